@@ -1,0 +1,337 @@
+use candle_core::{Module, Tensor};
+use candle_nn::{Init, VarBuilder};
+
+use crate::checkpoint::{AttentionWeights, DenseWeights, QkvWeights, WeightSource};
+use crate::config::{AttentionConfig, Scoring};
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+use crate::projection::{Dense, Qkv};
+use crate::sdpa::{self, Attended, Backend, Plan, SdpaOptions};
+
+/// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
+///
+/// `Q = X_q W_Qᵀ + b_Q`, and likewise K and V, are cut into heads of `head_dim` numbers; `scale` is `head_dim^-0.5`
+/// unless set; `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). Key-value heads may be fewer than
+/// query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)); scoring may be additive instead of a product
+/// ([`Scoring`]).
+///
+/// # Shapes
+/// queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` → `(b, s_q, output_size)`;
+/// weights `(b, h, s_q, s_kv)`. All four sizes are `hidden_size` unless set. A learned or zero extra key
+/// (`add_bias_kv`, `add_zero_attn`) comes last and makes the weights one column wider each.
+/// # DTypes
+/// f16, bf16, f32, f64: that of the weights, which the inputs must share. On the CPU half types are computed in f32 from
+/// the projections to the output, which is rounded once; on a GPU the softmax is in f32.
+/// # Masks
+/// [`AttentionMask`]: true = attend. A query that sees nothing gets zeros before the output projection.
+/// # Gradients
+/// Every operation is differentiable; a parameter that is a variable gets its gradient whatever the mask or scoring.
+/// # Errors
+/// A tensor of the wrong shape, dtype or device, named, with what was expected.
+///
+/// # Example
+/// ```
+/// use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+///
+/// let device = Device::Cpu;
+/// let parameters = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&parameters, DType::F32, &device);
+/// let attention = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb)?;
+///
+/// let xs = Tensor::randn(0f32, 1., (2, 5, 8), &device)?;
+/// assert_eq!(attention.forward(&xs)?.dims(), [2, 5, 8]);
+///
+/// let memory = Tensor::randn(0f32, 1., (2, 7, 8), &device)?;
+/// let mask = AttentionMask::lengths(&[7, 3]);
+/// assert_eq!(attention.attend(&xs, &memory, &memory, &mask)?.dims(), [2, 5, 8]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct MultiHeadAttention {
+    config: AttentionConfig,
+    qkv: Qkv,
+    o_proj: Dense,
+    bias_kv: Option<[Tensor; 2]>,
+    score: Option<Tensor>,
+}
+
+/// The tensors of one call.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionInputs<'a> {
+    /// `(b, s_q, query_size)`.
+    pub query: &'a Tensor,
+    /// `(b, s_kv, key_size)`.
+    pub key: &'a Tensor,
+    /// `(b, s_kv, value_size)`.
+    pub value: &'a Tensor,
+    /// Which keys a query may see.
+    pub mask: &'a AttentionMask,
+}
+
+impl<'a> AttentionInputs<'a> {
+    /// Every token of `xs` attends to the tokens of `xs`.
+    pub fn self_attention(xs: &'a Tensor, mask: &'a AttentionMask) -> Self {
+        Self { query: xs, key: xs, value: xs, mask }
+    }
+
+    /// Every token of `xs` attends to the tokens of `memory`.
+    pub fn cross_attention(xs: &'a Tensor, memory: &'a Tensor, mask: &'a AttentionMask) -> Self {
+        Self { query: xs, key: memory, value: memory, mask }
+    }
+}
+
+/// How one call is to run. The default: inference, no weights, any backend.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct AttentionOptions {
+    /// Training: dropout is applied.
+    pub train: bool,
+    /// Return the attention weights, as they are before dropout.
+    pub return_weights: bool,
+    /// Use this backend or fail; `None` chooses.
+    pub backend: Option<Backend>,
+}
+
+impl AttentionOptions {
+    /// Sets whether dropout is applied.
+    #[must_use]
+    pub fn with_train(mut self, train: bool) -> Self {
+        self.train = train;
+        self
+    }
+
+    /// Sets whether the weights are returned.
+    #[must_use]
+    pub fn with_weights(mut self, return_weights: bool) -> Self {
+        self.return_weights = return_weights;
+        self
+    }
+
+    /// Forces a backend.
+    #[must_use]
+    pub fn with_backend(mut self, backend: Backend) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+}
+
+impl MultiHeadAttention {
+    /// A fresh layer, trainable if `vb` stands on a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
+    /// `(out, in)` and, as `config.bias` says, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
+    /// `score.weight` `(h, head_dim)` for additive scoring.
+    ///
+    /// Weights start Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases at zero,
+    /// as in PyTorch.
+    ///
+    /// # Errors
+    /// An invalid configuration; a `vb` that holds tensors of other shapes.
+    pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
+        config.validate()?;
+        let (rows, inputs) = qkv_sizes(config);
+        let bias = config.bias;
+        let qkv = QkvWeights::Split(Box::new([
+            fresh_dense(&vb.pp("q_proj"), rows[0], inputs[0], bias.q)?,
+            fresh_dense(&vb.pp("k_proj"), rows[1], inputs[1], bias.k)?,
+            fresh_dense(&vb.pp("v_proj"), rows[2], inputs[2], bias.v)?,
+        ]));
+        let context = config.num_attention_heads * config.value_head_dim();
+        let o = fresh_dense(&vb.pp("o_proj"), config.output_size(), context, bias.o)?;
+        let extra = |name: &str, rows: usize| {
+            let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows as f64).sqrt() };
+            vb.get_with_hints((1, 1, rows), name, init)?.reshape(rows)
+        };
+        let bias_kv = match config.add_bias_kv {
+            true => Some([extra("bias_k", rows[1])?, extra("bias_v", rows[2])?]),
+            false => None,
+        };
+        let score = match config.scoring {
+            Scoring::ScaledDotProduct => None,
+            Scoring::Additive => {
+                let d = config.head_dim();
+                let bound = (1.0 / d as f64).sqrt();
+                let init = Init::Uniform { lo: -bound, up: bound };
+                Some(vb.pp("score").get_with_hints((config.num_attention_heads, d), "weight", init)?)
+            }
+        };
+        Self::from_weights(config, AttentionWeights { qkv, o, bias_kv, score })
+    }
+
+    /// The layer of a checkpoint, in any layout of [`LAYOUTS`](crate::checkpoint::LAYOUTS): `source` is a `VarBuilder`
+    /// or a [`Checkpoint::at`](crate::checkpoint::Checkpoint::at) whose prefix is that of the layer.
+    ///
+    /// # Errors
+    /// See [`AttentionWeights::read`].
+    pub fn load<S: WeightSource>(config: &AttentionConfig, source: S) -> Result<Self> {
+        let (weights, _) = AttentionWeights::read(config, &source)?;
+        Self::from_weights(config, weights)
+    }
+
+    /// The layer made of these tensors.
+    ///
+    /// # Errors
+    /// An invalid configuration; a tensor that does not fit it.
+    pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
+        config.validate()?;
+        let AttentionWeights { qkv, o, bias_kv, score } = weights;
+        let (rows, inputs) = qkv_sizes(config);
+        let qkv = Qkv::new(qkv, rows, inputs)?;
+        let context = config.num_attention_heads * config.value_head_dim();
+        let o_proj = Dense::new("o_proj", o, config.output_size(), context)?;
+        sdpa::same_dtype_and_device("o_proj weight", o_proj.weight(), qkv.weight())?;
+        for (i, name) in [(0, "bias_k"), (1, "bias_v")] {
+            if let Some(extra) = bias_kv.as_ref().map(|kv| &kv[i]).filter(|extra| extra.dims() != [rows[i + 1]]) {
+                return Err(Error::shape(name, extra.dims(), format!("[{}]", rows[i + 1])));
+            }
+        }
+        if score.is_some() != (config.scoring == Scoring::Additive) {
+            return Err(Error::config(
+                "scoring",
+                format!("{:?}", config.scoring),
+                "additive if, and only if, there is a score vector",
+            ));
+        }
+        Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &AttentionConfig {
+        &self.config
+    }
+
+    /// Self-attention; with `train`, dropout is applied.
+    ///
+    /// # Errors
+    /// If `xs` does not fit.
+    pub fn forward_t(&self, xs: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+        let mask = AttentionMask::none();
+        let inputs = AttentionInputs::self_attention(xs, &mask);
+        self.attend_with(&inputs, &AttentionOptions::default().with_train(train)).map(|attended| attended.output)
+    }
+
+    /// Attention of `queries` to `keys` and `values` under `mask`: `(b, s_q, output_size)`.
+    ///
+    /// # Errors
+    /// If an input or the mask does not fit, named.
+    pub fn attend(
+        &self,
+        queries: &Tensor,
+        keys: &Tensor,
+        values: &Tensor,
+        mask: &AttentionMask,
+    ) -> candle_core::Result<Tensor> {
+        let inputs = AttentionInputs { query: queries, key: keys, value: values, mask };
+        self.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
+    }
+
+    /// Attention with everything that can be asked of it: see [`AttentionOptions`].
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend); a forced backend that cannot run the call.
+    pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> candle_core::Result<Attended> {
+        Ok(self.run(inputs, options)?)
+    }
+
+    /// Which backend would run this call, the reason against each other one, and the scratch memory needed.
+    ///
+    /// # Errors
+    /// As [`attend_with`](Self::attend_with).
+    pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> candle_core::Result<Plan> {
+        self.check(inputs)?;
+        let [q, k, v] = self.project(inputs)?;
+        Ok(sdpa::plan_for(&q, &k, &v, &self.sdpa_options(inputs, options))?)
+    }
+
+    fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
+        self.check(inputs)?;
+        let [q, k, v] = self.project(inputs)?;
+        let attended = sdpa::attend(&q, &k, &v, &self.sdpa_options(inputs, options))?;
+        let (b, s_q, h, d_v) = attended.output.dims4()?;
+        let dtype = inputs.query.dtype();
+        let output = self.o_proj.forward(&attended.output.reshape((b, s_q, h * d_v))?, dtype)?;
+        let weights = attended.weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
+        Ok(Attended { output, weights })
+    }
+
+    fn sdpa_options<'a>(&'a self, inputs: &AttentionInputs<'a>, options: &AttentionOptions) -> SdpaOptions<'a> {
+        SdpaOptions {
+            scale: Some(self.config.scale()),
+            mask: inputs.mask,
+            appended_keys: usize::from(self.bias_kv.is_some()) + usize::from(self.config.add_zero_attn),
+            additive: self.score.as_ref(),
+            dropout: if options.train { self.config.dropout } else { 0.0 },
+            return_weights: options.return_weights,
+            backend: options.backend,
+        }
+    }
+
+    /// Queries, keys and values by head, `(b, s, h, d)`, the extra keys appended.
+    fn project(&self, inputs: &AttentionInputs) -> Result<[Tensor; 3]> {
+        let [q, k, v] = self.qkv.forward([inputs.query, inputs.key, inputs.value])?;
+        let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
+        let (k, v) = (self.append(k, 0)?, self.append(v, 1)?);
+        let heads = |t: Tensor, h: usize| {
+            let (b, s, width) = t.dims3()?;
+            Ok::<_, Error>(t.reshape((b, s, h, width / h))?)
+        };
+        Ok([heads(q, h)?, heads(k, h_kv)?, heads(v, h_kv)?])
+    }
+
+    /// `xs` `(b, s, width)` with the learned row of `bias_kv` (0: key, 1: value) and the row of zeros after it.
+    fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
+        let (b, _, width) = xs.dims3()?;
+        let mut rows = vec![xs.clone()];
+        if let Some(bias) = &self.bias_kv {
+            rows.push(bias[which].to_dtype(xs.dtype())?.broadcast_as((b, 1, width))?);
+        }
+        if self.config.add_zero_attn {
+            rows.push(Tensor::zeros((b, 1, width), xs.dtype(), xs.device())?);
+        }
+        match rows.len() {
+            1 => Ok(xs),
+            _ => Ok(Tensor::cat(&rows, 1)?),
+        }
+    }
+
+    fn check(&self, inputs: &AttentionInputs) -> Result<()> {
+        let AttentionInputs { query, key, value, .. } = *inputs;
+        let sizes = [self.config.query_size(), self.config.key_size(), self.config.value_size()];
+        let named = [("query", query, sizes[0]), ("key", key, sizes[1]), ("value", value, sizes[2])];
+        for (name, tensor, size) in named {
+            if tensor.rank() != 3 || tensor.dims()[2] != size {
+                let s = if name == "query" { "s_q" } else { "s_kv" };
+                return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
+            }
+            sdpa::same_dtype_and_device(name, tensor, self.qkv.weight())?;
+        }
+        let (b, s_kv) = (query.dims()[0], key.dims()[1]);
+        for (name, tensor, size) in [("key", key, sizes[1]), ("value", value, sizes[2])] {
+            if tensor.dims()[..2] != [b, s_kv] {
+                return Err(Error::shape(name, tensor.dims(), format!("[{b}, {s_kv}, {size}]")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Module for MultiHeadAttention {
+    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
+        self.forward_t(xs, false)
+    }
+}
+
+/// `(outputs, inputs)` of the query, key and value projections.
+fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
+    let h_kv = config.num_key_value_heads();
+    let rows =
+        [config.num_attention_heads * config.head_dim(), h_kv * config.head_dim(), h_kv * config.value_head_dim()];
+    (rows, [config.query_size(), config.key_size(), config.value_size()])
+}
+
+fn fresh_dense(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<DenseWeights> {
+    let bound = (6.0 / (out + input) as f64).sqrt();
+    let weight = vb.get_with_hints((out, input), "weight", Init::Uniform { lo: -bound, up: bound })?;
+    let bias = bias.then(|| vb.get_with_hints(out, "bias", Init::Const(0.0))).transpose()?;
+    Ok(DenseWeights { weight, bias })
+}

@@ -1,0 +1,235 @@
+use candle_core::Tensor;
+
+use super::layout::{BIAS_KV, DenseNames, Layout, QkvNames, SCORE, detect};
+use super::source::{WeightSource, wrong_shape};
+use crate::config::{AttentionConfig, Scoring};
+use crate::error::{Error, Result};
+
+/// A projection as plain tensors.
+#[derive(Debug, Clone)]
+pub struct DenseWeights {
+    /// `(out, in)`.
+    pub weight: Tensor,
+    /// `(out)`.
+    pub bias: Option<Tensor>,
+}
+
+/// The input projections as plain tensors.
+#[derive(Debug, Clone)]
+pub enum QkvWeights {
+    /// Query, key, value.
+    Split(Box<[DenseWeights; 3]>),
+    /// The rows of query, key and value in one.
+    Packed(DenseWeights),
+}
+
+/// All weights of one attention layer, whatever layout they came from.
+///
+/// A tensor that is a variable stays connected to it: what is here is a view, so a layer made of these learns.
+#[derive(Debug, Clone)]
+pub struct AttentionWeights {
+    /// `(h · d, query_size)`, `(h_kv · d, key_size)`, `(h_kv · d_v, value_size)`.
+    pub qkv: QkvWeights,
+    /// `(output_size, h · d_v)`.
+    pub o: DenseWeights,
+    /// One more key and value that every query sees, `(h_kv · d)` and `(h_kv · d_v)`.
+    pub bias_kv: Option<[Tensor; 2]>,
+    /// The vector of additive scoring, `(h, d)`.
+    pub score: Option<Tensor>,
+}
+
+impl AttentionWeights {
+    /// Reads the layer that `source` points at, in whatever layout it is.
+    ///
+    /// Biases are read where the checkpoint has them; `config.bias` and `config.add_bias_kv` are for fresh layers.
+    ///
+    /// # Errors
+    /// Those of [`detect`]; a tensor whose shape does not fit the configuration, named.
+    pub fn read<S: WeightSource>(config: &AttentionConfig, source: &S) -> Result<(Self, &'static Layout)> {
+        config.validate()?;
+        let layout = detect(source)?;
+        let sizes = Sizes::new(config);
+        let qkv = match layout.qkv {
+            QkvNames::Split(names) => {
+                let read = |i: usize| read_dense(source, names[i], sizes.rows(i), sizes.inputs[i], true);
+                QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
+            }
+            QkvNames::Fused(names) => {
+                let [q, k, v] = sizes.inputs;
+                if q != k || q != v {
+                    let allowed = format!("query_size = {q}: the checkpoint's fused layout `{}` has one", layout.name);
+                    let (field, found) = if q != k { ("key_size", k) } else { ("value_size", v) };
+                    return Err(Error::config(field, found, allowed));
+                }
+                let rows = (0..3).map(|i| sizes.rows(i).0 * sizes.rows(i).1).sum();
+                QkvWeights::Packed(read_dense(source, names, (rows, 1), q, true)?)
+            }
+            QkvNames::SplitFusedBias(weights, bias) => {
+                QkvWeights::Split(read_fused_bias(source, weights, bias, &sizes)?)
+            }
+        };
+        let o = read_dense(source, layout.o, sizes.rows_of_output, config.output_size(), false)?;
+        Ok((Self { qkv, o, bias_kv: read_bias_kv(source, &sizes)?, score: read_score(source, config)? }, layout))
+    }
+}
+
+/// The shapes that a configuration asks for.
+struct Sizes {
+    /// `(heads, numbers a head)` of query, key and value.
+    heads: [(usize, usize); 3],
+    inputs: [usize; 3],
+    rows_of_output: (usize, usize),
+}
+
+impl Sizes {
+    fn new(config: &AttentionConfig) -> Self {
+        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        let (d, d_v) = (config.head_dim(), config.value_head_dim());
+        let inputs = [config.query_size(), config.key_size(), config.value_size()];
+        Self { heads: [(h, d), (h_kv, d), (h_kv, d_v)], inputs, rows_of_output: (h, d_v) }
+    }
+
+    fn rows(&self, i: usize) -> (usize, usize) {
+        self.heads[i]
+    }
+}
+
+/// Reads a projection between heads `(count, size)` and a plain width, as `(out, in)`. `into_heads`: the heads are the
+/// output, else the input.
+fn read_dense<S: WeightSource>(
+    source: &S,
+    names: DenseNames,
+    (count, size): (usize, usize),
+    width: usize,
+    into_heads: bool,
+) -> Result<DenseWeights> {
+    let heads = count * size;
+    let out = if into_heads { heads } else { width };
+    let bias = |shape: &[usize]| match source.contains(names.bias) {
+        true => Ok(Some(source.get(names.bias, shape)?.reshape(out)?)),
+        false => Ok::<_, Error>(None),
+    };
+    if !names.weight.ends_with("kernel") {
+        let weight = source.get(names.weight, &if into_heads { [heads, width] } else { [width, heads] })?;
+        return Ok(DenseWeights { weight, bias: bias(&[out])? });
+    }
+    // A kernel is [in, out]; Flax and Keras may keep the heads as a dimension of their own.
+    let per_head = source.shape(names.weight)?.is_some_and(|shape| shape.len() == 3);
+    let (shape, bias_shape) = match (per_head, into_heads) {
+        (false, true) => (vec![width, heads], vec![heads]),
+        (false, false) => (vec![heads, width], vec![width]),
+        (true, true) => (vec![width, count, size], vec![count, size]),
+        (true, false) => (vec![count, size, width], vec![width]),
+    };
+    let kernel = source.get(names.weight, &shape)?.reshape(((), out))?;
+    Ok(DenseWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
+}
+
+fn read_fused_bias<S: WeightSource>(
+    source: &S,
+    weights: [&str; 3],
+    bias: &str,
+    sizes: &Sizes,
+) -> Result<Box<[DenseWeights; 3]>> {
+    let rows = [0, 1, 2].map(|i| sizes.rows(i).0 * sizes.rows(i).1);
+    let bias = source.contains(bias).then(|| source.get(bias, &[rows.iter().sum()])).transpose()?;
+    let read = |i: usize| {
+        let weight = source.get(weights[i], &[rows[i], sizes.inputs[i]])?;
+        let start = rows[..i].iter().sum();
+        let bias = bias.as_ref().map(|bias| bias.narrow(0, start, rows[i])).transpose()?;
+        Ok::<_, Error>(DenseWeights { weight, bias })
+    };
+    Ok(Box::new([read(0)?, read(1)?, read(2)?]))
+}
+
+fn read_bias_kv<S: WeightSource>(source: &S, sizes: &Sizes) -> Result<Option<[Tensor; 2]>> {
+    let [k, v] = BIAS_KV;
+    let there = BIAS_KV.map(|name| source.contains(name));
+    if there == [false, false] {
+        return Ok(None);
+    }
+    let read = |name: &str, i: usize| {
+        let rows = sizes.rows(i).0 * sizes.rows(i).1;
+        Ok::<_, Error>(source.get(name, &[1, 1, rows])?.reshape(rows)?)
+    };
+    Ok(Some([read(k, 1)?, read(v, 2)?]))
+}
+
+fn read_score<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<Tensor>> {
+    match (config.scoring, source.contains(SCORE)) {
+        (Scoring::ScaledDotProduct, false) => Ok(None),
+        (Scoring::ScaledDotProduct, true) => {
+            let allowed = format!("additive: the checkpoint holds `{}`", source.full_name(SCORE));
+            Err(Error::config("scoring", "scaled dot product", allowed))
+        }
+        (Scoring::Additive, _) => Ok(Some(source.get(SCORE, &[config.num_attention_heads, config.head_dim()])?)),
+    }
+}
+
+/// The configuration that fits the weights that `source` points at, given the number of heads, which no tensor tells
+/// unless the layout keeps heads apart.
+///
+/// In a fused layout the query rows are taken to be as many as the output projection's columns, and keys and values to
+/// share the rest.
+///
+/// # Errors
+/// Those of [`detect`]; sizes that the number of heads does not divide.
+pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> Result<AttentionConfig> {
+    let layout = detect(source)?;
+    let shape = |name: &str| {
+        let unknown = || Error::Tensor {
+            name: source.full_name(name),
+            found: "has an unknown shape".to_string(),
+            expected: "a source that knows shapes".to_string(),
+        };
+        source.shape(name)?.ok_or_else(unknown)
+    };
+    // (rows, columns) as [out, in], whatever the orientation.
+    let out_in = |name: &str, into_heads: bool| -> Result<(usize, usize)> {
+        let shape = shape(name)?;
+        match (shape.as_slice(), name.ends_with("kernel"), into_heads) {
+            (&[out, input], false, _) | (&[input, out], true, _) => Ok((out, input)),
+            (&[input, h, d], true, true) => Ok((h * d, input)),
+            (&[h, d, out], true, false) => Ok((out, h * d)),
+            _ => Err(wrong_rank(source.full_name(name), &shape)),
+        }
+    };
+    let o = out_in(layout.o.weight, false)?;
+    let [q, k, v] = match layout.qkv {
+        QkvNames::Split(names) => {
+            [out_in(names[0].weight, true)?, out_in(names[1].weight, true)?, out_in(names[2].weight, true)?]
+        }
+        QkvNames::SplitFusedBias(names, _) => {
+            [out_in(names[0], true)?, out_in(names[1], true)?, out_in(names[2], true)?]
+        }
+        QkvNames::Fused(names) => {
+            let (rows, input) = out_in(names.weight, true)?;
+            let rest = rows.checked_sub(o.1).filter(|rest| rest.is_multiple_of(2) && *rest > 0);
+            let rest =
+                rest.ok_or_else(|| wrong_shape(source.full_name(names.weight), &[rows, input], &[3 * o.1, input]))?;
+            [(o.1, input), (rest / 2, input), (rest / 2, input)]
+        }
+    };
+    let per_head = |total: usize, heads: usize, of: &str| match heads > 0 && total.is_multiple_of(heads) {
+        true => Ok(total / heads),
+        false => Err(Error::config("num_attention_heads", num_attention_heads, format!("a divisor of {total}, {of}"))),
+    };
+    let head_dim = per_head(q.0, num_attention_heads, "the rows of the query projection")?;
+    let heads_kv = per_head(k.0, head_dim, "the rows of the key projection")?;
+    let mut config = AttentionConfig::new(o.0, num_attention_heads)
+        .with_head_dim(head_dim)
+        .with_num_key_value_heads(heads_kv)
+        .with_value_head_dim(per_head(v.0, heads_kv, "the rows of the value projection")?)
+        .with_query_size(q.1)
+        .with_key_size(k.1)
+        .with_value_size(v.1);
+    if source.contains(SCORE) {
+        config = config.with_scoring(Scoring::Additive);
+    }
+    config.validate()?;
+    Ok(config)
+}
+
+fn wrong_rank(name: String, shape: &[usize]) -> Error {
+    Error::Tensor { name, found: format!("has shape {shape:?}"), expected: "a projection's weight".to_string() }
+}

@@ -1,0 +1,96 @@
+use candle_core::{DType, Tensor};
+use candle_nn::VarBuilder;
+
+use crate::error::{Error, Result};
+
+/// Where a layer's weights come from: a [`VarBuilder`], or a prefix of a [`Checkpoint`](super::Checkpoint).
+pub trait WeightSource: Sized {
+    /// The source one component further down: `self` at `a`, child `b` is `a.b`.
+    fn child(&self, name: &str) -> Self;
+
+    /// `name` with the prefix before it.
+    fn full_name(&self, name: &str) -> String;
+
+    /// All names below the prefix, without it; `None` if the source cannot list them.
+    fn names(&self) -> Option<Vec<String>>;
+
+    /// Whether there is a tensor of exactly this name.
+    fn contains(&self, name: &str) -> bool;
+
+    /// The shape of a tensor, `None` if the source knows shapes only by being asked for the right one.
+    ///
+    /// # Errors
+    /// If there is no such tensor.
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>>;
+
+    /// Reads a tensor that must have this shape, in the source's dtype and on its device.
+    ///
+    /// # Errors
+    /// If it is missing, has another shape, or cannot be read; the error holds the full name.
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
+
+    /// The dtype of the tensors that [`get`](Self::get) gives.
+    fn dtype(&self) -> DType;
+
+    /// The first of `names` that is there.
+    fn first_of<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
+        names.iter().copied().find(|name| self.contains(name))
+    }
+}
+
+impl WeightSource for VarBuilder<'_> {
+    fn child(&self, name: &str) -> Self {
+        self.pp(name)
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        join(&self.prefix(), name)
+    }
+
+    fn names(&self) -> Option<Vec<String>> {
+        None
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.contains_tensor(name)
+    }
+
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        if !self.contains(name) {
+            return Err(missing(self.full_name(name)));
+        }
+        // A `VarMap` refuses to give a tensor whose shape is not said.
+        Ok(self.get_unchecked_dtype(name, self.dtype()).ok().map(|t| t.dims().to_vec()))
+    }
+
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        if !self.contains(name) {
+            return Err(missing(self.full_name(name)));
+        }
+        VarBuilder::get(self, shape, name).map_err(|error| match WeightSource::shape(self, name) {
+            Ok(Some(found)) if found != shape => wrong_shape(self.full_name(name), &found, shape),
+            _ => Error::Candle(error),
+        })
+    }
+
+    fn dtype(&self) -> DType {
+        VarBuilder::dtype(self)
+    }
+}
+
+/// `prefix.name`, where the prefix may be empty.
+pub(super) fn join(prefix: &str, name: &str) -> String {
+    match (prefix, name) {
+        ("", name) => name.to_string(),
+        (prefix, "") => prefix.to_string(),
+        (prefix, name) => format!("{prefix}.{name}"),
+    }
+}
+
+pub(super) fn missing(name: String) -> Error {
+    Error::MissingTensor { name, why: "the checkpoint does not hold it".to_string() }
+}
+
+pub(super) fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
+    Error::Tensor { name, found: format!("has shape {found:?}"), expected: format!("{expected:?}") }
+}

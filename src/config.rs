@@ -1,0 +1,223 @@
+use crate::error::{Error, Result};
+
+/// How a query is compared with a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Scoring {
+    /// `q · k · scale`, with `scale = head_dim^-0.5` unless set ([Vaswani 2017](https://arxiv.org/abs/1706.03762)).
+    #[default]
+    ScaledDotProduct,
+    /// `w · tanh(q + k) · scale`, with one vector `w` of `head_dim` numbers a head and `scale = 1` unless set
+    /// ([Bahdanau 2015](https://arxiv.org/abs/1409.0473)).
+    Additive,
+}
+
+/// Which projections of a fresh layer have a bias. A loaded layer has those that its checkpoint holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProjectionBias {
+    /// Bias of the query projection.
+    pub q: bool,
+    /// Bias of the key projection.
+    pub k: bool,
+    /// Bias of the value projection.
+    pub v: bool,
+    /// Bias of the output projection.
+    pub o: bool,
+}
+
+impl ProjectionBias {
+    /// Every projection has a bias.
+    pub const ALL: Self = Self { q: true, k: true, v: true, o: true };
+    /// No projection has a bias.
+    pub const NONE: Self = Self { q: false, k: false, v: false, o: false };
+}
+
+/// The numbers of an attention layer, named as Hugging Face configurations name them.
+///
+/// Only `hidden_size` and `num_attention_heads` are needed; `None` means the default said beside each field.
+/// [`validate`](Self::validate) runs wherever a layer is made.
+///
+/// ```
+/// use candle_attention::AttentionConfig;
+/// let config = AttentionConfig::new(384, 12).with_num_key_value_heads(4).with_dropout(0.1);
+/// assert_eq!((config.head_dim(), config.num_key_value_heads()), (32, 4));
+/// let error = AttentionConfig::new(384, 7).validate().unwrap_err();
+/// assert!(error.to_string().contains("num_attention_heads = 7"));
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct AttentionConfig {
+    /// Width of the model: the default for all four sizes below.
+    pub hidden_size: usize,
+    /// Number of query heads.
+    pub num_attention_heads: usize,
+    /// Number of key and value heads, a divisor of `num_attention_heads`; default `num_attention_heads`.
+    pub num_key_value_heads: Option<usize>,
+    /// Numbers a head for queries and keys; default `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    /// Numbers a head for values; default `head_dim`.
+    pub value_head_dim: Option<usize>,
+    /// Width of the query input; default `hidden_size`.
+    pub query_size: Option<usize>,
+    /// Width of the key input (`kdim` in PyTorch); default `hidden_size`.
+    pub key_size: Option<usize>,
+    /// Width of the value input (`vdim` in PyTorch); default `hidden_size`.
+    pub value_size: Option<usize>,
+    /// Width of the output; default `hidden_size`.
+    pub output_size: Option<usize>,
+    /// Which projections of a fresh layer have a bias; default all.
+    pub bias: ProjectionBias,
+    /// Factor on the scores; default as said at [`Scoring`].
+    pub scale: Option<f64>,
+    /// How a query is compared with a key; default scaled dot product.
+    pub scoring: Scoring,
+    /// Share of attention weights dropped when training, in `[0, 1)`; default 0.
+    pub dropout: f64,
+    /// A fresh layer learns one more key and value, seen by every query (`add_bias_kv` in PyTorch); default false.
+    pub add_bias_kv: bool,
+    /// One more key and value of zeros, seen by every query (`add_zero_attn` in PyTorch); default false.
+    pub add_zero_attn: bool,
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $with:ident, $field:ident: $ty:ty = $value:expr;)*) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $with(mut self, $field: $ty) -> Self {
+            self.$field = $value;
+            self
+        }
+    )*};
+}
+
+macro_rules! getters {
+    ($($(#[$doc:meta])* $field:ident, $default:expr;)*) => {$(
+        $(#[$doc])*
+        pub fn $field(&self) -> usize {
+            let default: fn(&Self) -> usize = $default;
+            self.$field.unwrap_or_else(|| default(self))
+        }
+    )*};
+}
+
+impl AttentionConfig {
+    /// A layer of width `hidden_size` with `num_attention_heads` heads, everything else at its default.
+    pub fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
+        Self {
+            hidden_size,
+            num_attention_heads,
+            num_key_value_heads: None,
+            head_dim: None,
+            value_head_dim: None,
+            query_size: None,
+            key_size: None,
+            value_size: None,
+            output_size: None,
+            bias: ProjectionBias::ALL,
+            scale: None,
+            scoring: Scoring::default(),
+            dropout: 0.0,
+            add_bias_kv: false,
+            add_zero_attn: false,
+        }
+    }
+
+    setters! {
+        /// Sets the number of key and value heads.
+        with_num_key_value_heads, num_key_value_heads: usize = Some(num_key_value_heads);
+        /// Sets the numbers a head for queries and keys.
+        with_head_dim, head_dim: usize = Some(head_dim);
+        /// Sets the numbers a head for values.
+        with_value_head_dim, value_head_dim: usize = Some(value_head_dim);
+        /// Sets the width of the query input.
+        with_query_size, query_size: usize = Some(query_size);
+        /// Sets the width of the key input.
+        with_key_size, key_size: usize = Some(key_size);
+        /// Sets the width of the value input.
+        with_value_size, value_size: usize = Some(value_size);
+        /// Sets the width of the output.
+        with_output_size, output_size: usize = Some(output_size);
+        /// Sets which projections of a fresh layer have a bias.
+        with_bias, bias: ProjectionBias = bias;
+        /// Sets the factor on the scores.
+        with_scale, scale: f64 = Some(scale);
+        /// Sets how a query is compared with a key.
+        with_scoring, scoring: Scoring = scoring;
+        /// Sets the share of attention weights dropped when training.
+        with_dropout, dropout: f64 = dropout;
+        /// Sets whether a fresh layer learns one more key and value.
+        with_add_bias_kv, add_bias_kv: bool = add_bias_kv;
+        /// Sets whether one more key and value of zeros is seen.
+        with_add_zero_attn, add_zero_attn: bool = add_zero_attn;
+    }
+
+    getters! {
+        /// Number of key and value heads.
+        num_key_value_heads, |c| c.num_attention_heads;
+        /// Numbers a head for queries and keys.
+        head_dim, |c| c.hidden_size.checked_div(c.num_attention_heads).unwrap_or(0);
+        /// Numbers a head for values.
+        value_head_dim, |c| c.head_dim();
+        /// Width of the query input.
+        query_size, |c| c.hidden_size;
+        /// Width of the key input.
+        key_size, |c| c.hidden_size;
+        /// Width of the value input.
+        value_size, |c| c.hidden_size;
+        /// Width of the output.
+        output_size, |c| c.hidden_size;
+    }
+
+    /// The factor on the scores.
+    pub fn scale(&self) -> f64 {
+        self.scale.unwrap_or_else(|| match self.scoring {
+            Scoring::ScaledDotProduct => (self.head_dim() as f64).powf(-0.5),
+            Scoring::Additive => 1.0,
+        })
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("hidden_size", Some(self.hidden_size)),
+            ("num_attention_heads", Some(self.num_attention_heads)),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("value_head_dim", self.value_head_dim),
+            ("query_size", self.query_size),
+            ("key_size", self.key_size),
+            ("value_size", self.value_size),
+            ("output_size", self.output_size),
+        ];
+        for (field, size) in sizes {
+            // A tensor of this many rows and columns could not be addressed; it also keeps the products below exact.
+            match size {
+                Some(0) => return Err(Error::config(field, 0, "at least 1")),
+                Some(n) if n > MAX_SIZE => return Err(Error::config(field, n, format!("at most {MAX_SIZE}"))),
+                _ => {}
+            }
+        }
+        let heads = self.num_attention_heads;
+        if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(heads) {
+            let allowed = format!("a divisor of hidden_size = {}, or head_dim set", self.hidden_size);
+            return Err(Error::config("num_attention_heads", heads, allowed));
+        }
+        if !heads.is_multiple_of(self.num_key_value_heads()) {
+            let allowed = format!("a divisor of num_attention_heads = {heads}");
+            return Err(Error::config("num_key_value_heads", self.num_key_value_heads(), allowed));
+        }
+        if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
+            return Err(Error::config("scale", scale, "a finite number"));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::config("dropout", self.dropout, "a number in [0, 1)"));
+        }
+        Ok(())
+    }
+}
+
+/// Upper bound of every size and count in a configuration.
+const MAX_SIZE: usize = 1 << 24;

@@ -1,0 +1,13 @@
+mod attention;
+pub mod checkpoint;
+mod config;
+mod error;
+mod mask;
+mod projection;
+mod ragged;
+pub mod sdpa;
+pub use attention::*;
+pub use config::*;
+pub use error::*;
+pub use mask::AttentionMask;
+pub use ragged::PaddedIds;

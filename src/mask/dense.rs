@@ -1,0 +1,174 @@
+use candle_core::{DType, Device, Tensor};
+
+use super::check::CallShape;
+use super::{AttentionMask, Part};
+use crate::error::Result;
+
+/// A mask as tensors that broadcast to `(b, h, s_q, s_kv)`, for backends that need one.
+#[derive(Debug, Clone)]
+pub(crate) struct DenseMask {
+    /// u8, 1 = attend.
+    pub keep: Option<Tensor>,
+    /// Finite numbers in the dtype of the scores.
+    pub bias: Option<Tensor>,
+}
+
+impl AttentionMask {
+    /// Builds the tensors for `call`. The last `always` keys, beyond `call.s_kv`, are seen by every query.
+    pub(crate) fn dense(&self, call: CallShape, always: usize, dtype: DType, device: &Device) -> Result<DenseMask> {
+        let mut dense = DenseMask { keep: None, bias: None };
+        let diagonal = Band::of(&self.parts, call);
+        if let Some(band) = diagonal {
+            dense.keep(band.keep(call, device)?)?;
+        }
+        for part in &self.parts {
+            part.add_to(&mut dense, call, dtype, device)?;
+        }
+        if always > 0 {
+            dense.keep = dense.keep.map(|keep| with_ones(&keep, call.s_kv, always)).transpose()?;
+            dense.bias = dense.bias.map(|bias| with_zeros(&bias, call.s_kv, always)).transpose()?;
+        }
+        Ok(dense)
+    }
+}
+
+impl DenseMask {
+    fn keep(&mut self, keep: Tensor) -> Result<()> {
+        self.keep = Some(match self.keep.take() {
+            Some(other) => other.broadcast_mul(&keep)?,
+            None => keep,
+        });
+        Ok(())
+    }
+
+    fn bias(&mut self, bias: Tensor) -> Result<()> {
+        self.bias = Some(match self.bias.take() {
+            Some(other) => other.broadcast_add(&bias)?,
+            None => bias,
+        });
+        Ok(())
+    }
+}
+
+impl Part {
+    fn add_to(&self, dense: &mut DenseMask, call: CallShape, dtype: DType, device: &Device) -> Result<()> {
+        let CallShape { b, s_q, s_kv, .. } = call;
+        match self {
+            Self::Keep(mask) => dense.keep(to_4d(&mask.to_device(device)?.ne(0f64)?)?),
+            Self::Drop(mask) => dense.keep(to_4d(&mask.to_device(device)?.eq(0f64)?)?),
+            Self::Additive(mask) => {
+                let mask = mask.to_device(device)?;
+                // On the values, not on their gradient: which keys are hidden is no function one could derive.
+                let keep = mask.detach().gt(lowest_finite(mask.dtype()))?;
+                let bias = keep.where_cond(&mask, &mask.zeros_like()?)?.to_dtype(dtype)?;
+                dense.keep(left_pad_dims(&keep)?)?;
+                dense.bias(left_pad_dims(&bias)?)
+            }
+            Self::Lengths(rows) => {
+                let keep: Vec<u8> = rows.iter().flat_map(|&n| (0..s_kv).map(move |j| u8::from(j < n))).collect();
+                dense.keep(Tensor::from_vec(keep, (b, 1, 1, s_kv), device)?)
+            }
+            Self::QueryLengths(rows) => {
+                let queries = rows.iter().flatten();
+                let keep: Vec<u8> = queries.flat_map(|&n| (0..s_kv).map(move |j| u8::from(j < n))).collect();
+                dense.keep(Tensor::from_vec(keep, (b, 1, s_q, s_kv), device)?)
+            }
+            // Built once for all such parts, in `Band`.
+            Self::Causal | Self::Window { .. } => Ok(()),
+            Self::Segments { queries, keys } => {
+                let queries = queries.to_device(device)?.to_dtype(DType::I64)?.reshape((b, 1, s_q, 1))?;
+                let keys = keys.to_device(device)?.to_dtype(DType::I64)?.reshape((b, 1, 1, s_kv))?;
+                dense.keep(queries.broadcast_eq(&keys)?)
+            }
+        }
+    }
+}
+
+/// Causal masks and windows together: query `i` sees keys `i + offset - left ..= i + offset + right`.
+struct Band {
+    left: Option<usize>,
+    right: Option<usize>,
+}
+
+impl Band {
+    fn of(parts: &[Part], call: CallShape) -> Option<Self> {
+        let mut band = Self { left: None, right: None };
+        let mut any = false;
+        let narrower = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
+        for part in parts {
+            let (left, right) = match part {
+                Part::Causal => (None, Some(0)),
+                Part::Window { left, right } => (*left, *right),
+                _ => continue,
+            };
+            any = true;
+            band = Self { left: narrower(band.left, left), right: narrower(band.right, right) };
+        }
+        // A single query that stands at the last key sees all that a band without a left edge could hide.
+        let hides_nothing = band.left.is_none() && call.s_q == 1;
+        (any && !hides_nothing).then_some(band)
+    }
+
+    fn keep(&self, call: CallShape, device: &Device) -> Result<Tensor> {
+        let CallShape { s_q, s_kv, .. } = call;
+        let mut keep = vec![0u8; s_q * s_kv];
+        for (i, row) in keep.chunks_mut(s_kv.max(1)).enumerate() {
+            // The query's position, counted from `s_q` before the first key so that it is never negative.
+            let position = i + s_kv;
+            let from = self.left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
+            let to = self
+                .right
+                .map_or(s_kv, |right| position.saturating_add(right).saturating_add(1).saturating_sub(s_q).min(s_kv));
+            if from < to {
+                row[from..to].fill(1);
+            }
+        }
+        Ok(Tensor::from_vec(keep, (1, 1, s_q, s_kv), device)?)
+    }
+}
+
+/// `(b, s_kv)` → `(b, 1, 1, s_kv)`, `(b, s_q, s_kv)` → `(b, 1, s_q, s_kv)`.
+fn to_4d(mask: &Tensor) -> Result<Tensor> {
+    Ok(match mask.rank() {
+        2 => mask.unsqueeze(1)?.unsqueeze(1)?,
+        3 => mask.unsqueeze(1)?,
+        _ => mask.clone(),
+    })
+}
+
+/// Puts ones before the shape until it has four dimensions, as broadcasting reads it.
+fn left_pad_dims(mask: &Tensor) -> Result<Tensor> {
+    let mut dims = vec![1; 4 - mask.rank()];
+    dims.extend_from_slice(mask.dims());
+    Ok(mask.reshape(dims)?)
+}
+
+fn with_ones(keep: &Tensor, s_kv: usize, always: usize) -> Result<Tensor> {
+    let (keep, shape) = widened(keep, s_kv, always)?;
+    Ok(Tensor::cat(&[keep.clone(), Tensor::ones(shape, keep.dtype(), keep.device())?], 3)?)
+}
+
+fn with_zeros(bias: &Tensor, s_kv: usize, always: usize) -> Result<Tensor> {
+    let (bias, shape) = widened(bias, s_kv, always)?;
+    Ok(Tensor::cat(&[bias.clone(), Tensor::zeros(shape, bias.dtype(), bias.device())?], 3)?)
+}
+
+/// The mask with its last dimension broadcast to `s_kv`, and the shape of what is to follow it.
+fn widened(mask: &Tensor, s_kv: usize, always: usize) -> Result<(Tensor, Vec<usize>)> {
+    let mut dims = mask.dims().to_vec();
+    dims[3] = s_kv;
+    let mask = mask.broadcast_as(dims.clone())?.contiguous()?;
+    dims[3] = always;
+    Ok((mask, dims))
+}
+
+/// The lowest finite number of a floating dtype.
+pub(crate) fn lowest_finite(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => -65504.0,
+        // Written exactly: f32's would round to -inf in bf16.
+        DType::BF16 => -3.389_531_389_251_535_5e38,
+        DType::F64 => f64::MIN,
+        _ => f64::from(f32::MIN),
+    }
+}

@@ -1,0 +1,121 @@
+//! The input and output projections: `y = x Wᵀ + b`, dense or with query, key and value packed in one matrix.
+
+use candle_core::{D, DType, Tensor};
+
+use crate::checkpoint::{DenseWeights, QkvWeights};
+use crate::error::{Error, Result};
+
+/// `y = x Wᵀ + b` with W `(out, in)`.
+#[derive(Debug, Clone)]
+pub(crate) struct Dense {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Dense {
+    /// Checks that the weight is `(out, in)` and the bias `(out)`, in one floating dtype and on one device.
+    pub(crate) fn new(name: &str, weights: DenseWeights, out: usize, input: usize) -> Result<Self> {
+        let DenseWeights { weight, bias } = weights;
+        let check = |what: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
+            true => Ok(()),
+            false => Err(Error::shape(format!("{name} {what}"), tensor.dims(), format!("{want:?}"))),
+        };
+        check("weight", &weight, &[out, input])?;
+        if let Some(bias) = &bias {
+            check("bias", bias, &[out])?;
+            crate::sdpa::same_dtype_and_device(&format!("{name} bias"), bias, &weight)?;
+        }
+        Ok(Self { weight, bias })
+    }
+
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// xs `(b, s, in)` → `(b, s, out)` in `dtype`.
+    pub(crate) fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
+        let (b, s, input) = xs.dims3()?;
+        // Rounding to a half type once, after the bias, as a fused addmm does.
+        let wide = accumulate_in(&self.weight);
+        let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
+        let ys = xs.matmul(&self.weight.to_dtype(wide)?.t()?)?;
+        let ys = match &self.bias {
+            Some(bias) => ys.broadcast_add(&bias.to_dtype(wide)?)?,
+            None => ys,
+        };
+        Ok(ys.to_dtype(dtype)?.reshape((b, s, ()))?)
+    }
+
+    /// Rows `start .. start + len` of the projection.
+    fn rows(&self, start: usize, len: usize) -> Result<Self> {
+        let bias = self.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
+        Ok(Self { weight: self.weight.narrow(0, start, len)?, bias })
+    }
+}
+
+/// The dtype in which products are summed: on the CPU f32 for half types, which its matmul would round at every step;
+/// GPUs accumulate in f32 by themselves.
+fn accumulate_in(weight: &Tensor) -> DType {
+    match weight.dtype() {
+        DType::F16 | DType::BF16 if weight.device().is_cpu() => DType::F32,
+        dtype => dtype,
+    }
+}
+
+/// The dtype in which projected queries, keys and values are kept: as they were accumulated.
+pub(crate) fn projected_dtype(weight: &Tensor) -> DType {
+    accumulate_in(weight)
+}
+
+/// The projections of queries, keys and values.
+#[derive(Debug, Clone)]
+pub(crate) enum Qkv {
+    Split(Box<[Dense; 3]>),
+    Packed { all: Dense, rows: [usize; 3] },
+}
+
+const NAMES: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
+
+impl Qkv {
+    /// `rows`: the outputs of q, k, v; `inputs`: their inputs.
+    pub(crate) fn new(weights: QkvWeights, rows: [usize; 3], inputs: [usize; 3]) -> Result<Self> {
+        Ok(match weights {
+            QkvWeights::Split(dense) => {
+                let [q, k, v] = *dense;
+                let dense = |i: usize, weights| Dense::new(NAMES[i], weights, rows[i], inputs[i]);
+                Self::Split(Box::new([dense(0, q)?, dense(1, k)?, dense(2, v)?]))
+            }
+            QkvWeights::Packed(all) => {
+                Self::Packed { all: Dense::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?, rows }
+            }
+        })
+    }
+
+    /// Any of the weights, to tell dtype and device.
+    pub(crate) fn weight(&self) -> &Tensor {
+        match self {
+            Self::Split(dense) => dense[0].weight(),
+            Self::Packed { all, .. } => all.weight(),
+        }
+    }
+
+    /// Projects `[query, key, value]`, each `(b, s, in)`, to `(b, s, rows)`.
+    pub(crate) fn forward(&self, inputs: [&Tensor; 3]) -> Result<[Tensor; 3]> {
+        let dtype = projected_dtype(self.weight());
+        let [q, k, v] = inputs;
+        match self {
+            Self::Split(dense) => {
+                Ok([dense[0].forward(q, dtype)?, dense[1].forward(k, dtype)?, dense[2].forward(v, dtype)?])
+            }
+            Self::Packed { all, rows } => {
+                if q.id() == k.id() && q.id() == v.id() {
+                    let ys = all.forward(q, dtype)?;
+                    let part = |i: usize| ys.narrow(D::Minus1, rows[..i].iter().sum(), rows[i]);
+                    return Ok([part(0)?, part(1)?, part(2)?]);
+                }
+                let part = |i: usize, xs: &Tensor| all.rows(rows[..i].iter().sum(), rows[i])?.forward(xs, dtype);
+                Ok([part(0, q)?, part(1, k)?, part(2, v)?])
+            }
+        }
+    }
+}

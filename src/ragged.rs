@@ -1,0 +1,48 @@
+use candle_core::{Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+
+/// Sequences of unequal length, padded on the right to the longest.
+///
+/// ```
+/// use candle_attention::PaddedIds;
+/// use candle_core::Device;
+/// let padded = PaddedIds::new(&[vec![5, 6, 7], vec![8]], 0, &Device::Cpu)?;
+/// assert_eq!(padded.ids.to_vec2::<u32>()?, [[5, 6, 7], [8, 0, 0]]);
+/// assert_eq!(padded.lengths, [3, 1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct PaddedIds {
+    /// The ids, `(b, s)` u32.
+    pub ids: Tensor,
+    /// The number of real ids in each row, `b` numbers.
+    pub lengths: Vec<usize>,
+}
+
+impl PaddedIds {
+    /// Pads `sequences` with `pad_id` to the longest of them. Rows may be empty.
+    ///
+    /// # Errors
+    /// If there is no sequence, or all are empty.
+    pub fn new<S: AsRef<[u32]>>(sequences: &[S], pad_id: u32, device: &Device) -> Result<Self> {
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest == 0 {
+            let found = format!("{} sequences of 0 ids", sequences.len());
+            return Err(Error::value("the ragged list", found, "at least one id"));
+        }
+        let mut ids = Vec::with_capacity(sequences.len() * longest);
+        for sequence in sequences {
+            ids.extend_from_slice(sequence.as_ref());
+            ids.resize(ids.len() + longest - sequence.as_ref().len(), pad_id);
+        }
+        Ok(Self { ids: Tensor::from_vec(ids, (sequences.len(), longest), device)?, lengths })
+    }
+
+    /// The mask that hides the padding from every query.
+    pub fn mask(&self) -> AttentionMask {
+        AttentionMask::lengths(&self.lengths)
+    }
+}

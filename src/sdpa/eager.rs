@@ -1,0 +1,102 @@
+//! Attention by candle's own tensor operations. Only differentiable ones run here, whatever the inputs: a fused softmax
+//! would cut the gradient without a word.
+
+use candle_core::{D, DType, Tensor};
+
+use super::{Attended, Call, SdpaOptions};
+use crate::error::Result;
+use crate::mask::check::CallShape;
+use crate::mask::{DenseMask, lowest_finite};
+
+/// Elements of the `(b, h, queries, s_kv, d)` tensor that additive scoring makes at a time.
+pub(super) const ADDITIVE_CHUNK: usize = 1 << 22;
+
+pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
+    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let keys = s_kv + options.appended_keys;
+    let (h_kv, group) = (call.h_kv, h / call.h_kv);
+    let compute = compute_dtype(call.dtype);
+    // Widening first costs memory but keeps the scores and the sum of the softmax out of the narrow dtype.
+    let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
+    let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
+
+    let scores = match options.additive {
+        None => {
+            let scale = options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5));
+            // The queries of a group share their key head: as more rows of one matrix, no key is repeated.
+            let q = (q * scale)?.reshape((b, h_kv, group * s_q, call.d))?;
+            q.matmul(&k.t()?)?.reshape((b, h, s_q, keys))?
+        }
+        Some(w) => {
+            let scores = additive_scores(&q, &repeat_heads(&k, group)?, &w.to_dtype(compute)?)?;
+            (scores * options.scale.unwrap_or(1.0))?
+        }
+    };
+    let mask = options.mask.dense(call.shape, options.appended_keys, compute, k.device())?;
+    let weights = masked_softmax(&scores, &mask)?; // (b, h, s_q, keys)
+
+    let dropped = match options.dropout {
+        p if p > 0.0 => candle_nn::ops::dropout(&weights, p as f32)?,
+        _ => weights.clone(),
+    };
+    let output = dropped.reshape((b, h_kv, group * s_q, keys))?.matmul(&v)?; // (b, h_kv, group * s_q, d_v)
+    let output = output.reshape((b, h, s_q, call.d_v))?.transpose(1, 2)?.contiguous()?.to_dtype(call.dtype)?;
+    let weights = options.return_weights.then(|| weights.to_dtype(call.dtype)).transpose()?;
+    Ok(Attended { output, weights })
+}
+
+/// The dtype of scores and softmax.
+fn compute_dtype(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// Softmax over the last dimension among the keys that `mask` keeps; all zeros where it keeps none.
+fn masked_softmax(scores: &Tensor, mask: &DenseMask) -> Result<Tensor> {
+    let scores = match &mask.bias {
+        Some(bias) => scores.broadcast_add(bias)?,
+        None => scores.clone(),
+    };
+    let Some(keep) = &mask.keep else {
+        let exp = scores.broadcast_sub(&scores.detach().max_keepdim(D::Minus1)?)?.exp()?;
+        return Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?);
+    };
+    let hidden = Tensor::new(f32::NEG_INFINITY, scores.device())?.to_dtype(scores.dtype())?;
+    let scores = keep.broadcast_as(scores.shape())?.where_cond(&scores, &hidden.broadcast_as(scores.shape())?)?;
+    // A row that sees nothing has the maximum -inf; a finite stand-in makes its exponentials 0 instead of NaN, and
+    // a divisor of 1 keeps them so.
+    let max = scores.detach().max_keepdim(D::Minus1)?.maximum(lowest_finite(scores.dtype()))?;
+    let exp = scores.broadcast_sub(&max)?.exp()?;
+    let sum = exp.sum_keepdim(D::Minus1)?;
+    let empty = sum.detach().eq(0f64)?.to_dtype(sum.dtype())?;
+    Ok(exp.broadcast_div(&(sum + empty)?)?)
+}
+
+/// `w · tanh(q + k)` for each pair: q `(b, h, s_q, d)`, k `(b, h, s_kv, d)`, w `(h, d)` → `(b, h, s_q, s_kv)`.
+fn additive_scores(q: &Tensor, k: &Tensor, w: &Tensor) -> Result<Tensor> {
+    let (b, h, s_q, d) = q.dims4()?;
+    let s_kv = k.dim(2)?;
+    let keys = k.unsqueeze(2)?; // (b, h, 1, s_kv, d)
+    let w = w.reshape((1, h, d, 1))?.broadcast_as((b, h, d, 1))?.contiguous()?;
+    let step = (ADDITIVE_CHUNK / (b * h * s_kv * d).max(1)).clamp(1, s_q);
+    let mut chunks = Vec::with_capacity(s_q.div_ceil(step));
+    for start in (0..s_q).step_by(step) {
+        let rows = step.min(s_q - start);
+        let queries = q.narrow(2, start, rows)?.unsqueeze(3)?; // (b, h, rows, 1, d)
+        let features = queries.broadcast_add(&keys)?.tanh()?; // (b, h, rows, s_kv, d)
+        let scores = features.reshape((b, h, rows * s_kv, d))?.matmul(&w)?;
+        chunks.push(scores.reshape((b, h, rows, s_kv))?);
+    }
+    Ok(Tensor::cat(&chunks, 2)?)
+}
+
+/// `(b, h_kv, s, d)` → `(b, h_kv * group, s, d)`, each head `group` times.
+fn repeat_heads(k: &Tensor, group: usize) -> Result<Tensor> {
+    if group == 1 {
+        return Ok(k.clone());
+    }
+    let (b, h_kv, s, d) = k.dims4()?;
+    Ok(k.unsqueeze(2)?.broadcast_as((b, h_kv, group, s, d))?.reshape((b, h_kv * group, s, d))?)
+}

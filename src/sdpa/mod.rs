@@ -1,0 +1,160 @@
+//! Scaled dot-product attention over tensors: the single door through which every attention of the crate goes.
+//!
+//! [`attend`] checks its arguments, makes a [`Plan`], and calls the backend that the plan chose.
+
+mod eager;
+mod plan;
+
+use candle_core::{DType, Tensor};
+
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+use crate::mask::check::CallShape;
+pub use plan::{Backend, Plan, Rejected};
+
+/// What [`attend`] is to compute.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SdpaOptions<'a> {
+    /// Factor on the scores; `None` is `d^-0.5` for dot products and 1 for additive scoring.
+    pub scale: Option<f64>,
+    /// Which keys a query may see. Its shapes do not count `appended_keys`.
+    pub mask: &'a AttentionMask,
+    /// That many keys at the end of `k` and `v` are outside the mask: every query sees them.
+    pub appended_keys: usize,
+    /// Additive scoring with this vector a head, `(h, d)`; `None` is the dot product.
+    pub additive: Option<&'a Tensor>,
+    /// Share of the weights to drop, in `[0, 1)`; 0 when not training.
+    pub dropout: f64,
+    /// Whether to return the weights.
+    pub return_weights: bool,
+    /// Use this backend or fail; `None` chooses.
+    pub backend: Option<Backend>,
+}
+
+impl<'a> SdpaOptions<'a> {
+    /// Defaults: dot product, default scale, no dropout, no weights, any backend.
+    pub fn new(mask: &'a AttentionMask) -> Self {
+        Self { scale: None, mask, appended_keys: 0, additive: None, dropout: 0.0, return_weights: false, backend: None }
+    }
+}
+
+/// What attention gives back.
+#[derive(Debug, Clone)]
+pub struct Attended {
+    /// [`attend`]: `(b, s_q, h, d_v)`. [`MultiHeadAttention`](crate::MultiHeadAttention): `(b, s_q, output_size)`.
+    pub output: Tensor,
+    /// If asked for, the softmax before any dropout, `(b, h, s_q, s_kv)`. A fully masked row is all zeros.
+    pub weights: Option<Tensor>,
+}
+
+/// The sizes and properties of a call from which a plan is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub shape: CallShape,
+    pub h_kv: usize,
+    pub d: usize,
+    pub d_v: usize,
+    pub dtype: DType,
+    pub additive_scoring: bool,
+    pub masked: bool,
+}
+
+/// Softmax attention of every query over the keys it may see: `softmax(q kᵀ · scale + mask) v` for each head.
+///
+/// # Shapes
+/// `q` `(b, s_q, h, d)`, `k` `(b, s_kv, h_kv, d)`, `v` `(b, s_kv, h_kv, d_v)` → `(b, s_q, h, d_v)`. Tokens come before
+/// heads, as a projection writes them. `h_kv` divides `h`; query head `i` reads key head `i / (h / h_kv)`
+/// ([Ainslie 2023](https://arxiv.org/abs/2305.13245)).
+/// # DTypes
+/// f16, bf16, f32, f64, the same for all three. Scores and softmax are f64 for f64 and f32 for the others; the output
+/// has the dtype of `q`.
+/// # Masks
+/// See [`AttentionMask`]. A fully masked row gives zeros.
+/// # Errors
+/// A shape or dtype that does not fit, named; a forced backend that cannot run the call.
+pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Attended> {
+    let call = call(q, k, v, options)?;
+    let plan = plan(&call, options)?;
+    if call.shape.s_q == 0 || call.shape.s_kv + options.appended_keys == 0 || call.shape.b == 0 {
+        return nothing_to_see(q, &call, options);
+    }
+    match plan.backend {
+        Backend::Eager => eager::attend(q, k, v, &call, options),
+        other => Err(Error::Backend { backend: other.to_string(), reason: plan::NOT_BUILT.to_string() }),
+    }
+}
+
+/// The backend that [`attend`] would use for these tensors, and why no other.
+///
+/// # Errors
+/// As [`attend`].
+pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Plan> {
+    plan(&call(q, k, v, options)?, options)
+}
+
+pub(crate) fn plan(call: &Call, options: &SdpaOptions) -> Result<Plan> {
+    Plan::new(call, options.appended_keys, options.backend)
+}
+
+fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Call> {
+    let four = |name: &str, t: &Tensor, what: &str| t.dims4().map_err(|_| Error::shape(name, t.dims(), what));
+    let (b, s_q, h, d) = four("q", q, "(b, s_q, h, d)")?;
+    let (_, keys, h_kv, _) = four("k", k, "(b, s_kv, h_kv, d)")?;
+    let (.., d_v) = four("v", v, "(b, s_kv, h_kv, d_v)")?;
+    let same = |name: &str, t: &Tensor, want: [usize; 4]| match t.dims() == want {
+        true => Ok(()),
+        false => Err(Error::shape(name, t.dims(), format!("{want:?}"))),
+    };
+    same("k", k, [b, keys, h_kv, d])?;
+    same("v", v, [b, keys, h_kv, d_v])?;
+    if h_kv == 0 || !h.is_multiple_of(h_kv) {
+        return Err(Error::shape("k", k.dims(), format!("a number of heads that divides {h}, that of q")));
+    }
+    let s_kv = keys.checked_sub(options.appended_keys).ok_or_else(|| {
+        Error::shape("k", k.dims(), format!("at least {} keys, the appended ones", options.appended_keys))
+    })?;
+    if !matches!(q.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+        return Err(Error::dtype("q", q.dtype(), "f16, bf16, f32 or f64"));
+    }
+    for (name, t) in [("k", k), ("v", v)] {
+        same_dtype_and_device(name, t, q)?;
+    }
+    if let Some(w) = options.additive {
+        if w.dims() != [h, d] {
+            return Err(Error::shape("the additive scoring vector", w.dims(), format!("[{h}, {d}]")));
+        }
+    }
+    let shape = CallShape { b, h, s_q, s_kv };
+    options.mask.check(shape)?;
+    Ok(Call {
+        shape,
+        h_kv,
+        d,
+        d_v,
+        dtype: q.dtype(),
+        additive_scoring: options.additive.is_some(),
+        masked: !options.mask.is_none(),
+    })
+}
+
+/// Checks that `tensor` has the dtype and the device of `like`.
+pub(crate) fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) -> Result<()> {
+    if tensor.dtype() != like.dtype() {
+        return Err(Error::dtype(name, tensor.dtype(), like.dtype().as_str()));
+    }
+    if !tensor.device().same_device(like.device()) {
+        let (found, expected) =
+            (format!("{:?}", tensor.device().location()), format!("{:?}", like.device().location()));
+        return Err(Error::Device { tensor: name.to_string(), found, expected });
+    }
+    Ok(())
+}
+
+/// No key or no query at all: every row is fully masked.
+fn nothing_to_see(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
+    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let zeros = |dims: [usize; 4]| Tensor::zeros(&dims, call.dtype, q.device());
+    let weights = options.return_weights.then(|| zeros([b, h, s_q, s_kv + options.appended_keys])).transpose()?;
+    Ok(Attended { output: zeros([b, s_q, h, call.d_v])?, weights })
+}

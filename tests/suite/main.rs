@@ -1,0 +1,6 @@
+//! Everything that needs no network and no model: against goldens of the systems that own the formulas, against a
+//! naive f64 reference, and with bad input. `tests/golden` holds the scripts that made the goldens.
+
+mod common;
+mod layouts;
+mod seeds;
