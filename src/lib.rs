@@ -1,13 +1,19 @@
+#![doc = include_str!("../README.md")]
+
 mod attention;
 pub mod checkpoint;
 mod config;
+#[cfg(feature = "encoder")]
+pub mod encoder;
 mod error;
 mod mask;
 mod projection;
 mod ragged;
 pub mod sdpa;
-pub use attention::*;
-pub use config::*;
-pub use error::*;
+
+pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+pub use config::{AttentionConfig, ProjectionBias, Scoring};
+pub use error::{Error, Result};
 pub use mask::AttentionMask;
 pub use ragged::PaddedIds;
+pub use sdpa::{Attended, Backend, Plan};

@@ -1,0 +1,171 @@
+//! Runs one attention layer of any checkpoint on tensors from a file, to hold it against another framework.
+
+mod shared;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use candle_attention::checkpoint::{Checkpoint, CheckpointSource, config_from_json, detect, infer_config};
+use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
+use candle_core::{DType, Device, Tensor};
+use clap::Parser;
+use shared::Result;
+
+/// Runs one attention layer of a checkpoint.
+///
+/// The input file holds `query` (b, s_q, dim) and, if wanted, `key`, `value` (b, s_kv, dim), `attention_mask`
+/// (b, s_kv) with 1 = attend, `lengths` (b) or (b, s_q), and `additive`, which broadcasts to (b, h, s_q, s_kv).
+/// The output file gets `output` (b, s_q, dim) and, with --weights, `weights` (b, h, s_q, s_kv).
+///
+/// Example: attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --heads 12
+///          --input in.safetensors --output out.safetensors
+#[derive(Parser)]
+#[command(name = "attend", verbatim_doc_comment)]
+struct Arguments {
+    /// A .safetensors file, a model folder, or a .safetensors.index.json
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// Where the layer's tensors are, such as encoder.layer.0.attention; empty for the top
+    #[arg(long)]
+    prefix: String,
+    /// A Hugging Face config.json with the number of heads
+    #[arg(long, required_unless_present = "heads", conflicts_with = "heads")]
+    config: Option<PathBuf>,
+    /// The number of heads, if there is no --config
+    #[arg(long)]
+    heads: Option<usize>,
+    /// The tensors to run on
+    #[arg(long)]
+    input: PathBuf,
+    /// Where to write the results
+    #[arg(long)]
+    output: PathBuf,
+    /// Write the attention weights too
+    #[arg(long)]
+    weights: bool,
+    /// Compute in f32, f64, f16 or bf16
+    #[arg(long, default_value = "f32", value_parser = shared::dtype)]
+    dtype: DType,
+    /// cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = shared::device)]
+    device: Device,
+    /// A query sees only keys up to its own position
+    #[arg(long)]
+    causal: bool,
+    /// Print which backend runs, and why no other
+    #[arg(long)]
+    plan: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    shared::run(|| attend(&arguments))
+}
+
+fn attend(arguments: &Arguments) -> Result<()> {
+    let inputs = Inputs::read(arguments)?;
+    let checkpoint = Checkpoint::open(&arguments.checkpoint)?;
+    let source = checkpoint.at(&arguments.prefix, arguments.dtype, &arguments.device);
+    let config = config(arguments, &source)?;
+    let layout = detect(&source)?.name;
+    let layer = MultiHeadAttention::load(&config, source)?;
+
+    let call = AttentionInputs { query: &inputs.query, key: &inputs.key, value: &inputs.value, mask: &inputs.mask };
+    let options = AttentionOptions::default().with_weights(arguments.weights);
+    if arguments.plan {
+        println!("{}", layer.plan(&call, &options)?);
+    }
+    let attended = layer.attend_with(&call, &options)?;
+    println!(
+        "layout {layout}, {} heads of {}, {} key-value heads, mask {}: output {:?}",
+        config.num_attention_heads,
+        config.head_dim(),
+        config.num_key_value_heads(),
+        inputs.mask,
+        attended.output.dims()
+    );
+    let mut results = HashMap::from([("output".to_string(), attended.output)]);
+    results.extend(attended.weights.map(|weights| ("weights".to_string(), weights)));
+    shared::save_tensors(&results, &arguments.output)
+}
+
+fn config(arguments: &Arguments, source: &CheckpointSource) -> Result<AttentionConfig> {
+    let Some(path) = &arguments.config else {
+        return Ok(infer_config(source, arguments.heads.unwrap_or_default())?);
+    };
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
+    let json = serde_json::from_str(&text).map_err(|e| named(&e))?;
+    let read = config_from_json(&json, source).map_err(|e| named(&e))?;
+    for (key, what) in &read.not_applied {
+        eprintln!(
+            "warning: {}: `{key}` is not applied: the model has {what}, the layer alone does not",
+            path.display()
+        );
+    }
+    Ok(read.config)
+}
+
+struct Inputs {
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+}
+
+const NAMES: [&str; 6] = ["query", "key", "value", "attention_mask", "lengths", "additive"];
+
+impl Inputs {
+    fn read(arguments: &Arguments) -> Result<Self> {
+        let path = &arguments.input;
+        let file = Checkpoint::open(path)?;
+        // A misspelt mask must not be left out in silence.
+        if let Some(name) = file.names().find(|name| !NAMES.contains(name)) {
+            return Err(
+                format!("{}: tensor `{name}` is not known, expected {}", path.display(), NAMES.join(", ")).into()
+            );
+        }
+        let tensors = NAMES.iter().filter(|name| file.contains(name));
+        let tensors = tensors.map(|name| Ok((*name, file.tensor(name, &Device::Cpu)?)));
+        let tensors: BTreeMap<&str, Tensor> = tensors.collect::<Result<_>>()?;
+        let float = |name: &str| match tensors.get(name) {
+            Some(tensor) if !tensor.dtype().is_float() => {
+                Err(format!("{}: `{name}` has dtype {}, expected a float", path.display(), tensor.dtype().as_str())
+                    .into())
+            }
+            Some(tensor) => Ok::<_, Box<dyn std::error::Error>>(Some(
+                tensor.to_dtype(arguments.dtype)?.to_device(&arguments.device)?,
+            )),
+            None => Ok(None),
+        };
+        let missing = |name: &str| format!("{}: tensor `{name}` is missing", path.display());
+        let query = float("query")?.ok_or_else(|| missing("query"))?;
+        let (key, value) = match (float("key")?, float("value")?) {
+            (Some(key), Some(value)) => (key, value),
+            (Some(key), None) => (key.clone(), key),
+            (None, None) => (query.clone(), query.clone()),
+            (None, Some(_)) => return Err(missing("key").into()),
+        };
+        let mut mask = AttentionMask::none();
+        if let Some(keep) = tensors.get("attention_mask") {
+            if keep.rank() != 2 {
+                let dims = keep.dims();
+                return Err(
+                    format!("{}: `attention_mask` has shape {dims:?}, expected (b, s_kv)", path.display()).into()
+                );
+            }
+            mask = mask.and(AttentionMask::keep(keep)?);
+        }
+        if let Some(lengths) = tensors.get("lengths") {
+            mask = mask.and(AttentionMask::lengths_tensor(lengths)?);
+        }
+        if let Some(additive) = tensors.get("additive") {
+            mask = mask.and(AttentionMask::additive(additive)?);
+        }
+        if arguments.causal {
+            mask = mask.and(AttentionMask::causal());
+        }
+        Ok(Self { query, key, value, mask })
+    }
+}

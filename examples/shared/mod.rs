@@ -1,0 +1,71 @@
+//! What the examples share: names of devices and dtypes, one clear line for a mistake, files written whole or not.
+
+// Each example compiles this file for itself and uses a part of it.
+#![allow(dead_code)]
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use candle_core::{DType, Device, Tensor};
+
+pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Runs an example: a mistake is one line on standard error and exit code 2.
+pub fn run(main: impl FnOnce() -> Result<()>) -> ExitCode {
+    match main() {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has seen enough.
+        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", error.to_string().lines().next().unwrap_or("unknown"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    let io = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    io == Some(std::io::ErrorKind::BrokenPipe)
+}
+
+/// `cpu`, `cuda`, `cuda:1`, `metal`, `metal:1`.
+pub fn device(name: &str) -> std::result::Result<Device, String> {
+    let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
+    let index: usize = index.parse().map_err(|_| format!("`{index}` is not the number of a device"))?;
+    let device = match kind {
+        "cpu" if name == "cpu" => Ok(Device::Cpu),
+        "cuda" => Device::new_cuda(index),
+        "metal" => Device::new_metal(index),
+        _ => return Err("expected cpu, cuda[:N] or metal[:N]".to_string()),
+    };
+    device.map_err(|e| format!("{} (build with `--features {kind}`)", e.to_string().lines().next().unwrap_or_default()))
+}
+
+/// `f32`, `f64`, `f16`, `bf16`.
+pub fn dtype(name: &str) -> std::result::Result<DType, String> {
+    match name {
+        "f32" => Ok(DType::F32),
+        "f64" => Ok(DType::F64),
+        "f16" => Ok(DType::F16),
+        "bf16" => Ok(DType::BF16),
+        _ => Err("expected f32, f64, f16 or bf16".to_string()),
+    }
+}
+
+/// Writes tensors to a temporary file beside `path`, then renames it: `path` is never half-written.
+pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()> {
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    if path.is_dir() {
+        return Err(named(&"is a folder, expected a file to write").into());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    // The permissions of an ordinary new file, not the private ones of a temporary file.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let file = builder.tempfile_in(folder).map_err(|e| named(&e))?;
+    candle_core::safetensors::save(tensors, file.path()).map_err(|e| named(&e))?;
+    file.persist(path).map_err(|e| named(&e.error))?;
+    Ok(())
+}

@@ -1,0 +1,117 @@
+use serde_json::Value;
+
+use super::read::infer_config;
+use super::source::WeightSource;
+use crate::config::AttentionConfig;
+use crate::error::{Error, Result};
+
+/// An attention configuration taken from a Hugging Face `config.json`.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct HfAttentionConfig {
+    /// The layer's configuration.
+    pub config: AttentionConfig,
+    /// Keys of the file that change what its model computes in attention and that the layer alone does not apply, such
+    /// as positions: each with what it stands for.
+    pub not_applied: Vec<(String, &'static str)>,
+}
+
+/// Number of heads, by prefix of the layer and then by spelling.
+const DECODER_HEADS: [&str; 1] = ["decoder_attention_heads"];
+const ENCODER_HEADS: [&str; 1] = ["encoder_attention_heads"];
+const HEADS: [&str; 4] = ["num_attention_heads", "n_heads", "n_head", "num_heads"];
+
+const NOT_APPLIED: [(&str, &str); 14] = [
+    ("rope_theta", "rotary positions"),
+    ("rope_parameters", "rotary positions"),
+    ("rope_scaling", "rotary positions"),
+    ("global_rope_theta", "rotary positions"),
+    ("rotary_dim", "rotary positions"),
+    ("rotary_pct", "rotary positions"),
+    ("rotary_emb_base", "rotary positions"),
+    ("alibi", "ALiBi positions"),
+    ("relative_attention_num_buckets", "a relative position bias"),
+    ("use_relative_position_bias", "a relative position bias"),
+    ("sliding_window", "a sliding window"),
+    ("attn_logit_softcapping", "a cap on the scores"),
+    ("clip_qkv", "a limit on queries, keys and values"),
+    ("use_qk_norm", "norms of queries and keys"),
+];
+
+/// Families that do not scale their scores.
+const UNSCALED: [&str; 5] = ["t5", "mt5", "umt5", "longt5", "gpt_neo"];
+
+/// Reads the numbers of heads and the scale from a parsed `config.json`, and the sizes from the weights that `source`
+/// points at; what the file says about sizes must agree.
+///
+/// # Errors
+/// A key missing or of the wrong kind; those of [`infer_config`]; a size that the weights contradict.
+pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfAttentionConfig> {
+    let prefix = source.full_name("");
+    let section = section(json, &prefix);
+    let heads = heads(section, &prefix)?;
+    let mut config = infer_config(source, heads)?;
+    let stated = [
+        ("num_key_value_heads", config.num_key_value_heads()),
+        ("head_dim", config.head_dim()),
+        ("d_kv", config.head_dim()),
+    ];
+    for (key, found) in stated {
+        if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
+            return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
+        }
+    }
+    let model_type = section.get("model_type").or(json.get("model_type")).and_then(Value::as_str).unwrap_or_default();
+    let float = |key: &str| section.get(key).and_then(Value::as_f64);
+    if UNSCALED.contains(&model_type) {
+        config = config.with_scale(1.0);
+    } else if let Some(scalar) = float("query_pre_attn_scalar") {
+        config = config.with_scale(scalar.powf(-0.5));
+    } else if let Some(multiplier) = float("attention_multiplier") {
+        config = config.with_scale(multiplier);
+    }
+    config.validate()?;
+    Ok(HfAttentionConfig { config, not_applied: not_applied(section) })
+}
+
+/// The part of the file that describes the model in which `prefix` lies: a nested one for CLIP and the like.
+fn section<'a>(json: &'a Value, prefix: &str) -> &'a Value {
+    let nested = [("vision", "vision_config"), ("text", "text_config"), ("language", "text_config")];
+    let named = nested.iter().filter(|(part, _)| prefix.contains(part)).find_map(|(_, key)| json.get(key));
+    named.unwrap_or(json)
+}
+
+fn heads(section: &Value, prefix: &str) -> Result<usize> {
+    let by_prefix: &[&str] = match prefix {
+        prefix if prefix.contains("decoder") => &DECODER_HEADS,
+        prefix if prefix.contains("encoder") => &ENCODER_HEADS,
+        _ => &[],
+    };
+    for key in by_prefix.iter().chain(&HEADS) {
+        if let Some(heads) = number(section, key)? {
+            return Ok(heads);
+        }
+    }
+    Err(Error::config("num_attention_heads", "absent", format!("one of {}", HEADS.join(", "))))
+}
+
+fn number(section: &Value, key: &str) -> Result<Option<usize>> {
+    match section.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+            Some(n) => Ok(Some(n)),
+            None => Err(Error::value(format!("config key `{key}`"), value, "a whole number")),
+        },
+    }
+}
+
+fn not_applied(section: &Value) -> Vec<(String, &'static str)> {
+    let on = |key: &str| !matches!(section.get(key), None | Some(Value::Null | Value::Bool(false)));
+    let mut keys: Vec<(String, &'static str)> =
+        NOT_APPLIED.iter().filter(|(key, _)| on(key)).map(|(key, what)| ((*key).to_string(), *what)).collect();
+    let positions = section.get("position_embedding_type").and_then(Value::as_str);
+    if let Some(positions) = positions.filter(|positions| *positions != "absolute") {
+        keys.push((format!("position_embedding_type = {positions}"), "positions inside attention"));
+    }
+    keys
+}

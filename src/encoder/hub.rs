@@ -1,0 +1,297 @@
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
+use hf_hub::repository::RepoTypeModel;
+use hf_hub::{HFClient, HFError, HFRepositorySync};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::files::json;
+use super::pipeline::modules;
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+
+/// Where and how a model is brought from the hub. What is `None` comes from the environment: `HF_ENDPOINT`, `HF_TOKEN`,
+/// `HF_HOME`, `HF_HUB_CACHE`, and `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct HubOptions {
+    /// A branch, tag or commit; default `main`.
+    pub revision: Option<String>,
+    /// An access token.
+    pub token: Option<String>,
+    /// The hub's address.
+    pub endpoint: Option<String>,
+    /// The cache folder.
+    pub cache_dir: Option<PathBuf>,
+    /// Use the cache only, make no request.
+    pub offline: Option<bool>,
+    /// Show a progress bar on standard error, if that is a terminal.
+    pub progress: bool,
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $with:ident, $field:ident: $ty:ty = $value:expr;)*) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $with(mut self, $field: $ty) -> Self {
+            self.$field = $value;
+            self
+        }
+    )*};
+}
+
+impl HubOptions {
+    setters! {
+        /// Sets the branch, tag or commit.
+        with_revision, revision: impl Into<String> = Some(revision.into());
+        /// Sets the access token.
+        with_token, token: impl Into<String> = Some(token.into());
+        /// Sets the hub's address.
+        with_endpoint, endpoint: impl Into<String> = Some(endpoint.into());
+        /// Sets the cache folder.
+        with_cache_dir, cache_dir: impl Into<PathBuf> = Some(cache_dir.into());
+        /// Sets whether only the cache is used.
+        with_offline, offline: bool = Some(offline);
+        /// Sets whether a progress bar is shown.
+        with_progress, progress: bool = progress;
+    }
+}
+
+/// Brings the files that [`SentenceEncoder`](super::SentenceEncoder) needs of the model `id` into the hub's cache, and
+/// gives the folder where they lie together. All are of one commit.
+///
+/// Each file that arrives is checked against the size that the hub announced; one that is not whole is removed from the
+/// cache, so that the next call brings it again.
+///
+/// # Errors
+/// [`Error::Hub`]: no such model or file, no access, no network, offline and not in the cache, a file cut short.
+pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
+    let fetcher = Fetcher::new(id, options)?;
+    let mut revision = fetcher.revision.clone();
+    let top = match fetcher.optional("modules.json", &revision)? {
+        Some(modules) => modules,
+        None => fetcher.required("config.json", &revision)?,
+    };
+    let folder = top.parent().map(Path::to_path_buf).unwrap_or_default();
+    // Every other file from the commit of the first one: a branch may move meanwhile.
+    if let Some(commit) = folder.file_name().and_then(|name| name.to_str()) {
+        revision = commit.to_string();
+    }
+    let modules = modules(&folder)?.unwrap_or_default();
+    let transformer = modules.first().map(|module| module.path.clone()).unwrap_or_default();
+    let inside = |path: &str, file: &str| if path.is_empty() { file.to_string() } else { format!("{path}/{file}") };
+
+    fetcher.required(&inside(&transformer, "config.json"), &revision)?;
+    fetcher.required(&inside(&transformer, "tokenizer.json"), &revision)?;
+    for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
+        fetcher.optional(&inside(&transformer, file), &revision)?;
+    }
+    fetcher.optional("config_sentence_transformers.json", &revision)?;
+    for module in modules.iter().skip(1) {
+        fetcher.optional(&inside(&module.path, "config.json"), &revision)?;
+        if module.kind() == "Dense" {
+            fetcher.weights(&inside(&module.path, "model.safetensors"), &revision)?;
+        }
+    }
+    let single = inside(&transformer, "model.safetensors");
+    if fetcher.optional_weights(&single, &revision)?.is_none() {
+        fetcher.sharded(&transformer, &inside(&transformer, "model.safetensors.index.json"), &revision)?;
+    }
+    Ok(folder)
+}
+
+struct Fetcher<'a> {
+    id: &'a str,
+    repository: HFRepositorySync<RepoTypeModel>,
+    revision: String,
+    offline: bool,
+    progress: bool,
+}
+
+impl<'a> Fetcher<'a> {
+    fn new(id: &'a str, options: &HubOptions) -> Result<Self> {
+        check_id(id)?;
+        let mut builder = HFClient::builder();
+        if let Some(endpoint) = &options.endpoint {
+            builder = builder.endpoint(endpoint);
+        }
+        if let Some(token) = &options.token {
+            builder = builder.token(token);
+        }
+        if let Some(cache_dir) = &options.cache_dir {
+            builder = builder.cache_dir(cache_dir);
+        }
+        let client = builder.build_sync().map_err(|e| hub_error(id, format!("no client: {e}")))?;
+        let (owner, name) = hf_hub::split_id(id);
+        Ok(Self {
+            id,
+            repository: client.model(owner, name),
+            revision: options.revision.clone().unwrap_or_else(|| "main".to_string()),
+            offline: options.offline.unwrap_or_else(offline_by_environment),
+            progress: options.progress,
+        })
+    }
+
+    fn required(&self, file: &str, revision: &str) -> Result<PathBuf> {
+        self.optional(file, revision)?.ok_or_else(|| {
+            let reason = match self.offline {
+                true => format!("`{file}` is not in the cache, and offline mode is on"),
+                false => format!("the repository holds no `{file}` at revision `{revision}`"),
+            };
+            hub_error(self.id, reason)
+        })
+    }
+
+    /// The path of a file in the cache, `None` if the repository does not have it.
+    fn optional(&self, file: &str, revision: &str) -> Result<Option<PathBuf>> {
+        let progress = Arc::new(Progress::new(file, self.progress));
+        let result = self
+            .repository
+            .download_file()
+            .filename(file)
+            .revision(revision)
+            .local_files_only(self.offline)
+            .progress(progress.clone())
+            .send();
+        progress.bar.finish_and_clear();
+        match result {
+            Ok(path) => {
+                self.check_size(file, &path, progress.announced.load(Ordering::Relaxed))?;
+                Ok(Some(path))
+            }
+            Err(HFError::EntryNotFound { .. } | HFError::LocalEntryNotFound { .. }) => Ok(None),
+            Err(error) => Err(hub_error(self.id, explain(&error, file, revision))),
+        }
+    }
+
+    /// The client looks at neither the status nor the length of the answer it stores.
+    fn check_size(&self, file: &str, path: &Path, announced: u64) -> Result<()> {
+        let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+        if announced == 0 || found == announced {
+            return Ok(());
+        }
+        discard(path);
+        let reason = format!("`{file}` arrived with {found} bytes of {announced}; it was discarded, try again");
+        Err(hub_error(self.id, reason))
+    }
+
+    fn weights(&self, file: &str, revision: &str) -> Result<PathBuf> {
+        self.optional_weights(file, revision)?
+            .ok_or_else(|| hub_error(self.id, format!("the repository holds no `{file}` at revision `{revision}`")))
+    }
+
+    fn optional_weights(&self, file: &str, revision: &str) -> Result<Option<PathBuf>> {
+        let Some(path) = self.optional(file, revision)? else {
+            return Ok(None);
+        };
+        if let Err(error) = Checkpoint::open(&path) {
+            discard(&path);
+            return Err(hub_error(self.id, format!("`{file}` was discarded: {error}")));
+        }
+        Ok(Some(path))
+    }
+
+    fn sharded(&self, transformer: &str, index: &str, revision: &str) -> Result<()> {
+        #[derive(serde::Deserialize)]
+        struct Index {
+            weight_map: std::collections::BTreeMap<String, String>,
+        }
+        let Some(path) = self.optional(index, revision)? else {
+            let reason = match self.offline {
+                true => "the weights are not in the cache, and offline mode is on",
+                false => "the repository holds neither `model.safetensors` nor `model.safetensors.index.json`",
+            };
+            return Err(hub_error(self.id, reason));
+        };
+        let index: Index = json(&path)?;
+        for shard in index.weight_map.into_values().collect::<BTreeSet<_>>() {
+            if shard.contains(['/', '\\']) || shard.starts_with('.') {
+                return Err(Error::file(&path, format!("shard name `{shard}` is not a plain file name")));
+            }
+            let file = if transformer.is_empty() { shard } else { format!("{transformer}/{shard}") };
+            self.weights(&file, revision)?;
+        }
+        Ok(())
+    }
+}
+
+/// Removes a file of the cache and what it links to.
+fn discard(path: &Path) {
+    // Best effort: the error that follows matters more than one of tidying up.
+    if let Ok(blob) = std::fs::canonicalize(path) {
+        let _ = std::fs::remove_file(blob);
+    }
+    let _ = std::fs::remove_file(path);
+}
+
+/// `name` or `owner/name`, each of letters, digits, `.`, `_` and `-`.
+fn check_id(id: &str) -> Result<()> {
+    let plain = |part: &str| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+        !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed)
+    };
+    let parts: Vec<&str> = id.split('/').collect();
+    if parts.len() <= 2 && parts.iter().all(|part| plain(part)) {
+        return Ok(());
+    }
+    Err(Error::value("the model", id, "a folder that exists, or a hub id such as owner/name"))
+}
+
+fn offline_by_environment() -> bool {
+    let on = |name: &str| {
+        std::env::var(name).is_ok_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
+    };
+    on("HF_HUB_OFFLINE") || on("TRANSFORMERS_OFFLINE")
+}
+
+fn hub_error(id: &str, reason: impl Into<String>) -> Error {
+    Error::Hub { id: id.to_string(), reason: reason.into() }
+}
+
+fn explain(error: &HFError, file: &str, revision: &str) -> String {
+    match error {
+        HFError::RepoNotFound { .. } => "no such model, or it is private and needs HF_TOKEN".to_string(),
+        HFError::RevisionNotFound { .. } => format!("no revision `{revision}`"),
+        HFError::AuthRequired { .. } => "access needs a valid token: set HF_TOKEN".to_string(),
+        HFError::Forbidden { .. } => {
+            format!("access to `{file}` is forbidden: the model may be gated, or HF_TOKEN may lack the right")
+        }
+        other => format!("`{file}`: {other}"),
+    }
+}
+
+/// Shows the bytes as they come and remembers how many were announced.
+struct Progress {
+    announced: AtomicU64,
+    bar: ProgressBar,
+}
+
+impl Progress {
+    fn new(file: &str, show: bool) -> Self {
+        let bar = if show { ProgressBar::no_length() } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(file.to_string());
+        Self { announced: AtomicU64::new(0), bar }
+    }
+}
+
+impl ProgressHandler for Progress {
+    fn on_progress(&self, event: &ProgressEvent) {
+        let ProgressEvent::Download(event) = event else { return };
+        match event {
+            DownloadEvent::Start { total_bytes, .. } => {
+                self.announced.store(*total_bytes, Ordering::Relaxed);
+                self.bar.set_length(*total_bytes);
+            }
+            DownloadEvent::Progress { files } => {
+                files.iter().for_each(|file| self.bar.set_position(file.bytes_completed));
+            }
+            DownloadEvent::AggregateProgress { bytes_completed, .. } => self.bar.set_position(*bytes_completed),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! A small encoder around [`MultiHeadAttention`](crate::MultiHeadAttention): text to sentence embeddings, from a
+//! published checkpoint.
+
+mod bert;
+mod files;
+#[cfg(feature = "hub")]
+mod hub;
+mod norm;
+mod pipeline;
+mod pooling;
+mod sentence;
+mod tokenizer;
+
+pub use bert::{BertConfig, BertModel};
+#[cfg(feature = "hub")]
+pub use hub::{HubOptions, download};
+pub use norm::LayerNorm;
+pub use pooling::{Pooling, PoolingMode};
+pub use sentence::{EncodeOptions, SentenceEncoder};

@@ -1,0 +1,52 @@
+use candle_core::{D, DType, Module, Tensor};
+
+use crate::checkpoint::WeightSource;
+use crate::error::{Error, Result};
+
+/// Layer normalisation over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
+/// ([Ba 2016](https://arxiv.org/abs/1607.06450)).
+///
+/// candle's own takes a fused path that cuts the gradient without a word, and takes the variance as a difference of two
+/// large sums. This one is differentiable throughout, subtracts the mean first, and computes half types in f32.
+#[derive(Debug, Clone)]
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f64,
+}
+
+impl LayerNorm {
+    /// # Errors
+    /// If `weight` and `bias` are not vectors of the same length.
+    pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Result<Self> {
+        if weight.rank() != 1 {
+            return Err(Error::shape("layer norm weight", weight.dims(), "(size)"));
+        }
+        if bias.dims() != weight.dims() {
+            return Err(Error::shape("layer norm bias", bias.dims(), format!("{:?}", weight.dims())));
+        }
+        Ok(Self { weight, bias, eps })
+    }
+
+    /// Reads `weight` and `bias`, or `gamma` and `beta` as early checkpoints call them.
+    ///
+    /// # Errors
+    /// If one is missing or not of length `size`.
+    pub fn load<S: WeightSource>(size: usize, eps: f64, source: &S) -> Result<Self> {
+        let read = |names: &[&'static str; 2]| source.get(source.first_of(names).unwrap_or(names[0]), &[size]);
+        Self::new(read(&["weight", "gamma"])?, read(&["bias", "beta"])?, eps)
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
+        let dtype = xs.dtype();
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let xs = xs.to_dtype(wide)?;
+        let centred = xs.broadcast_sub(&xs.mean_keepdim(D::Minus1)?)?;
+        let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+        let ys = centred.broadcast_div(&(variance + self.eps)?.sqrt()?)?;
+        let ys = ys.broadcast_mul(&self.weight.to_dtype(wide)?)?.broadcast_add(&self.bias.to_dtype(wide)?)?;
+        ys.to_dtype(dtype)
+    }
+}
