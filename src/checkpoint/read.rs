@@ -114,7 +114,11 @@ fn read_dense<S: WeightSource>(
         return Ok(DenseWeights { weight, bias: bias(&[out])? });
     }
     // A kernel is [in, out]; Flax and Keras may keep the heads as a dimension of their own.
-    let per_head = source.shape(names.weight)?.is_some_and(|shape| shape.len() == 3);
+    let per_head = match source.shape(names.weight)? {
+        Some(shape) => shape.len() == 3,
+        // Where shapes are known only by asking for the right one, ask.
+        None => source.get(names.weight, &if into_heads { [width, count, size] } else { [count, size, width] }).is_ok(),
+    };
     let (shape, bias_shape) = match (per_head, into_heads) {
         (false, true) => (vec![width, heads], vec![heads]),
         (false, false) => (vec![heads, width], vec![width]),

@@ -2,5 +2,8 @@
 //! naive f64 reference, and with bad input. `tests/golden` holds the scripts that made the goldens.
 
 mod common;
+mod gradients;
 mod layouts;
+mod masks;
+mod naive;
 mod seeds;

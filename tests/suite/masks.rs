@@ -1,0 +1,249 @@
+//! Every kind of mask in every dtype against the naive reference.
+
+use candle_attention::AttentionMask;
+use candle_attention::sdpa::{SdpaOptions, attend};
+use candle_core::{DType, Device, Tensor};
+
+use crate::common::{Random, assert_close, numbers};
+use crate::naive::{self, Score};
+
+/// One tolerance a dtype: inputs are rounded first, so what is judged is the computation and one rounding at its end.
+const TOLERANCES: [(DType, f64); 4] =
+    [(DType::F64, 1e-12), (DType::F32, 2e-6), (DType::F16, 6e-4), (DType::BF16, 5e-3)];
+
+/// The sizes of a case: all different and prime where they may be, so that a swapped axis cannot pass.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    b: usize,
+    s_q: usize,
+    s_kv: usize,
+    h: usize,
+    h_kv: usize,
+    d: usize,
+    d_v: usize,
+}
+
+const SIZES: [Sizes; 4] = [
+    Sizes { b: 2, s_q: 5, s_kv: 7, h: 6, h_kv: 3, d: 11, d_v: 13 },
+    Sizes { b: 3, s_q: 7, s_kv: 5, h: 2, h_kv: 2, d: 8, d_v: 8 },
+    Sizes { b: 1, s_q: 1, s_kv: 65, h: 5, h_kv: 1, d: 3, d_v: 17 },
+    Sizes { b: 2, s_q: 64, s_kv: 64, h: 1, h_kv: 1, d: 32, d_v: 32 },
+];
+
+type Sees = Box<dyn Fn(usize, usize, usize, usize) -> Option<f64>>;
+
+fn when(see: impl Fn(usize, usize, usize, usize) -> bool + 'static) -> Sees {
+    Box::new(move |b, h, i, j| see(b, h, i, j).then_some(0.0))
+}
+
+/// Looks up a tensor that broadcasts to (b, h, s_q, s_kv).
+fn broadcast(tensor: &Tensor) -> impl Fn(usize, usize, usize, usize) -> f64 + 'static {
+    let (numbers, dims) = (numbers(tensor), tensor.dims().to_vec());
+    move |b, h, i, j| {
+        let index = [b, h, i, j];
+        let used = &index[4 - dims.len()..];
+        let place = used.iter().zip(&dims).fold(0, |place, (&i, &n)| place * n + if n == 1 { 0 } else { i });
+        numbers[place]
+    }
+}
+
+/// Each kind of mask with the same thing said as a function.
+fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
+    let Sizes { b, s_q, s_kv, h, .. } = sizes;
+    let mut masks: Vec<(AttentionMask, Sees)> = vec![(AttentionMask::none(), when(|_, _, _, _| true))];
+
+    for dims in [vec![b, s_kv], vec![b, s_q, s_kv], vec![b, h, s_q, s_kv], vec![1, 1, s_q, s_kv], vec![1, s_kv]] {
+        let keep = random.booleans(&dims, 0.7);
+        // A 2-D mask has no dimension for queries, a 3-D one none for heads.
+        let four = match dims.len() {
+            2 => keep.unsqueeze(1).unwrap().unsqueeze(1).unwrap(),
+            3 => keep.unsqueeze(1).unwrap(),
+            _ => keep.clone(),
+        };
+        let look = broadcast(&four);
+        masks.push((AttentionMask::keep(&keep).unwrap(), when(move |b, h, i, j| look(b, h, i, j) != 0.0)));
+        let look = broadcast(&four);
+        let drop = keep.to_dtype(DType::I64).unwrap();
+        masks.push((AttentionMask::drop(&drop).unwrap(), when(move |b, h, i, j| look(b, h, i, j) == 0.0)));
+    }
+
+    for dims in [vec![b, h, s_q, s_kv], vec![h, 1, s_kv], vec![s_q, s_kv], vec![s_kv]] {
+        let bias = random.tensor(&dims, DType::F32);
+        let look = broadcast(&bias);
+        masks.push((AttentionMask::additive(&bias).unwrap(), Box::new(move |b, h, i, j| Some(look(b, h, i, j)))));
+    }
+    for (dtype, lowest) in [(DType::F32, f32::MIN), (DType::F16, -65504.0), (DType::F32, f32::NEG_INFINITY)] {
+        let keep = random.booleans(&[b, 1, s_q, s_kv], 0.6);
+        let zero = Tensor::zeros(keep.shape(), dtype, &Device::Cpu).unwrap();
+        let low = Tensor::full(lowest, keep.shape(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let bias = keep.where_cond(&zero, &low).unwrap();
+        let look = broadcast(&keep);
+        masks.push((AttentionMask::additive(&bias).unwrap(), when(move |b, h, i, j| look(b, h, i, j) != 0.0)));
+    }
+
+    // The first row sees nothing, the last everything.
+    let lengths: Vec<usize> = (0..b).map(|row| if b == 1 { 1 } else { row * s_kv / (b - 1) }).collect();
+    let rows = lengths.clone();
+    masks.push((AttentionMask::lengths(&lengths), when(move |b, _, _, j| j < rows[b])));
+    let per_query: Vec<Vec<usize>> = (0..b).map(|b| (0..s_q).map(|i| (i * 3 + b) % (s_kv + 1)).collect()).collect();
+    let rows = per_query.clone();
+    masks.push((AttentionMask::query_lengths(&per_query), when(move |b, _, i, j| j < rows[b][i])));
+
+    let position = move |i: usize| i as i64 + s_kv as i64 - s_q as i64;
+    masks.push((AttentionMask::causal(), when(move |_, _, i, j| j as i64 <= position(i))));
+    for (left, right) in [(Some(2), Some(1)), (Some(0), Some(0)), (None, Some(2)), (Some(3), None), (None, None)] {
+        let inside = move |i: usize, j: usize| {
+            let ahead = j as i64 - position(i);
+            left.is_none_or(|left: usize| -ahead <= left as i64)
+                && right.is_none_or(|right: usize| ahead <= right as i64)
+        };
+        masks.push((AttentionMask::window(left, right), when(move |_, _, i, j| inside(i, j))));
+        let both = AttentionMask::causal().and(AttentionMask::window(left, right));
+        masks.push((both, when(move |_, _, i, j| inside(i, j) && j as i64 <= position(i))));
+    }
+    let huge = AttentionMask::window(Some(usize::MAX), Some(usize::MAX));
+    masks.push((huge, when(|_, _, _, _| true)));
+
+    let ids =
+        |random: &mut Random, s| (random.tensor(&[b, s], DType::F32) * 1.9).unwrap().to_dtype(DType::I64).unwrap();
+    let (queries, keys) = (ids(random, s_q), ids(random, s_kv));
+    let (q_ids, k_ids) = (queries.to_vec2::<i64>().unwrap(), keys.to_vec2::<i64>().unwrap());
+    masks.push((AttentionMask::segments(&queries, &keys).unwrap(), when(move |b, _, i, j| q_ids[b][i] == k_ids[b][j])));
+
+    // All kinds at once.
+    let keep = random.booleans(&[b, s_kv], 0.8);
+    let bias = random.tensor(&[1, h, s_q, s_kv], DType::F32);
+    let mask = AttentionMask::causal()
+        .and(AttentionMask::keep(&keep).unwrap())
+        .and(AttentionMask::additive(&bias).unwrap())
+        .and(AttentionMask::window(Some(3), None))
+        .and(AttentionMask::additive(&bias).unwrap());
+    let (keep, bias) = (broadcast(&keep.unsqueeze(1).unwrap().unsqueeze(1).unwrap()), broadcast(&bias));
+    let sees: Sees = Box::new(move |b, h, i, j| {
+        let ahead = j as i64 - position(i);
+        (ahead <= 0 && ahead >= -3 && keep(b, h, i, j) != 0.0).then(|| 2.0 * bias(b, h, i, j))
+    });
+    masks.push((mask, sees));
+    masks
+}
+
+fn qkv(random: &mut Random, sizes: Sizes, dtype: DType) -> [Tensor; 3] {
+    let Sizes { b, s_q, s_kv, h, h_kv, d, d_v } = sizes;
+    // Larger than 1, so that a softmax is far from uniform.
+    let wide = |t: Tensor| (t * 2.5).unwrap();
+    [
+        wide(random.tensor(&[b, s_q, h, d], dtype)),
+        wide(random.tensor(&[b, s_kv, h_kv, d], dtype)),
+        random.tensor(&[b, s_kv, h_kv, d_v], dtype),
+    ]
+}
+
+#[test]
+fn every_mask_in_every_dtype() {
+    let mut random = Random::new(1);
+    for sizes in SIZES {
+        for (mask, sees) in masks(&mut random, sizes) {
+            for (dtype, tolerance) in TOLERANCES {
+                let [q, k, v] = qkv(&mut random, sizes, dtype);
+                let what = format!("{mask} {dtype:?} {sizes:?}");
+                let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Dot(0.3), &sees);
+                let mut options = SdpaOptions::new(&mask);
+                (options.scale, options.return_weights) = (Some(0.3), true);
+                let got = attend(&q, &k, &v, &options).unwrap();
+                assert_eq!(got.output.dtype(), dtype);
+                assert_close(&what, &got.output, &want, tolerance);
+                assert_close(&what, &got.weights.unwrap(), &want_weights, tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn additive_scoring_under_every_mask() {
+    let mut random = Random::new(2);
+    for sizes in SIZES {
+        for (mask, sees) in masks(&mut random, sizes) {
+            let [q, k, v] = qkv(&mut random, sizes, DType::F64);
+            let w = random.tensor(&[sizes.h, sizes.d], DType::F64);
+            let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Additive(&w, 1.0), &sees);
+            let mut options = SdpaOptions::new(&mask);
+            (options.additive, options.return_weights) = (Some(&w), true);
+            let got = attend(&q, &k, &v, &options).unwrap();
+            assert_close(&mask.to_string(), &got.output, &want, 1e-12);
+            assert_close(&mask.to_string(), &got.weights.unwrap(), &want_weights, 1e-12);
+        }
+    }
+}
+
+/// Additive scoring works through the queries in pieces when they are many; here there are several.
+#[test]
+fn additive_scoring_in_pieces() {
+    let mut random = Random::new(3);
+    let sizes = Sizes { b: 1, s_q: 131, s_kv: 509, h: 2, h_kv: 1, d: 64, d_v: 5 };
+    let [q, k, v] = qkv(&mut random, sizes, DType::F64);
+    let w = random.tensor(&[2, 64], DType::F64);
+    let (want, _) = naive::attend(&q, &k, &v, &Score::Additive(&w, 0.5), &|_, _, _, _| Some(0.0));
+    let mask = AttentionMask::none();
+    let mut options = SdpaOptions::new(&mask);
+    (options.additive, options.scale) = (Some(&w), Some(0.5));
+    assert_close("additive", &attend(&q, &k, &v, &options).unwrap().output, &want, 1e-12);
+}
+
+/// Views with strides and offsets mean the same as their copies.
+#[test]
+fn strided_inputs() {
+    let mut random = Random::new(4);
+    let (b, s, h, d) = (2, 7, 3, 5);
+    let all = random.tensor(&[b, s + 2, 3 * h * d], DType::F32).narrow(1, 1, s).unwrap();
+    let part = |i: usize| all.narrow(2, i * h * d, h * d).unwrap().reshape((b, s, h, d)).unwrap();
+    let heads_first = random.tensor(&[b, h, s, d], DType::F32).transpose(1, 2).unwrap();
+    let mask = AttentionMask::causal();
+    for (q, k, v) in [(part(0), part(1), part(2)), (heads_first.clone(), part(1), heads_first)] {
+        let (want, _) =
+            naive::attend(&q, &k, &v, &Score::Dot((d as f64).powf(-0.5)), &|_, _, i, j| (j <= i).then_some(0.0));
+        assert_close("strided", &attend(&q, &k, &v, &SdpaOptions::new(&mask)).unwrap().output, &want, 2e-6);
+    }
+}
+
+#[test]
+fn nothing_to_attend_to_gives_zeros() {
+    let mask = AttentionMask::none();
+    let mut options = SdpaOptions::new(&mask);
+    options.return_weights = true;
+    for (b, s_q, s_kv) in [(2, 3, 0), (2, 0, 3), (0, 3, 3), (0, 0, 0)] {
+        let zeros = |s: usize| Tensor::zeros((b, s, 2, 4), DType::F32, &Device::Cpu).unwrap();
+        let got = attend(&zeros(s_q), &zeros(s_kv), &zeros(s_kv), &options).unwrap();
+        assert_eq!(got.output.dims(), [b, s_q, 2, 4]);
+        assert_eq!(got.weights.unwrap().dims(), [b, 2, s_q, s_kv]);
+        assert!(numbers(&got.output).iter().all(|n| *n == 0.0));
+    }
+}
+
+/// A golden worked out by hand: two keys, scores 0 and ln 3, so weights 1/4 and 3/4.
+#[test]
+fn by_hand() {
+    let device = Device::Cpu;
+    let q = Tensor::new(&[[[[1f64]]]], &device).unwrap();
+    let k = Tensor::new(&[[[[0f64]], [[3f64.ln()]]]], &device).unwrap();
+    let v = Tensor::new(&[[[[10f64, 0.0]], [[20.0, 4.0]]]], &device).unwrap();
+    let mask = AttentionMask::none();
+    let mut options = SdpaOptions::new(&mask);
+    options.return_weights = true;
+    let got = attend(&q, &k, &v, &options).unwrap();
+    assert_close("weights", &got.weights.unwrap(), &Tensor::new(&[[[[0.25f64, 0.75]]]], &device).unwrap(), 1e-15);
+    assert_close("output", &got.output, &Tensor::new(&[[[[17.5f64, 3.0]]]], &device).unwrap(), 1e-15);
+}
+
+/// Batch entries and heads do not see each other: a row's result is the same alone.
+#[test]
+fn rows_are_independent() {
+    let mut random = Random::new(5);
+    let [q, k, v] = qkv(&mut random, SIZES[0], DType::F32);
+    let mask = AttentionMask::causal();
+    let whole = attend(&q, &k, &v, &SdpaOptions::new(&mask)).unwrap().output;
+    for row in 0..2 {
+        let one = |t: &Tensor| t.narrow(0, row, 1).unwrap();
+        let alone = attend(&one(&q), &one(&k), &one(&v), &SdpaOptions::new(&mask)).unwrap().output;
+        assert_close("row", &alone, &one(&whole), 1e-6);
+    }
+}
