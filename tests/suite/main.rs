@@ -1,8 +1,10 @@
 //! Everything that needs no network and no model: against goldens of the systems that own the formulas, against a
 //! naive f64 reference, and with bad input. `tests/golden` holds the scripts that made the goldens.
 
+mod checkpoints;
 mod common;
 mod gradients;
+mod layer;
 mod layouts;
 mod masks;
 mod naive;

@@ -1,0 +1,228 @@
+//! The layer itself: dropout, returned weights, grouped heads, plans, and what it says to wrong input.
+
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
+};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+
+use crate::common::{Random, assert_close, numbers};
+use crate::naive::{self, Score};
+
+fn fresh(config: &AttentionConfig) -> (MultiHeadAttention, VarMap) {
+    let map = VarMap::new();
+    let vb = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+    (MultiHeadAttention::new(config, vb).unwrap(), map)
+}
+
+/// The whole layer, all sizes different, against projections and attention written out.
+#[test]
+fn grouped_heads_and_own_sizes_against_the_formula() {
+    let mut random = Random::new(20);
+    let config = AttentionConfig::new(10, 6)
+        .with_num_key_value_heads(2)
+        .with_head_dim(5)
+        .with_value_head_dim(3)
+        .with_query_size(7)
+        .with_key_size(11)
+        .with_value_size(13)
+        .with_output_size(17)
+        .with_scale(0.7);
+    let (layer, map) = fresh(&config);
+    for variable in map.all_vars() {
+        variable.set(&random.tensor(variable.dims(), DType::F32)).unwrap();
+    }
+    let parameter = |name: &str| map.data().lock().unwrap()[name].as_tensor().clone();
+    let project = |xs: &Tensor, name: &str| {
+        let (weight, bias) = (parameter(&format!("{name}.weight")), parameter(&format!("{name}.bias")));
+        candle_nn::Linear::new(weight, Some(bias)).forward(xs).unwrap()
+    };
+    let (query, key, value) = (
+        random.tensor(&[2, 4, 7], DType::F32),
+        random.tensor(&[2, 5, 11], DType::F32),
+        random.tensor(&[2, 5, 13], DType::F32),
+    );
+    let q = project(&query, "q_proj").reshape((2, 4, 6, 5)).unwrap();
+    let k = project(&key, "k_proj").reshape((2, 5, 2, 5)).unwrap();
+    let v = project(&value, "v_proj").reshape((2, 5, 2, 3)).unwrap();
+    let sees = |_: usize, _: usize, i: usize, j: usize| (j <= i + 1).then_some(0.0);
+    let (context, weights) = naive::attend(&q, &k, &v, &Score::Dot(0.7), &sees);
+    let context = context.reshape((2, 4, 18)).unwrap().to_dtype(DType::F32).unwrap();
+
+    let mask = AttentionMask::causal();
+    let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
+    let got = layer.attend_with(&inputs, &AttentionOptions::default().with_weights(true)).unwrap();
+    assert_close("output", &got.output, &project(&context, "o_proj"), 1e-5);
+    assert_close("weights", &got.weights.unwrap(), &weights, 1e-5);
+    assert!(layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().weights.is_none());
+}
+
+/// Dropout takes whole weights after the softmax and scales up the rest; what is returned is from before it.
+#[test]
+fn dropout_is_on_the_weights_and_only_when_training() {
+    let mut random = Random::new(21);
+    let (layer, _) = fresh(&AttentionConfig::new(8, 2).with_dropout(0.5));
+    let xs = random.tensor(&[4, 16, 8], DType::F32);
+    let mask = AttentionMask::none();
+    let inputs = AttentionInputs::self_attention(&xs, &mask);
+    let run =
+        |train| layer.attend_with(&inputs, &AttentionOptions::default().with_train(train).with_weights(true)).unwrap();
+    let still = run(false);
+    assert_eq!(numbers(&still.output), numbers(&run(false).output));
+    assert_eq!(numbers(&still.output), numbers(&layer.forward(&xs).unwrap()));
+    let (first, second) = (run(true), run(true));
+    assert_ne!(numbers(&first.output), numbers(&second.output));
+    assert_eq!(numbers(&first.weights.unwrap()), numbers(&still.weights.unwrap()));
+    // Over many draws the mean is the output without dropout.
+    let mean = (0..400).map(|_| run(true).output).reduce(|a, b| (a + b).unwrap()).unwrap() / 400.0;
+    assert_close("mean over dropouts", &mean.unwrap(), &still.output, 0.1);
+}
+
+#[test]
+fn fresh_parameters_have_their_names_and_shapes() {
+    let config = AttentionConfig::new(12, 4)
+        .with_num_key_value_heads(2)
+        .with_scoring(Scoring::Additive)
+        .with_add_bias_kv(true)
+        .with_add_zero_attn(true);
+    let (layer, map) = fresh(&config);
+    let mut shapes: Vec<_> =
+        map.data().lock().unwrap().iter().map(|(name, t)| format!("{name} {:?}", t.dims())).collect();
+    shapes.sort();
+    let want = [
+        "bias_k [1, 1, 6]",
+        "bias_v [1, 1, 6]",
+        "k_proj.bias [6]",
+        "k_proj.weight [6, 12]",
+        "o_proj.bias [12]",
+        "o_proj.weight [12, 12]",
+        "q_proj.bias [12]",
+        "q_proj.weight [12, 12]",
+        "score.weight [4, 3]",
+        "v_proj.bias [6]",
+        "v_proj.weight [6, 12]",
+    ];
+    assert_eq!(shapes, want);
+
+    // Saved and loaded, it is the same layer.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layer.safetensors");
+    map.save(&file).unwrap();
+    let source = candle_attention::checkpoint::Checkpoint::open(&file).unwrap().at("", DType::F32, &Device::Cpu);
+    let loaded = MultiHeadAttention::load(&config, source).unwrap();
+    let xs = Random::new(22).tensor(&[2, 3, 12], DType::F32);
+    assert_eq!(numbers(&loaded.forward(&xs).unwrap()), numbers(&layer.forward(&xs).unwrap()));
+}
+
+#[test]
+fn the_plan_names_every_backend() {
+    let (layer, _) = fresh(&AttentionConfig::new(8, 2));
+    let xs = Tensor::zeros((2, 3, 8), DType::F32, &Device::Cpu).unwrap();
+    let mask = AttentionMask::none();
+    let inputs = AttentionInputs::self_attention(&xs, &mask);
+    let plan = layer.plan(&inputs, &AttentionOptions::default()).unwrap();
+    assert_eq!(plan.backend, Backend::Eager);
+    assert_eq!(plan.rejected.len(), 3);
+    assert!(plan.scratch_bytes >= 2 * 2 * 3 * 3 * 4 * 3);
+    assert!(plan.to_string().starts_with("backend eager"));
+
+    let forced = |backend| layer.attend_with(&inputs, &AttentionOptions::default().with_backend(backend));
+    assert!(forced(Backend::Eager).is_ok());
+    let error = forced(Backend::Cpu).unwrap_err().to_string();
+    assert!(error.contains("backend cpu cannot run this call"), "{error}");
+}
+
+#[track_caller]
+fn says<T>(result: Result<T, impl std::fmt::Display>, parts: &[&str]) {
+    let error = result.err().expect("an error").to_string();
+    let first = error.lines().next().unwrap();
+    for part in parts {
+        assert!(first.contains(part), "`{first}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn a_bad_configuration_is_named() {
+    let config = || AttentionConfig::new(12, 4);
+    let bad = [
+        (AttentionConfig::new(0, 4), "hidden_size = 0", "at least 1"),
+        (AttentionConfig::new(12, 0), "num_attention_heads = 0", "at least 1"),
+        (AttentionConfig::new(12, 5), "num_attention_heads = 5", "a divisor of hidden_size = 12"),
+        (config().with_num_key_value_heads(3), "num_key_value_heads = 3", "a divisor of num_attention_heads = 4"),
+        (config().with_num_key_value_heads(0), "num_key_value_heads = 0", "at least 1"),
+        (config().with_num_key_value_heads(8), "num_key_value_heads = 8", "a divisor of num_attention_heads = 4"),
+        (config().with_head_dim(0), "head_dim = 0", "at least 1"),
+        (config().with_value_head_dim(0), "value_head_dim = 0", "at least 1"),
+        (config().with_query_size(0), "query_size = 0", "at least 1"),
+        (config().with_key_size(0), "key_size = 0", "at least 1"),
+        (config().with_value_size(0), "value_size = 0", "at least 1"),
+        (config().with_output_size(0), "output_size = 0", "at least 1"),
+        (config().with_head_dim(usize::MAX), "head_dim = 18446744073709551615", "at most"),
+        (config().with_scale(f64::NAN), "scale = NaN", "finite"),
+        (config().with_scale(f64::INFINITY), "scale = inf", "finite"),
+        (config().with_dropout(1.0), "dropout = 1", "[0, 1)"),
+        (config().with_dropout(-0.1), "dropout = -0.1", "[0, 1)"),
+        (config().with_dropout(f64::NAN), "dropout = NaN", "[0, 1)"),
+    ];
+    for (config, value, allowed) in bad {
+        says(config.validate(), &["config", value, allowed]);
+        let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+        says(MultiHeadAttention::new(&config, vb).map(|_| ()), &[value]);
+    }
+    assert!(AttentionConfig::new(10, 3).with_head_dim(4).validate().is_ok());
+}
+
+#[test]
+fn a_bad_input_is_named() {
+    let (layer, _) = fresh(&AttentionConfig::new(8, 2).with_key_size(6).with_value_size(4));
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+    let (query, key, value) = (zeros(&[2, 3, 8]), zeros(&[2, 5, 6]), zeros(&[2, 5, 4]));
+    let none = AttentionMask::none();
+    assert!(layer.attend(&query, &key, &value, &none).is_ok());
+    says(layer.attend(&zeros(&[3, 8]), &key, &value, &none), &["query has shape [3, 8]", "(b, s_q, 8)"]);
+    says(layer.attend(&zeros(&[2, 3, 9]), &key, &value, &none), &["query has shape [2, 3, 9]", "(b, s_q, 8)"]);
+    says(layer.attend(&query, &zeros(&[2, 5, 8]), &value, &none), &["key has shape [2, 5, 8]", "(b, s_kv, 6)"]);
+    says(layer.attend(&query, &key, &zeros(&[2, 5, 6]), &none), &["value has shape [2, 5, 6]", "(b, s_kv, 4)"]);
+    says(layer.attend(&query, &zeros(&[3, 5, 6]), &value, &none), &["key has shape [3, 5, 6]", "[2, 5, 6]"]);
+    says(layer.attend(&query, &key, &zeros(&[2, 4, 4]), &none), &["value has shape [2, 4, 4]", "[2, 5, 4]"]);
+    let half = query.to_dtype(DType::F16).unwrap();
+    says(layer.attend(&half, &key, &value, &none), &["query has dtype f16", "f32"]);
+    says(layer.forward(&query), &["key has shape [2, 3, 8]", "(b, s_kv, 6)"]);
+}
+
+#[test]
+fn a_bad_mask_is_named() {
+    let (layer, _) = fresh(&AttentionConfig::new(8, 2));
+    let (query, key) = (
+        Tensor::zeros((2, 3, 8), DType::F32, &Device::Cpu).unwrap(),
+        Tensor::zeros((2, 5, 8), DType::F32, &Device::Cpu).unwrap(),
+    );
+    let run = |mask: AttentionMask| layer.attend(&query, &key, &key, &mask);
+    let ones = |dims: &[usize]| Tensor::ones(dims, DType::U8, &Device::Cpu).unwrap();
+    let float = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+    says(run(AttentionMask::keep(&ones(&[2, 3])).unwrap()), &["keep mask has shape [2, 3]", "[2, 5]", "[2, 2, 3, 5]"]);
+    // A 3-D mask of batch · heads rows, as PyTorch wants it, is no mask here.
+    says(run(AttentionMask::drop(&ones(&[4, 3, 5])).unwrap()), &["drop mask has shape [4, 3, 5]", "[2, 3, 5]"]);
+    says(run(AttentionMask::additive(&float(&[3, 6])).unwrap()), &["additive mask has shape [3, 6]", "[2, 2, 3, 5]"]);
+    says(run(AttentionMask::lengths(&[1])), &["the number of rows in lengths is 1", "2, the batch size"]);
+    says(run(AttentionMask::lengths(&[5, 6])), &["lengths[1] is 6", "at most 5"]);
+    says(run(AttentionMask::query_lengths(&[[1; 3]])), &["rows in lengths per query is 1", "2"]);
+    says(run(AttentionMask::query_lengths(&[[1; 2]; 2])), &["the number of lengths in row 0 is 2", "3"]);
+    says(run(AttentionMask::query_lengths(&[[1, 1, 1], [1, 9, 1]])), &["lengths[1][1] is 9", "at most 5"]);
+    let segments = AttentionMask::segments(&ones(&[2, 3]), &ones(&[2, 3])).unwrap();
+    says(run(segments), &["segments of keys has shape [2, 3]", "[2, 5]"]);
+
+    says(AttentionMask::keep(&float(&[2, 5])), &["keep mask has dtype f32", "an integer dtype"]);
+    says(AttentionMask::keep(&ones(&[5])), &["keep mask has shape [5]", "(b, s_kv)"]);
+    says(AttentionMask::drop(&float(&[2, 5])), &["drop mask has dtype f32"]);
+    says(AttentionMask::additive(&ones(&[2, 5])), &["additive mask has dtype u8", "`keep`"]);
+    says(AttentionMask::additive(&float(&[1, 1, 1, 1, 5])), &["additive mask has shape"]);
+    says(AttentionMask::lengths_tensor(&float(&[2])), &["lengths has dtype f32"]);
+    says(AttentionMask::lengths_tensor(&ones(&[2, 3, 4])), &["lengths has shape [2, 3, 4]", "(b) or (b, s_q)"]);
+    let negative = Tensor::new(&[3i64, -1], &Device::Cpu).unwrap();
+    says(AttentionMask::lengths_tensor(&negative), &["lengths element 1 is -1"]);
+    says(AttentionMask::segments(&ones(&[3]), &ones(&[2, 5])), &["segments of queries has shape [3]", "(b, s)"]);
+    says(PaddedIds::new(&[vec![], vec![]], 0, &Device::Cpu), &["the ragged list is 2 sequences of 0 ids"]);
+    says(PaddedIds::new::<Vec<u32>>(&[], 0, &Device::Cpu), &["the ragged list is 0 sequences"]);
+    says("cup".parse::<Backend>(), &["the backend is cup", "eager, cpu, cuda or metal"]);
+}
