@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::projection::{Dense, Qkv};
 use crate::sdpa::{self, Attended, Backend, Plan, SdpaOptions};
+use crate::setters::setters;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -95,25 +96,13 @@ pub struct AttentionOptions {
 }
 
 impl AttentionOptions {
-    /// Sets whether dropout is applied.
-    #[must_use]
-    pub fn with_train(mut self, train: bool) -> Self {
-        self.train = train;
-        self
-    }
-
-    /// Sets whether the weights are returned.
-    #[must_use]
-    pub fn with_weights(mut self, return_weights: bool) -> Self {
-        self.return_weights = return_weights;
-        self
-    }
-
-    /// Forces a backend.
-    #[must_use]
-    pub fn with_backend(mut self, backend: Backend) -> Self {
-        self.backend = Some(backend);
-        self
+    setters! {
+        /// Sets whether dropout is applied.
+        with_train, train: bool = train;
+        /// Sets whether the weights are returned.
+        with_weights, return_weights: bool = return_weights;
+        /// Forces a backend.
+        with_backend, backend: Backend = Some(backend);
     }
 }
 

@@ -1,4 +1,5 @@
 use crate::error::{Error, Result};
+use crate::setters::setters;
 
 /// How a query is compared with a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,17 +78,6 @@ pub struct AttentionConfig {
     pub add_bias_kv: bool,
     /// One more key and value of zeros, seen by every query (`add_zero_attn` in PyTorch); default false.
     pub add_zero_attn: bool,
-}
-
-macro_rules! setters {
-    ($($(#[$doc:meta])* $with:ident, $field:ident: $ty:ty = $value:expr;)*) => {$(
-        $(#[$doc])*
-        #[must_use]
-        pub fn $with(mut self, $field: $ty) -> Self {
-            self.$field = $value;
-            self
-        }
-    )*};
 }
 
 macro_rules! getters {

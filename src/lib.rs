@@ -10,6 +10,7 @@ mod mask;
 mod projection;
 mod ragged;
 pub mod sdpa;
+mod setters;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 pub use config::{AttentionConfig, ProjectionBias, Scoring};

@@ -12,6 +12,7 @@ use super::files::json;
 use super::pipeline::modules;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::setters::setters;
 
 /// Where and how a model is brought from the hub. What is `None` comes from the environment: `HF_ENDPOINT`, `HF_TOKEN`,
 /// `HF_HOME`, `HF_HUB_CACHE`, and `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
@@ -30,17 +31,6 @@ pub struct HubOptions {
     pub offline: Option<bool>,
     /// Show a progress bar on standard error, if that is a terminal.
     pub progress: bool,
-}
-
-macro_rules! setters {
-    ($($(#[$doc:meta])* $with:ident, $field:ident: $ty:ty = $value:expr;)*) => {$(
-        $(#[$doc])*
-        #[must_use]
-        pub fn $with(mut self, $field: $ty) -> Self {
-            self.$field = $value;
-            self
-        }
-    )*};
 }
 
 impl HubOptions {
@@ -136,13 +126,21 @@ impl<'a> Fetcher<'a> {
     }
 
     fn required(&self, file: &str, revision: &str) -> Result<PathBuf> {
-        self.optional(file, revision)?.ok_or_else(|| {
-            let reason = match self.offline {
-                true => format!("`{file}` is not in the cache, and offline mode is on"),
-                false => format!("the repository holds no `{file}` at revision `{revision}`"),
-            };
-            hub_error(self.id, reason)
-        })
+        self.optional(file, revision)?.ok_or_else(|| self.absent(&format!("`{file}`"), revision))
+    }
+
+    /// Why a file that is needed is not there. The client says the same of a missing file, revision and repository.
+    fn absent(&self, file: &str, revision: &str) -> Error {
+        let reason = if self.offline {
+            format!("{file} is not in the cache, and offline mode is on")
+        } else if matches!(self.repository.exists().send(), Ok(false) | Err(HFError::AuthRequired { .. })) {
+            NO_MODEL.to_string()
+        } else if matches!(self.repository.revision_exists().revision(revision).send(), Ok(false)) {
+            format!("no revision `{revision}`")
+        } else {
+            format!("the repository holds no {file} at revision `{revision}`")
+        };
+        hub_error(self.id, reason)
     }
 
     /// The path of a file in the cache, `None` if the repository does not have it.
@@ -179,8 +177,7 @@ impl<'a> Fetcher<'a> {
     }
 
     fn weights(&self, file: &str, revision: &str) -> Result<PathBuf> {
-        self.optional_weights(file, revision)?
-            .ok_or_else(|| hub_error(self.id, format!("the repository holds no `{file}` at revision `{revision}`")))
+        self.optional_weights(file, revision)?.ok_or_else(|| self.absent(&format!("`{file}`"), revision))
     }
 
     fn optional_weights(&self, file: &str, revision: &str) -> Result<Option<PathBuf>> {
@@ -200,11 +197,7 @@ impl<'a> Fetcher<'a> {
             weight_map: std::collections::BTreeMap<String, String>,
         }
         let Some(path) = self.optional(index, revision)? else {
-            let reason = match self.offline {
-                true => "the weights are not in the cache, and offline mode is on",
-                false => "the repository holds neither `model.safetensors` nor `model.safetensors.index.json`",
-            };
-            return Err(hub_error(self.id, reason));
+            return Err(self.absent("`model.safetensors` or `model.safetensors.index.json`", revision));
         };
         let index: Index = json(&path)?;
         for shard in index.weight_map.into_values().collect::<BTreeSet<_>>() {
@@ -251,11 +244,13 @@ fn hub_error(id: &str, reason: impl Into<String>) -> Error {
     Error::Hub { id: id.to_string(), reason: reason.into() }
 }
 
+const NO_MODEL: &str = "no such model, or it is private and needs a valid HF_TOKEN";
+
 fn explain(error: &HFError, file: &str, revision: &str) -> String {
     match error {
-        HFError::RepoNotFound { .. } => "no such model, or it is private and needs HF_TOKEN".to_string(),
+        // The hub answers so for a model that is not there, too, lest it tell of private ones.
+        HFError::RepoNotFound { .. } | HFError::AuthRequired { .. } => NO_MODEL.to_string(),
         HFError::RevisionNotFound { .. } => format!("no revision `{revision}`"),
-        HFError::AuthRequired { .. } => "access needs a valid token: set HF_TOKEN".to_string(),
         HFError::Forbidden { .. } => {
             format!("access to `{file}` is forbidden: the model may be gated, or HF_TOKEN may lack the right")
         }

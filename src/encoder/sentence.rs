@@ -10,6 +10,7 @@ use super::tokenizer::Tokenizer;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::ragged::PaddedIds;
+use crate::setters::setters;
 
 /// Texts to vectors, as sentence-transformers does it: tokenizer, [`BertModel`], pooling, normalisation and maximum
 /// length are what the model's folder says.
@@ -51,25 +52,13 @@ impl Default for EncodeOptions<'_> {
 }
 
 impl<'a> EncodeOptions<'a> {
-    /// Sets the number of texts that run together.
-    #[must_use]
-    pub fn with_batch_size(mut self, batch_size: usize) -> Self {
-        self.batch_size = batch_size;
-        self
-    }
-
-    /// Sets the prompt.
-    #[must_use]
-    pub fn with_prompt_name(mut self, prompt_name: &'a str) -> Self {
-        self.prompt_name = Some(prompt_name);
-        self
-    }
-
-    /// Sets what is called after each batch.
-    #[must_use]
-    pub fn with_progress(mut self, on_progress: &'a dyn Fn(usize, usize)) -> Self {
-        self.on_progress = Some(on_progress);
-        self
+    setters! {
+        /// Sets the number of texts that run together.
+        with_batch_size, batch_size: usize = batch_size;
+        /// Sets the prompt.
+        with_prompt_name, prompt_name: &'a str = Some(prompt_name);
+        /// Sets what is called after each batch.
+        with_progress, on_progress: &'a dyn Fn(usize, usize) = Some(on_progress);
     }
 }
 

@@ -120,10 +120,8 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
     for (name, t) in [("k", k), ("v", v)] {
         same_dtype_and_device(name, t, q)?;
     }
-    if let Some(w) = options.additive {
-        if w.dims() != [h, d] {
-            return Err(Error::shape("the additive scoring vector", w.dims(), format!("[{h}, {d}]")));
-        }
+    if let Some(w) = options.additive.filter(|w| w.dims() != [h, d]) {
+        return Err(Error::shape("the additive scoring vector", w.dims(), format!("[{h}, {d}]")));
     }
     let shape = CallShape { b, h, s_q, s_kv };
     options.mask.check(shape)?;

@@ -27,8 +27,11 @@ fn variables(random: &mut Random, tensors: &[(&str, &[usize])]) -> VarMap {
     map
 }
 
+/// What it is called, its configuration, its tensors.
+type Form = (&'static str, AttentionConfig, Vec<(&'static str, &'static [usize])>);
+
 /// The projections of a layer of 4 query heads of 3 and 2 key-value heads of 3 and 2, in each stored form.
-fn forms() -> Vec<(&'static str, AttentionConfig, Vec<(&'static str, &'static [usize])>)> {
+fn forms() -> Vec<Form> {
     let grouped = AttentionConfig::new(6, 4)
         .with_num_key_value_heads(2)
         .with_head_dim(3)

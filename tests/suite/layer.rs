@@ -6,7 +6,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Random, assert_close, numbers};
+use crate::common::{Random, assert_close, numbers, says};
 use crate::naive::{self, Score};
 
 fn fresh(config: &AttentionConfig) -> (MultiHeadAttention, VarMap) {
@@ -130,15 +130,6 @@ fn the_plan_names_every_backend() {
     assert!(forced(Backend::Eager).is_ok());
     let error = forced(Backend::Cpu).unwrap_err().to_string();
     assert!(error.contains("backend cpu cannot run this call"), "{error}");
-}
-
-#[track_caller]
-fn says<T>(result: Result<T, impl std::fmt::Display>, parts: &[&str]) {
-    let error = result.err().expect("an error").to_string();
-    let first = error.lines().next().unwrap();
-    for part in parts {
-        assert!(first.contains(part), "`{first}` does not say `{part}`");
-    }
 }
 
 #[test]

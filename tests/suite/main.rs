@@ -3,9 +3,12 @@
 
 mod checkpoints;
 mod common;
+mod encoder;
 mod gradients;
+mod hub;
 mod layer;
 mod layouts;
 mod masks;
+mod minilm;
 mod naive;
 mod seeds;

@@ -121,7 +121,7 @@ fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
     let (keep, bias) = (broadcast(&keep.unsqueeze(1).unwrap().unsqueeze(1).unwrap()), broadcast(&bias));
     let sees: Sees = Box::new(move |b, h, i, j| {
         let ahead = j as i64 - position(i);
-        (ahead <= 0 && ahead >= -3 && keep(b, h, i, j) != 0.0).then(|| 2.0 * bias(b, h, i, j))
+        ((-3..=0).contains(&ahead) && keep(b, h, i, j) != 0.0).then(|| 2.0 * bias(b, h, i, j))
     });
     masks.push((mask, sees));
     masks

@@ -52,10 +52,23 @@ pub fn nan_max(a: f64, b: f64) -> f64 {
 pub fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
     assert_eq!(got.dims(), want.dims(), "{what}: shape");
     let (got_numbers, want_numbers) = (numbers(got), numbers(want));
-    let bad = |(got, want): (&f64, &f64)| !((got - want).abs() <= tolerance + tolerance * want.abs());
+    let bad = |(got, want): (&f64, &f64)| {
+        let difference = (got - want).abs();
+        difference.is_nan() || difference > tolerance + tolerance * want.abs()
+    };
     if let Some(i) = got_numbers.iter().zip(&want_numbers).position(bad) {
         let (got_i, want_i, worst) = (got_numbers[i], want_numbers[i], max_diff(got, want));
         panic!("{what}: element {i} is {got_i}, want {want_i}; largest difference {worst:e}, tolerance {tolerance:e}");
+    }
+}
+
+/// Asserts that a result is an error whose first line holds every part.
+#[track_caller]
+pub fn says<T>(result: Result<T, impl std::fmt::Display>, parts: &[&str]) {
+    let error = result.err().expect("an error").to_string();
+    let first = error.lines().next().unwrap_or_default();
+    for part in parts {
+        assert!(first.contains(part), "`{first}` does not say `{part}`");
     }
 }
 

@@ -1,0 +1,15 @@
+//! The `with_…` methods of configurations and options.
+
+/// `with_x, x: Type = expression;` makes a method that sets the field `x` to the expression.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $with:ident, $field:ident: $ty:ty = $value:expr;)*) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $with(mut self, $field: $ty) -> Self {
+            self.$field = $value;
+            self
+        }
+    )*};
+}
+
+pub(crate) use setters;
