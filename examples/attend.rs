@@ -22,6 +22,7 @@ use shared::Result;
 ///          --input in.safetensors --output out.safetensors
 #[derive(Parser)]
 #[command(name = "attend", verbatim_doc_comment)]
+#[command(group = clap::ArgGroup::new("number_of_heads").required(true))]
 struct Arguments {
     /// A .safetensors file, a model folder, or a .safetensors.index.json
     #[arg(long)]
@@ -30,10 +31,10 @@ struct Arguments {
     #[arg(long)]
     prefix: String,
     /// A Hugging Face config.json with the number of heads
-    #[arg(long, required_unless_present = "heads", conflicts_with = "heads")]
+    #[arg(long, group = "number_of_heads")]
     config: Option<PathBuf>,
     /// The number of heads, if there is no --config
-    #[arg(long)]
+    #[arg(long, group = "number_of_heads")]
     heads: Option<usize>,
     /// The tensors to run on
     #[arg(long)]
@@ -77,17 +78,18 @@ fn attend(arguments: &Arguments) -> Result<()> {
         println!("{}", layer.plan(&call, &options)?);
     }
     let attended = layer.attend_with(&call, &options)?;
+    let shape = attended.output.dims().to_vec();
+    let mut results = HashMap::from([("output".to_string(), attended.output)]);
+    results.extend(attended.weights.map(|weights| ("weights".to_string(), weights)));
+    shared::save_tensors(&results, &arguments.output)?;
     println!(
-        "layout {layout}, {} heads of {}, {} key-value heads, mask {}: output {:?}",
+        "layout {layout}, {} heads of {}, {} key-value heads, mask {}: output {shape:?}",
         config.num_attention_heads,
         config.head_dim(),
         config.num_key_value_heads(),
         inputs.mask,
-        attended.output.dims()
     );
-    let mut results = HashMap::from([("output".to_string(), attended.output)]);
-    results.extend(attended.weights.map(|weights| ("weights".to_string(), weights)));
-    shared::save_tensors(&results, &arguments.output)
+    Ok(())
 }
 
 fn config(arguments: &Arguments, source: &CheckpointSource) -> Result<AttentionConfig> {

@@ -60,6 +60,9 @@ pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()
         return Err(named(&"is a folder, expected a file to write").into());
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return Err(named(&"its folder does not exist").into());
+    }
     let mut builder = tempfile::Builder::new();
     // The permissions of an ordinary new file, not the private ones of a temporary file.
     #[cfg(unix)]

@@ -254,8 +254,18 @@ fn explain(error: &HFError, file: &str, revision: &str) -> String {
         HFError::Forbidden { .. } => {
             format!("access to `{file}` is forbidden: the model may be gated, or HF_TOKEN may lack the right")
         }
+        HFError::Request { source, .. } => format!("`{file}`: no answer from the hub: {}", root_cause(source)),
         other => format!("`{file}`: {other}"),
     }
+}
+
+/// The innermost error: what lies around it says only that a request failed.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
 }
 
 /// Shows the bytes as they come and remembers how many were announced.

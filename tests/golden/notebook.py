@@ -17,15 +17,11 @@ import numpy as np
 import torch
 from d2l import torch as d2l
 
-from common import normal, save
+from common import save
 
 VOCABULARY, HIDDENS, HEADS, LONGEST = 100, 512, 8, 20
 SEQUENCES = [0, 1, 2]
 POSITIONS = [0, 1, 2, 3, 4, 5, 6, 7, 18, 19]
-
-
-def bf16(array):
-    return torch.from_numpy(array).bfloat16()
 
 
 def main():
@@ -37,21 +33,19 @@ def main():
     ids = torch.tensor([ids + [0] * (LONGEST - len(ids)) for ids in lists])
     lengths = torch.from_numpy(lengths)
 
+    # PyTorch's own initial values, as a notebook has them, rounded.
+    torch.manual_seed(512)
     embedding = torch.nn.Embedding(VOCABULARY, HIDDENS)
-    table = bf16(normal(rng, VOCABULARY, HIDDENS))
-    embedding.load_state_dict({"weight": table.float()})
     layer = d2l.MultiHeadAttention(HIDDENS, HEADS, 0.5, bias=False)
     layer.eval()
-    weights = {
-        f"{name}.weight": bf16(normal(rng, HIDDENS, HIDDENS, scale=HIDDENS**-0.5))
-        for name in ("W_q", "W_k", "W_v", "W_o")
-    }
-    tensors = {"embedding.weight": table, "ids": ids, "lengths": lengths}
-    tensors |= {f"layer.{key}": weight for key, weight in weights.items()}
+    tensors = {"ids": ids, "lengths": lengths}
     with torch.no_grad():
+        layer(*[embedding(ids)] * 3, None)  # the first call gives the lazy layers their sizes
+        for prefix, module in (("embedding", embedding), ("layer", layer)):
+            rounded = {key: weight.bfloat16() for key, weight in module.state_dict().items()}
+            module.load_state_dict({key: weight.float() for key, weight in rounded.items()})
+            tensors |= {f"{prefix}.{key}": weight for key, weight in rounded.items()}
         X = embedding(ids)
-        layer(X, X, X, None)  # the first call gives the lazy layers their sizes
-        layer.load_state_dict({key: weight.float() for key, weight in weights.items()})
         for name, valid_lens in (("masked", lengths), ("unmasked", None)):
             output = layer(X, X, X, valid_lens)
             tensors[f"{name}.output"] = output[SEQUENCES][:, POSITIONS].contiguous()

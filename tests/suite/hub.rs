@@ -229,7 +229,7 @@ fn no_access_and_no_model_are_said() {
     }
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let options = hub.options().with_endpoint(format!("http://{nobody}"));
-    says(download(ID, &options), &["hub: tiny/bert: `modules.json`"]);
+    says(download(ID, &options), &["hub: tiny/bert: `modules.json`: no answer from the hub: "]);
 }
 
 #[test]
