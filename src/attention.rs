@@ -168,11 +168,17 @@ impl MultiHeadAttention {
         let qkv = Qkv::new(qkv, rows, inputs)?;
         let context = config.num_attention_heads * config.value_head_dim();
         let o_proj = Dense::new("o_proj", o, config.output_size(), context)?;
-        sdpa::same_dtype_and_device("o_proj weight", o_proj.weight(), qkv.weight())?;
-        for (i, name) in [(0, "bias_k"), (1, "bias_v")] {
-            if let Some(extra) = bias_kv.as_ref().map(|kv| &kv[i]).filter(|extra| extra.dims() != [rows[i + 1]]) {
-                return Err(Error::shape(name, extra.dims(), format!("[{}]", rows[i + 1])));
-            }
+        let fits = |name: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
+            true => sdpa::same_dtype_and_device(name, tensor, qkv.weight()),
+            false => Err(Error::shape(name, tensor.dims(), format!("{want:?}"))),
+        };
+        fits("o_proj weight", o_proj.weight(), &[config.output_size(), context])?;
+        if let Some([k, v]) = &bias_kv {
+            fits("bias_k", k, &rows[1..2])?;
+            fits("bias_v", v, &rows[2..])?;
+        }
+        if let Some(score) = &score {
+            fits("score weight", score, &[config.num_attention_heads, config.head_dim()])?;
         }
         if score.is_some() != (config.scoring == Scoring::Additive) {
             return Err(Error::config(
@@ -190,6 +196,9 @@ impl MultiHeadAttention {
     }
 
     /// Self-attention; with `train`, dropout is applied.
+    ///
+    /// Call it on the layer itself: candle gives every `Module` a `ModuleT` whose `forward_t` leaves `train` unused, and
+    /// generic code such as `candle_nn::seq_t` takes that one. There, wrap the layer in a closure.
     ///
     /// # Errors
     /// If `xs` does not fit.

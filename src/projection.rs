@@ -4,6 +4,7 @@ use candle_core::{D, DType, Tensor};
 
 use crate::checkpoint::{DenseWeights, QkvWeights};
 use crate::error::{Error, Result};
+use crate::sdpa::same_dtype_and_device;
 
 /// `y = x Wᵀ + b` with W `(out, in)`.
 #[derive(Debug, Clone)]
@@ -13,7 +14,7 @@ pub(crate) struct Dense {
 }
 
 impl Dense {
-    /// Checks that the weight is `(out, in)` and the bias `(out)`, in one floating dtype and on one device.
+    /// Checks that the weight is `(out, in)` and the bias `(out)`, of one dtype and on one device.
     pub(crate) fn new(name: &str, weights: DenseWeights, out: usize, input: usize) -> Result<Self> {
         let DenseWeights { weight, bias } = weights;
         let check = |what: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
@@ -23,7 +24,7 @@ impl Dense {
         check("weight", &weight, &[out, input])?;
         if let Some(bias) = &bias {
             check("bias", bias, &[out])?;
-            crate::sdpa::same_dtype_and_device(&format!("{name} bias"), bias, &weight)?;
+            same_dtype_and_device(&format!("{name} bias"), bias, &weight)?;
         }
         Ok(Self { weight, bias })
     }
@@ -43,7 +44,7 @@ impl Dense {
             Some(bias) => ys.broadcast_add(&bias.to_dtype(wide)?)?,
             None => ys,
         };
-        Ok(ys.to_dtype(dtype)?.reshape((b, s, ()))?)
+        Ok(ys.to_dtype(dtype)?.reshape((b, s, self.weight.dim(0)?))?)
     }
 
     /// Rows `start .. start + len` of the projection.
@@ -53,18 +54,13 @@ impl Dense {
     }
 }
 
-/// The dtype in which products are summed: on the CPU f32 for half types, which its matmul would round at every step;
-/// GPUs accumulate in f32 by themselves.
-fn accumulate_in(weight: &Tensor) -> DType {
+/// The dtype in which products are summed, and in which queries, keys and values are kept: on the CPU f32 for half
+/// types, which its matmul would round at every step; GPUs accumulate in f32 by themselves.
+pub(crate) fn accumulate_in(weight: &Tensor) -> DType {
     match weight.dtype() {
         DType::F16 | DType::BF16 if weight.device().is_cpu() => DType::F32,
         dtype => dtype,
     }
-}
-
-/// The dtype in which projected queries, keys and values are kept: as they were accumulated.
-pub(crate) fn projected_dtype(weight: &Tensor) -> DType {
-    accumulate_in(weight)
 }
 
 /// The projections of queries, keys and values.
@@ -83,7 +79,11 @@ impl Qkv {
             QkvWeights::Split(dense) => {
                 let [q, k, v] = *dense;
                 let dense = |i: usize, weights| Dense::new(NAMES[i], weights, rows[i], inputs[i]);
-                Self::Split(Box::new([dense(0, q)?, dense(1, k)?, dense(2, v)?]))
+                let all = [dense(0, q)?, dense(1, k)?, dense(2, v)?];
+                for (dense, name) in all.iter().zip(NAMES) {
+                    same_dtype_and_device(&format!("{name} weight"), &dense.weight, &all[0].weight)?;
+                }
+                Self::Split(Box::new(all))
             }
             QkvWeights::Packed(all) => {
                 Self::Packed { all: Dense::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?, rows }
@@ -101,7 +101,7 @@ impl Qkv {
 
     /// Projects `[query, key, value]`, each `(b, s, in)`, to `(b, s, rows)`.
     pub(crate) fn forward(&self, inputs: [&Tensor; 3]) -> Result<[Tensor; 3]> {
-        let dtype = projected_dtype(self.weight());
+        let dtype = accumulate_in(self.weight());
         let [q, k, v] = inputs;
         match self {
             Self::Split(dense) => {

@@ -38,9 +38,6 @@ const NOT_APPLIED: [(&str, &str); 14] = [
     ("use_qk_norm", "norms of queries and keys"),
 ];
 
-/// Families that do not scale their scores.
-const UNSCALED: [&str; 5] = ["t5", "mt5", "umt5", "longt5", "gpt_neo"];
-
 /// Reads the numbers of heads and the scale from a parsed `config.json`, and the sizes from the weights that `source`
 /// points at; what the file says about sizes must agree.
 ///
@@ -52,20 +49,20 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     let heads = heads(section, &prefix)?;
     let mut config = infer_config(source, heads)?;
     let stated = [
+        ("hidden_size", config.hidden_size),
+        ("d_model", config.hidden_size),
+        ("dim", config.hidden_size),
+        ("n_embd", config.hidden_size),
         ("num_key_value_heads", config.num_key_value_heads()),
         ("head_dim", config.head_dim()),
-        ("d_kv", config.head_dim()),
     ];
     for (key, found) in stated {
         if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let model_type = section.get("model_type").or(json.get("model_type")).and_then(Value::as_str).unwrap_or_default();
     let float = |key: &str| section.get(key).and_then(Value::as_f64);
-    if UNSCALED.contains(&model_type) {
-        config = config.with_scale(1.0);
-    } else if let Some(scalar) = float("query_pre_attn_scalar") {
+    if let Some(scalar) = float("query_pre_attn_scalar") {
         config = config.with_scale(scalar.powf(-0.5));
     } else if let Some(multiplier) = float("attention_multiplier") {
         config = config.with_scale(multiplier);

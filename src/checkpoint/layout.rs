@@ -73,17 +73,17 @@ pub const LAYOUTS: &[Layout] = &[
         qkv: split!(dense, "q_lin", "k_lin", "v_lin"), o: dense!("out_lin"), biases: &[ALL] },
     Layout { name: "albert", families: "ALBERT",
         qkv: split!(dense, "query", "key", "value"), o: dense!("dense"), biases: &[ALL] },
-    Layout { name: "mpnet", families: "MPNet, T5",
-        qkv: split!(dense, "q", "k", "v"), o: dense!("o"), biases: &[ALL, NONE] },
-    Layout { name: "mpnet-attn", families: "MPNet, from the layer's prefix",
+    Layout { name: "mpnet", families: "MPNet",
         qkv: split!(dense, "attn.q", "attn.k", "attn.v"), o: dense!("attn.o"), biases: &[ALL] },
+    Layout { name: "mpnet-attn", families: "MPNet, from the prefix one further down",
+        qkv: split!(dense, "q", "k", "v"), o: dense!("o"), biases: &[ALL] },
     Layout { name: "vit", families: "ViT, DINOv2, BEiT (transformers)",
         qkv: split!(dense, "attention.query", "attention.key", "attention.value"), o: dense!("output.dense"),
         biases: &[ALL, NO_KEY, ONLY_OUT] },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original)",
         qkv: QkvNames::Fused(dense!("qkv")), o: dense!("proj"), biases: &[ALL, ONLY_OUT] },
-    Layout { name: "bart", families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, fairseq",
-        qkv: split!(dense, "q_proj", "k_proj", "v_proj"), o: dense!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE] },
+    Layout { name: "bart", families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, fairseq",
+        qkv: split!(dense, "q_proj", "k_proj", "v_proj"), o: dense!("out_proj"), biases: &[ALL, NO_KEY] },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ), o: dense!("out_proj"), biases: &[ALL, NONE] },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -105,14 +105,24 @@ pub(super) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`, in any layout.
 pub(super) const SCORE: &str = "score.weight";
 
-/// Tensors below an attention prefix that are not part of the attention: the norm after BERT's, buffers.
-const IGNORED: &[&str] = &["LayerNorm.", "layer_norm.", "layernorm.", "rotary_emb.inv_freq"];
+/// Components of names below an attention prefix that are not part of the attention: the norm after BERT's, a buffer.
+const IGNORED: &[&str] = &["LayerNorm", "inv_freq"];
 
 /// Tensors that change what attention computes and that this version does not apply. Looked for by name where a source
 /// cannot list what it holds.
 const NOT_APPLIED: &[(&str, &str)] = &[
     ("q_norm.weight", "it normalises queries"),
     ("k_norm.weight", "it normalises keys"),
+    ("q_layernorm.weight", "it normalises queries"),
+    ("k_layernorm.weight", "it normalises keys"),
+    ("q_layer_norm.weight", "it normalises queries"),
+    ("k_layer_norm.weight", "it normalises keys"),
+    ("query_layernorm.weight", "it normalises queries"),
+    ("key_layernorm.weight", "it normalises keys"),
+    ("q_layernorm.norms.0.weight", "it normalises queries by head"),
+    ("k_layernorm.norms.0.weight", "it normalises keys by head"),
+    ("self.rotary_embeddings.inv_freq", "it belongs to rotary positions"),
+    ("q_proj.weight_scale", "it belongs to quantised weights"),
     ("sinks", "it adds a learned sink to every softmax"),
     ("relative_attention_bias.weight", "it adds a relative position bias"),
     ("relative_position_bias_table", "it adds a relative position bias"),
@@ -157,7 +167,10 @@ impl Layout {
         let lacking = names.iter().zip(present).find(|(_, there)| !there);
         let (name, _) = lacking.unwrap_or((&names[1], false));
         let others = names.iter().zip(present).filter(|(_, there)| *there).map(|(name, _)| *name).collect::<Vec<_>>();
-        let why = format!("layout `{}` has it beside {}", self.name, list(&others));
+        let why = match others.is_empty() {
+            true => format!("layout `{}` has biases", self.name),
+            false => format!("layout `{}` has it beside {}", self.name, list(&others)),
+        };
         Err(Error::MissingTensor { name: source.full_name(name), why })
     }
 
@@ -174,7 +187,7 @@ impl Layout {
         read.extend(BIAS_KV);
         read.push(SCORE);
         let names = source.names().unwrap_or_default();
-        let ignored = |name: &str| IGNORED.iter().any(|part| name.contains(part));
+        let ignored = |name: &str| name.split('.').any(|part| IGNORED.contains(&part));
         match names.iter().find(|name| !read.contains(&name.as_str()) && !ignored(name)) {
             Some(name) => unsupported(name, "it is not part of the layout; is the prefix that of the attention layer?"),
             None => Ok(()),

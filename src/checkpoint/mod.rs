@@ -7,7 +7,9 @@ mod read;
 mod source;
 
 pub use hf_config::{HfAttentionConfig, config_from_json};
-pub use layout::{LAYOUTS, Layout, detect};
+pub use layout::{BiasPatterns, DenseNames, LAYOUTS, Layout, QkvNames, detect};
+#[cfg(feature = "hub")]
+pub(crate) use open::read_index;
 pub use open::{Checkpoint, CheckpointSource};
 pub use read::{AttentionWeights, DenseWeights, QkvWeights, infer_config};
 pub use source::WeightSource;

@@ -65,13 +65,11 @@ impl Checkpoint {
     }
 
     fn open_index(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-        let index: Index = serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not an index: {e}")))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let mut shards: Vec<(PathBuf, MmapedSafetensors)> = Vec::new();
         let mut position: HashMap<String, usize> = HashMap::new();
         let mut tensors = BTreeMap::new();
-        for (name, file) in index.weight_map {
+        for (name, file) in read_index(path)? {
             let shard = match position.get(&file) {
                 Some(&shard) => shard,
                 None => {
@@ -128,19 +126,21 @@ impl Checkpoint {
         CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone() }
     }
 
-    /// Every floating tensor below `prefix` as a trainable variable, under its full name. A layer loaded from
-    /// `VarBuilder::from_varmap(&map, dtype, device)` then learns, and `map.save` writes it under the same names.
+    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name; integers and
+    /// booleans are left out. A layer loaded from `VarBuilder::from_varmap(&map, dtype, device)` then learns, and
+    /// `map.save` writes it under the same names.
     ///
     /// # Errors
-    /// If a tensor cannot be read.
+    /// If a tensor cannot be read, or is quantised.
     pub fn to_varmap(&self, prefix: &str, dtype: DType, device: &Device) -> Result<VarMap> {
+        use safetensors::Dtype::{BOOL, I8, I16, I32, I64, U8, U16, U32, U64};
         let source = self.at(prefix, dtype, device);
         let map = VarMap::new();
         for name in source.names().into_iter().flatten() {
             let full_name = source.full_name(&name);
-            let tensor = self.tensor(&full_name, device)?;
-            if tensor.dtype().is_float() {
-                let variable = Var::from_tensor(&tensor.to_dtype(dtype)?)?;
+            let view = self.view(&full_name)?;
+            if !matches!(view.dtype(), BOOL | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64) {
+                let variable = Var::from_tensor(&source.get(&name, view.shape())?)?;
                 let mut data = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 data.insert(full_name, variable);
             }
@@ -158,6 +158,24 @@ impl Checkpoint {
 #[derive(serde::Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
+}
+
+/// Reads an index: the name of each tensor and of the shard that holds it, which is a file beside the index.
+pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let index: Index = serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not an index: {e}")))?;
+    for (tensor, file) in &index.weight_map {
+        let mut components = Path::new(file).components();
+        // The name comes from the file: it may only be that of a neighbour.
+        let plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
+        if !plain || file.contains(['/', '\\']) {
+            return Err(Error::file(
+                path,
+                format!("shard name `{file}` of tensor `{tensor}` is not a plain file name"),
+            ));
+        }
+    }
+    Ok(index.weight_map)
 }
 
 /// A prefix of a [`Checkpoint`], with the dtype and device to read in.
@@ -215,19 +233,9 @@ impl WeightSource for CheckpointSource {
         let tensor = view.load(&Device::Cpu)?.to_dtype(self.dtype)?;
         Ok(tensor.to_device(&self.device)?)
     }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
 }
 
 fn open_shard(index: &Path, folder: &Path, file: &str, tensor: &str) -> Result<(PathBuf, MmapedSafetensors)> {
-    let mut components = Path::new(file).components();
-    // The name comes from the file: it may only be that of a neighbour.
-    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
-    if !plain || file.contains(['/', '\\']) {
-        return Err(Error::file(index, format!("shard name `{file}` of tensor `{tensor}` is not a plain file name")));
-    }
     let path = folder.join(file);
     if !path.exists() {
         return Err(Error::file(index, format!("shard `{file}`, which holds `{tensor}`, is missing")));

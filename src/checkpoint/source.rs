@@ -1,4 +1,4 @@
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 use crate::error::{Error, Result};
@@ -28,14 +28,6 @@ pub trait WeightSource: Sized {
     /// # Errors
     /// If it is missing, has another shape, or cannot be read; the error holds the full name.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
-
-    /// The dtype of the tensors that [`get`](Self::get) gives.
-    fn dtype(&self) -> DType;
-
-    /// The first of `names` that is there.
-    fn first_of<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
-        names.iter().copied().find(|name| self.contains(name))
-    }
 }
 
 impl WeightSource for VarBuilder<'_> {
@@ -71,10 +63,6 @@ impl WeightSource for VarBuilder<'_> {
             Ok(Some(found)) if found != shape => wrong_shape(self.full_name(name), &found, shape),
             _ => Error::Candle(error),
         })
-    }
-
-    fn dtype(&self) -> DType {
-        VarBuilder::dtype(self)
     }
 }
 

@@ -1,6 +1,9 @@
-use candle_core::{Module, Tensor};
+use std::path::Path;
+
+use candle_core::{DType, Module, Tensor};
 use candle_nn::{Activation, ops::dropout};
 
+use super::files::json;
 use super::norm::LayerNorm;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::checkpoint::{DenseWeights, WeightSource};
@@ -47,18 +50,45 @@ pub struct BertConfig {
     pub pad_token_id: u32,
 }
 
+const BERT: &str = "bert";
+
 fn absolute() -> String {
     "absolute".to_string()
 }
 
 impl BertConfig {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// If the file is missing, is of another family than BERT, or lacks a key; the error holds the path.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
+        #[derive(serde::Deserialize)]
+        struct Family {
+            model_type: Option<String>,
+        }
+        let path = path.as_ref();
+        // Another family is named before its missing keys are.
+        let found = json::<Family>(path)?.model_type.unwrap_or_else(|| "absent".to_string());
+        if found != BERT {
+            let reason = format!("model_type is {found}, expected {BERT}, the only one this version runs");
+            return Err(Error::file(path, reason));
+        }
+        let config: Self = json(path)?;
+        config.validate().map_err(|e| Error::file(path, e))?;
+        Ok(config)
+    }
+
     /// Checks what the model relies on.
     ///
     /// # Errors
     /// [`Error::Config`], with the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
-        if self.model_type != "bert" {
-            return Err(Error::config("model_type", &self.model_type, "bert, the only one this version runs"));
+        if self.model_type != BERT {
+            return Err(Error::config(
+                "model_type",
+                &self.model_type,
+                format!("{BERT}, the only one this version runs"),
+            ));
         }
         if self.position_embedding_type != "absolute" {
             return Err(Error::config("position_embedding_type", &self.position_embedding_type, "absolute"));
@@ -72,6 +102,10 @@ impl BertConfig {
         ];
         if let Some((field, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(Error::config(field, 0, "at least 1"));
+        }
+        if self.pad_token_id as usize >= self.vocab_size {
+            let allowed = format!("less than vocab_size = {}", self.vocab_size);
+            return Err(Error::config("pad_token_id", self.pad_token_id, allowed));
         }
         if !(0.0..1.0).contains(&self.hidden_dropout_prob) {
             return Err(Error::config("hidden_dropout_prob", self.hidden_dropout_prob, "a number in [0, 1)"));
@@ -131,7 +165,8 @@ impl BertModel {
     /// `token_type_ids` `(b, s)` says otherwise.
     ///
     /// # Errors
-    /// If a sequence is longer than `max_position_embeddings`, an id is outside its table, or the mask does not fit.
+    /// If a sequence is longer than `max_position_embeddings`, an id is outside its table (looked at on the CPU only: on
+    /// a GPU that would wait for the device), or the mask does not fit.
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_t(ids, token_type_ids, mask, false)
     }
@@ -158,12 +193,12 @@ impl BertModel {
         if s > longest {
             return Err(Error::shape("ids", ids.dims(), format!("at most {longest} tokens, max_position_embeddings")));
         }
-        let words = lookup(&self.word_embeddings, ids)?; // (b, s, hidden)
+        let words = lookup("ids", &self.word_embeddings, ids)?; // (b, s, hidden)
         let types = match token_type_ids {
             Some(types) if types.dims() != [b, s] => {
                 return Err(Error::shape("token_type_ids", types.dims(), format!("{:?}", [b, s])));
             }
-            Some(types) => lookup(&self.token_type_embeddings, types)?,
+            Some(types) => lookup("token_type_ids", &self.token_type_embeddings, types)?,
             None => self.token_type_embeddings.narrow(0, 0, 1)?.unsqueeze(0)?, // (1, 1, hidden)
         };
         let positions = self.position_embeddings.narrow(0, 0, s)?.unsqueeze(0)?; // (1, s, hidden)
@@ -171,9 +206,18 @@ impl BertModel {
     }
 }
 
-fn lookup(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let (b, s) = ids.dims2()?;
-    Ok(table.index_select(&ids.flatten_all()?, 0)?.reshape((b, s, ()))?)
+    if ids.dtype() != DType::U32 {
+        return Err(Error::dtype(name, ids.dtype(), "u32"));
+    }
+    if ids.device().is_cpu() && b * s > 0 {
+        let (largest, rows) = (ids.max_all()?.to_scalar::<u32>()?, table.dim(0)?);
+        if largest as usize >= rows {
+            return Err(Error::value(format!("the largest of {name}"), largest, format!("less than {rows}")));
+        }
+    }
+    Ok(table.index_select(&ids.flatten_all()?, 0)?.reshape((b, s, table.dim(1)?))?)
 }
 
 fn layer_norm<S: WeightSource>(config: &BertConfig, source: &S) -> Result<LayerNorm> {

@@ -8,15 +8,14 @@ use hf_hub::repository::RepoTypeModel;
 use hf_hub::{HFClient, HFError, HFRepositorySync};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::files::json;
 use super::pipeline::modules;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, read_index};
 use crate::error::{Error, Result};
 use crate::setters::setters;
 
 /// Where and how a model is brought from the hub. What is `None` comes from the environment: `HF_ENDPOINT`, `HF_TOKEN`,
 /// `HF_HOME`, `HF_HUB_CACHE`, and `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct HubOptions {
     /// A branch, tag or commit; default `main`.
@@ -31,6 +30,20 @@ pub struct HubOptions {
     pub offline: Option<bool>,
     /// Show a progress bar on standard error, if that is a terminal.
     pub progress: bool,
+}
+
+impl std::fmt::Debug for HubOptions {
+    /// Everything but the token itself.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HubOptions")
+            .field("revision", &self.revision)
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("endpoint", &self.endpoint)
+            .field("cache_dir", &self.cache_dir)
+            .field("offline", &self.offline)
+            .field("progress", &self.progress)
+            .finish()
+    }
 }
 
 impl HubOptions {
@@ -72,8 +85,6 @@ pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
     }
     let modules = modules(&folder)?.unwrap_or_default();
     let transformer = modules.first().map(|module| module.path.clone()).unwrap_or_default();
-    let inside = |path: &str, file: &str| if path.is_empty() { file.to_string() } else { format!("{path}/{file}") };
-
     fetcher.required(&inside(&transformer, "config.json"), &revision)?;
     fetcher.required(&inside(&transformer, "tokenizer.json"), &revision)?;
     for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
@@ -88,7 +99,7 @@ pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
     }
     let single = inside(&transformer, "model.safetensors");
     if fetcher.optional_weights(&single, &revision)?.is_none() {
-        fetcher.sharded(&transformer, &inside(&transformer, "model.safetensors.index.json"), &revision)?;
+        fetcher.sharded(&transformer, &revision)?;
     }
     Ok(folder)
 }
@@ -132,7 +143,7 @@ impl<'a> Fetcher<'a> {
     /// Why a file that is needed is not there. The client says the same of a missing file, revision and repository.
     fn absent(&self, file: &str, revision: &str) -> Error {
         let reason = if self.offline {
-            format!("{file} is not in the cache, and offline mode is on")
+            format!("the repository holds no {file} at revision `{revision}`")
         } else if matches!(self.repository.exists().send(), Ok(false) | Err(HFError::AuthRequired { .. })) {
             NO_MODEL.to_string()
         } else if matches!(self.repository.revision_exists().revision(revision).send(), Ok(false)) {
@@ -160,7 +171,11 @@ impl<'a> Fetcher<'a> {
                 self.check_size(file, &path, progress.announced.load(Ordering::Relaxed))?;
                 Ok(Some(path))
             }
-            Err(HFError::EntryNotFound { .. } | HFError::LocalEntryNotFound { .. }) => Ok(None),
+            Err(HFError::EntryNotFound { .. }) => Ok(None),
+            // Not known to be absent: to go on without it could mean other vectors.
+            Err(HFError::LocalEntryNotFound { .. }) => {
+                Err(hub_error(self.id, format!("`{file}` is not in the cache, and offline mode is on")))
+            }
             Err(error) => Err(hub_error(self.id, explain(&error, file, revision))),
         }
     }
@@ -184,31 +199,31 @@ impl<'a> Fetcher<'a> {
         let Some(path) = self.optional(file, revision)? else {
             return Ok(None);
         };
-        if let Err(error) = Checkpoint::open(&path) {
-            discard(&path);
-            return Err(hub_error(self.id, format!("`{file}` was discarded: {error}")));
+        match Checkpoint::open(&path) {
+            Ok(_) => Ok(Some(path)),
+            // What is no checkpoint never was one; offline it could not be brought again.
+            Err(error @ Error::File { .. }) if !self.offline => {
+                discard(&path);
+                Err(hub_error(self.id, format!("`{file}` was discarded: {error}")))
+            }
+            Err(error) => Err(error),
         }
-        Ok(Some(path))
     }
 
-    fn sharded(&self, transformer: &str, index: &str, revision: &str) -> Result<()> {
-        #[derive(serde::Deserialize)]
-        struct Index {
-            weight_map: std::collections::BTreeMap<String, String>,
-        }
-        let Some(path) = self.optional(index, revision)? else {
+    fn sharded(&self, transformer: &str, revision: &str) -> Result<()> {
+        let Some(index) = self.optional(&inside(transformer, "model.safetensors.index.json"), revision)? else {
             return Err(self.absent("`model.safetensors` or `model.safetensors.index.json`", revision));
         };
-        let index: Index = json(&path)?;
-        for shard in index.weight_map.into_values().collect::<BTreeSet<_>>() {
-            if shard.contains(['/', '\\']) || shard.starts_with('.') {
-                return Err(Error::file(&path, format!("shard name `{shard}` is not a plain file name")));
-            }
-            let file = if transformer.is_empty() { shard } else { format!("{transformer}/{shard}") };
-            self.weights(&file, revision)?;
+        for shard in read_index(&index)?.into_values().collect::<BTreeSet<_>>() {
+            self.weights(&inside(transformer, &shard), revision)?;
         }
         Ok(())
     }
+}
+
+/// A file's path in the repository.
+fn inside(folder: &str, file: &str) -> String {
+    if folder.is_empty() { file.to_string() } else { format!("{folder}/{file}") }
 }
 
 /// Removes a file of the cache and what it links to.

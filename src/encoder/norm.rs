@@ -16,8 +16,10 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
+    /// The layer of `weight` and `bias`, both `(size)`.
+    ///
     /// # Errors
-    /// If `weight` and `bias` are not vectors of the same length.
+    /// If they are not vectors of the same length.
     pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Result<Self> {
         if weight.rank() != 1 {
             return Err(Error::shape("layer norm weight", weight.dims(), "(size)"));
@@ -33,13 +35,18 @@ impl LayerNorm {
     /// # Errors
     /// If one is missing or not of length `size`.
     pub fn load<S: WeightSource>(size: usize, eps: f64, source: &S) -> Result<Self> {
-        let read = |names: &[&'static str; 2]| source.get(source.first_of(names).unwrap_or(names[0]), &[size]);
-        Self::new(read(&["weight", "gamma"])?, read(&["bias", "beta"])?, eps)
+        let read = |name, early| source.get(if source.contains(early) { early } else { name }, &[size]);
+        Self::new(read("weight", "gamma")?, read("bias", "beta")?, eps)
     }
 }
 
 impl Module for LayerNorm {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
+        if xs.dims().last() != self.weight.dims().first() {
+            return Err(
+                Error::shape("the input of layer norm", xs.dims(), format!("(…, {})", self.weight.dims()[0])).into()
+            );
+        }
         let dtype = xs.dtype();
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let xs = xs.to_dtype(wide)?;

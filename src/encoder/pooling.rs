@@ -30,8 +30,10 @@ pub struct Pooling {
 }
 
 impl Pooling {
+    /// Pooling by these modes.
+    ///
     /// # Errors
-    /// If there is no mode.
+    /// If there is none.
     pub fn new(modes: Vec<PoolingMode>) -> Result<Self> {
         if modes.is_empty() {
             return Err(Error::config("pooling_mode", "[]", "at least one mode"));

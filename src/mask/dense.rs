@@ -51,18 +51,18 @@ impl DenseMask {
 }
 
 impl Part {
+    /// Compares and casts where the mask lies, then moves the result: not every device has every dtype.
     fn add_to(&self, dense: &mut DenseMask, call: CallShape, dtype: DType, device: &Device) -> Result<()> {
         let CallShape { b, s_q, s_kv, .. } = call;
         match self {
-            Self::Keep(mask) => dense.keep(to_4d(&mask.to_device(device)?.ne(0f64)?)?),
-            Self::Drop(mask) => dense.keep(to_4d(&mask.to_device(device)?.eq(0f64)?)?),
+            Self::Keep(mask) => dense.keep(to_4d(&mask.ne(0f64)?.to_device(device)?)?),
+            Self::Drop(mask) => dense.keep(to_4d(&mask.eq(0f64)?.to_device(device)?)?),
             Self::Additive(mask) => {
-                let mask = mask.to_device(device)?;
                 // On the values, not on their gradient: which keys are hidden is no function one could derive.
                 let keep = mask.detach().gt(lowest_finite(mask.dtype()))?;
-                let bias = keep.where_cond(&mask, &mask.zeros_like()?)?.to_dtype(dtype)?;
-                dense.keep(left_pad_dims(&keep)?)?;
-                dense.bias(left_pad_dims(&bias)?)
+                let bias = keep.where_cond(mask, &mask.zeros_like()?)?.to_dtype(dtype)?;
+                dense.keep(left_pad_dims(&keep.to_device(device)?)?)?;
+                dense.bias(left_pad_dims(&bias.to_device(device)?)?)
             }
             // Full rows hide nothing: the common case of one text, or of texts of one length.
             Self::Lengths(rows) if rows.iter().all(|&n| n == s_kv) => Ok(()),
@@ -78,8 +78,8 @@ impl Part {
             // Built once for all such parts, in `Band`.
             Self::Causal | Self::Window { .. } => Ok(()),
             Self::Segments { queries, keys } => {
-                let queries = queries.to_device(device)?.to_dtype(DType::I64)?.reshape((b, 1, s_q, 1))?;
-                let keys = keys.to_device(device)?.to_dtype(DType::I64)?.reshape((b, 1, 1, s_kv))?;
+                let queries = queries.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, s_q, 1))?;
+                let keys = keys.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, 1, s_kv))?;
                 dense.keep(queries.broadcast_eq(&keys)?)
             }
         }

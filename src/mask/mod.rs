@@ -3,7 +3,7 @@
 pub(crate) mod check;
 mod dense;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 pub(crate) use dense::{DenseMask, lowest_finite};
@@ -73,7 +73,8 @@ impl AttentionMask {
     }
 
     /// Nonzero = hidden, the convention of `key_padding_mask` and boolean `attn_mask` in PyTorch's
-    /// `nn.MultiheadAttention`. Shapes as for [`keep`](Self::keep).
+    /// `nn.MultiheadAttention`. Shapes as for [`keep`](Self::keep): PyTorch's `attn_mask` `(s_q, s_kv)` needs
+    /// `unsqueeze(0)` here, or it would be read as rows of keys.
     ///
     /// # Errors
     /// As [`keep`](Self::keep).
@@ -83,7 +84,8 @@ impl AttentionMask {
         Ok(Self::part(Part::Drop(mask.clone())))
     }
 
-    /// Numbers added to the scaled scores, of a shape that broadcasts to `(b, h, s_q, s_kv)`. Gradients flow into it.
+    /// Numbers added to the scaled scores, of a shape that broadcasts to `(b, h, s_q, s_kv)`: fewer dimensions are the
+    /// last ones, so a 3-D mask is `(h, s_q, s_kv)`, unlike a 3-D [`keep`](Self::keep). Gradients flow into it.
     ///
     /// Where a number is `-inf` or the lowest finite one of the mask's dtype (Hugging Face's `finfo.min`), the key is
     /// hidden, so that a row of nothing else gives zeros like any other fully masked row.
@@ -117,7 +119,7 @@ impl AttentionMask {
     /// If the dtype is not an integer one, the shape is another, or a number is negative.
     pub fn lengths_tensor(lengths: &Tensor) -> Result<Self> {
         integer("lengths", lengths)?;
-        let numbers = lengths.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
+        let numbers = lengths.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
         let to_usize = |(i, &n): (usize, &i64)| {
             usize::try_from(n).map_err(|_| Error::value(format!("lengths element {i}"), n, "a number from 0 to s_kv"))
         };

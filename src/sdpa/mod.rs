@@ -123,6 +123,12 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
     if let Some(w) = options.additive.filter(|w| w.dims() != [h, d]) {
         return Err(Error::shape("the additive scoring vector", w.dims(), format!("[{h}, {d}]")));
     }
+    if !(0.0..1.0).contains(&options.dropout) {
+        return Err(Error::value("dropout", options.dropout, "a number in [0, 1)"));
+    }
+    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
+        return Err(Error::value("scale", scale, "a finite number"));
+    }
     let shape = CallShape { b, h, s_q, s_kv };
     options.mask.check(shape)?;
     Ok(Call {

@@ -152,6 +152,25 @@ fn weights_that_are_no_floats_are_refused() {
 }
 
 #[test]
+fn variables_are_made_of_floats_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut all = tensors(&[("layer.weight", &[2, 3]), ("other.weight", &[2])]);
+    all.insert("layer.position_ids".to_string(), Tensor::arange(0i64, 4, &CPU).unwrap());
+    save(&all, &path);
+    let map = Checkpoint::open(&path).unwrap().to_varmap("layer", DType::F64, &CPU).unwrap();
+    let map = map.data().lock().unwrap();
+    assert_eq!(map.keys().collect::<Vec<_>>(), ["layer.weight"]);
+    assert_eq!(map["layer.weight"].dtype(), DType::F64);
+
+    let header = r#"{"q":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
+    std::fs::write(&path, bytes).unwrap();
+    let quantised = Checkpoint::open(&path).unwrap().to_varmap("", DType::F32, &CPU);
+    says(quantised, &["tensor `q` has dtype F8_E4M3", "f16, bf16, f32 or f64"]);
+}
+
+#[test]
 fn an_unknown_layout_is_explained() {
     let golden = Golden::open("layouts.safetensors").0;
     let at = |prefix: &str| detect(&golden.at(prefix, DType::F32, &CPU)).map(|layout| layout.name);
@@ -192,9 +211,13 @@ fn what_would_change_the_result_is_not_passed_over() {
     };
     let (by_vb, by_file) = with("layer.output.LayerNorm.weight", &[4]);
     assert!(by_vb.is_ok() && by_file.is_ok());
-    for (name, why) in
-        [("self.distance_embedding.weight", "relative position"), ("q_norm.weight", "normalises queries")]
-    {
+    for (name, why) in [
+        ("self.distance_embedding.weight", "relative position"),
+        ("q_norm.weight", "normalises queries"),
+        ("q_layernorm.norms.0.weight", "normalises queries by head"),
+        ("query_layernorm.weight", "normalises queries"),
+        ("self.rotary_embeddings.inv_freq", "rotary positions"),
+    ] {
         let (by_vb, by_file) = with(&format!("layer.{name}"), &[4]);
         says(by_vb, &[&format!("tensor `layer.{name}` is not understood by layout `bert`"), why]);
         says(by_file, &[&format!("tensor `layer.{name}` is not understood by layout `bert`"), why]);
@@ -262,8 +285,11 @@ fn config_json_gives_heads_and_scale() {
     assert_eq!(config.not_applied, [("rope_theta".to_string(), "rotary positions")]);
     let gemma = read(llama, serde_json::json!({"num_attention_heads": 4, "query_pre_attn_scalar": 16.0})).unwrap();
     assert_eq!(gemma.config.scale(), 0.25);
-    let t5 = read(bert, serde_json::json!({"num_heads": 4, "model_type": "t5"})).unwrap();
-    assert_eq!(t5.config.scale(), 1.0);
+    let granite = read(llama, serde_json::json!({"num_attention_heads": 4, "attention_multiplier": 0.5})).unwrap();
+    assert_eq!(granite.config.scale(), 0.5);
+    // The configuration of another, larger model.
+    let other = read(bert, serde_json::json!({"num_attention_heads": 4, "hidden_size": 1024}));
+    says(other, &["hidden_size = 1024", "as the weights under `bert.encoder.layer.0.attention` have it"]);
     let clip =
         serde_json::json!({"text_config": {"num_attention_heads": 4}, "vision_config": {"num_attention_heads": 5}});
     let shape =

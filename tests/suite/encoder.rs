@@ -45,7 +45,7 @@ fn load(folder: &Path) -> Result<SentenceEncoder, Error> {
 }
 
 fn config() -> BertConfig {
-    serde_json::from_str(&std::fs::read_to_string(fixture("tiny-bert/config.json")).unwrap()).unwrap()
+    BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap()
 }
 
 #[test]
@@ -197,6 +197,9 @@ fn layer_norm_keeps_gradients_and_precision() {
     let ys = norm.unwrap().forward(&Tensor::new(&[[10000f32, 10001.0, 10002.0, 10003.0]], &CPU).unwrap()).unwrap();
     let want = Tensor::new(&[[-1.3416407f32, -0.4472136, 0.4472136, 1.3416407]], &CPU).unwrap();
     assert_close("offset", &ys, &want, 1e-6);
+    let narrow = Tensor::zeros((2, 1), DType::F64, &CPU).unwrap();
+    let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.0).unwrap();
+    says(norm.forward(&narrow), &["the input of layer norm has shape [2, 1]", "(…, 3)"]);
     says(
         LayerNorm::new(xs.as_tensor().clone(), bias.as_tensor().clone(), 1e-5),
         &["layer norm weight has shape [1, 3]"],
@@ -239,13 +242,15 @@ fn progress_and_order() {
         assert_close(text, &together.narrow(0, i, 1).unwrap(), &encoder.encode(&[text], &options).unwrap(), 1e-6);
     }
     assert_eq!(encoder.encode(&[], &options).unwrap().dims(), [0, 24]);
+    let wide = SentenceEncoder::from_folder(fixture("tiny-bert"), DType::F64, &CPU).unwrap();
+    assert_eq!(wide.encode(&[], &options).unwrap().dtype(), DType::F64);
     says(encoder.encode(&texts, &options.with_batch_size(0)), &["batch_size = 0", "at least 1"]);
 }
 
 #[test]
 fn a_folder_with_something_wrong_is_named() {
     type Change = fn(&Path);
-    let changes: [(Change, &[&str]); 12] = [
+    let changes: [(Change, &[&str]); 14] = [
         (|f| std::fs::remove_file(f.join("config.json")).unwrap(), &["config.json", "No such file"]),
         (|f| std::fs::remove_file(f.join("tokenizer.json")).unwrap(), &["tokenizer.json", "No such file"]),
         (|f| std::fs::remove_file(f.join("model.safetensors")).unwrap(), &["holds neither `model.safetensors`"]),
@@ -264,6 +269,14 @@ fn a_folder_with_something_wrong_is_named() {
             |f| edit(f, "config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"),
             &["tensor `encoder.layer.2.attention.output.LayerNorm.weight` is missing"],
         ),
+        (
+            |f| edit(f, "config.json", "\"pad_token_id\": 0", "\"pad_token_id\": 500"),
+            &["pad_token_id = 500", "less than vocab_size = 109"],
+        ),
+        (
+            |f| edit(f, "config.json", "\"vocab_size\": 109", "\"vocab_size\": 50"),
+            &["tensor `embeddings.word_embeddings.weight` has shape [109, 24], expected [50, 24]"],
+        ),
         (|f| edit(f, "modules.json", "pooling.Pooling", "pooling.Router"), &["modules.json", "module `Router`"]),
         (|f| edit(f, "modules.json", "\"1_Pooling\"", "\"../1_Pooling\""), &["`../1_Pooling` leads out of the folder"]),
         (|f| edit(f, "1_Pooling/config.json", "\"mean\"", "\"median\""), &["1_Pooling/config.json"]),
@@ -281,6 +294,11 @@ fn a_folder_with_something_wrong_is_named() {
     let none = AttentionMask::none();
     says(model.forward(&zeros(&[1, 41]), None, &none), &["ids has shape [1, 41]", "at most 40 tokens"]);
     says(model.forward(&zeros(&[4]), None, &none), &["ids has shape [4]", "(b, s)"]);
+    let ids = |id: u32| Tensor::new(&[[1, id]], &CPU).unwrap();
+    says(model.forward(&ids(109), None, &none), &["the largest of ids is 109", "less than 109"]);
+    says(model.forward(&ids(u32::MAX), None, &none), &["the largest of ids is 4294967295"]);
+    says(model.forward(&ids(1), Some(&ids(2)), &none), &["the largest of token_type_ids is 2", "less than 2"]);
+    says(model.forward(&zeros(&[1, 2]).to_dtype(DType::I64).unwrap(), None, &none), &["ids has dtype i64", "u32"]);
     says(model.forward(&zeros(&[1, 4]), Some(&zeros(&[1, 3])), &none), &["token_type_ids has shape [1, 3]"]);
     assert!(checkpoint.at("encoder", DType::F32, &CPU).names().unwrap().len() == 32);
 }

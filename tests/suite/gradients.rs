@@ -175,6 +175,24 @@ fn finite_differences_for_each_scoring_mask_and_projection() {
     }
 }
 
+/// Self-attention projects a packed weight once and cuts the result: a path of its own.
+#[test]
+fn packed_self_attention() {
+    let mut random = Random::new(11);
+    let (_, config, tensors) = forms().swap_remove(1);
+    let map = variables(&mut random, &tensors);
+    let layer = MultiHeadAttention::load(&config, VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu)).unwrap();
+    let xs = Var::from_tensor(&random.tensor(&[B, S_Q, 6], DType::F64)).unwrap();
+    let weighting = random.tensor(&[B, S_Q, 6], DType::F64);
+    let mask = AttentionMask::causal();
+    let inputs = AttentionInputs::self_attention(&xs, &mask);
+    let loss = || loss(&layer, &inputs, &weighting);
+    let grads = loss().backward().unwrap();
+    let mut all = map.data().lock().unwrap().clone();
+    all.insert("xs".to_string(), xs.clone());
+    check("packed self-attention", &all, &grads, &loss);
+}
+
 /// An additive mask may be learned, as a relative position bias is.
 #[test]
 fn an_additive_mask_gets_its_gradient() {

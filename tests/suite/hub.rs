@@ -27,29 +27,32 @@ enum Answer {
     ForbiddenOnGet(Vec<u8>),
 }
 
-struct Hub {
-    endpoint: String,
+pub struct Hub {
+    pub endpoint: String,
     files: Arc<Mutex<HashMap<String, Answer>>>,
     requests: Arc<Mutex<Vec<String>>>,
+    tokens: Arc<Mutex<Vec<Option<String>>>>,
     cache: tempfile::TempDir,
 }
 
 impl Hub {
     /// Serves the tiny model at revision `main`.
-    fn start() -> Self {
+    pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let mut files = HashMap::new();
         add_folder(&mut files, &fixture("tiny-bert"), "");
         let (files, requests) = (Arc::new(Mutex::new(files)), Arc::new(Mutex::new(Vec::new())));
-        let (shared_files, shared_requests) = (files.clone(), requests.clone());
+        let tokens = Arc::new(Mutex::new(Vec::new()));
+        let (shared_files, shared_requests, shared_tokens) = (files.clone(), requests.clone(), tokens.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (files, requests) = (shared_files.clone(), shared_requests.clone());
-                std::thread::spawn(move || answer(stream, &files, &requests));
+                let tokens = shared_tokens.clone();
+                std::thread::spawn(move || answer(stream, &files, &requests, &tokens));
             }
         });
-        Self { endpoint, files, requests, cache: tempfile::tempdir().unwrap() }
+        Self { endpoint, files, requests, tokens, cache: tempfile::tempdir().unwrap() }
     }
 
     fn options(&self) -> HubOptions {
@@ -66,8 +69,14 @@ impl Hub {
         self.files.lock().unwrap().remove(file).unwrap();
     }
 
-    fn request_count(&self) -> usize {
+    pub fn request_count(&self) -> usize {
         self.requests.lock().unwrap().len()
+    }
+
+    /// Whether every request so far carried this token.
+    pub fn saw_only_token(&self, token: &str) -> bool {
+        let tokens = self.tokens.lock().unwrap();
+        !tokens.is_empty() && tokens.iter().all(|seen| seen.as_deref() == Some(token))
     }
 }
 
@@ -82,11 +91,18 @@ fn add_folder(files: &mut HashMap<String, Answer>, folder: &Path, prefix: &str) 
 }
 
 /// Answers one request and closes.
-fn answer(mut stream: TcpStream, files: &Mutex<HashMap<String, Answer>>, requests: &Mutex<Vec<String>>) {
+fn answer(
+    mut stream: TcpStream,
+    files: &Mutex<HashMap<String, Answer>>,
+    requests: &Mutex<Vec<String>>,
+    tokens: &Mutex<Vec<Option<String>>>,
+) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
     let Some(request) = lines.next() else { return };
     let headers: Vec<String> = lines.take_while(|line| !line.is_empty()).map(|line| line.to_lowercase()).collect();
     requests.lock().unwrap().push(request.clone());
+    let token = headers.iter().find_map(|line| line.strip_prefix("authorization: bearer "));
+    tokens.lock().unwrap().push(token.map(str::to_string));
     let mut words = request.split(' ');
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let respond = |stream: &mut TcpStream, status: &str, extra: &str, announced: usize, body: &[u8]| {
@@ -173,10 +189,34 @@ fn a_model_comes_whole_and_stays_in_the_cache() {
 }
 
 #[test]
+fn the_token_is_sent_and_not_printed() {
+    let hub = Hub::start();
+    let options = hub.options().with_token("hf_secret");
+    assert!(download(ID, &options).is_ok());
+    assert!(hub.saw_only_token("hf_secret"));
+    assert!(!format!("{options:?}").contains("secret"));
+}
+
+/// Another program may have brought only some of the files. Which modules run must not be guessed.
+#[test]
+fn offline_with_half_a_cache_is_an_error() {
+    let hub = Hub::start();
+    let folder = download(ID, &hub.options()).unwrap();
+    std::fs::remove_file(folder.join("modules.json")).unwrap();
+    let error = download(ID, &hub.options().with_offline(true));
+    says(error, &["`modules.json` is not in the cache, and offline mode is on"]);
+    // What the hub said to be absent is known to be so.
+    let hub = Hub::start();
+    hub.remove("modules.json");
+    let online = download(ID, &hub.options()).unwrap();
+    assert_eq!(download(ID, &hub.options().with_offline(true)).unwrap(), online);
+}
+
+#[test]
 fn offline_with_an_empty_cache_is_said() {
     let hub = Hub::start();
     let error = download(ID, &hub.options().with_offline(true));
-    says(error, &["hub: tiny/bert", "`config.json` is not in the cache, and offline mode is on"]);
+    says(error, &["hub: tiny/bert", "`modules.json` is not in the cache, and offline mode is on"]);
     assert_eq!(hub.request_count(), 0);
 }
 
@@ -252,7 +292,7 @@ fn a_sharded_model_comes_whole() {
     // A cache of its own: what is in it of a commit is not asked for again.
     let other = tempfile::tempdir().unwrap();
     let options = hub.options().with_cache_dir(other.path());
-    says(download(ID, &options), &["shard name `../x.safetensors` is not a plain file name"]);
+    says(download(ID, &options), &["shard name `../x.safetensors` of tensor"]);
     let good = index("model-00001-of-00001.safetensors");
     hub.files.lock().unwrap().insert("model.safetensors.index.json".to_string(), good);
     assert!(SentenceEncoder::from_hub(ID, &hub.options(), DType::F32, &Device::Cpu).is_ok());

@@ -1,5 +1,7 @@
 //! The layer itself: dropout, returned weights, grouped heads, plans, and what it says to wrong input.
 
+use candle_attention::checkpoint::{AttentionWeights, DenseWeights, QkvWeights};
+use candle_attention::sdpa::{SdpaOptions, attend};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
 };
@@ -57,25 +59,65 @@ fn grouped_heads_and_own_sizes_against_the_formula() {
     assert!(layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().weights.is_none());
 }
 
-/// Dropout takes whole weights after the softmax and scales up the rest; what is returned is from before it.
+/// A layer of one head whose output is its weights: values and output pass through unchanged.
+fn bare(dropout: f64, dtype: DType) -> MultiHeadAttention {
+    let s = 16;
+    let eye = Tensor::eye(s, dtype, &Device::Cpu).unwrap();
+    let small = (Random::new(23).tensor(&[s, s], dtype) * 0.2).unwrap();
+    let tensors = [("q_proj", small.clone()), ("k_proj", small), ("v_proj", eye.clone()), ("o_proj", eye)];
+    let tensors = tensors.into_iter().map(|(name, tensor)| (format!("{name}.weight"), tensor)).collect();
+    let vb = VarBuilder::from_tensors(tensors, dtype, &Device::Cpu);
+    MultiHeadAttention::load(&AttentionConfig::new(s, 1).with_dropout(dropout), vb).unwrap()
+}
+
+/// Dropout takes single weights after the softmax, scales up the others, and only when training; what is returned is
+/// from before it.
 #[test]
-fn dropout_is_on_the_weights_and_only_when_training() {
-    let mut random = Random::new(21);
-    let (layer, _) = fresh(&AttentionConfig::new(8, 2).with_dropout(0.5));
-    let xs = random.tensor(&[4, 16, 8], DType::F32);
-    let mask = AttentionMask::none();
-    let inputs = AttentionInputs::self_attention(&xs, &mask);
-    let run =
-        |train| layer.attend_with(&inputs, &AttentionOptions::default().with_train(train).with_weights(true)).unwrap();
-    let still = run(false);
-    assert_eq!(numbers(&still.output), numbers(&run(false).output));
-    assert_eq!(numbers(&still.output), numbers(&layer.forward(&xs).unwrap()));
-    let (first, second) = (run(true), run(true));
-    assert_ne!(numbers(&first.output), numbers(&second.output));
-    assert_eq!(numbers(&first.weights.unwrap()), numbers(&still.weights.unwrap()));
-    // Over many draws the mean is the output without dropout.
-    let mean = (0..400).map(|_| run(true).output).reduce(|a, b| (a + b).unwrap()).unwrap() / 400.0;
-    assert_close("mean over dropouts", &mean.unwrap(), &still.output, 0.1);
+fn dropout_is_on_the_weights() {
+    for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-12), (DType::F16, 1e-3), (DType::BF16, 8e-3)] {
+        let layer = bare(0.25, dtype);
+        let query = Random::new(24).tensor(&[3, 16, 16], dtype);
+        let value = Tensor::eye(16, dtype, &Device::Cpu).unwrap().broadcast_as((3, 16, 16)).unwrap();
+        let mask = AttentionMask::none();
+        let inputs = AttentionInputs { query: &query, key: &query, value: &value, mask: &mask };
+        let run = |train| {
+            layer.attend_with(&inputs, &AttentionOptions::default().with_train(train).with_weights(true)).unwrap()
+        };
+        let (still, moved) = (run(false), run(true));
+        let weights = still.weights.unwrap().squeeze(1).unwrap();
+        assert_close("weights pass through", &still.output, &weights, tolerance);
+        assert_eq!(numbers(&moved.weights.unwrap().squeeze(1).unwrap()), numbers(&weights));
+        let mut dropped = 0;
+        for (got, weight) in numbers(&moved.output).into_iter().zip(numbers(&weights)) {
+            match got == 0.0 {
+                true => dropped += 1,
+                false => assert!((got - weight / 0.75).abs() < tolerance, "{got} from {weight}"),
+            }
+        }
+        // 768 draws of 1 in 4: six standard deviations are 72.
+        assert!((120..265).contains(&dropped), "{dropped} of 768 dropped");
+        assert_eq!(numbers(&still.output), numbers(&run(false).output));
+        assert_eq!(
+            numbers(
+                &bare(0.0, dtype).attend_with(&inputs, &AttentionOptions::default().with_train(true)).unwrap().output
+            ),
+            numbers(&still.output)
+        );
+    }
+}
+
+#[test]
+fn nothing_in_gives_nothing_out() {
+    let (layer, map) = fresh(&AttentionConfig::new(8, 2));
+    let zeros = |dims: [usize; 3]| Tensor::zeros(&dims, DType::F32, &Device::Cpu).unwrap();
+    for (b, s) in [(0, 5), (2, 0), (0, 0)] {
+        assert_eq!(layer.forward(&zeros([b, s, 8])).unwrap().dims(), [b, s, 8]);
+    }
+    // Queries without any key: zeros, so the output is the bias of the output projection.
+    let bias = map.data().lock().unwrap()["o_proj.bias"].clone();
+    bias.set(&Random::new(25).tensor(&[8], DType::F32)).unwrap();
+    let got = layer.attend(&zeros([2, 3, 8]), &zeros([2, 0, 8]), &zeros([2, 0, 8]), &AttentionMask::none()).unwrap();
+    assert_close("bias", &got, &bias.broadcast_as((2, 3, 8)).unwrap(), 0.0);
 }
 
 #[test]
@@ -188,6 +230,7 @@ fn a_bad_mask_is_named() {
         Tensor::zeros((2, 3, 8), DType::F32, &Device::Cpu).unwrap(),
         Tensor::zeros((2, 5, 8), DType::F32, &Device::Cpu).unwrap(),
     );
+    let none = AttentionMask::none();
     let run = |mask: AttentionMask| layer.attend(&query, &key, &key, &mask);
     let ones = |dims: &[usize]| Tensor::ones(dims, DType::U8, &Device::Cpu).unwrap();
     let float = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
@@ -215,5 +258,53 @@ fn a_bad_mask_is_named() {
     says(AttentionMask::segments(&ones(&[3]), &ones(&[2, 5])), &["segments of queries has shape [3]", "(b, s)"]);
     says(PaddedIds::new(&[vec![], vec![]], 0, &Device::Cpu), &["the ragged list is 2 sequences of 0 ids"]);
     says(PaddedIds::new::<Vec<u32>>(&[], 0, &Device::Cpu), &["the ragged list is 0 sequences"]);
+    let mut options = SdpaOptions::new(&none);
+    options.dropout = f64::NAN;
+    let zeros = float(&[1, 2, 2, 4]);
+    says(attend(&zeros, &zeros, &zeros, &options), &["dropout is NaN", "[0, 1)"]);
     says("cup".parse::<Backend>(), &["the backend is cup", "eager, cpu, cuda or metal"]);
+}
+
+#[test]
+fn weights_that_do_not_fit_are_named() {
+    let dense = |out: usize, input: usize| DenseWeights {
+        weight: Tensor::zeros((out, input), DType::F32, &Device::Cpu).unwrap(),
+        bias: None,
+    };
+    let good = || AttentionWeights {
+        qkv: QkvWeights::Split(Box::new([dense(8, 8), dense(8, 8), dense(8, 8)])),
+        o: dense(8, 8),
+        bias_kv: None,
+        score: None,
+    };
+    let config = AttentionConfig::new(8, 2);
+    let build = |weights| MultiHeadAttention::from_weights(&config, weights);
+    assert!(build(good()).is_ok());
+    let vector = |n: usize, dtype| Tensor::zeros(n, dtype, &Device::Cpu).unwrap();
+    let mut weights = good();
+    weights.o = dense(8, 6);
+    says(build(weights), &["o_proj weight has shape [8, 6]", "[8, 8]"]);
+    let mut weights = good();
+    weights.qkv = QkvWeights::Packed(dense(23, 8));
+    says(build(weights), &["packed q, k, v weight has shape [23, 8]", "[24, 8]"]);
+    let mut weights = good();
+    weights.o.bias = Some(vector(7, DType::F32));
+    says(build(weights), &["o_proj bias has shape [7]", "[8]"]);
+    let mut weights = good();
+    weights.o.bias = Some(vector(8, DType::F16));
+    says(build(weights), &["o_proj bias has dtype f16", "f32"]);
+    let mut weights = good();
+    let mut key = dense(8, 8);
+    key.weight = key.weight.to_dtype(DType::F64).unwrap();
+    weights.qkv = QkvWeights::Split(Box::new([dense(8, 8), key, dense(8, 8)]));
+    says(build(weights), &["k_proj weight has dtype f64", "f32"]);
+    let mut weights = good();
+    weights.bias_kv = Some([vector(8, DType::F32), vector(4, DType::F32)]);
+    says(build(weights), &["bias_v has shape [4]", "[8]"]);
+    let mut weights = good();
+    weights.score = Some(vector(8, DType::F32));
+    says(build(weights), &["score weight has shape [8]", "[2, 4]"]);
+    let mut weights = good();
+    weights.score = Some(Tensor::zeros((2, 4), DType::F32, &Device::Cpu).unwrap());
+    says(build(weights), &["scoring = ScaledDotProduct"]);
 }

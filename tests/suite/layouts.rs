@@ -57,7 +57,7 @@ families! {
     electra: "bert",
     distilbert: "distilbert",
     albert: "albert",
-    mpnet: "mpnet-attn",
+    mpnet: "mpnet",
     vit: "vit",
     dinov2: "vit",
     timm_vit: "timm",

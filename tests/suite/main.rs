@@ -4,6 +4,7 @@
 mod checkpoints;
 mod common;
 mod encoder;
+mod examples;
 mod gradients;
 mod hub;
 mod layer;

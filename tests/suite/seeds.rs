@@ -6,7 +6,7 @@ use candle_attention::{
 };
 use candle_core::{DType, Device, IndexOp, Module, Tensor};
 
-use crate::common::{Golden, SEED, assert_close, max_diff};
+use crate::common::{Golden, SEED, assert_within, max_diff};
 
 /// Runs a case of a golden file: the layer of its weights on its inputs, under `mask` and the case's own `lengths`.
 fn run(file: &str, case: &str, config: Option<AttentionConfig>, heads: usize, mask: AttentionMask) {
@@ -23,11 +23,11 @@ fn run(file: &str, case: &str, config: Option<AttentionConfig>, heads: usize, ma
     let got = layer.attend_with(&inputs, &AttentionOptions::default().with_weights(true)).unwrap();
     let want = golden.get(&format!("{case}.output"));
     println!("{file} {case}: output differs by at most {:e}", max_diff(&got.output, &want));
-    assert_close(&format!("{file} {case} output"), &got.output, &want, SEED);
+    assert_within(&format!("{file} {case} output"), &got.output, &want, SEED);
     let weights = got.weights.unwrap();
     if let Some(want) = golden.try_get(&format!("{case}.weights")) {
         println!("{file} {case}: weights differ by at most {:e}", max_diff(&weights, &want));
-        assert_close(&format!("{file} {case} weights"), &weights, &want, SEED);
+        assert_within(&format!("{file} {case} weights"), &weights, &want, SEED);
     }
 }
 
@@ -80,7 +80,7 @@ fn d2l_fully_masked_row_is_zero_here() {
         ["query", "key", "value", "output"].map(|name| golden.get(&format!("fullymasked.{name}")));
     let mask = AttentionMask::lengths_tensor(&golden.get("fullymasked.lengths")).unwrap();
     let got = layer.attend(&query, &key, &value, &mask).unwrap();
-    assert_close("the row with keys", &got.i(1).unwrap(), &want.i(1).unwrap(), SEED);
+    assert_within("the row with keys", &got.i(1).unwrap(), &want.i(1).unwrap(), SEED);
     assert!(max_diff(&got.i(0).unwrap(), &got.i(0).unwrap().zeros_like().unwrap()) == 0.0);
     assert!(max_diff(&want.i(0).unwrap(), &want.i(0).unwrap().zeros_like().unwrap()) > 0.1);
 }
@@ -112,8 +112,8 @@ fn d2l_additive_attention() {
     let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
     let got = layer.attend_with(&inputs, &AttentionOptions::default().with_weights(true)).unwrap();
     println!("d2l additive: output differs by at most {:e}", max_diff(&got.output, &get("output")));
-    assert_close("output", &got.output, &get("output"), SEED);
-    assert_close("weights", &got.weights.unwrap().squeeze(1).unwrap(), &get("weights"), SEED);
+    assert_within("output", &got.output, &get("output"), SEED);
+    assert_within("weights", &got.weights.unwrap().squeeze(1).unwrap(), &get("weights"), SEED);
 }
 
 #[test]
@@ -172,8 +172,8 @@ fn notebook() {
     let shown = |ys: Tensor| ys.narrow(0, 0, 3).unwrap().index_select(&positions, 1).unwrap();
     let masked = shown(layer.attend(&xs, &xs, &xs, &padded.mask()).unwrap());
     println!("notebook: output differs by at most {:e}", max_diff(&masked, &golden.get("masked.output")));
-    assert_close("masked", &masked, &golden.get("masked.output"), SEED);
-    assert_close("unmasked", &shown(layer.forward(&xs).unwrap()), &golden.get("unmasked.output"), SEED);
+    assert_within("masked", &masked, &golden.get("masked.output"), SEED);
+    assert_within("unmasked", &shown(layer.forward(&xs).unwrap()), &golden.get("unmasked.output"), SEED);
 }
 
 /// f16 and bf16 against an f64 reference: no worse than PyTorch in the same type on the same numbers.

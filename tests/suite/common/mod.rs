@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use candle_attention::checkpoint::Checkpoint;
 use candle_core::{DType, Device, Tensor};
 
-/// Agreement with an existing system in f32.
+/// Largest absolute difference from an existing system in f32.
 pub const SEED: f64 = 1e-6;
 /// Agreement of a whole layer or encoder with the library that owns it, in f32.
 pub const LAYER: f64 = 1e-5;
@@ -60,6 +60,13 @@ pub fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
         let (got_i, want_i, worst) = (got_numbers[i], want_numbers[i], max_diff(got, want));
         panic!("{what}: element {i} is {got_i}, want {want_i}; largest difference {worst:e}, tolerance {tolerance:e}");
     }
+}
+
+/// Asserts that no number differs by more than `tolerance`.
+#[track_caller]
+pub fn assert_within(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
+    let worst = max_diff(got, want);
+    assert!(worst <= tolerance, "{what}: largest difference {worst:e}, tolerance {tolerance:e}");
 }
 
 /// Asserts that a result is an error whose first line holds every part.

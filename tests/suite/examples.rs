@@ -1,0 +1,233 @@
+//! The examples as programs: what they read, write and print, and what they say to a mistake.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::common::{Golden, LAYER, SEED, assert_close, assert_within, fixture};
+use crate::hub::Hub;
+
+/// The binary that `cargo test` built beside this test.
+fn example(name: &str) -> Command {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.parent().and_then(Path::parent).unwrap();
+    let path = folder.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        path.exists(),
+        "{} is not built: run `cargo test` without a filter on targets, or `cargo build --examples`",
+        path.display()
+    );
+    let mut command = Command::new(path);
+    command.env_remove("HF_HUB_OFFLINE").env_remove("TRANSFORMERS_OFFLINE").env_remove("HF_TOKEN");
+    command
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+/// Exit code 2 and one line on standard error.
+#[track_caller]
+fn fails(command: &mut Command, part: &str) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2), "{stderr}");
+    assert!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
+    assert!(stderr.starts_with("error: ") && stderr.contains(part), "`{stderr}` does not say `{part}`");
+}
+
+/// A golden case as the input and the checkpoint of `attend`, in a folder of their own.
+struct Case {
+    folder: tempfile::TempDir,
+    file: &'static str,
+    name: &'static str,
+}
+
+impl Case {
+    fn new(file: &'static str, name: &'static str, renamed: &[(&str, &str)]) -> Self {
+        let golden = Golden::open(file);
+        let case = Self { folder: tempfile::tempdir().unwrap(), file, name };
+        let names = [("query", "query"), ("key", "key"), ("value", "value"), ("lengths", "lengths")];
+        let tensors = names
+            .iter()
+            .chain(renamed)
+            .filter_map(|(from, to)| golden.try_get(&format!("{name}.{from}")).map(|tensor| (to.to_string(), tensor)));
+        case.write(&tensors.collect());
+        case
+    }
+
+    fn write(&self, tensors: &HashMap<String, Tensor>) {
+        candle_core::safetensors::save(tensors, self.path("in.safetensors")).unwrap();
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = example("attend");
+        command.arg("--checkpoint").arg(fixture(self.file)).args(["--prefix", &format!("{}.layer", self.name)]);
+        command.arg("--input").arg(self.path("in.safetensors")).arg("--output").arg(self.path("out.safetensors"));
+        command.args(arguments);
+        command
+    }
+
+    fn output(&self, name: &str) -> Option<Tensor> {
+        candle_core::safetensors::load(self.path("out.safetensors"), &Device::Cpu).unwrap().remove(name)
+    }
+
+    fn want(&self, name: &str) -> Tensor {
+        Golden::open(self.file).get(&format!("{}.{name}", self.name))
+    }
+}
+
+#[test]
+fn attend_reproduces_the_seeds() {
+    let toy = Case::new("d2l_torch.safetensors", "toy", &[]);
+    let said = succeeds(&mut toy.command(&["--heads", "5", "--weights"]));
+    assert_eq!(said, "layout d2l, 5 heads of 20, 5 key-value heads, mask lengths(2 rows): output [2, 4, 100]\n");
+    assert_within("toy", &toy.output("output").unwrap(), &toy.want("output"), SEED);
+    assert_within("toy weights", &toy.output("weights").unwrap(), &toy.want("weights"), SEED);
+
+    // A length for each query, in u32; without --weights there are none.
+    let case = Case::new("d2l_jax.safetensors", "lens2d", &[]);
+    let mut tensors = candle_core::safetensors::load(case.path("in.safetensors"), &Device::Cpu).unwrap();
+    tensors.insert("lengths".to_string(), tensors["lengths"].to_dtype(DType::U32).unwrap());
+    case.write(&tensors);
+    succeeds(&mut case.command(&["--heads", "5"]));
+    assert_within("lens2d", &case.output("output").unwrap(), &case.want("output"), SEED);
+    assert!(case.output("weights").is_none());
+
+    let causal = Case::new("torch_mha.safetensors", "causal", &[]);
+    let said = succeeds(&mut causal.command(&["--heads", "4", "--causal", "--plan"]));
+    assert!(said.starts_with("backend "), "{said}");
+    assert_within("causal", &causal.output("output").unwrap(), &causal.want("output"), SEED);
+
+    let additive = Case::new("torch_mha.safetensors", "additive", &[("additive", "additive")]);
+    succeeds(&mut additive.command(&["--heads", "4"]));
+    assert_within("additive", &additive.output("output").unwrap(), &additive.want("output"), SEED);
+
+    let bart = Golden::open("layouts.safetensors");
+    let folder = tempfile::tempdir().unwrap();
+    let path = |file: &str| folder.path().join(file);
+    let tensors = [("query", "bart.input"), ("attention_mask", "bart.mask")];
+    let tensors = tensors.map(|(to, from)| (to, bart.get(from)));
+    candle_core::safetensors::save(&HashMap::from(tensors), path("in.safetensors")).unwrap();
+    std::fs::write(path("config.json"), r#"{"encoder_attention_heads": 5, "num_attention_heads": 1}"#).unwrap();
+    let mut command = example("attend");
+    command
+        .arg("--checkpoint")
+        .arg(fixture("layouts.safetensors"))
+        .args(["--prefix", "bart.encoder.layers.0.self_attn"]);
+    command.arg("--config").arg(path("config.json")).arg("--input").arg(path("in.safetensors"));
+    succeeds(command.arg("--output").arg(path("out.safetensors")));
+    let got = candle_core::safetensors::load(path("out.safetensors"), &Device::Cpu).unwrap();
+    assert_close("bart", &got["output"], &bart.get("bart.output"), LAYER);
+}
+
+#[test]
+fn attend_says_what_is_wrong_and_writes_nothing() {
+    let case = Case::new("d2l_torch.safetensors", "toy", &[]);
+    fails(&mut case.command(&["--heads", "7"]), "num_attention_heads = 7");
+    fails(&mut case.command(&[]), "--heads");
+    fails(&mut case.command(&["--heads", "5", "--config", "config.json"]), "cannot be used with");
+    fails(&mut case.command(&["--config", "no.json"]), "no.json: No such file");
+    fails(&mut case.command(&["--heads", "5", "--dtype", "i8"]), "expected f32, f64, f16 or bf16");
+    let good = candle_core::safetensors::load(case.path("in.safetensors"), &Device::Cpu).unwrap();
+    let with = |name: &str, tensor: Option<Tensor>| {
+        let mut tensors = good.clone();
+        match tensor {
+            Some(tensor) => drop(tensors.insert(name.to_string(), tensor)),
+            None => drop(tensors.remove(name)),
+        }
+        case.write(&tensors);
+        case.command(&["--heads", "5"])
+    };
+    let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &Device::Cpu).unwrap();
+    fails(&mut with("mask", Some(zeros(&[2, 6], DType::U8))), "tensor `mask` is not known");
+    fails(&mut with("query", None), "tensor `query` is missing");
+    fails(&mut with("key", None), "tensor `key` is missing");
+    fails(&mut with("query", Some(zeros(&[2, 4, 99], DType::F32))), "query has shape [2, 4, 99]");
+    fails(&mut with("query", Some(zeros(&[2, 4, 100], DType::U8))), "`query` has dtype u8");
+    fails(&mut with("lengths", Some(zeros(&[3], DType::I64))), "the number of rows in lengths is 3");
+    fails(&mut with("attention_mask", Some(zeros(&[2, 1, 6], DType::U8))), "expected (b, s_kv)");
+    // The value may be left out: it is the key.
+    succeeds(&mut with("value", None));
+    std::fs::remove_file(case.path("out.safetensors")).unwrap();
+    case.write(&good);
+    let mut elsewhere = case.command(&["--heads", "5"]);
+    fails(elsewhere.arg("--output").arg(case.path("no/out.safetensors")), "cannot be used multiple times");
+    let left: Vec<_> = std::fs::read_dir(case.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["in.safetensors"]);
+}
+
+#[test]
+fn encode_prints_json_in_order() {
+    let texts: Vec<String> =
+        serde_json::from_str(&std::fs::read_to_string(fixture("tiny_sentences.json")).unwrap()).unwrap();
+    let want = Golden::open("tiny_bert.safetensors").get("mean_norm").to_vec2::<f32>().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("texts.txt");
+    std::fs::write(&file, texts.join("\n")).unwrap();
+    let tiny = || {
+        let mut command = example("encode");
+        command.arg("--model").arg(fixture("tiny-bert"));
+        command
+    };
+    let by_arguments = succeeds(tiny().args(["--json", "--batch-size", "3", "--"]).args(&texts));
+    let by_file = succeeds(tiny().args(["--json", "--file"]).arg(&file));
+    for said in [by_arguments, by_file] {
+        let lines: Vec<serde_json::Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), texts.len());
+        for ((line, text), want) in lines.iter().zip(&texts).zip(&want) {
+            assert_eq!(line["text"], **text);
+            let embedding = line["embedding"].as_array().unwrap();
+            assert_eq!(embedding.len(), want.len());
+            for (got, want) in embedding.iter().zip(want) {
+                assert!((got.as_f64().unwrap() - f64::from(*want)).abs() < LAYER);
+            }
+        }
+    }
+    let table = succeeds(tiny().args(["hello world", "the cat"]));
+    assert!(table.contains("2 texts, 24 numbers each") && table.contains("1.000"), "{table}");
+    let nearest = succeeds(tiny().args((0..12).map(|i| format!("text {i}"))));
+    assert_eq!(nearest.lines().count(), 13);
+
+    fails(&mut tiny(), "no text");
+    fails(tiny().args(["--file", "no.txt"]), "no.txt: No such file");
+    fails(tiny().args(["--batch-size", "0", "a"]), "batch_size = 0");
+    fails(tiny().args(["--device", "tpu", "a"]), "expected cpu, cuda[:N] or metal[:N]");
+    fails(example("encode").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");
+}
+
+/// A hub model by the environment: address, cache, token, and offline afterwards.
+#[test]
+fn encode_from_a_hub_and_offline() {
+    let hub = Hub::start();
+    let cache = tempfile::tempdir().unwrap();
+    let encode = || {
+        let mut command = example("encode");
+        command.env("HF_ENDPOINT", &hub.endpoint).env("HF_HOME", cache.path()).env("HF_TOKEN", "hf_word");
+        command.args(["--model", "tiny/bert", "--json", "hello world"]);
+        command
+    };
+    fails(encode().env("HF_HUB_OFFLINE", "1"), "is not in the cache, and offline mode is on");
+    assert_eq!(hub.request_count(), 0);
+    let online = succeeds(&mut encode());
+    assert!(hub.saw_only_token("hf_word"));
+    let before = hub.request_count();
+    for variable in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"] {
+        for on in ["1", "true", "ON", "Yes"] {
+            assert_eq!(succeeds(encode().env(variable, on)), online);
+        }
+    }
+    assert_eq!(hub.request_count(), before);
+    assert_eq!(succeeds(encode().env("HF_HUB_OFFLINE", "0")), online);
+    assert!(hub.request_count() > before);
+    fails(encode().args(["--revision", "dev"]), "no revision `dev`");
+}
