@@ -5,8 +5,9 @@ use crate::checkpoint::{AttentionWeights, DenseWeights, QkvWeights, WeightSource
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::projection::{Dense, Qkv};
-use crate::sdpa::{self, Attended, Backend, Plan, SdpaOptions};
+use crate::mask::check::CallShape;
+use crate::projection::{Dense, Qkv, accumulate_in};
+use crate::sdpa::{self, Attended, Backend, Call, Plan, SdpaOptions};
 use crate::setters::setters;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
@@ -236,9 +237,27 @@ impl MultiHeadAttention {
     /// # Errors
     /// As [`attend_with`](Self::attend_with).
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> candle_core::Result<Plan> {
+        Ok(self.plan_of(inputs, options)?)
+    }
+
+    fn plan_of(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs)?;
-        let [q, k, v] = self.project(inputs)?;
-        Ok(sdpa::plan_for(&q, &k, &v, &self.sdpa_options(inputs, options))?)
+        let config = &self.config;
+        let (b, s_q, _) = inputs.query.dims3()?;
+        let shape = CallShape { b, h: config.num_attention_heads, s_q, s_kv: inputs.key.dim(1)? };
+        inputs.mask.check(shape)?;
+        let tracked = [inputs.query, inputs.key, inputs.value].into_iter();
+        let tracked = tracked.chain(self.bias_kv.iter().flatten()).chain(&self.score).any(Tensor::track_op);
+        let call = Call {
+            shape,
+            h_kv: config.num_key_value_heads(),
+            d: config.head_dim(),
+            d_v: config.value_head_dim(),
+            dtype: accumulate_in(self.qkv.weight()),
+            on_cpu: inputs.query.device().is_cpu(),
+            tracks_gradient: tracked || self.qkv.tracks_gradient() || inputs.mask.tracks_gradient(),
+        };
+        Plan::new(&call, &self.sdpa_options(inputs, options))
     }
 
     fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
@@ -266,25 +285,20 @@ impl MultiHeadAttention {
 
     /// Queries, keys and values by head, `(b, s, h, d)`, the extra keys appended.
     fn project(&self, inputs: &AttentionInputs) -> Result<[Tensor; 3]> {
-        let [q, k, v] = self.qkv.forward([inputs.query, inputs.key, inputs.value])?;
-        let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
-        let (k, v) = (self.append(k, 0)?, self.append(v, 1)?);
-        let heads = |t: Tensor, h: usize| {
-            let (b, s, width) = t.dims3()?;
-            Ok::<_, Error>(t.reshape((b, s, h, width / h))?)
-        };
-        Ok([heads(q, h)?, heads(k, h_kv)?, heads(v, h_kv)?])
+        let sizes = [self.config.head_dim(), self.config.head_dim(), self.config.value_head_dim()];
+        let [q, k, v] = self.qkv.forward([inputs.query, inputs.key, inputs.value], sizes)?;
+        Ok([q, self.append(k, 0)?, self.append(v, 1)?])
     }
 
-    /// `xs` `(b, s, width)` with the learned row of `bias_kv` (0: key, 1: value) and the row of zeros after it.
+    /// `xs` `(b, s, h_kv, d)` with the learned row of `bias_kv` (0: key, 1: value) and the row of zeros after it.
     fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
-        let (b, _, width) = xs.dims3()?;
+        let (b, _, h_kv, d) = xs.dims4()?;
         let mut rows = vec![xs.clone()];
         if let Some(bias) = &self.bias_kv {
-            rows.push(bias[which].to_dtype(xs.dtype())?.broadcast_as((b, 1, width))?);
+            rows.push(bias[which].to_dtype(xs.dtype())?.reshape((1, 1, h_kv, d))?.broadcast_as((b, 1, h_kv, d))?);
         }
         if self.config.add_zero_attn {
-            rows.push(Tensor::zeros((b, 1, width), xs.dtype(), xs.device())?);
+            rows.push(Tensor::zeros((b, 1, h_kv, d), xs.dtype(), xs.device())?);
         }
         match rows.len() {
             1 => Ok(xs),

@@ -6,6 +6,7 @@ mod config;
 #[cfg(feature = "encoder")]
 pub mod encoder;
 mod error;
+mod kernels;
 mod mask;
 mod projection;
 mod ragged;

@@ -47,6 +47,10 @@ impl Dense {
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.weight.dim(0)?))?)
     }
 
+    pub(crate) fn tracks_gradient(&self) -> bool {
+        self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
+    }
+
     /// Rows `start .. start + len` of the projection.
     fn rows(&self, start: usize, len: usize) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
@@ -99,22 +103,44 @@ impl Qkv {
         }
     }
 
-    /// Projects `[query, key, value]`, each `(b, s, in)`, to `(b, s, rows)`.
-    pub(crate) fn forward(&self, inputs: [&Tensor; 3]) -> Result<[Tensor; 3]> {
+    /// Whether any weight tracks operations.
+    pub(crate) fn tracks_gradient(&self) -> bool {
+        match self {
+            Self::Split(dense) => dense.iter().any(Dense::tracks_gradient),
+            Self::Packed { all, .. } => all.tracks_gradient(),
+        }
+    }
+
+    /// Projects `[query, key, value]`, each `(b, s, in)`, and cuts the results into heads: `(b, s, h, d)`. `sizes` are
+    /// the numbers a head of q, k and v.
+    pub(crate) fn forward(&self, inputs: [&Tensor; 3], sizes: [usize; 3]) -> Result<[Tensor; 3]> {
         let dtype = accumulate_in(self.weight());
+        let heads = |ys: Tensor, i: usize| {
+            let (b, s, width) = ys.dims3()?;
+            Ok::<_, Error>(ys.reshape((b, s, width / sizes[i], sizes[i]))?)
+        };
         let [q, k, v] = inputs;
         match self {
             Self::Split(dense) => {
-                Ok([dense[0].forward(q, dtype)?, dense[1].forward(k, dtype)?, dense[2].forward(v, dtype)?])
+                let part = |i: usize, xs: &Tensor| heads(dense[i].forward(xs, dtype)?, i);
+                Ok([part(0, q)?, part(1, k)?, part(2, v)?])
             }
             Self::Packed { all, rows } => {
-                if q.id() == k.id() && q.id() == v.id() {
-                    let ys = all.forward(q, dtype)?;
-                    let part = |i: usize| ys.narrow(D::Minus1, rows[..i].iter().sum(), rows[i]);
+                let start = |i: usize| rows[..i].iter().sum::<usize>();
+                if q.id() != k.id() || q.id() != v.id() {
+                    let part = |i: usize, xs: &Tensor| heads(all.rows(start(i), rows[i])?.forward(xs, dtype)?, i);
+                    return Ok([part(0, q)?, part(1, k)?, part(2, v)?]);
+                }
+                let ys = all.forward(q, dtype)?;
+                if sizes[1] != sizes[2] {
+                    let part = |i: usize| heads(ys.narrow(D::Minus1, start(i), rows[i])?, i);
                     return Ok([part(0)?, part(1)?, part(2)?]);
                 }
-                let part = |i: usize, xs: &Tensor| all.rows(rows[..i].iter().sum(), rows[i])?.forward(xs, dtype);
-                Ok([part(0, q)?, part(1, k)?, part(2, v)?])
+                // Cut into heads first: then q, k and v are views of one tensor, and nothing is copied.
+                let (b, s, width) = ys.dims3()?;
+                let ys = ys.reshape((b, s, width / sizes[0], sizes[0]))?;
+                let part = |i: usize| ys.narrow(2, start(i) / sizes[i], rows[i] / sizes[i]);
+                Ok([part(0)?, part(1)?, part(2)?])
             }
         }
     }

@@ -17,8 +17,8 @@ impl AttentionMask {
     /// Builds the tensors for `call`. The last `always` keys, beyond `call.s_kv`, are seen by every query.
     pub(crate) fn dense(&self, call: CallShape, always: usize, dtype: DType, device: &Device) -> Result<DenseMask> {
         let mut dense = DenseMask { keep: None, bias: None };
-        let diagonal = Band::of(&self.parts, call);
-        if let Some(band) = diagonal {
+        // A single query that stands at the last key sees all that a band without a left edge could hide.
+        if let Some(band) = Band::of(&self.parts).filter(|band| band.left.is_some() || call.s_q > 1) {
             dense.keep(band.keep(call, device)?)?;
         }
         for part in &self.parts {
@@ -87,13 +87,14 @@ impl Part {
 }
 
 /// Causal masks and windows together: query `i` sees keys `i + offset - left ..= i + offset + right`.
-struct Band {
-    left: Option<usize>,
-    right: Option<usize>,
+pub(super) struct Band {
+    pub left: Option<usize>,
+    pub right: Option<usize>,
 }
 
 impl Band {
-    fn of(parts: &[Part], call: CallShape) -> Option<Self> {
+    /// The narrowest of all, `None` if there is none.
+    pub(super) fn of(parts: &[Part]) -> Option<Self> {
         let mut band = Self { left: None, right: None };
         let mut any = false;
         let narrower = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
@@ -106,9 +107,7 @@ impl Band {
             any = true;
             band = Self { left: narrower(band.left, left), right: narrower(band.right, right) };
         }
-        // A single query that stands at the last key sees all that a band without a left edge could hide.
-        let hides_nothing = band.left.is_none() && call.s_q == 1;
-        (any && !hides_nothing).then_some(band)
+        any.then_some(band)
     }
 
     fn keep(&self, call: CallShape, device: &Device) -> Result<Tensor> {
@@ -130,7 +129,7 @@ impl Band {
 }
 
 /// `(b, s_kv)` → `(b, 1, 1, s_kv)`, `(b, s_q, s_kv)` → `(b, 1, s_q, s_kv)`.
-fn to_4d(mask: &Tensor) -> Result<Tensor> {
+pub(super) fn to_4d(mask: &Tensor) -> Result<Tensor> {
     Ok(match mask.rank() {
         2 => mask.unsqueeze(1)?.unsqueeze(1)?,
         3 => mask.unsqueeze(1)?,
@@ -139,7 +138,7 @@ fn to_4d(mask: &Tensor) -> Result<Tensor> {
 }
 
 /// Puts ones before the shape until it has four dimensions, as broadcasting reads it.
-fn left_pad_dims(mask: &Tensor) -> Result<Tensor> {
+pub(super) fn left_pad_dims(mask: &Tensor) -> Result<Tensor> {
     let mut dims = vec![1; 4 - mask.rank()];
     dims.extend_from_slice(mask.dims());
     Ok(mask.reshape(dims)?)

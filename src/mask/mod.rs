@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 mod dense;
+mod structure;
 
 use candle_core::{DType, Device, Tensor};
 

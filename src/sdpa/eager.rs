@@ -9,7 +9,7 @@ use crate::mask::check::CallShape;
 use crate::mask::{DenseMask, lowest_finite};
 
 /// Elements of the `(b, h, queries, s_kv, d)` tensor that additive scoring makes at a time.
-pub(super) const ADDITIVE_CHUNK: usize = 1 << 22;
+const ADDITIVE_CHUNK: usize = 1 << 22;
 
 pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
     let CallShape { b, h, s_q, s_kv } = call.shape;
@@ -51,6 +51,18 @@ fn compute_dtype(dtype: DType) -> DType {
         DType::F64 => DType::F64,
         _ => DType::F32,
     }
+}
+
+/// Three score matrices are alive at the peak of the softmax, a fourth with a mask; beside them lie the contiguous
+/// copies of q, k and v.
+pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
+    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let keys = s_kv + options.appended_keys;
+    let matrices = if options.mask.is_none() { 3 } else { 4 };
+    let scores = b * h * s_q * keys;
+    let copies = b * s_q * h * call.d + b * keys * call.h_kv * (call.d + call.d_v);
+    let features = if options.additive.is_some() { ADDITIVE_CHUNK.min(scores * call.d) * 2 } else { 0 };
+    (scores * matrices + copies + features) * compute_dtype(call.dtype).size_in_bytes()
 }
 
 /// Softmax over the last dimension among the keys that `mask` keeps; all zeros where it keeps none.

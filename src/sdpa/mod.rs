@@ -2,6 +2,7 @@
 //!
 //! [`attend`] checks its arguments, makes a [`Plan`], and calls the backend that the plan chose.
 
+mod cpu;
 mod eager;
 mod plan;
 
@@ -37,6 +38,17 @@ impl<'a> SdpaOptions<'a> {
     pub fn new(mask: &'a AttentionMask) -> Self {
         Self { scale: None, mask, appended_keys: 0, additive: None, dropout: 0.0, return_weights: false, backend: None }
     }
+
+    /// Checks the numbers.
+    fn validate(&self) -> Result<()> {
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::value("dropout", self.dropout, "a number in [0, 1)"));
+        }
+        match self.scale.filter(|scale| !scale.is_finite()) {
+            Some(scale) => Err(Error::value("scale", scale, "a finite number")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What attention gives back.
@@ -56,8 +68,8 @@ pub(crate) struct Call {
     pub d: usize,
     pub d_v: usize,
     pub dtype: DType,
-    pub additive_scoring: bool,
-    pub masked: bool,
+    pub on_cpu: bool,
+    pub tracks_gradient: bool,
 }
 
 /// Softmax attention of every query over the keys it may see: `softmax(q kᵀ · scale + mask) v` for each head.
@@ -75,12 +87,13 @@ pub(crate) struct Call {
 /// A shape or dtype that does not fit, named; a forced backend that cannot run the call.
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Attended> {
     let call = call(q, k, v, options)?;
-    let plan = plan(&call, options)?;
+    let plan = Plan::new(&call, options)?;
     if call.shape.s_q == 0 || call.shape.s_kv + options.appended_keys == 0 || call.shape.b == 0 {
         return nothing_to_see(q, &call, options);
     }
     match plan.backend {
         Backend::Eager => eager::attend(q, k, v, &call, options),
+        Backend::Cpu => cpu::attend(q, k, v, &call, options),
         other => Err(Error::Backend { backend: other.to_string(), reason: plan::NOT_BUILT.to_string() }),
     }
 }
@@ -90,11 +103,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Resu
 /// # Errors
 /// As [`attend`].
 pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Plan> {
-    plan(&call(q, k, v, options)?, options)
-}
-
-pub(crate) fn plan(call: &Call, options: &SdpaOptions) -> Result<Plan> {
-    Plan::new(call, options.appended_keys, options.backend)
+    Plan::new(&call(q, k, v, options)?, options)
 }
 
 fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Call> {
@@ -108,6 +117,10 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
     };
     same("k", k, [b, keys, h_kv, d])?;
     same("v", v, [b, keys, h_kv, d_v])?;
+    if d == 0 || d_v == 0 {
+        let (name, tensor) = if d == 0 { ("q", q) } else { ("v", v) };
+        return Err(Error::shape(name, tensor.dims(), "at least one number a head"));
+    }
     if h_kv == 0 || !h.is_multiple_of(h_kv) {
         return Err(Error::shape("k", k.dims(), format!("a number of heads that divides {h}, that of q")));
     }
@@ -123,22 +136,18 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
     if let Some(w) = options.additive.filter(|w| w.dims() != [h, d]) {
         return Err(Error::shape("the additive scoring vector", w.dims(), format!("[{h}, {d}]")));
     }
-    if !(0.0..1.0).contains(&options.dropout) {
-        return Err(Error::value("dropout", options.dropout, "a number in [0, 1)"));
-    }
-    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
-        return Err(Error::value("scale", scale, "a finite number"));
-    }
+    options.validate()?;
     let shape = CallShape { b, h, s_q, s_kv };
     options.mask.check(shape)?;
+    let tracked = [q, k, v].into_iter().chain(options.additive).any(Tensor::track_op);
     Ok(Call {
         shape,
         h_kv,
         d,
         d_v,
         dtype: q.dtype(),
-        additive_scoring: options.additive.is_some(),
-        masked: !options.mask.is_none(),
+        on_cpu: q.device().is_cpu(),
+        tracks_gradient: tracked || options.mask.tracks_gradient(),
     })
 }
 

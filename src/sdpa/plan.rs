@@ -1,8 +1,6 @@
 use std::fmt;
 
-use candle_core::DType;
-
-use super::Call;
+use super::{Call, SdpaOptions, cpu, eager};
 use crate::error::{Error, Result};
 
 /// A way to run attention.
@@ -20,7 +18,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    const FUSED: [Self; 3] = [Self::Cpu, Self::Cuda, Self::Metal];
+    /// The fastest first.
+    const ALL: [Self; 4] = [Self::Cpu, Self::Cuda, Self::Metal, Self::Eager];
 }
 
 impl fmt::Display for Backend {
@@ -38,8 +37,7 @@ impl std::str::FromStr for Backend {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let all = [Self::Eager, Self::Cpu, Self::Cuda, Self::Metal];
-        let found = all.into_iter().find(|backend| backend.to_string() == name);
+        let found = Self::ALL.into_iter().find(|backend| backend.to_string() == name);
         found.ok_or_else(|| Error::value("the backend", name, "eager, cpu, cuda or metal"))
     }
 }
@@ -64,16 +62,34 @@ pub struct Plan {
     pub scratch_bytes: usize,
 }
 
-/// The reason against every fused backend as long as there is none.
+/// The reason against a backend that does not exist yet.
 pub(super) const NOT_BUILT: &str = "this version of the crate has no such kernel";
 
 impl Plan {
-    pub(super) fn new(call: &Call, appended_keys: usize, forced: Option<Backend>) -> Result<Self> {
-        if let Some(backend) = forced.filter(|&backend| backend != Backend::Eager) {
-            return Err(Error::Backend { backend: backend.to_string(), reason: NOT_BUILT.to_string() });
-        }
-        let rejected = Backend::FUSED.map(|backend| Rejected { backend, reason: NOT_BUILT.to_string() }).to_vec();
-        Ok(Self { backend: Backend::Eager, rejected, scratch_bytes: eager_scratch(call, appended_keys) })
+    pub(crate) fn new(call: &Call, options: &SdpaOptions) -> Result<Self> {
+        let against = |backend: Backend| match backend {
+            Backend::Eager => None,
+            Backend::Cpu => cpu::reason_against(call, options),
+            Backend::Cuda | Backend::Metal => Some(NOT_BUILT.to_string()),
+        };
+        let backend = match options.backend {
+            Some(backend) => match against(backend) {
+                None => backend,
+                Some(reason) => return Err(Error::Backend { backend: backend.to_string(), reason }),
+            },
+            None => Backend::ALL.into_iter().find(|backend| against(*backend).is_none()).unwrap_or(Backend::Eager),
+        };
+        let slower = || match options.backend {
+            Some(forced) => format!("{forced} was asked for"),
+            None => format!("{backend} can run the call and comes first"),
+        };
+        let others = Backend::ALL.into_iter().filter(|other| *other != backend);
+        let rejected = others.map(|other| Rejected { backend: other, reason: against(other).unwrap_or_else(slower) });
+        let scratch_bytes = match backend {
+            Backend::Cpu => cpu::scratch_bytes(call, options),
+            _ => eager::scratch_bytes(call, options),
+        };
+        Ok(Self { backend, rejected: rejected.collect(), scratch_bytes })
     }
 }
 
@@ -82,17 +98,4 @@ impl fmt::Display for Plan {
         write!(f, "backend {}, scratch {} bytes", self.backend, self.scratch_bytes)?;
         self.rejected.iter().try_for_each(|other| write!(f, "\nnot {}: {}", other.backend, other.reason))
     }
-}
-
-/// Three score matrices are alive at the peak of the softmax, a fourth with a mask; beside them lie the contiguous
-/// copies of q, k and v.
-fn eager_scratch(call: &Call, appended_keys: usize) -> usize {
-    let width = if call.dtype == DType::F64 { 8 } else { 4 };
-    let s_kv = call.shape.s_kv + appended_keys;
-    let matrices = if call.masked { 4 } else { 3 };
-    let scores = call.shape.b * call.shape.h * call.shape.s_q * s_kv;
-    let queries = call.shape.b * call.shape.s_q * call.shape.h * call.d;
-    let keys_values = call.shape.b * s_kv * call.h_kv * (call.d + call.d_v);
-    let features = if call.additive_scoring { super::eager::ADDITIVE_CHUNK.min(scores * call.d) * 2 } else { 0 };
-    (scores * matrices + queries + keys_values + features) * width
 }

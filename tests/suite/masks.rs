@@ -1,7 +1,7 @@
 //! Every kind of mask in every dtype against the naive reference.
 
 use candle_attention::AttentionMask;
-use candle_attention::sdpa::{SdpaOptions, attend};
+use candle_attention::sdpa::{Backend, SdpaOptions, attend, plan_for};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, assert_close, numbers};
@@ -149,10 +149,16 @@ fn every_mask_in_every_dtype() {
                 let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Dot(0.3), &sees);
                 let mut options = SdpaOptions::new(&mask);
                 (options.scale, options.return_weights) = (Some(0.3), true);
-                let got = attend(&q, &k, &v, &options).unwrap();
-                assert_eq!(got.output.dtype(), dtype);
-                assert_close(&what, &got.output, &want, tolerance);
-                assert_close(&what, &got.weights.unwrap(), &want_weights, tolerance);
+                let eager = attend(&q, &k, &v, &options).unwrap();
+                assert_close(&what, &eager.weights.unwrap(), &want_weights, tolerance);
+                options.return_weights = false;
+                let fused = attend(&q, &k, &v, &options).unwrap();
+                let backend = plan_for(&q, &k, &v, &options).unwrap().backend;
+                assert_eq!(backend, if dtype == DType::F64 { Backend::Eager } else { Backend::Cpu });
+                for output in [eager.output, fused.output] {
+                    assert_eq!(output.dtype(), dtype);
+                    assert_close(&what, &output, &want, tolerance);
+                }
             }
         }
     }

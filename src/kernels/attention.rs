@@ -1,0 +1,403 @@
+//! Softmax attention without a score matrix: keys are taken in blocks, the softmax is carried along
+//! ([Milakov 2018](https://arxiv.org/abs/1805.02867), [Dao 2022](https://arxiv.org/abs/2205.14135)).
+//!
+//! What a query gets does not depend on the other queries, rows or heads of the call, nor on how the work is shared:
+//! scores and outputs are sums in a fixed order, blocks start at key 0 and are of one size. So a sequence's result is
+//! bitwise the same alone, in any batch, with any padding, on any number of threads.
+
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
+use super::element::Element;
+use super::exp::exp;
+use super::isa::Isa;
+use super::mask::Mask;
+use super::pack::{self, Heads};
+use super::simd::{Portable, Simd};
+use super::tile::{Rows, product};
+
+/// Keys a block, a multiple of every instruction set's panel.
+const BLOCK: usize = 192;
+/// Queries that go through a block of keys before the next one is fetched.
+const QUERIES: usize = 64;
+/// Multiply-adds below which a second thread costs more than it brings.
+const SERIAL: usize = 1 << 18;
+
+/// One call: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)`.
+#[derive(Debug)]
+pub(crate) struct Attention<'a, T> {
+    pub q: Heads<'a, T>,
+    pub k: Heads<'a, T>,
+    pub v: Heads<'a, T>,
+    pub b: usize,
+    pub s_q: usize,
+    /// Keys under the mask.
+    pub s_kv: usize,
+    /// Keys after those, which every query sees.
+    pub appended: usize,
+    pub h: usize,
+    pub h_kv: usize,
+    pub d: usize,
+    pub d_v: usize,
+    pub scale: f32,
+    pub mask: Mask<'a>,
+}
+
+/// Part of the queries of one row and one key-value head.
+#[derive(Clone, Copy)]
+struct Task {
+    b: usize,
+    h_kv: usize,
+    from: usize,
+    to: usize,
+}
+
+/// Where the output goes. Tasks write to different places of it.
+#[derive(Clone, Copy)]
+struct Output<T>(*mut T);
+
+// SAFETY: the pointer is used for writes to places that no two tasks share, while the slice is borrowed by `attend`.
+unsafe impl<T: Send> Send for Output<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Output<T> {}
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs the call; `output` is `(b, s_q, h, d_v)`.
+pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]) {
+    assert_eq!(output.len(), call.b * call.s_q * call.h * call.d_v, "the output's size");
+    let output = Output(output.as_mut_ptr());
+    let run = |task: &Task| {
+        SCRATCH.with_borrow_mut(|scratch| match isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the value in `isa` proves that the processor has AVX-512F.
+            Isa::Avx512(s) => unsafe { avx512(s, call, *task, scratch, output) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the value in `isa` proves that the processor has AVX2 and FMA.
+            Isa::Avx2(s) => unsafe { avx2(s, call, *task, scratch, output) },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(s) => task_of::<_, T, 8, 3>(s, call, *task, scratch, output),
+            Isa::Portable => task_of::<_, T, 4, 2>(Portable, call, *task, scratch, output),
+        });
+    };
+    let tasks = tasks(call);
+    match tasks.len() {
+        1 => run(&tasks[0]),
+        _ if work(call) < SERIAL => tasks.iter().for_each(run),
+        _ => tasks.par_iter().for_each(run),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn avx512<T: Element>(
+    s: super::x86::Avx512,
+    call: &Attention<T>,
+    task: Task,
+    scratch: &mut Vec<f32>,
+    output: Output<T>,
+) {
+    task_of::<_, T, 8, 3>(s, call, task, scratch, output);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2<T: Element>(s: super::x86::Avx2, call: &Attention<T>, task: Task, scratch: &mut Vec<f32>, output: Output<T>) {
+    task_of::<_, T, 4, 3>(s, call, task, scratch, output);
+}
+
+/// Multiply-adds of the whole call, if nothing is masked.
+fn work<T>(call: &Attention<T>) -> usize {
+    call.b * call.h * call.s_q * (call.s_kv + call.appended) * (call.d + call.d_v)
+}
+
+/// Floats that one thread needs beside its inputs and outputs: packed keys and values, and a little for the queries.
+pub(crate) fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
+    let d_v = d_v.next_multiple_of(16);
+    keys.next_multiple_of(BLOCK) * (d + d_v) + QUERIES * (d + d_v + 2) + 8 * BLOCK + d
+}
+
+fn tasks<T>(call: &Attention<T>) -> Vec<Task> {
+    let heads = call.b * call.h_kv;
+    // Each part packs the keys again, so only as many parts as keep all threads busy, and no short ones.
+    let parts = (2 * rayon::current_num_threads()).div_ceil(heads.max(1)).min(call.s_q.div_ceil(2 * QUERIES)).max(1);
+    let rows = call.s_q.div_ceil(parts).next_multiple_of(QUERIES);
+    let of_head = |(b, h_kv): (usize, usize)| {
+        (0..call.s_q).step_by(rows).map(move |from| Task { b, h_kv, from, to: call.s_q.min(from + rows) })
+    };
+    (0..call.b).flat_map(|b| (0..call.h_kv).map(move |h_kv| (b, h_kv))).flat_map(of_head).collect()
+}
+
+/// The scratch memory of a task, cut up.
+struct Buffers<'a> {
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    queries: &'a mut [f32],
+    sums: &'a mut [f32],
+    max: &'a mut [f32],
+    total: &'a mut [f32],
+    scores: &'a mut [f32],
+    row: &'a mut [f32],
+}
+
+impl<'a> Buffers<'a> {
+    fn cut(scratch: &'a mut Vec<f32>, keys: usize, d: usize, width_v: usize, rows: usize) -> Self {
+        let sizes = [keys * d, keys * width_v, QUERIES * d, QUERIES * width_v, QUERIES, QUERIES, rows * BLOCK, d];
+        let total = sizes.iter().sum();
+        if scratch.len() < total {
+            scratch.resize(total, 0.0);
+        }
+        let mut rest = scratch.as_mut_slice();
+        let [keys, values, queries, sums, max, total, scores, row] = sizes.map(|size| {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
+            rest = after;
+            part
+        });
+        Self { keys, values, queries, sums, max, total, scores, row }
+    }
+}
+
+/// One task. `MR` rows by `NR` vectors are held in registers.
+#[inline(always)]
+fn task_of<S: Simd, T: Element, const MR: usize, const NR: usize>(
+    s: S,
+    call: &Attention<T>,
+    task: Task,
+    scratch: &mut Vec<f32>,
+    output: Output<T>,
+) {
+    let Task { b, h_kv, from, to } = task;
+    let (d, d_v, panel) = (call.d, call.d_v, NR * S::LANES);
+    debug_assert!(BLOCK.is_multiple_of(panel) && QUERIES.is_multiple_of(MR));
+    let width_v = d_v.next_multiple_of(S::LANES);
+
+    // Keys that no query of the task sees are not even packed.
+    let seen = (from..to).map(|i| call.mask.range(b, i, call.s_q, call.s_kv));
+    let last = seen.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
+    let keys = if call.appended > 0 { call.s_kv + call.appended } else { last };
+    let padded = keys.next_multiple_of(panel);
+    let buffers = Buffers::cut(scratch, padded, d, width_v, MR);
+    pack::keys(&call.k, (b, h_kv), (keys, d, panel), buffers.row, buffers.keys);
+    pack::values(&call.v, (b, h_kv), (keys, d_v, width_v), buffers.values);
+
+    let group = call.h / call.h_kv;
+    for h in h_kv * group..(h_kv + 1) * group {
+        for first in (from..to).step_by(QUERIES) {
+            let rows = QUERIES.min(to - first);
+            let used = rows.next_multiple_of(MR);
+            pack::queries(&call.q, (b, h), (first, rows, d), call.scale, &mut buffers.queries[..used * d]);
+            buffers.sums[..used * width_v].fill(0.0);
+            buffers.max[..used].fill(f32::NEG_INFINITY);
+            buffers.total[..used].fill(0.0);
+            for start in (0..keys).step_by(BLOCK) {
+                let count = BLOCK.min(keys - start);
+                for tile in (0..rows).step_by(MR) {
+                    let place = Place { b, h, query: first + tile, rows: MR.min(rows - tile), start, count };
+                    if !sees_any(call, place) {
+                        continue;
+                    }
+                    let of = |size: usize| tile * size..(tile + MR) * size;
+                    let queries = &buffers.queries[of(d)];
+                    scores::<S, MR, NR>(s, queries, d, &buffers.keys[start * d..], count, buffers.scores);
+                    let (max, total) = (&mut buffers.max[of(1)], &mut buffers.total[of(1)]);
+                    let sums = &mut buffers.sums[of(width_v)];
+                    soften(s, call, place, buffers.scores, max, total, sums, width_v);
+                    let values = &buffers.values[start * width_v..];
+                    add_values::<S, MR>(s, buffers.scores, values, count, sums, width_v);
+                }
+            }
+            for (i, sums) in buffers.sums.chunks_exact_mut(width_v).take(rows).enumerate() {
+                let total = buffers.total[i];
+                // A query that saw nothing has a total of 0 and sums of 0.
+                let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
+                sums.iter_mut().for_each(|x| *x *= factor);
+                let at = ((b * call.s_q + first + i) * call.h + h) * d_v;
+                // SAFETY: `attend` checked the output's size, and this query and head belong to this task alone.
+                let to = unsafe { std::slice::from_raw_parts_mut(output.0.add(at), d_v) };
+                T::narrow(&sums[..d_v], to);
+            }
+        }
+    }
+}
+
+/// A tile: `rows` queries from `query` of head `h` in row `b`, with `count` keys from `start`.
+#[derive(Clone, Copy)]
+struct Place {
+    b: usize,
+    h: usize,
+    query: usize,
+    rows: usize,
+    start: usize,
+    count: usize,
+}
+
+fn sees_any<T>(call: &Attention<T>, place: Place) -> bool {
+    let (start, end) = (place.start, place.start + place.count);
+    let in_reach = |i: usize| {
+        let range = call.mask.range(place.b, i, call.s_q, call.s_kv);
+        range.start.max(start) < range.end.min(end)
+    };
+    end > call.s_kv || (place.query..place.query + place.rows).any(in_reach)
+}
+
+/// `queries` `(MR, d)` times the keys of a block → `scores` `(MR, BLOCK)`.
+#[inline(always)]
+fn scores<S: Simd, const MR: usize, const NR: usize>(
+    s: S,
+    queries: &[f32],
+    d: usize,
+    keys: &[f32],
+    count: usize,
+    scores: &mut [f32],
+) {
+    let panel = NR * S::LANES;
+    assert!(queries.len() >= MR * d && keys.len() >= count.next_multiple_of(panel) * d && scores.len() >= MR * BLOCK);
+    for start in (0..count).step_by(panel) {
+        let a = Rows { at: queries.as_ptr(), row: d, column: 1 };
+        // SAFETY: the lengths were checked above; `start` is a multiple of `panel` below `count`, which is at most
+        // `BLOCK`, itself a multiple of `panel`.
+        unsafe {
+            let sums = product::<S, MR, NR>(s, d, a, keys.as_ptr().add(start * d), panel);
+            for (r, sums) in sums.into_iter().enumerate() {
+                for (n, sum) in sums.into_iter().enumerate() {
+                    s.store(scores.as_mut_ptr().add(r * BLOCK + start + n * S::LANES), sum);
+                }
+            }
+        }
+    }
+}
+
+/// Masks the scores of a tile and turns them into `e^(score - max)`, `max` being the largest of the row so far; what
+/// was summed under an earlier, smaller `max` is scaled down.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn soften<S: Simd, T>(
+    s: S,
+    call: &Attention<T>,
+    place: Place,
+    scores: &mut [f32],
+    max: &mut [f32],
+    total: &mut [f32],
+    sums: &mut [f32],
+    width_v: usize,
+) {
+    let Place { b, h, query, rows, start, count } = place;
+    let padded = count.next_multiple_of(S::LANES);
+    for (r, row) in scores.chunks_exact_mut(BLOCK).take(rows).enumerate() {
+        let row = &mut row[..padded];
+        row[count..].fill(f32::NEG_INFINITY);
+        hide(call, (b, h, query + r), start, &mut row[..count]);
+        // Loops, not closures: a closure does not inherit the instruction set of the function around it.
+        let mut largest = s.splat(f32::NEG_INFINITY);
+        for j in (0..padded).step_by(S::LANES) {
+            // SAFETY: `padded` is the length of `row` and a multiple of `LANES`; so for the loop below.
+            largest = unsafe { s.max(s.load(row.as_ptr().add(j)), largest) };
+        }
+        let new = s.largest(largest).max(max[r]);
+        if new == f32::NEG_INFINITY && !row.iter().any(|x| x.is_nan()) {
+            // Nothing seen so far: the scores become weights of 0.
+            row.fill(0.0);
+            continue;
+        }
+        let (offset, mut sum) = (s.splat(new), s.splat(0.0));
+        for j in (0..padded).step_by(S::LANES) {
+            // SAFETY: as above.
+            unsafe {
+                let e = exp(s, s.sub(s.load(row.as_ptr().add(j)), offset));
+                s.store(row.as_mut_ptr().add(j), e);
+                sum = s.add(sum, e);
+            }
+        }
+        let factor = first(s, exp(s, s.splat(max[r] - new)));
+        total[r] = total[r] * factor + s.sum(sum);
+        if factor != 1.0 {
+            sums[r * width_v..(r + 1) * width_v].iter_mut().for_each(|x| *x *= factor);
+        }
+        max[r] = new;
+    }
+}
+
+#[inline(always)]
+fn first<S: Simd>(s: S, a: S::V) -> f32 {
+    let mut lanes = [0.0; 16];
+    const { assert!(S::LANES <= 16) };
+    // SAFETY: there is room for `LANES` numbers.
+    unsafe { s.store(lanes.as_mut_ptr(), a) };
+    lanes[0]
+}
+
+/// Sets the scores of hidden keys to -inf; `row` holds those with keys `start ..`.
+#[inline(always)]
+fn hide<T>(call: &Attention<T>, (b, h, i): (usize, usize, usize), start: usize, row: &mut [f32]) {
+    let masked = row.len().min(call.s_kv.saturating_sub(start));
+    // What lies after it is appended, and seen.
+    let row = &mut row[..masked];
+    let range = call.mask.range(b, i, call.s_q, call.s_kv);
+    let inside = |key: usize| key.saturating_sub(start).min(masked);
+    let (from, to) = (inside(range.start), inside(range.end));
+    row[..from].fill(f32::NEG_INFINITY);
+    row[to.max(from)..].fill(f32::NEG_INFINITY);
+    if call.mask.has_tensors() && from < to {
+        call.mask.apply(&mut row[from..to], b, h, i, start + from);
+    }
+}
+
+/// `weights` `(MR, count)` times `values` `(count, width_v)`, added to `sums` `(MR, width_v)`.
+#[inline(always)]
+fn add_values<S: Simd, const MR: usize>(
+    s: S,
+    weights: &[f32],
+    values: &[f32],
+    count: usize,
+    sums: &mut [f32],
+    width_v: usize,
+) {
+    assert!(weights.len() >= MR * BLOCK && values.len() >= count * width_v && sums.len() >= MR * width_v);
+    let mut column = 0;
+    while column < width_v {
+        let left = (width_v - column) / S::LANES;
+        // Four vectors as two pairs: the registers hold three.
+        let step = match left {
+            1 => 1,
+            2 | 4 => 2,
+            _ => 3,
+        };
+        // SAFETY: the lengths were checked above; `column + step · LANES` is at most `width_v`.
+        unsafe {
+            match step {
+                1 => add_columns::<S, MR, 1>(s, weights, values, count, sums, width_v, column),
+                2 => add_columns::<S, MR, 2>(s, weights, values, count, sums, width_v, column),
+                _ => add_columns::<S, MR, 3>(s, weights, values, count, sums, width_v, column),
+            }
+        }
+        column += step * S::LANES;
+    }
+}
+
+/// # Safety
+/// As [`add_values`] checks; `column + NV · LANES <= width_v`.
+#[inline(always)]
+unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    weights: &[f32],
+    values: &[f32],
+    count: usize,
+    sums: &mut [f32],
+    width_v: usize,
+    column: usize,
+) {
+    let a = Rows { at: weights.as_ptr(), row: BLOCK, column: 1 };
+    // SAFETY: promised by the caller.
+    unsafe {
+        let added = product::<S, MR, NV>(s, count, a, values.as_ptr().add(column), width_v);
+        for (r, added) in added.into_iter().enumerate() {
+            for (n, added) in added.into_iter().enumerate() {
+                let at = sums.as_mut_ptr().add(r * width_v + column + n * S::LANES);
+                s.store(at, s.add(s.load(at), added));
+            }
+        }
+    }
+}

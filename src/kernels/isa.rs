@@ -1,0 +1,66 @@
+//! Which instruction set runs.
+
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+
+/// The environment variable that forces an instruction set.
+const VARIABLE: &str = "CANDLE_ATTENTION_ISA";
+
+/// An instruction set that this processor has: only [`Isa::detect`] and [`Isa::all`] give one.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub(crate) enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(super::x86::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(super::x86::Avx2),
+    #[cfg(target_arch = "aarch64")]
+    Neon(super::neon::Neon),
+    Portable,
+}
+
+impl Isa {
+    /// All that this processor has, the best first.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(super::x86::Avx512::new().map(Self::Avx512));
+            all.extend(super::x86::Avx2::new().map(Self::Avx2));
+        }
+        #[cfg(target_arch = "aarch64")]
+        all.extend(super::neon::Neon::new().map(Self::Neon));
+        all.push(Self::Portable);
+        all
+    }
+
+    /// The best that this processor has, or the one that `CANDLE_ATTENTION_ISA` names.
+    ///
+    /// # Errors
+    /// If the variable names one that is not there.
+    pub(crate) fn detect() -> Result<Self> {
+        static DETECTED: OnceLock<std::result::Result<Isa, String>> = OnceLock::new();
+        let detected = DETECTED.get_or_init(|| {
+            let all = Self::all();
+            let Ok(name) = std::env::var(VARIABLE) else { return Ok(all[0]) };
+            all.into_iter().find(|isa| isa.name() == name).ok_or(name)
+        });
+        detected.clone().map_err(|name| {
+            let names = Self::all().iter().map(Isa::name).collect::<Vec<_>>().join(" or ");
+            Error::value(VARIABLE, name, format!("{names}, which this processor has"))
+        })
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(_) => "neon",
+            Self::Portable => "portable",
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A mask as the attention kernel reads it: structure where there is some, strides where there is a tensor.
+
+use std::ops::Range;
+
+/// A tensor that broadcasts to `(b, h, s_q, s_kv)`: a dimension of size 1 has stride 0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Broadcast<'a, T> {
+    pub data: &'a [T],
+    pub strides: [usize; 4],
+}
+
+impl<T: Copy> Broadcast<'_, T> {
+    #[inline(always)]
+    fn get(&self, b: usize, h: usize, i: usize, j: usize) -> T {
+        let [sb, sh, si, sj] = self.strides;
+        self.data[b * sb + h * sh + i * si + j * sj]
+    }
+}
+
+/// How many keys there are, from the first.
+#[derive(Debug, Clone)]
+pub(crate) enum Lengths {
+    /// For each row of the batch.
+    Rows(Vec<usize>),
+    /// For each row and query.
+    Queries(Vec<Vec<usize>>),
+}
+
+/// Which keys a query sees. Everything has to let a key be seen.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Mask<'a> {
+    pub lengths: Vec<Lengths>,
+    /// Keys before and after a query's own position, which for query `i` is `i + s_kv - s_q`.
+    pub left: Option<usize>,
+    pub right: Option<usize>,
+    /// Segment numbers of queries and keys, each `(b, s)`.
+    pub segments: Vec<[Broadcast<'a, i64>; 2]>,
+    /// Nonzero = seen.
+    pub keep: Vec<Broadcast<'a, u8>>,
+    /// Added to the scores; at or below the lowest finite f32 = hidden.
+    pub bias: Vec<Broadcast<'a, f32>>,
+}
+
+impl Mask<'_> {
+    /// The keys that lengths, causal masks and windows let query `i` of row `b` see.
+    pub(super) fn range(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> Range<usize> {
+        let mut end = s_kv;
+        for lengths in &self.lengths {
+            end = end.min(match lengths {
+                Lengths::Rows(rows) => rows[b],
+                Lengths::Queries(rows) => rows[b][i],
+            });
+        }
+        let position = i + s_kv;
+        if let Some(right) = self.right {
+            end = end.min(position.saturating_add(right).saturating_add(1).saturating_sub(s_q));
+        }
+        let start = self.left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
+        start..end.max(start)
+    }
+
+    /// Whether anything but the range has a say.
+    pub(super) fn has_tensors(&self) -> bool {
+        !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty())
+    }
+
+    /// Applies the tensors to the scores of query `i` with keys `from ..`.
+    pub(super) fn apply(&self, scores: &mut [f32], b: usize, h: usize, i: usize, from: usize) {
+        for bias in &self.bias {
+            for (score, j) in scores.iter_mut().zip(from..) {
+                let bias = bias.get(b, h, i, j);
+                *score = if bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias };
+            }
+        }
+        for keep in &self.keep {
+            for (score, j) in scores.iter_mut().zip(from..) {
+                if keep.get(b, h, i, j) == 0 {
+                    *score = f32::NEG_INFINITY;
+                }
+            }
+        }
+        for [queries, keys] in &self.segments {
+            let own = queries.get(b, 0, i, 0);
+            for (score, j) in scores.iter_mut().zip(from..) {
+                if keys.get(b, 0, 0, j) != own {
+                    *score = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+}

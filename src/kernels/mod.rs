@@ -1,0 +1,24 @@
+//! CPU kernels over slices and strides. The algorithm is written once, generic over [`simd::Simd`]; an instruction set
+//! only instantiates it. All `unsafe` of the crate but one memory map is in here.
+#![allow(unsafe_code)]
+
+mod attention;
+mod element;
+mod exp;
+mod isa;
+mod mask;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod pack;
+mod simd;
+#[cfg(test)]
+mod tests;
+mod tile;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(crate) use attention::{Attention, attend, scratch_floats};
+pub(crate) use element::Element;
+pub(crate) use isa::Isa;
+pub(crate) use mask::{Broadcast, Lengths, Mask};
+pub(crate) use pack::Heads;

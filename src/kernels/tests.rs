@@ -1,0 +1,272 @@
+//! Every instruction set that this machine has against a naive reference in f64, over odd sizes.
+
+use half::{bf16, f16};
+
+use super::attention::{Attention, attend};
+use super::element::Element;
+use super::exp::exp;
+use super::isa::Isa;
+use super::mask::{Broadcast, Lengths, Mask};
+use super::pack::Heads;
+use super::simd::{Portable, Simd};
+
+/// Numbers that are the same in every run, in `[-1, 1)` (xorshift64*, Vigna 2016).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn numbers<T: Element>(&mut self, count: usize) -> Vec<T> {
+        let wide: Vec<f32> = (0..count).map(|_| self.next() * 2.0).collect();
+        convert(&wide)
+    }
+}
+
+fn convert<T: Element>(wide: &[f32]) -> Vec<T> {
+    let mut narrow = vec![T::ZERO; wide.len()];
+    T::narrow(wide, &mut narrow);
+    narrow
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    b: usize,
+    s_q: usize,
+    s_kv: usize,
+    appended: usize,
+    h: usize,
+    h_kv: usize,
+    d: usize,
+    d_v: usize,
+}
+
+fn wide<T: Element>(numbers: &[T]) -> Vec<f32> {
+    let mut to = vec![0.0; numbers.len()];
+    T::widen(numbers, &mut to);
+    to
+}
+
+/// The judge: the same in loops over f64. `bias` and `keep` are looked up through the mask itself.
+fn naive<T: Element>(call: &Attention<T>) -> Vec<f64> {
+    let (q, k, v) = (wide(call.q.data), wide(call.k.data), wide(call.v.data));
+    let at = |heads: [usize; 3], b: usize, s: usize, h: usize| b * heads[0] + s * heads[1] + h * heads[2];
+    let mut output = Vec::new();
+    for (b, i, h) in (0..call.b).flat_map(|b| (0..call.s_q).flat_map(move |i| (0..call.h).map(move |h| (b, i, h)))) {
+        let h_kv = h / (call.h / call.h_kv);
+        let q_row = &q[at(call.q.strides, b, i, h)..][..call.d];
+        let range = call.mask.range(b, i, call.s_q, call.s_kv);
+        let scores: Vec<f64> = (0..call.s_kv + call.appended)
+            .map(|j| {
+                let k_row = &k[at(call.k.strides, b, j, h_kv)..][..call.d];
+                let dot: f64 = q_row.iter().zip(k_row).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                let mut score = [0.0];
+                if j < call.s_kv {
+                    call.mask.apply(&mut score, b, h, i, j);
+                    if !range.contains(&j) {
+                        score[0] = f32::NEG_INFINITY;
+                    }
+                }
+                dot * f64::from(call.scale) + f64::from(score[0])
+            })
+            .collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> =
+            scores.iter().map(|s| if *s == f64::NEG_INFINITY { 0.0 } else { (s - max).exp() }).collect();
+        let total: f64 = weights.iter().sum();
+        for column in 0..call.d_v {
+            let value = |j: usize| f64::from(v[at(call.v.strides, b, j, h_kv) + column]);
+            let sum: f64 = weights.iter().enumerate().map(|(j, w)| w * value(j)).sum();
+            output.push(if total == 0.0 { 0.0 } else { sum / total });
+        }
+    }
+    output
+}
+
+fn check<T: Element>(call: &Attention<T>, tolerance: f64, what: &str) {
+    let want = naive(call);
+    for isa in Isa::all() {
+        let mut got = convert::<T>(&vec![f32::NAN; want.len()]);
+        attend(isa, call, &mut got);
+        for (i, (got, want)) in wide(&got).iter().zip(&want).enumerate() {
+            let error = (f64::from(*got) - want).abs();
+            assert!(error <= tolerance + tolerance * want.abs(), "{what}, {}: [{i}] {got}, want {want}", isa.name());
+        }
+    }
+}
+
+fn heads<T>(data: &[T], s: usize, h: usize, d: usize) -> Heads<'_, T> {
+    Heads { data, strides: [s * h * d, h * d, d] }
+}
+
+fn sized<'a, T: Element>(sizes: Sizes, [q, k, v]: [&'a [T]; 3], mask: Mask<'a>) -> Attention<'a, T> {
+    let Sizes { b, s_q, s_kv, appended, h, h_kv, d, d_v } = sizes;
+    let keys = s_kv + appended;
+    let (q, k, v) = (heads(q, s_q, h, d), heads(k, keys, h_kv, d), heads(v, keys, h_kv, d_v));
+    let scale = (d as f32).powf(-0.5);
+    Attention { q, k, v, b, s_q, s_kv, appended, h, h_kv, d, d_v, scale, mask }
+}
+
+fn qkv<T: Element>(random: &mut Random, sizes: Sizes) -> [Vec<T>; 3] {
+    let Sizes { b, s_q, s_kv, appended, h, h_kv, d, d_v } = sizes;
+    let keys = s_kv + appended;
+    [random.numbers(b * s_q * h * d), random.numbers(b * keys * h_kv * d), random.numbers(b * keys * h_kv * d_v)]
+}
+
+fn sizes() -> Vec<Sizes> {
+    let mut all = Vec::new();
+    for (d, d_v) in [(1, 1), (7, 5), (8, 8), (16, 48), (32, 32), (40, 64), (64, 64), (80, 80), (128, 96), (130, 129)] {
+        for (s_q, s_kv) in [(1, 1), (1, 70), (5, 7), (9, 192), (64, 64), (65, 193), (70, 400)] {
+            all.push(Sizes { b: 2, s_q, s_kv, appended: 0, h: 4, h_kv: 2, d, d_v });
+        }
+    }
+    all.push(Sizes { b: 1, s_q: 300, s_kv: 300, appended: 0, h: 1, h_kv: 1, d: 24, d_v: 24 });
+    all.push(Sizes { b: 3, s_q: 3, s_kv: 191, appended: 2, h: 6, h_kv: 1, d: 20, d_v: 12 });
+    all.push(Sizes { b: 2, s_q: 4, s_kv: 0, appended: 1, h: 2, h_kv: 2, d: 8, d_v: 8 });
+    all
+}
+
+#[test]
+fn odd_sizes_in_every_dtype() {
+    let mut random = Random(1);
+    for sizes in sizes() {
+        let what = format!("{sizes:?}");
+        let [q, k, v] = qkv::<f32>(&mut random, sizes);
+        check(&sized(sizes, [&q, &k, &v], Mask::default()), 2e-6, &what);
+        let [q, k, v] = qkv::<f16>(&mut random, sizes);
+        check(&sized(sizes, [&q, &k, &v], Mask::default()), 6e-4, &what);
+        let [q, k, v] = qkv::<bf16>(&mut random, sizes);
+        check(&sized(sizes, [&q, &k, &v], Mask::default()), 5e-3, &what);
+    }
+}
+
+#[test]
+fn every_kind_of_mask() {
+    let mut random = Random(2);
+    for (s_q, s_kv) in [(5, 7), (70, 50), (33, 400), (130, 200)] {
+        let (b, h) = (2, 3);
+        let sizes = Sizes { b, s_q, s_kv, appended: 1, h, h_kv: 3, d: 12, d_v: 20 };
+        let [q, k, v] = qkv::<f32>(&mut random, sizes);
+        let keep: Vec<u8> = (0..b * s_q * s_kv).map(|_| u8::from(random.next() > -0.3)).collect();
+        let mut bias: Vec<f32> = random.numbers(h * s_kv);
+        bias[1] = f32::MIN;
+        bias[2] = f32::NEG_INFINITY;
+        let ids: Vec<i64> = (0..b * s_q.max(s_kv)).map(|i| (i / 3 % 2) as i64).collect();
+        let ids_of = |s: usize, axis: usize| {
+            let mut strides = [s, 0, 0, 0];
+            strides[axis] = 1;
+            Broadcast { data: &ids[..], strides }
+        };
+        let rows: Vec<Vec<usize>> = (0..b).map(|b| (0..s_q).map(|i| (i * 5 + b) % (s_kv + 1)).collect()).collect();
+        let base = Mask::default;
+        let masks = [
+            Mask { lengths: vec![Lengths::Rows(vec![0, s_kv - 1])], ..base() },
+            Mask { lengths: vec![Lengths::Queries(rows), Lengths::Rows(vec![s_kv / 2, s_kv])], ..base() },
+            Mask { right: Some(0), ..base() },
+            Mask { left: Some(3), right: Some(2), ..base() },
+            Mask { left: Some(usize::MAX), right: Some(usize::MAX), ..base() },
+            Mask { keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, s_kv, 1] }], ..base() },
+            Mask { bias: vec![Broadcast { data: &bias, strides: [0, s_kv, 0, 1] }], ..base() },
+            Mask { segments: vec![[ids_of(s_q, 2), ids_of(s_kv, 3)]], ..base() },
+            Mask {
+                right: Some(0),
+                keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, s_kv, 1] }],
+                bias: vec![Broadcast { data: &bias, strides: [0, s_kv, 0, 1] }; 2],
+                ..base()
+            },
+        ];
+        for mask in masks {
+            let what = format!("{s_q} × {s_kv}, {mask:?}").chars().take(200).collect::<String>();
+            for appended in [0, 1] {
+                let sizes = Sizes { s_kv, appended, ..sizes };
+                let (k, v) = (&k[..b * (s_kv + appended) * 36], &v[..b * (s_kv + appended) * 60]);
+                check(&sized(sizes, [&q, k, v], mask.clone()), 2e-6, &what);
+            }
+        }
+    }
+}
+
+/// A sequence alone, in a batch, with padding: the same bits.
+#[test]
+fn a_sequence_does_not_see_its_neighbours() {
+    let mut random = Random(3);
+    for (length, padded, d) in [(1, 5, 32), (20, 64, 64), (65, 130, 40), (200, 450, 32)] {
+        let sizes = Sizes { b: 3, s_q: padded, s_kv: padded, appended: 0, h: 2, h_kv: 2, d, d_v: d };
+        let [q, k, v] = qkv::<f32>(&mut random, sizes);
+        let lengths = Mask { lengths: vec![Lengths::Rows(vec![padded, length, padded / 2])], ..Mask::default() };
+        let batch = sized(sizes, [&q, &k, &v], lengths);
+        let alone_sizes = Sizes { b: 1, s_q: length, s_kv: length, ..sizes };
+        let part = |x: &[f32]| x[padded * 2 * d..][..length * 2 * d].to_vec();
+        let (q_1, k_1, v_1) = (part(&q), part(&k), part(&v));
+        let alone = sized(alone_sizes, [&q_1, &k_1, &v_1], Mask::default());
+        for isa in Isa::all() {
+            let mut together = vec![0.0; 3 * padded * 2 * d];
+            let mut one = vec![0.0; length * 2 * d];
+            attend(isa, &batch, &mut together);
+            attend(isa, &alone, &mut one);
+            assert_eq!(part(&together), one, "{} of {length} in {padded}", isa.name());
+            let serial = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+            let mut again = vec![0.0; 3 * padded * 2 * d];
+            serial.install(|| attend(isa, &batch, &mut again));
+            assert_eq!(together, again, "{} on one thread", isa.name());
+        }
+    }
+}
+
+/// NaN in what a query sees comes out as NaN, not as a number.
+#[test]
+fn nan_is_not_lost() {
+    let sizes = Sizes { b: 1, s_q: 2, s_kv: 20, appended: 0, h: 1, h_kv: 1, d: 8, d_v: 8 };
+    let [q, mut k, v] = qkv::<f32>(&mut Random(4), sizes);
+    k[3 * 8 + 1] = f32::NAN;
+    let mask = Mask { lengths: vec![Lengths::Queries(vec![vec![20, 3]])], ..Mask::default() };
+    for isa in Isa::all() {
+        let mut output = vec![0.0; 16];
+        attend(isa, &sized(sizes, [&q, &k, &v], mask.clone()), &mut output);
+        assert!(output[..8].iter().all(|x| x.is_nan()), "{}", isa.name());
+        assert!(output[8..].iter().all(|x| x.is_finite()), "{}", isa.name());
+    }
+}
+
+fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
+    let mut lanes = [0.0; 16];
+    // SAFETY: there is room for `LANES` numbers.
+    unsafe { s.store(lanes.as_mut_ptr(), exp(s, s.splat(x))) };
+    lanes[0]
+}
+
+fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
+    assert_eq!(exp(0.0), 1.0, "{name}");
+    assert_eq!(exp(f32::NEG_INFINITY), 0.0, "{name}");
+    assert_eq!(exp(-1e30), 0.0, "{name}");
+    assert!(exp(f32::NAN).is_nan(), "{name}");
+    let mut worst: f64 = 0.0;
+    let mut x = 0.0f32;
+    while x > -87.0 {
+        let want = f64::from(x).exp();
+        let ulp = f64::from(f32::from_bits((want as f32).to_bits() + 1)) - f64::from(want as f32);
+        worst = worst.max((f64::from(exp(x)) - want).abs() / ulp);
+        x -= 0.000_731;
+    }
+    println!("{name}: exp is within {worst:.2} units in the last place");
+    assert!(worst <= ulps, "{name}: {worst}");
+}
+
+#[test]
+fn exp_is_right() {
+    for isa in Isa::all() {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(s) => check_exp("avx512", |x| exp_of(s, x), 2.0),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(s) => check_exp("avx2", |x| exp_of(s, x), 2.0),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(s) => check_exp("neon", |x| exp_of(s, x), 2.0),
+            Isa::Portable => check_exp("portable", |x| exp_of(Portable, x), 3.0),
+        }
+    }
+}
