@@ -19,8 +19,7 @@ pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<Strin
         (options.dropout > 0.0, "it does not drop weights"),
         (options.additive.is_some(), "it scores by dot product only"),
     ];
-    let reason = reasons.into_iter().find(|(applies, _)| *applies);
-    reason.map(|(_, reason)| reason.to_string()).or_else(|| Isa::detect().err().map(|e| e.to_string()))
+    reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_string())
 }
 
 /// What all threads need together.

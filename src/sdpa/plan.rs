@@ -2,6 +2,7 @@ use std::fmt;
 
 use super::{Call, SdpaOptions, cpu, eager};
 use crate::error::{Error, Result};
+use crate::kernels::Isa;
 
 /// A way to run attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,7 +87,11 @@ impl Plan {
         let others = Backend::ALL.into_iter().filter(|other| *other != backend);
         let rejected = others.map(|other| Rejected { backend: other, reason: against(other).unwrap_or_else(slower) });
         let scratch_bytes = match backend {
-            Backend::Cpu => cpu::scratch_bytes(call, options),
+            Backend::Cpu => {
+                // An instruction set that was asked for and is not there is a mistake to be told, not to be worked around.
+                Isa::detect()?;
+                cpu::scratch_bytes(call, options)
+            }
             _ => eager::scratch_bytes(call, options),
         };
         Ok(Self { backend, rejected: rejected.collect(), scratch_bytes })

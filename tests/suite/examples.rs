@@ -135,6 +135,8 @@ fn attend_says_what_is_wrong_and_writes_nothing() {
     let case = Case::new("d2l_torch.safetensors", "toy", &[]);
     fails(&mut case.command(&["--heads", "7"]), "num_attention_heads = 7");
     fails(&mut case.command(&[]), "--heads");
+    let mut other_isa = case.command(&["--heads", "5"]);
+    fails(other_isa.env("CANDLE_ATTENTION_ISA", "sse9"), "CANDLE_ATTENTION_ISA is sse9, expected ");
     fails(&mut case.command(&["--heads", "5", "--config", "config.json"]), "cannot be used with");
     fails(&mut case.command(&["--config", "no.json"]), "no.json: No such file");
     fails(&mut case.command(&["--heads", "5", "--dtype", "i8"]), "expected f32, f64, f16 or bf16");

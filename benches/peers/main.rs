@@ -1,0 +1,103 @@
+//! Our side of the comparison that `compare.py` beside this file runs: it is told what to do line by line on standard
+//! input, so that both sides can take turns in one run.
+//!
+//! - `layer CHECKPOINT HEADS INPUT DTYPE`: an attention layer and its input (`query` and perhaps `lengths`)
+//! - `encoder FOLDER INPUT DTYPE`: a BERT model and its input (`ids` and perhaps `lengths`)
+//! - `sentences FOLDER FILE DTYPE`: a sentence encoder and the lines of a file
+//! - `run N`: runs it N times and prints the seconds of each run
+//! - `save PATH`: runs it once and writes `output`
+
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+use candle_attention::checkpoint::{Checkpoint, infer_config};
+use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention::{AttentionMask, MultiHeadAttention};
+use candle_core::{DType, Device, Tensor};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Work = Box<dyn Fn() -> Result<Tensor>>;
+
+const CPU: Device = Device::Cpu;
+
+fn main() -> Result<()> {
+    let mut work: Work = Box::new(|| Err("nothing to run yet".into()));
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split('\t').collect();
+        let said = match words[..] {
+            ["layer", checkpoint, heads, input, dtype] => {
+                work = layer(checkpoint, heads.parse()?, input, dtype_of(dtype)?)?;
+                "ready".to_string()
+            }
+            ["encoder", folder, input, dtype] => {
+                work = encoder(folder, input, dtype_of(dtype)?)?;
+                "ready".to_string()
+            }
+            ["sentences", folder, file, dtype] => {
+                work = sentences(folder, file, dtype_of(dtype)?)?;
+                "ready".to_string()
+            }
+            ["run", times] => {
+                let times: usize = times.parse()?;
+                let seconds = (0..times).map(|_| {
+                    let start = Instant::now();
+                    let output = work()?;
+                    let seconds = start.elapsed().as_secs_f64();
+                    std::hint::black_box(output);
+                    Ok(seconds.to_string())
+                });
+                seconds.collect::<Result<Vec<_>>>()?.join(" ")
+            }
+            ["save", path] => {
+                let output = work()?.to_dtype(DType::F32)?;
+                candle_core::safetensors::save(&HashMap::from([("output", output)]), path)?;
+                "saved".to_string()
+            }
+            // What `cargo bench` passes on, and blank lines.
+            _ => return Err(format!("not understood: {line}").into()),
+        };
+        println!("{said}");
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+fn dtype_of(name: &str) -> Result<DType> {
+    match name {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::BF16),
+        "f16" => Ok(DType::F16),
+        other => Err(format!("dtype {other}").into()),
+    }
+}
+
+fn mask_of(input: &Checkpoint) -> Result<AttentionMask> {
+    match input.contains("lengths") {
+        true => Ok(AttentionMask::lengths_tensor(&input.tensor("lengths", &CPU)?)?),
+        false => Ok(AttentionMask::none()),
+    }
+}
+
+fn layer(checkpoint: &str, heads: usize, input: &str, dtype: DType) -> Result<Work> {
+    let source = Checkpoint::open(checkpoint)?.at("", dtype, &CPU);
+    let layer = MultiHeadAttention::load(&infer_config(&source, heads)?, source)?;
+    let input = Checkpoint::open(input)?;
+    let (xs, mask) = (input.tensor("query", &CPU)?.to_dtype(dtype)?, mask_of(&input)?);
+    Ok(Box::new(move || Ok(layer.attend(&xs, &xs, &xs, &mask)?)))
+}
+
+fn encoder(folder: &str, input: &str, dtype: DType) -> Result<Work> {
+    let config = BertConfig::from_file(format!("{folder}/config.json"))?;
+    let model = BertModel::load(&config, &Checkpoint::open(folder)?.at("", dtype, &CPU))?;
+    let input = Checkpoint::open(input)?;
+    let (ids, mask) = (input.tensor("ids", &CPU)?.to_dtype(DType::U32)?, mask_of(&input)?);
+    Ok(Box::new(move || Ok(model.forward(&ids, None, &mask)?)))
+}
+
+fn sentences(folder: &str, file: &str, dtype: DType) -> Result<Work> {
+    let encoder = SentenceEncoder::from_folder(folder, dtype, &CPU)?;
+    let text = std::fs::read_to_string(file)?;
+    Ok(Box::new(move || Ok(encoder.encode(&text.lines().collect::<Vec<_>>(), &EncodeOptions::default())?)))
+}
