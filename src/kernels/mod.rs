@@ -5,6 +5,8 @@
 mod attention;
 mod element;
 mod exp;
+mod gelu;
+mod gemm;
 mod isa;
 mod mask;
 #[cfg(target_arch = "aarch64")]
@@ -19,6 +21,7 @@ mod x86;
 
 pub(crate) use attention::{Attention, attend, scratch_floats};
 pub(crate) use element::Element;
+pub(crate) use gemm::{Epilogue, Packed};
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Lengths, Mask};
 pub(crate) use pack::Heads;

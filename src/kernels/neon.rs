@@ -46,6 +46,16 @@ unsafe impl Simd for Neon {
         unsafe { vfmaq_f32(c, a, b) }
     }
     #[inline(always)]
+    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` is the proof.
+        unsafe { vdivq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` is the proof.
+        unsafe { vminq_f32(a, b) }
+    }
+    #[inline(always)]
     fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: `self` is the proof.
         unsafe { vmaxq_f32(a, b) }

@@ -16,7 +16,11 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a · b + c`, rounded once where the processor can.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The larger; where one is NaN, `b` (NEON: NaN).
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller; where one is NaN, `b` (NEON: NaN).
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
     /// `a · 2^n` for an integral `n` from -126 to 127 and a normal result.
@@ -71,6 +75,14 @@ unsafe impl Simd for Portable {
     fn mul_add(self, a: Lanes, b: Lanes, c: Lanes) -> Lanes {
         // Not `f32::mul_add`: without the instruction that is a library call.
         lanes(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn div(self, a: Lanes, b: Lanes) -> Lanes {
+        lanes(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn min(self, a: Lanes, b: Lanes) -> Lanes {
+        lanes(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     fn max(self, a: Lanes, b: Lanes) -> Lanes {

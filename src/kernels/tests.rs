@@ -5,6 +5,8 @@ use half::{bf16, f16};
 use super::attention::{Attention, attend};
 use super::element::Element;
 use super::exp::exp;
+use super::gelu::gelu;
+use super::gemm::{Epilogue, Packed};
 use super::isa::Isa;
 use super::mask::{Broadcast, Lengths, Mask};
 use super::pack::Heads;
@@ -232,13 +234,6 @@ fn nan_is_not_lost() {
     }
 }
 
-fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
-    let mut lanes = [0.0; 16];
-    // SAFETY: there is room for `LANES` numbers.
-    unsafe { s.store(lanes.as_mut_ptr(), exp(s, s.splat(x))) };
-    lanes[0]
-}
-
 fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
     assert_eq!(exp(0.0), 1.0, "{name}");
     assert_eq!(exp(f32::NEG_INFINITY), 0.0, "{name}");
@@ -256,17 +251,101 @@ fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
     assert!(worst <= ulps, "{name}: {worst}");
 }
 
+/// Calls `$check` with a scalar version of `$function` for each instruction set.
+macro_rules! for_each_isa {
+    ($function:ident, $check:expr) => {
+        for isa in Isa::all() {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512(s) => $check(isa, &|x| scalar(s, |v| $function(s, v), x)),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2(s) => $check(isa, &|x| scalar(s, |v| $function(s, v), x)),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon(s) => $check(isa, &|x| scalar(s, |v| $function(s, v), x)),
+                Isa::Portable => $check(isa, &|x| scalar(Portable, |v| $function(Portable, v), x)),
+            }
+        }
+    };
+}
+
+fn scalar<S: Simd>(s: S, f: impl Fn(S::V) -> S::V, x: f32) -> f32 {
+    let mut lanes = [0.0; 16];
+    // SAFETY: there is room for `LANES` numbers.
+    unsafe { s.store(lanes.as_mut_ptr(), f(s.splat(x))) };
+    lanes[0]
+}
+
 #[test]
 fn exp_is_right() {
-    for isa in Isa::all() {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(s) => check_exp("avx512", |x| exp_of(s, x), 2.0),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(s) => check_exp("avx2", |x| exp_of(s, x), 2.0),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(s) => check_exp("neon", |x| exp_of(s, x), 2.0),
-            Isa::Portable => check_exp("portable", |x| exp_of(Portable, x), 3.0),
+    for_each_isa!(exp, |isa: Isa, f: &dyn Fn(f32) -> f32| {
+        check_exp(isa.name(), f, if matches!(isa, Isa::Portable) { 3.0 } else { 2.0 });
+    });
+}
+
+/// Against the series of the error function in f64.
+#[test]
+fn gelu_is_right() {
+    let erf = |x: f64| {
+        let mut term = x;
+        let mut sum = x;
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    };
+    for_each_isa!(gelu, |isa: Isa, f: &dyn Fn(f32) -> f32| {
+        let name = isa.name();
+        assert_eq!((f(0.0), f(10.0), f(1e10)), (0.0, 10.0, 1e10), "{name}");
+        assert!(f(-10.0).abs() < 1e-5 && f(f32::NAN).is_nan(), "{name}");
+        let mut worst: f64 = 0.0;
+        for i in -5000..=5000 {
+            let x = i as f32 * 0.001;
+            let want = f64::from(x) / 2.0 * (1.0 + erf(f64::from(x) / 2f64.sqrt()));
+            worst = worst.max((f64::from(f(x)) - want).abs() / f64::from(x.abs().max(1.0)));
+        }
+        println!("{name}: gelu is within {worst:.1e}");
+        assert!(worst < 4e-7, "{name}: {worst}");
+    });
+}
+
+#[test]
+fn products_of_odd_sizes() {
+    let mut random = Random(5);
+    for (rows, k, n) in [(1, 1, 1), (1, 7, 50), (3, 64, 48), (8, 20, 33), (13, 5, 97), (130, 40, 24), (200, 129, 100)] {
+        let (a, w, bias): (Vec<f32>, Vec<f32>, Vec<f32>) =
+            (random.numbers(rows * k), random.numbers(n * k), random.numbers(n));
+        for isa in Isa::all() {
+            for (epilogue, bias) in
+                [(Epilogue::None, Some(&bias[..])), (Epilogue::Gelu, Some(&bias)), (Epilogue::None, None)]
+            {
+                let packed = Packed::new(isa, &w, bias, n, k);
+                let mut got = vec![f32::NAN; rows * n];
+                packed.multiply(&a, rows, epilogue, &mut got);
+                for (i, got) in got.iter().enumerate() {
+                    let (row, column) = (i / n, i % n);
+                    let pairs = a[row * k..][..k].iter().zip(&w[column * k..][..k]);
+                    let sum: f64 = pairs.map(|(a, w)| f64::from(*a) * f64::from(*w)).sum();
+                    let sum = sum + bias.map_or(0.0, |bias| f64::from(bias[column]));
+                    // The activation itself has a test of its own; here it tells only that it was applied.
+                    let want = if epilogue == Epilogue::Gelu {
+                        f64::from(scalar(Portable, |v| gelu(Portable, v), sum as f32))
+                    } else {
+                        sum
+                    };
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(
+                        error < 2e-5 + 2e-6 * want.abs(),
+                        "{} {rows}×{k}×{n} [{row}, {column}]: {got}, want {want}",
+                        isa.name()
+                    );
+                }
+                // A row alone is the same row.
+                let mut alone = vec![f32::NAN; n];
+                let last = rows - 1;
+                packed.multiply(&a[last * k..], 1, epilogue, &mut alone);
+                assert_eq!(alone, got[last * n..], "{} {rows}×{k}×{n}", isa.name());
+            }
         }
     }
 }

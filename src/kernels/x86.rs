@@ -58,6 +58,16 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` is the proof.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` is the proof.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
     fn max(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` is the proof.
         unsafe { _mm512_max_ps(a, b) }
@@ -128,6 +138,16 @@ unsafe impl Simd for Avx2 {
     fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
         // SAFETY: `self` is the proof.
         unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` is the proof.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` is the proof.
+        unsafe { _mm256_min_ps(a, b) }
     }
     #[inline(always)]
     fn max(self, a: __m256, b: __m256) -> __m256 {
