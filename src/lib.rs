@@ -12,6 +12,7 @@ mod projection;
 mod ragged;
 pub mod sdpa;
 mod setters;
+mod slice;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 pub use config::{AttentionConfig, ProjectionBias, Scoring};

@@ -1,16 +1,22 @@
 //! The input and output projections: `y = x Wᵀ + b`, dense or with query, key and value packed in one matrix.
 
-use candle_core::{D, DType, Tensor};
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{D, DType, Device, Tensor};
 
 use crate::checkpoint::{DenseWeights, QkvWeights};
 use crate::error::{Error, Result};
+use crate::kernels::{Epilogue, Isa, Packed};
 use crate::sdpa::same_dtype_and_device;
+use crate::slice::with_floats;
 
 /// `y = x Wᵀ + b` with W `(out, in)`.
 #[derive(Debug, Clone)]
 pub(crate) struct Dense {
     weight: Tensor,
     bias: Option<Tensor>,
+    /// The weights as the CPU kernel reads them, made when first needed.
+    packed: Arc<OnceLock<Packed>>,
 }
 
 impl Dense {
@@ -26,15 +32,38 @@ impl Dense {
             check("bias", bias, &[out])?;
             same_dtype_and_device(&format!("{name} bias"), bias, &weight)?;
         }
-        Ok(Self { weight, bias })
+        Ok(Self { weight, bias, packed: Arc::default() })
     }
 
     pub(crate) fn weight(&self) -> &Tensor {
         &self.weight
     }
 
+    pub(crate) fn tracks_gradient(&self) -> bool {
+        self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
+    }
+
+    /// Whether the CPU kernel can multiply with these weights: they are never packed while they may change.
+    pub(crate) fn can_pack(&self) -> bool {
+        self.weight.device().is_cpu() && self.weight.dtype() != DType::F64 && !self.tracks_gradient()
+    }
+
+    /// The packed weights; call only if [`can_pack`](Self::can_pack).
+    pub(crate) fn packed(&self) -> Result<&Packed> {
+        match self.packed.get() {
+            Some(packed) => Ok(packed),
+            None => {
+                let packed = pack(&[self])?;
+                Ok(self.packed.get_or_init(|| packed))
+            }
+        }
+    }
+
     /// xs `(b, s, in)` → `(b, s, out)` in `dtype`.
     pub(crate) fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
+        if self.can_pack() && !xs.track_op() {
+            return multiply(xs, self.packed()?, dtype);
+        }
         let (b, s, input) = xs.dims3()?;
         // Rounding to a half type once, after the bias, as a fused addmm does.
         let wide = accumulate_in(&self.weight);
@@ -47,15 +76,33 @@ impl Dense {
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.weight.dim(0)?))?)
     }
 
-    pub(crate) fn tracks_gradient(&self) -> bool {
-        self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
-    }
-
-    /// Rows `start .. start + len` of the projection.
+    /// Rows `start .. start + len` of the projection: a view, which follows the weights if they change.
     fn rows(&self, start: usize, len: usize) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
-        Ok(Self { weight: self.weight.narrow(0, start, len)?, bias })
+        Ok(Self { weight: self.weight.narrow(0, start, len)?, bias, packed: Arc::default() })
     }
+}
+
+/// Packs the rows of one or more projections of the same input, one after the other.
+fn pack(parts: &[&Dense]) -> Result<Packed> {
+    let k = parts[0].weight.dim(1)?;
+    let (mut weights, mut biases) = (Vec::new(), Vec::new());
+    for part in parts {
+        with_floats(&part.weight, |numbers| weights.extend_from_slice(numbers))?;
+        match &part.bias {
+            Some(bias) => with_floats(bias, |numbers| biases.extend_from_slice(numbers))?,
+            None => biases.resize(biases.len() + part.weight.dim(0)?, 0.0),
+        }
+    }
+    Ok(Packed::new(Isa::detect()?, &weights, Some(&biases), biases.len(), k))
+}
+
+/// xs `(b, s, in)` times packed weights → `(b, s, out)` in `dtype`.
+fn multiply(xs: &Tensor, weights: &Packed, dtype: DType) -> Result<Tensor> {
+    let (b, s, _) = xs.dims3()?;
+    let mut ys = vec![0.0; b * s * weights.columns()];
+    with_floats(xs, |xs| weights.multiply(xs, b * s, Epilogue::None, &mut ys))?;
+    Ok(Tensor::from_vec(ys, (b, s, weights.columns()), &Device::Cpu)?.to_dtype(dtype)?)
 }
 
 /// The dtype in which products are summed, and in which queries, keys and values are kept: on the CPU f32 for half
@@ -69,9 +116,14 @@ pub(crate) fn accumulate_in(weight: &Tensor) -> DType {
 
 /// The projections of queries, keys and values.
 #[derive(Debug, Clone)]
-pub(crate) enum Qkv {
-    Split(Box<[Dense; 3]>),
-    Packed { all: Dense, rows: [usize; 3] },
+pub(crate) struct Qkv {
+    parts: Box<[Dense; 3]>,
+    /// All three in one, if they are stored so; `parts` are then views of it.
+    stored: Option<Dense>,
+    /// All three packed in one, made when first needed.
+    packed: Arc<OnceLock<Packed>>,
+    /// The outputs of q, k, v.
+    rows: [usize; 3],
 }
 
 const NAMES: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
@@ -79,35 +131,49 @@ const NAMES: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 impl Qkv {
     /// `rows`: the outputs of q, k, v; `inputs`: their inputs.
     pub(crate) fn new(weights: QkvWeights, rows: [usize; 3], inputs: [usize; 3]) -> Result<Self> {
-        Ok(match weights {
+        let (parts, stored) = match weights {
             QkvWeights::Split(dense) => {
                 let [q, k, v] = *dense;
                 let dense = |i: usize, weights| Dense::new(NAMES[i], weights, rows[i], inputs[i]);
-                let all = [dense(0, q)?, dense(1, k)?, dense(2, v)?];
-                for (dense, name) in all.iter().zip(NAMES) {
-                    same_dtype_and_device(&format!("{name} weight"), &dense.weight, &all[0].weight)?;
+                let parts = [dense(0, q)?, dense(1, k)?, dense(2, v)?];
+                for (dense, name) in parts.iter().zip(NAMES) {
+                    same_dtype_and_device(&format!("{name} weight"), &dense.weight, &parts[0].weight)?;
                 }
-                Self::Split(Box::new(all))
+                (parts, None)
             }
             QkvWeights::Packed(all) => {
-                Self::Packed { all: Dense::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?, rows }
+                let all = Dense::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?;
+                let [q, k, v] = rows;
+                ([all.rows(0, q)?, all.rows(q, k)?, all.rows(q + k, v)?], Some(all))
             }
-        })
+        };
+        Ok(Self { parts: Box::new(parts), stored, packed: Arc::default(), rows })
     }
 
     /// Any of the weights, to tell dtype and device.
     pub(crate) fn weight(&self) -> &Tensor {
-        match self {
-            Self::Split(dense) => dense[0].weight(),
-            Self::Packed { all, .. } => all.weight(),
-        }
+        self.parts[0].weight()
     }
 
     /// Whether any weight tracks operations.
     pub(crate) fn tracks_gradient(&self) -> bool {
-        match self {
-            Self::Split(dense) => dense.iter().any(Dense::tracks_gradient),
-            Self::Packed { all, .. } => all.tracks_gradient(),
+        self.parts.iter().any(Dense::tracks_gradient)
+    }
+
+    /// Whether one product with packed weights can make queries, keys and values of one input.
+    pub(crate) fn can_pack(&self) -> bool {
+        let input = |dense: &Dense| dense.weight.dims()[1];
+        self.parts.iter().all(|part| part.can_pack() && input(part) == input(&self.parts[0]))
+    }
+
+    /// The packed weights of all three; call only if [`can_pack`](Self::can_pack).
+    pub(crate) fn packed(&self) -> Result<&Packed> {
+        match self.packed.get() {
+            Some(packed) => Ok(packed),
+            None => {
+                let packed = pack(&self.parts.each_ref())?;
+                Ok(self.packed.get_or_init(|| packed))
+            }
         }
     }
 
@@ -115,33 +181,34 @@ impl Qkv {
     /// the numbers a head of q, k and v.
     pub(crate) fn forward(&self, inputs: [&Tensor; 3], sizes: [usize; 3]) -> Result<[Tensor; 3]> {
         let dtype = accumulate_in(self.weight());
-        let heads = |ys: Tensor, i: usize| {
-            let (b, s, width) = ys.dims3()?;
-            Ok::<_, Error>(ys.reshape((b, s, width / sizes[i], sizes[i]))?)
-        };
         let [q, k, v] = inputs;
-        match self {
-            Self::Split(dense) => {
-                let part = |i: usize, xs: &Tensor| heads(dense[i].forward(xs, dtype)?, i);
-                Ok([part(0, q)?, part(1, k)?, part(2, v)?])
-            }
-            Self::Packed { all, rows } => {
-                let start = |i: usize| rows[..i].iter().sum::<usize>();
-                if q.id() != k.id() || q.id() != v.id() {
-                    let part = |i: usize, xs: &Tensor| heads(all.rows(start(i), rows[i])?.forward(xs, dtype)?, i);
-                    return Ok([part(0, q)?, part(1, k)?, part(2, v)?]);
-                }
-                let ys = all.forward(q, dtype)?;
-                if sizes[1] != sizes[2] {
-                    let part = |i: usize| heads(ys.narrow(D::Minus1, start(i), rows[i])?, i);
-                    return Ok([part(0)?, part(1)?, part(2)?]);
-                }
-                // Cut into heads first: then q, k and v are views of one tensor, and nothing is copied.
-                let (b, s, width) = ys.dims3()?;
-                let ys = ys.reshape((b, s, width / sizes[0], sizes[0]))?;
-                let part = |i: usize| ys.narrow(2, start(i) / sizes[i], rows[i] / sizes[i]);
-                Ok([part(0)?, part(1)?, part(2)?])
-            }
+        let one_input = q.id() == k.id() && q.id() == v.id();
+        if one_input && self.can_pack() && !q.track_op() {
+            return self.cut(&multiply(q, self.packed()?, dtype)?, sizes);
         }
+        if let Some(all) = self.stored.as_ref().filter(|_| one_input) {
+            return self.cut(&all.forward(q, dtype)?, sizes);
+        }
+        let part = |i: usize, xs: &Tensor| heads(&self.parts[i].forward(xs, dtype)?, sizes[i]);
+        Ok([part(0, q)?, part(1, k)?, part(2, v)?])
     }
+
+    /// ys `(b, s, rows of q, k and v)` → each by head.
+    fn cut(&self, ys: &Tensor, sizes: [usize; 3]) -> Result<[Tensor; 3]> {
+        let start = |i: usize| self.rows[..i].iter().sum::<usize>();
+        if sizes[1] != sizes[2] {
+            let part = |i: usize| heads(&ys.narrow(D::Minus1, start(i), self.rows[i])?, sizes[i]);
+            return Ok([part(0)?, part(1)?, part(2)?]);
+        }
+        // Cut into heads first: then q, k and v are views of one tensor, and nothing is copied.
+        let ys = heads(ys, sizes[0])?;
+        let part = |i: usize| ys.narrow(2, start(i) / sizes[i], self.rows[i] / sizes[i]);
+        Ok([part(0)?, part(1)?, part(2)?])
+    }
+}
+
+/// `(b, s, h · d)` → `(b, s, h, d)`.
+fn heads(ys: &Tensor, size: usize) -> Result<Tensor> {
+    let (b, s, width) = ys.dims3()?;
+    Ok(ys.reshape((b, s, width / size, size))?)
 }

@@ -73,27 +73,33 @@ fn dtype_of(name: &str) -> Result<DType> {
     }
 }
 
-fn mask_of(input: &Checkpoint) -> Result<AttentionMask> {
-    match input.contains("lengths") {
-        true => Ok(AttentionMask::lengths_tensor(&input.tensor("lengths", &CPU)?)?),
-        false => Ok(AttentionMask::none()),
-    }
+/// The rows' lengths, if the input is a ragged batch: its tokens then follow each other.
+fn lengths_of(input: &Checkpoint) -> Result<Option<Vec<usize>>> {
+    let lengths = input.contains("lengths").then(|| input.tensor("lengths", &CPU)).transpose()?;
+    let lengths = lengths.map(|lengths| lengths.to_dtype(DType::U32)?.to_vec1::<u32>()).transpose()?;
+    Ok(lengths.map(|lengths| lengths.into_iter().map(|n| n as usize).collect()))
 }
 
 fn layer(checkpoint: &str, heads: usize, input: &str, dtype: DType) -> Result<Work> {
     let source = Checkpoint::open(checkpoint)?.at("", dtype, &CPU);
     let layer = MultiHeadAttention::load(&infer_config(&source, heads)?, source)?;
     let input = Checkpoint::open(input)?;
-    let (xs, mask) = (input.tensor("query", &CPU)?.to_dtype(dtype)?, mask_of(&input)?);
-    Ok(Box::new(move || Ok(layer.attend(&xs, &xs, &xs, &mask)?)))
+    let (xs, lengths, mask) =
+        (input.tensor("query", &CPU)?.to_dtype(dtype)?, lengths_of(&input)?, AttentionMask::none());
+    Ok(Box::new(move || match &lengths {
+        Some(lengths) => Ok(layer.attend_ragged(&xs, lengths, &mask)?),
+        None => Ok(layer.attend(&xs, &xs, &xs, &mask)?),
+    }))
 }
 
 fn encoder(folder: &str, input: &str, dtype: DType) -> Result<Work> {
     let config = BertConfig::from_file(format!("{folder}/config.json"))?;
     let model = BertModel::load(&config, &Checkpoint::open(folder)?.at("", dtype, &CPU))?;
     let input = Checkpoint::open(input)?;
-    let (ids, mask) = (input.tensor("ids", &CPU)?.to_dtype(DType::U32)?, mask_of(&input)?);
-    Ok(Box::new(move || Ok(model.forward(&ids, None, &mask)?)))
+    let ids = input.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
+    let (b, s) = ids.dims2()?;
+    let (ids, types, lengths) = (ids.flatten_all()?.to_vec1::<u32>()?, vec![0; b * s], vec![s; b]);
+    Ok(Box::new(move || Ok(model.forward_ragged(&ids, &types, &lengths)?.reshape((b, s, ()))?)))
 }
 
 fn sentences(folder: &str, file: &str, dtype: DType) -> Result<Work> {

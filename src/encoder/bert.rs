@@ -125,12 +125,12 @@ impl BertConfig {
 /// parameter gets its gradient.
 #[derive(Debug, Clone)]
 pub struct BertModel {
-    config: BertConfig,
-    word_embeddings: Tensor,
-    position_embeddings: Tensor,
-    token_type_embeddings: Tensor,
-    embeddings_norm: LayerNorm,
-    layers: Vec<Layer>,
+    pub(super) config: BertConfig,
+    pub(super) word_embeddings: Tensor,
+    pub(super) position_embeddings: Tensor,
+    pub(super) token_type_embeddings: Tensor,
+    pub(super) embeddings_norm: LayerNorm,
+    pub(super) layers: Vec<Layer>,
 }
 
 impl BertModel {
@@ -206,7 +206,8 @@ impl BertModel {
     }
 }
 
-fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+/// ids `(b, s)` u32 → `(b, s, width)`.
+pub(super) fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let (b, s) = ids.dims2()?;
     if ids.dtype() != DType::U32 {
         return Err(Error::dtype(name, ids.dtype(), "u32"));
@@ -233,13 +234,13 @@ fn drop_out(xs: &Tensor, p: f64, train: bool) -> Result<Tensor> {
 
 /// Attention and feed-forward, each added to its input and then normalised.
 #[derive(Debug, Clone)]
-struct Layer {
-    attention: MultiHeadAttention,
-    attention_norm: LayerNorm,
-    intermediate: Dense,
-    activation: Activation,
-    output: Dense,
-    output_norm: LayerNorm,
+pub(super) struct Layer {
+    pub(super) attention: MultiHeadAttention,
+    pub(super) attention_norm: LayerNorm,
+    pub(super) intermediate: Dense,
+    pub(super) activation: Activation,
+    pub(super) output: Dense,
+    pub(super) output_norm: LayerNorm,
     dropout: f64,
 }
 

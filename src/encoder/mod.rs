@@ -8,6 +8,7 @@ mod hub;
 mod norm;
 mod pipeline;
 mod pooling;
+mod rows;
 mod sentence;
 mod tokenizer;
 

@@ -2,6 +2,8 @@ use candle_core::{D, DType, Module, Tensor};
 
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
+use crate::kernels::{Isa, add_norm};
+use crate::slice::with_floats;
 
 /// Layer normalisation over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
 /// ([Ba 2016](https://arxiv.org/abs/1607.06450)).
@@ -37,6 +39,15 @@ impl LayerNorm {
     pub fn load<S: WeightSource>(size: usize, eps: f64, source: &S) -> Result<Self> {
         let read = |name, early| source.get(if source.contains(early) { early } else { name }, &[size]);
         Self::new(read("weight", "gamma")?, read("bias", "beta")?, eps)
+    }
+}
+
+impl LayerNorm {
+    /// Normalises rows of numbers, or their sum with `add`, in place.
+    pub(super) fn add_rows(&self, isa: Isa, xs: &mut [f32], add: Option<&[f32]>) -> Result<()> {
+        with_floats(&self.weight, |weight| {
+            with_floats(&self.bias, |bias| add_norm(isa, xs, add, weight, bias, self.eps as f32))
+        })?
     }
 }
 

@@ -161,9 +161,32 @@ impl SentenceEncoder {
             in_table("a token's id", encoding.get_ids(), config.vocab_size)?;
             in_table("a token's type", encoding.get_type_ids(), config.type_vocab_size)?;
         }
+        match self.model.runs_ragged() {
+            true => self.encode_ragged(batch, uncounted),
+            false => self.encode_padded(batch, uncounted),
+        }
+    }
+
+    /// One text after the other: nothing is spent on padding, and a text's vector is the same in any batch.
+    fn encode_ragged(&self, batch: &[&Encoding], uncounted: usize) -> Result<Tensor> {
+        let ids: Vec<u32> = batch.iter().flat_map(|encoding| encoding.get_ids()).copied().collect();
+        let types: Vec<u32> = batch.iter().flat_map(|encoding| encoding.get_type_ids()).copied().collect();
+        let lengths: Vec<usize> = batch.iter().map(|encoding| encoding.len()).collect();
+        let hidden = self.model.forward_ragged(&ids, &types, &lengths)?;
+        let mut start = 0;
+        let pool = |&length: &usize| {
+            let tokens = hidden.narrow(0, start, length)?.unsqueeze(0)?;
+            start += length;
+            let counts: Vec<u8> = (0..length).map(|i| u8::from(i >= uncounted)).collect();
+            self.pipeline.forward(&tokens, &Tensor::from_vec(counts, (1, length), &self.device)?)
+        };
+        Ok(Tensor::cat(&lengths.iter().map(pool).collect::<Result<Vec<_>>>()?, 0)?)
+    }
+
+    fn encode_padded(&self, batch: &[&Encoding], uncounted: usize) -> Result<Tensor> {
         let rows: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_ids()).collect();
         let types: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_type_ids()).collect();
-        let padded = PaddedIds::new(&rows, config.pad_token_id, &self.device)?;
+        let padded = PaddedIds::new(&rows, self.model.config().pad_token_id, &self.device)?;
         let types = PaddedIds::new(&types, 0, &self.device)?;
         let hidden = self.model.forward(&padded.ids, Some(&types.ids), &padded.mask())?;
         let longest = padded.ids.dim(1)?;

@@ -24,17 +24,68 @@ const QUERIES: usize = 64;
 /// Multiply-adds below which a second thread costs more than it brings.
 const SERIAL: usize = 1 << 18;
 
-/// One call: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)`.
+/// The rows of a call and how long they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Batch<'a> {
+    /// `b` rows of one length each.
+    Padded { b: usize, s_q: usize, s_kv: usize },
+    /// Self-attention over rows that lie one after the other: row `i` is the tokens `starts[i] .. starts[i + 1]`.
+    Ragged { starts: &'a [usize] },
+}
+
+impl Batch<'_> {
+    fn rows(&self) -> usize {
+        match self {
+            Self::Padded { b, .. } => *b,
+            Self::Ragged { starts } => starts.len().saturating_sub(1),
+        }
+    }
+
+    fn s_q(&self, b: usize) -> usize {
+        match self {
+            Self::Padded { s_q, .. } => *s_q,
+            Self::Ragged { starts } => starts[b + 1] - starts[b],
+        }
+    }
+
+    /// Keys under the mask.
+    fn s_kv(&self, b: usize) -> usize {
+        match self {
+            Self::Padded { s_kv, .. } => *s_kv,
+            Self::Ragged { .. } => self.s_q(b),
+        }
+    }
+
+    /// The row and the token in it where a row starts, for a tensor whose first two dimensions are these.
+    fn start(&self, b: usize) -> (usize, usize) {
+        match self {
+            Self::Padded { .. } => (b, 0),
+            Self::Ragged { starts } => (0, starts[b]),
+        }
+    }
+
+    /// Queries before row `b`.
+    fn queries_before(&self, b: usize) -> usize {
+        match self {
+            Self::Padded { s_q, .. } => b * s_q,
+            Self::Ragged { starts } => starts[b],
+        }
+    }
+
+    fn queries(&self) -> usize {
+        self.queries_before(self.rows())
+    }
+}
+
+/// One call: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)`; ragged, `b` is 1 and the tokens
+/// of all rows follow each other.
 #[derive(Debug)]
 pub(crate) struct Attention<'a, T> {
     pub q: Heads<'a, T>,
     pub k: Heads<'a, T>,
     pub v: Heads<'a, T>,
-    pub b: usize,
-    pub s_q: usize,
-    /// Keys under the mask.
-    pub s_kv: usize,
-    /// Keys after those, which every query sees.
+    pub batch: Batch<'a>,
+    /// Keys after those under the mask, which every query sees.
     pub appended: usize,
     pub h: usize,
     pub h_kv: usize,
@@ -66,9 +117,9 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs the call; `output` is `(b, s_q, h, d_v)`.
+/// Runs the call; `output` is `(queries, h, d_v)`, one row's queries after the other's.
 pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]) {
-    assert_eq!(output.len(), call.b * call.s_q * call.h * call.d_v, "the output's size");
+    assert_eq!(output.len(), call.batch.queries() * call.h * call.d_v, "the output's size");
     let output = Output(output.as_mut_ptr());
     let run = |task: &Task| {
         SCRATCH.with_borrow_mut(|scratch| match isa {
@@ -111,7 +162,8 @@ fn avx2<T: Element>(s: super::x86::Avx2, call: &Attention<T>, task: Task, scratc
 
 /// Multiply-adds of the whole call, if nothing is masked.
 fn work<T>(call: &Attention<T>) -> usize {
-    call.b * call.h * call.s_q * (call.s_kv + call.appended) * (call.d + call.d_v)
+    let pairs: usize = (0..call.batch.rows()).map(|b| call.batch.s_q(b) * (call.batch.s_kv(b) + call.appended)).sum();
+    pairs * call.h * (call.d + call.d_v)
 }
 
 /// Floats that one thread needs beside its inputs and outputs: packed keys and values, and a little for the queries.
@@ -121,14 +173,15 @@ pub(crate) fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
 }
 
 fn tasks<T>(call: &Attention<T>) -> Vec<Task> {
-    let heads = call.b * call.h_kv;
+    let heads = call.batch.rows() * call.h_kv;
     // Each part packs the keys again, so only as many parts as keep all threads busy, and no short ones.
-    let parts = (2 * rayon::current_num_threads()).div_ceil(heads.max(1)).min(call.s_q.div_ceil(2 * QUERIES)).max(1);
-    let rows = call.s_q.div_ceil(parts).next_multiple_of(QUERIES);
+    let wanted = (2 * rayon::current_num_threads()).div_ceil(heads.max(1));
     let of_head = |(b, h_kv): (usize, usize)| {
-        (0..call.s_q).step_by(rows).map(move |from| Task { b, h_kv, from, to: call.s_q.min(from + rows) })
+        let s_q = call.batch.s_q(b);
+        let rows = s_q.div_ceil(wanted.min(s_q.div_ceil(2 * QUERIES)).max(1)).next_multiple_of(QUERIES);
+        (0..s_q).step_by(rows).map(move |from| Task { b, h_kv, from, to: s_q.min(from + rows) })
     };
-    (0..call.b).flat_map(|b| (0..call.h_kv).map(move |h_kv| (b, h_kv))).flat_map(of_head).collect()
+    (0..call.batch.rows()).flat_map(|b| (0..call.h_kv).map(move |h_kv| (b, h_kv))).flat_map(of_head).collect()
 }
 
 /// The scratch memory of a task, cut up.
@@ -174,38 +227,41 @@ fn task_of<S: Simd, T: Element, const MR: usize, const NR: usize>(
     debug_assert!(BLOCK.is_multiple_of(panel) && QUERIES.is_multiple_of(MR));
     let width_v = d_v.next_multiple_of(S::LANES);
 
+    let (s_q, s_kv, start) = (call.batch.s_q(b), call.batch.s_kv(b), call.batch.start(b));
+
     // Keys that no query of the task sees are not even packed.
-    let seen = (from..to).map(|i| call.mask.range(b, i, call.s_q, call.s_kv));
+    let seen = (from..to).map(|i| call.mask.range(b, i, s_q, s_kv));
     let last = seen.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
-    let keys = if call.appended > 0 { call.s_kv + call.appended } else { last };
+    let keys = if call.appended > 0 { s_kv + call.appended } else { last };
     let padded = keys.next_multiple_of(panel);
     let buffers = Buffers::cut(scratch, padded, d, width_v, MR);
-    pack::keys(&call.k, (b, h_kv), (keys, d, panel), buffers.row, buffers.keys);
-    pack::values(&call.v, (b, h_kv), (keys, d_v, width_v), buffers.values);
+    pack::keys(&call.k, (start, h_kv), (keys, d, panel), buffers.row, buffers.keys);
+    pack::values(&call.v, (start, h_kv), (keys, d_v, width_v), buffers.values);
 
     let group = call.h / call.h_kv;
     for h in h_kv * group..(h_kv + 1) * group {
         for first in (from..to).step_by(QUERIES) {
             let rows = QUERIES.min(to - first);
             let used = rows.next_multiple_of(MR);
-            pack::queries(&call.q, (b, h), (first, rows, d), call.scale, &mut buffers.queries[..used * d]);
+            pack::queries(&call.q, (start, h), (first, rows, d), call.scale, &mut buffers.queries[..used * d]);
             buffers.sums[..used * width_v].fill(0.0);
             buffers.max[..used].fill(f32::NEG_INFINITY);
             buffers.total[..used].fill(0.0);
-            for start in (0..keys).step_by(BLOCK) {
-                let count = BLOCK.min(keys - start);
+            for block in (0..keys).step_by(BLOCK) {
+                let count = BLOCK.min(keys - block);
                 for tile in (0..rows).step_by(MR) {
-                    let place = Place { b, h, query: first + tile, rows: MR.min(rows - tile), start, count };
+                    let rows = MR.min(rows - tile);
+                    let place = Place { b, h, s_q, s_kv, query: first + tile, rows, start: block, count };
                     if !sees_any(call, place) {
                         continue;
                     }
                     let of = |size: usize| tile * size..(tile + MR) * size;
                     let queries = &buffers.queries[of(d)];
-                    scores::<S, MR, NR>(s, queries, d, &buffers.keys[start * d..], count, buffers.scores);
+                    scores::<S, MR, NR>(s, queries, d, &buffers.keys[block * d..], count, buffers.scores);
                     let (max, total) = (&mut buffers.max[of(1)], &mut buffers.total[of(1)]);
                     let sums = &mut buffers.sums[of(width_v)];
                     soften(s, call, place, buffers.scores, max, total, sums, width_v);
-                    let values = &buffers.values[start * width_v..];
+                    let values = &buffers.values[block * width_v..];
                     add_values::<S, MR>(s, buffers.scores, values, count, sums, width_v);
                 }
             }
@@ -214,7 +270,7 @@ fn task_of<S: Simd, T: Element, const MR: usize, const NR: usize>(
                 // A query that saw nothing has a total of 0 and sums of 0.
                 let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
                 sums.iter_mut().for_each(|x| *x *= factor);
-                let at = ((b * call.s_q + first + i) * call.h + h) * d_v;
+                let at = ((call.batch.queries_before(b) + first + i) * call.h + h) * d_v;
                 // SAFETY: `attend` checked the output's size, and this query and head belong to this task alone.
                 let to = unsafe { std::slice::from_raw_parts_mut(output.0.add(at), d_v) };
                 T::narrow(&sums[..d_v], to);
@@ -228,6 +284,8 @@ fn task_of<S: Simd, T: Element, const MR: usize, const NR: usize>(
 struct Place {
     b: usize,
     h: usize,
+    s_q: usize,
+    s_kv: usize,
     query: usize,
     rows: usize,
     start: usize,
@@ -237,10 +295,10 @@ struct Place {
 fn sees_any<T>(call: &Attention<T>, place: Place) -> bool {
     let (start, end) = (place.start, place.start + place.count);
     let in_reach = |i: usize| {
-        let range = call.mask.range(place.b, i, call.s_q, call.s_kv);
+        let range = call.mask.range(place.b, i, place.s_q, place.s_kv);
         range.start.max(start) < range.end.min(end)
     };
-    end > call.s_kv || (place.query..place.query + place.rows).any(in_reach)
+    end > place.s_kv || (place.query..place.query + place.rows).any(in_reach)
 }
 
 /// `queries` `(MR, d)` times the keys of a block → `scores` `(MR, BLOCK)`.
@@ -284,12 +342,12 @@ fn soften<S: Simd, T>(
     sums: &mut [f32],
     width_v: usize,
 ) {
-    let Place { b, h, query, rows, start, count } = place;
+    let Place { query, rows, count, .. } = place;
     let padded = count.next_multiple_of(S::LANES);
     for (r, row) in scores.chunks_exact_mut(BLOCK).take(rows).enumerate() {
         let row = &mut row[..padded];
         row[count..].fill(f32::NEG_INFINITY);
-        hide(call, (b, h, query + r), start, &mut row[..count]);
+        hide(call, place, query + r, &mut row[..count]);
         // Loops, not closures: a closure does not inherit the instruction set of the function around it.
         let mut largest = s.splat(f32::NEG_INFINITY);
         for j in (0..padded).step_by(S::LANES) {
@@ -329,13 +387,14 @@ fn first<S: Simd>(s: S, a: S::V) -> f32 {
     lanes[0]
 }
 
-/// Sets the scores of hidden keys to -inf; `row` holds those with keys `start ..`.
+/// Sets the scores of query `i` with hidden keys to -inf; `row` holds those with the keys of `place`.
 #[inline(always)]
-fn hide<T>(call: &Attention<T>, (b, h, i): (usize, usize, usize), start: usize, row: &mut [f32]) {
-    let masked = row.len().min(call.s_kv.saturating_sub(start));
+fn hide<T>(call: &Attention<T>, place: Place, i: usize, row: &mut [f32]) {
+    let Place { b, h, s_q, s_kv, start, .. } = place;
+    let masked = row.len().min(s_kv.saturating_sub(start));
     // What lies after it is appended, and seen.
     let row = &mut row[..masked];
-    let range = call.mask.range(b, i, call.s_q, call.s_kv);
+    let range = call.mask.range(b, i, s_q, s_kv);
     let inside = |key: usize| key.saturating_sub(start).min(masked);
     let (from, to) = (inside(range.start), inside(range.end));
     row[..from].fill(f32::NEG_INFINITY);

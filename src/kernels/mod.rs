@@ -12,6 +12,7 @@ mod mask;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
+mod rows;
 mod simd;
 #[cfg(test)]
 mod tests;
@@ -19,9 +20,11 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use attention::{Attention, attend, scratch_floats};
+pub(crate) use attention::{Attention, Batch, attend, scratch_floats};
 pub(crate) use element::Element;
 pub(crate) use gemm::{Epilogue, Packed};
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Lengths, Mask};
 pub(crate) use pack::Heads;
+#[cfg(feature = "encoder")]
+pub(crate) use rows::add_norm;

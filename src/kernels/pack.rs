@@ -10,9 +10,10 @@ pub(crate) struct Heads<'a, T> {
 }
 
 impl<T> Heads<'_, T> {
+    /// Token `s` after token `start` of row `b`.
     #[inline(always)]
-    fn row(&self, b: usize, s: usize, h: usize, d: usize) -> &[T] {
-        let start = b * self.strides[0] + s * self.strides[1] + h * self.strides[2];
+    fn row(&self, (b, start): (usize, usize), s: usize, h: usize, d: usize) -> &[T] {
+        let start = b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2];
         &self.data[start..start + d]
     }
 }
@@ -22,7 +23,7 @@ impl<T> Heads<'_, T> {
 #[inline(always)]
 pub(super) fn keys<T: Element>(
     k: &Heads<T>,
-    (b, h): (usize, usize),
+    (row_start, h): ((usize, usize), usize),
     (keys, d, width): (usize, usize, usize),
     row: &mut [f32],
     to: &mut [f32],
@@ -31,7 +32,7 @@ pub(super) fn keys<T: Element>(
         for lane in 0..width {
             let key = panel * width + lane;
             if key < keys {
-                T::widen(k.row(b, key, h, d), row);
+                T::widen(k.row(row_start, key, h, d), row);
             } else {
                 row.fill(0.0);
             }
@@ -46,13 +47,13 @@ pub(super) fn keys<T: Element>(
 #[inline(always)]
 pub(super) fn values<T: Element>(
     v: &Heads<T>,
-    (b, h): (usize, usize),
+    (row_start, h): ((usize, usize), usize),
     (keys, d, width): (usize, usize, usize),
     to: &mut [f32],
 ) {
     for (key, to) in to.chunks_exact_mut(width).take(keys).enumerate() {
         let (numbers, rest) = to.split_at_mut(d);
-        T::widen(v.row(b, key, h, d), numbers);
+        T::widen(v.row(row_start, key, h, d), numbers);
         rest.fill(0.0);
     }
 }
@@ -61,14 +62,14 @@ pub(super) fn values<T: Element>(
 #[inline(always)]
 pub(super) fn queries<T: Element>(
     q: &Heads<T>,
-    (b, h): (usize, usize),
+    (row_start, h): ((usize, usize), usize),
     (from, rows, d): (usize, usize, usize),
     scale: f32,
     to: &mut [f32],
 ) {
     for (i, to) in to.chunks_exact_mut(d).enumerate() {
         if i < rows {
-            T::widen(q.row(b, from + i, h, d), to);
+            T::widen(q.row(row_start, from + i, h, d), to);
             to.iter_mut().for_each(|x| *x *= scale);
         } else {
             to.fill(0.0);

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::attention::{Attention, attend};
+use super::attention::{Attention, Batch, attend};
 use super::element::Element;
 use super::exp::exp;
 use super::gelu::gelu;
@@ -55,19 +55,20 @@ fn wide<T: Element>(numbers: &[T]) -> Vec<f32> {
 
 /// The judge: the same in loops over f64. `bias` and `keep` are looked up through the mask itself.
 fn naive<T: Element>(call: &Attention<T>) -> Vec<f64> {
+    let Batch::Padded { b: rows, s_q, s_kv } = call.batch else { panic!("the judge knows padded batches only") };
     let (q, k, v) = (wide(call.q.data), wide(call.k.data), wide(call.v.data));
     let at = |heads: [usize; 3], b: usize, s: usize, h: usize| b * heads[0] + s * heads[1] + h * heads[2];
     let mut output = Vec::new();
-    for (b, i, h) in (0..call.b).flat_map(|b| (0..call.s_q).flat_map(move |i| (0..call.h).map(move |h| (b, i, h)))) {
+    for (b, i, h) in (0..rows).flat_map(|b| (0..s_q).flat_map(move |i| (0..call.h).map(move |h| (b, i, h)))) {
         let h_kv = h / (call.h / call.h_kv);
         let q_row = &q[at(call.q.strides, b, i, h)..][..call.d];
-        let range = call.mask.range(b, i, call.s_q, call.s_kv);
-        let scores: Vec<f64> = (0..call.s_kv + call.appended)
+        let range = call.mask.range(b, i, s_q, s_kv);
+        let scores: Vec<f64> = (0..s_kv + call.appended)
             .map(|j| {
                 let k_row = &k[at(call.k.strides, b, j, h_kv)..][..call.d];
                 let dot: f64 = q_row.iter().zip(k_row).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let mut score = [0.0];
-                if j < call.s_kv {
+                if j < s_kv {
                     call.mask.apply(&mut score, b, h, i, j);
                     if !range.contains(&j) {
                         score[0] = f32::NEG_INFINITY;
@@ -110,7 +111,7 @@ fn sized<'a, T: Element>(sizes: Sizes, [q, k, v]: [&'a [T]; 3], mask: Mask<'a>) 
     let keys = s_kv + appended;
     let (q, k, v) = (heads(q, s_q, h, d), heads(k, keys, h_kv, d), heads(v, keys, h_kv, d_v));
     let scale = (d as f32).powf(-0.5);
-    Attention { q, k, v, b, s_q, s_kv, appended, h, h_kv, d, d_v, scale, mask }
+    Attention { q, k, v, batch: Batch::Padded { b, s_q, s_kv }, appended, h, h_kv, d, d_v, scale, mask }
 }
 
 fn qkv<T: Element>(random: &mut Random, sizes: Sizes) -> [Vec<T>; 3] {
@@ -211,6 +212,16 @@ fn a_sequence_does_not_see_its_neighbours() {
             attend(isa, &batch, &mut together);
             attend(isa, &alone, &mut one);
             assert_eq!(part(&together), one, "{} of {length} in {padded}", isa.name());
+            // The first two rows without their padding, one after the other.
+            let starts = [0, padded, padded + length];
+            let part_of = |x: &[f32]| [&x[..padded * 2 * d], &part(x)].concat();
+            let (q_2, k_2, v_2) = (part_of(&q), part_of(&k), part_of(&v));
+            let sizes = Sizes { b: 1, s_q: padded + length, s_kv: padded + length, ..sizes };
+            let mut ragged = sized(sizes, [&q_2, &k_2, &v_2], Mask::default());
+            ragged.batch = Batch::Ragged { starts: &starts };
+            let mut two = vec![0.0; (padded + length) * 2 * d];
+            attend(isa, &ragged, &mut two);
+            assert_eq!(part_of(&together), two, "{} ragged", isa.name());
             let serial = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
             let mut again = vec![0.0; 3 * padded * 2 * d];
             serial.install(|| attend(isa, &batch, &mut again));

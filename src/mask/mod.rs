@@ -173,6 +173,11 @@ impl AttentionMask {
         self.parts.is_empty()
     }
 
+    /// Whether nothing but causal masks and windows is in it.
+    pub(crate) fn is_band(&self) -> bool {
+        self.parts.iter().all(|part| matches!(part, Part::Causal | Part::Window { .. }))
+    }
+
     fn part(part: Part) -> Self {
         Self { parts: vec![part] }
     }

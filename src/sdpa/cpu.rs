@@ -1,13 +1,12 @@
 //! The fused CPU kernel over tensors.
 
-use std::ops::Deref;
-
-use candle_core::{CpuStorage, DType, Device, Layout, Storage, Tensor, WithDType};
+use candle_core::{DType, Device, Tensor, WithDType};
 
 use super::{Attended, Call, SdpaOptions};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Attention, Broadcast, Element, Heads, Isa, Mask};
+use crate::kernels::{self, Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
 use crate::mask::check::CallShape;
+use crate::slice::Slice;
 
 /// Why the kernel cannot run a call, `None` if it can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -55,19 +54,17 @@ fn run<T: Element + WithDType>(
         lengths: structure.lengths,
         left: structure.left,
         right: structure.right,
-        segments: ids.chunks_exact(2).map(|pair| [pair[0].queries(), pair[1].keys()]).collect(),
-        keep: keep.iter().map(Slice::broadcast).collect(),
-        bias: bias.iter().map(Slice::broadcast).collect(),
+        segments: ids.chunks_exact(2).map(|pair| [ids_along(&pair[0], 2), ids_along(&pair[1], 3)]).collect(),
+        keep: keep.iter().map(broadcast).collect(),
+        bias: bias.iter().map(broadcast).collect(),
     };
     let (q, k, v) = (numbers_together(q)?, numbers_together(k)?, numbers_together(v)?);
     let (q, k, v) = (Slice::<T>::new(&q)?, Slice::<T>::new(&k)?, Slice::<T>::new(&v)?);
     let attention = Attention {
-        q: q.heads(),
-        k: k.heads(),
-        v: v.heads(),
-        b,
-        s_q,
-        s_kv,
+        q: heads(&q),
+        k: heads(&k),
+        v: heads(&v),
+        batch: Batch::Padded { b, s_q, s_kv },
         appended: options.appended_keys,
         h,
         h_kv: call.h_kv,
@@ -86,58 +83,20 @@ fn numbers_together(t: &Tensor) -> Result<Tensor> {
     Ok(if t.stride()[3] == 1 || t.dims()[3] == 1 { t.clone() } else { t.contiguous()? })
 }
 
-/// A CPU tensor's numbers, read-locked.
-struct Slice<'a, T> {
-    storage: Box<dyn Deref<Target = Storage> + 'a>,
-    layout: &'a Layout,
-    numbers: std::marker::PhantomData<T>,
+fn broadcast<'a, T: WithDType>(tensor: &'a Slice<T>) -> Broadcast<'a, T> {
+    Broadcast { data: tensor.data(), strides: tensor.strides() }
 }
 
-impl<'a, T: WithDType> Slice<'a, T> {
-    fn new(tensor: &'a Tensor) -> Result<Self> {
-        let (storage, layout) = tensor.storage_and_layout();
-        let slice = Self { storage: Box::new(storage), layout, numbers: std::marker::PhantomData };
-        slice.checked().map(|_| ())?;
-        Ok(slice)
-    }
+/// ids `(b, s)` along dimension `axis` of `(b, h, s_q, s_kv)`.
+fn ids_along<'a>(ids: &'a Slice<i64>, axis: usize) -> Broadcast<'a, i64> {
+    let [b, s] = ids.strides();
+    let mut strides = [b, 0, 0, 0];
+    strides[axis] = s;
+    Broadcast { data: ids.data(), strides }
+}
 
-    fn checked(&self) -> Result<&[T]> {
-        match &**self.storage {
-            Storage::Cpu(storage) => Ok(&CpuStorage::as_slice::<T>(storage)?[self.layout.start_offset()..]),
-            _ => Err(Error::Device { tensor: "a mask".into(), found: "a GPU".into(), expected: "the CPU".into() }),
-        }
-    }
-
-    fn data(&self) -> &[T] {
-        self.checked().unwrap_or(&[])
-    }
-
-    /// The strides, 0 where there is one for all.
-    fn strides<const N: usize>(&self) -> [usize; N] {
-        let dims = self.layout.dims().iter().zip(self.layout.stride());
-        let mut strides = dims.map(|(&size, &stride)| if size == 1 { 0 } else { stride });
-        std::array::from_fn(|_| strides.next().unwrap_or(0))
-    }
-
-    fn broadcast(&self) -> Broadcast<'_, T> {
-        Broadcast { data: self.data(), strides: self.strides() }
-    }
-
-    /// `(b, s_q)`: one number a query.
-    fn queries(&self) -> Broadcast<'_, T> {
-        let [b, s] = self.strides();
-        Broadcast { data: self.data(), strides: [b, 0, s, 0] }
-    }
-
-    /// `(b, s_kv)`: one number a key.
-    fn keys(&self) -> Broadcast<'_, T> {
-        let [b, s] = self.strides();
-        Broadcast { data: self.data(), strides: [b, 0, 0, s] }
-    }
-
-    /// `(b, s, h, d)`.
-    fn heads(&self) -> Heads<'_, T> {
-        let [b, s, h, _] = self.strides::<4>();
-        Heads { data: self.data(), strides: [b, s, h] }
-    }
+/// `(b, s, h, d)`.
+fn heads<'a, T: WithDType>(tensor: &'a Slice<T>) -> Heads<'a, T> {
+    let [b, s, h, _] = tensor.strides::<4>();
+    Heads { data: tensor.data(), strides: [b, s, h] }
 }

@@ -1,3 +1,5 @@
+pub(crate) mod ragged;
+
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 
@@ -159,6 +161,9 @@ impl MultiHeadAttention {
     }
 
     /// The layer made of these tensors.
+    ///
+    /// On the CPU, weights that are no variables are taken to be fixed: at the first call they are packed for the
+    /// kernels, and a later change in place would not be seen.
     ///
     /// # Errors
     /// An invalid configuration; a tensor that does not fit it.

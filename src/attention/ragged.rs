@@ -1,0 +1,141 @@
+//! Self-attention over rows of unequal length that lie one after the other, without padding.
+
+use candle_core::{Device, Tensor};
+
+use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+use crate::error::{Error, Result};
+use crate::kernels::{self, Attention, Batch, Epilogue, Heads, Isa, Mask};
+use crate::mask::AttentionMask;
+use crate::slice::with_floats;
+
+impl MultiHeadAttention {
+    /// Self-attention within each row of a ragged batch: `xs` `(tokens, query_size)` is the rows one after the other,
+    /// `lengths` says how many tokens each has → `(tokens, output_size)`. The same numbers as padding the rows, masking
+    /// the padding and taking it off again, but on the CPU nothing is spent on padding, and a row's result is bitwise
+    /// the same alone and in any batch.
+    ///
+    /// `mask` may be `none`, `causal` or a `window`, each within a row.
+    ///
+    /// # Errors
+    /// If `xs` does not fit, the lengths do not add up to its tokens, or the mask is of another kind.
+    pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
+        Ok(self.ragged(xs, lengths, mask)?)
+    }
+
+    fn ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
+        let size = self.config.query_size();
+        let (tokens, _) = xs
+            .dims2()
+            .ok()
+            .filter(|(_, width)| *width == size)
+            .ok_or_else(|| Error::shape("xs", xs.dims(), format!("(tokens, {size})")))?;
+        let starts = starts(lengths);
+        if starts[lengths.len()] != tokens {
+            return Err(Error::value(
+                "the sum of lengths",
+                starts[lengths.len()],
+                format!("{tokens}, the tokens of xs"),
+            ));
+        }
+        if !mask.is_band() {
+            return Err(Error::value("the mask of a ragged batch", mask, "none, causal or a window"));
+        }
+        crate::sdpa::same_dtype_and_device("xs", xs, self.qkv.weight())?;
+        if xs.track_op() || !self.runs_on_rows() {
+            return self.padded_ragged(xs, lengths, mask);
+        }
+        let mut output = Vec::new();
+        with_floats(xs, |xs| self.attend_rows(xs, &starts, mask, &mut Buffers::default(), &mut output))??;
+        let output = Tensor::from_vec(output, (tokens, self.config.output_size()), &Device::Cpu)?;
+        Ok(output.to_dtype(xs.dtype())?)
+    }
+
+    /// Whether [`attend_rows`](Self::attend_rows) can run.
+    pub(crate) fn runs_on_rows(&self) -> bool {
+        let plain = self.score.is_none() && self.bias_kv.is_none() && !self.config.add_zero_attn;
+        plain && self.qkv.can_pack() && self.o_proj.can_pack()
+    }
+
+    /// Self-attention within rows on plain numbers: `xs` `(tokens, query_size)`, row `i` being the tokens
+    /// `starts[i] .. starts[i + 1]`; `output` becomes `(tokens, output_size)`. Call only if
+    /// [`runs_on_rows`](Self::runs_on_rows).
+    pub(crate) fn attend_rows(
+        &self,
+        xs: &[f32],
+        starts: &[usize],
+        mask: &AttentionMask,
+        buffers: &mut Buffers,
+        output: &mut Vec<f32>,
+    ) -> Result<()> {
+        let tokens = starts.last().copied().unwrap_or(0);
+        let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
+        let (d, d_v) = (self.config.head_dim(), self.config.value_head_dim());
+        let weights = self.qkv.packed()?;
+        let width = weights.columns(); // h · d + h_kv · d + h_kv · d_v
+        buffers.qkv.resize(tokens * width, 0.0);
+        weights.multiply(xs, tokens, Epilogue::None, &mut buffers.qkv);
+
+        let from = |start: usize, size: usize| Heads {
+            data: &buffers.qkv[start.min(buffers.qkv.len())..],
+            strides: [0, width, size],
+        };
+        let structure = mask.structure()?;
+        let attention = Attention {
+            q: from(0, d),
+            k: from(h * d, d),
+            v: from((h + h_kv) * d, d_v),
+            batch: Batch::Ragged { starts },
+            appended: 0,
+            h,
+            h_kv,
+            d,
+            d_v,
+            scale: self.config.scale() as f32,
+            mask: Mask { left: structure.left, right: structure.right, ..Mask::default() },
+        };
+        buffers.context.resize(tokens * h * d_v, 0.0);
+        kernels::attend(Isa::detect()?, &attention, &mut buffers.context);
+
+        let weights = self.o_proj.packed()?;
+        output.resize(tokens * weights.columns(), 0.0);
+        weights.multiply(&buffers.context, tokens, Epilogue::None, output);
+        Ok(())
+    }
+
+    /// By way of padding, for whatever needs gradients or runs elsewhere.
+    fn padded_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
+        let (tokens, width) = xs.dims2()?;
+        let (b, s) = (lengths.len(), lengths.iter().copied().max().unwrap_or(0));
+        // Where each padded place comes from: padding from one more row, of zeros.
+        let mut places = Vec::with_capacity(b * s);
+        let mut back = Vec::with_capacity(tokens);
+        for (row, &length) in lengths.iter().enumerate() {
+            places.extend((0..s).map(|i| if i < length { (back.len() + i) as u32 } else { tokens as u32 }));
+            back.extend((0..length).map(|i| (row * s + i) as u32));
+        }
+        let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
+        let index = |places: Vec<u32>| Tensor::new(places, xs.device());
+        let padded = Tensor::cat(&[xs, &zero], 0)?.index_select(&index(places)?, 0)?.reshape((b, s, width))?;
+        let mask = mask.clone().and(AttentionMask::lengths(lengths));
+        let inputs = AttentionInputs::self_attention(&padded, &mask);
+        let output = self.attend_with(&inputs, &AttentionOptions::default())?.output;
+        Ok(output.reshape((b * s, self.config.output_size()))?.index_select(&index(back)?, 0)?)
+    }
+}
+
+/// Memory that calls reuse.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    qkv: Vec<f32>,
+    context: Vec<f32>,
+}
+
+/// Where each row starts, and where the last one ends.
+pub(crate) fn starts(lengths: &[usize]) -> Vec<usize> {
+    let mut starts = vec![0];
+    starts.extend(lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    }));
+    starts
+}

@@ -1,0 +1,95 @@
+//! BERT over rows that lie one after the other, on plain numbers: no padding, each step a single pass, buffers reused.
+
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::Activation;
+
+use super::bert::{BertModel, Layer, lookup};
+use crate::attention::ragged::{Buffers, starts};
+use crate::error::{Error, Result};
+use crate::kernels::{Epilogue, Isa};
+use crate::mask::AttentionMask;
+
+impl BertModel {
+    /// Whether [`forward_ragged`](Self::forward_ragged) can run: on the CPU, with weights that are no variables, not f64.
+    pub fn runs_ragged(&self) -> bool {
+        self.layers.iter().all(Layer::runs_on_rows)
+    }
+
+    /// Texts one after the other, without padding: their `ids` and segment types, and the number of tokens of each →
+    /// hidden states `(tokens, hidden_size)` in f32, whatever the dtype of the weights. A text's hidden states are
+    /// bitwise the same alone and in any batch.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); if the model does not [run ragged](Self::runs_ragged).
+    pub fn forward_ragged(&self, ids: &[u32], token_type_ids: &[u32], lengths: &[usize]) -> Result<Tensor> {
+        if !self.runs_ragged() {
+            let found = "a model that is elsewhere, is trained or is f64";
+            return Err(Error::value("forward_ragged's model", found, "one on the CPU with fixed weights"));
+        }
+        let starts = starts(lengths);
+        let tokens = ids.len();
+        if starts[lengths.len()] != tokens || token_type_ids.len() != tokens {
+            let found = format!("{} and {}", starts[lengths.len()], token_type_ids.len());
+            return Err(Error::value(
+                "the sum of lengths and the number of types",
+                found,
+                format!("{tokens}, the tokens"),
+            ));
+        }
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest > self.config.max_position_embeddings {
+            let allowed = format!("{}, max_position_embeddings", self.config.max_position_embeddings);
+            return Err(Error::value("the longest text", longest, format!("at most {allowed}")));
+        }
+
+        let mut hidden = self.embed_rows(ids, token_type_ids, lengths)?;
+        let isa = Isa::detect()?;
+        self.embeddings_norm.add_rows(isa, &mut hidden, None)?;
+        let mask = AttentionMask::none();
+        let (mut buffers, mut inner, mut outer) = (Buffers::default(), Vec::new(), Vec::new());
+        for layer in &self.layers {
+            layer.attention.attend_rows(&hidden, &starts, &mask, &mut buffers, &mut outer)?;
+            layer.attention_norm.add_rows(isa, &mut hidden, Some(&outer))?;
+            layer.feed_forward_rows(&hidden, tokens, &mut inner, &mut outer)?;
+            layer.output_norm.add_rows(isa, &mut hidden, Some(&outer))?;
+        }
+        Ok(Tensor::from_vec(hidden, (tokens, self.config.hidden_size), &Device::Cpu)?)
+    }
+
+    /// The sum of word, position and type embeddings.
+    fn embed_rows(&self, ids: &[u32], token_type_ids: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
+        let row = |numbers: Vec<u32>| {
+            let count = numbers.len();
+            Tensor::from_vec(numbers, (1, count), &Device::Cpu)
+        };
+        let positions = lengths.iter().flat_map(|&length| 0..length as u32).collect();
+        let words = lookup("ids", &self.word_embeddings, &row(ids.to_vec())?)?.to_dtype(DType::F32)?;
+        let types = lookup("token_type_ids", &self.token_type_embeddings, &row(token_type_ids.to_vec())?)?;
+        let positions = lookup("positions", &self.position_embeddings, &row(positions)?)?;
+        // In the order in which `BertModel::forward` adds them.
+        let sum = ((words + types.to_dtype(DType::F32)?)? + positions.to_dtype(DType::F32)?)?;
+        Ok(sum.flatten_all()?.to_vec1()?)
+    }
+}
+
+impl Layer {
+    fn runs_on_rows(&self) -> bool {
+        self.attention.runs_on_rows() && self.intermediate.can_pack() && self.output.can_pack()
+    }
+
+    fn feed_forward_rows(&self, xs: &[f32], tokens: usize, inner: &mut Vec<f32>, outer: &mut Vec<f32>) -> Result<()> {
+        let (first, second) = (self.intermediate.packed()?, self.output.packed()?);
+        inner.resize(tokens * first.columns(), 0.0);
+        match self.activation {
+            Activation::Gelu => first.multiply(xs, tokens, Epilogue::Gelu, inner),
+            other => {
+                first.multiply(xs, tokens, Epilogue::None, inner);
+                let activated = other.forward(&Tensor::from_slice(inner, inner.len(), &Device::Cpu)?)?;
+                *inner = activated.to_vec1()?;
+            }
+        }
+        outer.resize(tokens * second.columns(), 0.0);
+        second.multiply(inner, tokens, Epilogue::None, outer);
+        Ok(())
+    }
+}
