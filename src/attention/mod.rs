@@ -297,16 +297,18 @@ impl MultiHeadAttention {
 
     /// `xs` `(b, s, h_kv, d)` with the learned row of `bias_kv` (0: key, 1: value) and the row of zeros after it.
     fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
-        let (b, _, h_kv, d) = xs.dims4()?;
-        let mut rows = vec![xs.clone()];
+        let (b, s, h_kv, d) = xs.dims4()?;
+        // candle cannot join an empty tensor to another.
+        let mut rows = if s == 0 { Vec::new() } else { vec![xs.clone()] };
         if let Some(bias) = &self.bias_kv {
             rows.push(bias[which].to_dtype(xs.dtype())?.reshape((1, 1, h_kv, d))?.broadcast_as((b, 1, h_kv, d))?);
         }
         if self.config.add_zero_attn {
             rows.push(Tensor::zeros((b, 1, h_kv, d), xs.dtype(), xs.device())?);
         }
-        match rows.len() {
-            1 => Ok(xs),
+        match rows.as_slice() {
+            [] => Ok(xs),
+            [only] => Ok(only.clone()),
             _ => Ok(Tensor::cat(&rows, 1)?),
         }
     }

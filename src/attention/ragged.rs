@@ -105,6 +105,9 @@ impl MultiHeadAttention {
     /// By way of padding, for whatever needs gradients or runs elsewhere.
     fn padded_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
         let (tokens, width) = xs.dims2()?;
+        if tokens == 0 {
+            return Ok(Tensor::zeros((0, self.config.output_size()), xs.dtype(), xs.device())?);
+        }
         let (b, s) = (lengths.len(), lengths.iter().copied().max().unwrap_or(0));
         // Where each padded place comes from: padding from one more row, of zeros.
         let mut places = Vec::with_capacity(b * s);

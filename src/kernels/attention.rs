@@ -136,6 +136,7 @@ pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]
     };
     let tasks = tasks(call);
     match tasks.len() {
+        0 => {}
         1 => run(&tasks[0]),
         _ if work(call) < SERIAL => tasks.iter().for_each(run),
         _ => tasks.par_iter().for_each(run),
@@ -179,7 +180,7 @@ fn tasks<T>(call: &Attention<T>) -> Vec<Task> {
     let of_head = |(b, h_kv): (usize, usize)| {
         let s_q = call.batch.s_q(b);
         let rows = s_q.div_ceil(wanted.min(s_q.div_ceil(2 * QUERIES)).max(1)).next_multiple_of(QUERIES);
-        (0..s_q).step_by(rows).map(move |from| Task { b, h_kv, from, to: s_q.min(from + rows) })
+        (0..s_q).step_by(rows.max(1)).map(move |from| Task { b, h_kv, from, to: s_q.min(from + rows) })
     };
     (0..call.batch.rows()).flat_map(|b| (0..call.h_kv).map(move |h_kv| (b, h_kv))).flat_map(of_head).collect()
 }

@@ -12,6 +12,7 @@ mod mask;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
+#[cfg(feature = "encoder")]
 mod rows;
 mod simd;
 #[cfg(test)]

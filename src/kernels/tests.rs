@@ -360,3 +360,33 @@ fn products_of_odd_sizes() {
         }
     }
 }
+
+#[cfg(feature = "encoder")]
+#[test]
+fn rows_are_normalised() {
+    let mut random = Random(6);
+    for (rows, width) in [(1, 1), (3, 7), (5, 16), (300, 33), (2, 384)] {
+        let (xs, add): (Vec<f32>, Vec<f32>) = (random.numbers(rows * width), random.numbers(rows * width));
+        let (weight, bias): (Vec<f32>, Vec<f32>) = (random.numbers(width), random.numbers(width));
+        for isa in Isa::all() {
+            for add in [None, Some(&add[..])] {
+                let mut got = xs.clone();
+                super::rows::add_norm(isa, &mut got, add, &weight, &bias, 1e-5);
+                for (row, got) in got.chunks(width).enumerate() {
+                    let number = |i: usize| {
+                        let at = row * width + i;
+                        // What is added is added in f32.
+                        f64::from(xs[at] + add.map_or(0.0, |add| add[at]))
+                    };
+                    let mean = (0..width).map(number).sum::<f64>() / width as f64;
+                    let variance = (0..width).map(|i| (number(i) - mean).powi(2)).sum::<f64>() / width as f64;
+                    for (i, got) in got.iter().enumerate() {
+                        let normal = (number(i) - mean) / (variance + 1e-5).sqrt();
+                        let want = normal * f64::from(weight[i]) + f64::from(bias[i]);
+                        assert!((f64::from(*got) - want).abs() < 1e-5, "{} {rows}×{width}: {got}, {want}", isa.name());
+                    }
+                }
+            }
+        }
+    }
+}

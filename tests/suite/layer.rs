@@ -109,6 +109,11 @@ fn nothing_in_gives_nothing_out() {
     for (b, s) in [(0, 5), (2, 0), (0, 0)] {
         assert_eq!(layer.forward(&zeros([b, s, 8])).unwrap().dims(), [b, s, 8]);
     }
+    // Without any key but a learned and a zero one.
+    let (extra, _) = fresh(&AttentionConfig::new(8, 2).with_add_bias_kv(true).with_add_zero_attn(true));
+    let none = AttentionMask::none();
+    let got = extra.attend(&zeros([2, 3, 8]), &zeros([2, 0, 8]), &zeros([2, 0, 8]), &none).unwrap();
+    assert!(numbers(&got).iter().any(|n| *n != 0.0));
     // Queries without any key: zeros, so the output is the bias of the output projection.
     let bias = map.data().lock().unwrap()["o_proj.bias"].clone();
     bias.set(&Random::new(25).tensor(&[8], DType::F32)).unwrap();

@@ -12,4 +12,5 @@ mod layouts;
 mod masks;
 mod minilm;
 mod naive;
+mod ragged;
 mod seeds;

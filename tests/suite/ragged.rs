@@ -1,0 +1,187 @@
+//! Ragged batches: the same numbers as padding and masking, and the same bits whatever the company.
+
+use std::collections::HashMap;
+
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, Scoring,
+};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+
+use crate::common::{Golden, Random, assert_close, fixture, numbers, says};
+
+const CPU: Device = Device::Cpu;
+const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
+
+/// A layer with fixed weights.
+fn frozen(config: &AttentionConfig, dtype: DType) -> MultiHeadAttention {
+    let map = VarMap::new();
+    MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
+    let mut random = Random::new(60);
+    let tensors: HashMap<String, Tensor> = {
+        let data = map.data().lock().unwrap();
+        let mut names: Vec<_> = data.keys().cloned().collect();
+        names.sort();
+        names.into_iter().map(|name| (name.clone(), random.tensor(data[&name].dims(), DType::F32))).collect()
+    };
+    MultiHeadAttention::load(config, VarBuilder::from_tensors(tensors, dtype, &CPU)).unwrap()
+}
+
+fn rows(xs: &Tensor) -> Vec<Tensor> {
+    let mut start = 0;
+    let row = |&length: &usize| {
+        start += length;
+        xs.narrow(0, start - length, length).unwrap()
+    };
+    LENGTHS.iter().map(row).collect()
+}
+
+#[test]
+fn a_ragged_batch_equals_its_rows_alone() {
+    let tokens = LENGTHS.iter().sum::<usize>();
+    let config = AttentionConfig::new(24, 4).with_num_key_value_heads(2).with_head_dim(8).with_value_head_dim(5);
+    let plain = AttentionConfig::new(24, 3);
+    let none = AttentionMask::none;
+    let masks = || [none(), AttentionMask::causal(), AttentionMask::window(Some(2), Some(1))];
+    for (config, dtype, tolerance) in [
+        (plain.clone(), DType::F32, 2e-5),
+        (config.clone(), DType::F32, 2e-5),
+        (config.clone(), DType::F64, 1e-11),
+        (config, DType::BF16, 4e-2),
+        (plain.clone().with_add_zero_attn(true), DType::F32, 2e-5),
+        (plain.with_scoring(Scoring::Additive).with_add_bias_kv(true), DType::F32, 2e-5),
+    ] {
+        let layer = frozen(&config, dtype);
+        let xs = Random::new(61).tensor(&[tokens, 24], dtype);
+        for mask in masks() {
+            let ragged = layer.attend_ragged(&xs, &LENGTHS, &mask).unwrap();
+            assert_eq!((ragged.dims(), ragged.dtype()), (&[tokens, 24][..], dtype));
+            for (row, got) in rows(&xs).iter().zip(rows(&ragged)) {
+                let row = row.unsqueeze(0).unwrap();
+                let inputs = AttentionInputs::self_attention(&row, &mask);
+                let options = AttentionOptions::default().with_backend(Backend::Eager);
+                let want = layer.attend_with(&inputs, &options).unwrap().output.squeeze(0).unwrap();
+                assert_close(&format!("{config:?} {mask}"), &got, &want, tolerance);
+            }
+        }
+    }
+}
+
+/// Bitwise, against the row alone as a ragged batch and as a padded one.
+#[test]
+fn a_row_keeps_its_bits() {
+    let layer = frozen(&AttentionConfig::new(24, 3), DType::F32);
+    let xs = Random::new(62).tensor(&[LENGTHS.iter().sum(), 24], DType::F32);
+    let none = AttentionMask::none();
+    let together = layer.attend_ragged(&xs, &LENGTHS, &none).unwrap();
+    for ((row, got), length) in rows(&xs).iter().zip(rows(&together)).zip(LENGTHS) {
+        let alone = layer.attend_ragged(row, &[length], &none).unwrap();
+        assert!(numbers(&alone) == numbers(&got), "a row of {length}");
+        if length > 0 {
+            let one = row.unsqueeze(0).unwrap();
+            let dense = layer.attend(&one, &one, &one, &none).unwrap();
+            assert!(numbers(&dense) == numbers(&got), "a dense row of {length}");
+            let padded = one.pad_with_zeros(1, 0, 11).unwrap();
+            let mask = AttentionMask::lengths(&[length]);
+            let padded = layer.attend(&padded, &padded, &padded, &mask).unwrap().narrow(1, 0, length).unwrap();
+            assert!(numbers(&padded) == numbers(&got), "a padded row of {length}");
+        }
+    }
+}
+
+#[test]
+fn a_ragged_batch_learns() {
+    let map = VarMap::new();
+    let vb = VarBuilder::from_varmap(&map, DType::F64, &CPU);
+    let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb).unwrap();
+    let xs = Random::new(63).tensor(&[9, 8], DType::F64);
+    let output = layer.attend_ragged(&xs, &[4, 5], &AttentionMask::causal()).unwrap();
+    let grads = output.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+    for (name, variable) in map.data().lock().unwrap().iter() {
+        let grad = numbers(grads.get(variable).unwrap());
+        assert!(name == "k_proj.bias" || grad.iter().any(|n| n.abs() > 1e-9), "{name}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let layer = frozen(&AttentionConfig::new(8, 2), DType::F32);
+    let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &CPU).unwrap();
+    let none = AttentionMask::none();
+    let xs = zeros(&[5, 8], DType::F32);
+    says(layer.attend_ragged(&zeros(&[1, 5, 8], DType::F32), &[5], &none), &["xs has shape [1, 5, 8]", "(tokens, 8)"]);
+    says(layer.attend_ragged(&zeros(&[5, 7], DType::F32), &[5], &none), &["xs has shape [5, 7]"]);
+    says(layer.attend_ragged(&zeros(&[5, 8], DType::F16), &[5], &none), &["xs has dtype f16", "f32"]);
+    says(layer.attend_ragged(&xs, &[2, 2], &none), &["the sum of lengths is 4", "5, the tokens of xs"]);
+    let lengths = AttentionMask::lengths(&[1, 2]);
+    says(layer.attend_ragged(&xs, &[2, 3], &lengths), &["the mask of a ragged batch is lengths(2 rows)"]);
+    assert_eq!(layer.attend_ragged(&zeros(&[0, 8], DType::F32), &[], &none).unwrap().dims(), [0, 8]);
+}
+
+#[test]
+fn the_encoder_ragged_and_padded() {
+    let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
+    let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
+    let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let golden = Golden::open("tiny_bert.safetensors");
+    let (padded, mask) = (golden.get("ids").to_vec2::<i64>().unwrap(), golden.get("mask"));
+    let lengths: Vec<usize> = mask
+        .to_dtype(DType::U32)
+        .unwrap()
+        .sum(1)
+        .unwrap()
+        .to_vec1::<u32>()
+        .unwrap()
+        .into_iter()
+        .map(|n| n as usize)
+        .collect();
+    let ids: Vec<u32> =
+        padded.iter().zip(&lengths).flat_map(|(row, &n)| row[..n].iter().map(|&id| id as u32)).collect();
+    let types = vec![0; ids.len()];
+    assert!(model.runs_ragged());
+    let ragged = model.forward_ragged(&ids, &types, &lengths).unwrap();
+    let want = golden.get("hidden");
+    let mut start = 0;
+    for (row, &length) in lengths.iter().enumerate() {
+        let want = want.get(row).unwrap().narrow(0, 0, length).unwrap();
+        assert_close("hidden", &ragged.narrow(0, start, length).unwrap(), &want, 1e-5);
+        start += length;
+    }
+    says(model.forward_ragged(&ids, &types, &lengths[1..]), &["the sum of lengths"]);
+    says(model.forward_ragged(&ids, &types[1..], &lengths), &["the number of types"]);
+    says(model.forward_ragged(&[1; 41], &[0; 41], &[41]), &["the longest text is 41", "at most 40"]);
+    says(model.forward_ragged(&[109], &[0], &[1]), &["the largest of ids is 109"]);
+    let wide = BertModel::load(&config, &checkpoint.at("", DType::F64, &CPU)).unwrap();
+    assert!(!wide.runs_ragged());
+    says(wide.forward_ragged(&ids, &types, &lengths), &["forward_ragged's model"]);
+    // Another activation than the fused one.
+    let mut config = config;
+    config.hidden_act = candle_nn::Activation::Silu;
+    let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let ragged = model.forward_ragged(&ids[..lengths[0]], &types[..lengths[0]], &lengths[..1]).unwrap();
+    let dense = Tensor::new(&ids[..lengths[0]], &CPU).unwrap().unsqueeze(0).unwrap();
+    let dense = model.forward(&dense, None, &AttentionMask::none()).unwrap().squeeze(0).unwrap();
+    assert_close("silu", &ragged, &dense, 1e-5);
+}
+
+/// A text's vector has the same bits alone, in any batch and on any number of threads.
+#[test]
+fn embeddings_do_not_depend_on_the_batch() {
+    let texts: Vec<String> =
+        serde_json::from_str(&std::fs::read_to_string(fixture("tiny_sentences.json")).unwrap()).unwrap();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    for dtype in [DType::F32, DType::BF16] {
+        let encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), dtype, &CPU).unwrap();
+        let encode = |batch_size: usize| {
+            numbers(&encoder.encode(&texts, &EncodeOptions::default().with_batch_size(batch_size)).unwrap())
+        };
+        let want = encode(100);
+        assert!([1, 2, 3, 5].into_iter().all(|batch_size| encode(batch_size) == want));
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            assert!(pool.install(|| encode(3)) == want, "{threads} threads");
+        }
+    }
+}
