@@ -43,9 +43,11 @@ impl Dense {
         self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
     }
 
-    /// Whether the CPU kernel can multiply with these weights: they are never packed while they may change.
+    /// Whether the CPU kernel can multiply with these weights: they are never packed while they may change, and not where
+    /// candle was built to use the system's or the vendor's matrix library.
     pub(crate) fn can_pack(&self) -> bool {
-        self.weight.device().is_cpu() && self.weight.dtype() != DType::F64 && !self.tracks_gradient()
+        let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
+        own && self.weight.device().is_cpu() && self.weight.dtype() != DType::F64 && !self.tracks_gradient()
     }
 
     /// The packed weights; call only if [`can_pack`](Self::can_pack).

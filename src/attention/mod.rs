@@ -28,6 +28,9 @@ use crate::setters::setters;
 /// the projections to the output, which is rounded once; on a GPU the softmax is in f32.
 /// # Masks
 /// [`AttentionMask`]: true = attend. A query that sees nothing gets zeros before the output projection.
+/// # Backends
+/// On the CPU, layers of fixed weights run fused kernels that keep no score matrix; whatever tracks a gradient, returns
+/// weights or drops some takes candle's differentiable operations, as do other devices. [`plan`](Self::plan) says which.
 /// # Gradients
 /// Every operation is differentiable; a parameter that is a variable gets its gradient whatever the mask or scoring.
 /// # Errors

@@ -83,6 +83,10 @@ pub(crate) struct Call {
 /// has the dtype of `q`.
 /// # Masks
 /// See [`AttentionMask`]. A fully masked row gives zeros.
+/// # Backends
+/// [`Backend::Cpu`] for f16, bf16 and f32 on the CPU, in memory that grows with `s_kv`, not `s_q · s_kv`; a row's result
+/// does not depend on what else is in the batch, to the bit. Gradients, returned weights, dropout, additive scoring, f64
+/// and other devices: [`Backend::Eager`]. [`plan_for`] tells which, and why.
 /// # Errors
 /// A shape or dtype that does not fit, named; a forced backend that cannot run the call.
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Attended> {
