@@ -274,15 +274,17 @@ def draw_chart(rows):
     axes.barh(places, [row[5] for row in shown], color="#3b6ea5")
     axes.axvline(1, color="#444444", linewidth=1)
     for place, row in zip(places, shown):
-        axes.text(row[5] + 0.01, place, f"{row[5]:.2f}", va="center", fontsize=8)
+        inside = row[5] > 0.15
+        at, color = (0.01, "white") if inside else (row[5] + 0.01, "black")
+        axes.text(at, place, f"{row[5]:.2f}", va="center", fontsize=8, color=color)
     axes.set_yticks(places, [f"{row[0]} (best peer: {row[4]})" for row in shown], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * max([1.0, *[row[5] for row in shown]]))
-    axes.set_xlabel(f"our time ÷ the best peer's, {shown[0][1]}, {shown[0][2]} thread(s); less is faster")
+    axes.set_xlabel(f"our time ÷ the best peer's ({shown[0][1]}, threads: {shown[0][2]})", fontsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
-    figure.savefig(HERE.parent / "peers.svg", metadata={"Date": None})
+    figure.savefig(HERE.parent / "peers.svg", facecolor="white", metadata={"Date": None})
 
 
 def main():
