@@ -9,73 +9,19 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
+use super::batch::Batch;
+use super::blocks::{BLOCK, add_values, scores};
 use super::element::Element;
 use super::exp::exp;
 use super::isa::Isa;
 use super::mask::Mask;
 use super::pack::{self, Heads};
 use super::simd::{Portable, Simd};
-use super::tile::{Rows, product};
 
-/// Keys a block, a multiple of every instruction set's panel.
-const BLOCK: usize = 192;
 /// Queries that go through a block of keys before the next one is fetched.
 const QUERIES: usize = 64;
 /// Multiply-adds below which a second thread costs more than it brings.
 const SERIAL: usize = 1 << 18;
-
-/// The rows of a call and how long they are.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Batch<'a> {
-    /// `b` rows of one length each.
-    Padded { b: usize, s_q: usize, s_kv: usize },
-    /// Self-attention over rows that lie one after the other: row `i` is the tokens `starts[i] .. starts[i + 1]`.
-    Ragged { starts: &'a [usize] },
-}
-
-impl Batch<'_> {
-    fn rows(&self) -> usize {
-        match self {
-            Self::Padded { b, .. } => *b,
-            Self::Ragged { starts } => starts.len().saturating_sub(1),
-        }
-    }
-
-    fn s_q(&self, b: usize) -> usize {
-        match self {
-            Self::Padded { s_q, .. } => *s_q,
-            Self::Ragged { starts } => starts[b + 1] - starts[b],
-        }
-    }
-
-    /// Keys under the mask.
-    fn s_kv(&self, b: usize) -> usize {
-        match self {
-            Self::Padded { s_kv, .. } => *s_kv,
-            Self::Ragged { .. } => self.s_q(b),
-        }
-    }
-
-    /// The row and the token in it where a row starts, for a tensor whose first two dimensions are these.
-    fn start(&self, b: usize) -> (usize, usize) {
-        match self {
-            Self::Padded { .. } => (b, 0),
-            Self::Ragged { starts } => (0, starts[b]),
-        }
-    }
-
-    /// Queries before row `b`.
-    fn queries_before(&self, b: usize) -> usize {
-        match self {
-            Self::Padded { s_q, .. } => b * s_q,
-            Self::Ragged { starts } => starts[b],
-        }
-    }
-
-    fn queries(&self) -> usize {
-        self.queries_before(self.rows())
-    }
-}
 
 /// One call: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)`; ragged, `b` is 1 and the tokens
 /// of all rows follow each other.
@@ -302,33 +248,6 @@ fn sees_any<T>(call: &Attention<T>, place: Place) -> bool {
     end > place.s_kv || (place.query..place.query + place.rows).any(in_reach)
 }
 
-/// `queries` `(MR, d)` times the keys of a block → `scores` `(MR, BLOCK)`.
-#[inline(always)]
-fn scores<S: Simd, const MR: usize, const NR: usize>(
-    s: S,
-    queries: &[f32],
-    d: usize,
-    keys: &[f32],
-    count: usize,
-    scores: &mut [f32],
-) {
-    let panel = NR * S::LANES;
-    assert!(queries.len() >= MR * d && keys.len() >= count.next_multiple_of(panel) * d && scores.len() >= MR * BLOCK);
-    for start in (0..count).step_by(panel) {
-        let a = Rows { at: queries.as_ptr(), row: d, column: 1 };
-        // SAFETY: the lengths were checked above; `start` is a multiple of `panel` below `count`, which is at most
-        // `BLOCK`, itself a multiple of `panel`.
-        unsafe {
-            let sums = product::<S, MR, NR>(s, d, a, keys.as_ptr().add(start * d), panel);
-            for (r, sums) in sums.into_iter().enumerate() {
-                for (n, sum) in sums.into_iter().enumerate() {
-                    s.store(scores.as_mut_ptr().add(r * BLOCK + start + n * S::LANES), sum);
-                }
-            }
-        }
-    }
-}
-
 /// Masks the scores of a tile and turns them into `e^(score - max)`, `max` being the largest of the row so far; what
 /// was summed under an earlier, smaller `max` is scaled down.
 #[inline(always)]
@@ -402,62 +321,5 @@ fn hide<T>(call: &Attention<T>, place: Place, i: usize, row: &mut [f32]) {
     row[to.max(from)..].fill(f32::NEG_INFINITY);
     if call.mask.has_tensors() && from < to {
         call.mask.apply(&mut row[from..to], b, h, i, start + from);
-    }
-}
-
-/// `weights` `(MR, count)` times `values` `(count, width_v)`, added to `sums` `(MR, width_v)`.
-#[inline(always)]
-fn add_values<S: Simd, const MR: usize>(
-    s: S,
-    weights: &[f32],
-    values: &[f32],
-    count: usize,
-    sums: &mut [f32],
-    width_v: usize,
-) {
-    assert!(weights.len() >= MR * BLOCK && values.len() >= count * width_v && sums.len() >= MR * width_v);
-    let mut column = 0;
-    while column < width_v {
-        let left = (width_v - column) / S::LANES;
-        // Four vectors as two pairs: the registers hold three.
-        let step = match left {
-            1 => 1,
-            2 | 4 => 2,
-            _ => 3,
-        };
-        // SAFETY: the lengths were checked above; `column + step · LANES` is at most `width_v`.
-        unsafe {
-            match step {
-                1 => add_columns::<S, MR, 1>(s, weights, values, count, sums, width_v, column),
-                2 => add_columns::<S, MR, 2>(s, weights, values, count, sums, width_v, column),
-                _ => add_columns::<S, MR, 3>(s, weights, values, count, sums, width_v, column),
-            }
-        }
-        column += step * S::LANES;
-    }
-}
-
-/// # Safety
-/// As [`add_values`] checks; `column + NV · LANES <= width_v`.
-#[inline(always)]
-unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
-    s: S,
-    weights: &[f32],
-    values: &[f32],
-    count: usize,
-    sums: &mut [f32],
-    width_v: usize,
-    column: usize,
-) {
-    let a = Rows { at: weights.as_ptr(), row: BLOCK, column: 1 };
-    // SAFETY: promised by the caller.
-    unsafe {
-        let added = product::<S, MR, NV>(s, count, a, values.as_ptr().add(column), width_v);
-        for (r, added) in added.into_iter().enumerate() {
-            for (n, added) in added.into_iter().enumerate() {
-                let at = sums.as_mut_ptr().add(r * width_v + column + n * S::LANES);
-                s.store(at, s.add(s.load(at), added));
-            }
-        }
     }
 }

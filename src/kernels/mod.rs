@@ -3,6 +3,8 @@
 #![allow(unsafe_code)]
 
 mod attention;
+mod batch;
+mod blocks;
 mod element;
 mod exp;
 mod gelu;
@@ -21,7 +23,8 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use attention::{Attention, Batch, attend, scratch_floats};
+pub(crate) use attention::{Attention, attend, scratch_floats};
+pub(crate) use batch::Batch;
 pub(crate) use element::Element;
 pub(crate) use gemm::{Epilogue, Packed};
 pub(crate) use isa::Isa;

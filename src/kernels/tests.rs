@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::attention::{Attention, Batch, attend};
+use super::attention::{Attention, attend};
+use super::batch::Batch;
 use super::element::Element;
 use super::exp::exp;
 use super::gelu::gelu;
