@@ -24,6 +24,10 @@ fn run(file: &str, case: &str, config: Option<AttentionConfig>, heads: usize, ma
     let want = golden.get(&format!("{case}.output"));
     println!("{file} {case}: output differs by at most {:e}", max_diff(&got.output, &want));
     assert_within(&format!("{file} {case} output"), &got.output, &want, SEED);
+    // Without weights the fused kernel runs.
+    let fused = layer.attend(&query, &key, &value, &mask).unwrap();
+    println!("{file} {case}: fused output differs by at most {:e}", max_diff(&fused, &want));
+    assert_within(&format!("{file} {case} fused output"), &fused, &want, SEED);
     let weights = got.weights.unwrap();
     if let Some(want) = golden.try_get(&format!("{case}.weights")) {
         println!("{file} {case}: weights differ by at most {:e}", max_diff(&weights, &want));
