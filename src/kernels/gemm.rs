@@ -13,7 +13,7 @@ use super::tile::{Rows, product};
 /// Rows that share a pass over the weights.
 const ROW_BLOCK: usize = 64;
 /// Multiply-adds below which a second thread costs more than it brings.
-const SERIAL: usize = 1 << 22;
+const SERIAL: usize = 1 << 23;
 
 /// What happens to `x W + b` before it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
