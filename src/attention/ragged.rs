@@ -133,11 +133,12 @@ pub(crate) struct Buffers {
     context: Vec<f32>,
 }
 
-/// Where each row starts, and where the last one ends.
+/// Where each row starts, and where the last one ends. Lengths too large to add up end at `usize::MAX`, which is the
+/// number of tokens of nothing: a sum that wrapped around could pass for a right one.
 pub(crate) fn starts(lengths: &[usize]) -> Vec<usize> {
     let mut starts = vec![0];
-    starts.extend(lengths.iter().scan(0, |end, length| {
-        *end += length;
+    starts.extend(lengths.iter().scan(0usize, |end, length| {
+        *end = end.saturating_add(*length);
         Some(*end)
     }));
     starts

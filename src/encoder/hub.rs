@@ -142,11 +142,12 @@ impl<'a> Fetcher<'a> {
 
     /// Why a file that is needed is not there. The client says the same of a missing file, revision and repository.
     fn absent(&self, file: &str, revision: &str) -> Error {
-        let reason = if self.offline {
-            format!("the repository holds no {file} at revision `{revision}`")
-        } else if matches!(self.repository.exists().send(), Ok(false) | Err(HFError::AuthRequired { .. })) {
+        let no_model = || matches!(self.repository.exists().send(), Ok(false) | Err(HFError::AuthRequired { .. }));
+        let no_revision = || matches!(self.repository.revision_exists().revision(revision).send(), Ok(false));
+        // Offline, only what the hub once said to be absent gets here.
+        let reason = if !self.offline && no_model() {
             NO_MODEL.to_string()
-        } else if matches!(self.repository.revision_exists().revision(revision).send(), Ok(false)) {
+        } else if !self.offline && no_revision() {
             format!("no revision `{revision}`")
         } else {
             format!("the repository holds no {file} at revision `{revision}`")

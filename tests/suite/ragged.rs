@@ -115,6 +115,8 @@ fn what_is_wrong_is_named() {
     says(layer.attend_ragged(&zeros(&[5, 7], DType::F32), &[5], &none), &["xs has shape [5, 7]"]);
     says(layer.attend_ragged(&zeros(&[5, 8], DType::F16), &[5], &none), &["xs has dtype f16", "f32"]);
     says(layer.attend_ragged(&xs, &[2, 2], &none), &["the sum of lengths is 4", "5, the tokens of xs"]);
+    // In 64 bits these add up to 5.
+    says(layer.attend_ragged(&xs, &[usize::MAX, 6], &none), &["the sum of lengths is 18446744073709551615"]);
     let lengths = AttentionMask::lengths(&[1, 2]);
     says(layer.attend_ragged(&xs, &[2, 3], &lengths), &["the mask of a ragged batch is lengths(2 rows)"]);
     assert_eq!(layer.attend_ragged(&zeros(&[0, 8], DType::F32), &[], &none).unwrap().dims(), [0, 8]);
