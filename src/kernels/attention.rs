@@ -13,10 +13,11 @@ use super::batch::Batch;
 use super::blocks::{BLOCK, add_values, scores};
 use super::element::Element;
 use super::exp::exp;
-use super::isa::Isa;
+use super::isa::{Isa, Kernel};
 use super::mask::Mask;
+use super::output::Output;
 use super::pack::{self, Heads};
-use super::simd::{Portable, Simd};
+use super::simd::Simd;
 
 /// Queries that go through a block of keys before the next one is fetched.
 const QUERIES: usize = 64;
@@ -50,15 +51,6 @@ struct Task {
     to: usize,
 }
 
-/// Where the output goes. Tasks write to different places of it.
-#[derive(Clone, Copy)]
-struct Output<T>(*mut T);
-
-// SAFETY: the pointer is used for writes to places that no two tasks share, while the slice is borrowed by `attend`.
-unsafe impl<T: Send> Send for Output<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Output<T> {}
-
 thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
@@ -67,19 +59,7 @@ thread_local! {
 pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]) {
     assert_eq!(output.len(), call.batch.queries() * call.h * call.d_v, "the output's size");
     let output = Output(output.as_mut_ptr());
-    let run = |task: &Task| {
-        SCRATCH.with_borrow_mut(|scratch| match isa {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the value in `isa` proves that the processor has AVX-512F.
-            Isa::Avx512(s) => unsafe { avx512(s, call, *task, scratch, output) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the value in `isa` proves that the processor has AVX2 and FMA.
-            Isa::Avx2(s) => unsafe { avx2(s, call, *task, scratch, output) },
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(s) => task_of::<_, T, 8, 3>(s, call, *task, scratch, output),
-            Isa::Portable => task_of::<_, T, 4, 2>(Portable, call, *task, scratch, output),
-        });
-    };
+    let run = |task: &Task| SCRATCH.with_borrow_mut(|scratch| isa.run(Work { call, task: *task, scratch, output }));
     let tasks = tasks(call);
     match tasks.len() {
         0 => {}
@@ -89,22 +69,19 @@ pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn avx512<T: Element>(
-    s: super::x86::Avx512,
-    call: &Attention<T>,
+/// A task with all it needs.
+struct Work<'a, T> {
+    call: &'a Attention<'a, T>,
     task: Task,
-    scratch: &mut Vec<f32>,
+    scratch: &'a mut Vec<f32>,
     output: Output<T>,
-) {
-    task_of::<_, T, 8, 3>(s, call, task, scratch, output);
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn avx2<T: Element>(s: super::x86::Avx2, call: &Attention<T>, task: Task, scratch: &mut Vec<f32>, output: Output<T>) {
-    task_of::<_, T, 4, 3>(s, call, task, scratch, output);
+impl<T: Element> Kernel for Work<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        task_of::<S, T, MR, NR>(s, self.call, self.task, self.scratch, self.output);
+    }
 }
 
 /// Multiply-adds of the whole call, if nothing is masked.

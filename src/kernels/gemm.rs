@@ -6,8 +6,9 @@
 use rayon::prelude::*;
 
 use super::gelu::gelu;
-use super::isa::Isa;
-use super::simd::{Portable, Simd};
+use super::isa::{Isa, Kernel};
+use super::output::Output;
+use super::simd::Simd;
 use super::tile::{Rows, product};
 
 /// Rows that share a pass over the weights.
@@ -41,7 +42,7 @@ impl Packed {
     /// Packs `weight` `(n, k)`, row after row, and `bias` `(n)`, zeros if there is none.
     pub(crate) fn new(isa: Isa, weight: &[f32], bias: Option<&[f32]>, n: usize, k: usize) -> Self {
         assert_eq!(weight.len(), n * k, "the weight's size");
-        let width = panel_width(isa);
+        let width = isa.panel_width();
         let padded = n.next_multiple_of(width);
         let mut panels = vec![0.0; padded * k];
         for (row, weights) in weight.chunks_exact(k.max(1)).enumerate() {
@@ -77,24 +78,16 @@ impl Packed {
         let out = Output(out.as_mut_ptr());
         let run = |task: usize| {
             let (block, part) = (task / groups, task % groups);
-            let job = Job {
+            self.isa.run(Job {
+                weights: self,
+                a,
+                out,
                 from: block * ROW_BLOCK,
                 to: rows.min((block + 1) * ROW_BLOCK),
                 first: (part * group).min(panels),
                 last: ((part + 1) * group).min(panels),
                 epilogue,
-            };
-            match self.isa {
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: the value in `isa` proves that the processor has AVX-512F.
-                Isa::Avx512(s) => unsafe { avx512(s, self, a, job, out) },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: the value in `isa` proves that the processor has AVX2 and FMA.
-                Isa::Avx2(s) => unsafe { avx2(s, self, a, job, out) },
-                #[cfg(target_arch = "aarch64")]
-                Isa::Neon(s) => job_of::<_, 8, 3>(s, self, a, job, out),
-                Isa::Portable => job_of::<_, 4, 2>(Portable, self, a, job, out),
-            }
+            });
         };
         match parallel {
             true => (0..row_blocks * groups).into_par_iter().for_each(run),
@@ -103,21 +96,12 @@ impl Packed {
     }
 }
 
-fn panel_width(isa: Isa) -> usize {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => 48,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => 24,
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon(_) => 12,
-        Isa::Portable => 16,
-    }
-}
-
 /// Rows `from .. to` of the product, panels `first .. last`.
 #[derive(Clone, Copy)]
-struct Job {
+struct Job<'a> {
+    weights: &'a Packed,
+    a: &'a [f32],
+    out: Output<f32>,
     from: usize,
     to: usize,
     first: usize,
@@ -125,58 +109,32 @@ struct Job {
     epilogue: Epilogue,
 }
 
-/// Where the product goes. Jobs write to different places of it.
-#[derive(Clone, Copy)]
-struct Output(*mut f32);
-
-// SAFETY: the pointer is used for writes to places that no two jobs share, while `multiply` borrows the slice.
-unsafe impl Send for Output {}
-// SAFETY: as above.
-unsafe impl Sync for Output {}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn avx512(s: super::x86::Avx512, weights: &Packed, a: &[f32], job: Job, out: Output) {
-    job_of::<_, 8, 3>(s, weights, a, job, out);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn avx2(s: super::x86::Avx2, weights: &Packed, a: &[f32], job: Job, out: Output) {
-    job_of::<_, 4, 3>(s, weights, a, job, out);
-}
-
-#[inline(always)]
-fn job_of<S: Simd, const MR: usize, const NR: usize>(s: S, weights: &Packed, a: &[f32], job: Job, out: Output) {
-    debug_assert_eq!(weights.width, NR * S::LANES);
-    for panel in job.first..job.last {
-        let mut row = job.from;
-        while row + MR <= job.to {
-            tile::<S, MR, NR>(s, weights, a, panel, row, job.epilogue, out);
-            row += MR;
-        }
-        // The rows that are left, in fours and ones.
-        while MR > 4 && row + 4 <= job.to {
-            tile::<S, 4, NR>(s, weights, a, panel, row, job.epilogue, out);
-            row += 4;
-        }
-        while row < job.to {
-            tile::<S, 1, NR>(s, weights, a, panel, row, job.epilogue, out);
-            row += 1;
+impl Kernel for Job<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        debug_assert_eq!(self.weights.width, NR * S::LANES);
+        for panel in self.first..self.last {
+            let mut row = self.from;
+            while row + MR <= self.to {
+                tile::<S, MR, NR>(s, &self, panel, row);
+                row += MR;
+            }
+            // The rows that are left, in fours and ones.
+            while MR > 4 && row + 4 <= self.to {
+                tile::<S, 4, NR>(s, &self, panel, row);
+                row += 4;
+            }
+            while row < self.to {
+                tile::<S, 1, NR>(s, &self, panel, row);
+                row += 1;
+            }
         }
     }
 }
 
 #[inline(always)]
-fn tile<S: Simd, const MR: usize, const NR: usize>(
-    s: S,
-    weights: &Packed,
-    a: &[f32],
-    panel: usize,
-    row: usize,
-    epilogue: Epilogue,
-    out: Output,
-) {
+fn tile<S: Simd, const MR: usize, const NR: usize>(s: S, job: &Job, panel: usize, row: usize) {
+    let Job { weights, a, out, epilogue, .. } = *job;
     let (k, n, width) = (weights.k, weights.n, NR * S::LANES);
     let terms = &weights.panels[panel * width * k..][..width * k];
     let bias = &weights.bias[panel * width..][..width];

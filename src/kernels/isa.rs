@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use super::simd::{Portable, Simd};
 use crate::error::{Error, Result};
 
 /// The environment variable that forces an instruction set.
@@ -20,7 +21,58 @@ pub(crate) enum Isa {
     Portable,
 }
 
+/// Work written once for every instruction set. `run` has to be `#[inline(always)]`, so that it is compiled inside a
+/// function that has the instructions.
+pub(super) trait Kernel {
+    /// `MR` rows by `NR` vectors of `S` are what the registers hold.
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn avx512<K: Kernel>(s: super::x86::Avx512, kernel: K) {
+    kernel.run::<_, 8, 3>(s);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2<K: Kernel>(s: super::x86::Avx2, kernel: K) {
+    kernel.run::<_, 4, 3>(s);
+}
+
+/// Numbers a panel: as many as the vectors of a row of registers hold.
+struct PanelWidth<'a>(&'a mut usize);
+
+impl Kernel for PanelWidth<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, _: S) {
+        *self.0 = NR * S::LANES;
+    }
+}
+
 impl Isa {
+    /// Runs a kernel with this instruction set.
+    pub(super) fn run<K: Kernel>(self, kernel: K) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the value in `self` proves that the processor has AVX-512F.
+            Self::Avx512(s) => unsafe { avx512(s, kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the value in `self` proves that the processor has AVX2 and FMA.
+            Self::Avx2(s) => unsafe { avx2(s, kernel) },
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(s) => kernel.run::<_, 8, 3>(s),
+            Self::Portable => kernel.run::<_, 4, 2>(Portable),
+        }
+    }
+
+    /// The numbers that a kernel's row of registers holds.
+    pub(super) fn panel_width(self) -> usize {
+        let mut width = 0;
+        self.run(PanelWidth(&mut width));
+        width
+    }
+
     /// All that this processor has, the best first.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = Vec::new();

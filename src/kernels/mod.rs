@@ -13,6 +13,7 @@ mod isa;
 mod mask;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod output;
 mod pack;
 #[cfg(feature = "encoder")]
 mod rows;

@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::isa::Isa;
-use super::simd::{Portable, Simd};
+use super::isa::{Isa, Kernel};
+use super::simd::Simd;
 
 /// Rows that one thread takes at a time.
 const CHUNK: usize = 64;
@@ -17,17 +17,7 @@ pub(crate) fn add_norm(isa: Isa, xs: &mut [f32], add: Option<&[f32]>, weight: &[
     let norm = |(chunk, xs): (usize, &mut [f32])| {
         let at = chunk * CHUNK * width;
         let add = add.map(|add| &add[at..at + xs.len()]);
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the value in `isa` proves that the processor has AVX-512F.
-            Isa::Avx512(s) => unsafe { avx512(s, xs, add, weight, bias, eps) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the value in `isa` proves that the processor has AVX2 and FMA.
-            Isa::Avx2(s) => unsafe { avx2(s, xs, add, weight, bias, eps) },
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(s) => rows_of(s, xs, add, weight, bias, eps),
-            Isa::Portable => rows_of(Portable, xs, add, weight, bias, eps),
-        }
+        isa.run(Norm { xs, add, weight, bias, eps });
     };
     match xs.len() > 4 * CHUNK * width && rayon::current_num_threads() > 1 {
         true => xs.par_chunks_mut(CHUNK * width).enumerate().for_each(norm),
@@ -35,31 +25,31 @@ pub(crate) fn add_norm(isa: Isa, xs: &mut [f32], add: Option<&[f32]>, weight: &[
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn avx512(s: super::x86::Avx512, xs: &mut [f32], add: Option<&[f32]>, weight: &[f32], bias: &[f32], eps: f32) {
-    rows_of(s, xs, add, weight, bias, eps);
+/// Some of the rows.
+struct Norm<'a> {
+    xs: &'a mut [f32],
+    add: Option<&'a [f32]>,
+    weight: &'a [f32],
+    bias: &'a [f32],
+    eps: f32,
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn avx2(s: super::x86::Avx2, xs: &mut [f32], add: Option<&[f32]>, weight: &[f32], bias: &[f32], eps: f32) {
-    rows_of(s, xs, add, weight, bias, eps);
-}
-
-#[inline(always)]
-fn rows_of<S: Simd>(s: S, xs: &mut [f32], add: Option<&[f32]>, weight: &[f32], bias: &[f32], eps: f32) {
-    let width = weight.len();
-    for (row, xs) in xs.chunks_exact_mut(width).enumerate() {
-        if let Some(add) = add {
-            let add = &add[row * width..][..width];
-            xs.iter_mut().zip(add).for_each(|(x, add)| *x += add);
-        }
-        let mean = sum(s, xs, 0.0, false) / width as f32;
-        let variance = sum(s, xs, mean, true) / width as f32;
-        let factor = 1.0 / (variance + eps).sqrt();
-        for ((x, weight), bias) in xs.iter_mut().zip(weight).zip(bias) {
-            *x = (*x - mean) * factor * weight + bias;
+impl Kernel for Norm<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        let Self { xs, add, weight, bias, eps } = self;
+        let width = weight.len();
+        for (row, xs) in xs.chunks_exact_mut(width).enumerate() {
+            if let Some(add) = add {
+                let add = &add[row * width..][..width];
+                xs.iter_mut().zip(add).for_each(|(x, add)| *x += add);
+            }
+            let mean = sum(s, xs, 0.0, false) / width as f32;
+            let variance = sum(s, xs, mean, true) / width as f32;
+            let factor = 1.0 / (variance + eps).sqrt();
+            for ((x, weight), bias) in xs.iter_mut().zip(weight).zip(bias) {
+                *x = (*x - mean) * factor * weight + bias;
+            }
         }
     }
 }
