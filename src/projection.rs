@@ -96,7 +96,8 @@ fn pack(parts: &[&Dense]) -> Result<Packed> {
             None => biases.resize(biases.len() + part.weight.dim(0)?, 0.0),
         }
     }
-    Ok(Packed::new(Isa::detect()?, &weights, Some(&biases), biases.len(), k))
+    let pack = if parts[0].weight.dtype() == DType::BF16 { Packed::new_bf16 } else { Packed::new };
+    Ok(pack(Isa::detect()?, &weights, Some(&biases), biases.len(), k))
 }
 
 /// xs `(b, s, in)` times packed weights → `(b, s, out)` in `dtype`.

@@ -1,6 +1,6 @@
 pub(crate) mod ragged;
 
-use candle_core::{Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 use crate::checkpoint::{AttentionWeights, DenseWeights, QkvWeights, WeightSource};
@@ -282,12 +282,13 @@ impl MultiHeadAttention {
     fn sdpa_options<'a>(&'a self, inputs: &AttentionInputs<'a>, options: &AttentionOptions) -> SdpaOptions<'a> {
         SdpaOptions {
             scale: Some(self.config.scale()),
-            mask: inputs.mask,
             appended_keys: usize::from(self.bias_kv.is_some()) + usize::from(self.config.add_zero_attn),
             additive: self.score.as_ref(),
             dropout: if options.train { self.config.dropout } else { 0.0 },
             return_weights: options.return_weights,
             backend: options.backend,
+            from_bf16: self.qkv.weight().dtype() == DType::BF16,
+            ..SdpaOptions::new(inputs.mask)
         }
     }
 

@@ -1,6 +1,6 @@
 //! Self-attention over rows of unequal length that lie one after the other, without padding.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
@@ -91,6 +91,9 @@ impl MultiHeadAttention {
             d,
             d_v,
             scale: self.config.scale() as f32,
+            softcap: None,
+            sinks: None,
+            bf16: self.qkv.weight().dtype() == DType::BF16,
             mask: Mask { left: structure.left, right: structure.right, ..Mask::default() },
         };
         buffers.context.resize(tokens * h * d_v, 0.0);

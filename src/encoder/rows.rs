@@ -82,6 +82,9 @@ impl Layer {
         inner.resize(tokens * first.columns(), 0.0);
         match self.activation {
             Activation::Gelu => first.multiply(xs, tokens, Epilogue::Gelu, inner),
+            Activation::NewGelu | Activation::GeluPytorchTanh => {
+                first.multiply(xs, tokens, Epilogue::GeluTanh, inner);
+            }
             other => {
                 first.multiply(xs, tokens, Epilogue::None, inner);
                 let activated = other.forward(&Tensor::from_slice(inner, inner.len(), &Device::Cpu)?)?;

@@ -10,14 +10,17 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::batch::Batch;
-use super::blocks::{BLOCK, add_values, scores};
+use super::blocks::Floats;
+use super::blocks_pairs::Halves;
+use super::core::{BLOCK, Core, Tokens};
 use super::element::Element;
-use super::exp::exp;
+use super::heads::Heads;
 use super::isa::{Isa, Kernel};
 use super::mask::Mask;
 use super::output::Output;
-use super::pack::{self, Heads};
+use super::pairs::{PairDot, PairKernel};
 use super::simd::Simd;
+use super::soften::{Place, sees_any, soften};
 
 /// Queries that go through a block of keys before the next one is fetched.
 const QUERIES: usize = 64;
@@ -39,7 +42,13 @@ pub(crate) struct Attention<'a, T> {
     pub d: usize,
     pub d_v: usize,
     pub scale: f32,
+    /// Scores become `softcap · tanh(score / softcap)` before they are masked.
+    pub softcap: Option<f32>,
+    /// A score a head that takes part in the softmax and has no value.
+    pub sinks: Option<&'a [f32]>,
     pub mask: Mask<'a>,
+    /// Whether the products may round their operands to bf16, where there are instructions for that; sums stay f32.
+    pub bf16: bool,
 }
 
 /// Part of the queries of one row and one key-value head.
@@ -59,7 +68,15 @@ thread_local! {
 pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]) {
     assert_eq!(output.len(), call.batch.queries() * call.h * call.d_v, "the output's size");
     let output = Output(output.as_mut_ptr());
-    let run = |task: &Task| SCRATCH.with_borrow_mut(|scratch| isa.run(Work { call, task: *task, scratch, output }));
+    let run = |task: &Task| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let work = Work { call, task: *task, scratch, output };
+            match call.bf16 && isa.has_pairs() {
+                true => isa.run_pairs(work),
+                false => isa.run(work),
+            }
+        });
+    };
     let tasks = tasks(call);
     match tasks.len() {
         0 => {}
@@ -80,7 +97,14 @@ struct Work<'a, T> {
 impl<T: Element> Kernel for Work<'_, T> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        task_of::<S, T, MR, NR>(s, self.call, self.task, self.scratch, self.output);
+        task_of(Floats::<S, MR, NR>(s), self);
+    }
+}
+
+impl<T: Element> PairKernel for Work<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, D: PairDot>(self, s: S, d: D) {
+        task_of(Halves(s, d), self);
     }
 }
 
@@ -121,8 +145,12 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn cut(scratch: &'a mut Vec<f32>, keys: usize, d: usize, width_v: usize, rows: usize) -> Self {
-        let sizes = [keys * d, keys * width_v, QUERIES * d, QUERIES * width_v, QUERIES, QUERIES, rows * BLOCK, d];
+    /// For `keys` keys, a multiple of the core's panel.
+    fn cut<C: Core>(scratch: &'a mut Vec<f32>, keys: usize, d: usize, width_v: usize) -> Self {
+        let (width, row) = (C::key_width(d), 2 * d + C::key_width(d) + 3 * width_v);
+        let sums = QUERIES * width_v;
+        let sizes =
+            [keys * width, C::values_before(keys, width_v), QUERIES * width, sums, QUERIES, QUERIES, C::SCORES, row];
         let total = sizes.iter().sum();
         if scratch.len() < total {
             scratch.resize(total, 0.0);
@@ -137,56 +165,52 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// One task. `MR` rows by `NR` vectors are held in registers.
+/// One task.
 #[inline(always)]
-fn task_of<S: Simd, T: Element, const MR: usize, const NR: usize>(
-    s: S,
-    call: &Attention<T>,
-    task: Task,
-    scratch: &mut Vec<f32>,
-    output: Output<T>,
-) {
-    let Task { b, h_kv, from, to } = task;
-    let (d, d_v, panel) = (call.d, call.d_v, NR * S::LANES);
-    debug_assert!(BLOCK.is_multiple_of(panel) && QUERIES.is_multiple_of(MR));
-    let width_v = d_v.next_multiple_of(S::LANES);
-
-    let (s_q, s_kv, start) = (call.batch.s_q(b), call.batch.s_kv(b), call.batch.start(b));
+fn task_of<C: Core, T: Element>(core: C, work: Work<T>) {
+    let Work { call, task: Task { b, h_kv, from, to }, scratch, output } = work;
+    let (s, d, d_v) = (core.simd(), call.d, call.d_v);
+    debug_assert!(BLOCK.is_multiple_of(C::PANEL) && QUERIES.is_multiple_of(C::ROWS));
+    let (width, width_v) = (C::key_width(d), C::value_width(d_v));
+    let (s_q, s_kv, row) = (call.batch.s_q(b), call.batch.s_kv(b), call.batch.start(b));
 
     // Keys that no query of the task sees are not even packed.
     let seen = (from..to).map(|i| call.mask.range(b, i, s_q, s_kv));
     let last = seen.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
     let keys = if call.appended > 0 { s_kv + call.appended } else { last };
-    let padded = keys.next_multiple_of(panel);
-    let buffers = Buffers::cut(scratch, padded, d, width_v, MR);
-    pack::keys(&call.k, (start, h_kv), (keys, d, panel), buffers.row, buffers.keys);
-    pack::values(&call.v, (start, h_kv), (keys, d_v, width_v), buffers.values);
+    let buffers = Buffers::cut::<C>(scratch, keys.next_multiple_of(C::PANEL), d, width_v);
+    core.pack_keys(Tokens { heads: &call.k, row, h: h_kv, from: 0, count: keys, d }, buffers.row, buffers.keys);
+    let values = Tokens { heads: &call.v, row, h: h_kv, from: 0, count: keys, d: d_v };
+    core.pack_values(values, width_v, buffers.row, buffers.values);
 
+    let (query_factor, factor) = C::split_scale(call.scale);
     let group = call.h / call.h_kv;
     for h in h_kv * group..(h_kv + 1) * group {
+        let sink = call.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
         for first in (from..to).step_by(QUERIES) {
             let rows = QUERIES.min(to - first);
-            let used = rows.next_multiple_of(MR);
-            pack::queries(&call.q, (start, h), (first, rows, d), call.scale, &mut buffers.queries[..used * d]);
+            let used = rows.next_multiple_of(C::ROWS);
+            let queries = Tokens { heads: &call.q, row, h, from: first, count: rows, d };
+            core.pack_queries(queries, query_factor, buffers.row, &mut buffers.queries[..used * width]);
             buffers.sums[..used * width_v].fill(0.0);
-            buffers.max[..used].fill(f32::NEG_INFINITY);
-            buffers.total[..used].fill(0.0);
+            buffers.max[..used].fill(sink);
+            buffers.total[..used].fill(if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 });
             for block in (0..keys).step_by(BLOCK) {
                 let count = BLOCK.min(keys - block);
-                for tile in (0..rows).step_by(MR) {
-                    let rows = MR.min(rows - tile);
-                    let place = Place { b, h, s_q, s_kv, query: first + tile, rows, start: block, count };
+                for tile in (0..rows).step_by(C::ROWS) {
+                    let rows = C::ROWS.min(rows - tile);
+                    let place = Place { b, h, s_q, s_kv, query: first + tile, rows, start: block, count, factor };
                     if !sees_any(call, place) {
                         continue;
                     }
-                    let of = |size: usize| tile * size..(tile + MR) * size;
-                    let queries = &buffers.queries[of(d)];
-                    scores::<S, MR, NR>(s, queries, d, &buffers.keys[block * d..], count, buffers.scores);
+                    let of = |size: usize| tile * size..(tile + C::ROWS) * size;
+                    let queries = &buffers.queries[of(width)];
+                    core.scores(rows, queries, d, &buffers.keys[block * width..], count, buffers.scores);
                     let (max, total) = (&mut buffers.max[of(1)], &mut buffers.total[of(1)]);
                     let sums = &mut buffers.sums[of(width_v)];
                     soften(s, call, place, buffers.scores, max, total, sums, width_v);
-                    let values = &buffers.values[block * width_v..];
-                    add_values::<S, MR>(s, buffers.scores, values, count, sums, width_v);
+                    let values = &buffers.values[C::values_before(block, width_v)..];
+                    core.add_values(rows, buffers.scores, values, count, sums, width_v);
                 }
             }
             for (i, sums) in buffers.sums.chunks_exact_mut(width_v).take(rows).enumerate() {
@@ -200,103 +224,5 @@ fn task_of<S: Simd, T: Element, const MR: usize, const NR: usize>(
                 T::narrow(&sums[..d_v], to);
             }
         }
-    }
-}
-
-/// A tile: `rows` queries from `query` of head `h` in row `b`, with `count` keys from `start`.
-#[derive(Clone, Copy)]
-struct Place {
-    b: usize,
-    h: usize,
-    s_q: usize,
-    s_kv: usize,
-    query: usize,
-    rows: usize,
-    start: usize,
-    count: usize,
-}
-
-fn sees_any<T>(call: &Attention<T>, place: Place) -> bool {
-    let (start, end) = (place.start, place.start + place.count);
-    let in_reach = |i: usize| {
-        let range = call.mask.range(place.b, i, place.s_q, place.s_kv);
-        range.start.max(start) < range.end.min(end)
-    };
-    end > place.s_kv || (place.query..place.query + place.rows).any(in_reach)
-}
-
-/// Masks the scores of a tile and turns them into `e^(score - max)`, `max` being the largest of the row so far; what
-/// was summed under an earlier, smaller `max` is scaled down.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn soften<S: Simd, T>(
-    s: S,
-    call: &Attention<T>,
-    place: Place,
-    scores: &mut [f32],
-    max: &mut [f32],
-    total: &mut [f32],
-    sums: &mut [f32],
-    width_v: usize,
-) {
-    let Place { query, rows, count, .. } = place;
-    let padded = count.next_multiple_of(S::LANES);
-    for (r, row) in scores.chunks_exact_mut(BLOCK).take(rows).enumerate() {
-        let row = &mut row[..padded];
-        row[count..].fill(f32::NEG_INFINITY);
-        hide(call, place, query + r, &mut row[..count]);
-        // Loops, not closures: a closure does not inherit the instruction set of the function around it.
-        let mut largest = s.splat(f32::NEG_INFINITY);
-        for j in (0..padded).step_by(S::LANES) {
-            // SAFETY: `padded` is the length of `row` and a multiple of `LANES`; so for the loop below.
-            largest = unsafe { s.max(s.load(row.as_ptr().add(j)), largest) };
-        }
-        let new = s.largest(largest).max(max[r]);
-        if new == f32::NEG_INFINITY && !row.iter().any(|x| x.is_nan()) {
-            // Nothing seen so far: the scores become weights of 0.
-            row.fill(0.0);
-            continue;
-        }
-        let (offset, mut sum) = (s.splat(new), s.splat(0.0));
-        for j in (0..padded).step_by(S::LANES) {
-            // SAFETY: as above.
-            unsafe {
-                let e = exp(s, s.sub(s.load(row.as_ptr().add(j)), offset));
-                s.store(row.as_mut_ptr().add(j), e);
-                sum = s.add(sum, e);
-            }
-        }
-        let factor = first(s, exp(s, s.splat(max[r] - new)));
-        total[r] = total[r] * factor + s.sum(sum);
-        if factor != 1.0 {
-            sums[r * width_v..(r + 1) * width_v].iter_mut().for_each(|x| *x *= factor);
-        }
-        max[r] = new;
-    }
-}
-
-#[inline(always)]
-fn first<S: Simd>(s: S, a: S::V) -> f32 {
-    let mut lanes = [0.0; 16];
-    const { assert!(S::LANES <= 16) };
-    // SAFETY: there is room for `LANES` numbers.
-    unsafe { s.store(lanes.as_mut_ptr(), a) };
-    lanes[0]
-}
-
-/// Sets the scores of query `i` with hidden keys to -inf; `row` holds those with the keys of `place`.
-#[inline(always)]
-fn hide<T>(call: &Attention<T>, place: Place, i: usize, row: &mut [f32]) {
-    let Place { b, h, s_q, s_kv, start, .. } = place;
-    let masked = row.len().min(s_kv.saturating_sub(start));
-    // What lies after it is appended, and seen.
-    let row = &mut row[..masked];
-    let range = call.mask.range(b, i, s_q, s_kv);
-    let inside = |key: usize| key.saturating_sub(start).min(masked);
-    let (from, to) = (inside(range.start), inside(range.end));
-    row[..from].fill(f32::NEG_INFINITY);
-    row[to.max(from)..].fill(f32::NEG_INFINITY);
-    if call.mask.has_tensors() && from < to {
-        call.mask.apply(&mut row[from..to], b, h, i, start + from);
     }
 }

@@ -1,29 +1,53 @@
-//! The activation `x · Φ(x)` ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) on vectors.
+//! The activation `x · Φ(x)` ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) on vectors, by the error function and by
+//! the hyperbolic tangent, and that tangent for itself.
 
 use super::simd::Simd;
 
-/// Beyond this the error function is 1 in f32.
-const ERF_IS_ONE: f32 = 4.0;
+/// An odd function as `x · P(x²) / Q(x²)` between `-limit` and `limit`, beyond which it is constant in f32; highest
+/// powers first.
+struct Rational<const M: usize, const N: usize> {
+    limit: f32,
+    p: [f32; M],
+    q: [f32; N],
+}
 
-/// `erf(x)` as `x · P(x²) / Q(x²)` on `[-4, 4]`, highest power first (the rational approximation of Eigen and XLA).
+/// The error function (the coefficients of Eigen and XLA).
 #[allow(clippy::excessive_precision)]
-const P: [f32; 7] = [
-    -2.726_142_258_013_06e-10,
-    2.770_681_424_959_02e-8,
-    -2.101_024_020_825_08e-6,
-    -5.692_506_394_623_46e-5,
-    -7.349_906_303_268_55e-4,
-    -2.954_599_808_540_25e-3,
-    -1.609_603_332_624_15e-2,
-];
+const ERF: Rational<7, 5> = Rational {
+    limit: 4.0,
+    p: [
+        -2.726_142_258_013_06e-10,
+        2.770_681_424_959_02e-8,
+        -2.101_024_020_825_08e-6,
+        -5.692_506_394_623_46e-5,
+        -7.349_906_303_268_55e-4,
+        -2.954_599_808_540_25e-3,
+        -1.609_603_332_624_15e-2,
+    ],
+    q: [
+        -1.456_607_184_649_96e-5,
+        -2.133_740_552_789_05e-4,
+        -1.682_826_974_382_03e-3,
+        -7.373_329_167_204_68e-3,
+        -1.426_473_905_141_89e-2,
+    ],
+};
+
+/// The hyperbolic tangent (the coefficients of Eigen and XLA).
 #[allow(clippy::excessive_precision)]
-const Q: [f32; 5] = [
-    -1.456_607_184_649_96e-5,
-    -2.133_740_552_789_05e-4,
-    -1.682_826_974_382_03e-3,
-    -7.373_329_167_204_68e-3,
-    -1.426_473_905_141_89e-2,
-];
+const TANH: Rational<7, 4> = Rational {
+    limit: 9.0,
+    p: [
+        -2.760_768_477_423_55e-16,
+        2.000_187_904_824_77e-13,
+        -8.604_671_522_137_35e-11,
+        5.122_297_090_371_14e-8,
+        1.485_722_357_179_79e-5,
+        6.372_619_288_754_36e-4,
+        4.893_524_558_917_86e-3,
+    ],
+    q: [1.198_258_394_667_02e-6, 1.185_347_056_866_54e-4, 2.268_434_632_439_00e-3, 4.893_525_185_543_85e-3],
+};
 
 #[inline(always)]
 fn polynomial<S: Simd, const N: usize>(s: S, coefficients: &[f32; N], x: S::V) -> S::V {
@@ -34,14 +58,34 @@ fn polynomial<S: Simd, const N: usize>(s: S, coefficients: &[f32; N], x: S::V) -
     sum
 }
 
+impl<const M: usize, const N: usize> Rational<M, N> {
+    #[inline(always)]
+    fn of<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        // `max(limit, x)` gives the second where one is NaN, so that NaN goes through.
+        let x = s.max(s.splat(-self.limit), s.min(s.splat(self.limit), x));
+        let square = s.mul(x, x);
+        s.div(s.mul(x, polynomial(s, &self.p, square)), polynomial(s, &self.q, square))
+    }
+}
+
+/// `tanh(x)`, within 6 units in the last place and never beyond ±1; NaN stays NaN.
+#[inline(always)]
+pub(super) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    s.max(s.splat(-1.0), s.min(s.splat(1.0), TANH.of(s, x)))
+}
+
 /// `x / 2 · (1 + erf(x / √2))`, within 4e-7 · max(1, |x|) of the true value; NaN stays NaN.
 #[inline(always)]
 pub(super) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
-    let z = s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2));
-    // `max(limit, z)` gives the second where one is NaN, so that NaN goes through.
-    let z = s.max(s.splat(-ERF_IS_ONE), s.min(s.splat(ERF_IS_ONE), z));
-    let square = s.mul(z, z);
-    let erf = s.div(s.mul(z, polynomial(s, &P, square)), polynomial(s, &Q, square));
     let half = s.mul(x, s.splat(0.5));
-    s.mul_add(half, erf, half)
+    s.mul_add(half, ERF.of(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2))), half)
+}
+
+/// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`, within 4e-7 · max(1, |x|); NaN stays NaN.
+#[inline(always)]
+pub(super) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    const ROOT: f32 = 0.797_884_56;
+    let cubic = s.mul_add(s.mul(x, x), s.splat(0.044_715 * ROOT), s.splat(ROOT));
+    let half = s.mul(x, s.splat(0.5));
+    s.mul_add(half, tanh(s, s.mul(x, cubic)), half)
 }

@@ -5,9 +5,11 @@
 
 use rayon::prelude::*;
 
-use super::gelu::gelu;
+use super::gelu::{gelu, gelu_tanh};
+use super::gemm_pairs::{pack_weights, pair_job};
 use super::isa::{Isa, Kernel};
 use super::output::Output;
+use super::pairs::Pair;
 use super::simd::Simd;
 use super::tile::{Rows, product};
 
@@ -22,20 +24,40 @@ pub(crate) enum Epilogue {
     None,
     /// `x · Φ(x)` by the error function.
     Gelu,
+    /// `x · Φ(x)` by the hyperbolic tangent.
+    GeluTanh,
+}
+
+impl Epilogue {
+    #[inline(always)]
+    pub(super) fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
+        match self {
+            Self::None => x,
+            Self::Gelu => gelu(s, x),
+            Self::GeluTanh => gelu_tanh(s, x),
+        }
+    }
 }
 
 /// Weights `(n, k)` and a bias, packed for one instruction set: panels of columns of the product, in each the first term
-/// of every column, then the second.
+/// of every column, then the second; bf16 two terms at a time.
 #[derive(Debug, Clone)]
 pub(crate) struct Packed {
     isa: Isa,
-    k: usize,
-    n: usize,
+    pub(super) k: usize,
+    pub(super) n: usize,
     /// Columns a panel.
-    width: usize,
-    panels: Vec<f32>,
+    pub(super) width: usize,
+    panels: Panels,
     /// A number a column, zeros after the last.
-    bias: Vec<f32>,
+    pub(super) bias: Vec<f32>,
+}
+
+#[derive(Debug, Clone)]
+enum Panels {
+    Floats(Vec<f32>),
+    /// For inputs that are rounded to bf16, sums in f32.
+    Pairs(Vec<Pair>),
 }
 
 impl Packed {
@@ -56,6 +78,22 @@ impl Packed {
         if let Some(bias) = bias {
             all[..n].copy_from_slice(bias);
         }
+        Self { isa, k, n, width, panels: Panels::Floats(panels), bias: all }
+    }
+
+    /// As [`new`](Self::new) for weights that are bf16, where there are instructions for them: inputs are then rounded to
+    /// bf16 and sums are f32. Otherwise all is f32.
+    pub(crate) fn new_bf16(isa: Isa, weight: &[f32], bias: Option<&[f32]>, n: usize, k: usize) -> Self {
+        if !isa.has_pairs() {
+            return Self::new(isa, weight, bias, n, k);
+        }
+        assert_eq!(weight.len(), n * k, "the weight's size");
+        let (width, step) = isa.pair_sizes();
+        let mut all = vec![0.0; n.next_multiple_of(width)];
+        if let Some(bias) = bias {
+            all[..n].copy_from_slice(bias);
+        }
+        let panels = Panels::Pairs(pack_weights(weight, k, width, step));
         Self { isa, k, n, width, panels, bias: all }
     }
 
@@ -78,7 +116,7 @@ impl Packed {
         let out = Output(out.as_mut_ptr());
         let run = |task: usize| {
             let (block, part) = (task / groups, task % groups);
-            self.isa.run(Job {
+            let job = Job {
                 weights: self,
                 a,
                 out,
@@ -87,7 +125,11 @@ impl Packed {
                 first: (part * group).min(panels),
                 last: ((part + 1) * group).min(panels),
                 epilogue,
-            });
+            };
+            match &self.panels {
+                Panels::Floats(panels) => self.isa.run(FloatJob { job, panels }),
+                Panels::Pairs(panels) => pair_job(self.isa, job, panels),
+            }
         };
         match parallel {
             true => (0..row_blocks * groups).into_par_iter().for_each(run),
@@ -98,33 +140,69 @@ impl Packed {
 
 /// Rows `from .. to` of the product, panels `first .. last`.
 #[derive(Clone, Copy)]
-struct Job<'a> {
-    weights: &'a Packed,
-    a: &'a [f32],
-    out: Output<f32>,
-    from: usize,
-    to: usize,
-    first: usize,
-    last: usize,
-    epilogue: Epilogue,
+pub(super) struct Job<'a> {
+    pub weights: &'a Packed,
+    pub a: &'a [f32],
+    pub out: Output<f32>,
+    pub from: usize,
+    pub to: usize,
+    pub first: usize,
+    pub last: usize,
+    pub epilogue: Epilogue,
 }
 
-impl Kernel for Job<'_> {
+impl Job<'_> {
+    /// Stores `sums`, a panel of row `row`, plus the bias, activated.
+    ///
+    /// # Safety
+    /// The row exists and belongs to this job alone; `sums` are `width` numbers.
+    #[inline(always)]
+    pub(super) unsafe fn store<S: Simd>(&self, s: S, panel: usize, row: usize, sums: &[S::V]) {
+        let Packed { n, width, bias, .. } = self.weights;
+        let bias = &bias[panel * width..][..*width];
+        let columns = (*width).min(n - panel * width);
+        let at = row * n + panel * width;
+        let mut last = [0.0f32; 48];
+        for (v, sum) in sums.iter().enumerate() {
+            // SAFETY: `bias` has `width` numbers; `multiply` checked the output's size; where the panel is not full, it
+            // is stored aside first.
+            unsafe {
+                let sum = self.epilogue.apply(s, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
+                match columns == *width {
+                    true => s.store(self.out.0.add(at + v * S::LANES), sum),
+                    false => s.store(last.as_mut_ptr().add(v * S::LANES), sum),
+                }
+            }
+        }
+        if columns < *width {
+            // SAFETY: `columns` numbers are left of this row of the output.
+            unsafe { self.out.0.add(at).copy_from_nonoverlapping(last.as_ptr(), columns) };
+        }
+    }
+}
+
+struct FloatJob<'a> {
+    job: Job<'a>,
+    panels: &'a [f32],
+}
+
+impl Kernel for FloatJob<'_> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        debug_assert_eq!(self.weights.width, NR * S::LANES);
-        for panel in self.first..self.last {
-            let mut row = self.from;
-            while row + MR <= self.to {
+        let Job { weights, from, to, first, last, .. } = self.job;
+        debug_assert_eq!(weights.width, NR * S::LANES);
+        for panel in first..last {
+            let mut row = from;
+            while row + MR <= to {
                 tile::<S, MR, NR>(s, &self, panel, row);
                 row += MR;
             }
             // The rows that are left, in fours and ones.
-            while MR > 4 && row + 4 <= self.to {
+            while MR > 4 && row + 4 <= to {
                 tile::<S, 4, NR>(s, &self, panel, row);
                 row += 4;
             }
-            while row < self.to {
+            while row < to {
                 tile::<S, 1, NR>(s, &self, panel, row);
                 row += 1;
             }
@@ -133,34 +211,16 @@ impl Kernel for Job<'_> {
 }
 
 #[inline(always)]
-fn tile<S: Simd, const MR: usize, const NR: usize>(s: S, job: &Job, panel: usize, row: usize) {
-    let Job { weights, a, out, epilogue, .. } = *job;
-    let (k, n, width) = (weights.k, weights.n, NR * S::LANES);
-    let terms = &weights.panels[panel * width * k..][..width * k];
-    let bias = &weights.bias[panel * width..][..width];
-    let rows = &a[row * k..][..MR * k];
+fn tile<S: Simd, const MR: usize, const NR: usize>(s: S, float: &FloatJob, panel: usize, row: usize) {
+    let FloatJob { job, panels } = float;
+    let (k, width) = (job.weights.k, NR * S::LANES);
+    let terms = &panels[panel * width * k..][..width * k];
+    let rows = &job.a[row * k..][..MR * k];
     let a = Rows { at: rows.as_ptr(), row: k, column: 1 };
     // SAFETY: the slices above have the lengths that `product` asks for.
     let sums = unsafe { product::<S, MR, NR>(s, k, a, terms.as_ptr(), width) };
-    let columns = width.min(n - panel * width);
     for (r, sums) in sums.into_iter().enumerate() {
-        let at = (row + r) * n + panel * width;
-        let mut last = [0.0f32; 48];
-        for (v, sum) in sums.into_iter().enumerate() {
-            // SAFETY: `bias` has `width` numbers; `multiply` checked the output's size, and this row and these columns
-            // belong to this job alone; where the panel is not full, it is stored aside first.
-            unsafe {
-                let sum = s.add(sum, s.load(bias.as_ptr().add(v * S::LANES)));
-                let sum = if epilogue == Epilogue::Gelu { gelu(s, sum) } else { sum };
-                match columns == width {
-                    true => s.store(out.0.add(at + v * S::LANES), sum),
-                    false => s.store(last.as_mut_ptr().add(v * S::LANES), sum),
-                }
-            }
-        }
-        if columns < width {
-            // SAFETY: `columns` numbers are left of this row of the output.
-            unsafe { out.0.add(at).copy_from_nonoverlapping(last.as_ptr(), columns) };
-        }
+        // SAFETY: rows `row .. row + MR` are in `from .. to`, the job's own.
+        unsafe { job.store(s, panel, row + r, &sums) };
     }
 }

@@ -2,34 +2,43 @@
 //! only instantiates it. All `unsafe` of the crate but one memory map is in here.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod batch;
 mod blocks;
+mod blocks_pairs;
+mod core;
 mod element;
 mod exp;
 mod gelu;
 mod gemm;
+mod gemm_pairs;
+mod heads;
 mod isa;
 mod mask;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod output;
-mod pack;
+mod pairs;
 #[cfg(feature = "encoder")]
 mod rows;
 mod simd;
+mod soften;
 #[cfg(test)]
 mod tests;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+#[cfg(target_arch = "x86_64")]
+mod x86_bf16;
 
 pub(crate) use attention::{Attention, attend, scratch_floats};
 pub(crate) use batch::Batch;
 pub(crate) use element::Element;
 pub(crate) use gemm::{Epilogue, Packed};
+pub(crate) use heads::Heads;
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Lengths, Mask};
-pub(crate) use pack::Heads;
 #[cfg(feature = "encoder")]
 pub(crate) use rows::add_norm;

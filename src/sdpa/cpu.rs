@@ -6,7 +6,7 @@ use super::{Attended, Call, SdpaOptions};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
 use crate::mask::check::CallShape;
-use crate::slice::Slice;
+use crate::slice::{Slice, with_floats};
 
 /// Why the kernel cannot run a call, `None` if it can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -58,6 +58,7 @@ fn run<T: Element + WithDType>(
         keep: keep.iter().map(broadcast).collect(),
         bias: bias.iter().map(broadcast).collect(),
     };
+    let sinks = options.sinks.map(|sinks| with_floats(sinks, <[f32]>::to_vec)).transpose()?;
     let (q, k, v) = (numbers_together(q)?, numbers_together(k)?, numbers_together(v)?);
     let (q, k, v) = (Slice::<T>::new(&q)?, Slice::<T>::new(&k)?, Slice::<T>::new(&v)?);
     let attention = Attention {
@@ -71,7 +72,10 @@ fn run<T: Element + WithDType>(
         d: call.d,
         d_v: call.d_v,
         scale: options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5)) as f32,
+        softcap: options.softcap.map(|cap| cap as f32),
+        sinks: sinks.as_deref(),
         mask,
+        bf16: options.from_bf16 || T::DTYPE == DType::BF16,
     };
     let mut output = vec![T::ZERO; b * s_q * h * call.d_v];
     kernels::attend(Isa::detect()?, &attention, &mut output);

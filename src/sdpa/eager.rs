@@ -32,8 +32,13 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &
             (scores * options.scale.unwrap_or(1.0))?
         }
     };
+    let scores = match options.softcap {
+        Some(cap) => ((scores / cap)?.tanh()? * cap)?,
+        None => scores,
+    };
+    let sinks = options.sinks.map(|sinks| sinks.to_dtype(compute)?.reshape((1, h, 1, 1))).transpose()?;
     let mask = options.mask.dense(call.shape, options.appended_keys, compute, k.device())?;
-    let weights = masked_softmax(&scores, &mask)?; // (b, h, s_q, keys)
+    let weights = masked_softmax(&scores, &mask, sinks.as_ref())?; // (b, h, s_q, keys)
 
     let dropped = match options.dropout {
         p if p > 0.0 => candle_nn::ops::dropout(&weights, p as f32)?,
@@ -65,23 +70,36 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     (scores * matrices + copies + features) * compute_dtype(call.dtype).size_in_bytes()
 }
 
-/// Softmax over the last dimension among the keys that `mask` keeps; all zeros where it keeps none.
-fn masked_softmax(scores: &Tensor, mask: &DenseMask) -> Result<Tensor> {
+/// Softmax over the last dimension among the keys that `mask` keeps and a sink `(1, h, 1, 1)`, which gets no column; all
+/// zeros where there is nothing.
+fn masked_softmax(scores: &Tensor, mask: &DenseMask, sinks: Option<&Tensor>) -> Result<Tensor> {
     let scores = match &mask.bias {
         Some(bias) => scores.broadcast_add(bias)?,
         None => scores.clone(),
     };
-    let Some(keep) = &mask.keep else {
-        let exp = scores.broadcast_sub(&scores.detach().max_keepdim(D::Minus1)?)?.exp()?;
-        return Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?);
+    let scores = match &mask.keep {
+        Some(keep) => {
+            let hidden = Tensor::new(f32::NEG_INFINITY, scores.device())?.to_dtype(scores.dtype())?;
+            keep.broadcast_as(scores.shape())?.where_cond(&scores, &hidden.broadcast_as(scores.shape())?)?
+        }
+        None => scores,
     };
-    let hidden = Tensor::new(f32::NEG_INFINITY, scores.device())?.to_dtype(scores.dtype())?;
-    let scores = keep.broadcast_as(scores.shape())?.where_cond(&scores, &hidden.broadcast_as(scores.shape())?)?;
+    let mut max = scores.detach().max_keepdim(D::Minus1)?;
+    if let Some(sinks) = sinks {
+        max = max.broadcast_maximum(&sinks.detach())?;
+    }
+    if mask.keep.is_none() && sinks.is_none() {
+        let exp = scores.broadcast_sub(&max)?.exp()?;
+        return Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?);
+    }
     // A row that sees nothing has the maximum -inf; a finite stand-in makes its exponentials 0 instead of NaN, and
     // a divisor of 1 keeps them so.
-    let max = scores.detach().max_keepdim(D::Minus1)?.maximum(lowest_finite(scores.dtype()))?;
+    let max = max.maximum(lowest_finite(scores.dtype()))?;
     let exp = scores.broadcast_sub(&max)?.exp()?;
-    let sum = exp.sum_keepdim(D::Minus1)?;
+    let mut sum = exp.sum_keepdim(D::Minus1)?;
+    if let Some(sinks) = sinks {
+        sum = (sum + sinks.broadcast_sub(&max)?.exp()?)?;
+    }
     let empty = sum.detach().eq(0f64)?.to_dtype(sum.dtype())?;
     Ok(exp.broadcast_div(&(sum + empty)?)?)
 }

@@ -23,6 +23,12 @@ pub struct SdpaOptions<'a> {
     pub mask: &'a AttentionMask,
     /// That many keys at the end of `k` and `v` are outside the mask: every query sees them.
     pub appended_keys: usize,
+    /// Scores become `softcap · tanh(score / softcap)` before they are masked
+    /// ([Gemma 2](https://arxiv.org/abs/2408.00118)); positive.
+    pub softcap: Option<f64>,
+    /// `(h)`: a score for each head that takes part in the softmax and has no value, so that weights sum to less than 1
+    /// ([Xiao 2023](https://arxiv.org/abs/2309.17453), as in gpt-oss).
+    pub sinks: Option<&'a Tensor>,
     /// Additive scoring with this vector a head, `(h, d)`; `None` is the dot product.
     pub additive: Option<&'a Tensor>,
     /// Share of the weights to drop, in `[0, 1)`; 0 when not training.
@@ -31,18 +37,34 @@ pub struct SdpaOptions<'a> {
     pub return_weights: bool,
     /// Use this backend or fail; `None` chooses.
     pub backend: Option<Backend>,
+    /// The tensors were bf16 before they were widened: the CPU kernel may round its operands back.
+    pub(crate) from_bf16: bool,
 }
 
 impl<'a> SdpaOptions<'a> {
     /// Defaults: dot product, default scale, no dropout, no weights, any backend.
     pub fn new(mask: &'a AttentionMask) -> Self {
-        Self { scale: None, mask, appended_keys: 0, additive: None, dropout: 0.0, return_weights: false, backend: None }
+        Self {
+            scale: None,
+            mask,
+            appended_keys: 0,
+            softcap: None,
+            sinks: None,
+            additive: None,
+            dropout: 0.0,
+            return_weights: false,
+            backend: None,
+            from_bf16: false,
+        }
     }
 
     /// Checks the numbers.
     fn validate(&self) -> Result<()> {
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::value("dropout", self.dropout, "a number in [0, 1)"));
+        }
+        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return Err(Error::value("softcap", cap, "a positive number"));
         }
         match self.scale.filter(|scale| !scale.is_finite()) {
             Some(scale) => Err(Error::value("scale", scale, "a finite number")),
@@ -140,10 +162,18 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
     if let Some(w) = options.additive.filter(|w| w.dims() != [h, d]) {
         return Err(Error::shape("the additive scoring vector", w.dims(), format!("[{h}, {d}]")));
     }
+    if let Some(sinks) = options.sinks {
+        if sinks.dims() != [h] {
+            return Err(Error::shape("sinks", sinks.dims(), format!("[{h}], the heads of q")));
+        }
+        if !sinks.device().same_device(q.device()) {
+            same_dtype_and_device("sinks", &sinks.to_dtype(q.dtype())?, q)?;
+        }
+    }
     options.validate()?;
     let shape = CallShape { b, h, s_q, s_kv };
     options.mask.check(shape)?;
-    let tracked = [q, k, v].into_iter().chain(options.additive).any(Tensor::track_op);
+    let tracked = [q, k, v].into_iter().chain(options.additive).chain(options.sinks).any(Tensor::track_op);
     Ok(Call {
         shape,
         h_kv,

@@ -1,0 +1,46 @@
+//! Every instruction set that this machine has against a naive reference in f64, over odd sizes.
+
+mod attention;
+mod functions;
+mod pairs;
+mod products;
+
+use super::element::Element;
+use super::simd::Simd;
+pub(super) use pairs::PortablePairs;
+
+/// Numbers that are the same in every run, in `[-1, 1)` (xorshift64*, Vigna 2016).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn numbers<T: Element>(&mut self, count: usize) -> Vec<T> {
+        let wide: Vec<f32> = (0..count).map(|_| self.next() * 2.0).collect();
+        convert(&wide)
+    }
+}
+
+fn convert<T: Element>(wide: &[f32]) -> Vec<T> {
+    let mut narrow = vec![T::ZERO; wide.len()];
+    T::narrow(wide, &mut narrow);
+    narrow
+}
+
+fn wide<T: Element>(numbers: &[T]) -> Vec<f32> {
+    let mut to = vec![0.0; numbers.len()];
+    T::widen(numbers, &mut to);
+    to
+}
+
+fn scalar<S: Simd>(s: S, f: impl Fn(S::V) -> S::V, x: f32) -> f32 {
+    let mut lanes = [0.0; 16];
+    // SAFETY: there is room for `LANES` numbers.
+    unsafe { s.store(lanes.as_mut_ptr(), f(s.splat(x))) };
+    lanes[0]
+}
