@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor, WithDType};
+use half::{bf16, f16};
 
 use crate::checkpoint::{DenseWeights, QkvWeights};
 use crate::error::{Error, Result};
-use crate::kernels::{Epilogue, Isa, Packed};
+use crate::kernels::{Element, Epilogue, Isa, Packed};
 use crate::sdpa::same_dtype_and_device;
-use crate::slice::with_floats;
+use crate::slice::{with_floats, with_numbers};
 
 /// `y = x Wᵀ + b` with W `(out, in)`.
 #[derive(Debug, Clone)]
@@ -102,10 +103,26 @@ fn pack(parts: &[&Dense]) -> Result<Packed> {
 
 /// xs `(b, s, in)` times packed weights → `(b, s, out)` in `dtype`.
 fn multiply(xs: &Tensor, weights: &Packed, dtype: DType) -> Result<Tensor> {
+    match xs.dtype() {
+        DType::F16 => multiply_from::<f16>(xs, weights, dtype),
+        DType::BF16 => multiply_from::<bf16>(xs, weights, dtype),
+        _ => multiply_from::<f32>(&xs.to_dtype(DType::F32)?, weights, dtype),
+    }
+}
+
+fn multiply_from<A: Element + WithDType>(xs: &Tensor, weights: &Packed, dtype: DType) -> Result<Tensor> {
+    match dtype {
+        DType::F16 => multiply_to::<A, f16>(xs, weights),
+        DType::BF16 => multiply_to::<A, bf16>(xs, weights),
+        _ => Ok(multiply_to::<A, f32>(xs, weights)?.to_dtype(dtype)?),
+    }
+}
+
+fn multiply_to<A: Element + WithDType, O: Element + WithDType>(xs: &Tensor, weights: &Packed) -> Result<Tensor> {
     let (b, s, _) = xs.dims3()?;
-    let mut ys = vec![0.0; b * s * weights.columns()];
-    with_floats(xs, |xs| weights.multiply(xs, b * s, Epilogue::None, &mut ys))?;
-    Ok(Tensor::from_vec(ys, (b, s, weights.columns()), &Device::Cpu)?.to_dtype(dtype)?)
+    let mut ys = Vec::<O>::new();
+    with_numbers(xs, |xs| weights.multiply::<A, O>(xs, b * s, Epilogue::None, &mut ys))?;
+    Ok(Tensor::from_vec(ys, (b, s, weights.columns()), &Device::Cpu)?)
 }
 
 /// The dtype in which products are summed, and in which queries, keys and values are kept: on the CPU f32 for half
@@ -180,10 +197,15 @@ impl Qkv {
         }
     }
 
-    /// Projects `[query, key, value]`, each `(b, s, in)`, and cuts the results into heads: `(b, s, h, d)`. `sizes` are
-    /// the numbers a head of q, k and v.
-    pub(crate) fn forward(&self, inputs: [&Tensor; 3], sizes: [usize; 3]) -> Result<[Tensor; 3]> {
-        let dtype = accumulate_in(self.weight());
+    /// Whether the inputs of packed weights are rounded to bf16; `false` where none are packed.
+    pub(crate) fn rounds_to_bf16(&self) -> Result<bool> {
+        let bf16 = self.weight().dtype() == DType::BF16 && self.parts.iter().all(Dense::can_pack);
+        Ok(bf16 && Isa::detect()?.has_pairs())
+    }
+
+    /// Projects `[query, key, value]`, each `(b, s, in)`, and cuts the results into heads: `(b, s, h, d)` in `dtype`.
+    /// `sizes` are the numbers a head of q, k and v.
+    pub(crate) fn forward(&self, inputs: [&Tensor; 3], sizes: [usize; 3], dtype: DType) -> Result<[Tensor; 3]> {
         let [q, k, v] = inputs;
         let one_input = q.id() == k.id() && q.id() == v.id();
         if one_input && self.can_pack() && !q.track_op() {

@@ -42,9 +42,14 @@ impl<'a, T: WithDType> Slice<'a, T> {
     }
 }
 
-/// Calls `f` with the numbers of a CPU tensor as f32, one after the other.
-pub(crate) fn with_floats<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
-    let tensor = tensor.to_dtype(DType::F32)?.contiguous()?;
-    let slice = Slice::<f32>::new(&tensor)?;
+/// Calls `f` with the numbers of a CPU tensor of type `T`, one after the other.
+pub(crate) fn with_numbers<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -> Result<R> {
+    let tensor = tensor.contiguous()?;
+    let slice = Slice::<T>::new(&tensor)?;
     Ok(f(&slice.data()[..tensor.elem_count()]))
+}
+
+/// As [`with_numbers`], converted to f32.
+pub(crate) fn with_floats<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
+    with_numbers(&tensor.to_dtype(DType::F32)?, f)
 }

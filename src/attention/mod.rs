@@ -250,14 +250,20 @@ impl MultiHeadAttention {
 
     fn plan_of(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs)?;
+        let options = self.sdpa_options(inputs, options);
+        let call = self.call(inputs, &options)?;
+        inputs.mask.check(call.shape)?;
+        Plan::new(&call, &options)
+    }
+
+    /// The attention of a call of this layer.
+    fn call(&self, inputs: &AttentionInputs, options: &SdpaOptions) -> Result<Call> {
         let config = &self.config;
         let (b, s_q, _) = inputs.query.dims3()?;
-        let shape = CallShape { b, h: config.num_attention_heads, s_q, s_kv: inputs.key.dim(1)? };
-        inputs.mask.check(shape)?;
         let tracked = [inputs.query, inputs.key, inputs.value].into_iter();
         let tracked = tracked.chain(self.bias_kv.iter().flatten()).chain(&self.score).any(Tensor::track_op);
-        let call = Call {
-            shape,
+        let mut call = Call {
+            shape: CallShape { b, h: config.num_attention_heads, s_q, s_kv: inputs.key.dim(1)? },
             h_kv: config.num_key_value_heads(),
             d: config.head_dim(),
             d_v: config.value_head_dim(),
@@ -265,13 +271,21 @@ impl MultiHeadAttention {
             on_cpu: inputs.query.device().is_cpu(),
             tracks_gradient: tracked || self.qkv.tracks_gradient() || inputs.mask.tracks_gradient(),
         };
-        Plan::new(&call, &self.sdpa_options(inputs, options))
+        // What would be rounded before its next product anyway is not kept wider.
+        if self.qkv.weight().dtype() == DType::BF16
+            && sdpa::runs_on_cpu_kernel(&call, options)
+            && self.qkv.rounds_to_bf16()?
+        {
+            call.dtype = DType::BF16;
+        }
+        Ok(call)
     }
 
     fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
         self.check(inputs)?;
-        let [q, k, v] = self.project(inputs)?;
-        let attended = sdpa::attend(&q, &k, &v, &self.sdpa_options(inputs, options))?;
+        let options = self.sdpa_options(inputs, options);
+        let [q, k, v] = self.project(inputs, self.call(inputs, &options)?.dtype)?;
+        let attended = sdpa::attend(&q, &k, &v, &options)?;
         let (b, s_q, h, d_v) = attended.output.dims4()?;
         let dtype = inputs.query.dtype();
         let output = self.o_proj.forward(&attended.output.reshape((b, s_q, h * d_v))?, dtype)?;
@@ -287,15 +301,14 @@ impl MultiHeadAttention {
             dropout: if options.train { self.config.dropout } else { 0.0 },
             return_weights: options.return_weights,
             backend: options.backend,
-            from_bf16: self.qkv.weight().dtype() == DType::BF16,
             ..SdpaOptions::new(inputs.mask)
         }
     }
 
-    /// Queries, keys and values by head, `(b, s, h, d)`, the extra keys appended.
-    fn project(&self, inputs: &AttentionInputs) -> Result<[Tensor; 3]> {
+    /// Queries, keys and values by head, `(b, s, h, d)` in `dtype`, the extra keys appended.
+    fn project(&self, inputs: &AttentionInputs, dtype: DType) -> Result<[Tensor; 3]> {
         let sizes = [self.config.head_dim(), self.config.head_dim(), self.config.value_head_dim()];
-        let [q, k, v] = self.qkv.forward([inputs.query, inputs.key, inputs.value], sizes)?;
+        let [q, k, v] = self.qkv.forward([inputs.query, inputs.key, inputs.value], sizes, dtype)?;
         Ok([q, self.append(k, 0)?, self.append(v, 1)?])
     }
 

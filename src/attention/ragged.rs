@@ -1,12 +1,13 @@
 //! Self-attention over rows of unequal length that lie one after the other, without padding.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, WithDType};
+use half::{bf16, f16};
 
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Attention, Batch, Epilogue, Heads, Isa, Mask};
+use crate::kernels::{self, Attention, Batch, Element, Epilogue, Heads, Isa, Mask};
 use crate::mask::AttentionMask;
-use crate::slice::with_floats;
+use crate::slice::with_numbers;
 
 impl MultiHeadAttention {
     /// Self-attention within each row of a ragged batch: `xs` `(tokens, query_size)` is the rows one after the other,
@@ -44,10 +45,17 @@ impl MultiHeadAttention {
         if xs.track_op() || !self.runs_on_rows() {
             return self.padded_ragged(xs, lengths, mask);
         }
-        let mut output = Vec::new();
-        with_floats(xs, |xs| self.attend_rows(xs, &starts, mask, &mut Buffers::default(), &mut output))??;
-        let output = Tensor::from_vec(output, (tokens, self.config.output_size()), &Device::Cpu)?;
-        Ok(output.to_dtype(xs.dtype())?)
+        match xs.dtype() {
+            DType::F16 => self.ragged_of::<f16>(xs, &starts, mask),
+            DType::BF16 => self.ragged_of::<bf16>(xs, &starts, mask),
+            _ => self.ragged_of::<f32>(xs, &starts, mask),
+        }
+    }
+
+    fn ragged_of<T: Element + WithDType>(&self, xs: &Tensor, starts: &[usize], mask: &AttentionMask) -> Result<Tensor> {
+        let mut output = Vec::<T>::new();
+        with_numbers(xs, |xs: &[T]| self.attend_rows(xs, starts, mask, &mut Buffers::default(), &mut output))??;
+        Ok(Tensor::from_vec(output, (xs.dim(0)?, self.config.output_size()), &Device::Cpu)?)
     }
 
     /// Whether [`attend_rows`](Self::attend_rows) can run.
@@ -59,26 +67,37 @@ impl MultiHeadAttention {
     /// Self-attention within rows on plain numbers: `xs` `(tokens, query_size)`, row `i` being the tokens
     /// `starts[i] .. starts[i + 1]`; `output` becomes `(tokens, output_size)`. Call only if
     /// [`runs_on_rows`](Self::runs_on_rows).
-    pub(crate) fn attend_rows(
+    pub(crate) fn attend_rows<A: Element, O: Element>(
         &self,
-        xs: &[f32],
+        xs: &[A],
         starts: &[usize],
         mask: &AttentionMask,
         buffers: &mut Buffers,
-        output: &mut Vec<f32>,
+        output: &mut Vec<O>,
+    ) -> Result<()> {
+        // What would be rounded before its next product anyway is not kept wider.
+        match self.qkv.rounds_to_bf16()? {
+            true => self.attend_rows_by(xs, starts, mask, &mut buffers.bf16, output),
+            false => self.attend_rows_by(xs, starts, mask, &mut buffers.f32, output),
+        }
+    }
+
+    fn attend_rows_by<A: Element, T: Element, O: Element>(
+        &self,
+        xs: &[A],
+        starts: &[usize],
+        mask: &AttentionMask,
+        Inner { qkv, context }: &mut Inner<T>,
+        output: &mut Vec<O>,
     ) -> Result<()> {
         let tokens = starts.last().copied().unwrap_or(0);
         let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
         let (d, d_v) = (self.config.head_dim(), self.config.value_head_dim());
         let weights = self.qkv.packed()?;
         let width = weights.columns(); // h · d + h_kv · d + h_kv · d_v
-        buffers.qkv.resize(tokens * width, 0.0);
-        weights.multiply(xs, tokens, Epilogue::None, &mut buffers.qkv);
+        weights.multiply(xs, tokens, Epilogue::None, qkv);
 
-        let from = |start: usize, size: usize| Heads {
-            data: &buffers.qkv[start.min(buffers.qkv.len())..],
-            strides: [0, width, size],
-        };
+        let from = |start: usize, size: usize| Heads { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
         let structure = mask.structure()?;
         let attention = Attention {
             q: from(0, d),
@@ -93,15 +112,11 @@ impl MultiHeadAttention {
             scale: self.config.scale() as f32,
             softcap: None,
             sinks: None,
-            bf16: self.qkv.weight().dtype() == DType::BF16,
             mask: Mask { left: structure.left, right: structure.right, ..Mask::default() },
+            bf16: weights.rounds_to_bf16(),
         };
-        buffers.context.resize(tokens * h * d_v, 0.0);
-        kernels::attend(Isa::detect()?, &attention, &mut buffers.context);
-
-        let weights = self.o_proj.packed()?;
-        output.resize(tokens * weights.columns(), 0.0);
-        weights.multiply(&buffers.context, tokens, Epilogue::None, output);
+        kernels::attend(Isa::detect()?, &attention, context);
+        self.o_proj.packed()?.multiply(context, tokens, Epilogue::None, output);
         Ok(())
     }
 
@@ -132,8 +147,14 @@ impl MultiHeadAttention {
 /// Memory that calls reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    qkv: Vec<f32>,
-    context: Vec<f32>,
+    f32: Inner<f32>,
+    bf16: Inner<bf16>,
+}
+
+#[derive(Debug, Default)]
+struct Inner<T> {
+    qkv: Vec<T>,
+    context: Vec<T>,
 }
 
 /// Where each row starts, and where the last one ends. Lengths too large to add up end at `usize::MAX`, which is the

@@ -1,12 +1,13 @@
 //! BERT over rows that lie one after the other, on plain numbers: no padding, each step a single pass, buffers reused.
 
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor, WithDType};
 use candle_nn::Activation;
+use half::bf16;
 
 use super::bert::{BertModel, Layer, lookup};
 use crate::attention::ragged::{Buffers, starts};
 use crate::error::{Error, Result};
-use crate::kernels::{Epilogue, Isa};
+use crate::kernels::{Element, Epilogue, Isa};
 use crate::mask::AttentionMask;
 
 impl BertModel {
@@ -46,7 +47,7 @@ impl BertModel {
         let isa = Isa::detect()?;
         self.embeddings_norm.add_rows(isa, &mut hidden, None)?;
         let mask = AttentionMask::none();
-        let (mut buffers, mut inner, mut outer) = (Buffers::default(), Vec::new(), Vec::new());
+        let (mut buffers, mut inner, mut outer) = (Buffers::default(), Inner::default(), Vec::new());
         for layer in &self.layers {
             layer.attention.attend_rows(&hidden, &starts, &mask, &mut buffers, &mut outer)?;
             layer.attention_norm.add_rows(isa, &mut hidden, Some(&outer))?;
@@ -77,22 +78,40 @@ impl Layer {
         self.attention.runs_on_rows() && self.intermediate.can_pack() && self.output.can_pack()
     }
 
-    fn feed_forward_rows(&self, xs: &[f32], tokens: usize, inner: &mut Vec<f32>, outer: &mut Vec<f32>) -> Result<()> {
-        let (first, second) = (self.intermediate.packed()?, self.output.packed()?);
-        inner.resize(tokens * first.columns(), 0.0);
-        match self.activation {
-            Activation::Gelu => first.multiply(xs, tokens, Epilogue::Gelu, inner),
-            Activation::NewGelu | Activation::GeluPytorchTanh => {
-                first.multiply(xs, tokens, Epilogue::GeluTanh, inner);
-            }
-            other => {
-                first.multiply(xs, tokens, Epilogue::None, inner);
-                let activated = other.forward(&Tensor::from_slice(inner, inner.len(), &Device::Cpu)?)?;
-                *inner = activated.to_vec1()?;
-            }
+    fn feed_forward_rows(&self, xs: &[f32], tokens: usize, buffers: &mut Inner, outer: &mut Vec<f32>) -> Result<()> {
+        // What would be rounded before its next product anyway is not kept wider.
+        match self.output.packed()?.rounds_to_bf16() {
+            true => self.feed_forward_by(xs, tokens, &mut buffers.bf16, outer),
+            false => self.feed_forward_by(xs, tokens, &mut buffers.f32, outer),
         }
-        outer.resize(tokens * second.columns(), 0.0);
+    }
+
+    fn feed_forward_by<T: Element + WithDType>(
+        &self,
+        xs: &[f32],
+        tokens: usize,
+        inner: &mut Vec<T>,
+        outer: &mut Vec<f32>,
+    ) -> Result<()> {
+        let (first, second) = (self.intermediate.packed()?, self.output.packed()?);
+        let epilogue = match self.activation {
+            Activation::Gelu => Some(Epilogue::Gelu),
+            Activation::NewGelu | Activation::GeluPytorchTanh => Some(Epilogue::GeluTanh),
+            _ => None,
+        };
+        first.multiply(xs, tokens, epilogue.unwrap_or(Epilogue::None), inner);
+        if epilogue.is_none() {
+            let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
+            *inner = self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?;
+        }
         second.multiply(inner, tokens, Epilogue::None, outer);
         Ok(())
     }
+}
+
+/// The wide part of a feed-forward, one of them used.
+#[derive(Debug, Default)]
+struct Inner {
+    f32: Vec<f32>,
+    bf16: Vec<bf16>,
 }

@@ -64,10 +64,12 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs the call; `output` is `(queries, h, d_v)`, one row's queries after the other's.
-pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]) {
-    assert_eq!(output.len(), call.batch.queries() * call.h * call.d_v, "the output's size");
-    let output = Output(output.as_mut_ptr());
+/// Runs the call; `to` becomes `(queries, h, d_v)`, one row's queries after the other's.
+pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, to: &mut Vec<T>) {
+    let size = call.batch.queries() * call.h * call.d_v;
+    to.clear();
+    to.reserve(size);
+    let output = Output(to.as_mut_ptr());
     let run = |task: &Task| {
         SCRATCH.with_borrow_mut(|scratch| {
             let work = Work { call, task: *task, scratch, output };
@@ -84,6 +86,8 @@ pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, output: &mut [T]
         _ if work(call) < SERIAL => tasks.iter().for_each(run),
         _ => tasks.par_iter().for_each(run),
     }
+    // SAFETY: the tasks together are all queries of all heads, and each writes all of its own.
+    unsafe { to.set_len(size) };
 }
 
 /// A task with all it needs.
@@ -219,9 +223,8 @@ fn task_of<C: Core, T: Element>(core: C, work: Work<T>) {
                 let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
                 sums.iter_mut().for_each(|x| *x *= factor);
                 let at = ((call.batch.queries_before(b) + first + i) * call.h + h) * d_v;
-                // SAFETY: `attend` checked the output's size, and this query and head belong to this task alone.
-                let to = unsafe { std::slice::from_raw_parts_mut(output.0.add(at), d_v) };
-                T::narrow(&sums[..d_v], to);
+                // SAFETY: `attend` made room for the output; this query and head belong to this task alone.
+                T::narrow(&sums[..d_v], unsafe { output.places(at, d_v) });
             }
         }
     }

@@ -36,11 +36,10 @@ impl<S: Simd, const MR: usize, const NR: usize> Core for Floats<S, MR, NR> {
     /// In a panel, the first number of each key, then the second.
     #[inline(always)]
     fn pack_keys<T: Element>(self, keys: Tokens<T>, row: &mut [f32], to: &mut [f32]) {
-        let row = &mut row[..keys.d];
         for (panel, to) in to.chunks_exact_mut(Self::PANEL * keys.d).enumerate() {
             for lane in 0..Self::PANEL {
-                keys.widen(panel * Self::PANEL + lane, row);
-                for (column, x) in to.chunks_exact_mut(Self::PANEL).zip(&*row) {
+                let numbers = keys.floats(panel * Self::PANEL + lane, row);
+                for (column, x) in to.chunks_exact_mut(Self::PANEL).zip(numbers) {
                     column[lane] = *x;
                 }
             }
@@ -48,19 +47,19 @@ impl<S: Simd, const MR: usize, const NR: usize> Core for Floats<S, MR, NR> {
     }
 
     #[inline(always)]
-    fn pack_values<T: Element>(self, values: Tokens<T>, width_v: usize, _: &mut [f32], to: &mut [f32]) {
+    fn pack_values<T: Element>(self, values: Tokens<T>, width_v: usize, row: &mut [f32], to: &mut [f32]) {
         for (key, to) in to.chunks_exact_mut(width_v).take(values.count).enumerate() {
             let (numbers, rest) = to.split_at_mut(values.d);
-            values.widen(key, numbers);
+            f32::widen(values.floats(key, row), numbers);
             rest.fill(0.0);
         }
     }
 
     #[inline(always)]
-    fn pack_queries<T: Element>(self, queries: Tokens<T>, factor: f32, _: &mut [f32], to: &mut [f32]) {
+    fn pack_queries<T: Element>(self, queries: Tokens<T>, factor: f32, row: &mut [f32], to: &mut [f32]) {
         for (i, to) in to.chunks_exact_mut(queries.d).enumerate() {
-            queries.widen(i, to);
-            to.iter_mut().for_each(|x| *x *= factor);
+            let numbers = queries.floats(i, row);
+            to.iter_mut().zip(numbers).for_each(|(to, x)| *to = x * factor);
         }
     }
 

@@ -45,8 +45,7 @@ impl<S: Simd, D: PairDot> Core for Halves<S, D> {
         let rounded = &mut as_pairs_mut(rest)[..width];
         for (panel, to) in as_pairs_mut(to).chunks_exact_mut(Self::PANEL * width).enumerate() {
             for lane in 0..Self::PANEL {
-                keys.widen(panel * Self::PANEL + lane, numbers);
-                self.1.round(numbers, rounded);
+                keys.pairs(self.1, panel * Self::PANEL + lane, numbers, rounded);
                 for (column, pair) in to.chunks_exact_mut(Self::PANEL).zip(&*rounded) {
                     column[lane] = *pair;
                 }
@@ -57,17 +56,12 @@ impl<S: Simd, D: PairDot> Core for Halves<S, D> {
     /// The numbers of two keys side by side.
     #[inline(always)]
     fn pack_values<T: Element>(self, values: Tokens<T>, width_v: usize, row: &mut [f32], to: &mut [f32]) {
-        let (first, rest) = row.split_at_mut(width_v);
-        let (second, rest) = rest.split_at_mut(width_v);
+        let (numbers, rest) = row.split_at_mut(width_v);
         let (low, rest) = as_pairs_mut(rest).split_at_mut(width_v / 2);
         let high = &mut rest[..width_v / 2];
-        first[values.d..].fill(0.0);
-        second[values.d..].fill(0.0);
         for (i, to) in as_pairs_mut(to).chunks_exact_mut(width_v).enumerate() {
-            values.widen(2 * i, &mut first[..values.d]);
-            values.widen(2 * i + 1, &mut second[..values.d]);
-            self.1.round(first, low);
-            self.1.round(second, high);
+            values.pairs(self.1, 2 * i, numbers, low);
+            values.pairs(self.1, 2 * i + 1, numbers, high);
             for ((to, low), high) in to.chunks_exact_mut(2).zip(&*low).zip(&*high) {
                 to[0] = low & 0xffff | high << 16;
                 to[1] = low >> 16 | high & 0xffff_0000;
@@ -77,11 +71,16 @@ impl<S: Simd, D: PairDot> Core for Halves<S, D> {
 
     #[inline(always)]
     fn pack_queries<T: Element>(self, queries: Tokens<T>, factor: f32, row: &mut [f32], to: &mut [f32]) {
-        let row = &mut row[..queries.d];
+        let (numbers, rest) = row.split_at_mut(queries.d);
+        let scaled = &mut rest[..queries.d];
         for (i, to) in as_pairs_mut(to).chunks_exact_mut(Self::key_width(queries.d)).enumerate() {
-            queries.widen(i, row);
-            row.iter_mut().for_each(|x| *x *= factor);
-            self.1.round(row, to);
+            if factor == 1.0 {
+                queries.pairs(self.1, i, numbers, to);
+                continue;
+            }
+            let numbers = queries.floats(i, numbers);
+            scaled.iter_mut().zip(numbers).for_each(|(to, x)| *to = x * factor);
+            self.1.round(scaled, to);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::element::Element;
 use super::heads::Heads;
+use super::pairs::{Pair, PairDot};
 use super::simd::Simd;
 
 /// Keys a block, a multiple of every core's panel.
@@ -22,13 +23,24 @@ pub(super) struct Tokens<'a, T> {
 }
 
 impl<T: Element> Tokens<'_, T> {
-    /// Token `i` of these in f32; zeros past the last.
+    /// Token `i` of these in f32, by way of `buffer` if need be; zeros past the last.
     #[inline(always)]
-    pub fn widen(&self, i: usize, to: &mut [f32]) {
+    pub fn floats<'b>(&'b self, i: usize, buffer: &'b mut [f32]) -> &'b [f32] {
         if i < self.count {
-            T::widen(self.heads.row(self.row, self.from + i, self.h, self.d), to);
+            T::floats(self.heads.row(self.row, self.from + i, self.h, self.d), buffer)
         } else {
-            to.fill(0.0);
+            buffer[..self.d].fill(0.0);
+            &buffer[..self.d]
+        }
+    }
+
+    /// As [`floats`](Self::floats), rounded to bf16.
+    #[inline(always)]
+    pub fn pairs<D: PairDot>(&self, d: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
+        if i < self.count {
+            T::to_pairs(d, self.heads.row(self.row, self.from + i, self.h, self.d), buffer, to);
+        } else {
+            to.fill(0);
         }
     }
 }

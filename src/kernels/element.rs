@@ -1,46 +1,134 @@
 //! The dtypes that kernels read and write; they compute in f32.
 
+use std::mem::MaybeUninit;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::pairs::{Pair, PairDot};
+
 /// A stored number.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
-    /// 0.
-    const ZERO: Self;
+    /// Whether this is f32.
+    const IS_F32: bool = false;
 
     /// Both slices are of one length.
     fn widen(from: &[Self], to: &mut [f32]);
     /// Both slices are of one length. Rounds to nearest, ties to even.
-    fn narrow(from: &[f32], to: &mut [Self]);
+    fn narrow(from: &[f32], to: &mut [MaybeUninit<Self>]);
+
+    /// The numbers themselves, or widened into `buffer`, which is at least as long.
+    #[inline(always)]
+    fn floats<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
+        let buffer = &mut buffer[..from.len()];
+        Self::widen(from, buffer);
+        buffer
+    }
+
+    /// The numbers rounded to bf16, two a pair, by way of `buffer`, which is at least as long; zeros behind.
+    #[inline(always)]
+    fn to_pairs<D: PairDot>(d: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
+        d.round(Self::floats(from, buffer), to);
+    }
 }
 
 impl Element for f32 {
-    const ZERO: Self = 0.0;
+    const IS_F32: bool = true;
 
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
-        to.copy_from_slice(from);
+        // Short rows: a loop is inlined, a copy would be a call.
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
     }
     #[inline(always)]
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.copy_from_slice(from);
+    fn narrow(from: &[f32], to: &mut [MaybeUninit<Self>]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| _ = to.write(*from));
+    }
+    #[inline(always)]
+    fn floats<'a>(from: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
+        from
     }
 }
 
-macro_rules! half_element {
-    ($ty:ty) => {
-        impl Element for $ty {
-            const ZERO: Self = <$ty>::ZERO;
-
-            fn widen(from: &[Self], to: &mut [f32]) {
-                from.convert_to_f32_slice(to);
-            }
-            fn narrow(from: &[f32], to: &mut [Self]) {
-                to.convert_from_f32_slice(from);
-            }
+impl Element for f16 {
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+    fn narrow(from: &[f32], to: &mut [MaybeUninit<Self>]) {
+        const AT_ONCE: usize = 64;
+        let mut narrow = [f16::ZERO; AT_ONCE];
+        for (from, to) in from.chunks(AT_ONCE).zip(to.chunks_mut(AT_ONCE)) {
+            narrow[..from.len()].convert_from_f32_slice(from);
+            to.iter_mut().zip(narrow).for_each(|(to, narrow)| _ = to.write(narrow));
         }
-    };
+    }
 }
 
-half_element!(f16);
-half_element!(bf16);
+/// Numbers that are converted together: a vector's worth, so that short rows, too, go by vectors.
+const CHUNK: usize = 16;
+
+/// By integers, which the compiler turns into vectors of whatever instruction set the loop is inlined into.
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<CHUNK>(), to.as_chunks_mut::<CHUNK>());
+        for (from, to) in from.iter().zip(to) {
+            for i in 0..CHUNK {
+                to[i] = widen(from[i]);
+            }
+        }
+        to_rest.iter_mut().zip(from_rest).for_each(|(to, from)| *to = widen(*from));
+    }
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [MaybeUninit<Self>]) {
+        let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<CHUNK>(), to.as_chunks_mut::<CHUNK>());
+        for (from, to) in from.iter().zip(to) {
+            for i in 0..CHUNK {
+                to[i].write(round(from[i]));
+            }
+        }
+        to_rest.iter_mut().zip(from_rest).for_each(|(to, from)| _ = to.write(round(*from)));
+    }
+    #[inline(always)]
+    fn to_pairs<D: PairDot>(_: D, from: &[Self], _: &mut [f32], to: &mut [Pair]) {
+        let (pairs, rest) = from.as_chunks::<2>();
+        let (numbers, zeros) = to.split_at_mut(from.len().div_ceil(2));
+        for (to, pair) in numbers.iter_mut().zip(pairs) {
+            // SAFETY: two bf16 numbers are the four bytes of a pair, the first in the low half (x86 is little-endian).
+            *to = u32::from_le(unsafe { pair.as_ptr().cast::<Pair>().read_unaligned() });
+        }
+        if let [last] = rest {
+            numbers[pairs.len()] = u32::from(last.to_bits());
+        }
+        zeros.fill(0);
+    }
+}
+
+#[inline(always)]
+fn widen(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+#[inline(always)]
+fn round(x: f32) -> bf16 {
+    const QUIET: u32 = 0x0040_0000;
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    bf16::from_bits((if x.is_nan() { bits | QUIET } else { rounded } >> 16) as u16)
+}
+
+#[cfg(test)]
+#[test]
+fn bf16_is_rounded_as_by_half() {
+    for high in 0..=u16::MAX {
+        for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            let x = f32::from_bits(u32::from(high) << 16 | low);
+            let (ours, theirs) = (round(x), bf16::from_f32(x));
+            assert!(ours.to_bits() == theirs.to_bits() || x.is_nan() && ours.is_nan(), "{x}: {ours}, {theirs}");
+        }
+        let narrow = bf16::from_bits(high);
+        let mut wide = [0.0];
+        bf16::widen(&[narrow], &mut wide);
+        assert!(wide[0] == narrow.to_f32() || narrow.is_nan() && wide[0].is_nan(), "{narrow}");
+    }
+}

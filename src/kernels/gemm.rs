@@ -3,8 +3,11 @@
 //! An element of the result is a sum over `k` in order, whatever the other rows are: a row's result is bitwise the same
 //! alone and in any batch, on any number of threads.
 
+use std::cell::RefCell;
+
 use rayon::prelude::*;
 
+use super::element::Element;
 use super::gelu::{gelu, gelu_tanh};
 use super::gemm_pairs::{pack_weights, pair_job};
 use super::isa::{Isa, Kernel};
@@ -102,10 +105,23 @@ impl Packed {
         self.n
     }
 
-    /// `a` `(rows, k)` times the weights, plus the bias → `out` `(rows, n)`.
-    pub(crate) fn multiply(&self, a: &[f32], rows: usize, epilogue: Epilogue, out: &mut [f32]) {
+    /// Whether inputs are rounded to bf16.
+    pub(crate) fn rounds_to_bf16(&self) -> bool {
+        matches!(self.panels, Panels::Pairs(_))
+    }
+
+    /// `a` `(rows, k)` times the weights, plus the bias; `out` becomes `(rows, n)`.
+    pub(crate) fn multiply<A: Element, O: Element>(&self, a: &[A], rows: usize, epilogue: Epilogue, out: &mut Vec<O>) {
         assert_eq!(a.len(), rows * self.k, "the input's size");
-        assert_eq!(out.len(), rows * self.n, "the output's size");
+        out.clear();
+        out.reserve(rows * self.n);
+        self.multiply_to(a, rows, epilogue, Output(out.as_mut_ptr()));
+        // SAFETY: every row and every column of every panel was written.
+        unsafe { out.set_len(rows * self.n) };
+    }
+
+    /// Writes `rows · n` numbers.
+    fn multiply_to<A: Element, O: Element>(&self, a: &[A], rows: usize, epilogue: Epilogue, out: Output<O>) {
         let panels = self.bias.len() / self.width;
         let row_blocks = rows.div_ceil(ROW_BLOCK);
         let parallel = rows * self.n * self.k >= SERIAL && rayon::current_num_threads() > 1;
@@ -113,7 +129,6 @@ impl Packed {
         let wanted = if parallel { 4 * rayon::current_num_threads() } else { 1 };
         let groups = wanted.div_ceil(row_blocks.max(1)).min(panels).max(1);
         let group = panels.div_ceil(groups);
-        let out = Output(out.as_mut_ptr());
         let run = |task: usize| {
             let (block, part) = (task / groups, task % groups);
             let job = Job {
@@ -127,7 +142,9 @@ impl Packed {
                 epilogue,
             };
             match &self.panels {
-                Panels::Floats(panels) => self.isa.run(FloatJob { job, panels }),
+                Panels::Floats(panels) => {
+                    WIDE.with_borrow_mut(|wide| self.isa.run(FloatJob { job, panels, wide }));
+                }
                 Panels::Pairs(panels) => pair_job(self.isa, job, panels),
             }
         };
@@ -140,10 +157,10 @@ impl Packed {
 
 /// Rows `from .. to` of the product, panels `first .. last`.
 #[derive(Clone, Copy)]
-pub(super) struct Job<'a> {
+pub(super) struct Job<'a, A, O> {
     pub weights: &'a Packed,
-    pub a: &'a [f32],
-    pub out: Output<f32>,
+    pub a: &'a [A],
+    pub out: Output<O>,
     pub from: usize,
     pub to: usize,
     pub first: usize,
@@ -151,7 +168,7 @@ pub(super) struct Job<'a> {
     pub epilogue: Epilogue,
 }
 
-impl Job<'_> {
+impl<A, O: Element> Job<'_, A, O> {
     /// Stores `sums`, a panel of row `row`, plus the bias, activated.
     ///
     /// # Safety
@@ -162,65 +179,81 @@ impl Job<'_> {
         let bias = &bias[panel * width..][..*width];
         let columns = (*width).min(n - panel * width);
         let at = row * n + panel * width;
-        let mut last = [0.0f32; 48];
+        let mut aside = [0.0f32; 48];
+        let direct = O::IS_F32 && columns == *width;
         for (v, sum) in sums.iter().enumerate() {
-            // SAFETY: `bias` has `width` numbers; `multiply` checked the output's size; where the panel is not full, it
-            // is stored aside first.
+            // SAFETY: `bias` has `width` numbers; `multiply` made room for the output, and where it is no f32 or the
+            // panel is not full, it is stored aside first.
             unsafe {
                 let sum = self.epilogue.apply(s, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
-                match columns == *width {
-                    true => s.store(self.out.0.add(at + v * S::LANES), sum),
-                    false => s.store(last.as_mut_ptr().add(v * S::LANES), sum),
-                }
+                let to = if direct { self.out.0.cast::<f32>().add(at) } else { aside.as_mut_ptr() };
+                s.store(to.add(v * S::LANES), sum);
             }
         }
-        if columns < *width {
-            // SAFETY: `columns` numbers are left of this row of the output.
-            unsafe { self.out.0.add(at).copy_from_nonoverlapping(last.as_ptr(), columns) };
+        if !direct {
+            // SAFETY: `columns` numbers are left of this row of the output, which is the job's own.
+            O::narrow(&aside[..columns], unsafe { self.out.places(at, columns) });
         }
     }
 }
 
-struct FloatJob<'a> {
-    job: Job<'a>,
-    panels: &'a [f32],
+thread_local! {
+    static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Kernel for FloatJob<'_> {
+struct FloatJob<'a, A, O> {
+    job: Job<'a, A, O>,
+    panels: &'a [f32],
+    wide: &'a mut Vec<f32>,
+}
+
+impl<A: Element, O: Element> Kernel for FloatJob<'_, A, O> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        let Job { weights, from, to, first, last, .. } = self.job;
-        debug_assert_eq!(weights.width, NR * S::LANES);
-        for panel in first..last {
-            let mut row = from;
-            while row + MR <= to {
-                tile::<S, MR, NR>(s, &self, panel, row);
+        let Self { job, panels, wide } = self;
+        let (k, width) = (job.weights.k, job.weights.width);
+        debug_assert_eq!(width, NR * S::LANES);
+        let rows = job.to - job.from;
+        if !A::IS_F32 && wide.len() < rows * k {
+            wide.resize(rows * k, 0.0);
+        }
+        let a = A::floats(&job.a[job.from * k..job.to * k], wide);
+        for panel in job.first..job.last {
+            let terms = &panels[panel * width * k..][..width * k];
+            let mut row = 0;
+            while row + MR <= rows {
+                tile::<S, A, O, MR, NR>(s, &job, &a[row * k..], terms, (panel, row));
                 row += MR;
             }
             // The rows that are left, in fours and ones.
-            while MR > 4 && row + 4 <= to {
-                tile::<S, 4, NR>(s, &self, panel, row);
+            while MR > 4 && row + 4 <= rows {
+                tile::<S, A, O, 4, NR>(s, &job, &a[row * k..], terms, (panel, row));
                 row += 4;
             }
-            while row < to {
-                tile::<S, 1, NR>(s, &self, panel, row);
+            while row < rows {
+                tile::<S, A, O, 1, NR>(s, &job, &a[row * k..], terms, (panel, row));
                 row += 1;
             }
         }
     }
 }
 
+/// `MR` rows of a job, from `row`.
 #[inline(always)]
-fn tile<S: Simd, const MR: usize, const NR: usize>(s: S, float: &FloatJob, panel: usize, row: usize) {
-    let FloatJob { job, panels } = float;
+fn tile<S: Simd, A: Element, O: Element, const MR: usize, const NR: usize>(
+    s: S,
+    job: &Job<A, O>,
+    a: &[f32],
+    terms: &[f32],
+    (panel, row): (usize, usize),
+) {
     let (k, width) = (job.weights.k, NR * S::LANES);
-    let terms = &panels[panel * width * k..][..width * k];
-    let rows = &job.a[row * k..][..MR * k];
-    let a = Rows { at: rows.as_ptr(), row: k, column: 1 };
-    // SAFETY: the slices above have the lengths that `product` asks for.
+    assert!(a.len() >= MR * k && terms.len() == width * k);
+    let a = Rows { at: a.as_ptr(), row: k, column: 1 };
+    // SAFETY: the slices have the lengths that `product` asks for.
     let sums = unsafe { product::<S, MR, NR>(s, k, a, terms.as_ptr(), width) };
     for (r, sums) in sums.into_iter().enumerate() {
-        // SAFETY: rows `row .. row + MR` are in `from .. to`, the job's own.
-        unsafe { job.store(s, panel, row + r, &sums) };
+        // SAFETY: rows `row .. row + MR` are the job's own.
+        unsafe { job.store(s, panel, job.from + row + r, &sums) };
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use super::element::Element;
 use super::gemm::Job;
 use super::isa::Isa;
 use super::pairs::{COLUMNS, Pair, PairDot, PairKernel, Tile, pair};
@@ -24,28 +25,30 @@ pub(super) fn pack_weights(weight: &[f32], k: usize, width: usize, step: usize) 
 }
 
 thread_local! {
-    static ROUNDED: RefCell<Vec<Pair>> = const { RefCell::new(Vec::new()) };
+    static ROUNDED: RefCell<(Vec<Pair>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
 /// Runs a job with weights of [`pack_weights`].
-pub(super) fn pair_job(isa: Isa, job: Job, panels: &[Pair]) {
-    ROUNDED.with_borrow_mut(|rounded| isa.run_pairs(PairJob { job, panels, rounded }));
+pub(super) fn pair_job<A: Element, O: Element>(isa: Isa, job: Job<A, O>, panels: &[Pair]) {
+    ROUNDED.with_borrow_mut(|(rounded, wide)| isa.run_pairs(PairJob { job, panels, rounded, wide }));
 }
 
-struct PairJob<'a> {
-    job: Job<'a>,
+struct PairJob<'a, A, O> {
+    job: Job<'a, A, O>,
     panels: &'a [Pair],
     rounded: &'a mut Vec<Pair>,
+    /// A row in f32.
+    wide: &'a mut Vec<f32>,
 }
 
 /// The floats of the largest tile that an instruction set has.
 const LARGEST: usize = 32 * 48;
 
-impl PairKernel for PairJob<'_> {
+impl<A: Element, O: Element> PairKernel for PairJob<'_, A, O> {
     #[inline(always)]
     fn run<S: Simd, D: PairDot>(self, s: S, d: D) {
         const { assert!(D::ROWS * D::VECTORS * COLUMNS <= LARGEST && D::VECTORS * COLUMNS <= 6 * S::LANES) };
-        let Self { job, panels, rounded } = self;
+        let Self { job, panels, rounded, wide } = self;
         let (k, width) = (job.weights.k, D::VECTORS * COLUMNS);
         let pairs = k.div_ceil(2).next_multiple_of(D::STEP);
         let rows = job.to - job.from;
@@ -54,8 +57,9 @@ impl PairKernel for PairJob<'_> {
         if rounded.len() < size {
             rounded.resize(size, 0);
         }
+        wide.resize(k, 0.0);
         for row in 0..rows {
-            d.round(&job.a[(job.from + row) * k..][..k], &mut rounded[row * pairs..][..pairs]);
+            A::to_pairs(d, &job.a[(job.from + row) * k..][..k], wide, &mut rounded[row * pairs..][..pairs]);
         }
         let rounded = &rounded[..size];
         let mut sums = [0.0; LARGEST];

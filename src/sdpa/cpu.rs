@@ -75,9 +75,9 @@ fn run<T: Element + WithDType>(
         softcap: options.softcap.map(|cap| cap as f32),
         sinks: sinks.as_deref(),
         mask,
-        bf16: options.from_bf16 || T::DTYPE == DType::BF16,
+        bf16: T::DTYPE == DType::BF16,
     };
-    let mut output = vec![T::ZERO; b * s_q * h * call.d_v];
+    let mut output = Vec::new();
     kernels::attend(Isa::detect()?, &attention, &mut output);
     Ok(Tensor::from_vec(output, (b, s_q, h, call.d_v), &Device::Cpu)?)
 }

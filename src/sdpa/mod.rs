@@ -37,8 +37,6 @@ pub struct SdpaOptions<'a> {
     pub return_weights: bool,
     /// Use this backend or fail; `None` chooses.
     pub backend: Option<Backend>,
-    /// The tensors were bf16 before they were widened: the CPU kernel may round its operands back.
-    pub(crate) from_bf16: bool,
 }
 
 impl<'a> SdpaOptions<'a> {
@@ -54,7 +52,6 @@ impl<'a> SdpaOptions<'a> {
             dropout: 0.0,
             return_weights: false,
             backend: None,
-            from_bf16: false,
         }
     }
 
@@ -102,7 +99,8 @@ pub(crate) struct Call {
 /// ([Ainslie 2023](https://arxiv.org/abs/2305.13245)).
 /// # DTypes
 /// f16, bf16, f32, f64, the same for all three. Scores and softmax are f64 for f64 and f32 for the others; the output
-/// has the dtype of `q`.
+/// has the dtype of `q`. Where the processor has instructions for bf16, the CPU kernel rounds the weights to bf16 before
+/// it multiplies them with bf16 values, as PyTorch does.
 /// # Masks
 /// See [`AttentionMask`]. A fully masked row gives zeros.
 /// # Backends
@@ -122,6 +120,11 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Resu
         Backend::Cpu => cpu::attend(q, k, v, &call, options),
         other => Err(Error::Backend { backend: other.to_string(), reason: plan::NOT_BUILT.to_string() }),
     }
+}
+
+/// Whether a call with these options runs on the CPU's kernel.
+pub(crate) fn runs_on_cpu_kernel(call: &Call, options: &SdpaOptions) -> bool {
+    matches!(options.backend, None | Some(Backend::Cpu)) && cpu::reason_against(call, options).is_none()
 }
 
 /// The backend that [`attend`] would use for these tensors, and why no other.

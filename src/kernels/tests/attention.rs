@@ -66,7 +66,7 @@ fn naive<T: Element>(call: &Attention<T>) -> Vec<f64> {
 fn check<T: Element>(call: &Attention<T>, tolerance: f64, what: &str) {
     let want = naive(call);
     for isa in Isa::all() {
-        let mut got = convert::<T>(&vec![f32::NAN; want.len()]);
+        let mut got = convert::<T>(&vec![f32::NAN; want.len()]); // what is not written shows
         attend(isa, call, &mut got);
         for (i, (got, want)) in wide(&got).iter().zip(&want).enumerate() {
             let error = (f64::from(*got) - want).abs();

@@ -27,8 +27,10 @@ impl Random {
 }
 
 fn convert<T: Element>(wide: &[f32]) -> Vec<T> {
-    let mut narrow = vec![T::ZERO; wide.len()];
-    T::narrow(wide, &mut narrow);
+    let mut narrow = Vec::with_capacity(wide.len());
+    T::narrow(wide, &mut narrow.spare_capacity_mut()[..wide.len()]);
+    // SAFETY: so many were written.
+    unsafe { narrow.set_len(wide.len()) };
     narrow
 }
 

@@ -42,7 +42,7 @@ fn check(
     what: &str,
 ) {
     let mut got = vec![f32::NAN; rows * n];
-    packed.multiply(a, rows, epilogue, &mut got);
+    packed.multiply(a, rows, epilogue, &mut got); // what is not written shows
     for (i, got) in got.iter().enumerate() {
         let (row, column) = (i / n, i % n);
         let pairs = a[row * k..][..k].iter().zip(&w[column * k..][..k]);
