@@ -41,8 +41,9 @@ impl PaddedIds {
         Ok(Self { ids: Tensor::from_vec(ids, (sequences.len(), longest), device)?, lengths })
     }
 
-    /// The mask that hides the padding from every query.
+    /// The mask for self-attention: padding is not attended to and attends to nothing
+    /// ([`AttentionMask::padding`]). Where other tokens attend to these, use [`AttentionMask::lengths`].
     pub fn mask(&self) -> AttentionMask {
-        AttentionMask::lengths(&self.lengths)
+        AttentionMask::padding(&self.lengths)
     }
 }

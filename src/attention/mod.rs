@@ -284,7 +284,14 @@ impl MultiHeadAttention {
     fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
         self.check(inputs)?;
         let options = self.sdpa_options(inputs, options);
-        let [q, k, v] = self.project(inputs, self.call(inputs, &options)?.dtype)?;
+        let call = self.call(inputs, &options)?;
+        if let Some((lengths, band)) = inputs.mask.as_padding()
+            && self.runs_unpadded(inputs, &call, &options)
+        {
+            inputs.mask.check(call.shape)?;
+            return Ok(Attended { output: self.unpadded(inputs.query, lengths, &band)?, weights: None });
+        }
+        let [q, k, v] = self.project(inputs, call.dtype)?;
         let attended = sdpa::attend(&q, &k, &v, &options)?;
         let (b, s_q, h, d_v) = attended.output.dims4()?;
         let dtype = inputs.query.dtype();

@@ -7,6 +7,7 @@ use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Element, Epilogue, Heads, Isa, Mask};
 use crate::mask::AttentionMask;
+use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
 use crate::slice::with_numbers;
 
 impl MultiHeadAttention {
@@ -120,6 +121,52 @@ impl MultiHeadAttention {
         Ok(())
     }
 
+    /// Whether padding can be taken off before and put back after a call.
+    pub(super) fn runs_unpadded(&self, inputs: &AttentionInputs, call: &Call, options: &SdpaOptions) -> bool {
+        let [q, k, v] = [inputs.query, inputs.key, inputs.value].map(Tensor::id);
+        q == k && q == v && self.runs_on_rows() && runs_on_cpu_kernel(call, options)
+    }
+
+    /// Self-attention over padded rows `xs` `(b, s, query_size)` → `(b, s, output_size)`: what
+    /// [`AttentionMask::padding`] says, on the tokens that are none.
+    pub(super) fn unpadded(&self, xs: &Tensor, lengths: &[usize], band: &AttentionMask) -> Result<Tensor> {
+        match xs.dtype() {
+            DType::F16 => self.unpadded_of::<f16>(xs, lengths, band),
+            DType::BF16 => self.unpadded_of::<bf16>(xs, lengths, band),
+            _ => self.unpadded_of::<f32>(xs, lengths, band),
+        }
+    }
+
+    fn unpadded_of<T: Element + WithDType>(
+        &self,
+        xs: &Tensor,
+        lengths: &[usize],
+        band: &AttentionMask,
+    ) -> Result<Tensor> {
+        let (b, s, width) = xs.dims3()?;
+        let starts = starts(lengths);
+        let tokens = starts[lengths.len()];
+        let mut rows = Vec::with_capacity(tokens * width);
+        with_numbers(xs, |xs: &[T]| {
+            for (xs, &length) in xs.chunks_exact((s * width).max(1)).zip(lengths) {
+                rows.extend_from_slice(&xs[..length * width]);
+            }
+        })?;
+        let mut ys = Vec::<T>::new();
+        self.attend_rows(&rows, &starts, band, &mut Buffers::default(), &mut ys)?;
+        // A query that sees nothing gets zeros before the output projection, and so its bias after it.
+        let width = self.config.output_size();
+        let mut nothing = Vec::<T>::new();
+        let packed = self.o_proj.packed()?;
+        packed.multiply(&vec![0f32; packed.inputs()], 1, Epilogue::None, &mut nothing);
+        let mut output = Vec::with_capacity(b * s * width);
+        for (&length, &start) in lengths.iter().zip(&starts) {
+            output.extend_from_slice(&ys[start * width..][..length * width]);
+            (length..s).for_each(|_| output.extend_from_slice(&nothing));
+        }
+        Ok(Tensor::from_vec(output, (b, s, width), &Device::Cpu)?)
+    }
+
     /// By way of padding, for whatever needs gradients or runs elsewhere.
     fn padded_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
         let (tokens, width) = xs.dims2()?;
@@ -137,7 +184,7 @@ impl MultiHeadAttention {
         let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
         let index = |places: Vec<u32>| Tensor::new(places, xs.device());
         let padded = Tensor::cat(&[xs, &zero], 0)?.index_select(&index(places)?, 0)?.reshape((b, s, width))?;
-        let mask = mask.clone().and(AttentionMask::lengths(lengths));
+        let mask = mask.clone().and(AttentionMask::padding(lengths));
         let inputs = AttentionInputs::self_attention(&padded, &mask);
         let output = self.attend_with(&inputs, &AttentionOptions::default())?.output;
         Ok(output.reshape((b * s, self.config.output_size()))?.index_select(&index(back)?, 0)?)

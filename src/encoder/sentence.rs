@@ -34,12 +34,16 @@ pub struct SentenceEncoder {
     device: Device,
 }
 
-/// How texts are encoded. The default: batches of 32, the model's default prompt, no progress.
+/// How texts are encoded. The default: batches of up to 32 texts and 16,384 tokens, the model's default prompt, no
+/// progress.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct EncodeOptions<'a> {
-    /// Texts that run together; they are sorted by length first.
+    /// Texts that run together at most; they are sorted by length first.
     pub batch_size: usize,
+    /// Tokens that run together at most, padding included where there is some; a longer text runs alone. Bounds the
+    /// memory of long texts.
+    pub max_batch_tokens: usize,
     /// The name of one of the model's prompts, put before each text; `None` is the model's default, if it has one.
     pub prompt_name: Option<&'a str>,
     /// Called after each batch with the number of texts done and of all texts.
@@ -48,7 +52,7 @@ pub struct EncodeOptions<'a> {
 
 impl Default for EncodeOptions<'_> {
     fn default() -> Self {
-        Self { batch_size: 32, prompt_name: None, on_progress: None }
+        Self { batch_size: 32, max_batch_tokens: 16_384, prompt_name: None, on_progress: None }
     }
 }
 
@@ -56,6 +60,8 @@ impl<'a> EncodeOptions<'a> {
     setters! {
         /// Sets the number of texts that run together.
         with_batch_size, batch_size: usize = batch_size;
+        /// Sets the number of tokens that run together at most.
+        with_max_batch_tokens, max_batch_tokens: usize = max_batch_tokens;
         /// Sets the prompt.
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);
         /// Sets what is called after each batch.
@@ -140,11 +146,14 @@ impl SentenceEncoder {
         let mut order: Vec<usize> = (0..encodings.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(encodings[i].len()));
         let mut done = 0;
-        let mut embeddings = Vec::with_capacity(order.len().div_ceil(options.batch_size));
-        for batch in order.chunks(options.batch_size) {
-            let batch: Vec<&Encoding> = batch.iter().map(|&i| &encodings[i]).collect();
+        let mut embeddings = Vec::new();
+        while done < order.len() {
+            // The first text of a batch is its longest.
+            let longest = encodings[order[done]].len().max(1);
+            let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
+            let batch: Vec<&Encoding> = order[done..done + count].iter().map(|&i| &encodings[i]).collect();
             embeddings.push(self.encode_batch(&batch, uncounted)?);
-            done += batch.len();
+            done += count;
             if let Some(on_progress) = options.on_progress {
                 on_progress(done, order.len());
             }

@@ -84,7 +84,7 @@ pub(super) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
 /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`, within 4e-7 · max(1, |x|); NaN stays NaN.
 #[inline(always)]
 pub(super) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
-    const ROOT: f32 = 0.797_884_56;
+    const ROOT: f32 = 0.797_884_6;
     let cubic = s.mul_add(s.mul(x, x), s.splat(0.044_715 * ROOT), s.splat(ROOT));
     let half = s.mul(x, s.splat(0.5));
     s.mul_add(half, tanh(s, s.mul(x, cubic)), half)

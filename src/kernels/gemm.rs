@@ -23,6 +23,7 @@ const SERIAL: usize = 1 << 23;
 
 /// What happens to `x W + b` before it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only feed-forwards activate"))]
 pub(crate) enum Epilogue {
     None,
     /// `x · Φ(x)` by the error function.
@@ -98,6 +99,11 @@ impl Packed {
         }
         let panels = Panels::Pairs(pack_weights(weight, k, width, step));
         Self { isa, k, n, width, panels, bias: all }
+    }
+
+    /// Columns of the input.
+    pub(crate) fn inputs(&self) -> usize {
+        self.k
     }
 
     /// Columns of the product.

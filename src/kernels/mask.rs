@@ -24,6 +24,8 @@ pub(crate) enum Lengths {
     Rows(Vec<usize>),
     /// For each row and query.
     Queries(Vec<Vec<usize>>),
+    /// For each row; queries after it see nothing.
+    Padding(Vec<usize>),
 }
 
 /// Which keys a query sees. Everything has to let a key be seen.
@@ -49,6 +51,13 @@ impl Mask<'_> {
             end = end.min(match lengths {
                 Lengths::Rows(rows) => rows[b],
                 Lengths::Queries(rows) => rows[b][i],
+                Lengths::Padding(rows) => {
+                    if i < rows[b] {
+                        rows[b]
+                    } else {
+                        0
+                    }
+                }
             });
         }
         let position = i + s_kv;

@@ -5,11 +5,11 @@ use half::bf16;
 use super::simd::Simd;
 
 /// Two bf16 numbers: the first in the low half.
-pub(super) type Pair = u32;
+pub(crate) type Pair = u32;
 
 /// A tile of a product: `rows` rows by `vectors` vectors of 16 columns, over `pairs` pairs of terms.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(crate) struct Tile {
     pub rows: usize,
     pub vectors: usize,
     pub pairs: usize,
@@ -31,7 +31,7 @@ pub(super) const COLUMNS: usize = 16;
 ///
 /// # Safety
 /// `tile` touches what it says and nothing else.
-pub(super) unsafe trait PairDot: Copy + Send + Sync {
+pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     /// Rows that a tile may have at most; memory of A and C has to reach that far.
     const ROWS: usize;
     /// Vectors of columns that a tile may have at most.

@@ -51,6 +51,18 @@ impl Part {
                 }
                 Ok(())
             }
+            Self::Padding(rows) => {
+                if s_q != s_kv {
+                    let found = format!("{s_q} queries and {s_kv} keys");
+                    return Err(Error::value(
+                        "a padding mask's call",
+                        found,
+                        "self-attention: as many queries as keys",
+                    ));
+                }
+                row_count("padding", rows.len(), b)?;
+                rows.iter().enumerate().try_for_each(|(i, &n)| length(format!("padding[{i}]"), n, s_kv))
+            }
             Self::Causal | Self::Window { .. } => Ok(()),
             Self::Segments { queries, keys } => {
                 let expect = |name: &str, ids: &Tensor, want: [usize; 2]| match ids.dims() == want {

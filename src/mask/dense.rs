@@ -75,6 +75,12 @@ impl Part {
                 let keep: Vec<u8> = queries.flat_map(|&n| (0..s_kv).map(move |j| u8::from(j < n))).collect();
                 dense.keep(Tensor::from_vec(keep, (b, 1, s_q, s_kv), device)?)
             }
+            Self::Padding(rows) if rows.iter().all(|&n| n == s_kv) => Ok(()),
+            Self::Padding(rows) => {
+                let tokens = |n: usize| (0..s_q).flat_map(move |i| (0..s_kv).map(move |j| u8::from(i < n && j < n)));
+                let keep: Vec<u8> = rows.iter().flat_map(|&n| tokens(n)).collect();
+                dense.keep(Tensor::from_vec(keep, (b, 1, s_q, s_kv), device)?)
+            }
             // Built once for all such parts, in `Band`.
             Self::Causal | Self::Window { .. } => Ok(()),
             Self::Segments { queries, keys } => {

@@ -42,6 +42,8 @@ pub(crate) enum Part {
     Lengths(Vec<usize>),
     /// The first `n` keys, one number a row and query: `rows[b][i]`.
     QueryLengths(Vec<Vec<usize>>),
+    /// Only the first `n` tokens, one number a row: the others are no keys and, as queries, see nothing.
+    Padding(Vec<usize>),
     Causal,
     Window {
         left: Option<usize>,
@@ -113,6 +115,13 @@ impl AttentionMask {
         Self::part(Part::QueryLengths(lengths.iter().map(|row| row.as_ref().to_vec()).collect()))
     }
 
+    /// Self-attention over rows that are padded at the end: row `b` has only its first `lengths[b]` tokens. The others
+    /// are no keys, as under [`lengths`](Self::lengths), and see nothing themselves, so that nothing needs to be computed
+    /// for them: a layer on the CPU takes the padding off, runs the tokens that are left, and puts it back.
+    pub fn padding(lengths: &[usize]) -> Self {
+        Self::part(Part::Padding(lengths.to_vec()))
+    }
+
     /// [`lengths`](Self::lengths) from a `(b)` tensor or [`query_lengths`](Self::query_lengths) from a `(b, s_q)`
     /// tensor of any integer dtype.
     ///
@@ -178,6 +187,14 @@ impl AttentionMask {
         self.parts.iter().all(|part| matches!(part, Part::Causal | Part::Window { .. }))
     }
 
+    /// The lengths of the rows and what else there is, if that is padding and nothing but causal masks and windows.
+    pub(crate) fn as_padding(&self) -> Option<(&[usize], Self)> {
+        let (padding, rest): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| matches!(part, Part::Padding(_)));
+        let [Part::Padding(lengths)] = padding[..] else { return None };
+        let rest = Self { parts: rest.into_iter().cloned().collect() };
+        rest.is_band().then_some((lengths, rest))
+    }
+
     fn part(part: Part) -> Self {
         Self { parts: vec![part] }
     }
@@ -196,6 +213,7 @@ impl std::fmt::Display for AttentionMask {
                 Part::Additive(mask) => write!(f, "additive{:?}", mask.dims())?,
                 Part::Lengths(rows) => write!(f, "lengths({} rows)", rows.len())?,
                 Part::QueryLengths(rows) => write!(f, "lengths({} rows, one per query)", rows.len())?,
+                Part::Padding(rows) => write!(f, "padding({} rows)", rows.len())?,
                 Part::Causal => f.write_str("causal")?,
                 Part::Window { left, right } => write!(f, "window({left:?}, {right:?})")?,
                 Part::Segments { queries, keys } => write!(f, "segments({:?}, {:?})", queries.dims(), keys.dims())?,

@@ -46,6 +46,7 @@ impl AttentionMask {
                 }
                 Part::Lengths(rows) => structure.lengths.push(Lengths::Rows(rows.clone())),
                 Part::QueryLengths(rows) => structure.lengths.push(Lengths::Queries(rows.clone())),
+                Part::Padding(rows) => structure.lengths.push(Lengths::Padding(rows.clone())),
                 Part::Causal | Part::Window { .. } => {}
                 Part::Segments { queries, keys } => {
                     let ids = |ids: &Tensor| cpu(ids)?.to_dtype(DType::I64)?.contiguous();

@@ -89,6 +89,11 @@ fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
     let rows = per_query.clone();
     masks.push((AttentionMask::query_lengths(&per_query), when(move |b, _, i, j| j < rows[b][i])));
 
+    if s_q == s_kv {
+        let rows = lengths.clone();
+        masks.push((AttentionMask::padding(&lengths), when(move |b, _, i, j| i < rows[b] && j < rows[b])));
+    }
+
     let position = move |i: usize| i as i64 + s_kv as i64 - s_q as i64;
     masks.push((AttentionMask::causal(), when(move |_, _, i, j| j as i64 <= position(i))));
     for (left, right) in [(Some(2), Some(1)), (Some(0), Some(0)), (None, Some(2)), (Some(3), None), (None, None)] {

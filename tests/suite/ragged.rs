@@ -91,6 +91,41 @@ fn a_row_keeps_its_bits() {
     }
 }
 
+/// A layer of fixed weights takes padding off and puts it back: the same as masking it, everywhere.
+#[test]
+fn padding_is_taken_off_and_put_back() {
+    let mut random = Random::new(64);
+    let config = AttentionConfig::new(48, 4);
+    for (dtype, tolerance) in [(DType::F32, 2e-5), (DType::F16, 5e-2), (DType::BF16, 4e-1)] {
+        let layer = frozen(&config, dtype);
+        let xs = random.tensor(&[4, 20, 48], dtype);
+        for mask in [AttentionMask::none(), AttentionMask::causal(), AttentionMask::window(Some(4), Some(2))] {
+            let lengths = [20, 3, 0, 11];
+            let mask = mask.and(AttentionMask::padding(&lengths));
+            let inputs = AttentionInputs::self_attention(&xs, &mask);
+            let run = |options: AttentionOptions| layer.attend_with(&inputs, &options).unwrap();
+            let want = run(AttentionOptions::default().with_backend(Backend::Eager)).output;
+            let got = run(AttentionOptions::default()).output;
+            assert_close(&format!("{mask} in {dtype:?}"), &got, &want, tolerance);
+            let weights = run(AttentionOptions::default().with_weights(true)).weights.unwrap();
+            assert!(numbers(&weights.narrow(0, 1, 1).unwrap().narrow(2, 3, 17).unwrap()).iter().all(|w| *w == 0.0));
+            // The tokens of a row have the bits that they have alone.
+            let alone = xs.narrow(0, 1, 1).unwrap().narrow(1, 0, 3).unwrap();
+            let alone = layer.attend_ragged(&alone.squeeze(0).unwrap(), &[3], &AttentionMask::none()).unwrap();
+            let row = got.narrow(0, 1, 1).unwrap().narrow(1, 0, 3).unwrap();
+            if mask.to_string().starts_with("padding") {
+                assert_eq!(numbers(&row), numbers(&alone));
+            }
+        }
+    }
+    let layer = frozen(&config, DType::F32);
+    let xs = random.tensor(&[2, 5, 48], DType::F32);
+    let attend = |keys: &Tensor, lengths: &[usize]| layer.attend(&xs, keys, keys, &AttentionMask::padding(lengths));
+    says(attend(&xs, &[5, 6]), &["padding[1] is 6", "at most 5"]);
+    says(attend(&xs, &[5]), &["the number of rows in padding is 1", "2, the batch size"]);
+    says(attend(&xs.narrow(1, 0, 4).unwrap(), &[3, 3]), &["5 queries and 4 keys", "self-attention"]);
+}
+
 #[test]
 fn a_ragged_batch_learns() {
     let map = VarMap::new();
@@ -181,6 +216,14 @@ fn embeddings_do_not_depend_on_the_batch() {
         };
         let want = encode(100);
         assert!([1, 2, 3, 5].into_iter().all(|batch_size| encode(batch_size) == want));
+        for tokens in [0, 1, 20, 50] {
+            let batches = std::cell::Cell::new(0);
+            let count = |_, _| batches.set(batches.get() + 1);
+            let options = EncodeOptions::default().with_max_batch_tokens(tokens).with_progress(&count);
+            assert!(numbers(&encoder.encode(&texts, &options).unwrap()) == want, "{tokens} tokens");
+            // One text a batch where none has room for a second.
+            assert!(if tokens < 2 { batches.get() == texts.len() } else { batches.get() < texts.len() });
+        }
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             assert!(pool.install(|| encode(3)) == want, "{threads} threads");
