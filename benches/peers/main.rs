@@ -3,6 +3,7 @@
 //!
 //! - `layer CHECKPOINT HEADS INPUT DTYPE`: an attention layer and its input (`query` and perhaps `lengths`)
 //! - `encoder FOLDER INPUT DTYPE`: a BERT model and its input (`ids` and perhaps `lengths`)
+//! - `candle FOLDER INPUT DTYPE`: the same with candle-transformers' model
 //! - `sentences FOLDER FILE DTYPE`: a sentence encoder and the lines of a file
 //! - `run N`: runs it N times and prints the seconds of each run
 //! - `save PATH`: runs it once and writes `output`
@@ -33,6 +34,10 @@ fn main() -> Result<()> {
             }
             ["encoder", folder, input, dtype] => {
                 work = encoder(folder, input, dtype_of(dtype)?)?;
+                "ready".to_string()
+            }
+            ["candle", folder, input, dtype] => {
+                work = candle_transformers(folder, input, dtype_of(dtype)?)?;
                 "ready".to_string()
             }
             ["sentences", folder, file, dtype] => {
@@ -100,6 +105,17 @@ fn encoder(folder: &str, input: &str, dtype: DType) -> Result<Work> {
     let (b, s) = ids.dims2()?;
     let (ids, types, lengths) = (ids.flatten_all()?.to_vec1::<u32>()?, vec![0; b * s], vec![s; b]);
     Ok(Box::new(move || Ok(model.forward_ragged(&ids, &types, &lengths)?.reshape((b, s, ()))?)))
+}
+
+/// What a user of candle has without this crate.
+fn candle_transformers(folder: &str, input: &str, dtype: DType) -> Result<Work> {
+    use candle_transformers::models::bert;
+    let config: bert::Config = serde_json::from_str(&std::fs::read_to_string(format!("{folder}/config.json"))?)?;
+    let tensors = candle_core::safetensors::load(format!("{folder}/model.safetensors"), &CPU)?;
+    let model = bert::BertModel::load(candle_nn::VarBuilder::from_tensors(tensors, dtype, &CPU), &config)?;
+    let ids = Checkpoint::open(input)?.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
+    let types = ids.zeros_like()?;
+    Ok(Box::new(move || Ok(model.forward(&ids, &types, None)?)))
 }
 
 fn sentences(folder: &str, file: &str, dtype: DType) -> Result<Work> {
