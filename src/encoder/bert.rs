@@ -11,6 +11,7 @@ use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::projection::Dense;
+use crate::slice::with_numbers;
 
 /// The `config.json` of a BERT checkpoint.
 #[derive(Debug, Clone, serde::Deserialize)]
@@ -207,18 +208,25 @@ impl BertModel {
 }
 
 /// ids `(b, s)` u32 → `(b, s, width)`.
-pub(super) fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let (b, s) = ids.dims2()?;
     if ids.dtype() != DType::U32 {
         return Err(Error::dtype(name, ids.dtype(), "u32"));
     }
-    if ids.device().is_cpu() && b * s > 0 {
-        let (largest, rows) = (ids.max_all()?.to_scalar::<u32>()?, table.dim(0)?);
-        if largest as usize >= rows {
-            return Err(Error::value(format!("the largest of {name}"), largest, format!("less than {rows}")));
-        }
+    if ids.device().is_cpu() {
+        with_numbers(ids, |ids: &[u32]| in_table(name, ids, table.dims()[0]))??;
     }
     Ok(table.index_select(&ids.flatten_all()?, 0)?.reshape((b, s, table.dim(1)?))?)
+}
+
+/// Checks that a table of `rows` rows has all `ids`.
+pub(super) fn in_table(name: &str, ids: &[u32], rows: usize) -> Result<()> {
+    match ids.iter().max() {
+        Some(&largest) if largest as usize >= rows => {
+            Err(Error::value(format!("the largest of {name}"), largest, format!("less than {rows}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn layer_norm<S: WeightSource>(config: &BertConfig, source: &S) -> Result<LayerNorm> {

@@ -2,13 +2,14 @@
 
 use candle_core::{DType, Device, Module, Tensor, WithDType};
 use candle_nn::Activation;
-use half::bf16;
+use half::{bf16, f16};
 
-use super::bert::{BertModel, Layer, lookup};
+use super::bert::{BertModel, Layer, in_table};
 use crate::attention::ragged::{Buffers, starts};
 use crate::error::{Error, Result};
 use crate::kernels::{Element, Epilogue, Isa};
 use crate::mask::AttentionMask;
+use crate::slice::with_numbers;
 
 impl BertModel {
     /// Whether [`forward_ragged`](Self::forward_ragged) can run: on the CPU, with weights that are no variables, not f64.
@@ -57,19 +58,37 @@ impl BertModel {
         Ok(Tensor::from_vec(hidden, (tokens, self.config.hidden_size), &Device::Cpu)?)
     }
 
-    /// The sum of word, position and type embeddings.
-    fn embed_rows(&self, ids: &[u32], token_type_ids: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
-        let row = |numbers: Vec<u32>| {
-            let count = numbers.len();
-            Tensor::from_vec(numbers, (1, count), &Device::Cpu)
-        };
-        let positions = lengths.iter().flat_map(|&length| 0..length as u32).collect();
-        let words = lookup("ids", &self.word_embeddings, &row(ids.to_vec())?)?.to_dtype(DType::F32)?;
-        let types = lookup("token_type_ids", &self.token_type_embeddings, &row(token_type_ids.to_vec())?)?;
-        let positions = lookup("positions", &self.position_embeddings, &row(positions)?)?;
-        // In the order in which `BertModel::forward` adds them.
-        let sum = ((words + types.to_dtype(DType::F32)?)? + positions.to_dtype(DType::F32)?)?;
-        Ok(sum.flatten_all()?.to_vec1()?)
+    /// The sum of word, type and position embeddings.
+    fn embed_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
+        match self.word_embeddings.dtype() {
+            DType::F16 => self.embed_rows_of::<f16>(ids, types, lengths),
+            DType::BF16 => self.embed_rows_of::<bf16>(ids, types, lengths),
+            _ => self.embed_rows_of::<f32>(ids, types, lengths),
+        }
+    }
+
+    fn embed_rows_of<T: Element + WithDType>(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
+        in_table("ids", ids, self.config.vocab_size)?;
+        in_table("token_type_ids", types, self.config.type_vocab_size)?;
+        let width = self.config.hidden_size;
+        let positions = lengths.iter().flat_map(|&length| 0..length as u32);
+        let mut sums = vec![0.0; ids.len() * width];
+        let mut buffer = vec![0.0; width];
+        with_numbers(&self.word_embeddings, |words: &[T]| {
+            with_numbers(&self.token_type_embeddings, |of_types: &[T]| {
+                with_numbers(&self.position_embeddings, |of_positions: &[T]| {
+                    let tokens = ids.iter().zip(types).zip(positions);
+                    for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
+                        // In the order in which `BertModel::forward` adds them.
+                        for (table, row) in [(words, id), (of_types, kind), (of_positions, position)] {
+                            let row = T::floats(&table[row as usize * width..][..width], &mut buffer);
+                            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+                        }
+                    }
+                })
+            })
+        })???;
+        Ok(sums)
     }
 }
 
