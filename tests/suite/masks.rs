@@ -4,7 +4,7 @@ use candle_attention::AttentionMask;
 use candle_attention::sdpa::{Backend, SdpaOptions, attend, plan_for};
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::{Random, assert_close, numbers};
+use crate::common::{Random, assert_close, numbers, says};
 use crate::naive::{self, Score};
 
 /// One tolerance a dtype: inputs are rounded first, so what is judged is the computation and one rounding at its end.
@@ -184,6 +184,45 @@ fn additive_scoring_under_every_mask() {
             assert_close(&mask.to_string(), &got.weights.unwrap(), &want_weights, 1e-12);
         }
     }
+}
+
+/// Scores bent towards a cap, and sinks that take a share of the softmax: both backends, with gradients.
+#[test]
+fn caps_and_sinks_under_every_mask() {
+    let mut random = Random::new(7);
+    for sizes in SIZES {
+        for (mask, sees) in masks(&mut random, sizes) {
+            for (dtype, tolerance) in TOLERANCES {
+                let [q, k, v] = qkv(&mut random, sizes, dtype);
+                let sinks = random.tensor(&[sizes.h], DType::F32);
+                let score = Score::Capped { scale: 0.3, cap: 0.8, sinks: &sinks };
+                let (want, want_weights) = naive::attend(&q, &k, &v, &score, &sees);
+                let mut options = SdpaOptions::new(&mask);
+                (options.scale, options.softcap, options.sinks) = (Some(0.3), Some(0.8), Some(&sinks));
+                let what = format!("{mask} {dtype:?} {sizes:?}");
+                assert_close(&what, &attend(&q, &k, &v, &options).unwrap().output, &want, tolerance);
+                (options.return_weights, options.backend) = (true, Some(Backend::Eager));
+                let eager = attend(&q, &k, &v, &options).unwrap();
+                assert_close(&what, &eager.output, &want, tolerance);
+                assert_close(&what, &eager.weights.unwrap(), &want_weights, tolerance);
+            }
+        }
+    }
+    let [q, k, v] = qkv(&mut random, SIZES[0], DType::F32);
+    let mask = AttentionMask::none();
+    let sinks = candle_core::Var::from_tensor(&random.tensor(&[SIZES[0].h], DType::F32)).unwrap();
+    let mut options = SdpaOptions::new(&mask);
+    options.sinks = Some(&sinks);
+    assert_eq!(plan_for(&q, &k, &v, &options).unwrap().backend, Backend::Eager);
+    let loss = attend(&q, &k, &v, &options).unwrap().output.sqr().unwrap().sum_all().unwrap();
+    let gradient = loss.backward().unwrap().remove(&sinks).unwrap();
+    // A larger sink leaves the keys less weight, and so a smaller output.
+    assert!(numbers(&gradient).iter().all(|g| *g < 0.0));
+    let wrong = random.tensor(&[SIZES[0].h + 1], DType::F32);
+    options.sinks = Some(&wrong);
+    says(attend(&q, &k, &v, &options), &["sinks", "the heads of q"]);
+    (options.sinks, options.softcap) = (None, Some(0.0));
+    says(attend(&q, &k, &v, &options), &["softcap is 0", "a positive number"]);
 }
 
 /// Additive scoring works through the queries in pieces when they are many; here there are several.

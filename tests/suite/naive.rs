@@ -10,6 +10,12 @@ pub type Sees<'a> = &'a dyn Fn(usize, usize, usize, usize) -> Option<f64>;
 /// How a query is compared with a key.
 pub enum Score<'a> {
     Dot(f64),
+    /// `cap · tanh(score / cap)` of a dot product, and a score `(h)` without a value beside the keys.
+    Capped {
+        scale: f64,
+        cap: f64,
+        sinks: &'a Tensor,
+    },
     /// `scale · Σ w · tanh(q + k)` with w `(h, d)`.
     Additive(&'a Tensor, f64),
 }
@@ -20,6 +26,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, score: &Score, sees: Sees) -> 
     let (b, s_q, h, d) = q.dims4().unwrap();
     let (_, s_kv, h_kv, d_v) = v.dims4().unwrap();
     let (q, k, v) = (numbers(q), numbers(k), numbers(v));
+    let sinks = if let Score::Capped { sinks, .. } = score { numbers(sinks) } else { vec![f64::NEG_INFINITY; h] };
     let w = if let Score::Additive(w, _) = score { numbers(w) } else { Vec::new() };
     let mut output = vec![0.0; b * s_q * h * d_v];
     let mut weights = vec![0.0; b * h * s_q * s_kv];
@@ -32,6 +39,9 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, score: &Score, sees: Sees) -> 
                 let pairs = q_row.iter().zip(k_row);
                 let score = match score {
                     Score::Dot(scale) => scale * pairs.map(|(q, k)| q * k).sum::<f64>(),
+                    Score::Capped { scale, cap, .. } => {
+                        cap * (scale * pairs.map(|(q, k)| q * k).sum::<f64>() / cap).tanh()
+                    }
                     Score::Additive(_, scale) => {
                         scale * pairs.zip(&w[hi * d..]).map(|((q, k), w)| w * (q + k).tanh()).sum::<f64>()
                     }
@@ -39,8 +49,8 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, score: &Score, sees: Sees) -> 
                 sees(bi, hi, i, j).map(|bias| score + bias)
             })
             .collect();
-        let max = scores.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().flatten().map(|score| (score - max).exp()).sum();
+        let max = scores.iter().flatten().copied().fold(sinks[hi], f64::max);
+        let sum: f64 = scores.iter().flatten().chain(&[sinks[hi]]).map(|score| (score - max).exp()).sum();
         for (j, score) in scores.iter().enumerate() {
             let Some(score) = score else { continue };
             let weight = (score - max).exp() / sum;
