@@ -25,7 +25,8 @@ use crate::setters::setters;
 /// (`add_bias_kv`, `add_zero_attn`) comes last and makes the weights one column wider each.
 /// # DTypes
 /// f16, bf16, f32, f64: that of the weights, which the inputs must share. On the CPU half types are computed in f32 from
-/// the projections to the output, which is rounded once; on a GPU the softmax is in f32.
+/// the projections to the output, which is rounded once; with instructions for bf16 (AMX, AVX512-BF16) the operands of
+/// each product are rounded to bf16, sums and softmax stay f32. On a GPU the softmax is in f32.
 /// # Masks
 /// [`AttentionMask`]: true = attend. A query that sees nothing gets zeros before the output projection.
 /// # Backends

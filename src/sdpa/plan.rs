@@ -59,6 +59,9 @@ pub struct Plan {
     pub backend: Backend,
     /// Every other backend, each with the reason against it.
     pub rejected: Vec<Rejected>,
+    /// The instruction set that the CPU's kernel uses: `amx`, `avx512_bf16`, `avx512`, `avx2`, `neon` or `portable`;
+    /// `None` on other backends.
+    pub instructions: Option<&'static str>,
     /// Bytes of temporary memory that the backend needs at its peak, an estimate from the shapes.
     pub scratch_bytes: usize,
 }
@@ -86,21 +89,20 @@ impl Plan {
         };
         let others = Backend::ALL.into_iter().filter(|other| *other != backend);
         let rejected = others.map(|other| Rejected { backend: other, reason: against(other).unwrap_or_else(slower) });
-        let scratch_bytes = match backend {
-            Backend::Cpu => {
-                // An instruction set that was asked for and is not there is a mistake to be told, not to be worked around.
-                Isa::detect()?;
-                cpu::scratch_bytes(call, options)
-            }
-            _ => eager::scratch_bytes(call, options),
+        let (instructions, scratch_bytes) = match backend {
+            // An instruction set that was asked for and is not there is a mistake to be told, not to be worked around.
+            Backend::Cpu => (Some(Isa::detect()?.name()), cpu::scratch_bytes(call, options)),
+            _ => (None, eager::scratch_bytes(call, options)),
         };
-        Ok(Self { backend, rejected: rejected.collect(), scratch_bytes })
+        Ok(Self { backend, rejected: rejected.collect(), instructions, scratch_bytes })
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "backend {}, scratch {} bytes", self.backend, self.scratch_bytes)?;
+        write!(f, "backend {}", self.backend)?;
+        self.instructions.iter().try_for_each(|instructions| write!(f, " with {instructions}"))?;
+        write!(f, ", scratch {} bytes", self.scratch_bytes)?;
         self.rejected.iter().try_for_each(|other| write!(f, "\nnot {}: {}", other.backend, other.reason))
     }
 }
