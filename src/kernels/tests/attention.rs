@@ -2,12 +2,11 @@
 
 use half::{bf16, f16};
 
-use super::{Random, convert, wide};
+use super::{Random, convert, isas, wide};
 use crate::kernels::attention::{Attention, attend};
 use crate::kernels::batch::Batch;
 use crate::kernels::element::Element;
 use crate::kernels::heads::Heads;
-use crate::kernels::isa::Isa;
 use crate::kernels::mask::{Broadcast, Lengths, Mask};
 
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +64,7 @@ fn naive<T: Element>(call: &Attention<T>) -> Vec<f64> {
 
 fn check<T: Element>(call: &Attention<T>, tolerance: f64, what: &str) {
     let want = naive(call);
-    for isa in Isa::all() {
+    for isa in isas() {
         let mut got = convert::<T>(&vec![f32::NAN; want.len()]); // what is not written shows
         attend(isa, call, &mut got);
         for (i, (got, want)) in wide(&got).iter().zip(&want).enumerate() {
@@ -227,7 +226,7 @@ fn neighbours(bf16: bool) {
         let (q_1, k_1, v_1) = (part(&q), part(&k), part(&v));
         let mut alone = sized(alone_sizes, [&q_1, &k_1, &v_1], Mask::default());
         alone.bf16 = bf16;
-        for isa in Isa::all() {
+        for isa in isas() {
             let mut together = vec![0.0; 3 * padded * 2 * d];
             let mut one = vec![0.0; length * 2 * d];
             attend(isa, &batch, &mut together);
@@ -259,7 +258,7 @@ fn nan_is_not_lost() {
     k[3 * 8 + 1] = f32::NAN;
     let mask = Mask { lengths: vec![Lengths::Queries(vec![vec![20, 3]])], ..Mask::default() };
     let mut call = sized(sizes, [&q, &k, &v], mask);
-    for (isa, bf16) in Isa::all().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
+    for (isa, bf16) in isas().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
         let mut output = vec![0.0; 16];
         call.bf16 = bf16;
         attend(isa, &call, &mut output);

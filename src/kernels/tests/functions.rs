@@ -1,6 +1,6 @@
 //! The functions of single numbers.
 
-use super::scalar;
+use super::{isas, scalar};
 use crate::kernels::exp::exp;
 use crate::kernels::gelu::{gelu, gelu_tanh, tanh};
 use crate::kernels::isa::Isa;
@@ -26,7 +26,7 @@ fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
 /// Calls `$check` with a scalar version of `$function` for each instruction set.
 macro_rules! for_each_isa {
     ($function:ident, $check:expr) => {
-        for isa in Isa::all() {
+        for isa in isas() {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Amx(_) | Isa::Avx512Bf16(_) => {} // as AVX-512

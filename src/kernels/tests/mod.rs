@@ -6,8 +6,18 @@ mod pairs;
 mod products;
 
 use super::element::Element;
+use super::isa::Isa;
 use super::simd::Simd;
 pub(super) use pairs::PortablePairs;
+
+/// Those that this machine has, or the one that `CANDLE_ATTENTION_ISA` names.
+fn isas() -> Vec<Isa> {
+    let forced = std::env::var("CANDLE_ATTENTION_ISA").ok();
+    let isas: Vec<Isa> =
+        Isa::all().into_iter().filter(|isa| forced.as_ref().is_none_or(|name| isa.name() == name)).collect();
+    assert!(!isas.is_empty(), "{forced:?} is not there");
+    isas
+}
 
 /// Numbers that are the same in every run, in `[-1, 1)` (xorshift64*, Vigna 2016).
 struct Random(u64);

@@ -2,9 +2,8 @@
 
 use half::bf16;
 
-use super::{Random, convert, scalar, wide};
+use super::{Random, convert, isas, scalar, wide};
 use crate::kernels::gemm::{Epilogue, Packed};
-use crate::kernels::isa::Isa;
 use crate::kernels::simd::Portable;
 
 #[test]
@@ -16,7 +15,7 @@ fn products_of_odd_sizes() {
         // What bf16 weights and inputs are to the kernel: floats with a bf16's digits.
         let rounded = |numbers: &[f32]| wide(&convert::<bf16>(numbers));
         let (a_bf16, w_bf16) = (rounded(&a), rounded(&w));
-        for isa in Isa::all() {
+        for isa in isas() {
             for (epilogue, bias) in [
                 (Epilogue::None, Some(&bias[..])),
                 (Epilogue::Gelu, Some(&bias)),
@@ -67,7 +66,7 @@ fn rows_are_normalised() {
     for (rows, width) in [(1, 1), (3, 7), (5, 16), (300, 33), (2, 384)] {
         let (xs, add): (Vec<f32>, Vec<f32>) = (random.numbers(rows * width), random.numbers(rows * width));
         let (weight, bias): (Vec<f32>, Vec<f32>) = (random.numbers(width), random.numbers(width));
-        for isa in Isa::all() {
+        for isa in isas() {
             for add in [None, Some(&add[..])] {
                 let mut got = xs.clone();
                 crate::kernels::rows::add_norm(isa, &mut got, add, &weight, &bias, 1e-5);

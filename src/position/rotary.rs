@@ -1,0 +1,220 @@
+use candle_core::{D, DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::setters::setters;
+
+/// Which numbers of a head are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RotaryStyle {
+    /// Number `i` with number `i + dim / 2` (Llama, GPT-NeoX).
+    #[default]
+    HalfSplit,
+    /// Number `2 i` with number `2 i + 1` (GPT-J, Cohere, the paper).
+    Interleaved,
+}
+
+/// How the frequencies are changed for texts longer than those of the training.
+#[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
+pub enum RotaryScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// Positions divided by `factor` ([Chen 2023](https://arxiv.org/abs/2306.15595)).
+    Linear {
+        /// How many times longer.
+        factor: f64,
+    },
+    /// A larger base for texts longer than the original maximum, by how long the text is.
+    Dynamic {
+        /// How many times longer.
+        factor: f64,
+        /// The longest text of the training.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN ([Peng 2023](https://arxiv.org/abs/2309.00071)): low frequencies as in `Linear`, high ones as they are, a
+    /// ramp between.
+    Yarn {
+        /// How many times longer.
+        factor: f64,
+        /// The longest text of the training.
+        original_max_position_embeddings: usize,
+        /// Turns over the original length above which a frequency stays; 32 in the paper.
+        beta_fast: f64,
+        /// Turns below which it is divided; 1 in the paper.
+        beta_slow: f64,
+        /// Factor on queries and keys alike; `None` is `0.1 · ln(factor) + 1`.
+        attention_factor: Option<f64>,
+        /// Whether the ends of the ramp are rounded to whole frequencies.
+        truncate: bool,
+    },
+    /// Llama 3's: long wavelengths divided, short ones as they are, a ramp between.
+    Llama3 {
+        /// How many times longer.
+        factor: f64,
+        /// The longest text of the training.
+        original_max_position_embeddings: usize,
+        /// The original length over the longest wavelength that is blended.
+        low_freq_factor: f64,
+        /// The original length over the shortest wavelength that is blended.
+        high_freq_factor: f64,
+    },
+}
+
+/// Rotary position embedding ([Su 2021](https://arxiv.org/abs/2104.09864)).
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Rotary {
+    /// The base of the wavelengths.
+    pub theta: f64,
+    /// How many numbers of a head are rotated, from the first; `None` is all.
+    pub dim: Option<usize>,
+    /// Which ones together.
+    pub style: RotaryStyle,
+    /// For long texts.
+    pub scaling: RotaryScaling,
+}
+
+impl Default for Rotary {
+    fn default() -> Self {
+        Self { theta: 10_000.0, dim: None, style: RotaryStyle::default(), scaling: RotaryScaling::default() }
+    }
+}
+
+impl Rotary {
+    setters! {
+        /// Sets the base.
+        with_theta, theta: f64 = theta;
+        /// Sets how many numbers are rotated.
+        with_dim, dim: usize = Some(dim);
+        /// Sets which ones together.
+        with_style, style: RotaryStyle = style;
+        /// Sets the scaling for long texts.
+        with_scaling, scaling: RotaryScaling = scaling;
+    }
+
+    pub(crate) fn validate(&self, head_dim: usize) -> Result<()> {
+        let dim = self.dim.unwrap_or(head_dim);
+        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
+            return Err(Error::config("rotary dim", dim, format!("an even number up to head_dim = {head_dim}")));
+        }
+        if !(self.theta.is_finite() && self.theta > 0.0) {
+            return Err(Error::config("rope_theta", self.theta, "a positive number"));
+        }
+        let (factor, original) = match &self.scaling {
+            RotaryScaling::None => return Ok(()),
+            RotaryScaling::Linear { factor } => (*factor, 1),
+            RotaryScaling::Dynamic { factor, original_max_position_embeddings: original }
+            | RotaryScaling::Yarn { factor, original_max_position_embeddings: original, .. }
+            | RotaryScaling::Llama3 { factor, original_max_position_embeddings: original, .. } => (*factor, *original),
+        };
+        if !(factor.is_finite() && factor > 0.0) {
+            return Err(Error::config("rope_scaling factor", factor, "a positive number"));
+        }
+        if original == 0 {
+            return Err(Error::config("original_max_position_embeddings", 0, "at least 1"));
+        }
+        Ok(())
+    }
+
+    /// Radians a position for each pair of numbers, and the factor on what is rotated, for texts of `length` tokens.
+    fn frequencies(&self, head_dim: usize, length: usize) -> (Vec<f64>, f64) {
+        let dim = self.dim.unwrap_or(head_dim);
+        let of_base = |base: f64| (0..dim / 2).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect::<Vec<_>>();
+        let plain = of_base(self.theta);
+        match self.scaling {
+            RotaryScaling::None => (plain, 1.0),
+            RotaryScaling::Linear { factor } => (plain.into_iter().map(|f| f / factor).collect(), 1.0),
+            RotaryScaling::Dynamic { factor, original_max_position_embeddings: original } => {
+                let length = length.max(original) as f64;
+                let grown = factor * length / original as f64 - (factor - 1.0);
+                (of_base(self.theta * grown.powf(dim as f64 / (dim as f64 - 2.0))), 1.0)
+            }
+            RotaryScaling::Yarn { factor, beta_fast, beta_slow, attention_factor, truncate, .. } => {
+                let original = self.original();
+                // The (broken) index of the frequency that turns so often over the original length.
+                let index = |turns: f64| {
+                    dim as f64 * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
+                };
+                let (low, high) = (index(beta_fast), index(beta_slow));
+                let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, mut high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                let blend = |(i, f): (usize, f64)| {
+                    let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    f / factor * divided + f * (1.0 - divided)
+                };
+                let attention = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                (plain.into_iter().enumerate().map(blend).collect(), attention_factor.unwrap_or(attention))
+            }
+            RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
+                let original = self.original();
+                let blend = |f: f64| {
+                    let turns = original * f / std::f64::consts::TAU;
+                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    match turns {
+                        turns if turns < low_freq_factor => f / factor,
+                        turns if turns > high_freq_factor => f,
+                        _ => (1.0 - kept) * f / factor + kept * f,
+                    }
+                };
+                (plain.into_iter().map(blend).collect(), 1.0)
+            }
+        }
+    }
+
+    fn original(&self) -> f64 {
+        match self.scaling {
+            RotaryScaling::None | RotaryScaling::Linear { .. } => 1.0,
+            RotaryScaling::Dynamic { original_max_position_embeddings: original, .. }
+            | RotaryScaling::Yarn { original_max_position_embeddings: original, .. }
+            | RotaryScaling::Llama3 { original_max_position_embeddings: original, .. } => original as f64,
+        }
+    }
+
+    /// Cosines and sines of the angles at `positions`, each `(rows, tokens, 1, pairs)`.
+    pub(crate) fn angles(&self, positions: &[Vec<usize>], head_dim: usize, dtype: DType, device: &Device) -> Result<[Tensor; 2]> {
+        let length = positions.iter().flatten().max().map_or(0, |last| last + 1);
+        let (frequencies, factor) = self.frequencies(head_dim, length);
+        let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, frequencies.len());
+        // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
+        let angles = positions.iter().flatten().flat_map(|&p| frequencies.iter().map(move |f| p as f64 * f));
+        let angles: Vec<f64> = angles.collect();
+        let of = |f: fn(f64) -> f64| {
+            let numbers: Vec<f64> = angles.iter().map(|&angle| f(angle) * factor).collect();
+            Ok(Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?)
+        };
+        Ok([of(f64::cos)?, of(f64::sin)?])
+    }
+
+    /// xs `(b, s, h, d)` rotated by `angles`. Differentiable.
+    pub(crate) fn rotate(&self, xs: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
+        let (b, s, h, d) = xs.dims4()?;
+        let dim = self.dim.unwrap_or(d);
+        let rotated = xs.narrow(D::Minus1, 0, dim)?;
+        let turn = |first: &Tensor, second: &Tensor| {
+            let a = (first.broadcast_mul(cos)? - second.broadcast_mul(sin)?)?;
+            let b = (second.broadcast_mul(cos)? + first.broadcast_mul(sin)?)?;
+            Ok::<_, Error>((a, b))
+        };
+        let rotated = match self.style {
+            RotaryStyle::HalfSplit => {
+                let half = |i: usize| rotated.narrow(D::Minus1, i * dim / 2, dim / 2);
+                let (a, b) = turn(&half(0)?, &half(1)?)?;
+                Tensor::cat(&[a, b], D::Minus1)?
+            }
+            RotaryStyle::Interleaved => {
+                let pairs = rotated.reshape((b, s, h, dim / 2, 2))?;
+                let one = |i: usize| pairs.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
+                let (x, y) = turn(&one(0)?, &one(1)?)?;
+                Tensor::stack(&[x, y], 4)?.reshape((b, s, h, dim))?
+            }
+        };
+        if dim == d {
+            return Ok(rotated);
+        }
+        Ok(Tensor::cat(&[rotated, xs.narrow(D::Minus1, dim, d - dim)?], D::Minus1)?)
+    }
+}

@@ -1,0 +1,975 @@
+"""Attention layers of tiny random models of many families, run as the whole model runs them.
+
+Writes one file ../fixtures/families/<family>.safetensors for each family. `layouts.py` calls the
+attention modules alone; here the whole model runs on random token ids or pixels and hooks catch
+what goes into and out of its attention, so positions (rotary, ALiBi, relative biases), windows,
+soft caps, sinks and query/key norms are applied as the model applies them. A file holds
+    <saved name>           the weights of the attention layers under the names `save_pretrained`
+                           writes them with, and the tables of position biases they share
+    golden.C.input         hidden states that queries (and in self-attention keys) are made from
+    golden.C.key           only for cross-attention: the states that keys and values are made from
+    golden.C.mask          only with padding: u8 (b, s of the keys), 1 = attend
+    golden.C.output        output of the attention's output projection, before dropout, residual
+                           and LayerNorm
+    golden.C.chunks        only for cached decoding: i64 lengths of the pieces it was fed
+    golden.C.chunk_input   the same as input and output, made with the model's cache
+    golden.C.chunk_output
+and as metadata `config` (the saved config.json; `{}` for timm), `timm` (only for timm: what its
+module knows and no file says) and `cases`, a JSON list of {name C, prefix of the weights,
+kind self|cross, causal, layer, note}.
+
+Weights are normal with std 0.2, embeddings, position biases and sinks with std 1, and what starts as
+ones (norm weights) is 1 + normal. The eager attention is used. Each `vary` is a change of the
+config that is checked to change the outputs.
+
+Made with torch 2.15.0, transformers 5.23.0, timm 1.0.31 (stored in the metadata).
+Re-run:  python tests/golden/families.py [family ...]
+"""
+
+import contextlib
+import copy
+import io
+import json
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import timm
+import torch
+import transformers as tf
+from safetensors.torch import load_file
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+
+from common import FIXTURES, save
+
+B = 2  # batch size of every input
+VOCAB = 13
+OUT = FIXTURES / "families"
+WANTED = sys.argv[1:]
+
+torch.set_num_threads(1)
+tf.utils.logging.disable_progress_bar()
+tf.utils.logging.set_verbosity_error()
+torch.set_grad_enabled(False)
+
+
+def randomise(model):
+    """Fills the parameters in the order of their names, whatever the order they are built in."""
+    unit = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    for name, p in sorted(model.named_parameters()):
+        wide = id(p) in unit or name.endswith((".sinks", "bias_table", "latent", "probe"))
+        base = 1.0 if bool((p == 1).all()) else 0.0
+        p.data.normal_(0.0, 1.0 if wide else 0.2).add_(base)
+    return model.eval()
+
+
+def site(case, path, proj, prefix=None, *, kind="self", causal=False, layer=0, note=""):
+    """One attention layer: the module that is given its states, its output projection inside it
+    ("" = the module itself) and where its weights are saved."""
+    return dict(case=case, path=path, proj=proj, prefix=prefix or path, kind=kind, causal=causal,
+                layer=layer, note=note)
+
+
+def argument(args, kwargs, index, names):
+    found = [kwargs[n] for n in names if kwargs.get(n) is not None]
+    return found[0] if found else args[index]
+
+
+def capture(model, sites, inputs):
+    """Runs the model; returns its output and {case: {input, key, output}}."""
+    caught, hooks = {}, []
+    for s in sites:
+        here = caught.setdefault(s["case"], {})
+        attn = model.get_submodule(s["path"])
+
+        def before(_m, args, kwargs, here=here, cross=s["kind"] == "cross"):
+            here["input"] = argument(args, kwargs, 0, ("hidden_states", "query", "x")).clone()
+            if cross:
+                names = ("key_value_states", "encoder_hidden_states", "key")
+                here["key"] = argument(args, kwargs, 1, names).clone()
+
+        def after(_m, _args, out, here=here):
+            here["output"] = (out[0] if isinstance(out, tuple) else out).clone()
+
+        hooks.append(attn.register_forward_pre_hook(before, with_kwargs=True))
+        proj = attn.get_submodule(s["proj"]) if s["proj"] else attn
+        hooks.append(proj.register_forward_hook(after))
+    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    for hook in hooks:
+        hook.remove()
+    return out, caught
+
+
+class Family:
+    """One file: a model, the cases that were run, and the saved weights they need."""
+
+    def __init__(self, name, cls, config, kwargs, keep=(), timm=None):
+        self.name, self.cls, self.config, self.kwargs = name, cls, config, kwargs
+        self.keep, self.timm = keep, timm
+        torch.manual_seed(0)
+        self.model = self.build()
+        torch.manual_seed(zlib.crc32(name.encode()))
+        randomise(self.model)
+        self.tensors, self.cases = {}, []
+        if timm is not None:
+            self.text, self.saved = "{}", {k: v.clone() for k, v in self.model.state_dict().items()}
+            return
+        with tempfile.TemporaryDirectory() as d:
+            self.model.save_pretrained(d)
+            text = (Path(d) / "config.json").read_text()
+            self.text = json.dumps(json.loads(text), separators=(",", ":"))
+            self.saved = load_file(Path(d) / "model.safetensors")
+
+    def build(self, **changes):
+        kwargs = copy.deepcopy({**self.kwargs, **changes})
+        if self.config is None:
+            model = self.cls(**kwargs)
+            for m in model.modules():
+                if hasattr(m, "fused_attn"):
+                    m.fused_attn = False
+        else:
+            model = self.cls(self.config(attn_implementation="eager", **kwargs))
+        return model.eval()
+
+    def run(self, sites, inputs, mask=None, cached=None, ids="input_ids", vary=()):
+        """Runs the model and stores every site as a case.
+
+        cached: names of the cases also decoded in pieces; `ids` is the input cut into pieces.
+        """
+        out, caught = capture(self.model, sites, inputs)
+        for s in sites:
+            c, got = s["case"], caught[s["case"]]
+            assert got["output"].std() > 0.05, f"{self.name}.{c}: nothing in it"
+            self.tensors[f"golden.{c}.input"] = got["input"]
+            self.tensors[f"golden.{c}.output"] = got["output"]
+            if s["kind"] == "cross":
+                self.tensors[f"golden.{c}.key"] = got["key"]
+            if mask is not None:
+                self.tensors[f"golden.{c}.mask"] = mask.to(torch.uint8)
+            self.cases.append({"name": c, **{k: s[k] for k in ("prefix", "kind", "causal", "layer", "note")}})
+
+        if cached:
+            chosen = [s for s in sites if s["case"] in cached]
+            length = inputs[ids].shape[1]
+            chunks = [length - 4, 2, 1, 1]
+            pieces, past = [], None
+            rest = {k: v for k, v in inputs.items() if k not in (ids, "input_ids")}
+            if ids != "input_ids":  # encoder-decoder: its encoder has run already
+                rest = {"encoder_outputs": (out.encoder_last_hidden_state,)}
+            for piece in inputs[ids].split(chunks, dim=1):
+                out, got = capture(self.model, chosen, {
+                    **rest, ids: piece, "past_key_values": past, "use_cache": True})
+                past = out.past_key_values
+                pieces.append(got)
+            for s in chosen:
+                c = s["case"]
+                for key in ("input", "output"):
+                    whole = torch.cat([p[c][key] for p in pieces], dim=1)
+                    error = (whole - caught[c][key]).abs().max()
+                    assert error < 1e-5, f"{self.name}.{c}: cached {key} off by {error}"
+                    self.tensors[f"golden.{c}.chunk_{key}"] = whole
+                self.tensors[f"golden.{c}.chunks"] = torch.tensor(chunks)
+
+        for changes, names in vary:
+            other = self.build(**changes)
+            other.load_state_dict(self.model.state_dict(), strict=False)
+            _, got = capture(other, sites, inputs)
+            for c in names:
+                change = (got[c]["output"] - caught[c]["output"]).abs().max()
+                assert change > 1e-3, f"{self.name}.{c}: {changes} changes nothing ({change})"
+
+    def save(self):
+        prefixes = tuple({c["prefix"] + "." for c in self.cases})
+        for prefix in prefixes:
+            assert sum(k.startswith(prefix) for k in self.saved) >= 2, (prefix, sorted(self.saved))
+        for name in self.keep:
+            assert any(name in k for k in self.saved), (name, sorted(self.saved))
+        for key, t in self.saved.items():
+            if key.startswith(prefixes) or any(name in key for name in self.keep):
+                assert t.dtype == torch.float32, key
+                self.tensors[key] = t
+        metadata = {"config": self.text, "cases": json.dumps(self.cases, separators=(",", ":"))}
+        if self.timm is not None:
+            metadata["timm"] = json.dumps(self.timm)
+        path = OUT / f"{self.name}.safetensors"
+        with contextlib.redirect_stdout(io.StringIO()):
+            save(f"families/{path.name}", {k: t.contiguous().clone() for k, t in self.tensors.items()},
+                 ["torch", "transformers", "timm"], "see families.py", framework="torch", **metadata)
+        size = path.stat().st_size
+        assert size < 40960, f"{self.name}: {size} bytes"
+        print(f"{self.name:18} {size:6}  " + ", ".join(c["name"] for c in self.cases))
+
+
+FAMILIES = {}
+
+
+def family(f):
+    FAMILIES[f.__name__] = f
+    return f
+
+
+def token_ids(s):
+    return torch.randint(3, VOCAB, (B, s))
+
+
+def pixels(h, w):
+    return torch.randn(B, 3, h, w)
+
+
+def right_padded(s):
+    mask = torch.ones(B, s, dtype=torch.long)
+    mask[-1, s - 2:] = 0
+    return mask
+
+
+def decoder(name, cls, config, kwargs, attn="model.layers.{}.self_attn", proj="o_proj", *, s=9,
+            layers=(0,), notes=("", ""), padded=False, vary=(), keep=(), cached=True, module=None):
+    """A decoder: one case `layer{i}` for each layer, and `padded` with right padding."""
+    f = Family(name, cls, config, kwargs, keep)
+
+    def at(i, case):
+        return site(case, (module or attn).format(i), proj, attn.format(i), causal=True, layer=i,
+                    note=notes[i])
+
+    sites = [at(i, f"layer{i}") for i in layers]
+    names = [x["case"] for x in sites]
+    f.run(sites, {"input_ids": token_ids(s)}, cached=names if cached else None,
+          vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
+    if padded:
+        mask = right_padded(s - 2)
+        f.run([at(0, "padded")], {"input_ids": token_ids(s - 2), "attention_mask": mask}, mask=mask)
+    f.save()
+
+
+TOKENS = dict(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+DEFAULT = dict(rope_type="default", rope_theta=100.0)
+LLAMA = dict(hidden_size=24, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rope_parameters=DEFAULT,
+             **TOKENS)
+NO_HEAD_DIM = {**{k: v for k, v in LLAMA.items() if k != "head_dim"}, "hidden_size": 32}
+TWO = ["sliding_attention", "full_attention"]
+THETA = dict(rope_parameters=dict(rope_type="default", rope_theta=7.0))
+
+# --- decoders with rotary embeddings --------------------------------------------------
+
+
+@family
+def llama(name):
+    decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig, LLAMA, padded=True, vary=[THETA])
+
+
+@family
+def llama_linear(name):
+    rope = dict(rope_type="linear", rope_theta=100.0, factor=3.0)
+    decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig, {**LLAMA, "rope_parameters": rope},
+            vary=[dict(rope_parameters=DEFAULT)])
+
+
+@family
+def llama_dynamic(name):
+    rope = dict(rope_type="dynamic", rope_theta=100.0, factor=2.0)
+    f = Family(name, tf.LlamaForCausalLM, tf.LlamaConfig,
+               {**LLAMA, "rope_parameters": rope, "max_position_embeddings": 6})
+    path = "model.layers.0.self_attn"
+    f.run([site("short", path, "o_proj", causal=True, note="5 tokens of 6: not scaled")],
+          {"input_ids": token_ids(5)}, cached=["short"])
+    f.run([site("long", path, "o_proj", causal=True, note="10 tokens where 6 are the original length")],
+          {"input_ids": token_ids(10)}, vary=[(dict(rope_parameters=DEFAULT), ["long"])])
+    f.save()
+
+
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=64,
+            beta_fast=4.0, beta_slow=1.0)
+
+
+@family
+def llama_yarn(name):
+    decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig,
+            {**LLAMA, "rope_parameters": YARN, "max_position_embeddings": 256},
+            vary=[dict(rope_parameters=DEFAULT), dict(rope_parameters={**YARN, "attention_factor": 1.0}),
+                  dict(rope_parameters={**YARN, "beta_fast": 32.0}),
+                  dict(rope_parameters={**YARN, "truncate": False})])
+
+
+@family
+def llama_yarn_mscale(name):
+    rope = {**YARN, "mscale": 2.0, "mscale_all_dim": 0.5, "truncate": False}
+    decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig,
+            {**LLAMA, "rope_parameters": rope, "max_position_embeddings": 256},
+            vary=[dict(rope_parameters=YARN), dict(rope_parameters={**rope, "truncate": True})])
+
+
+@family
+def llama3(name):
+    rope = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0,
+                high_freq_factor=4.0, original_max_position_embeddings=32)
+    decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig,
+            {**LLAMA, "rope_parameters": rope, "max_position_embeddings": 256},
+            vary=[dict(rope_parameters=DEFAULT), dict(rope_parameters={**rope, "high_freq_factor": 1.5})])
+
+
+@family
+def mistral(name):
+    decoder(name, tf.MistralForCausalLM, tf.MistralConfig, {**LLAMA, "sliding_window": 4}, padded=True,
+            notes=("window of 4 tokens, itself included",),
+            vary=[dict(sliding_window=None), dict(sliding_window=3), dict(sliding_window=5)])
+
+
+@family
+def qwen2(name):
+    decoder(name, tf.Qwen2ForCausalLM, tf.Qwen2Config, {
+        **NO_HEAD_DIM, "num_hidden_layers": 2, "hidden_size": 24, "use_sliding_window": True,
+        "sliding_window": 4, "max_window_layers": 1},
+        layers=(0, 1), notes=("full", "sliding from max_window_layers on"),
+        vary=[(dict(use_sliding_window=False, sliding_window=None), ["layer1"])])
+
+
+@family
+def qwen3(name):
+    decoder(name, tf.Qwen3ForCausalLM, tf.Qwen3Config, {**LLAMA, "rms_norm_eps": 1e-3},
+            vary=[dict(rms_norm_eps=0.1), THETA])
+
+
+@family
+def gemma2(name):
+    decoder(name, tf.Gemma2ForCausalLM, tf.Gemma2Config, {
+        **LLAMA, "num_hidden_layers": 2, "layer_types": TWO, "sliding_window": 4,
+        "query_pre_attn_scalar": 5, "attn_logit_softcapping": 0.7},
+        layers=(0, 1), notes=("sliding", "full"),
+        vary=[dict(attn_logit_softcapping=None), dict(query_pre_attn_scalar=8),
+              (dict(sliding_window=64), ["layer0"])])
+
+
+@family
+def gemma3(name):
+    local, far = dict(rope_type="default", rope_theta=10.0), dict(rope_type="linear", rope_theta=100.0, factor=8.0)
+    rope = dict(sliding_attention=local, full_attention=far)
+    decoder(name, tf.Gemma3ForCausalLM, tf.Gemma3TextConfig, {
+        **LLAMA, "num_hidden_layers": 2, "layer_types": TWO, "sliding_window": 4,
+        "query_pre_attn_scalar": 5, "rope_parameters": rope},
+        layers=(0, 1), notes=("sliding, local theta", "full, global theta"),
+        vary=[(dict(sliding_window=64), ["layer0"]), dict(query_pre_attn_scalar=8),
+              (dict(rope_parameters=dict(sliding_attention=far, full_attention=far)), ["layer0"]),
+              (dict(rope_parameters=dict(sliding_attention=local, full_attention=local)), ["layer1"])])
+
+
+@family
+def gemma(name):
+    decoder(name, tf.GemmaForCausalLM, tf.GemmaConfig, {**LLAMA, "num_key_value_heads": 1}, vary=[THETA])
+
+
+@family
+def olmo(name):
+    decoder(name, tf.OlmoForCausalLM, tf.OlmoConfig, {**NO_HEAD_DIM, "clip_qkv": 0.9},
+            vary=[dict(clip_qkv=None), THETA])
+
+
+@family
+def olmo2(name):
+    decoder(name, tf.Olmo2ForCausalLM, tf.Olmo2Config, {**NO_HEAD_DIM, "rms_norm_eps": 1e-3},
+            vary=[dict(rms_norm_eps=0.1), THETA])
+
+
+PARTIAL = dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)
+MORE = dict(rope_parameters={**PARTIAL, "partial_rotary_factor": 1.0})
+
+
+@family
+def phi(name):
+    decoder(name, tf.PhiForCausalLM, tf.PhiConfig, {**NO_HEAD_DIM, "rope_parameters": PARTIAL},
+            proj="dense", vary=[MORE])
+
+
+@family
+def phi_qknorm(name):
+    decoder(name, tf.PhiForCausalLM, tf.PhiConfig,
+            {**NO_HEAD_DIM, "rope_parameters": PARTIAL, "qk_layernorm": True},
+            proj="dense", vary=[dict(qk_layernorm=False)])
+
+
+@family
+def phi3(name):
+    decoder(name, tf.Phi3ForCausalLM, tf.Phi3Config, {**NO_HEAD_DIM, "sliding_window": 5},
+            notes=("window of 5 tokens",), vary=[THETA, dict(sliding_window=None)])
+
+
+@family
+def phi3_longrope(name):
+    rope = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.5, 2.0, 2.5],
+                long_factor=[1.5, 2.5, 4.0, 5.0], original_max_position_embeddings=6)
+    f = Family(name, tf.Phi3ForCausalLM, tf.Phi3Config, {
+        **NO_HEAD_DIM, "rope_parameters": rope, "max_position_embeddings": 24,
+        "original_max_position_embeddings": 6})
+    path = "model.layers.0.self_attn"
+    off = [dict(rope_parameters=DEFAULT)]
+    f.run([site("short", path, "o_proj", causal=True, note="6 tokens of 6: short_factor")],
+          {"input_ids": token_ids(6)}, cached=["short"], vary=[(v, ["short"]) for v in off])
+    f.run([site("long", path, "o_proj", causal=True, note="9 tokens where 6 are the original length: long_factor")],
+          {"input_ids": token_ids(9)}, vary=[(v, ["long"]) for v in off])
+    f.save()
+
+
+@family
+def stablelm(name):
+    decoder(name, tf.StableLmForCausalLM, tf.StableLmConfig,
+            {**NO_HEAD_DIM, "rope_parameters": PARTIAL, "use_qkv_bias": True}, vary=[MORE])
+
+
+@family
+def stablelm_qknorm(name):
+    decoder(name, tf.StableLmForCausalLM, tf.StableLmConfig,
+            {**NO_HEAD_DIM, "rope_parameters": PARTIAL, "qk_layernorm": True}, vary=[dict(qk_layernorm=False)])
+
+
+@family
+def cohere(name):
+    decoder(name, tf.CohereForCausalLM, tf.CohereConfig, {**NO_HEAD_DIM, "attention_bias": True}, vary=[THETA])
+
+
+@family
+def cohere_qknorm(name):
+    decoder(name, tf.CohereForCausalLM, tf.CohereConfig, {**NO_HEAD_DIM, "use_qk_norm": True},
+            vary=[THETA, dict(use_qk_norm=False)])
+
+
+@family
+def gpt_oss(name):
+    rope = {**YARN, "truncate": False}
+    decoder(name, tf.GptOssForCausalLM, tf.GptOssConfig, {
+        **LLAMA, "num_hidden_layers": 2, "layer_types": TWO, "sliding_window": 4, "num_local_experts": 2,
+        "num_experts_per_tok": 1, "rope_parameters": rope, "max_position_embeddings": 256},
+        layers=(0, 1), notes=("sliding", "full"), vary=[(dict(sliding_window=64), ["layer0"]),
+                                                        dict(rope_parameters=DEFAULT)])
+
+
+@family
+def granite(name):
+    decoder(name, tf.GraniteForCausalLM, tf.GraniteConfig,
+            {**NO_HEAD_DIM, "attention_multiplier": 0.6}, vary=[dict(attention_multiplier=8**-0.5), THETA])
+
+
+@family
+def starcoder2(name):
+    decoder(name, tf.Starcoder2ForCausalLM, tf.Starcoder2Config,
+            {**NO_HEAD_DIM, "sliding_window": 4}, vary=[dict(sliding_window=None), THETA])
+
+
+@family
+def persimmon(name):
+    kwargs = {k: v for k, v in NO_HEAD_DIM.items() if k != "num_key_value_heads"}
+    decoder(name, tf.PersimmonForCausalLM, tf.PersimmonConfig,
+            {**kwargs, "rope_parameters": PARTIAL}, proj="dense", vary=[MORE, dict(qk_layernorm=False)])
+
+
+@family
+def gptj(name):
+    decoder(name, tf.GPTJForCausalLM, tf.GPTJConfig, dict(
+        n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=16, n_inner=8, **TOKENS),
+        "transformer.h.{}.attn", "out_proj", vary=[dict(rotary_dim=8)])
+
+
+@family
+def codegen(name):
+    decoder(name, tf.CodeGenForCausalLM, tf.CodeGenConfig, dict(
+        n_embd=64, n_layer=1, n_head=8, rotary_dim=4, n_positions=16, n_inner=8, **TOKENS),
+        "transformer.h.{}.attn", "out_proj", s=7, vary=[dict(rotary_dim=8)]) if False else \
+        decoder(name, tf.CodeGenForCausalLM, tf.CodeGenConfig, dict(
+            n_embd=32, n_layer=1, n_head=8, rotary_dim=2, n_positions=16, n_inner=8, **TOKENS),
+            "transformer.h.{}.attn", "out_proj", vary=[dict(rotary_dim=4)])
+
+
+@family
+def gpt_neox(name):
+    kwargs = {k: v for k, v in NO_HEAD_DIM.items() if k != "num_key_value_heads"}
+    decoder(name, tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, {**kwargs, "rope_parameters": PARTIAL},
+            "gpt_neox.layers.{}.attention", "dense", padded=True, vary=[MORE])
+
+
+# --- other decoders -------------------------------------------------------------------
+GPT2 = dict(n_embd=24, n_layer=1, n_head=4, n_positions=16, n_inner=8, **TOKENS)
+
+
+@family
+def gpt2(name):
+    decoder(name, tf.GPT2LMHeadModel, tf.GPT2Config, {
+        **GPT2, "n_layer": 2, "scale_attn_by_inverse_layer_idx": True}, "transformer.h.{}.attn",
+        "c_proj", layers=(0, 1), notes=("", "scale divided by layer + 1"), padded=True,
+        vary=[(dict(scale_attn_by_inverse_layer_idx=False), ["layer1"])])
+
+
+@family
+def gpt2_cross(name):
+    f = Family(name, tf.GPT2LMHeadModel, tf.GPT2Config, {**GPT2, "add_cross_attention": True})
+    mask = right_padded(7)
+    f.run([site("cross", "transformer.h.0.crossattention", "c_proj", kind="cross")], {
+        "input_ids": token_ids(5), "encoder_hidden_states": torch.randn(B, 7, 24),
+        "encoder_attention_mask": mask}, mask=mask)
+    f.save()
+
+
+@family
+def gpt_bigcode(name):
+    decoder(name, tf.GPTBigCodeForCausalLM, tf.GPTBigCodeConfig, {**GPT2, "multi_query": True},
+            "transformer.h.{}.attn", "c_proj")
+
+
+@family
+def gpt_bigcode_mha(name):
+    decoder(name, tf.GPTBigCodeForCausalLM, tf.GPTBigCodeConfig, {**GPT2, "multi_query": False},
+            "transformer.h.{}.attn", "c_proj")
+
+
+@family
+def gpt_neo(name):
+    decoder(name, tf.GPTNeoForCausalLM, tf.GPTNeoConfig, dict(
+        hidden_size=24, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+        window_size=4, max_position_embeddings=16, intermediate_size=8, **TOKENS),
+        "transformer.h.{}.attn.attention", "out_proj", layers=(0, 1),
+        notes=("global", "local: window of 4 tokens, itself included"),
+        vary=[(dict(window_size=16), ["layer1"]), (dict(window_size=5), ["layer1"])])
+
+
+def bloom_of(name, heads):
+    decoder(name, tf.BloomForCausalLM, tf.BloomConfig, dict(
+        hidden_size=24, n_layer=1, n_head=heads, **TOKENS), "transformer.h.{}.self_attention", "dense",
+        padded=True, notes=("ALiBi",))
+
+
+@family
+def bloom(name):
+    bloom_of(name, 4)
+
+
+@family
+def bloom_6heads(name):
+    bloom_of(name, 6)
+
+
+FALCON = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, ffn_hidden_size=8,
+              max_position_embeddings=64, rope_parameters=DEFAULT, **TOKENS)
+
+
+def falcon_of(name, kwargs, **more):
+    decoder(name, tf.FalconForCausalLM, tf.FalconConfig, {**FALCON, **kwargs},
+            "transformer.h.{}.self_attention", "dense", **more)
+
+
+@family
+def falcon(name):
+    falcon_of(name, dict(new_decoder_architecture=True, num_kv_heads=2), vary=[THETA])
+
+
+@family
+def falcon_mq(name):
+    falcon_of(name, dict(multi_query=True, new_decoder_architecture=False), vary=[THETA])
+
+
+@family
+def falcon_alibi(name):
+    falcon_of(name, dict(alibi=True, multi_query=False, new_decoder_architecture=False, bias=True,
+                         num_attention_heads=6, hidden_size=24), padded=True, vary=[dict(alibi=False)])
+
+
+@family
+def mpt(name):
+    attn = dict(alibi=True, clip_qkv=0.9, softmax_scale=None, alibi_bias_max=8)
+    decoder(name, tf.MptForCausalLM, tf.MptConfig, dict(
+        d_model=24, n_heads=6, n_layers=1, expansion_ratio=1, max_seq_len=32, attn_config=attn, **TOKENS),
+        "transformer.blocks.{}.attn", "out_proj", padded=True, notes=("ALiBi, clip_qkv",),
+        vary=[dict(attn_config={**attn, "alibi": False})][:0] + [dict(attn_config={**attn, "clip_qkv": None}),
+              dict(attn_config={**attn, "alibi_bias_max": 3})])
+
+
+@family
+def opt(name):
+    decoder(name, tf.OPTForCausalLM, tf.OPTConfig, dict(
+        hidden_size=24, num_attention_heads=4, num_hidden_layers=1, ffn_dim=8, word_embed_proj_dim=24,
+        max_position_embeddings=16, **TOKENS), "model.decoder.layers.{}.self_attn", "out_proj")
+
+
+# --- encoder-decoders -----------------------------------------------------------------
+
+
+def t5_of(name, cls, config, keep, **more):
+    """Encoder blocks 0 and 1, decoder self-attention of both blocks, cross-attention."""
+    f = Family(name, cls, config, dict(
+        d_model=16, d_kv=6, num_heads=4, d_ff=8, num_layers=2, num_decoder_layers=2,
+        relative_attention_num_buckets=8, relative_attention_max_distance=10,
+        decoder_start_token_id=0, **{**TOKENS, **more}), keep)
+    mask = right_padded(12)
+    text = {"input_ids": token_ids(12), "attention_mask": mask, "decoder_input_ids": token_ids(11)}
+    enc, dec = "encoder.block.{}.layer.0.SelfAttention", "decoder.block.{}.layer.0.SelfAttention"
+    other = [(dict(relative_attention_max_distance=50), ["encoder0", "encoder1"])]
+    f.run([site(f"encoder{i}", enc.format(i), "o", layer=i, note="bidirectional buckets") for i in (0, 1)],
+          text, mask=mask, vary=other)
+    sites = [site(f"decoder{i}", dec.format(i), "o", causal=True, layer=i, note="one-sided buckets") for i in (0, 1)]
+    f.run(sites, {**text, "attention_mask": torch.ones_like(mask)}, cached=["decoder1"], ids="decoder_input_ids",
+          vary=[(dict(relative_attention_max_distance=50), ["decoder0", "decoder1"])])
+    f.run([site("cross", "decoder.block.0.layer.1.EncDecAttention", "o", kind="cross", note="no position bias")],
+          text, mask=mask)
+    f.save()
+
+
+@family
+def t5(name):
+    t5_of(name, tf.T5ForConditionalGeneration, tf.T5Config, ["relative_attention_bias"])
+
+
+@family
+def mt5(name):
+    t5_of(name, tf.MT5ForConditionalGeneration, tf.MT5Config, ["relative_attention_bias"])
+
+
+@family
+def umt5(name):
+    t5_of(name, tf.UMT5ForConditionalGeneration, tf.UMT5Config, [])
+
+
+def bart_of(name, cls, config, encoder_inputs, root="model.", mask=None, note="", **kwargs):
+    f = Family(name, cls, config, dict(
+        d_model=24, encoder_attention_heads=3, decoder_attention_heads=4, encoder_layers=1, decoder_layers=1,
+        encoder_ffn_dim=8, decoder_ffn_dim=8, decoder_start_token_id=1, **TOKENS, **kwargs))
+    inputs = {**encoder_inputs(), "decoder_input_ids": token_ids(8)}
+    masked = {} if mask is None else {"attention_mask": mask}
+    enc = site("encoder", f"{root}encoder.layers.0.self_attn", "out_proj", note=note)
+    dec = site("decoder", f"{root}decoder.layers.0.self_attn", "out_proj", causal=True, note=note)
+    cross = site("cross", f"{root}decoder.layers.0.encoder_attn", "out_proj", kind="cross", note=note)
+    f.run([enc, cross], {**inputs, **masked}, mask=mask)
+    f.run([dec], inputs, cached=["decoder"], ids="decoder_input_ids")
+    f.save()
+
+
+@family
+def bart(name):
+    bart_of(name, tf.BartForConditionalGeneration, tf.BartConfig, lambda: {"input_ids": token_ids(7)},
+            mask=right_padded(7), max_position_embeddings=16, forced_eos_token_id=2)
+
+
+@family
+def marian(name):
+    bart_of(name, tf.MarianMTModel, tf.MarianConfig, lambda: {"input_ids": token_ids(7)},
+            mask=right_padded(7), max_position_embeddings=16, forced_eos_token_id=2)
+
+
+@family
+def whisper(name):
+    bart_of(name, tf.WhisperForConditionalGeneration, tf.WhisperConfig,
+            lambda: {"input_features": torch.randn(B, 4, 14)}, num_mel_bins=4, max_source_positions=7,
+            max_target_positions=16, note="k_proj has no bias")
+
+
+# --- text encoders --------------------------------------------------------------------
+BERT = dict(hidden_size=24, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8,
+            max_position_embeddings=32, **TOKENS)
+
+
+def encoder(name, cls, config, kwargs, path, proj, prefix=None, *, s=8, layers=(0,), notes=("", ""),
+            vary=(), keep=(), masked=True):
+    """A text encoder with right padding; one case `layer{i}` for each layer."""
+    f = Family(name, cls, config, kwargs, keep)
+    mask = right_padded(s)
+    sites = [site(f"layer{i}", path.format(i), proj, (prefix or path).format(i), layer=i, note=notes[i])
+             for i in layers]
+    names = [x["case"] for x in sites]
+    f.run(sites, {"input_ids": token_ids(s), **({"attention_mask": mask} if masked else {})},
+          mask=mask if masked else None, vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
+    f.save()
+
+
+LAYER = "encoder.layer.{}.attention"
+
+
+@family
+def bert(name):
+    encoder(name, tf.BertModel, tf.BertConfig, BERT, LAYER, "output.dense")
+
+
+@family
+def roberta(name):
+    encoder(name, tf.RobertaModel, tf.RobertaConfig, BERT, LAYER, "output.dense")
+
+
+@family
+def xlm_roberta(name):
+    encoder(name, tf.XLMRobertaModel, tf.XLMRobertaConfig, BERT, LAYER, "output.dense")
+
+
+@family
+def electra(name):
+    encoder(name, tf.ElectraModel, tf.ElectraConfig, {**BERT, "embedding_size": 8}, LAYER, "output.dense")
+
+
+@family
+def distilbert(name):
+    encoder(name, tf.DistilBertModel, tf.DistilBertConfig, dict(
+        dim=24, n_heads=4, n_layers=1, hidden_dim=8, max_position_embeddings=32, **TOKENS),
+        "transformer.layer.{}.attention", "out_lin")
+
+
+@family
+def albert(name):
+    encoder(name, tf.AlbertModel, tf.AlbertConfig, {**BERT, "embedding_size": 8},
+            "encoder.albert_layer_groups.0.albert_layers.{}.attention", "dense")
+
+
+@family
+def mpnet(name):
+    encoder(name, tf.MPNetModel, tf.MPNetConfig, BERT, "encoder.layer.{}.attention.attn", "o", LAYER, s=15,
+            keep=["encoder.relative_attention_bias"], notes=("weights under .attn; shared bias",))
+
+
+DEBERTA = {**BERT, "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+           "type_vocab_size": 0}
+
+
+@family
+def deberta(name):
+    encoder(name, tf.DebertaModel, tf.DebertaConfig, {**DEBERTA, "max_relative_positions": 6}, LAYER,
+            "output.dense", s=9, keep=["encoder.rel_embeddings"],
+            vary=[dict(pos_att_type=["c2p"]), dict(pos_att_type=["p2c"]), dict(relative_attention=False)])
+
+
+@family
+def deberta_long(name):
+    encoder(name, tf.DebertaModel, tf.DebertaConfig, {**DEBERTA, "max_relative_positions": 12}, LAYER,
+            "output.dense", s=7, keep=["encoder.rel_embeddings"],
+            notes=("shorter than max_relative_positions: the middle of the table is used",))
+
+
+V2 = {**DEBERTA, "position_buckets": 6, "max_relative_positions": 12, "norm_rel_ebd": "layer_norm"}
+
+
+def deberta_v2_of(name, share):
+    encoder(name, tf.DebertaV2Model, tf.DebertaV2Config, {**V2, "share_att_key": share}, LAYER,
+            "output.dense", s=11, keep=["encoder.rel_embeddings", "encoder.LayerNorm"],
+            vary=[dict(pos_att_type=["c2p"]), dict(pos_att_type=["p2c"]), dict(norm_rel_ebd="none"),
+                  dict(max_relative_positions=30)])
+
+
+@family
+def deberta_v2(name):
+    deberta_v2_of(name, False)
+
+
+@family
+def deberta_v2_shared(name):
+    deberta_v2_of(name, True)
+
+
+@family
+def modernbert(name):
+    rope = dict(sliding_attention=dict(rope_type="default", rope_theta=10.0),
+                full_attention=dict(rope_type="default", rope_theta=100.0))
+    encoder(name, tf.ModernBertModel, tf.ModernBertConfig, {
+        **BERT, "hidden_size": 32, "num_hidden_layers": 2, "local_attention": 4,
+        "layer_types": ["full_attention", "sliding_attention"], "rope_parameters": rope},
+        "layers.{}.attn", "Wo", s=9, layers=(0, 1), notes=("full", "local: |i - j| <= local_attention / 2"),
+        vary=[(dict(local_attention=64), ["layer1"]), (dict(local_attention=6), ["layer1"]),
+              dict(rope_parameters={k: dict(rope_type="default", rope_theta=7.0) for k in rope})])
+
+
+@family
+def nomic_bert(name):
+    encoder(name, tf.NomicBertModel, tf.NomicBertConfig, {**BERT, "head_dim": 6, "rope_parameters": DEFAULT},
+            "layers.{}.self_attn", "o_proj", "encoder.layers.{}.attn", vary=[THETA])
+
+
+@family
+def gte(name):
+    encoder(name, tf.GteModel, tf.GteConfig, {**BERT, "rope_parameters": DEFAULT},
+            "layers.{}.self_attn", "o_proj", "encoder.layer.{}.attention", vary=[THETA])
+
+
+@family
+def jina_embeddings_v3(name):
+    encoder(name, tf.JinaEmbeddingsV3Model, tf.JinaEmbeddingsV3Config, {**BERT, "rope_parameters": DEFAULT},
+            "layers.{}.self_attn", "o_proj", "encoder.layers.{}.mixer", vary=[THETA])
+
+
+@family
+def esm(name):
+    encoder(name, tf.EsmModel, tf.EsmConfig, {
+        **BERT, "position_embedding_type": "rotary", "token_dropout": False, "mask_token_id": 3},
+        "encoder.layer.{}.attention.self", "", LAYER) if False else esm_run(name)
+
+
+def esm_run(name):
+    f = Family(name, tf.EsmModel, tf.EsmConfig, {
+        **BERT, "position_embedding_type": "rotary", "rope_theta": 100.0, "token_dropout": False,
+        "mask_token_id": 3})
+    mask = right_padded(8)
+    s = site("layer0", "encoder.layer.0.attention", "output.dense", note="input is after attention.LayerNorm")
+    f.model.encoder.layer[0].attention.LayerNorm.register_forward_hook(lambda _m, _i, y: seen.update(y=y))
+    seen = {}
+    f.run([s], {"input_ids": token_ids(8), "attention_mask": mask}, mask=mask, vary=[(dict(rope_theta=7.0), ["layer0"])])
+    f.tensors["golden.layer0.input"] = seen["y"]
+    f.save()
+
+
+# --- images and sound -----------------------------------------------------------------
+IMAGE = dict(hidden_size=24, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, patch_size=4)
+
+
+def picture(name, cls, config, kwargs, path, proj, prefix=None, size=(8, 8), keep=(), vary=(), note=""):
+    f = Family(name, cls, config, kwargs, keep)
+    f.run([site("layer0", path, proj, prefix, note=note)], {"pixel_values": pixels(*size)},
+          vary=[(v, ["layer0"]) for v in vary])
+    f.save()
+
+
+@family
+def vit(name):
+    picture(name, tf.ViTModel, tf.ViTConfig, {**IMAGE, "image_size": 8}, "layers.0.attention", "o_proj",
+            "encoder.layer.0.attention")
+
+
+@family
+def dinov2(name):
+    picture(name, tf.Dinov2Model, tf.Dinov2Config, {**IMAGE, "image_size": 8, "mlp_ratio": 1},
+            "layers.0.attention", "o_proj", "encoder.layer.0.attention")
+
+
+@family
+def dinov3_vit(name):
+    picture(name, tf.DINOv3ViTModel, tf.DINOv3ViTConfig, {
+        **IMAGE, "hidden_size": 32, "image_size": 12, "num_register_tokens": 2, "rope_theta": 20.0},
+        "layer.0.attention", "o_proj", size=(12, 8), vary=[dict(rope_theta=100.0)],
+        note="3 prefix tokens (cls and 2 registers), then 3 x 2 patches")
+
+
+@family
+def beit(name):
+    picture(name, tf.BeitModel, tf.BeitConfig, {**IMAGE, "image_size": 12, "use_relative_position_bias": True},
+            "layers.0.attention", "o_proj", "encoder.layer.0.attention", size=(12, 12),
+            note="cls token, then 3 x 3 patches; bias table of the layer")
+
+
+@family
+def beit_shared(name):
+    f = Family(name, tf.BeitModel, tf.BeitConfig, {
+        **IMAGE, "image_size": 12, "use_shared_relative_position_bias": True}, ["encoder.relative_position_bias"])
+    f.run([site("layer0", "layers.0.attention", "o_proj", "encoder.layer.0.attention",
+                note="cls token, then 3 x 3 patches; shared bias table")], {"pixel_values": pixels(12, 12)})
+    f.save()
+
+
+def towers(name, cls, config, pool):
+    tower = dict(hidden_size=24, intermediate_size=8, num_hidden_layers=1)
+    text = dict(num_attention_heads=3, max_position_embeddings=16, **tower, **TOKENS)
+    vision = dict(num_attention_heads=4, image_size=8, patch_size=4, **tower)
+    more = {} if pool else {"projection_dim": 8}
+    f = Family(name, cls, config, dict(text_config=text, vision_config=vision, **more), ["head.probe"] if pool else [])
+    f.model.config.text_config._attn_implementation = f.model.config.vision_config._attn_implementation = "eager"
+    mask = right_padded(7)
+    modules = dict(f.model.named_modules())
+
+    def at(tower):
+        return next(k for k in modules if k.startswith(tower) and k.endswith("layers.0.self_attn"))
+
+    text = site("text", at("text"), "out_proj", "text_model.encoder.layers.0.self_attn", causal=not pool,
+                note="" if pool else "causal and padded")
+    sites = [text, site("vision", at("vision"), "out_proj", "vision_model.encoder.layers.0.self_attn")]
+    image = {"pixel_values": pixels(8, 8)}
+    f.run(sites[:1], {"input_ids": token_ids(7), "attention_mask": mask, **image}, mask=mask)
+    f.run(sites[1:], {"input_ids": token_ids(7), **image})
+    if pool:
+        path = next(k for k in modules if k.startswith("vision") and k.endswith("head.attention"))
+        f.run([site("pool", path, "", "vision_model.head.attention", kind="cross",
+                    note="nn.MultiheadAttention; query = vision_model.head.probe")],
+              {"input_ids": token_ids(7), **image})
+    f.save()
+
+
+@family
+def clip(name):
+    towers(name, tf.CLIPModel, tf.CLIPConfig, False)
+
+
+@family
+def siglip(name):
+    towers(name, tf.SiglipModel, tf.SiglipConfig, True)
+
+
+@family
+def wav2vec2(name):
+    f = Family(name, tf.Wav2Vec2Model, tf.Wav2Vec2Config, dict(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=8, conv_dim=[8, 8],
+        conv_stride=[4, 2], conv_kernel=[4, 2], num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        num_feat_extract_layers=2, codevector_dim=8, proj_codevector_dim=8, **TOKENS))
+    f.run([site("layer0", "encoder.layers.0.attention", "out_proj")], {"input_values": torch.randn(B, 72)})
+    f.save()
+
+
+# --- timm -----------------------------------------------------------------------------
+
+
+def of_timm(name, cls, kwargs, size, knows, kind="self", note="", path="blocks.0.attn"):
+    f = Family(name, cls, None, kwargs, timm={"num_heads": 4, **knows})
+    f.run([site("layer0", path, "proj", kind=kind, note=note)], pixels(*size))
+    f.save()
+
+
+TIMM = dict(img_size=(12, 8), patch_size=4, embed_dim=24, num_heads=4, depth=1, mlp_ratio=1, num_classes=2)
+GRID = dict(num_prefix_tokens=1, grid=[3, 2])
+
+
+@family
+def timm_vit(name):
+    of_timm(name, timm.models.VisionTransformer, TIMM, (12, 8), {})
+
+
+@family
+def timm_vit_qknorm(name):
+    of_timm(name, timm.models.VisionTransformer, {**TIMM, "qk_norm": True}, (12, 8), {"norm_eps": 1e-6},
+            note="LayerNorm of each head")
+
+
+@family
+def timm_beit(name):
+    of_timm(name, Beit, {**TIMM, "qkv_bias": True, "use_rel_pos_bias": True, "use_abs_pos_emb": False}, (12, 8), GRID,
+            note="bias table of the layer, 3 x 2 patches")
+
+
+EVA = {**TIMM, "embed_dim": 32, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4), "rope_temperature": 20.0}
+ROPE = {**GRID, "rope": {"type": "cat", "temperature": 20.0, "ref_feat_shape": [4, 4], "interleaved": True}}
+
+
+@family
+def timm_eva(name):
+    of_timm(name, Eva, EVA, (12, 8), ROPE, note="rotary on patches, fused qkv with q_bias and v_bias")
+
+
+@family
+def timm_eva_split(name):
+    of_timm(name, Eva, {**EVA, "qkv_fused": False, "rope_rotate_half": True}, (12, 8),
+            {**ROPE, "rope": {**ROPE["rope"], "interleaved": False}}, note="rotary on patches, split q_proj, k_proj, v_proj")
+
+
+@family
+def timm_siglip_pool(name):
+    f = Family(name, timm.models.VisionTransformer, None,
+               {**TIMM, "global_pool": "map", "class_token": False}, timm={"num_heads": 4}, keep=["attn_pool.latent"])
+    got = {}
+    f.model.attn_pool.register_forward_pre_hook(lambda _m, args: got.update(key=args[0].clone()))
+    f.run([site("pool", "attn_pool", "proj", note="query = attn_pool.latent")], pixels(12, 8))
+    f.cases[0]["kind"] = "cross"
+    f.tensors["golden.pool.key"] = got["key"]
+    f.tensors["golden.pool.input"] = f.saved["attn_pool.latent"].expand(B, -1, -1)
+    f.saved = {k: v for k, v in f.saved.items() if ".mlp." not in k and ".norm." not in k}
+    f.save()
+
+
+OUT.mkdir(parents=True, exist_ok=True)
+failed = []
+for family_name, make in FAMILIES.items():
+    if WANTED and family_name not in WANTED:
+        continue
+    try:
+        make(family_name)
+    except Exception as e:  # the others are still made; the exit status tells
+        failed.append(family_name)
+        print(f"{family_name:18} FAILED  {type(e).__name__}: {e}"[:1500])
+print(sum(p.stat().st_size for p in OUT.glob("*.safetensors")), "bytes in all")
+sys.exit(1 if failed else 0)
