@@ -1,4 +1,5 @@
 use crate::error::{Error, Result};
+use crate::position::Position;
 use crate::setters::setters;
 
 /// How a query is compared with a key.
@@ -11,6 +12,37 @@ pub enum Scoring {
     /// `w · tanh(q + k) · scale`, with one vector `w` of `head_dim` numbers a head and `scale = 1` unless set
     /// ([Bahdanau 2015](https://arxiv.org/abs/1409.0473)).
     Additive,
+}
+
+/// How a norm of queries or keys is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps) · weight` ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
+    Rms,
+    /// As `Rms`, times `1 + weight` (Gemma).
+    RmsOffset,
+    /// `(x - mean) / sqrt(var + eps) · weight + bias` ([Ba 2016](https://arxiv.org/abs/1607.06450)).
+    Layer,
+}
+
+/// Which numbers a norm of queries or keys takes together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormOver {
+    /// Those of one head.
+    Head,
+    /// Those of all heads of a token (OLMo 2).
+    AllHeads,
+}
+
+/// A norm of queries and one of keys, between projection and positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QkNorm {
+    /// The formula.
+    pub kind: NormKind,
+    /// Over what.
+    pub over: NormOver,
+    /// Added to the mean square or variance.
+    pub eps: f64,
 }
 
 /// Which projections of a fresh layer have a bias. A loaded layer has those that its checkpoint holds.
@@ -72,6 +104,14 @@ pub struct AttentionConfig {
     pub scale: Option<f64>,
     /// How a query is compared with a key; default scaled dot product.
     pub scoring: Scoring,
+    /// How the layer knows positions; default not at all.
+    pub position: Position,
+    /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2); default no.
+    pub softcap: Option<f64>,
+    /// Queries, keys and values are limited to `-clip_qkv ..= clip_qkv` (MPT, OLMo); default no.
+    pub clip_qkv: Option<f64>,
+    /// Norms of queries and keys; default none.
+    pub qk_norm: Option<QkNorm>,
     /// Share of attention weights dropped when training, in `[0, 1)`; default 0.
     pub dropout: f64,
     /// A fresh layer learns one more key and value, seen by every query (`add_bias_kv` in PyTorch); default false.
@@ -106,6 +146,10 @@ impl AttentionConfig {
             bias: ProjectionBias::ALL,
             scale: None,
             scoring: Scoring::default(),
+            position: Position::None,
+            softcap: None,
+            clip_qkv: None,
+            qk_norm: None,
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
@@ -133,6 +177,14 @@ impl AttentionConfig {
         with_scale, scale: f64 = Some(scale);
         /// Sets how a query is compared with a key.
         with_scoring, scoring: Scoring = scoring;
+        /// Sets how the layer knows positions.
+        with_position, position: Position = position;
+        /// Sets the cap on the scores.
+        with_softcap, softcap: f64 = Some(softcap);
+        /// Sets the limit of queries, keys and values.
+        with_clip_qkv, clip_qkv: f64 = Some(clip_qkv);
+        /// Sets the norms of queries and keys.
+        with_qk_norm, qk_norm: QkNorm = Some(qk_norm);
         /// Sets the share of attention weights dropped when training.
         with_dropout, dropout: f64 = dropout;
         /// Sets whether a fresh layer learns one more key and value.
@@ -201,6 +253,18 @@ impl AttentionConfig {
         }
         if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
             return Err(Error::config("scale", scale, "a finite number"));
+        }
+        let positive = [("softcap", self.softcap), ("clip_qkv", self.clip_qkv)];
+        for (field, value) in positive {
+            if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.0)) {
+                return Err(Error::config(field, value, "a positive number"));
+            }
+        }
+        self.position.validate(self.head_dim())?;
+        if let Position::Alibi(alibi) = &self.position
+            && alibi.of_heads(heads).len() != heads
+        {
+            return Err(Error::config("position", "given slopes", format!("{heads} of them, one a head")));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::config("dropout", self.dropout, "a number in [0, 1)"));

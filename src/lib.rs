@@ -8,6 +8,7 @@ pub mod encoder;
 mod error;
 mod kernels;
 mod mask;
+pub mod position;
 mod projection;
 mod ragged;
 pub mod sdpa;
@@ -15,8 +16,9 @@ mod setters;
 mod slice;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
-pub use config::{AttentionConfig, ProjectionBias, Scoring};
+pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};
 pub use mask::AttentionMask;
+pub use position::Position;
 pub use ragged::PaddedIds;
 pub use sdpa::{Attended, Backend, Plan};

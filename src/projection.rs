@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{D, DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
-use crate::checkpoint::{DenseWeights, QkvWeights};
+use crate::checkpoint::{DenseWeights, FusedOrder, QkvWeights};
 use crate::error::{Error, Result};
 use crate::kernels::{Element, Epilogue, Isa, Packed};
 use crate::sdpa::same_dtype_and_device;
@@ -140,17 +140,29 @@ pub(crate) struct Qkv {
     parts: Box<[Dense; 3]>,
     /// All three in one, if they are stored so; `parts` are then views of it.
     stored: Option<Dense>,
+    /// The stored rows are in this order, and may change: they are put in order for each call.
+    order: Option<FusedOrder>,
     /// All three packed in one, made when first needed.
     packed: Arc<OnceLock<Packed>>,
     /// The outputs of q, k, v.
     rows: [usize; 3],
+    h_kv: usize,
 }
 
 const NAMES: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
 impl Qkv {
     /// `rows`: the outputs of q, k, v; `inputs`: their inputs.
-    pub(crate) fn new(weights: QkvWeights, rows: [usize; 3], inputs: [usize; 3]) -> Result<Self> {
+    /// `h_kv`: key-value heads.
+    pub(crate) fn new(weights: QkvWeights, rows: [usize; 3], inputs: [usize; 3], h_kv: usize) -> Result<Self> {
+        if let QkvWeights::Ordered(all, order) = &weights {
+            let dense = Dense::new("fused q, k, v", all.clone(), rows.iter().sum(), inputs[0])?;
+            let ordered = Self::new(QkvWeights::Packed(in_blocks(all, *order, rows, h_kv)?), rows, inputs, h_kv)?;
+            return Ok(match dense.tracks_gradient() {
+                true => Self { stored: Some(dense), order: Some(*order), h_kv, ..ordered },
+                false => ordered,
+            });
+        }
         let (parts, stored) = match weights {
             QkvWeights::Split(dense) => {
                 let [q, k, v] = *dense;
@@ -166,8 +178,9 @@ impl Qkv {
                 let [q, k, v] = rows;
                 ([all.rows(0, q)?, all.rows(q, k)?, all.rows(q + k, v)?], Some(all))
             }
+            QkvWeights::Ordered(..) => unreachable!("handled above"),
         };
-        Ok(Self { parts: Box::new(parts), stored, packed: Arc::default(), rows })
+        Ok(Self { parts: Box::new(parts), stored, order: None, packed: Arc::default(), rows, h_kv })
     }
 
     /// Any of the weights, to tell dtype and device.
@@ -177,7 +190,7 @@ impl Qkv {
 
     /// Whether any weight tracks operations.
     pub(crate) fn tracks_gradient(&self) -> bool {
-        self.parts.iter().any(Dense::tracks_gradient)
+        self.order.is_some() || self.parts.iter().any(Dense::tracks_gradient)
     }
 
     /// Whether one product with packed weights can make queries, keys and values of one input.
@@ -206,6 +219,12 @@ impl Qkv {
     /// Projects `[query, key, value]`, each `(b, s, in)`, and cuts the results into heads: `(b, s, h, d)` in `dtype`.
     /// `sizes` are the numbers a head of q, k and v.
     pub(crate) fn forward(&self, inputs: [&Tensor; 3], sizes: [usize; 3], dtype: DType) -> Result<[Tensor; 3]> {
+        if let (Some(order), Some(stored)) = (self.order, &self.stored) {
+            let width = stored.weight.dim(1)?;
+            let weights = DenseWeights { weight: stored.weight.clone(), bias: stored.bias.clone() };
+            let ordered = QkvWeights::Packed(in_blocks(&weights, order, self.rows, self.h_kv)?);
+            return Self::new(ordered, self.rows, [width; 3], self.h_kv)?.forward(inputs, sizes, dtype);
+        }
         let [q, k, v] = inputs;
         let one_input = q.id() == k.id() && q.id() == v.id();
         if one_input && self.can_pack() && !q.track_op() {
@@ -230,6 +249,35 @@ impl Qkv {
         let part = |i: usize| ys.narrow(2, start(i) / sizes[i], self.rows[i] / sizes[i]);
         Ok([part(0)?, part(1)?, part(2)?])
     }
+}
+
+/// The rows of query, key and value one after the other. Differentiable. `rows`: how many of each.
+fn in_blocks(dense: &DenseWeights, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<DenseWeights> {
+    let [q, k, v] = rows;
+    let ordered = |t: &Tensor| {
+        let mut rest = t.dims().to_vec();
+        rest.remove(0);
+        let shaped = |dims: &[usize]| t.reshape([dims, &rest].concat());
+        let flat = |t: Tensor, rows: usize| t.contiguous()?.reshape([&[rows], &rest[..]].concat());
+        let (parts, axis, starts) = match order {
+            FusedOrder::Blocks => return Ok(t.clone()),
+            FusedOrder::Grouped => {
+                let (q, k, v) = (q / h_kv, k / h_kv, v / h_kv);
+                (shaped(&[h_kv, q + k + v])?, 1, [(0, q), (q, k), (q + k, v)])
+            }
+            // Queries, values, keys.
+            FusedOrder::FourBlocks => {
+                let part = q / 4;
+                (shaped(&[4, 3 * part])?, 1, [(0, part), (2 * part, part), (part, part)])
+            }
+        };
+        let part = |i: usize| flat(parts.narrow(axis, starts[i].0, starts[i].1)?, rows[i]);
+        Ok::<_, Error>(Tensor::cat(&[part(0)?, part(1)?, part(2)?], 0)?)
+    };
+    if order == FusedOrder::FourBlocks && (q != k || q != v || !q.is_multiple_of(4)) {
+        return Err(Error::shape("fused q, k, v", dense.weight.dims(), "as many keys and values as queries, in fours"));
+    }
+    Ok(DenseWeights { weight: ordered(&dense.weight)?, bias: dense.bias.as_ref().map(ordered).transpose()? })
 }
 
 /// `(b, s, h · d)` → `(b, s, h, d)`.

@@ -1,13 +1,15 @@
 pub(crate) mod ragged;
+mod transform;
 
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 
-use crate::checkpoint::{AttentionWeights, DenseWeights, QkvWeights, WeightSource};
-use crate::config::{AttentionConfig, Scoring};
+use crate::checkpoint::{AttentionWeights, DenseWeights, NormWeights, QkvWeights, WeightSource};
+use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
+use crate::position::Position;
 use crate::projection::{Dense, Qkv, accumulate_in};
 use crate::sdpa::{self, Attended, Backend, Call, Plan, SdpaOptions};
 use crate::setters::setters;
@@ -63,6 +65,9 @@ pub struct MultiHeadAttention {
     o_proj: Dense,
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
+    qk_norm: Option<[NormWeights; 2]>,
+    sinks: Option<Tensor>,
+    relative_bias: Option<Tensor>,
 }
 
 /// The tensors of one call.
@@ -151,7 +156,23 @@ impl MultiHeadAttention {
                 Some(vb.pp("score").get_with_hints((config.num_attention_heads, d), "weight", init)?)
             }
         };
-        Self::from_weights(config, AttentionWeights { qkv, o, bias_kv, score })
+        let qk_norm = match config.qk_norm {
+            Some(norm) => {
+                let fresh = |name: &str, heads: usize| fresh_norm(&vb.pp(name), &norm, heads, config.head_dim());
+                Some([fresh("q_norm", config.num_attention_heads)?, fresh("k_norm", config.num_key_value_heads())?])
+            }
+            None => None,
+        };
+        let relative_bias = match &config.position {
+            Position::RelativeBuckets(relative) => {
+                let init = Init::Randn { mean: 0.0, stdev: 0.02 };
+                let shape = (relative.num_buckets, config.num_attention_heads);
+                Some(vb.pp("relative_attention_bias").get_with_hints(shape, "weight", init)?)
+            }
+            _ => None,
+        };
+        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, relative_bias };
+        Self::from_weights(config, weights)
     }
 
     /// The layer of a checkpoint, in any layout of [`LAYOUTS`](crate::checkpoint::LAYOUTS): `source` is a `VarBuilder`
@@ -173,9 +194,9 @@ impl MultiHeadAttention {
     /// An invalid configuration; a tensor that does not fit it.
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
-        let AttentionWeights { qkv, o, bias_kv, score } = weights;
+        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, relative_bias } = weights;
         let (rows, inputs) = qkv_sizes(config);
-        let qkv = Qkv::new(qkv, rows, inputs)?;
+        let qkv = Qkv::new(qkv, rows, inputs, config.num_key_value_heads())?;
         let context = config.num_attention_heads * config.value_head_dim();
         let o_proj = Dense::new("o_proj", o, config.output_size(), context)?;
         let fits = |name: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
@@ -197,7 +218,26 @@ impl MultiHeadAttention {
                 "additive if, and only if, there is a score vector",
             ));
         }
-        Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score })
+        if let Some(sinks) = &sinks {
+            fits("sinks", sinks, &[config.num_attention_heads])?;
+        }
+        if qk_norm.is_some() != config.qk_norm.is_some() {
+            let found = if qk_norm.is_some() { "none" } else { "set" };
+            return Err(Error::config("qk_norm", found, "set if, and only if, there are norms"));
+        }
+        match (&config.position, &relative_bias) {
+            (Position::RelativeBuckets(relative), Some(table)) => {
+                fits("relative_bias", table, &[relative.num_buckets, config.num_attention_heads])?;
+            }
+            (Position::RelativeBuckets(_), None) => {
+                let why = "the configuration asks for relative buckets; a table that layers share is given as a weight";
+                let name = "relative_attention_bias.weight".to_string();
+                return Err(Error::MissingTensor { name, why: why.to_string() });
+            }
+            (_, Some(_)) => return Err(Error::config("position", "another", "relative buckets: there is a table")),
+            (_, None) => {}
+        }
+        Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score, qk_norm, sinks, relative_bias })
     }
 
     /// The configuration.
@@ -251,8 +291,10 @@ impl MultiHeadAttention {
 
     fn plan_of(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs)?;
-        let options = self.sdpa_options(inputs, options);
-        let call = self.call(inputs, &options)?;
+        let mask = self.positioned(inputs, inputs.key.dim(1)?)?;
+        let inputs = AttentionInputs { mask: &mask, ..*inputs };
+        let options = self.sdpa_options(&inputs, options);
+        let call = self.call(&inputs, &options)?;
         inputs.mask.check(call.shape)?;
         Plan::new(&call, &options)
     }
@@ -261,8 +303,9 @@ impl MultiHeadAttention {
     fn call(&self, inputs: &AttentionInputs, options: &SdpaOptions) -> Result<Call> {
         let config = &self.config;
         let (b, s_q, _) = inputs.query.dims3()?;
-        let tracked = [inputs.query, inputs.key, inputs.value].into_iter();
-        let tracked = tracked.chain(self.bias_kv.iter().flatten()).chain(&self.score).any(Tensor::track_op);
+        let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
+        let tracked = [inputs.query, inputs.key, inputs.value].into_iter().chain(self.bias_kv.iter().flatten());
+        let tracked = tracked.chain(&self.score).chain(&self.sinks).chain(norms).any(Tensor::track_op);
         let mut call = Call {
             shape: CallShape { b, h: config.num_attention_heads, s_q, s_kv: inputs.key.dim(1)? },
             h_kv: config.num_key_value_heads(),
@@ -284,6 +327,8 @@ impl MultiHeadAttention {
 
     fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
         self.check(inputs)?;
+        let mask = self.positioned(inputs, inputs.key.dim(1)?)?;
+        let inputs = &AttentionInputs { mask: &mask, ..*inputs };
         let options = self.sdpa_options(inputs, options);
         let call = self.call(inputs, &options)?;
         if let Some((lengths, band)) = inputs.mask.as_padding()
@@ -305,6 +350,8 @@ impl MultiHeadAttention {
         SdpaOptions {
             scale: Some(self.config.scale()),
             appended_keys: usize::from(self.bias_kv.is_some()) + usize::from(self.config.add_zero_attn),
+            softcap: self.config.softcap,
+            sinks: self.sinks.as_ref(),
             additive: self.score.as_ref(),
             dropout: if options.train { self.config.dropout } else { 0.0 },
             return_weights: options.return_weights,
@@ -316,7 +363,16 @@ impl MultiHeadAttention {
     /// Queries, keys and values by head, `(b, s, h, d)` in `dtype`, the extra keys appended.
     fn project(&self, inputs: &AttentionInputs, dtype: DType) -> Result<[Tensor; 3]> {
         let sizes = [self.config.head_dim(), self.config.head_dim(), self.config.value_head_dim()];
-        let [q, k, v] = self.qkv.forward([inputs.query, inputs.key, inputs.value], sizes, dtype)?;
+        let xs = [inputs.query, inputs.key, inputs.value];
+        let [q, k, v] = match self.is_untransformed() {
+            true => self.qkv.forward(xs, sizes, dtype)?,
+            // Rounded once, after the transformations.
+            false => {
+                let wide = self.qkv.forward(xs, sizes, accumulate_in(self.qkv.weight()))?;
+                let [q, k, v] = self.transform(wide, [0, 0])?;
+                [q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?]
+            }
+        };
         Ok([q, self.append(k, 0)?, self.append(v, 1)?])
     }
 
@@ -371,6 +427,16 @@ fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
     let rows =
         [config.num_attention_heads * config.head_dim(), h_kv * config.head_dim(), h_kv * config.value_head_dim()];
     (rows, [config.query_size(), config.key_size(), config.value_size()])
+}
+
+fn fresh_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<NormWeights> {
+    let size = if norm.over == NormOver::AllHeads { heads * d } else { d };
+    // Either way the norm starts with factors of 1.
+    let one = if norm.kind == NormKind::RmsOffset { 0.0 } else { 1.0 };
+    let weight = vb.get_with_hints(size, "weight", Init::Const(one))?;
+    let layer = norm.kind == NormKind::Layer;
+    let bias = layer.then(|| vb.get_with_hints(size, "bias", Init::Const(0.0))).transpose()?;
+    Ok(NormWeights { weight, bias })
 }
 
 fn fresh_dense(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<DenseWeights> {

@@ -7,6 +7,7 @@ use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Element, Epilogue, Heads, Isa, Mask};
 use crate::mask::AttentionMask;
+use crate::position::Position;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
 use crate::slice::with_numbers;
 
@@ -62,6 +63,8 @@ impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) can run.
     pub(crate) fn runs_on_rows(&self) -> bool {
         let plain = self.score.is_none() && self.bias_kv.is_none() && !self.config.add_zero_attn;
+        let plain = plain && self.is_untransformed() && matches!(self.config.position, Position::None);
+        let plain = plain && self.config.softcap.is_none() && self.sinks.is_none();
         plain && self.qkv.can_pack() && self.o_proj.can_pack()
     }
 

@@ -1,9 +1,16 @@
+use candle_core::{DType, Device};
 use serde_json::Value;
 
-use super::read::infer_config;
-use super::source::WeightSource;
+use super::family::Layer;
+use super::layout::{NORMS, RELATIVE};
+use super::read::{AttentionWeights, infer_config};
+use super::source::{WeightSource, join};
+use super::{Checkpoint, Layout};
+use crate::attention::MultiHeadAttention;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+use crate::position::Position;
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -11,6 +18,8 @@ use crate::error::{Error, Result};
 pub struct HfAttentionConfig {
     /// The layer's configuration.
     pub config: AttentionConfig,
+    /// What the model masks in this layer by itself: later tokens, far ones.
+    pub mask: AttentionMask,
     /// Keys of the file that change what its model computes in attention and that the layer alone does not apply, such
     /// as positions: each with what it stands for.
     pub not_applied: Vec<(String, &'static str)>,
@@ -61,14 +70,64 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let float = |key: &str| section.get(key).and_then(Value::as_f64);
-    if let Some(scalar) = float("query_pre_attn_scalar") {
-        config = config.with_scale(scalar.powf(-0.5));
-    } else if let Some(multiplier) = float("attention_multiplier") {
-        config = config.with_scale(multiplier);
-    }
+    let layer = Layer::new(section, &prefix);
+    let has_norms = NORMS
+        .iter()
+        .flatten()
+        .any(|name| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight")));
+    config = layer.configure(config, has_norms)?;
     config.validate()?;
-    Ok(HfAttentionConfig { config, not_applied: not_applied(section) })
+    let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
+    not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
+    Ok(HfAttentionConfig { config, mask: layer.mask()?, not_applied })
+}
+
+/// An attention layer as its model runs it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ModelAttention {
+    /// The layer, with positions, norms and scale.
+    pub layer: MultiHeadAttention,
+    /// What the model masks in this layer by itself.
+    pub mask: AttentionMask,
+    /// The layout of its weights.
+    pub layout: &'static Layout,
+    /// As in [`HfAttentionConfig`].
+    pub not_applied: Vec<(String, &'static str)>,
+}
+
+impl Checkpoint {
+    /// The attention layer at `prefix` as the model of this `config.json` runs it over positions 0, 1, …: its scheme of
+    /// positions, local or global by the layer's number, scale, cap, norms, and a table of biases from where the family
+    /// keeps it.
+    ///
+    /// # Errors
+    /// Those of [`config_from_json`] and [`MultiHeadAttention::load`].
+    pub fn attention(&self, prefix: &str, json: &Value, dtype: DType, device: &Device) -> Result<ModelAttention> {
+        let source = self.at(prefix, dtype, device);
+        let HfAttentionConfig { config, mask, not_applied } = config_from_json(json, &source)?;
+        let (mut weights, layout) = AttentionWeights::read(&config, &source)?;
+        if let (Position::RelativeBuckets(relative), None) = (&config.position, &weights.relative_bias) {
+            let name = shared_table(prefix);
+            let root = self.at("", dtype, device);
+            weights.relative_bias = Some(root.get(&name, &[relative.num_buckets, config.num_attention_heads])?);
+        }
+        let layer = MultiHeadAttention::from_weights(&config, weights)?;
+        Ok(ModelAttention { layer, mask, layout, not_applied })
+    }
+}
+
+/// Where the layers of a stack keep the table that they share: in the first of them (T5), or beside them (MPNet).
+fn shared_table(prefix: &str) -> String {
+    let parts: Vec<&str> = prefix.split('.').collect();
+    match parts.iter().position(|part| part.parse::<usize>().is_ok()) {
+        Some(number) if parts.contains(&"SelfAttention") => {
+            let rest = parts[number + 1..].join(".");
+            join(&format!("{}.0.{rest}", parts[..number].join(".")), RELATIVE)
+        }
+        Some(number) => join(&parts[..number.saturating_sub(1)].join("."), RELATIVE),
+        None => join(prefix, RELATIVE),
+    }
 }
 
 /// The part of the file that describes the model in which `prefix` lies: a nested one for CLIP and the like.
@@ -92,7 +151,15 @@ fn heads(section: &Value, prefix: &str) -> Result<usize> {
     Err(Error::config("num_attention_heads", "absent", format!("one of {}", HEADS.join(", "))))
 }
 
-fn number(section: &Value, key: &str) -> Result<Option<usize>> {
+/// As [`number`]; a whole number may be written as a float.
+pub(super) fn optional(section: &Value, key: &str) -> Result<Option<usize>> {
+    match section.get(key).and_then(Value::as_f64) {
+        Some(n) if n >= 1.0 && n.fract() == 0.0 => Ok(Some(n as usize)),
+        _ => number(section, key),
+    }
+}
+
+pub(super) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
     match section.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {

@@ -1,104 +1,9 @@
+//! Finds the layout under a prefix.
+
+use super::names::{Layout, QkvNames, Stored};
 use super::source::WeightSource;
+use super::table::LAYOUTS;
 use crate::error::{Error, Result};
-
-/// The names of a projection's tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DenseNames {
-    /// The weight: `[out, in]`, or, where the name ends in `kernel`, `[in, out]`, `[in, heads, d]` or `[heads, d, out]`.
-    pub weight: &'static str,
-    /// The bias: `[out]`, or `[heads, d]` beside a three-dimensional kernel.
-    pub bias: &'static str,
-}
-
-/// How queries, keys and values are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkvNames {
-    /// Three projections: query, key, value.
-    Split([DenseNames; 3]),
-    /// One tensor, the rows of query, key and value one after the other.
-    Fused(DenseNames),
-    /// Three weights with one fused bias (`torch.nn.MultiheadAttention` with `kdim` or `vdim`).
-    SplitFusedBias([&'static str; 3], &'static str),
-}
-
-/// Which of `[q, k, v, o]` have a bias: the combinations that a layout's families publish. Empty: any.
-pub type BiasPatterns = &'static [[bool; 4]];
-
-/// How a family of checkpoints names and stores the weights of an attention layer.
-#[derive(Debug, Clone, Copy)]
-pub struct Layout {
-    /// A short name.
-    pub name: &'static str,
-    /// Who publishes it.
-    pub families: &'static str,
-    /// The input projections.
-    pub qkv: QkvNames,
-    /// The output projection.
-    pub o: DenseNames,
-    /// Which biases go together.
-    pub biases: BiasPatterns,
-}
-
-macro_rules! dense {
-    ($name:literal) => {
-        DenseNames { weight: concat!($name, ".weight"), bias: concat!($name, ".bias") }
-    };
-}
-macro_rules! kernel {
-    ($name:literal) => {
-        DenseNames { weight: concat!($name, ".kernel"), bias: concat!($name, ".bias") }
-    };
-}
-macro_rules! split {
-    ($dense:ident, $q:literal, $k:literal, $v:literal) => {
-        QkvNames::Split([$dense!($q), $dense!($k), $dense!($v)])
-    };
-}
-
-const ALL: [bool; 4] = [true; 4];
-const NONE: [bool; 4] = [false; 4];
-const NO_KEY: [bool; 4] = [true, false, true, true];
-const ONLY_OUT: [bool; 4] = [false, false, false, true];
-const IN_PROJ: DenseNames = DenseNames { weight: "in_proj_weight", bias: "in_proj_bias" };
-const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
-
-/// Every known layout. A new family is a new row.
-#[rustfmt::skip]
-pub const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2",
-        qkv: split!(dense, "q_proj", "k_proj", "v_proj"), o: dense!("o_proj"), biases: &[] },
-    Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA",
-        qkv: split!(dense, "self.query", "self.key", "self.value"), o: dense!("output.dense"), biases: &[ALL] },
-    Layout { name: "distilbert", families: "DistilBERT",
-        qkv: split!(dense, "q_lin", "k_lin", "v_lin"), o: dense!("out_lin"), biases: &[ALL] },
-    Layout { name: "albert", families: "ALBERT",
-        qkv: split!(dense, "query", "key", "value"), o: dense!("dense"), biases: &[ALL] },
-    Layout { name: "mpnet", families: "MPNet",
-        qkv: split!(dense, "attn.q", "attn.k", "attn.v"), o: dense!("attn.o"), biases: &[ALL] },
-    Layout { name: "mpnet-attn", families: "MPNet, from the prefix one further down",
-        qkv: split!(dense, "q", "k", "v"), o: dense!("o"), biases: &[ALL] },
-    Layout { name: "vit", families: "ViT, DINOv2, BEiT (transformers)",
-        qkv: split!(dense, "attention.query", "attention.key", "attention.value"), o: dense!("output.dense"),
-        biases: &[ALL, NO_KEY, ONLY_OUT] },
-    Layout { name: "timm", families: "timm ViT, DINOv2 (original)",
-        qkv: QkvNames::Fused(dense!("qkv")), o: dense!("proj"), biases: &[ALL, ONLY_OUT] },
-    Layout { name: "bart", families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, fairseq",
-        qkv: split!(dense, "q_proj", "k_proj", "v_proj"), o: dense!("out_proj"), biases: &[ALL, NO_KEY] },
-    Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
-        qkv: QkvNames::Fused(IN_PROJ), o: dense!("out_proj"), biases: &[ALL, NONE] },
-    Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
-        qkv: QkvNames::SplitFusedBias(SPLIT_PROJ, IN_PROJ.bias), o: dense!("out_proj"), biases: &[ALL, NONE] },
-    Layout { name: "d2l", families: "Dive into Deep Learning: PyTorch, MXNet",
-        qkv: split!(dense, "W_q", "W_k", "W_v"), o: dense!("W_o"), biases: &[ALL, NONE] },
-    Layout { name: "d2l-kernel", families: "Dive into Deep Learning: JAX, TensorFlow",
-        qkv: split!(kernel, "W_q", "W_k", "W_v"), o: kernel!("W_o"), biases: &[ALL, NONE] },
-    Layout { name: "flax", families: "flax.linen.MultiHeadDotProductAttention, flax.nnx.MultiHeadAttention",
-        qkv: split!(kernel, "query", "key", "value"), o: kernel!("out"), biases: &[ALL, NONE] },
-    Layout { name: "keras", families: "keras.layers.MultiHeadAttention",
-        qkv: split!(kernel, "query", "key", "value"), o: kernel!("attention_output"), biases: &[ALL, NONE] },
-    Layout { name: "flax-bert", families: "BERT, RoBERTa, ELECTRA in Flax (transformers)",
-        qkv: split!(kernel, "self.query", "self.key", "self.value"), o: kernel!("output.dense"), biases: &[ALL] },
-];
 
 /// One more key and value that every query sees (`torch.nn.MultiheadAttention`, fairseq), in any layout.
 pub(super) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
@@ -106,55 +11,46 @@ pub(super) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 pub(super) const SCORE: &str = "score.weight";
 
 /// Components of names below an attention prefix that are not part of the attention: the norm after BERT's, a buffer.
-const IGNORED: &[&str] = &["LayerNorm", "inv_freq"];
+const IGNORED: &[&str] = &["LayerNorm", "inv_freq", "latent", "masked_bias"];
+
+/// Norms of queries and keys, by the names they have; under each a `weight` and perhaps a `bias`, or one for each head.
+pub(super) const NORMS: [[&str; 2]; 2] = [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"]];
+/// A score a head that takes part in the softmax.
+pub(super) const SINKS: &str = "sinks";
+/// The biases of relative positions, where a layer has a table of its own.
+pub(super) const RELATIVE: &str = "relative_attention_bias.weight";
 
 /// Tensors that change what attention computes and that this version does not apply. Looked for by name where a source
 /// cannot list what it holds.
 const NOT_APPLIED: &[(&str, &str)] = &[
-    ("q_norm.weight", "it normalises queries"),
-    ("k_norm.weight", "it normalises keys"),
-    ("q_layernorm.weight", "it normalises queries"),
-    ("k_layernorm.weight", "it normalises keys"),
     ("q_layer_norm.weight", "it normalises queries"),
     ("k_layer_norm.weight", "it normalises keys"),
     ("query_layernorm.weight", "it normalises queries"),
     ("key_layernorm.weight", "it normalises keys"),
-    ("q_layernorm.norms.0.weight", "it normalises queries by head"),
-    ("k_layernorm.norms.0.weight", "it normalises keys by head"),
-    ("self.rotary_embeddings.inv_freq", "it belongs to rotary positions"),
     ("q_proj.weight_scale", "it belongs to quantised weights"),
-    ("sinks", "it adds a learned sink to every softmax"),
-    ("relative_attention_bias.weight", "it adds a relative position bias"),
     ("relative_position_bias_table", "it adds a relative position bias"),
     ("attention.relative_position_bias.relative_position_bias_table", "it adds a relative position bias"),
     ("self.distance_embedding.weight", "it adds relative position embeddings"),
+    ("self.pos_proj.weight", "it adds disentangled attention"),
+    ("self.pos_key_proj.weight", "it adds disentangled attention"),
     ("q_bias", "it is a separate query bias"),
     ("v_bias", "it is a separate value bias"),
 ];
 
 impl Layout {
-    /// The weights that must all be there for the layout to fit.
-    pub(super) fn required(&self) -> Vec<&'static str> {
-        let mut names = match self.qkv {
-            QkvNames::Split(qkv) => qkv.map(|dense| dense.weight).to_vec(),
-            QkvNames::Fused(dense) => vec![dense.weight],
-            QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
-        };
-        names.push(self.o.weight);
-        names
-    }
-
-    /// The names of the biases of q, k, v, o; the same name where they are fused.
-    pub(super) fn bias_names(&self) -> [&'static str; 4] {
-        let [q, k, v] = match self.qkv {
-            QkvNames::Split(qkv) => qkv.map(|dense| dense.bias),
-            QkvNames::Fused(DenseNames { bias, .. }) | QkvNames::SplitFusedBias(_, bias) => [bias; 3],
-        };
-        [q, k, v, self.o.bias]
-    }
-
     fn fits<S: WeightSource>(&self, source: &S) -> bool {
-        self.required().iter().all(|name| source.contains(name))
+        self.required().iter().all(|name| source.contains(name)) && self.lies_so(source)
+    }
+
+    /// `c_attn` is `[in, out]` in GPT-2 and `[out, in]` in GPT-BigCode; either way there are more outputs than inputs.
+    fn lies_so<S: WeightSource>(&self, source: &S) -> bool {
+        let (QkvNames::Fused(dense, _) | QkvNames::Pair(_, dense)) = self.qkv else { return true };
+        match source.shape(dense.weight) {
+            Ok(Some(shape)) if shape.len() == 2 && dense.weight.starts_with("c_attn") => {
+                (shape[0] < shape[1]) == (dense.stored == Stored::InOut)
+            }
+            _ => true,
+        }
     }
 
     /// Checks that the biases present are a combination that the families of this layout publish.
@@ -179,15 +75,16 @@ impl Layout {
         let unsupported = |name: &str, why: &str| {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
-        if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| source.contains(name)) {
+        let mut read = self.required();
+        if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !read.contains(name) && source.contains(name)) {
             return unsupported(name, &format!("{why}, which this version does not apply"));
         }
-        let mut read = self.required();
         read.extend(self.bias_names());
         read.extend(BIAS_KV);
-        read.push(SCORE);
+        read.extend([SCORE, SINKS, RELATIVE]);
         let names = source.names().unwrap_or_default();
-        let ignored = |name: &str| name.split('.').any(|part| IGNORED.contains(&part));
+        let norm = |name: &str| NORMS.iter().flatten().any(|norm| name.split('.').next() == Some(norm));
+        let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
         match names.iter().find(|name| !read.contains(&name.as_str()) && !ignored(name)) {
             Some(name) => unsupported(name, "it is not part of the layout; is the prefix that of the attention layer?"),
             None => Ok(()),

@@ -1,15 +1,22 @@
 //! Weights on disk: opens a file, a folder or a sharded index, and reads attention layers in any known layout.
 
+mod family;
 mod hf_config;
 mod layout;
+mod names;
+mod norms;
 mod open;
 mod read;
 mod source;
+mod table;
 
-pub use hf_config::{HfAttentionConfig, config_from_json};
-pub use layout::{BiasPatterns, DenseNames, LAYOUTS, Layout, QkvNames, detect};
+pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
+pub use layout::detect;
+pub use names::{BiasPatterns, DenseNames, FusedOrder, Layout, QkvNames, Stored};
+pub use norms::NormWeights;
 #[cfg(feature = "hub")]
 pub(crate) use open::read_index;
 pub use open::{Checkpoint, CheckpointSource};
 pub use read::{AttentionWeights, DenseWeights, QkvWeights, infer_config};
 pub use source::WeightSource;
+pub use table::LAYOUTS;

@@ -1,9 +1,12 @@
 use candle_core::Tensor;
 
-use super::layout::{BIAS_KV, DenseNames, Layout, QkvNames, SCORE, detect};
+use super::layout::{BIAS_KV, RELATIVE, SCORE, SINKS, detect};
+use super::names::{DenseNames, FusedOrder, Layout, QkvNames, Stored};
+use super::norms::{NormWeights, read_norms};
 use super::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
+use crate::position::Position;
 
 /// A projection as plain tensors.
 #[derive(Debug, Clone)]
@@ -21,6 +24,8 @@ pub enum QkvWeights {
     Split(Box<[DenseWeights; 3]>),
     /// The rows of query, key and value in one.
     Packed(DenseWeights),
+    /// In one, in another order of rows.
+    Ordered(DenseWeights, FusedOrder),
 }
 
 /// All weights of one attention layer, whatever layout they came from.
@@ -36,6 +41,12 @@ pub struct AttentionWeights {
     pub bias_kv: Option<[Tensor; 2]>,
     /// The vector of additive scoring, `(h, d)`.
     pub score: Option<Tensor>,
+    /// The norms of queries and keys.
+    pub qk_norm: Option<[NormWeights; 2]>,
+    /// A score a head that takes part in the softmax without a value, `(h)`.
+    pub sinks: Option<Tensor>,
+    /// The biases of relative positions, `(num_buckets, h)`.
+    pub relative_bias: Option<Tensor>,
 }
 
 impl AttentionWeights {
@@ -49,27 +60,80 @@ impl AttentionWeights {
         config.validate()?;
         let layout = detect(source)?;
         let sizes = Sizes::new(config);
+        let one_input = || {
+            let [q, k, v] = sizes.inputs;
+            if q == k && q == v {
+                return Ok(q);
+            }
+            let allowed = format!("query_size = {q}: the checkpoint's fused layout `{}` has one", layout.name);
+            let (field, found) = if q != k { ("key_size", k) } else { ("value_size", v) };
+            Err(Error::config(field, found, allowed))
+        };
+        let all_rows = (0..3).map(|i| sizes.rows(i).0 * sizes.rows(i).1).sum();
         let qkv = match layout.qkv {
             QkvNames::Split(names) => {
                 let read = |i: usize| read_dense(source, names[i], sizes.rows(i), sizes.inputs[i], true);
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
-            QkvNames::Fused(names) => {
-                let [q, k, v] = sizes.inputs;
-                if q != k || q != v {
-                    let allowed = format!("query_size = {q}: the checkpoint's fused layout `{}` has one", layout.name);
-                    let (field, found) = if q != k { ("key_size", k) } else { ("value_size", v) };
-                    return Err(Error::config(field, found, allowed));
+            QkvNames::Fused(names, order) => {
+                let dense = read_dense(source, names, (all_rows, 1), one_input()?, true)?;
+                match order {
+                    FusedOrder::Blocks => QkvWeights::Packed(dense),
+                    order => QkvWeights::Ordered(dense, order),
                 }
-                let rows = (0..3).map(|i| sizes.rows(i).0 * sizes.rows(i).1).sum();
-                QkvWeights::Packed(read_dense(source, names, (rows, 1), q, true)?)
+            }
+            QkvNames::FusedSplitBias(weight, biases, order) => {
+                let weight = source.get(weight, &[all_rows, one_input()?])?;
+                if order != FusedOrder::Blocks {
+                    let why = "separate biases of a weight whose rows are in another order".to_string();
+                    return Err(Error::UnsupportedTensor {
+                        name: source.full_name(biases[0]),
+                        layout: layout.name,
+                        why,
+                    });
+                }
+                let rows = [0, 1, 2].map(|i| sizes.rows(i).0 * sizes.rows(i).1);
+                let part = |i: usize, bias: Option<&str>| {
+                    let weight = weight.narrow(0, rows[..i].iter().sum(), rows[i])?;
+                    let bias = bias.map(|bias| source.get(bias, &[rows[i]])).transpose()?;
+                    Ok::<_, Error>(DenseWeights { weight, bias })
+                };
+                QkvWeights::Split(Box::new([part(0, Some(biases[0]))?, part(1, None)?, part(2, Some(biases[1]))?]))
+            }
+            QkvNames::Pair(q, kv) => {
+                let [_, k_size, v_size] = sizes.inputs;
+                if k_size != v_size {
+                    let allowed = format!("key_size = {k_size}: layout `{}` makes both from one input", layout.name);
+                    return Err(Error::config("value_size", v_size, allowed));
+                }
+                let rows = [1, 2].map(|i| sizes.rows(i).0 * sizes.rows(i).1);
+                let q = read_dense(source, q, sizes.rows(0), sizes.inputs[0], true)?;
+                let kv = read_dense(source, kv, (rows[0] + rows[1], 1), k_size, true)?;
+                let part = |start: usize, len: usize| {
+                    let bias = kv.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
+                    Ok::<_, Error>(DenseWeights { weight: kv.weight.narrow(0, start, len)?, bias })
+                };
+                QkvWeights::Split(Box::new([q, part(0, rows[0])?, part(rows[0], rows[1])?]))
             }
             QkvNames::SplitFusedBias(weights, bias) => {
                 QkvWeights::Split(read_fused_bias(source, weights, bias, &sizes)?)
             }
         };
         let o = read_dense(source, layout.o, sizes.rows_of_output, config.output_size(), false)?;
-        Ok((Self { qkv, o, bias_kv: read_bias_kv(source, &sizes)?, score: read_score(source, config)? }, layout))
+        check_rotary(source, config)?;
+        let weights = Self {
+            qkv,
+            o,
+            bias_kv: read_bias_kv(source, &sizes)?,
+            score: read_score(source, config)?,
+            qk_norm: read_norms(source, config)?,
+            sinks: match source.contains(SINKS) {
+                true => Some(source.get(SINKS, &[config.num_attention_heads])?),
+                false => None,
+            },
+            relative_bias: read_relative(source, config)?,
+        };
+        Ok((weights, layout))
     }
 }
 
@@ -109,9 +173,16 @@ fn read_dense<S: WeightSource>(
         true => Ok(Some(source.get(names.bias, shape)?.reshape(out)?)),
         false => Ok::<_, Error>(None),
     };
-    if !names.weight.ends_with("kernel") {
-        let weight = source.get(names.weight, &if into_heads { [heads, width] } else { [width, heads] })?;
-        return Ok(DenseWeights { weight, bias: bias(&[out])? });
+    let (out, input) = if into_heads { (heads, width) } else { (width, heads) };
+    match names.stored {
+        Stored::OutIn => {
+            return Ok(DenseWeights { weight: source.get(names.weight, &[out, input])?, bias: bias(&[out])? });
+        }
+        Stored::InOut => {
+            let weight = source.get(names.weight, &[input, out])?.t()?;
+            return Ok(DenseWeights { weight, bias: bias(&[out])? });
+        }
+        Stored::Kernel => {}
     }
     // A kernel is [in, out]; Flax and Keras may keep the heads as a dimension of their own.
     let per_head = match source.shape(names.weight)? {
@@ -159,6 +230,31 @@ fn read_bias_kv<S: WeightSource>(source: &S, sizes: &Sizes) -> Result<Option<[Te
     Ok(Some([read(k, 1)?, read(v, 2)?]))
 }
 
+/// ESM keeps the frequencies of its rotation in the layer.
+const FREQUENCIES: &str = "self.rotary_embeddings.inv_freq";
+
+fn check_rotary<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<()> {
+    if source.contains(FREQUENCIES) && !matches!(config.position, Position::Rotary(_)) {
+        let allowed = format!("rotary: the checkpoint holds `{}`", source.full_name(FREQUENCIES));
+        return Err(Error::config("position", format!("{:?}", config.position), allowed));
+    }
+    Ok(())
+}
+
+/// A table of the layer's own; one that several layers share is given by whoever knows where it lies.
+fn read_relative<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<Tensor>> {
+    match (&config.position, source.contains(RELATIVE)) {
+        (Position::RelativeBuckets(relative), true) => {
+            Ok(Some(source.get(RELATIVE, &[relative.num_buckets, config.num_attention_heads])?))
+        }
+        (_, true) => {
+            let allowed = format!("relative buckets: the checkpoint holds `{}`", source.full_name(RELATIVE));
+            Err(Error::config("position", format!("{:?}", config.position), allowed))
+        }
+        (_, false) => Ok(None),
+    }
+}
+
 fn read_score<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<Tensor>> {
     match (config.scoring, source.contains(SCORE)) {
         (Scoring::ScaledDotProduct, false) => Ok(None),
@@ -189,29 +285,36 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
         source.shape(name)?.ok_or_else(unknown)
     };
     // (rows, columns) as [out, in], whatever the orientation.
-    let out_in = |name: &str, into_heads: bool| -> Result<(usize, usize)> {
+    let out_in = |name: &str, stored: Stored, into_heads: bool| -> Result<(usize, usize)> {
         let shape = shape(name)?;
-        match (shape.as_slice(), name.ends_with("kernel"), into_heads) {
-            (&[out, input], false, _) | (&[input, out], true, _) => Ok((out, input)),
-            (&[input, h, d], true, true) => Ok((h * d, input)),
-            (&[h, d, out], true, false) => Ok((out, h * d)),
+        match (shape.as_slice(), stored, into_heads) {
+            (&[out, input], Stored::OutIn, _) | (&[input, out], _, _) => Ok((out, input)),
+            (&[input, h, d], Stored::Kernel, true) => Ok((h * d, input)),
+            (&[h, d, out], Stored::Kernel, false) => Ok((out, h * d)),
             _ => Err(wrong_rank(source.full_name(name), &shape)),
         }
     };
-    let o = out_in(layout.o.weight, false)?;
+    let o = out_in(layout.o.weight, layout.o.stored, false)?;
+    let into = |names: DenseNames| out_in(names.weight, names.stored, true);
     let [q, k, v] = match layout.qkv {
-        QkvNames::Split(names) => {
-            [out_in(names[0].weight, true)?, out_in(names[1].weight, true)?, out_in(names[2].weight, true)?]
-        }
+        QkvNames::Split(names) => [into(names[0])?, into(names[1])?, into(names[2])?],
         QkvNames::SplitFusedBias(names, _) => {
-            [out_in(names[0], true)?, out_in(names[1], true)?, out_in(names[2], true)?]
+            let into = |name: &str| out_in(name, Stored::OutIn, true);
+            [into(names[0])?, into(names[1])?, into(names[2])?]
         }
-        QkvNames::Fused(names) => {
-            let (rows, input) = out_in(names.weight, true)?;
+        QkvNames::Fused(..) | QkvNames::FusedSplitBias(..) => {
+            let (name, stored) = match layout.qkv {
+                QkvNames::Fused(names, _) => (names.weight, names.stored),
+                _ => (layout.required()[0], Stored::OutIn),
+            };
+            let (rows, input) = out_in(name, stored, true)?;
             let rest = rows.checked_sub(o.1).filter(|rest| rest.is_multiple_of(2) && *rest > 0);
-            let rest =
-                rest.ok_or_else(|| wrong_shape(source.full_name(names.weight), &[rows, input], &[3 * o.1, input]))?;
+            let rest = rest.ok_or_else(|| wrong_shape(source.full_name(name), &[rows, input], &[3 * o.1, input]))?;
             [(o.1, input), (rest / 2, input), (rest / 2, input)]
+        }
+        QkvNames::Pair(q, kv) => {
+            let (rows, input) = into(kv)?;
+            [into(q)?, (rows / 2, input), (rows / 2, input)]
         }
     };
     let per_head = |total: usize, heads: usize, of: &str| match heads > 0 && total.is_multiple_of(heads) {

@@ -28,10 +28,18 @@ pub(crate) enum Lengths {
     Padding(Vec<usize>),
 }
 
+/// `-slope · distance` for each head; keys after the query have a negative distance unless it is symmetric.
+#[derive(Debug, Clone)]
+pub(crate) struct Distances {
+    pub slopes: Vec<f32>,
+    pub symmetric: bool,
+}
+
 /// Which keys a query sees. Everything has to let a key be seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Mask<'a> {
     pub lengths: Vec<Lengths>,
+    pub distances: Vec<Distances>,
     /// Keys before and after a query's own position, which for query `i` is `i + s_kv - s_q`.
     pub left: Option<usize>,
     pub right: Option<usize>,
@@ -70,11 +78,18 @@ impl Mask<'_> {
 
     /// Whether anything but the range has a say.
     pub(super) fn has_tensors(&self) -> bool {
-        !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty())
+        !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty() && self.distances.is_empty())
     }
 
-    /// Applies the tensors to the scores of query `i` with keys `from ..`.
-    pub(super) fn apply(&self, scores: &mut [f32], b: usize, h: usize, i: usize, from: usize) {
+    /// Applies the tensors and distances to the scores of query `i`, which stands at the key `position`, with keys
+    /// `from ..`.
+    pub(super) fn apply(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, from: usize) {
+        for Distances { slopes, symmetric } in &self.distances {
+            for (score, j) in scores.iter_mut().zip(from as i64..) {
+                let distance = (position - j) as f32;
+                *score -= slopes[h] * if *symmetric { distance.abs() } else { distance };
+            }
+        }
         for bias in &self.bias {
             for (score, j) in scores.iter_mut().zip(from..) {
                 let bias = bias.get(b, h, i, j);

@@ -63,7 +63,10 @@ impl Part {
                 row_count("padding", rows.len(), b)?;
                 rows.iter().enumerate().try_for_each(|(i, &n)| length(format!("padding[{i}]"), n, s_kv))
             }
-            Self::Causal | Self::Window { .. } => Ok(()),
+            Self::Distances { slopes, .. } if slopes.len() != call.h => {
+                Err(Error::value("the number of slopes", slopes.len(), format!("{}, the heads", call.h)))
+            }
+            Self::Causal | Self::Window { .. } | Self::Distances { .. } => Ok(()),
             Self::Segments { queries, keys } => {
                 let expect = |name: &str, ids: &Tensor, want: [usize; 2]| match ids.dims() == want {
                     true => Ok(()),

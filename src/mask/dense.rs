@@ -83,6 +83,16 @@ impl Part {
             }
             // Built once for all such parts, in `Band`.
             Self::Causal | Self::Window { .. } => Ok(()),
+            Self::Distances { slopes, symmetric } => {
+                let distance = |i: usize, j: usize| {
+                    let before = i as f64 + s_kv as f64 - s_q as f64 - j as f64;
+                    if *symmetric { before.abs() } else { before }
+                };
+                let distances: Vec<f64> = (0..s_q).flat_map(|i| (0..s_kv).map(move |j| -distance(i, j))).collect();
+                let distances = Tensor::from_vec(distances, (1, 1, s_q, s_kv), &Device::Cpu)?;
+                let slopes = Tensor::new(slopes.as_slice(), &Device::Cpu)?.reshape((1, slopes.len(), 1, 1))?;
+                dense.bias(distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?)
+            }
             Self::Segments { queries, keys } => {
                 let queries = queries.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, s_q, 1))?;
                 let keys = keys.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, 1, s_kv))?;

@@ -53,6 +53,11 @@ pub(crate) enum Part {
         queries: Tensor,
         keys: Tensor,
     },
+    /// `-slope · distance` added to the scores, a slope a head.
+    Distances {
+        slopes: Vec<f64>,
+        symmetric: bool,
+    },
 }
 
 impl AttentionMask {
@@ -155,6 +160,13 @@ impl AttentionMask {
         Self::part(Part::Window { left, right })
     }
 
+    /// `-slopes[h] · distance` added to the scores, the distance being how many places before the query a key stands,
+    /// aligned as in [`causal`](Self::causal); after the query it is negative, or, if `symmetric`, counted alike. This is
+    /// ALiBi; a layer whose configuration says so adds it by itself.
+    pub fn distances(slopes: Vec<f64>, symmetric: bool) -> Self {
+        Self::part(Part::Distances { slopes, symmetric })
+    }
+
     /// A query sees only the keys of its own segment: `queries` `(b, s_q)` and `keys` `(b, s_kv)` hold the segments'
     /// numbers, in any integer dtype. For self-attention pass the same tensor twice.
     ///
@@ -216,6 +228,7 @@ impl std::fmt::Display for AttentionMask {
                 Part::Padding(rows) => write!(f, "padding({} rows)", rows.len())?,
                 Part::Causal => f.write_str("causal")?,
                 Part::Window { left, right } => write!(f, "window({left:?}, {right:?})")?,
+                Part::Distances { slopes, .. } => write!(f, "distances({} heads)", slopes.len())?,
                 Part::Segments { queries, keys } => write!(f, "segments({:?}, {:?})", queries.dims(), keys.dims())?,
             }
         }

@@ -3,12 +3,13 @@ use candle_core::{DType, Device, Tensor};
 use super::dense::{Band, left_pad_dims, lowest_finite, to_4d};
 use super::{AttentionMask, Part};
 use crate::error::Result;
-use crate::kernels::Lengths;
+use crate::kernels::{Distances, Lengths};
 
 /// A mask on the CPU with its structure kept: what the fused kernel reads.
 #[derive(Debug, Default)]
 pub(crate) struct Structure {
     pub lengths: Vec<Lengths>,
+    pub distances: Vec<Distances>,
     /// Keys seen before and after a query's own position.
     pub left: Option<usize>,
     pub right: Option<usize>,
@@ -46,6 +47,10 @@ impl AttentionMask {
                 }
                 Part::Lengths(rows) => structure.lengths.push(Lengths::Rows(rows.clone())),
                 Part::QueryLengths(rows) => structure.lengths.push(Lengths::Queries(rows.clone())),
+                Part::Distances { slopes, symmetric } => {
+                    let slopes = slopes.iter().map(|slope| *slope as f32).collect();
+                    structure.distances.push(Distances { slopes, symmetric: *symmetric });
+                }
                 Part::Padding(rows) => structure.lengths.push(Lengths::Padding(rows.clone())),
                 Part::Causal | Part::Window { .. } => {}
                 Part::Segments { queries, keys } => {

@@ -1,13 +1,13 @@
-/// The slopes of the heads: a geometric sequence that starts and ends alike for every number of heads that is a power of
-/// two; the published models differ in what they do for others.
+use half::bf16;
+
+/// The slopes of the heads.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum AlibiSlopes {
-    /// Those of the next lower power of two, then every other one of the next higher (the paper's code, BLOOM, Falcon).
-    Appended,
-    /// Those of the next higher power of two, every other one first, then those between (MPT, Jina).
-    Interleaved {
-        /// The exponent at the last head; 8 in the paper.
+    /// `2^(-bias_max · i / heads)` for `i` from 1, where there are a power of two heads. Otherwise those of the next lower
+    /// power, then every other one of the next higher (the paper's code, BLOOM, Falcon; MPT and Jina by other words).
+    Geometric {
+        /// The exponent of the last head; 8 in the paper.
         bias_max: f64,
     },
     /// One a head.
@@ -24,56 +24,41 @@ pub struct Alibi {
     /// Keys after the query count by their distance too (Jina-BERT); otherwise, a key after the query has a negative
     /// distance, which matters only where nothing hides it.
     pub symmetric: bool,
-    /// A factor on all slopes: Falcon adds the bias before it scales the scores.
-    pub factor: f64,
+    /// `slope · key position`, computed in bf16 and scaled like the scores (Falcon in transformers, which was trained so).
+    /// Up to that rounding the same as by distance.
+    pub falcon: bool,
+}
+
+impl Default for Alibi {
+    fn default() -> Self {
+        Self { slopes: AlibiSlopes::Geometric { bias_max: 8.0 }, symmetric: false, falcon: false }
+    }
 }
 
 impl Alibi {
-    /// These slopes, for texts that are read in one direction.
-    pub fn new(slopes: AlibiSlopes) -> Self {
-        Self { slopes, symmetric: false, factor: 1.0 }
-    }
-
-    /// Sets whether keys after the query count by their distance too.
-    #[must_use]
-    pub fn with_symmetric(mut self, symmetric: bool) -> Self {
-        self.symmetric = symmetric;
-        self
-    }
-
-    /// Sets the factor on all slopes.
-    #[must_use]
-    pub fn with_factor(mut self, factor: f64) -> Self {
-        self.factor = factor;
-        self
+    crate::setters::setters! {
+        /// Sets the slopes.
+        with_slopes, slopes: AlibiSlopes = slopes;
+        /// Sets whether keys after the query count by their distance too.
+        with_symmetric, symmetric: bool = symmetric;
+        /// Sets whether it is computed as in Falcon.
+        with_falcon, falcon: bool = falcon;
     }
 
     /// One slope a head.
     pub fn of_heads(&self, heads: usize) -> Vec<f64> {
-        let sequence = |count: usize, bias_max: f64| -> Vec<f64> {
-            (1..=count).map(|i| (-bias_max * i as f64 / count as f64).exp2()).collect()
+        let bias_max = match &self.slopes {
+            AlibiSlopes::Given(slopes) => return slopes.clone(),
+            AlibiSlopes::Geometric { bias_max } => *bias_max,
         };
-        let slopes = match &self.slopes {
-            AlibiSlopes::Given(slopes) => slopes.clone(),
-            AlibiSlopes::Interleaved { bias_max } => {
-                let all = sequence(heads.next_power_of_two(), *bias_max);
-                match heads.is_power_of_two() {
-                    true => all,
-                    false => all.iter().skip(1).step_by(2).chain(all.iter().step_by(2)).take(heads).copied().collect(),
-                }
-            }
-            AlibiSlopes::Appended => {
-                let upper = heads.next_power_of_two();
-                match upper == heads {
-                    true => sequence(heads, 8.0),
-                    false => {
-                        let mut slopes = sequence(upper / 2, 8.0);
-                        slopes.extend(sequence(upper, 8.0).iter().step_by(2).take(heads - upper / 2));
-                        slopes
-                    }
-                }
-            }
-        };
-        slopes.into_iter().map(|slope| slope * self.factor).collect()
+        let sequence = |count: usize| (1..=count).map(move |i| (-bias_max * i as f64 / count as f64).exp2());
+        let lower = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+        sequence(lower).chain(sequence(2 * lower).step_by(2).take(heads - lower)).collect()
+    }
+
+    /// What Falcon adds to the score of each key `0 .. keys`, before scaling, one head after the other.
+    pub(crate) fn falcon_biases(&self, heads: usize, keys: usize) -> Vec<f32> {
+        let slopes = self.of_heads(heads).into_iter().map(|slope| bf16::from_f64(slope).to_f32());
+        slopes.flat_map(|slope| (0..keys).map(move |j| bf16::from_f32(slope * j as f32).to_f32())).collect()
     }
 }

@@ -48,6 +48,18 @@ pub enum RotaryScaling {
         /// Whether the ends of the ramp are rounded to whole frequencies.
         truncate: bool,
     },
+    /// LongRoPE ([Ding 2024](https://arxiv.org/abs/2402.13753)): each frequency divided by a factor of its own, one set for
+    /// short and one for long texts.
+    LongRope {
+        /// For texts up to the original maximum; as many as frequencies.
+        short_factor: Vec<f64>,
+        /// For longer ones.
+        long_factor: Vec<f64>,
+        /// The longest text of the training.
+        original_max_position_embeddings: usize,
+        /// Factor on queries and keys alike.
+        attention_factor: f64,
+    },
     /// Llama 3's: long wavelengths divided, short ones as they are, a ramp between.
     Llama3 {
         /// How many times longer.
@@ -103,6 +115,15 @@ impl Rotary {
         }
         let (factor, original) = match &self.scaling {
             RotaryScaling::None => return Ok(()),
+            RotaryScaling::LongRope { short_factor, long_factor, original_max_position_embeddings, .. } => {
+                for (field, factors) in [("short_factor", short_factor), ("long_factor", long_factor)] {
+                    if factors.len() != dim / 2 || !factors.iter().all(|f| f.is_finite() && *f > 0.0) {
+                        let found = format!("{} numbers", factors.len());
+                        return Err(Error::config(field, found, format!("{} positive ones", dim / 2)));
+                    }
+                }
+                (1.0, *original_max_position_embeddings)
+            }
             RotaryScaling::Linear { factor } => (*factor, 1),
             RotaryScaling::Dynamic { factor, original_max_position_embeddings: original }
             | RotaryScaling::Yarn { factor, original_max_position_embeddings: original, .. }
@@ -124,6 +145,10 @@ impl Rotary {
         let plain = of_base(self.theta);
         match self.scaling {
             RotaryScaling::None => (plain, 1.0),
+            RotaryScaling::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
+                let factors = if length > self.original() as usize { long_factor } else { short_factor };
+                (plain.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), attention_factor)
+            }
             RotaryScaling::Linear { factor } => (plain.into_iter().map(|f| f / factor).collect(), 1.0),
             RotaryScaling::Dynamic { factor, original_max_position_embeddings: original } => {
                 let length = length.max(original) as f64;
@@ -170,12 +195,19 @@ impl Rotary {
             RotaryScaling::None | RotaryScaling::Linear { .. } => 1.0,
             RotaryScaling::Dynamic { original_max_position_embeddings: original, .. }
             | RotaryScaling::Yarn { original_max_position_embeddings: original, .. }
+            | RotaryScaling::LongRope { original_max_position_embeddings: original, .. }
             | RotaryScaling::Llama3 { original_max_position_embeddings: original, .. } => original as f64,
         }
     }
 
     /// Cosines and sines of the angles at `positions`, each `(rows, tokens, 1, pairs)`.
-    pub(crate) fn angles(&self, positions: &[Vec<usize>], head_dim: usize, dtype: DType, device: &Device) -> Result<[Tensor; 2]> {
+    pub(crate) fn angles(
+        &self,
+        positions: &[Vec<usize>],
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<[Tensor; 2]> {
         let length = positions.iter().flatten().max().map_or(0, |last| last + 1);
         let (frequencies, factor) = self.frequencies(head_dim, length);
         let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, frequencies.len());
@@ -184,7 +216,7 @@ impl Rotary {
         let angles: Vec<f64> = angles.collect();
         let of = |f: fn(f64) -> f64| {
             let numbers: Vec<f64> = angles.iter().map(|&angle| f(angle) * factor).collect();
-            Ok(Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?)
+            Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
         };
         Ok([of(f64::cos)?, of(f64::sin)?])
     }

@@ -52,6 +52,7 @@ fn run<T: Element + WithDType>(
     let ids = structure.segments.iter().flatten().map(Slice::<i64>::new).collect::<Result<Vec<_>>>()?;
     let mask = Mask {
         lengths: structure.lengths,
+        distances: structure.distances,
         left: structure.left,
         right: structure.right,
         segments: ids.chunks_exact(2).map(|pair| [ids_along(&pair[0], 2), ids_along(&pair[1], 3)]).collect(),

@@ -18,9 +18,10 @@ and as metadata `config` (the saved config.json; `{}` for timm), `timm` (only fo
 module knows and no file says) and `cases`, a JSON list of {name C, prefix of the weights,
 kind self|cross, causal, layer, note}.
 
-Weights are normal with std 0.2, embeddings, position biases and sinks with std 1, and what starts as
-ones (norm weights) is 1 + normal. The eager attention is used. Each `vary` is a change of the
-config that is checked to change the outputs.
+Weights are normal with std 0.2, embeddings, position biases and sinks with std 1, and what starts
+as ones (norm weights) is 1 + normal. The eager attention is used, but for falcon_alibi. Each `vary`
+is a change of the config that is checked to change the outputs, and decoding in pieces is checked
+to give what one run gives. At padded queries the output is what the model computes there.
 
 Made with torch 2.15.0, transformers 5.23.0, timm 1.0.31 (stored in the metadata).
 Re-run:  python tests/golden/families.py [family ...]
@@ -65,11 +66,11 @@ def randomise(model):
     return model.eval()
 
 
-def site(case, path, proj, prefix=None, *, kind="self", causal=False, layer=0, note=""):
-    """One attention layer: the module that is given its states, its output projection inside it
-    ("" = the module itself) and where its weights are saved."""
-    return dict(case=case, path=path, proj=proj, prefix=prefix or path, kind=kind, causal=causal,
-                layer=layer, note=note)
+def site(case, path, proj, prefix=None, *, entry="", kind="self", causal=False, layer=0, note=""):
+    """One attention layer: its module, in that the output projection ("" = the module itself) and
+    the module that is given the states (`entry`), and where its weights are saved."""
+    return dict(case=case, path=path, proj=proj, prefix=prefix or path, entry=entry, kind=kind,
+                causal=causal, layer=layer, note=note)
 
 
 def argument(args, kwargs, index, names):
@@ -93,9 +94,9 @@ def capture(model, sites, inputs):
         def after(_m, _args, out, here=here):
             here["output"] = (out[0] if isinstance(out, tuple) else out).clone()
 
-        hooks.append(attn.register_forward_pre_hook(before, with_kwargs=True))
-        proj = attn.get_submodule(s["proj"]) if s["proj"] else attn
-        hooks.append(proj.register_forward_hook(after))
+        entry = attn.get_submodule(s["entry"])
+        hooks.append(entry.register_forward_pre_hook(before, with_kwargs=True))
+        hooks.append(attn.get_submodule(s["proj"]).register_forward_hook(after))
     out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     for hook in hooks:
         hook.remove()
@@ -130,7 +131,7 @@ class Family:
                 if hasattr(m, "fused_attn"):
                     m.fused_attn = False
         else:
-            model = self.cls(self.config(attn_implementation="eager", **kwargs))
+            model = self.cls(self.config(**{"attn_implementation": "eager", **kwargs}))
         return model.eval()
 
     def run(self, sites, inputs, mask=None, cached=None, ids="input_ids", vary=()):
@@ -148,7 +149,8 @@ class Family:
                 self.tensors[f"golden.{c}.key"] = got["key"]
             if mask is not None:
                 self.tensors[f"golden.{c}.mask"] = mask.to(torch.uint8)
-            self.cases.append({"name": c, **{k: s[k] for k in ("prefix", "kind", "causal", "layer", "note")}})
+            self.cases.append({"name": c, **{k: s[k] for k in ("prefix", "kind", "causal", "layer",
+                                                               "note")}})
 
         if cached:
             chosen = [s for s in sites if s["case"] in cached]
@@ -195,8 +197,10 @@ class Family:
             metadata["timm"] = json.dumps(self.timm)
         path = OUT / f"{self.name}.safetensors"
         with contextlib.redirect_stdout(io.StringIO()):
-            save(f"families/{path.name}", {k: t.contiguous().clone() for k, t in self.tensors.items()},
-                 ["torch", "transformers", "timm"], "see families.py", framework="torch", **metadata)
+            save(f"families/{path.name}", {k: t.contiguous().clone() for k,
+                                           t in self.tensors.items()},
+                 ["torch", "transformers", "timm"], "see families.py", framework="torch",
+                 **metadata)
         size = path.stat().st_size
         assert size < 40960, f"{self.name}: {size} bytes"
         print(f"{self.name:18} {size:6}  " + ", ".join(c["name"] for c in self.cases))
@@ -224,18 +228,17 @@ def right_padded(s):
     return mask
 
 
-def decoder(name, cls, config, kwargs, attn="model.layers.{}.self_attn", proj="o_proj", *, s=9,
-            layers=(0,), notes=("", ""), padded=False, vary=(), keep=(), cached=True, module=None):
+def decoder(name, cls, config, kwargs, attn="model.layers.{}.self_attn", proj="o_proj", *, s=8,
+            layers=(0,), notes=("", ""), padded=False, vary=()):
     """A decoder: one case `layer{i}` for each layer, and `padded` with right padding."""
-    f = Family(name, cls, config, kwargs, keep)
+    f = Family(name, cls, config, kwargs)
 
     def at(i, case):
-        return site(case, (module or attn).format(i), proj, attn.format(i), causal=True, layer=i,
-                    note=notes[i])
+        return site(case, attn.format(i), proj, causal=True, layer=i, note=notes[i])
 
     sites = [at(i, f"layer{i}") for i in layers]
     names = [x["case"] for x in sites]
-    f.run(sites, {"input_ids": token_ids(s)}, cached=names if cached else None,
+    f.run(sites, {"input_ids": token_ids(s)}, cached=names,
           vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
     if padded:
         mask = right_padded(s - 2)
@@ -245,10 +248,13 @@ def decoder(name, cls, config, kwargs, attn="model.layers.{}.self_attn", proj="o
 
 TOKENS = dict(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 DEFAULT = dict(rope_type="default", rope_theta=100.0)
-LLAMA = dict(hidden_size=24, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4,
+LLAMA = dict(hidden_size=20, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rope_parameters=DEFAULT,
              **TOKENS)
-NO_HEAD_DIM = {**{k: v for k, v in LLAMA.items() if k != "head_dim"}, "hidden_size": 32}
+PLAIN = {**{k: v for k, v in LLAMA.items() if k not in ("head_dim", "num_key_value_heads")},
+         "hidden_size": 24, "num_attention_heads": 3}
+GROUPED = {**PLAIN, "num_attention_heads": 6, "num_key_value_heads": 2}
+SMALL = {**LLAMA, "hidden_size": 16, "head_dim": 6, "num_hidden_layers": 2}
 TWO = ["sliding_attention", "full_attention"]
 THETA = dict(rope_parameters=dict(rope_type="default", rope_theta=7.0))
 
@@ -275,20 +281,22 @@ def llama_dynamic(name):
     path = "model.layers.0.self_attn"
     f.run([site("short", path, "o_proj", causal=True, note="5 tokens of 6: not scaled")],
           {"input_ids": token_ids(5)}, cached=["short"])
-    f.run([site("long", path, "o_proj", causal=True, note="10 tokens where 6 are the original length")],
+    f.run([site("long", path, "o_proj", causal=True,
+                note="10 tokens where 6 are the original length")],
           {"input_ids": token_ids(10)}, vary=[(dict(rope_parameters=DEFAULT), ["long"])])
     f.save()
 
 
-YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=64,
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=128,
             beta_fast=4.0, beta_slow=1.0)
 
 
 @family
 def llama_yarn(name):
     decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig,
-            {**LLAMA, "rope_parameters": YARN, "max_position_embeddings": 256},
-            vary=[dict(rope_parameters=DEFAULT), dict(rope_parameters={**YARN, "attention_factor": 1.0}),
+            {**LLAMA, "rope_parameters": YARN, "max_position_embeddings": 512},
+            vary=[dict(rope_parameters=DEFAULT),
+                  dict(rope_parameters={**YARN, "attention_factor": 1.0}),
                   dict(rope_parameters={**YARN, "beta_fast": 32.0}),
                   dict(rope_parameters={**YARN, "truncate": False})])
 
@@ -297,7 +305,7 @@ def llama_yarn(name):
 def llama_yarn_mscale(name):
     rope = {**YARN, "mscale": 2.0, "mscale_all_dim": 0.5, "truncate": False}
     decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig,
-            {**LLAMA, "rope_parameters": rope, "max_position_embeddings": 256},
+            {**LLAMA, "rope_parameters": rope, "max_position_embeddings": 512},
             vary=[dict(rope_parameters=YARN), dict(rope_parameters={**rope, "truncate": True})])
 
 
@@ -306,13 +314,15 @@ def llama3(name):
     rope = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0,
                 high_freq_factor=4.0, original_max_position_embeddings=32)
     decoder(name, tf.LlamaForCausalLM, tf.LlamaConfig,
-            {**LLAMA, "rope_parameters": rope, "max_position_embeddings": 256},
-            vary=[dict(rope_parameters=DEFAULT), dict(rope_parameters={**rope, "high_freq_factor": 1.5})])
+            {**LLAMA, "rope_parameters": rope, "max_position_embeddings": 512},
+            vary=[dict(rope_parameters=DEFAULT),
+                  dict(rope_parameters={**rope, "high_freq_factor": 1.5})])
 
 
 @family
 def mistral(name):
-    decoder(name, tf.MistralForCausalLM, tf.MistralConfig, {**LLAMA, "sliding_window": 4}, padded=True,
+    decoder(name, tf.MistralForCausalLM, tf.MistralConfig, {**LLAMA, "sliding_window": 4},
+            padded=True, s=9,
             notes=("window of 4 tokens, itself included",),
             vary=[dict(sliding_window=None), dict(sliding_window=3), dict(sliding_window=5)])
 
@@ -320,9 +330,9 @@ def mistral(name):
 @family
 def qwen2(name):
     decoder(name, tf.Qwen2ForCausalLM, tf.Qwen2Config, {
-        **NO_HEAD_DIM, "num_hidden_layers": 2, "hidden_size": 24, "use_sliding_window": True,
-        "sliding_window": 4, "max_window_layers": 1},
-        layers=(0, 1), notes=("full", "sliding from max_window_layers on"),
+        **GROUPED, "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 4,
+        "max_window_layers": 1}, s=9, layers=(0, 1),
+        notes=("full", "sliding from max_window_layers on"),
         vary=[(dict(use_sliding_window=False, sliding_window=None), ["layer1"])])
 
 
@@ -335,40 +345,43 @@ def qwen3(name):
 @family
 def gemma2(name):
     decoder(name, tf.Gemma2ForCausalLM, tf.Gemma2Config, {
-        **LLAMA, "num_hidden_layers": 2, "layer_types": TWO, "sliding_window": 4,
+        **SMALL, "layer_types": TWO, "sliding_window": 4,
         "query_pre_attn_scalar": 5, "attn_logit_softcapping": 0.7},
-        layers=(0, 1), notes=("sliding", "full"),
+        s=9, layers=(0, 1), notes=("sliding", "full"),
         vary=[dict(attn_logit_softcapping=None), dict(query_pre_attn_scalar=8),
               (dict(sliding_window=64), ["layer0"])])
 
 
 @family
 def gemma3(name):
-    local, far = dict(rope_type="default", rope_theta=10.0), dict(rope_type="linear", rope_theta=100.0, factor=8.0)
+    local = dict(rope_type="default", rope_theta=10.0)
+    far = dict(rope_type="linear", rope_theta=100.0, factor=8.0)
     rope = dict(sliding_attention=local, full_attention=far)
     decoder(name, tf.Gemma3ForCausalLM, tf.Gemma3TextConfig, {
-        **LLAMA, "num_hidden_layers": 2, "layer_types": TWO, "sliding_window": 4,
+        **SMALL, "layer_types": TWO, "sliding_window": 4,
         "query_pre_attn_scalar": 5, "rope_parameters": rope},
-        layers=(0, 1), notes=("sliding, local theta", "full, global theta"),
+        s=9, layers=(0, 1), notes=("sliding, local theta", "full, global theta"),
         vary=[(dict(sliding_window=64), ["layer0"]), dict(query_pre_attn_scalar=8),
               (dict(rope_parameters=dict(sliding_attention=far, full_attention=far)), ["layer0"]),
-              (dict(rope_parameters=dict(sliding_attention=local, full_attention=local)), ["layer1"])])
+              (dict(rope_parameters=dict(sliding_attention=local, full_attention=local)),
+               ["layer1"])])
 
 
 @family
 def gemma(name):
-    decoder(name, tf.GemmaForCausalLM, tf.GemmaConfig, {**LLAMA, "num_key_value_heads": 1}, vary=[THETA])
+    decoder(name, tf.GemmaForCausalLM, tf.GemmaConfig, {**LLAMA, "num_key_value_heads": 1},
+            vary=[THETA])
 
 
 @family
 def olmo(name):
-    decoder(name, tf.OlmoForCausalLM, tf.OlmoConfig, {**NO_HEAD_DIM, "clip_qkv": 0.9},
+    decoder(name, tf.OlmoForCausalLM, tf.OlmoConfig, {**GROUPED, "clip_qkv": 0.9},
             vary=[dict(clip_qkv=None), THETA])
 
 
 @family
 def olmo2(name):
-    decoder(name, tf.Olmo2ForCausalLM, tf.Olmo2Config, {**NO_HEAD_DIM, "rms_norm_eps": 1e-3},
+    decoder(name, tf.Olmo2ForCausalLM, tf.Olmo2Config, {**GROUPED, "rms_norm_eps": 1e-3},
             vary=[dict(rms_norm_eps=0.1), THETA])
 
 
@@ -378,35 +391,37 @@ MORE = dict(rope_parameters={**PARTIAL, "partial_rotary_factor": 1.0})
 
 @family
 def phi(name):
-    decoder(name, tf.PhiForCausalLM, tf.PhiConfig, {**NO_HEAD_DIM, "rope_parameters": PARTIAL},
+    decoder(name, tf.PhiForCausalLM, tf.PhiConfig,
+            {**PLAIN, "num_key_value_heads": 3, "rope_parameters": PARTIAL},
             proj="dense", vary=[MORE])
 
 
 @family
 def phi_qknorm(name):
     decoder(name, tf.PhiForCausalLM, tf.PhiConfig,
-            {**NO_HEAD_DIM, "rope_parameters": PARTIAL, "qk_layernorm": True},
+            {**PLAIN, "num_key_value_heads": 3, "rope_parameters": PARTIAL, "qk_layernorm": True},
             proj="dense", vary=[dict(qk_layernorm=False)])
 
 
 @family
 def phi3(name):
-    decoder(name, tf.Phi3ForCausalLM, tf.Phi3Config, {**NO_HEAD_DIM, "sliding_window": 5},
+    decoder(name, tf.Phi3ForCausalLM, tf.Phi3Config, {**GROUPED, "sliding_window": 5}, s=9,
             notes=("window of 5 tokens",), vary=[THETA, dict(sliding_window=None)])
 
 
 @family
 def phi3_longrope(name):
-    rope = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.5, 2.0, 2.5],
-                long_factor=[1.5, 2.5, 4.0, 5.0], original_max_position_embeddings=6)
+    rope = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.5],
+                long_factor=[1.5, 4.0], original_max_position_embeddings=6)
     f = Family(name, tf.Phi3ForCausalLM, tf.Phi3Config, {
-        **NO_HEAD_DIM, "rope_parameters": rope, "max_position_embeddings": 24,
+        **GROUPED, "rope_parameters": rope, "max_position_embeddings": 24,
         "original_max_position_embeddings": 6})
     path = "model.layers.0.self_attn"
     off = [dict(rope_parameters=DEFAULT)]
     f.run([site("short", path, "o_proj", causal=True, note="6 tokens of 6: short_factor")],
           {"input_ids": token_ids(6)}, cached=["short"], vary=[(v, ["short"]) for v in off])
-    f.run([site("long", path, "o_proj", causal=True, note="9 tokens where 6 are the original length: long_factor")],
+    f.run([site("long", path, "o_proj", causal=True,
+                note="9 tokens where 6 are the original length: long_factor")],
           {"input_ids": token_ids(9)}, vary=[(v, ["long"]) for v in off])
     f.save()
 
@@ -414,23 +429,26 @@ def phi3_longrope(name):
 @family
 def stablelm(name):
     decoder(name, tf.StableLmForCausalLM, tf.StableLmConfig,
-            {**NO_HEAD_DIM, "rope_parameters": PARTIAL, "use_qkv_bias": True}, vary=[MORE])
+            {**PLAIN, "num_key_value_heads": 1, "rope_parameters": PARTIAL, "use_qkv_bias": True},
+            vary=[MORE])
 
 
 @family
 def stablelm_qknorm(name):
     decoder(name, tf.StableLmForCausalLM, tf.StableLmConfig,
-            {**NO_HEAD_DIM, "rope_parameters": PARTIAL, "qk_layernorm": True}, vary=[dict(qk_layernorm=False)])
+            {**PLAIN, "num_key_value_heads": 1, "rope_parameters": PARTIAL, "qk_layernorm": True},
+            vary=[dict(qk_layernorm=False)])
 
 
 @family
 def cohere(name):
-    decoder(name, tf.CohereForCausalLM, tf.CohereConfig, {**NO_HEAD_DIM, "attention_bias": True}, vary=[THETA])
+    decoder(name, tf.CohereForCausalLM, tf.CohereConfig, {**GROUPED, "attention_bias": True},
+            vary=[THETA])
 
 
 @family
 def cohere_qknorm(name):
-    decoder(name, tf.CohereForCausalLM, tf.CohereConfig, {**NO_HEAD_DIM, "use_qk_norm": True},
+    decoder(name, tf.CohereForCausalLM, tf.CohereConfig, {**GROUPED, "use_qk_norm": True},
             vary=[THETA, dict(use_qk_norm=False)])
 
 
@@ -438,57 +456,54 @@ def cohere_qknorm(name):
 def gpt_oss(name):
     rope = {**YARN, "truncate": False}
     decoder(name, tf.GptOssForCausalLM, tf.GptOssConfig, {
-        **LLAMA, "num_hidden_layers": 2, "layer_types": TWO, "sliding_window": 4, "num_local_experts": 2,
-        "num_experts_per_tok": 1, "rope_parameters": rope, "max_position_embeddings": 256},
-        layers=(0, 1), notes=("sliding", "full"), vary=[(dict(sliding_window=64), ["layer0"]),
+        **SMALL, "layer_types": TWO, "sliding_window": 4, "num_local_experts": 2,
+        "num_experts_per_tok": 1, "rope_parameters": rope, "max_position_embeddings": 512},
+        s=9, layers=(0, 1), notes=("sliding", "full"), vary=[(dict(sliding_window=64), ["layer0"]),
                                                         dict(rope_parameters=DEFAULT)])
 
 
 @family
 def granite(name):
     decoder(name, tf.GraniteForCausalLM, tf.GraniteConfig,
-            {**NO_HEAD_DIM, "attention_multiplier": 0.6}, vary=[dict(attention_multiplier=8**-0.5), THETA])
+            {**GROUPED, "attention_multiplier": 0.6}, vary=[dict(attention_multiplier=0.5), THETA])
 
 
 @family
 def starcoder2(name):
     decoder(name, tf.Starcoder2ForCausalLM, tf.Starcoder2Config,
-            {**NO_HEAD_DIM, "sliding_window": 4}, vary=[dict(sliding_window=None), THETA])
+            {**GROUPED, "sliding_window": 4}, s=9, vary=[dict(sliding_window=None), THETA])
 
 
 @family
 def persimmon(name):
-    kwargs = {k: v for k, v in NO_HEAD_DIM.items() if k != "num_key_value_heads"}
     decoder(name, tf.PersimmonForCausalLM, tf.PersimmonConfig,
-            {**kwargs, "rope_parameters": PARTIAL}, proj="dense", vary=[MORE, dict(qk_layernorm=False)])
+            {**PLAIN, "rope_parameters": PARTIAL}, proj="dense",
+            vary=[MORE, dict(qk_layernorm=False)])
 
 
 @family
 def gptj(name):
     decoder(name, tf.GPTJForCausalLM, tf.GPTJConfig, dict(
-        n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=16, n_inner=8, **TOKENS),
+        n_embd=24, n_layer=1, n_head=3, rotary_dim=4, n_positions=16, n_inner=8, **TOKENS),
         "transformer.h.{}.attn", "out_proj", vary=[dict(rotary_dim=8)])
 
 
 @family
 def codegen(name):
     decoder(name, tf.CodeGenForCausalLM, tf.CodeGenConfig, dict(
-        n_embd=64, n_layer=1, n_head=8, rotary_dim=4, n_positions=16, n_inner=8, **TOKENS),
-        "transformer.h.{}.attn", "out_proj", s=7, vary=[dict(rotary_dim=8)]) if False else \
-        decoder(name, tf.CodeGenForCausalLM, tf.CodeGenConfig, dict(
-            n_embd=32, n_layer=1, n_head=8, rotary_dim=2, n_positions=16, n_inner=8, **TOKENS),
-            "transformer.h.{}.attn", "out_proj", vary=[dict(rotary_dim=4)])
+        n_embd=32, n_layer=1, n_head=8, rotary_dim=4, n_positions=16, n_inner=8, **TOKENS),
+        "transformer.h.{}.attn", "out_proj", s=7, notes=("4 blocks of 2 heads",),
+        vary=[dict(rotary_dim=2)])
 
 
 @family
 def gpt_neox(name):
-    kwargs = {k: v for k, v in NO_HEAD_DIM.items() if k != "num_key_value_heads"}
-    decoder(name, tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, {**kwargs, "rope_parameters": PARTIAL},
+    decoder(name, tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, {**PLAIN, "rope_parameters": PARTIAL},
             "gpt_neox.layers.{}.attention", "dense", padded=True, vary=[MORE])
 
 
 # --- other decoders -------------------------------------------------------------------
-GPT2 = dict(n_embd=24, n_layer=1, n_head=4, n_positions=16, n_inner=8, **TOKENS)
+GPT2 = dict(n_embd=20, n_layer=1, n_head=4, n_positions=16, n_inner=8, **TOKENS)
 
 
 @family
@@ -504,7 +519,7 @@ def gpt2_cross(name):
     f = Family(name, tf.GPT2LMHeadModel, tf.GPT2Config, {**GPT2, "add_cross_attention": True})
     mask = right_padded(7)
     f.run([site("cross", "transformer.h.0.crossattention", "c_proj", kind="cross")], {
-        "input_ids": token_ids(5), "encoder_hidden_states": torch.randn(B, 7, 24),
+        "input_ids": token_ids(5), "encoder_hidden_states": torch.randn(B, 7, 20),
         "encoder_attention_mask": mask}, mask=mask)
     f.save()
 
@@ -524,16 +539,17 @@ def gpt_bigcode_mha(name):
 @family
 def gpt_neo(name):
     decoder(name, tf.GPTNeoForCausalLM, tf.GPTNeoConfig, dict(
-        hidden_size=24, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+        hidden_size=20, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
         window_size=4, max_position_embeddings=16, intermediate_size=8, **TOKENS),
-        "transformer.h.{}.attn.attention", "out_proj", layers=(0, 1),
+        "transformer.h.{}.attn.attention", "out_proj", s=9, layers=(0, 1),
         notes=("global", "local: window of 4 tokens, itself included"),
         vary=[(dict(window_size=16), ["layer1"]), (dict(window_size=5), ["layer1"])])
 
 
 def bloom_of(name, heads):
     decoder(name, tf.BloomForCausalLM, tf.BloomConfig, dict(
-        hidden_size=24, n_layer=1, n_head=heads, **TOKENS), "transformer.h.{}.self_attention", "dense",
+        hidden_size=24, n_layer=1, n_head=heads, **TOKENS), "transformer.h.{}.self_attention",
+        "dense",
         padded=True, notes=("ALiBi",))
 
 
@@ -547,18 +563,19 @@ def bloom_6heads(name):
     bloom_of(name, 6)
 
 
-FALCON = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, ffn_hidden_size=8,
+FALCON = dict(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, ffn_hidden_size=8,
               max_position_embeddings=64, rope_parameters=DEFAULT, **TOKENS)
 
 
-def falcon_of(name, kwargs, **more):
-    decoder(name, tf.FalconForCausalLM, tf.FalconConfig, {**FALCON, **kwargs},
+def falcon_of(name, changes, **more):
+    decoder(name, tf.FalconForCausalLM, tf.FalconConfig, {**FALCON, **changes},
             "transformer.h.{}.self_attention", "dense", **more)
 
 
 @family
 def falcon(name):
-    falcon_of(name, dict(new_decoder_architecture=True, num_kv_heads=2), vary=[THETA])
+    falcon_of(name, dict(new_decoder_architecture=True, num_attention_heads=6, num_kv_heads=2),
+              vary=[THETA])
 
 
 @family
@@ -568,46 +585,54 @@ def falcon_mq(name):
 
 @family
 def falcon_alibi(name):
+    # 12 heads, so that some slopes are no powers of two: they are rounded to bfloat16. The eager
+    # attention of 5.23.0 adds ALiBi twice (in the mask and to the scores), the default one once.
     falcon_of(name, dict(alibi=True, multi_query=False, new_decoder_architecture=False, bias=True,
-                         num_attention_heads=6, hidden_size=24), padded=True, vary=[dict(alibi=False)])
+                         num_attention_heads=12, attn_implementation="sdpa"), padded=True,
+                         vary=[dict(alibi=False)])
 
 
 @family
 def mpt(name):
     attn = dict(alibi=True, clip_qkv=0.9, softmax_scale=None, alibi_bias_max=8)
     decoder(name, tf.MptForCausalLM, tf.MptConfig, dict(
-        d_model=24, n_heads=6, n_layers=1, expansion_ratio=1, max_seq_len=32, attn_config=attn, **TOKENS),
+        d_model=24, n_heads=6, n_layers=1, expansion_ratio=1, max_seq_len=32, attn_config=attn,
+        **TOKENS),
         "transformer.blocks.{}.attn", "out_proj", padded=True, notes=("ALiBi, clip_qkv",),
-        vary=[dict(attn_config={**attn, "alibi": False})][:0] + [dict(attn_config={**attn, "clip_qkv": None}),
-              dict(attn_config={**attn, "alibi_bias_max": 3})])
+        vary=[dict(attn_config={**attn, "clip_qkv": None}),
+              dict(attn_config={**attn, "softmax_scale": 1.0})])
 
 
 @family
 def opt(name):
     decoder(name, tf.OPTForCausalLM, tf.OPTConfig, dict(
-        hidden_size=24, num_attention_heads=4, num_hidden_layers=1, ffn_dim=8, word_embed_proj_dim=24,
+        hidden_size=20, num_attention_heads=4, num_hidden_layers=1, ffn_dim=8,
+        word_embed_proj_dim=20,
         max_position_embeddings=16, **TOKENS), "model.decoder.layers.{}.self_attn", "out_proj")
 
 
 # --- encoder-decoders -----------------------------------------------------------------
 
 
-def t5_of(name, cls, config, keep, **more):
-    """Encoder blocks 0 and 1, decoder self-attention of both blocks, cross-attention."""
+def t5_of(name, cls, config, keep):
+    """Encoder blocks 0 and 1, and of the decoder's block 0 the self- and the cross-attention."""
     f = Family(name, cls, config, dict(
-        d_model=16, d_kv=6, num_heads=4, d_ff=8, num_layers=2, num_decoder_layers=2,
+        d_model=12, d_kv=5, num_heads=3, d_ff=8, num_layers=2, num_decoder_layers=2,
         relative_attention_num_buckets=8, relative_attention_max_distance=10,
-        decoder_start_token_id=0, **{**TOKENS, **more}), keep)
+        decoder_start_token_id=0, **TOKENS), keep)
     mask = right_padded(12)
     text = {"input_ids": token_ids(12), "attention_mask": mask, "decoder_input_ids": token_ids(11)}
     enc, dec = "encoder.block.{}.layer.0.SelfAttention", "decoder.block.{}.layer.0.SelfAttention"
-    other = [(dict(relative_attention_max_distance=50), ["encoder0", "encoder1"])]
-    f.run([site(f"encoder{i}", enc.format(i), "o", layer=i, note="bidirectional buckets") for i in (0, 1)],
-          text, mask=mask, vary=other)
-    sites = [site(f"decoder{i}", dec.format(i), "o", causal=True, layer=i, note="one-sided buckets") for i in (0, 1)]
-    f.run(sites, {**text, "attention_mask": torch.ones_like(mask)}, cached=["decoder1"], ids="decoder_input_ids",
-          vary=[(dict(relative_attention_max_distance=50), ["decoder0", "decoder1"])])
-    f.run([site("cross", "decoder.block.0.layer.1.EncDecAttention", "o", kind="cross", note="no position bias")],
+    far = dict(relative_attention_max_distance=50)
+    f.run([site(f"encoder{i}", enc.format(i), "o", layer=i,
+                note="bidirectional buckets") for i in (0, 1)],
+          text, mask=mask, vary=[(far, ["encoder0", "encoder1"])])
+    f.run([site("decoder0", dec.format(0), "o", causal=True, note="one-sided buckets")],
+          {**text, "attention_mask": torch.ones_like(mask)}, cached=["decoder0"],
+          ids="decoder_input_ids",
+          vary=[(far, ["decoder0"])])
+    f.run([site("cross", "decoder.block.0.layer.1.EncDecAttention", "o", kind="cross",
+                note="no position bias")],
           text, mask=mask)
     f.save()
 
@@ -618,24 +643,21 @@ def t5(name):
 
 
 @family
-def mt5(name):
-    t5_of(name, tf.MT5ForConditionalGeneration, tf.MT5Config, ["relative_attention_bias"])
-
-
-@family
 def umt5(name):
     t5_of(name, tf.UMT5ForConditionalGeneration, tf.UMT5Config, [])
 
 
-def bart_of(name, cls, config, encoder_inputs, root="model.", mask=None, note="", **kwargs):
+def bart_of(name, cls, config, encoder_inputs, mask=None, note="", **kwargs):
     f = Family(name, cls, config, dict(
-        d_model=24, encoder_attention_heads=3, decoder_attention_heads=4, encoder_layers=1, decoder_layers=1,
+        d_model=12, encoder_attention_heads=3, decoder_attention_heads=2, encoder_layers=1,
+        decoder_layers=1,
         encoder_ffn_dim=8, decoder_ffn_dim=8, decoder_start_token_id=1, **TOKENS, **kwargs))
     inputs = {**encoder_inputs(), "decoder_input_ids": token_ids(8)}
     masked = {} if mask is None else {"attention_mask": mask}
-    enc = site("encoder", f"{root}encoder.layers.0.self_attn", "out_proj", note=note)
-    dec = site("decoder", f"{root}decoder.layers.0.self_attn", "out_proj", causal=True, note=note)
-    cross = site("cross", f"{root}decoder.layers.0.encoder_attn", "out_proj", kind="cross", note=note)
+    enc = site("encoder", "model.encoder.layers.0.self_attn", "out_proj", note=note)
+    dec = site("decoder", "model.decoder.layers.0.self_attn", "out_proj", causal=True, note=note)
+    cross = site("cross", "model.decoder.layers.0.encoder_attn", "out_proj", kind="cross",
+                 note=note)
     f.run([enc, cross], {**inputs, **masked}, mask=mask)
     f.run([dec], inputs, cached=["decoder"], ids="decoder_input_ids")
     f.save()
@@ -643,7 +665,8 @@ def bart_of(name, cls, config, encoder_inputs, root="model.", mask=None, note=""
 
 @family
 def bart(name):
-    bart_of(name, tf.BartForConditionalGeneration, tf.BartConfig, lambda: {"input_ids": token_ids(7)},
+    bart_of(name, tf.BartForConditionalGeneration, tf.BartConfig,
+            lambda: {"input_ids": token_ids(7)},
             mask=right_padded(7), max_position_embeddings=16, forced_eos_token_id=2)
 
 
@@ -656,25 +679,29 @@ def marian(name):
 @family
 def whisper(name):
     bart_of(name, tf.WhisperForConditionalGeneration, tf.WhisperConfig,
-            lambda: {"input_features": torch.randn(B, 4, 14)}, num_mel_bins=4, max_source_positions=7,
+            lambda: {"input_features": torch.randn(B, 4, 14)}, num_mel_bins=4,
+            max_source_positions=7,
             max_target_positions=16, note="k_proj has no bias")
 
 
 # --- text encoders --------------------------------------------------------------------
-BERT = dict(hidden_size=24, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8,
+BERT = dict(hidden_size=20, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8,
             max_position_embeddings=32, **TOKENS)
+WIDE = dict(hidden_size=24, num_attention_heads=3)
 
 
-def encoder(name, cls, config, kwargs, path, proj, prefix=None, *, s=8, layers=(0,), notes=("", ""),
-            vary=(), keep=(), masked=True):
+def encoder(name, cls, config, kwargs, path, proj, prefix=None, *, s=8, entry="", layers=(0,),
+            notes=("", ""),
+            vary=(), keep=()):
     """A text encoder with right padding; one case `layer{i}` for each layer."""
     f = Family(name, cls, config, kwargs, keep)
     mask = right_padded(s)
-    sites = [site(f"layer{i}", path.format(i), proj, (prefix or path).format(i), layer=i, note=notes[i])
-             for i in layers]
+    sites = [site(f"layer{i}", path.format(i), proj, (prefix or path).format(i), entry=entry,
+                  layer=i,
+                  note=notes[i]) for i in layers]
     names = [x["case"] for x in sites]
-    f.run(sites, {"input_ids": token_ids(s), **({"attention_mask": mask} if masked else {})},
-          mask=mask if masked else None, vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
+    f.run(sites, {"input_ids": token_ids(s), "attention_mask": mask}, mask=mask,
+          vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
     f.save()
 
 
@@ -698,13 +725,14 @@ def xlm_roberta(name):
 
 @family
 def electra(name):
-    encoder(name, tf.ElectraModel, tf.ElectraConfig, {**BERT, "embedding_size": 8}, LAYER, "output.dense")
+    encoder(name, tf.ElectraModel, tf.ElectraConfig, {**BERT, "embedding_size": 8}, LAYER,
+            "output.dense")
 
 
 @family
 def distilbert(name):
     encoder(name, tf.DistilBertModel, tf.DistilBertConfig, dict(
-        dim=24, n_heads=4, n_layers=1, hidden_dim=8, max_position_embeddings=32, **TOKENS),
+        dim=20, n_heads=4, n_layers=1, hidden_dim=8, max_position_embeddings=32, **TOKENS),
         "transformer.layer.{}.attention", "out_lin")
 
 
@@ -716,24 +744,29 @@ def albert(name):
 
 @family
 def mpnet(name):
-    encoder(name, tf.MPNetModel, tf.MPNetConfig, BERT, "encoder.layer.{}.attention.attn", "o", LAYER, s=15,
+    encoder(name, tf.MPNetModel, tf.MPNetConfig, BERT, "encoder.layer.{}.attention.attn", "o",
+            LAYER, s=15,
             keep=["encoder.relative_attention_bias"], notes=("weights under .attn; shared bias",))
 
 
-DEBERTA = {**BERT, "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+DEBERTA = {**BERT, "relative_attention": True, "position_biased_input": False,
+           "pos_att_type": ["c2p", "p2c"],
            "type_vocab_size": 0}
 
 
 @family
 def deberta(name):
-    encoder(name, tf.DebertaModel, tf.DebertaConfig, {**DEBERTA, "max_relative_positions": 6}, LAYER,
+    encoder(name, tf.DebertaModel, tf.DebertaConfig, {**DEBERTA, "max_relative_positions": 6},
+            LAYER,
             "output.dense", s=9, keep=["encoder.rel_embeddings"],
-            vary=[dict(pos_att_type=["c2p"]), dict(pos_att_type=["p2c"]), dict(relative_attention=False)])
+            vary=[dict(pos_att_type=["c2p"]), dict(pos_att_type=["p2c"]),
+                  dict(relative_attention=False)])
 
 
 @family
 def deberta_long(name):
-    encoder(name, tf.DebertaModel, tf.DebertaConfig, {**DEBERTA, "max_relative_positions": 12}, LAYER,
+    encoder(name, tf.DebertaModel, tf.DebertaConfig, {**DEBERTA, "max_relative_positions": 12},
+            LAYER,
             "output.dense", s=7, keep=["encoder.rel_embeddings"],
             notes=("shorter than max_relative_positions: the middle of the table is used",))
 
@@ -763,56 +796,52 @@ def modernbert(name):
     rope = dict(sliding_attention=dict(rope_type="default", rope_theta=10.0),
                 full_attention=dict(rope_type="default", rope_theta=100.0))
     encoder(name, tf.ModernBertModel, tf.ModernBertConfig, {
-        **BERT, "hidden_size": 32, "num_hidden_layers": 2, "local_attention": 4,
+        **BERT, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2,
+        "local_attention": 4,
         "layer_types": ["full_attention", "sliding_attention"], "rope_parameters": rope},
-        "layers.{}.attn", "Wo", s=9, layers=(0, 1), notes=("full", "local: |i - j| <= local_attention / 2"),
+        "layers.{}.attn", "Wo", s=9, layers=(0, 1),
+        notes=("full", "local: |i - j| <= local_attention / 2"),
         vary=[(dict(local_attention=64), ["layer1"]), (dict(local_attention=6), ["layer1"]),
               dict(rope_parameters={k: dict(rope_type="default", rope_theta=7.0) for k in rope})])
 
 
 @family
 def nomic_bert(name):
-    encoder(name, tf.NomicBertModel, tf.NomicBertConfig, {**BERT, "head_dim": 6, "rope_parameters": DEFAULT},
+    encoder(name, tf.NomicBertModel, tf.NomicBertConfig,
+            {**BERT, **WIDE, "head_dim": 8, "rope_parameters": DEFAULT},
             "layers.{}.self_attn", "o_proj", "encoder.layers.{}.attn", vary=[THETA])
 
 
 @family
 def gte(name):
-    encoder(name, tf.GteModel, tf.GteConfig, {**BERT, "rope_parameters": DEFAULT},
+    encoder(name, tf.GteModel, tf.GteConfig, {**BERT, **WIDE, "rope_parameters": DEFAULT},
             "layers.{}.self_attn", "o_proj", "encoder.layer.{}.attention", vary=[THETA])
 
 
 @family
 def jina_embeddings_v3(name):
-    encoder(name, tf.JinaEmbeddingsV3Model, tf.JinaEmbeddingsV3Config, {**BERT, "rope_parameters": DEFAULT},
+    encoder(name, tf.JinaEmbeddingsV3Model, tf.JinaEmbeddingsV3Config,
+            {**BERT, **WIDE, "rope_parameters": DEFAULT},
             "layers.{}.self_attn", "o_proj", "encoder.layers.{}.mixer", vary=[THETA])
 
 
 @family
 def esm(name):
+    # The frequencies are saved as a buffer: another rope_theta would be overwritten.
     encoder(name, tf.EsmModel, tf.EsmConfig, {
-        **BERT, "position_embedding_type": "rotary", "token_dropout": False, "mask_token_id": 3},
-        "encoder.layer.{}.attention.self", "", LAYER) if False else esm_run(name)
-
-
-def esm_run(name):
-    f = Family(name, tf.EsmModel, tf.EsmConfig, {
-        **BERT, "position_embedding_type": "rotary", "rope_theta": 100.0, "token_dropout": False,
-        "mask_token_id": 3})
-    mask = right_padded(8)
-    s = site("layer0", "encoder.layer.0.attention", "output.dense", note="input is after attention.LayerNorm")
-    f.model.encoder.layer[0].attention.LayerNorm.register_forward_hook(lambda _m, _i, y: seen.update(y=y))
-    seen = {}
-    f.run([s], {"input_ids": token_ids(8), "attention_mask": mask}, mask=mask, vary=[(dict(rope_theta=7.0), ["layer0"])])
-    f.tensors["golden.layer0.input"] = seen["y"]
-    f.save()
+        **BERT, **WIDE, "position_embedding_type": "rotary", "token_dropout": False,
+        "mask_token_id": 3},
+        LAYER, "output.dense", entry="self", notes=("input is after attention.LayerNorm",),
+        vary=[dict(position_embedding_type="absolute")])
 
 
 # --- images and sound -----------------------------------------------------------------
-IMAGE = dict(hidden_size=24, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, patch_size=4)
+IMAGE = dict(hidden_size=20, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8,
+             patch_size=4)
 
 
-def picture(name, cls, config, kwargs, path, proj, prefix=None, size=(8, 8), keep=(), vary=(), note=""):
+def picture(name, cls, config, kwargs, path, proj, prefix=None, size=(8, 8), keep=(), vary=(),
+            note=""):
     f = Family(name, cls, config, kwargs, keep)
     f.run([site("layer0", path, proj, prefix, note=note)], {"pixel_values": pixels(*size)},
           vary=[(v, ["layer0"]) for v in vary])
@@ -821,27 +850,30 @@ def picture(name, cls, config, kwargs, path, proj, prefix=None, size=(8, 8), kee
 
 @family
 def vit(name):
-    picture(name, tf.ViTModel, tf.ViTConfig, {**IMAGE, "image_size": 8}, "layers.0.attention", "o_proj",
+    picture(name, tf.ViTModel, tf.ViTConfig, {**IMAGE, "image_size": 8}, "layers.0.attention",
+            "o_proj",
             "encoder.layer.0.attention")
 
 
 @family
 def dinov2(name):
     picture(name, tf.Dinov2Model, tf.Dinov2Config, {**IMAGE, "image_size": 8, "mlp_ratio": 1},
-            "layers.0.attention", "o_proj", "encoder.layer.0.attention")
+            "encoder.layer.0.attention", "o_proj")
 
 
 @family
 def dinov3_vit(name):
     picture(name, tf.DINOv3ViTModel, tf.DINOv3ViTConfig, {
-        **IMAGE, "hidden_size": 32, "image_size": 12, "num_register_tokens": 2, "rope_theta": 20.0},
-        "layer.0.attention", "o_proj", size=(12, 8), vary=[dict(rope_theta=100.0)],
+        **IMAGE, **WIDE, "image_size": 12, "num_register_tokens": 2, "rope_theta": 20.0},
+        "model.layer.0.attention", "o_proj", "layer.0.attention", size=(12, 8),
+        vary=[dict(rope_theta=100.0)],
         note="3 prefix tokens (cls and 2 registers), then 3 x 2 patches")
 
 
 @family
 def beit(name):
-    picture(name, tf.BeitModel, tf.BeitConfig, {**IMAGE, "image_size": 12, "use_relative_position_bias": True},
+    picture(name, tf.BeitModel, tf.BeitConfig, {**IMAGE, "image_size": 12,
+                                                "use_relative_position_bias": True},
             "layers.0.attention", "o_proj", "encoder.layer.0.attention", size=(12, 12),
             note="cls token, then 3 x 3 patches; bias table of the layer")
 
@@ -849,28 +881,34 @@ def beit(name):
 @family
 def beit_shared(name):
     f = Family(name, tf.BeitModel, tf.BeitConfig, {
-        **IMAGE, "image_size": 12, "use_shared_relative_position_bias": True}, ["encoder.relative_position_bias"])
+        **IMAGE, "image_size": 12, "use_shared_relative_position_bias": True},
+        ["encoder.relative_position_bias"])
     f.run([site("layer0", "layers.0.attention", "o_proj", "encoder.layer.0.attention",
-                note="cls token, then 3 x 3 patches; shared bias table")], {"pixel_values": pixels(12, 12)})
+                note="cls token, then 3 x 3 patches; shared bias table")],
+                {"pixel_values": pixels(12, 12)})
     f.save()
 
 
 def towers(name, cls, config, pool):
-    tower = dict(hidden_size=24, intermediate_size=8, num_hidden_layers=1)
+    tower = dict(hidden_size=12, intermediate_size=8, num_hidden_layers=1)
     text = dict(num_attention_heads=3, max_position_embeddings=16, **tower, **TOKENS)
-    vision = dict(num_attention_heads=4, image_size=8, patch_size=4, **tower)
+    vision = dict(num_attention_heads=2, image_size=8, patch_size=4, **tower)
     more = {} if pool else {"projection_dim": 8}
-    f = Family(name, cls, config, dict(text_config=text, vision_config=vision, **more), ["head.probe"] if pool else [])
-    f.model.config.text_config._attn_implementation = f.model.config.vision_config._attn_implementation = "eager"
+    f = Family(name, cls, config, dict(text_config=text, vision_config=vision, **more),
+               ["head.probe"] if pool else [])
+    for part in (f.model.config.text_config, f.model.config.vision_config):
+        assert part._attn_implementation == "eager"
     mask = right_padded(7)
     modules = dict(f.model.named_modules())
 
     def at(tower):
         return next(k for k in modules if k.startswith(tower) and k.endswith("layers.0.self_attn"))
 
-    text = site("text", at("text"), "out_proj", "text_model.encoder.layers.0.self_attn", causal=not pool,
+    text = site("text", at("text"), "out_proj", "text_model.encoder.layers.0.self_attn",
+                causal=not pool,
                 note="" if pool else "causal and padded")
-    sites = [text, site("vision", at("vision"), "out_proj", "vision_model.encoder.layers.0.self_attn")]
+    sites = [text, site("vision", at("vision"), "out_proj",
+                        "vision_model.encoder.layers.0.self_attn")]
     image = {"pixel_values": pixels(8, 8)}
     f.run(sites[:1], {"input_ids": token_ids(7), "attention_mask": mask, **image}, mask=mask)
     f.run(sites[1:], {"input_ids": token_ids(7), **image})
@@ -895,23 +933,27 @@ def siglip(name):
 @family
 def wav2vec2(name):
     f = Family(name, tf.Wav2Vec2Model, tf.Wav2Vec2Config, dict(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=8, conv_dim=[8, 8],
-        conv_stride=[4, 2], conv_kernel=[4, 2], num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        hidden_size=20, num_hidden_layers=1, num_attention_heads=4, intermediate_size=8,
+        conv_dim=[8, 8],
+        conv_stride=[4, 2], conv_kernel=[4, 2], num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
         num_feat_extract_layers=2, codevector_dim=8, proj_codevector_dim=8, **TOKENS))
-    f.run([site("layer0", "encoder.layers.0.attention", "out_proj")], {"input_values": torch.randn(B, 72)})
+    f.run([site("layer0", "encoder.layers.0.attention", "out_proj")],
+          {"input_values": torch.randn(B, 72)})
     f.save()
 
 
 # --- timm -----------------------------------------------------------------------------
 
 
-def of_timm(name, cls, kwargs, size, knows, kind="self", note="", path="blocks.0.attn"):
-    f = Family(name, cls, None, kwargs, timm={"num_heads": 4, **knows})
-    f.run([site("layer0", path, "proj", kind=kind, note=note)], pixels(*size))
+def of_timm(name, cls, kwargs, size, knows, note=""):
+    f = Family(name, cls, None, kwargs, timm={"num_heads": kwargs["num_heads"], **knows})
+    f.run([site("layer0", "blocks.0.attn", "proj", note=note)], pixels(*size))
     f.save()
 
 
-TIMM = dict(img_size=(12, 8), patch_size=4, embed_dim=24, num_heads=4, depth=1, mlp_ratio=1, num_classes=2)
+TIMM = dict(img_size=(12, 8), patch_size=4, embed_dim=20, num_heads=4, depth=1, mlp_ratio=1,
+            num_classes=2)
 GRID = dict(num_prefix_tokens=1, grid=[3, 2])
 
 
@@ -922,35 +964,41 @@ def timm_vit(name):
 
 @family
 def timm_vit_qknorm(name):
-    of_timm(name, timm.models.VisionTransformer, {**TIMM, "qk_norm": True}, (12, 8), {"norm_eps": 1e-6},
+    of_timm(name, timm.models.VisionTransformer, {**TIMM, "qk_norm": True}, (12, 8),
+            {"norm_eps": 1e-6},
             note="LayerNorm of each head")
 
 
 @family
 def timm_beit(name):
-    of_timm(name, Beit, {**TIMM, "qkv_bias": True, "use_rel_pos_bias": True, "use_abs_pos_emb": False}, (12, 8), GRID,
+    of_timm(name, Beit, {**TIMM, "qkv_bias": True, "use_rel_pos_bias": True,
+                         "use_abs_pos_emb": False}, (12, 8), GRID,
             note="bias table of the layer, 3 x 2 patches")
 
 
-EVA = {**TIMM, "embed_dim": 32, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4), "rope_temperature": 20.0}
-ROPE = {**GRID, "rope": {"type": "cat", "temperature": 20.0, "ref_feat_shape": [4, 4], "interleaved": True}}
+EVA = {**TIMM, "embed_dim": 24, "num_heads": 3, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4),
+       "rope_temperature": 20.0}
+ROPE = {**GRID, "rope": {"type": "cat", "temperature": 20.0, "ref_feat_shape": [4, 4],
+                         "interleaved": True}}
 
 
 @family
 def timm_eva(name):
-    of_timm(name, Eva, EVA, (12, 8), ROPE, note="rotary on patches, fused qkv with q_bias and v_bias")
+    of_timm(name, Eva, EVA, (12, 8), ROPE, note="rotary on patches, qkv with q_bias and v_bias")
 
 
 @family
 def timm_eva_split(name):
     of_timm(name, Eva, {**EVA, "qkv_fused": False, "rope_rotate_half": True}, (12, 8),
-            {**ROPE, "rope": {**ROPE["rope"], "interleaved": False}}, note="rotary on patches, split q_proj, k_proj, v_proj")
+            {**ROPE, "rope": {**ROPE["rope"], "interleaved": False}},
+            note="rotary on patches, split q_proj, k_proj, v_proj")
 
 
 @family
 def timm_siglip_pool(name):
     f = Family(name, timm.models.VisionTransformer, None,
-               {**TIMM, "global_pool": "map", "class_token": False}, timm={"num_heads": 4}, keep=["attn_pool.latent"])
+               {**TIMM, "global_pool": "map", "class_token": False}, timm={"num_heads": 4},
+               keep=["attn_pool.latent"])
     got = {}
     f.model.attn_pool.register_forward_pre_hook(lambda _m, args: got.update(key=args[0].clone()))
     f.run([site("pool", "attn_pool", "proj", note="query = attn_pool.latent")], pixels(12, 8))

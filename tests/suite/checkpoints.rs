@@ -213,14 +213,23 @@ fn what_would_change_the_result_is_not_passed_over() {
     assert!(by_vb.is_ok() && by_file.is_ok());
     for (name, why) in [
         ("self.distance_embedding.weight", "relative position"),
-        ("q_norm.weight", "normalises queries"),
-        ("q_layernorm.norms.0.weight", "normalises queries by head"),
         ("query_layernorm.weight", "normalises queries"),
-        ("self.rotary_embeddings.inv_freq", "rotary positions"),
+        ("self.pos_proj.weight", "disentangled"),
     ] {
         let (by_vb, by_file) = with(&format!("layer.{name}"), &[4]);
         says(by_vb, &[&format!("tensor `layer.{name}` is not understood by layout `bert`"), why]);
         says(by_file, &[&format!("tensor `layer.{name}` is not understood by layout `bert`"), why]);
+    }
+    // What a configuration has to say is asked for.
+    for (name, field) in [
+        ("q_norm.weight", "qk_norm = none"),
+        ("q_layernorm.norms.0.weight", "qk_norm = none"),
+        ("relative_attention_bias.weight", "position = None"),
+        ("self.rotary_embeddings.inv_freq", "position = None"),
+    ] {
+        let (by_vb, by_file) = with(&format!("layer.{name}"), &[4]);
+        says(by_vb, &[field, name.split('.').next().unwrap()]);
+        says(by_file, &[field]);
     }
     // A file can be searched for names that nobody thought of.
     says(with("layer.self.mystery", &[4]).1, &["tensor `layer.self.mystery`", "not part of the layout"]);

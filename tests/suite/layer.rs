@@ -171,7 +171,7 @@ fn the_plan_names_every_backend() {
     let plan = frozen.plan(&inputs, &plain).unwrap();
     assert_eq!((plan.backend, plan.rejected.len()), (Backend::Cpu, 3));
     assert!(plan.scratch_bytes > 0);
-    assert!(plan.to_string().starts_with("backend cpu, scratch "), "{plan}");
+    assert!(plan.to_string().starts_with("backend cpu with "), "{plan}");
     assert!(plan.to_string().contains("not eager: cpu can run the call"), "{plan}");
 
     let bias = candle_core::Var::zeros((2, 3, 3), DType::F32, &Device::Cpu).unwrap();
@@ -301,6 +301,9 @@ fn weights_that_do_not_fit_are_named() {
         bias: None,
     };
     let good = || AttentionWeights {
+        qk_norm: None,
+        sinks: None,
+        relative_bias: None,
         qkv: QkvWeights::Split(Box::new([dense(8, 8), dense(8, 8), dense(8, 8)])),
         o: dense(8, 8),
         bias_kv: None,

@@ -5,6 +5,7 @@ mod checkpoints;
 mod common;
 mod encoder;
 mod examples;
+mod families;
 mod gradients;
 mod hub;
 mod layer;

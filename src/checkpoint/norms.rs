@@ -1,0 +1,60 @@
+//! The norms of queries and keys.
+
+use candle_core::Tensor;
+
+use super::layout::NORMS;
+use super::source::WeightSource;
+use crate::config::{AttentionConfig, NormOver};
+use crate::error::{Error, Result};
+
+/// The parameters of a norm of queries or keys: `(d)`, the same for every head; `(heads, d)`, one for each; or
+/// `(heads · d)`, over all heads.
+#[derive(Debug, Clone)]
+pub struct NormWeights {
+    /// The factors.
+    pub weight: Tensor,
+    /// What is added after them.
+    pub bias: Option<Tensor>,
+}
+
+/// Reads the norms if there are any; the configuration has to say of what kind they are.
+pub(super) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
+    let there = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
+    let found = NORMS.iter().find(|names| names.iter().any(|name| there(name)));
+    let norm = match (&config.qk_norm, found) {
+        (None, None) => return Ok(None),
+        (Some(norm), Some(_)) => norm,
+        (None, Some([q, _])) => {
+            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(q));
+            return Err(Error::config("qk_norm", "none", allowed));
+        }
+        (Some(_), None) => {
+            let name = source.full_name(&format!("{}.weight", NORMS[0][0]));
+            return Err(Error::MissingTensor { name, why: "the configuration sets qk_norm".to_string() });
+        }
+    };
+    let [q, k] = *found.unwrap_or(&NORMS[0]);
+    let read = |name: &str, heads: usize| {
+        let d = config.head_dim();
+        let one = |name: &str| match norm.over {
+            NormOver::AllHeads => source.get(name, &[heads * d]),
+            NormOver::Head => match source.shape(name)? {
+                Some(shape) if shape.len() == 2 => source.get(name, &[heads, d]),
+                _ => source.get(name, &[d]),
+            },
+        };
+        if source.contains(&per_head(name, 0)) {
+            let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
+            return Ok(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None });
+        }
+        let bias = format!("{name}.bias");
+        let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
+        Ok::<_, Error>(NormWeights { weight: one(&format!("{name}.weight"))?, bias })
+    };
+    Ok(Some([read(q, config.num_attention_heads)?, read(k, config.num_key_value_heads())?]))
+}
+
+/// StableLM has a norm module for each head.
+fn per_head(name: &str, head: usize) -> String {
+    format!("{name}.norms.{head}.weight")
+}
