@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use candle_attention::checkpoint::{Checkpoint, CheckpointSource, config_from_json, detect, infer_config};
-use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
+use candle_attention::checkpoint::{Checkpoint, detect, infer_config};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Position};
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use shared::Result;
@@ -30,7 +30,7 @@ struct Arguments {
     /// Where the layer's tensors are, such as encoder.layer.0.attention; empty for the top
     #[arg(long)]
     prefix: String,
-    /// A Hugging Face config.json with the number of heads
+    /// A Hugging Face config.json: the layer runs as in its model, with its positions, norms, scale and causal or local mask
     #[arg(long, group = "number_of_heads")]
     config: Option<PathBuf>,
     /// The number of heads, if there is no --config
@@ -67,12 +67,10 @@ fn main() -> ExitCode {
 fn attend(arguments: &Arguments) -> Result<()> {
     let inputs = Inputs::read(arguments)?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint)?;
-    let source = checkpoint.at(&arguments.prefix, arguments.dtype, &arguments.device);
-    let config = config(arguments, &source)?;
-    let layout = detect(&source)?.name;
-    let layer = MultiHeadAttention::load(&config, source)?;
+    let (layer, layout, own_mask) = load(arguments, &checkpoint)?;
+    let (config, mask) = (layer.config(), own_mask.and(inputs.mask));
 
-    let call = AttentionInputs { query: &inputs.query, key: &inputs.key, value: &inputs.value, mask: &inputs.mask };
+    let call = AttentionInputs { query: &inputs.query, key: &inputs.key, value: &inputs.value, mask: &mask };
     let options = AttentionOptions::default().with_weights(arguments.weights);
     if arguments.plan {
         println!("{}", layer.plan(&call, &options)?);
@@ -82,31 +80,39 @@ fn attend(arguments: &Arguments) -> Result<()> {
     let mut results = HashMap::from([("output".to_string(), attended.output)]);
     results.extend(attended.weights.map(|weights| ("weights".to_string(), weights)));
     shared::save_tensors(&results, &arguments.output)?;
+    let position = match &config.position {
+        Position::None => String::new(),
+        position => format!(", position {position}"),
+    };
     println!(
-        "layout {layout}, {} heads of {}, {} key-value heads, mask {}: output {shape:?}",
+        "layout {layout}, {} heads of {}, {} key-value heads{position}, mask {mask}: output {shape:?}",
         config.num_attention_heads,
         config.head_dim(),
         config.num_key_value_heads(),
-        inputs.mask,
     );
     Ok(())
 }
 
-fn config(arguments: &Arguments, source: &CheckpointSource) -> Result<AttentionConfig> {
+/// The layer, the name of its layout, and what its model masks by itself.
+fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAttention, &'static str, AttentionMask)> {
+    let (dtype, device) = (arguments.dtype, &arguments.device);
     let Some(path) = &arguments.config else {
-        return Ok(infer_config(source, arguments.heads.unwrap_or_default())?);
+        let source = checkpoint.at(&arguments.prefix, dtype, device);
+        let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
+        let layout = detect(&source)?.name;
+        return Ok((MultiHeadAttention::load(&config, source)?, layout, AttentionMask::none()));
     };
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
     let json = serde_json::from_str(&text).map_err(|e| named(&e))?;
-    let read = config_from_json(&json, source).map_err(|e| named(&e))?;
+    let read = checkpoint.attention(&arguments.prefix, &json, dtype, device).map_err(|e| named(&e))?;
     for (key, what) in &read.not_applied {
         eprintln!(
             "warning: {}: `{key}` is not applied: the model has {what}, the layer alone does not",
             path.display()
         );
     }
-    Ok(read.config)
+    Ok((read.layer, read.layout.name, read.mask))
 }
 
 struct Inputs {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod attention;
+mod cache;
 pub mod checkpoint;
 mod config;
 #[cfg(feature = "encoder")]
@@ -16,6 +17,7 @@ mod setters;
 mod slice;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+pub use cache::KvCache;
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};
 pub use mask::AttentionMask;

@@ -219,11 +219,8 @@ impl Qkv {
     /// Projects `[query, key, value]`, each `(b, s, in)`, and cuts the results into heads: `(b, s, h, d)` in `dtype`.
     /// `sizes` are the numbers a head of q, k and v.
     pub(crate) fn forward(&self, inputs: [&Tensor; 3], sizes: [usize; 3], dtype: DType) -> Result<[Tensor; 3]> {
-        if let (Some(order), Some(stored)) = (self.order, &self.stored) {
-            let width = stored.weight.dim(1)?;
-            let weights = DenseWeights { weight: stored.weight.clone(), bias: stored.bias.clone() };
-            let ordered = QkvWeights::Packed(in_blocks(&weights, order, self.rows, self.h_kv)?);
-            return Self::new(ordered, self.rows, [width; 3], self.h_kv)?.forward(inputs, sizes, dtype);
+        if let Some(ordered) = self.in_order()? {
+            return ordered.forward(inputs, sizes, dtype);
         }
         let [q, k, v] = inputs;
         let one_input = q.id() == k.id() && q.id() == v.id();
@@ -235,6 +232,23 @@ impl Qkv {
         }
         let part = |i: usize, xs: &Tensor| heads(&self.parts[i].forward(xs, dtype)?, sizes[i]);
         Ok([part(0, q)?, part(1, k)?, part(2, v)?])
+    }
+
+    /// The queries alone, as [`forward`](Self::forward) gives them.
+    pub(crate) fn query(&self, xs: &Tensor, size: usize, dtype: DType) -> Result<Tensor> {
+        match self.in_order()? {
+            Some(ordered) => ordered.query(xs, size, dtype),
+            None => heads(&self.parts[0].forward(xs, dtype)?, size),
+        }
+    }
+
+    /// The same with rows in order, if they are stored in another.
+    fn in_order(&self) -> Result<Option<Self>> {
+        let (Some(order), Some(stored)) = (self.order, &self.stored) else { return Ok(None) };
+        let width = stored.weight.dim(1)?;
+        let weights = DenseWeights { weight: stored.weight.clone(), bias: stored.bias.clone() };
+        let ordered = QkvWeights::Packed(in_blocks(&weights, order, self.rows, self.h_kv)?);
+        Ok(Some(Self::new(ordered, self.rows, [width; 3], self.h_kv)?))
     }
 
     /// ys `(b, s, rows of q, k and v)` → each by head.

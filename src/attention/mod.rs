@@ -1,18 +1,20 @@
+mod cached;
+mod fresh;
+mod inputs;
 pub(crate) mod ragged;
 mod transform;
 
 use candle_core::{DType, Module, Tensor};
-use candle_nn::{Init, VarBuilder};
 
-use crate::checkpoint::{AttentionWeights, DenseWeights, NormWeights, QkvWeights, WeightSource};
-use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
+use crate::checkpoint::{AttentionWeights, NormWeights, WeightSource};
+use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
 use crate::position::Position;
 use crate::projection::{Dense, Qkv, accumulate_in};
-use crate::sdpa::{self, Attended, Backend, Call, Plan, SdpaOptions};
-use crate::setters::setters;
+use crate::sdpa::{self, Attended, Call, Plan, SdpaOptions};
+pub use inputs::{AttentionInputs, AttentionOptions};
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -70,111 +72,7 @@ pub struct MultiHeadAttention {
     relative_bias: Option<Tensor>,
 }
 
-/// The tensors of one call.
-#[derive(Debug, Clone, Copy)]
-pub struct AttentionInputs<'a> {
-    /// `(b, s_q, query_size)`.
-    pub query: &'a Tensor,
-    /// `(b, s_kv, key_size)`.
-    pub key: &'a Tensor,
-    /// `(b, s_kv, value_size)`.
-    pub value: &'a Tensor,
-    /// Which keys a query may see.
-    pub mask: &'a AttentionMask,
-}
-
-impl<'a> AttentionInputs<'a> {
-    /// Every token of `xs` attends to the tokens of `xs`.
-    pub fn self_attention(xs: &'a Tensor, mask: &'a AttentionMask) -> Self {
-        Self { query: xs, key: xs, value: xs, mask }
-    }
-
-    /// Every token of `xs` attends to the tokens of `memory`.
-    pub fn cross_attention(xs: &'a Tensor, memory: &'a Tensor, mask: &'a AttentionMask) -> Self {
-        Self { query: xs, key: memory, value: memory, mask }
-    }
-}
-
-/// How one call is to run. The default: inference, no weights, any backend.
-#[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
-pub struct AttentionOptions {
-    /// Training: dropout is applied.
-    pub train: bool,
-    /// Return the attention weights, as they are before dropout.
-    pub return_weights: bool,
-    /// Use this backend or fail; `None` chooses.
-    pub backend: Option<Backend>,
-}
-
-impl AttentionOptions {
-    setters! {
-        /// Sets whether dropout is applied.
-        with_train, train: bool = train;
-        /// Sets whether the weights are returned.
-        with_weights, return_weights: bool = return_weights;
-        /// Forces a backend.
-        with_backend, backend: Backend = Some(backend);
-    }
-}
-
 impl MultiHeadAttention {
-    /// A fresh layer, trainable if `vb` stands on a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
-    /// `(out, in)` and, as `config.bias` says, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
-    /// `score.weight` `(h, head_dim)` for additive scoring.
-    ///
-    /// Weights start Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases at zero,
-    /// as in PyTorch.
-    ///
-    /// # Errors
-    /// An invalid configuration; a `vb` that holds tensors of other shapes.
-    pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
-        config.validate()?;
-        let (rows, inputs) = qkv_sizes(config);
-        let bias = config.bias;
-        let qkv = QkvWeights::Split(Box::new([
-            fresh_dense(&vb.pp("q_proj"), rows[0], inputs[0], bias.q)?,
-            fresh_dense(&vb.pp("k_proj"), rows[1], inputs[1], bias.k)?,
-            fresh_dense(&vb.pp("v_proj"), rows[2], inputs[2], bias.v)?,
-        ]));
-        let context = config.num_attention_heads * config.value_head_dim();
-        let o = fresh_dense(&vb.pp("o_proj"), config.output_size(), context, bias.o)?;
-        let extra = |name: &str, rows: usize| {
-            let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows as f64).sqrt() };
-            vb.get_with_hints((1, 1, rows), name, init)?.reshape(rows)
-        };
-        let bias_kv = match config.add_bias_kv {
-            true => Some([extra("bias_k", rows[1])?, extra("bias_v", rows[2])?]),
-            false => None,
-        };
-        let score = match config.scoring {
-            Scoring::ScaledDotProduct => None,
-            Scoring::Additive => {
-                let d = config.head_dim();
-                let bound = (1.0 / d as f64).sqrt();
-                let init = Init::Uniform { lo: -bound, up: bound };
-                Some(vb.pp("score").get_with_hints((config.num_attention_heads, d), "weight", init)?)
-            }
-        };
-        let qk_norm = match config.qk_norm {
-            Some(norm) => {
-                let fresh = |name: &str, heads: usize| fresh_norm(&vb.pp(name), &norm, heads, config.head_dim());
-                Some([fresh("q_norm", config.num_attention_heads)?, fresh("k_norm", config.num_key_value_heads())?])
-            }
-            None => None,
-        };
-        let relative_bias = match &config.position {
-            Position::RelativeBuckets(relative) => {
-                let init = Init::Randn { mean: 0.0, stdev: 0.02 };
-                let shape = (relative.num_buckets, config.num_attention_heads);
-                Some(vb.pp("relative_attention_bias").get_with_hints(shape, "weight", init)?)
-            }
-            _ => None,
-        };
-        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, relative_bias };
-        Self::from_weights(config, weights)
-    }
-
     /// The layer of a checkpoint, in any layout of [`LAYOUTS`](crate::checkpoint::LAYOUTS): `source` is a `VarBuilder`
     /// or a [`Checkpoint::at`](crate::checkpoint::Checkpoint::at) whose prefix is that of the layer.
     ///
@@ -291,23 +189,24 @@ impl MultiHeadAttention {
 
     fn plan_of(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs)?;
-        let mask = self.positioned(inputs, inputs.key.dim(1)?)?;
+        let s_kv = inputs.key.dim(1)?;
+        let mask = self.positioned(inputs, s_kv, None)?;
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
         let options = self.sdpa_options(&inputs, options);
-        let call = self.call(&inputs, &options)?;
+        let call = self.call(&inputs, &options, s_kv)?;
         inputs.mask.check(call.shape)?;
         Plan::new(&call, &options)
     }
 
-    /// The attention of a call of this layer.
-    fn call(&self, inputs: &AttentionInputs, options: &SdpaOptions) -> Result<Call> {
+    /// The attention of a call of this layer over `s_kv` keys.
+    fn call(&self, inputs: &AttentionInputs, options: &SdpaOptions, s_kv: usize) -> Result<Call> {
         let config = &self.config;
         let (b, s_q, _) = inputs.query.dims3()?;
         let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
         let tracked = [inputs.query, inputs.key, inputs.value].into_iter().chain(self.bias_kv.iter().flatten());
         let tracked = tracked.chain(&self.score).chain(&self.sinks).chain(norms).any(Tensor::track_op);
         let mut call = Call {
-            shape: CallShape { b, h: config.num_attention_heads, s_q, s_kv: inputs.key.dim(1)? },
+            shape: CallShape { b, h: config.num_attention_heads, s_q, s_kv },
             h_kv: config.num_key_value_heads(),
             d: config.head_dim(),
             d_v: config.value_head_dim(),
@@ -327,18 +226,24 @@ impl MultiHeadAttention {
 
     fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
         self.check(inputs)?;
-        let mask = self.positioned(inputs, inputs.key.dim(1)?)?;
+        let s_kv = inputs.key.dim(1)?;
+        let mask = self.positioned(inputs, s_kv, None)?;
         let inputs = &AttentionInputs { mask: &mask, ..*inputs };
         let options = self.sdpa_options(inputs, options);
-        let call = self.call(inputs, &options)?;
+        let call = self.call(inputs, &options, s_kv)?;
         if let Some((lengths, band)) = inputs.mask.as_padding()
             && self.runs_unpadded(inputs, &call, &options)
         {
             inputs.mask.check(call.shape)?;
             return Ok(Attended { output: self.unpadded(inputs.query, lengths, &band)?, weights: None });
         }
-        let [q, k, v] = self.project(inputs, call.dtype)?;
-        let attended = sdpa::attend(&q, &k, &v, &options)?;
+        let [q, k, v] = self.project(inputs, call.dtype, &[0])?;
+        let [k, v] = [self.append(k, 0)?, self.append(v, 1)?];
+        self.finish(sdpa::attend(&q, &k, &v, &options)?, inputs)
+    }
+
+    /// The output projection.
+    fn finish(&self, attended: Attended, inputs: &AttentionInputs) -> Result<Attended> {
         let (b, s_q, h, d_v) = attended.output.dims4()?;
         let dtype = inputs.query.dtype();
         let output = self.o_proj.forward(&attended.output.reshape((b, s_q, h * d_v))?, dtype)?;
@@ -360,20 +265,18 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Queries, keys and values by head, `(b, s, h, d)` in `dtype`, the extra keys appended.
-    fn project(&self, inputs: &AttentionInputs, dtype: DType) -> Result<[Tensor; 3]> {
+    /// Queries, keys and values by head, `(b, s, h, d)` in `dtype`. `starts`: the position of the first token, of all rows
+    /// or of each.
+    fn project(&self, inputs: &AttentionInputs, dtype: DType, starts: &[usize]) -> Result<[Tensor; 3]> {
         let sizes = [self.config.head_dim(), self.config.head_dim(), self.config.value_head_dim()];
         let xs = [inputs.query, inputs.key, inputs.value];
-        let [q, k, v] = match self.is_untransformed() {
-            true => self.qkv.forward(xs, sizes, dtype)?,
-            // Rounded once, after the transformations.
-            false => {
-                let wide = self.qkv.forward(xs, sizes, accumulate_in(self.qkv.weight()))?;
-                let [q, k, v] = self.transform(wide, [0, 0])?;
-                [q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?]
-            }
-        };
-        Ok([q, self.append(k, 0)?, self.append(v, 1)?])
+        if self.is_untransformed() {
+            return self.qkv.forward(xs, sizes, dtype);
+        }
+        // Rounded once, after the transformations.
+        let wide = self.qkv.forward(xs, sizes, accumulate_in(self.qkv.weight()))?;
+        let [q, k, v] = self.transform(wide, starts)?;
+        Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }
 
     /// `xs` `(b, s, h_kv, d)` with the learned row of `bias_kv` (0: key, 1: value) and the row of zeros after it.
@@ -427,21 +330,4 @@ fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
     let rows =
         [config.num_attention_heads * config.head_dim(), h_kv * config.head_dim(), h_kv * config.value_head_dim()];
     (rows, [config.query_size(), config.key_size(), config.value_size()])
-}
-
-fn fresh_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<NormWeights> {
-    let size = if norm.over == NormOver::AllHeads { heads * d } else { d };
-    // Either way the norm starts with factors of 1.
-    let one = if norm.kind == NormKind::RmsOffset { 0.0 } else { 1.0 };
-    let weight = vb.get_with_hints(size, "weight", Init::Const(one))?;
-    let layer = norm.kind == NormKind::Layer;
-    let bias = layer.then(|| vb.get_with_hints(size, "bias", Init::Const(0.0))).transpose()?;
-    Ok(NormWeights { weight, bias })
-}
-
-fn fresh_dense(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<DenseWeights> {
-    let bound = (6.0 / (out + input) as f64).sqrt();
-    let weight = vb.get_with_hints((out, input), "weight", Init::Uniform { lo: -bound, up: bound })?;
-    let bias = bias.then(|| vb.get_with_hints(out, "bias", Init::Const(0.0))).transpose()?;
-    Ok(DenseWeights { weight, bias })
 }

@@ -10,7 +10,7 @@ use crate::checkpoint::NormWeights;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
 use crate::mask::AttentionMask;
-use crate::position::{Position, RelativeBuckets};
+use crate::position::{Position, RelativeBuckets, Rotary};
 
 impl MultiHeadAttention {
     /// Whether queries, keys and values go into attention as they are projected.
@@ -18,28 +18,56 @@ impl MultiHeadAttention {
         self.qk_norm.is_none() && self.config.clip_qkv.is_none() && !matches!(self.config.position, Position::Rotary(_))
     }
 
-    /// Queries, keys and values by head, `(b, s, h, d)`, as attention compares them. The first query and key stand at the
-    /// positions `starts`.
-    pub(super) fn transform(&self, [q, k, v]: [Tensor; 3], starts: [usize; 2]) -> Result<[Tensor; 3]> {
-        let [q, k, v] = match self.config.clip_qkv {
-            Some(limit) => [q.clamp(-limit, limit)?, k.clamp(-limit, limit)?, v.clamp(-limit, limit)?],
-            None => [q, k, v],
-        };
-        let [q, k] = match (&self.config.qk_norm, &self.qk_norm) {
-            (Some(norm), Some([of_q, of_k])) => [normalise(&q, norm, of_q)?, normalise(&k, norm, of_k)?],
-            _ => [q, k],
-        };
+    /// Queries, keys and values by head, `(b, s, h, d)`, as attention compares them. `starts`: the position of the first
+    /// token, of all rows or of each.
+    pub(super) fn transform(&self, [q, k, v]: [Tensor; 3], starts: &[usize]) -> Result<[Tensor; 3]> {
+        let (q, k, v) =
+            (self.normalised(&self.limited(q)?, 0)?, self.normalised(&self.limited(k)?, 1)?, self.limited(v)?);
         let Position::Rotary(rotary) = &self.config.position else { return Ok([q, k, v]) };
-        let positions = |t: &Tensor, start: usize| Ok::<_, candle_core::Error>((start..start + t.dim(1)?).collect());
-        let (of_q, of_k): (Vec<usize>, Vec<usize>) = (positions(&q, starts[0])?, positions(&k, starts[1])?);
-        let angles = |positions: Vec<usize>| rotary.angles(&[positions], self.config.head_dim(), q.dtype(), q.device());
-        let angles_q = angles(of_q.clone())?;
-        let angles_k = if of_q == of_k { angles_q.clone() } else { angles(of_k)? };
+        let (s_q, s_kv) = (q.dim(1)?, k.dim(1)?);
+        let angles_q = self.angles(rotary, starts, &q)?;
+        let angles_k = if s_q == s_kv { angles_q.clone() } else { self.angles(rotary, starts, &k)? };
         Ok([rotary.rotate(&q, &angles_q)?, rotary.rotate(&k, &angles_k)?, v])
     }
 
-    /// The mask of a call with what positions add to the scores.
-    pub(super) fn positioned<'a>(&self, inputs: &AttentionInputs<'a>, s_kv: usize) -> Result<Cow<'a, AttentionMask>> {
+    /// [`transform`](Self::transform) of queries alone, the first of which stands at position 0.
+    pub(super) fn transform_queries(&self, q: Tensor) -> Result<Tensor> {
+        let q = self.normalised(&self.limited(q)?, 0)?;
+        match &self.config.position {
+            Position::Rotary(rotary) => rotary.rotate(&q, &self.angles(rotary, &[0], &q)?),
+            _ => Ok(q),
+        }
+    }
+
+    fn angles(&self, rotary: &Rotary, starts: &[usize], xs: &Tensor) -> Result<[Tensor; 2]> {
+        let s = xs.dim(1)?;
+        let rows: Vec<Vec<usize>> = starts.iter().map(|&start| (start..start + s).collect()).collect();
+        rotary.angles(&rows, self.config.head_dim(), xs.dtype(), xs.device())
+    }
+
+    fn limited(&self, xs: Tensor) -> Result<Tensor> {
+        Ok(match self.config.clip_qkv {
+            Some(limit) => xs.clamp(-limit, limit)?,
+            None => xs,
+        })
+    }
+
+    /// `which`: 0 for queries, 1 for keys.
+    fn normalised(&self, xs: &Tensor, which: usize) -> Result<Tensor> {
+        match (&self.config.qk_norm, &self.qk_norm) {
+            (Some(norm), Some(weights)) => normalise(xs, norm, &weights[which]),
+            _ => Ok(xs.clone()),
+        }
+    }
+
+    /// The mask of a call over `s_kv` keys with what positions add to the scores. `starts`: the key at which query 0 of
+    /// each row stands, if the last query does not stand at the last key.
+    pub(super) fn positioned<'a>(
+        &self,
+        inputs: &AttentionInputs<'a>,
+        s_kv: usize,
+        starts: Option<&[usize]>,
+    ) -> Result<Cow<'a, AttentionMask>> {
         Ok(match (&self.config.position, &self.relative_bias) {
             (Position::Alibi(alibi), _) if alibi.falcon => {
                 let heads = self.config.num_attention_heads;
@@ -52,7 +80,10 @@ impl MultiHeadAttention {
                 Cow::Owned(inputs.mask.clone().and(AttentionMask::distances(slopes, alibi.symmetric)))
             }
             (Position::RelativeBuckets(relative), Some(table)) => {
-                let bias = relative_bias(relative, table, inputs.query.dim(1)?, s_kv)?;
+                let s_q = inputs.query.dim(1)?;
+                let end = [s_kv as i64 - s_q as i64];
+                let starts = starts.map_or_else(|| end.to_vec(), |starts| starts.iter().map(|&s| s as i64).collect());
+                let bias = relative_bias(relative, table, &starts, s_q, s_kv)?;
                 Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&bias)?))
             }
             _ => Cow::Borrowed(inputs.mask),
@@ -86,11 +117,17 @@ fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor
     Ok(ys.reshape((b, s, h, d))?.to_dtype(dtype)?)
 }
 
-/// `(1, h, s_q, s_kv)` of a table `(num_buckets, h)`; the last query stands at the last key.
-fn relative_bias(relative: &RelativeBuckets, table: &Tensor, s_q: usize, s_kv: usize) -> Result<Tensor> {
-    let offset = s_kv as i64 - s_q as i64;
-    let ahead = (0..s_q as i64).flat_map(|i| (0..s_kv as i64).map(move |j| j - i - offset));
+/// `(rows, h, s_q, s_kv)` of a table `(num_buckets, h)`. `starts`: the key at which query 0 stands.
+fn relative_bias(
+    relative: &RelativeBuckets,
+    table: &Tensor,
+    starts: &[i64],
+    s_q: usize,
+    s_kv: usize,
+) -> Result<Tensor> {
+    let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
+    let ahead = positions.flat_map(|position| (0..s_kv as i64).map(move |j| j - position));
     let buckets: Vec<u32> = ahead.map(|ahead| relative.bucket(ahead) as u32).collect();
-    let rows = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (s_q · s_kv, h)
-    Ok(rows.reshape((1, s_q, s_kv, table.dim(1)?))?.permute((0, 3, 1, 2))?.contiguous()?)
+    let rows = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (rows · s_q · s_kv, h)
+    Ok(rows.reshape((starts.len(), s_q, s_kv, table.dim(1)?))?.permute((0, 3, 1, 2))?.contiguous()?)
 }

@@ -82,6 +82,18 @@ const ROTARY: &[&str] = &[
     "jina_embeddings_v3",
 ];
 const INTERLEAVED: &[&str] = &["gptj", "codegen", "cohere", "cohere2"];
+/// Families that may rotate only a share of a head's numbers, and that share where the configuration is silent.
+const PARTIAL: &[&str] = &["phi", "phi3", "stablelm", "persimmon", "gpt_neox", "nomic_bert"];
+const USUAL_SHARE: &[(&str, f64)] = &[("phi", 0.5), ("persimmon", 0.5), ("stablelm", 0.25), ("gpt_neox", 0.25)];
+/// The base where the configuration is silent and it is not 10,000.
+const USUAL_THETA: &[(&str, f64)] = &[
+    ("cohere", 500_000.0),
+    ("gpt_oss", 150_000.0),
+    ("nomic_bert", 1_000.0),
+    ("new", 160_000.0),
+    ("gte", 160_000.0),
+    ("jina_embeddings_v3", 20_000.0),
+];
 const T5: &[&str] = &["t5", "mt5", "umt5", "longt5", "switch_transformers"];
 /// Families whose scores are not scaled.
 const UNSCALED: &[&str] = &["t5", "mt5", "umt5", "longt5", "switch_transformers", "gpt_neo"];
@@ -108,6 +120,10 @@ impl<'a> Layer<'a> {
         let index = prefix.split('.').find_map(|part| part.parse().ok()).unwrap_or(0);
         let cross = ["encoder_attn", "EncDecAttention", "crossattention"].iter().any(|part| prefix.contains(part));
         Self { section, model_type, prefix, index, cross }
+    }
+
+    fn usual(&self, table: &[(&str, f64)]) -> Option<f64> {
+        table.iter().find(|(family, _)| *family == self.model_type).map(|(_, value)| *value)
     }
 
     fn is(&self, families: &[&str]) -> bool {
@@ -205,7 +221,8 @@ impl<'a> Layer<'a> {
             }
             _ if state == Some("alibi") => Position::Alibi(Alibi::default().with_symmetric(true)),
             "esm" if state != Some("rotary") => Position::None,
-            "mpnet" => self.buckets(32, 128, true)?,
+            // The configuration's number only sizes the table.
+            "mpnet" => Position::RelativeBuckets(RelativeBuckets::new(32, 128, true)),
             _ if self.is(T5) => self.buckets(32, 128, !self.prefix.contains("decoder"))?,
             _ if self.is(ROTARY) => Position::Rotary(self.rotary(d)?),
             _ => Position::None,
@@ -214,7 +231,6 @@ impl<'a> Layer<'a> {
 
     fn buckets(&self, count: usize, distance: usize, bidirectional: bool) -> Result<Position> {
         let count = self.number("relative_attention_num_buckets")?.unwrap_or(count);
-        // MPNet's is no key.
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(distance);
         Ok(Position::RelativeBuckets(RelativeBuckets::new(count, distance, bidirectional)))
     }
@@ -283,13 +299,17 @@ impl<'a> Layer<'a> {
         let local_theta = if local_only { of("rope_local_base_freq").or(of("local_rope_theta")) } else { None };
         let theta = local_theta.or(of("rope_theta")).or(of("global_rope_theta")).or(of("rotary_emb_base"));
         let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
+        let share = share.or(self.usual(USUAL_SHARE)).filter(|_| self.is(PARTIAL));
         let dim = match optional(self.section, "rotary_dim")? {
             Some(dim) => dim,
             None => share.map_or(d, |share| (share * d as f64) as usize),
         };
         let interleaved = self.is(INTERLEAVED) || self.flag("rotary_emb_interleaved") == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
-        let mut rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta.unwrap_or(10_000.0));
+        let mut rotary = Rotary::default()
+            .with_dim(dim)
+            .with_style(style)
+            .with_theta(theta.or(self.usual(USUAL_THETA)).unwrap_or(10_000.0));
         // Gemma 3 scales only the global layers.
         if let Some(scaling) = scaling.filter(|_| local_theta.is_none()) {
             rotary = rotary.with_scaling(self.scaling(scaling)?);

@@ -2,7 +2,7 @@ use candle_core::{DType, Device};
 use serde_json::Value;
 
 use super::family::Layer;
-use super::layout::{NORMS, RELATIVE};
+use super::layout::{NORMS, RELATIVE, detect};
 use super::read::{AttentionWeights, infer_config};
 use super::source::{WeightSource, join};
 use super::{Checkpoint, Layout};
@@ -79,6 +79,9 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     config.validate()?;
     let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
     not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
+    if detect(source)?.name.starts_with("timm-") && layer.model_type.is_empty() && !source.contains("kv.weight") {
+        not_applied.push(("the layout of EVA".to_string(), "rotary positions in two dimensions, if it is an EVA"));
+    }
     Ok(HfAttentionConfig { config, mask: layer.mask()?, not_applied })
 }
 

@@ -2,6 +2,7 @@
 
 mod family;
 mod hf_config;
+mod inspect;
 mod layout;
 mod names;
 mod norms;
@@ -11,6 +12,7 @@ mod source;
 mod table;
 
 pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
+pub use inspect::LayerInfo;
 pub use layout::detect;
 pub use names::{BiasPatterns, DenseNames, FusedOrder, Layout, QkvNames, Stored};
 pub use norms::NormWeights;

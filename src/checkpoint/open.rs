@@ -148,6 +148,12 @@ impl Checkpoint {
         Ok(map)
     }
 
+    /// The shape and dtype of a tensor.
+    pub(super) fn header(&self, name: &str) -> Result<(Vec<usize>, String)> {
+        let view = self.view(name)?;
+        Ok((view.shape().to_vec(), format!("{:?}", view.dtype())))
+    }
+
     fn view(&self, name: &str) -> Result<safetensors::tensor::TensorView<'_>> {
         let &shard = self.inner.tensors.get(name).ok_or_else(|| missing(name.to_string()))?;
         let (path, shard) = &self.inner.shards[shard];

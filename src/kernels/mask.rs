@@ -40,6 +40,8 @@ pub(crate) struct Distances {
 pub(crate) struct Mask<'a> {
     pub lengths: Vec<Lengths>,
     pub distances: Vec<Distances>,
+    /// The key at which query 0 of each row stands; `None`: the last query stands at the last key.
+    pub starts: Option<Vec<usize>>,
     /// Keys before and after a query's own position, which for query `i` is `i + s_kv - s_q`.
     pub left: Option<usize>,
     pub right: Option<usize>,
@@ -68,12 +70,19 @@ impl Mask<'_> {
                 }
             });
         }
-        let position = i + s_kv;
+        // Counted from `s_q` before the first key, so that it is never negative.
+        let position = i + self.starts.as_ref().map_or(s_kv, |starts| starts[b] + s_q);
         if let Some(right) = self.right {
             end = end.min(position.saturating_add(right).saturating_add(1).saturating_sub(s_q));
         }
         let start = self.left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
         start..end.max(start)
+    }
+
+    /// The key at which query `i` of row `b` stands.
+    pub(super) fn position(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> i64 {
+        let start = self.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b] as i64);
+        start + i as i64
     }
 
     /// Whether anything but the range has a say.

@@ -123,7 +123,7 @@ fn hide<T>(call: &Attention<T>, place: Place, i: usize, row: &mut [f32]) {
     row[..from].fill(f32::NEG_INFINITY);
     row[to.max(from)..].fill(f32::NEG_INFINITY);
     if call.mask.has_tensors() && from < to {
-        let position = (i + s_kv) as i64 - s_q as i64;
+        let position = call.mask.position(b, i, s_q, s_kv);
         call.mask.apply(&mut row[from..to], (b, h, i), position, start + from);
     }
 }

@@ -66,6 +66,7 @@ impl Part {
             Self::Distances { slopes, .. } if slopes.len() != call.h => {
                 Err(Error::value("the number of slopes", slopes.len(), format!("{}, the heads", call.h)))
             }
+            Self::Starts(rows) => row_count("starts", rows.len(), b),
             Self::Causal | Self::Window { .. } | Self::Distances { .. } => Ok(()),
             Self::Segments { queries, keys } => {
                 let expect = |name: &str, ids: &Tensor, want: [usize; 2]| match ids.dims() == want {

@@ -17,11 +17,16 @@ impl AttentionMask {
     /// Builds the tensors for `call`. The last `always` keys, beyond `call.s_kv`, are seen by every query.
     pub(crate) fn dense(&self, call: CallShape, always: usize, dtype: DType, device: &Device) -> Result<DenseMask> {
         let mut dense = DenseMask { keep: None, bias: None };
+        let starts = self.query_starts(call);
         // A single query that stands at the last key sees all that a band without a left edge could hide.
-        if let Some(band) = Band::of(&self.parts).filter(|band| band.left.is_some() || call.s_q > 1) {
-            dense.keep(band.keep(call, device)?)?;
+        let needed = |band: &Band| band.left.is_some() || call.s_q > 1 || starts.len() > 1;
+        if let Some(band) = Band::of(&self.parts).filter(needed) {
+            dense.keep(band.keep(call, &starts, device)?)?;
         }
         for part in &self.parts {
+            if let Part::Distances { slopes, symmetric } = part {
+                dense.bias(distances(slopes, *symmetric, call, &starts)?.to_dtype(dtype)?.to_device(device)?)?;
+            }
             part.add_to(&mut dense, call, dtype, device)?;
         }
         if always > 0 {
@@ -81,18 +86,8 @@ impl Part {
                 let keep: Vec<u8> = rows.iter().flat_map(|&n| tokens(n)).collect();
                 dense.keep(Tensor::from_vec(keep, (b, 1, s_q, s_kv), device)?)
             }
-            // Built once for all such parts, in `Band`.
-            Self::Causal | Self::Window { .. } => Ok(()),
-            Self::Distances { slopes, symmetric } => {
-                let distance = |i: usize, j: usize| {
-                    let before = i as f64 + s_kv as f64 - s_q as f64 - j as f64;
-                    if *symmetric { before.abs() } else { before }
-                };
-                let distances: Vec<f64> = (0..s_q).flat_map(|i| (0..s_kv).map(move |j| -distance(i, j))).collect();
-                let distances = Tensor::from_vec(distances, (1, 1, s_q, s_kv), &Device::Cpu)?;
-                let slopes = Tensor::new(slopes.as_slice(), &Device::Cpu)?.reshape((1, slopes.len(), 1, 1))?;
-                dense.bias(distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?)
-            }
+            // Built elsewhere, from all parts together.
+            Self::Causal | Self::Window { .. } | Self::Distances { .. } | Self::Starts(_) => Ok(()),
             Self::Segments { queries, keys } => {
                 let queries = queries.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, s_q, 1))?;
                 let keys = keys.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, 1, s_kv))?;
@@ -126,22 +121,42 @@ impl Band {
         any.then_some(band)
     }
 
-    fn keep(&self, call: CallShape, device: &Device) -> Result<Tensor> {
+    /// `starts`: where query 0 stands, for all rows or for each.
+    fn keep(&self, call: CallShape, starts: &[i64], device: &Device) -> Result<Tensor> {
         let CallShape { s_q, s_kv, .. } = call;
-        let mut keep = vec![0u8; s_q * s_kv];
-        for (i, row) in keep.chunks_mut(s_kv.max(1)).enumerate() {
-            // The query's position, counted from `s_q` before the first key so that it is never negative.
-            let position = i + s_kv;
-            let from = self.left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
-            let to = self
-                .right
-                .map_or(s_kv, |right| position.saturating_add(right).saturating_add(1).saturating_sub(s_q).min(s_kv));
+        let mut keep = vec![0u8; starts.len() * s_q * s_kv];
+        let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
+        for (position, row) in positions.zip(keep.chunks_mut(s_kv.max(1))) {
+            let limit = |reach: Option<usize>, none: usize| reach.map_or(none, |n| n.min(s_q + s_kv)) as i64;
+            let from = (position - limit(self.left, s_q + s_kv)).clamp(0, s_kv as i64) as usize;
+            let to = (position + limit(self.right, s_q + s_kv) + 1).clamp(0, s_kv as i64) as usize;
             if from < to {
                 row[from..to].fill(1);
             }
         }
-        Ok(Tensor::from_vec(keep, (1, 1, s_q, s_kv), device)?)
+        Ok(Tensor::from_vec(keep, (starts.len(), 1, s_q, s_kv), device)?)
     }
+}
+
+impl AttentionMask {
+    /// The key at which query 0 stands: one for all rows, or one for each.
+    fn query_starts(&self, call: CallShape) -> Vec<i64> {
+        let stated = self.parts.iter().find_map(|part| match part {
+            Part::Starts(starts) => Some(starts.iter().map(|&start| start as i64).collect()),
+            _ => None,
+        });
+        stated.unwrap_or_else(|| vec![call.s_kv as i64 - call.s_q as i64])
+    }
+}
+
+/// `-slope · distance`, `(rows, h, s_q, s_kv)`.
+fn distances(slopes: &[f64], symmetric: bool, call: CallShape, starts: &[i64]) -> Result<Tensor> {
+    let CallShape { s_q, s_kv, .. } = call;
+    let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
+    let distance = |before: i64| -(if symmetric { before.abs() } else { before }) as f64;
+    let distances: Vec<f64> = positions.flat_map(|p| (0..s_kv as i64).map(move |j| distance(p - j))).collect();
+    let distances = Tensor::from_vec(distances, (starts.len(), 1, s_q, s_kv), &Device::Cpu)?;
+    Ok(distances.broadcast_mul(&Tensor::new(slopes, &Device::Cpu)?.reshape((1, slopes.len(), 1, 1))?)?)
 }
 
 /// `(b, s_kv)` → `(b, 1, 1, s_kv)`, `(b, s_q, s_kv)` → `(b, 1, s_q, s_kv)`.

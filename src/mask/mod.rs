@@ -53,6 +53,8 @@ pub(crate) enum Part {
         queries: Tensor,
         keys: Tensor,
     },
+    /// The key at which query 0 of each row stands, where rows end at different keys.
+    Starts(Vec<usize>),
     /// `-slope · distance` added to the scores, a slope a head.
     Distances {
         slopes: Vec<f64>,
@@ -189,6 +191,11 @@ impl AttentionMask {
         self
     }
 
+    /// Query 0 of row `b` stands at key `starts[b]`, whatever the numbers of queries and keys.
+    pub(crate) fn starts(starts: Vec<usize>) -> Self {
+        Self::part(Part::Starts(starts))
+    }
+
     /// Whether this is [`none`](Self::none).
     pub fn is_none(&self) -> bool {
         self.parts.is_empty()
@@ -228,6 +235,7 @@ impl std::fmt::Display for AttentionMask {
                 Part::Padding(rows) => write!(f, "padding({} rows)", rows.len())?,
                 Part::Causal => f.write_str("causal")?,
                 Part::Window { left, right } => write!(f, "window({left:?}, {right:?})")?,
+                Part::Starts(rows) => write!(f, "starts({} rows)", rows.len())?,
                 Part::Distances { slopes, .. } => write!(f, "distances({} heads)", slopes.len())?,
                 Part::Segments { queries, keys } => write!(f, "segments({:?}, {:?})", queries.dims(), keys.dims())?,
             }

@@ -10,6 +10,8 @@ use crate::kernels::{Distances, Lengths};
 pub(crate) struct Structure {
     pub lengths: Vec<Lengths>,
     pub distances: Vec<Distances>,
+    /// The key at which query 0 of each row stands, if not at `s_kv - s_q`.
+    pub starts: Option<Vec<usize>>,
     /// Keys seen before and after a query's own position.
     pub left: Option<usize>,
     pub right: Option<usize>,
@@ -52,6 +54,7 @@ impl AttentionMask {
                     structure.distances.push(Distances { slopes, symmetric: *symmetric });
                 }
                 Part::Padding(rows) => structure.lengths.push(Lengths::Padding(rows.clone())),
+                Part::Starts(starts) => structure.starts = Some(starts.clone()),
                 Part::Causal | Part::Window { .. } => {}
                 Part::Segments { queries, keys } => {
                     let ids = |ids: &Tensor| cpu(ids)?.to_dtype(DType::I64)?.contiguous();

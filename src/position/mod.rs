@@ -25,6 +25,31 @@ pub enum Position {
     RelativeBuckets(RelativeBuckets),
 }
 
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Rotary(rotary) => {
+                write!(f, "rotary(theta {}", rotary.theta)?;
+                rotary.dim.iter().try_for_each(|dim| write!(f, ", {dim} numbers"))?;
+                if rotary.style == RotaryStyle::Interleaved {
+                    f.write_str(", interleaved")?;
+                }
+                match &rotary.scaling {
+                    RotaryScaling::None => f.write_str(")"),
+                    RotaryScaling::Linear { factor } => write!(f, ", linear {factor})"),
+                    RotaryScaling::Dynamic { factor, .. } => write!(f, ", dynamic {factor})"),
+                    RotaryScaling::Yarn { factor, .. } => write!(f, ", yarn {factor})"),
+                    RotaryScaling::LongRope { .. } => f.write_str(", longrope)"),
+                    RotaryScaling::Llama3 { factor, .. } => write!(f, ", llama3 {factor})"),
+                }
+            }
+            Self::Alibi(alibi) => f.write_str(if alibi.symmetric { "alibi(symmetric)" } else { "alibi" }),
+            Self::RelativeBuckets(relative) => write!(f, "relative({} buckets)", relative.num_buckets),
+        }
+    }
+}
+
 impl Position {
     pub(crate) fn validate(&self, head_dim: usize) -> Result<()> {
         match self {

@@ -53,6 +53,7 @@ fn run<T: Element + WithDType>(
     let mask = Mask {
         lengths: structure.lengths,
         distances: structure.distances,
+        starts: structure.starts,
         left: structure.left,
         right: structure.right,
         segments: ids.chunks_exact(2).map(|pair| [ids_along(&pair[0], 2), ids_along(&pair[1], 3)]).collect(),

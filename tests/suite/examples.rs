@@ -169,6 +169,29 @@ fn attend_says_what_is_wrong_and_writes_nothing() {
 }
 
 #[test]
+fn inspect_lists_layers() {
+    let inspect = || {
+        let mut command = example("inspect");
+        command.arg(fixture("tiny-bert"));
+        command
+    };
+    let said = succeeds(&mut inspect());
+    assert!(said.starts_with("2 attention layers, "), "{said}");
+    assert!(
+        said.contains("encoder.layer.1.attention  bert  F32") && said.contains("position none  mask none"),
+        "{said}"
+    );
+    let lines = succeeds(inspect().arg("--json"));
+    let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0]["prefix"], "encoder.layer.0.attention");
+    assert_eq!((&lines[0]["layout"], &lines[0]["problem"]), (&"bert".into(), &serde_json::Value::Null));
+    succeeds(inspect().arg("--check"));
+    fails(inspect().args(["--config", "no.json"]), "no.json: No such file");
+    fails(example("inspect").arg("/no/such/folder"), "/no/such/folder: No such file");
+}
+
+#[test]
 fn encode_prints_json_in_order() {
     let texts: Vec<String> =
         serde_json::from_str(&std::fs::read_to_string(fixture("tiny_sentences.json")).unwrap()).unwrap();

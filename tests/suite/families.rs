@@ -1,9 +1,9 @@
 //! Attention layers as their models run them: each published family's own module, in its published layout, with its
 //! positions, norms, windows and caches, against the output that transformers or timm gave (`tests/golden/families.py`).
 
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions};
-use candle_core::{DType, Device};
+use candle_attention::checkpoint::{Checkpoint, ModelAttention};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache};
+use candle_core::{DType, Device, Tensor};
 
 use crate::common::{LAYER, assert_close, fixture, max_diff};
 
@@ -46,10 +46,27 @@ fn family(name: &str) {
         let got = model.layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().output;
         println!("{what} ({}): output differs by at most {:e}", model.layout.name, max_diff(&got, &want));
         assert_close(&what, &got, &want, LAYER);
+        chunks(&what, &model, get("chunks"), get("chunk_input"), get("chunk_output"));
         let weighted = AttentionOptions::default().with_weights(true);
         let eager = model.layer.attend_with(&inputs, &weighted).unwrap();
         assert_close(&what, &eager.output, &want, LAYER);
     }
+}
+
+/// The same in the chunks in which transformers ran it with its cache.
+fn chunks(what: &str, model: &ModelAttention, lengths: Option<Tensor>, xs: Option<Tensor>, want: Option<Tensor>) {
+    let (Some(lengths), Some(xs), Some(want)) = (lengths, xs, want) else { return };
+    let mut cache = KvCache::growing();
+    let mut start = 0;
+    let mut outputs = Vec::new();
+    for length in lengths.to_vec1::<i64>().unwrap() {
+        let xs = xs.narrow(1, start, length as usize).unwrap();
+        let inputs = AttentionInputs::self_attention(&xs, &model.mask);
+        outputs.push(model.layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap().output);
+        start += length as usize;
+    }
+    assert!(outputs.len() > 1, "{what}");
+    assert_close(&format!("{what} in chunks"), &Tensor::cat(&outputs, 1).unwrap(), &want, LAYER);
 }
 
 macro_rules! families {

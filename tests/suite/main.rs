@@ -1,6 +1,7 @@
 //! Everything that needs no network and no model: against goldens of the systems that own the formulas, against a
 //! naive f64 reference, and with bad input. `tests/golden` holds the scripts that made the goldens.
 
+mod caches;
 mod checkpoints;
 mod common;
 mod encoder;
@@ -8,6 +9,7 @@ mod examples;
 mod families;
 mod gradients;
 mod hub;
+mod inspect;
 mod layer;
 mod layouts;
 mod masks;

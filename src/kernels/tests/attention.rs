@@ -37,7 +37,7 @@ fn naive<T: Element>(call: &Attention<T>) -> Vec<f64> {
                 let dot: f64 = q_row.iter().zip(k_row).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let mut score = [0.0];
                 if j < s_kv {
-                    call.mask.apply(&mut score, (b, h, i), (i + s_kv) as i64 - s_q as i64, j);
+                    call.mask.apply(&mut score, (b, h, i), call.mask.position(b, i, s_q, s_kv), j);
                     if !range.contains(&j) {
                         score[0] = f32::NEG_INFINITY;
                     }

@@ -1,0 +1,152 @@
+//! What attention layers a checkpoint holds, from its headers alone.
+
+use std::collections::{BTreeMap, HashSet};
+
+use candle_core::{DType, Device};
+use serde_json::Value;
+
+use super::hf_config::{HfAttentionConfig, config_from_json};
+use super::layout::detect;
+use super::open::Checkpoint;
+use super::source::{WeightSource, join};
+use super::table::LAYOUTS;
+use crate::error::Result;
+
+/// An attention layer of a checkpoint.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct LayerInfo {
+    /// The prefix of its tensors.
+    pub prefix: String,
+    /// The name of its [`Layout`](super::Layout).
+    pub layout: &'static str,
+    /// The families that publish this layout.
+    pub families: &'static str,
+    /// The numbers of query heads, key-value heads and numbers a head; `None` without a `config.json`.
+    pub num_attention_heads: Option<usize>,
+    /// As above.
+    pub num_key_value_heads: Option<usize>,
+    /// As above.
+    pub head_dim: Option<usize>,
+    /// How positions come in; `None` without a `config.json`.
+    pub position: Option<String>,
+    /// What the model masks by itself; `None` without a `config.json`.
+    pub mask: Option<String>,
+    /// The dtype of its weights as they are stored.
+    pub dtype: String,
+    /// How many numbers are stored for it.
+    pub parameters: usize,
+    /// What keeps it from being loaded, or from running as its model does.
+    pub problem: Option<String>,
+}
+
+impl Checkpoint {
+    /// Every attention layer, in the order of the names; `json` is the model's `config.json`. Reads no tensor's data.
+    pub fn attention_layers(&self, json: Option<&Value>) -> Vec<LayerInfo> {
+        let mut layers: Vec<LayerInfo> =
+            self.attention_prefixes().into_iter().map(|(prefix, row)| self.inspect(prefix, row, json)).collect();
+        layers.sort_by(|a, b| in_natural_order(&a.prefix).cmp(&in_natural_order(&b.prefix)));
+        layers
+    }
+
+    /// Prefixes under which a layout has its weights, with its row in the table.
+    fn attention_prefixes(&self) -> BTreeMap<String, usize> {
+        let mut found: BTreeMap<String, usize> = BTreeMap::new();
+        // A tensor belongs to one layer: several rows may fit it from several prefixes, the first of them counts.
+        let mut claimed: HashSet<&str> = HashSet::new();
+        let all: Vec<&str> = self.names().collect();
+        for (row, layout) in LAYOUTS.iter().enumerate() {
+            let required = layout.required();
+            for name in &all {
+                let Some(prefix) = name.strip_suffix(required[0]) else { continue };
+                let Some(prefix) = (if prefix.is_empty() { Some("") } else { prefix.strip_suffix('.') }) else {
+                    continue;
+                };
+                if claimed.contains(name) || found.contains_key(prefix) {
+                    continue;
+                }
+                if required.iter().all(|name| self.contains(&join(prefix, name))) {
+                    claimed.insert(name);
+                    found.insert(prefix.to_string(), row);
+                }
+            }
+        }
+        found
+    }
+
+    fn inspect(&self, prefix: String, row: usize, json: Option<&Value>) -> LayerInfo {
+        let source = self.at(&prefix, DType::F32, &Device::Cpu);
+        let mut info = LayerInfo {
+            layout: LAYOUTS[row].name,
+            families: LAYOUTS[row].families,
+            num_attention_heads: None,
+            num_key_value_heads: None,
+            head_dim: None,
+            position: None,
+            mask: None,
+            dtype: String::new(),
+            parameters: 0,
+            problem: None,
+            prefix,
+        };
+        let mut dtypes: Vec<String> = Vec::new();
+        for name in source.names().unwrap_or_default() {
+            // Norms beside BERT's attention are not part of it.
+            if name.split('.').any(|part| part == "LayerNorm") {
+                continue;
+            }
+            if let Ok((shape, dtype)) = self.header(&source.full_name(&name)) {
+                info.parameters += shape.iter().product::<usize>();
+                if !dtypes.contains(&dtype) {
+                    dtypes.push(dtype);
+                }
+            }
+        }
+        info.dtype = dtypes.join(", ");
+        match detect(&source) {
+            Ok(layout) => (info.layout, info.families) = (layout.name, layout.families),
+            Err(error) => info.problem = Some(error.to_string()),
+        }
+        if let (Some(json), None) = (json, &info.problem) {
+            match config_from_json(json, &source) {
+                Ok(HfAttentionConfig { config, mask, not_applied }) => {
+                    info.num_attention_heads = Some(config.num_attention_heads);
+                    info.num_key_value_heads = Some(config.num_key_value_heads());
+                    info.head_dim = Some(config.head_dim());
+                    info.position = Some(config.position.to_string());
+                    info.mask = Some(mask.to_string());
+                    let missing = not_applied.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>();
+                    info.problem = (!missing.is_empty()).then(|| format!("not applied: {}", missing.join("; ")));
+                }
+                Err(error) => info.problem = Some(error.to_string()),
+            }
+        }
+        info
+    }
+
+    /// The names below `prefix` of floating-point tensors that hold NaN or infinities. Reads their data.
+    ///
+    /// # Errors
+    /// If a tensor cannot be read.
+    pub fn non_finite(&self, prefix: &str) -> Result<Vec<String>> {
+        let source = self.at(prefix, DType::F32, &Device::Cpu);
+        let mut found = Vec::new();
+        for name in source.names().unwrap_or_default() {
+            let full_name = source.full_name(&name);
+            let tensor = self.tensor(&full_name, &Device::Cpu)?;
+            if tensor.dtype().is_float() && tensor.elem_count() > 0 {
+                // A sum of zeros, unless something is not finite: that times zero is NaN.
+                let zeros = (tensor.to_dtype(DType::F32)? * 0.0)?.sum_all()?.to_scalar::<f32>()?;
+                if zeros.is_nan() {
+                    found.push(full_name);
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Layer 2 comes before layer 10.
+fn in_natural_order(prefix: &str) -> Vec<(Option<u64>, &str)> {
+    prefix.split('.').map(|part| (part.parse().ok(), part)).collect()
+}

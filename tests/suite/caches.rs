@@ -1,0 +1,235 @@
+//! Key-value caches: a sequence in chunks is the sequence in one.
+
+use std::collections::HashMap;
+
+use candle_attention::position::{Alibi, RelativeBuckets, Rotary};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
+    NormOver, Position, QkNorm,
+};
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
+
+use crate::common::{Random, assert_close, says};
+
+const CPU: Device = Device::Cpu;
+const TOLERANCE: f64 = 2e-6;
+
+/// A layer of fixed random weights.
+fn layer(config: &AttentionConfig, random: &mut Random) -> MultiHeadAttention {
+    let map = VarMap::new();
+    MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
+    let data = map.data().lock().unwrap();
+    let mut names: Vec<_> = data.keys().cloned().collect();
+    names.sort();
+    let mut tensor = |name: &str| (random.tensor(data[name].dims(), DType::F32) * 0.4).unwrap();
+    let tensors: HashMap<String, Tensor> = names.iter().map(|name| (name.clone(), tensor(name))).collect();
+    MultiHeadAttention::load(config, VarBuilder::from_tensors(tensors, DType::F32, &CPU)).unwrap()
+}
+
+fn configs() -> Vec<AttentionConfig> {
+    let base = || AttentionConfig::new(24, 4);
+    let norm = QkNorm { kind: NormKind::Rms, over: NormOver::Head, eps: 1e-6 };
+    vec![
+        base(),
+        base().with_num_key_value_heads(2).with_position(Position::Rotary(Rotary::default().with_theta(50.0))),
+        base().with_position(Position::Alibi(Alibi::default())).with_softcap(3.0),
+        base().with_position(Position::RelativeBuckets(RelativeBuckets::new(8, 12, false))),
+        base().with_qk_norm(norm).with_position(Position::Rotary(Rotary::default().with_dim(4))).with_clip_qkv(0.9),
+    ]
+}
+
+fn options() -> AttentionOptions {
+    AttentionOptions::default()
+}
+
+/// Runs `xs` in chunks of these lengths.
+fn in_chunks(
+    layer: &MultiHeadAttention,
+    xs: &Tensor,
+    mask: &AttentionMask,
+    cache: &mut KvCache,
+    lengths: &[usize],
+) -> Tensor {
+    let mut start = 0;
+    let chunk = |&length: &usize| {
+        let xs = xs.narrow(1, start, length).unwrap();
+        start += length;
+        layer.attend_cached(&AttentionInputs::self_attention(&xs, mask), cache, &options()).unwrap().output
+    };
+    let outputs: Vec<Tensor> = lengths.iter().map(chunk).collect();
+    Tensor::cat(&outputs, 1).unwrap()
+}
+
+/// Lengths that add up to `total`.
+fn split(random: &mut Random, total: usize) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    while lengths.iter().sum::<usize>() < total {
+        let left = total - lengths.iter().sum::<usize>();
+        lengths.push(
+            1 + (random.booleans(&[9], 0.5).sum_all().unwrap().to_scalar::<u8>().unwrap() as usize).min(left - 1),
+        );
+    }
+    lengths
+}
+
+#[test]
+fn any_chunking_gives_the_one_shot_result() {
+    let mut random = Random::new(70);
+    for config in configs() {
+        let layer = layer(&config, &mut random);
+        let xs = random.tensor(&[2, 23, 24], DType::F32);
+        for round in 0..6 {
+            let lengths = split(&mut random, 23);
+            let what = format!("{:?} in {lengths:?}", config.position);
+            for mask in [AttentionMask::causal(), AttentionMask::window(Some(3), Some(0))] {
+                let want = layer.attend(&xs, &xs, &xs, &mask).unwrap();
+                for mut cache in [KvCache::growing(), KvCache::fixed(23)] {
+                    // A cache that was used before and reset is as good as new.
+                    if round % 2 == 0 {
+                        in_chunks(&layer, &xs, &mask, &mut cache, &[5, 2]);
+                        cache.reset();
+                    }
+                    assert_close(&what, &in_chunks(&layer, &xs, &mask, &mut cache, &lengths), &want, TOLERANCE);
+                    assert_eq!(cache.len(), 23);
+                }
+            }
+            // A rotating cache is a window, whether or not the mask is one.
+            let window = AttentionMask::window(Some(4), Some(0));
+            let want = layer.attend(&xs, &xs, &xs, &window).unwrap();
+            for mask in [AttentionMask::causal(), window] {
+                let got = in_chunks(&layer, &xs, &mask, &mut KvCache::rotating(5), &lengths);
+                assert_close(&format!("{what}, rotating"), &got, &want, TOLERANCE);
+            }
+        }
+    }
+}
+
+/// Rows that started with prompts of unequal length, each as it is alone.
+#[test]
+fn rows_of_unequal_length() {
+    let mut random = Random::new(71);
+    let steps: [&[usize]; 4] = [&[4, 2, 6], &[1, 1, 1], &[2, 0, 1], &[1, 1, 1]];
+    for config in configs() {
+        let layer = layer(&config, &mut random);
+        let xs = random.tensor(&[3, 9, 24], DType::F32);
+        for mask in [AttentionMask::causal(), AttentionMask::window(Some(2), Some(0))] {
+            let mut cache = KvCache::growing();
+            let mut starts = [0; 3];
+            let mut outputs: Vec<Vec<Tensor>> = vec![Vec::new(); 3];
+            for lengths in steps {
+                let longest = lengths.iter().copied().max().unwrap();
+                let row = |b: usize| {
+                    let tokens = xs.narrow(0, b, 1).unwrap().narrow(1, starts[b], lengths[b]).unwrap();
+                    let padding = random.tensor(&[1, 9, 24], DType::F32).narrow(1, 0, longest - lengths[b]).unwrap();
+                    match (lengths[b], longest - lengths[b]) {
+                        (_, 0) => tokens,
+                        (0, _) => padding,
+                        _ => Tensor::cat(&[tokens, padding], 1).unwrap(),
+                    }
+                };
+                let chunk = Tensor::cat(&(0..3).map(row).collect::<Vec<_>>(), 0).unwrap();
+                let inputs = AttentionInputs::self_attention(&chunk, &mask);
+                let output = layer.attend_cached_rows(&inputs, lengths, &mut cache, &options()).unwrap().output;
+                for b in 0..3 {
+                    outputs[b].push(output.narrow(0, b, 1).unwrap().narrow(1, 0, lengths[b]).unwrap());
+                    starts[b] += lengths[b];
+                }
+            }
+            assert_eq!(cache.lengths(3), [8, 4, 9]);
+            for (b, outputs) in outputs.iter().enumerate() {
+                let xs = xs.narrow(0, b, 1).unwrap().narrow(1, 0, starts[b]).unwrap();
+                let want = layer.attend(&xs, &xs, &xs, &mask).unwrap();
+                let parts: Vec<&Tensor> = outputs.iter().filter(|part| part.dims()[1] > 0).collect();
+                let got = Tensor::cat(&parts, 1).unwrap();
+                assert_close(&format!("{:?}, row {b}", config.position), &got, &want, TOLERANCE);
+            }
+        }
+    }
+}
+
+#[test]
+fn cross_attention_makes_its_keys_once() {
+    let mut random = Random::new(72);
+    let layer = layer(&AttentionConfig::new(24, 4).with_key_size(10).with_value_size(10), &mut random);
+    let (xs, memory) = (random.tensor(&[2, 6, 24], DType::F32), random.tensor(&[2, 5, 10], DType::F32));
+    let mask = AttentionMask::lengths(&[5, 3]);
+    let want = layer.attend(&xs, &memory, &memory, &mask).unwrap();
+    let mut cache = KvCache::cross();
+    let mut part = |start: usize, len: usize, memory: &Tensor| {
+        let xs = xs.narrow(1, start, len).unwrap();
+        let inputs = AttentionInputs::cross_attention(&xs, memory, &mask);
+        layer.attend_cached(&inputs, &mut cache, &options())
+    };
+    let first = part(0, 4, &memory).unwrap().output;
+    // What it holds is used: another memory of the same size changes nothing.
+    let second = part(4, 2, &memory.zeros_like().unwrap()).unwrap().output;
+    assert_close("cross", &Tensor::cat(&[first, second], 1).unwrap(), &want, TOLERANCE);
+    says(part(0, 1, &memory.narrow(1, 0, 4).unwrap()), &["the memory has shape [2, 4]", "[2, 5]"]);
+}
+
+#[test]
+fn a_copy_is_filled_for_itself() {
+    let mut random = Random::new(73);
+    let layer = layer(&configs()[1], &mut random);
+    let xs = random.tensor(&[1, 8, 24], DType::F32);
+    let causal = AttentionMask::causal();
+    let mut cache = KvCache::fixed(8);
+    in_chunks(&layer, &xs, &causal, &mut cache, &[4]);
+    let mut copy = cache.copy().unwrap();
+    let other = random.tensor(&[1, 4, 24], DType::F32);
+    in_chunks(&layer, &other, &causal, &mut copy, &[4]);
+    let rest = xs.narrow(1, 4, 4).unwrap();
+    let got = in_chunks(&layer, &rest, &causal, &mut cache, &[1, 3]);
+    let want = layer.attend(&xs, &xs, &xs, &causal).unwrap().narrow(1, 4, 4).unwrap();
+    assert_close("the first", &got, &want, TOLERANCE);
+}
+
+/// A layer that learns gives the same in chunks, and its gradient goes through the cache.
+#[test]
+fn gradients_go_through_a_cache() {
+    let mut random = Random::new(75);
+    let layer = layer(&configs()[1], &mut random);
+    let xs = Var::from_tensor(&random.tensor(&[2, 7, 24], DType::F32)).unwrap();
+    let causal = AttentionMask::causal();
+    let gradient = |output: Tensor| output.sqr().unwrap().sum_all().unwrap().backward().unwrap().remove(&xs).unwrap();
+    let want = gradient(layer.attend(&xs, &xs, &xs, &causal).unwrap());
+    for mut cache in [KvCache::growing(), KvCache::fixed(7), KvCache::rotating(7)] {
+        let got = gradient(in_chunks(&layer, &xs, &causal, &mut cache, &[3, 1, 3]));
+        assert_close("gradient", &got, &want, 2e-5);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_and_changes_nothing() {
+    let mut random = Random::new(74);
+    let layer = layer(&AttentionConfig::new(24, 4), &mut random);
+    let causal = AttentionMask::causal();
+    let mut cache = KvCache::fixed(4);
+    let xs = random.tensor(&[2, 3, 24], DType::F32);
+    let mut call = |xs: &Tensor, mask: &AttentionMask, lengths: Option<&[usize]>| {
+        let inputs = AttentionInputs::self_attention(xs, mask);
+        match lengths {
+            Some(lengths) => layer.attend_cached_rows(&inputs, lengths, &mut cache, &options()),
+            None => layer.attend_cached(&inputs, &mut cache, &options()),
+        }
+    };
+    call(&xs, &causal, None).unwrap();
+    says(call(&xs, &causal, None), &["the number of cached tokens is 6", "at most 4, the capacity"]);
+    says(call(&xs.narrow(0, 0, 1).unwrap(), &causal, None), &["a cached call", "those of the cache's layer and batch"]);
+    says(call(&xs, &AttentionMask::lengths(&[9, 9]), None), &["lengths[0] is 9", "at most 6"]);
+    says(call(&xs, &causal, Some(&[1])), &["the number of lengths is 1", "2, the batch size"]);
+    says(call(&xs, &causal, Some(&[1, 4])), &["a chunk's length is 4", "at most 3"]);
+    let tracked = Var::from_tensor(&xs.narrow(1, 0, 1).unwrap()).unwrap();
+    says(call(&tracked, &causal, Some(&[1, 0])), &["a cached key", "tracks a gradient"]);
+    call(&xs.narrow(1, 0, 1).unwrap(), &causal, None).unwrap();
+    assert_eq!(cache.len(), 4);
+    let mut fresh = KvCache::growing();
+    let inputs = AttentionInputs::self_attention(&xs, &causal);
+    let forced = layer.attend_cached(&inputs, &mut fresh, &options().with_backend(Backend::Metal));
+    says(forced, &["backend metal cannot run this call"]);
+    assert!(fresh.is_empty());
+    let inputs = AttentionInputs::self_attention(&xs, &causal);
+    let rotating = layer.attend_cached_rows(&inputs, &[1, 2], &mut KvCache::rotating(3), &options());
+    says(rotating, &["a rotating cache's rows", "rows of one length"]);
+}
