@@ -307,10 +307,10 @@ def draw_chart(rows):
             axes.text(at, place, f"{ratio:.2f}", va="center", fontsize=7, color=text)
     axes.axvline(1, color="#444444", linewidth=1)
     axes.set_yticks(range(len(names)), [name.replace(", tokenizing included", "") for name in names], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.1 * max([1.0, *[row[5] for row in shown]]))
     axes.set_xlabel(f"our time ÷ the best peer's (threads: {threads}); left of the line is faster", fontsize=9)
-    axes.legend(fontsize=8, frameon=False, loc="upper right", bbox_to_anchor=(1.0, -0.02), ncols=2)
+    axes.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
