@@ -2,6 +2,8 @@
 //! published checkpoint.
 
 mod bert;
+mod config;
+mod family;
 mod files;
 #[cfg(feature = "hub")]
 mod hub;
@@ -12,7 +14,8 @@ mod rows;
 mod sentence;
 mod tokenizer;
 
-pub use bert::{BertConfig, BertModel};
+pub use bert::BertModel;
+pub use config::BertConfig;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
 pub use norm::LayerNorm;

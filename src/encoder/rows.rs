@@ -9,12 +9,13 @@ use crate::attention::ragged::{Buffers, starts};
 use crate::error::{Error, Result};
 use crate::kernels::{Element, Epilogue, Isa};
 use crate::mask::AttentionMask;
+use crate::projection::Dense;
 use crate::slice::with_numbers;
 
 impl BertModel {
     /// Whether [`forward_ragged`](Self::forward_ragged) can run: on the CPU, with weights that are no variables, not f64.
     pub fn runs_ragged(&self) -> bool {
-        self.layers.iter().all(Layer::runs_on_rows)
+        self.layers.iter().all(Layer::runs_on_rows) && self.projection.as_ref().is_none_or(Dense::can_pack)
     }
 
     /// Texts one after the other, without padding: their `ids` and segment types, and the number of tokens of each →
@@ -39,14 +40,19 @@ impl BertModel {
             ));
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        if longest > self.config.max_position_embeddings {
-            let allowed = format!("{}, max_position_embeddings", self.config.max_position_embeddings);
-            return Err(Error::value("the longest text", longest, format!("at most {allowed}")));
+        if longest > self.config.max_tokens() {
+            let allowed = format!("at most {}, by max_position_embeddings", self.config.max_tokens());
+            return Err(Error::value("the longest text", longest, allowed));
         }
 
         let mut hidden = self.embed_rows(ids, token_type_ids, lengths)?;
         let isa = Isa::detect()?;
         self.embeddings_norm.add_rows(isa, &mut hidden, None)?;
+        if let Some(projection) = &self.projection {
+            let mut projected = Vec::new();
+            projection.packed()?.multiply(&hidden, tokens, Epilogue::None, &mut projected);
+            hidden = projected;
+        }
         let mask = AttentionMask::none();
         let (mut buffers, mut inner, mut outer) = (Buffers::default(), Inner::default(), Vec::new());
         for layer in &self.layers {
@@ -69,18 +75,24 @@ impl BertModel {
 
     fn embed_rows_of<T: Element + WithDType>(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
         in_table("ids", ids, self.config.vocab_size)?;
-        in_table("token_type_ids", types, self.config.type_vocab_size)?;
-        let width = self.config.hidden_size;
-        let positions = lengths.iter().flat_map(|&length| 0..length as u32);
+        if self.config.has_types() {
+            in_table("token_type_ids", types, self.config.type_vocab_size)?;
+        }
+        let width = self.config.embedding_size();
+        let first = self.config.first_position() as u32;
+        let positions = lengths.iter().flat_map(|&length| first..first + length as u32);
         let mut sums = vec![0.0; ids.len() * width];
+        let none = Tensor::zeros((0, width), T::DTYPE, &Device::Cpu)?;
         let mut buffer = vec![0.0; width];
         with_numbers(&self.word_embeddings, |words: &[T]| {
-            with_numbers(&self.token_type_embeddings, |of_types: &[T]| {
+            // Where there are no types, an empty table of no rows.
+            with_numbers(self.token_type_embeddings.as_ref().unwrap_or(&none), |of_types: &[T]| {
                 with_numbers(&self.position_embeddings, |of_positions: &[T]| {
                     let tokens = ids.iter().zip(types).zip(positions);
                     for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
                         // In the order in which `BertModel::forward` adds them.
-                        for (table, row) in [(words, id), (of_types, kind), (of_positions, position)] {
+                        let tables = [(words, id), (of_types, kind), (of_positions, position)];
+                        for (table, row) in tables.into_iter().filter(|(table, _)| !table.is_empty()) {
                             let row = T::floats(&table[row as usize * width..][..width], &mut buffer);
                             sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
                         }

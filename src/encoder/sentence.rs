@@ -3,7 +3,8 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Encoding;
 
-use super::bert::{BertConfig, BertModel, in_table};
+use super::bert::{BertModel, in_table};
+use super::config::BertConfig;
 use super::files::json_or_default;
 use super::pipeline::{self, Pipeline, Prompts};
 use super::tokenizer::Tokenizer;
@@ -89,7 +90,7 @@ impl SentenceEncoder {
         let config = BertConfig::from_file(transformer.join("config.json"))?;
         let checkpoint = Checkpoint::open(&transformer)?;
         let model = BertModel::load(&config, &checkpoint.at("", dtype, device))?;
-        let (max_seq_length, lower_case) = pipeline::limits(&transformer, config.max_position_embeddings)?;
+        let (max_seq_length, lower_case) = pipeline::limits(&transformer, config.max_tokens())?;
         Ok(Self {
             tokenizer: Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?,
             pipeline: Pipeline::load(folder, modules.as_deref(), config.hidden_size, device)?,
@@ -169,7 +170,9 @@ impl SentenceEncoder {
         for encoding in batch {
             // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
             in_table("the tokens' ids", encoding.get_ids(), config.vocab_size)?;
-            in_table("the tokens' types", encoding.get_type_ids(), config.type_vocab_size)?;
+            if config.has_types() {
+                in_table("the tokens' types", encoding.get_type_ids(), config.type_vocab_size)?;
+            }
         }
         match self.model.runs_ragged() {
             true => self.encode_ragged(batch, uncounted),

@@ -14,8 +14,8 @@ Writes for each name in MODELS a folder ../fixtures/encoders/<name>/ with
                                      with zeros at padding
 The base models are saved as their class makes them, so some have a pooler that `hidden` does not
 use. All parameters are normal with std 0.2, around 1 where they start as ones (norm weights), and
-so are the rows of the pad token and the biases. The epsilons and rotary bases differ from the
-defaults, so that reading them from the config is tested too.
+so are the rows of the pad token and the biases. In the base models epsilons and rotary bases are not
+the defaults, so that reading them from the config is tested too.
 
 Each folder is loaded again and gives the same answers, and each text gives them alone, without
 padding and mask. Each `vary` is a change of the config that is checked to change the answers.
@@ -39,9 +39,9 @@ OUT = FIXTURES / "encoders"
 
 # sizes of the base models, and of those with a head
 BASE = dict(vocab_size=40, max_position_embeddings=40)
-HEAD = dict(vocab_size=29, max_position_embeddings=20)
-BERT = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24)
-DISTIL = dict(dim=16, n_layers=2, n_heads=4, hidden_dim=24)
+HEAD = dict(vocab_size=29, max_position_embeddings=16)
+BERT = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=22)
+DISTIL = dict(dim=16, n_layers=2, n_heads=4, hidden_dim=20)
 SPECIAL = dict(bos_token_id=2, eos_token_id=3)
 
 # name: (model class, config, types or None, configs that must change the answers)

@@ -5,6 +5,7 @@ mod caches;
 mod checkpoints;
 mod common;
 mod encoder;
+mod encoders;
 mod examples;
 mod families;
 mod gradients;
