@@ -40,6 +40,10 @@ impl Dense {
         &self.weight
     }
 
+    pub(crate) fn weights(&self) -> DenseWeights {
+        DenseWeights { weight: self.weight.clone(), bias: self.bias.clone() }
+    }
+
     pub(crate) fn tracks_gradient(&self) -> bool {
         self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
     }
@@ -234,6 +238,14 @@ impl Qkv {
         Ok([part(0, q)?, part(1, k)?, part(2, v)?])
     }
 
+    /// The three projections, each for itself.
+    pub(crate) fn weights(&self) -> Result<QkvWeights> {
+        match self.in_order()? {
+            Some(ordered) => ordered.weights(),
+            None => Ok(QkvWeights::Split(Box::new(self.parts.each_ref().map(Dense::weights)))),
+        }
+    }
+
     /// The queries alone, as [`forward`](Self::forward) gives them.
     pub(crate) fn query(&self, xs: &Tensor, size: usize, dtype: DType) -> Result<Tensor> {
         match self.in_order()? {
@@ -246,8 +258,7 @@ impl Qkv {
     fn in_order(&self) -> Result<Option<Self>> {
         let (Some(order), Some(stored)) = (self.order, &self.stored) else { return Ok(None) };
         let width = stored.weight.dim(1)?;
-        let weights = DenseWeights { weight: stored.weight.clone(), bias: stored.bias.clone() };
-        let ordered = QkvWeights::Packed(in_blocks(&weights, order, self.rows, self.h_kv)?);
+        let ordered = QkvWeights::Packed(in_blocks(&stored.weights(), order, self.rows, self.h_kv)?);
         Ok(Some(Self::new(ordered, self.rows, [width; 3], self.h_kv)?))
     }
 
@@ -266,7 +277,12 @@ impl Qkv {
 }
 
 /// The rows of query, key and value one after the other. Differentiable. `rows`: how many of each.
-fn in_blocks(dense: &DenseWeights, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<DenseWeights> {
+pub(crate) fn in_blocks(
+    dense: &DenseWeights,
+    order: FusedOrder,
+    rows: [usize; 3],
+    h_kv: usize,
+) -> Result<DenseWeights> {
     let [q, k, v] = rows;
     let ordered = |t: &Tensor| {
         let mut rest = t.dims().to_vec();

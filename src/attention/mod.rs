@@ -138,6 +138,23 @@ impl MultiHeadAttention {
         Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score, qk_norm, sinks, relative_bias })
     }
 
+    /// The layer's weights, to be written in any layout
+    /// ([`write_layers`](crate::checkpoint::write_layers)).
+    ///
+    /// # Errors
+    /// If the device cannot put them in order.
+    pub fn weights(&self) -> Result<AttentionWeights> {
+        Ok(AttentionWeights {
+            qkv: self.qkv.weights()?,
+            o: self.o_proj.weights(),
+            bias_kv: self.bias_kv.clone(),
+            score: self.score.clone(),
+            qk_norm: self.qk_norm.clone(),
+            sinks: self.sinks.clone(),
+            relative_bias: self.relative_bias.clone(),
+        })
+    }
+
     /// The configuration.
     pub fn config(&self) -> &AttentionConfig {
         &self.config

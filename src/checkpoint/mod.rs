@@ -10,6 +10,7 @@ mod open;
 mod read;
 mod source;
 mod table;
+mod write;
 
 pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
 pub use inspect::LayerInfo;
@@ -22,3 +23,4 @@ pub use open::{Checkpoint, CheckpointSource};
 pub use read::{AttentionWeights, DenseWeights, QkvWeights, infer_config};
 pub use source::WeightSource;
 pub use table::LAYOUTS;
+pub use write::write_layers;

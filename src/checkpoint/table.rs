@@ -31,6 +31,18 @@ const ONLY_OUT: [bool; 4] = [false, false, false, true];
 const IN_PROJ: DenseNames = DenseNames { weight: "in_proj_weight", bias: "in_proj_bias", stored: Stored::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
 
+/// Layouts whose families may have fewer key-value heads.
+pub(super) const GROUPED: &[&str] = &["candle-attention", "phi", "phi3", "neox", "gpt-bigcode"];
+/// Layouts whose kernels have the heads as a dimension of their own.
+pub(super) const HEADS_APART: &[&str] = &["flax", "keras"];
+/// Layouts whose families may norm queries and keys, and what they call it.
+pub(super) const NORMS_OF: &[(&str, [&str; 2])] = &[
+    ("candle-attention", ["q_norm", "k_norm"]),
+    ("timm", ["q_norm", "k_norm"]),
+    ("phi", ["q_layernorm", "k_layernorm"]),
+    ("neox", ["q_layernorm", "k_layernorm"]),
+];
+
 /// Every known layout. A new family is a new row.
 #[rustfmt::skip]
 pub const LAYOUTS: &[Layout] = &[

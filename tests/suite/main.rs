@@ -18,3 +18,4 @@ mod minilm;
 mod naive;
 mod ragged;
 mod seeds;
+mod writing;

@@ -1,0 +1,297 @@
+//! Writes attention layers in any layout that can hold them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+
+use super::layout::{BIAS_KV, RELATIVE, SCORE, SINKS};
+use super::names::{DenseNames, FusedOrder, Layout, QkvNames, Stored};
+use super::read::{AttentionWeights, DenseWeights, QkvWeights};
+use super::source::join;
+use super::table::{GROUPED, HEADS_APART, NORMS_OF};
+use crate::config::AttentionConfig;
+use crate::error::{Error, Result};
+
+impl AttentionWeights {
+    /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
+    /// same numbers, bit for bit.
+    ///
+    /// # Errors
+    /// If the layout cannot hold the layer, and why: fewer key-value heads, biases, norms or inputs that its families do
+    /// not have.
+    pub fn to_layout(&self, config: &AttentionConfig, layout: &Layout) -> Result<BTreeMap<String, Tensor>> {
+        let writer = Writer { config, layout };
+        let [q, k, v] = writer.split(&self.qkv)?;
+        writer.check(self, [&q, &k, &v])?;
+        let mut tensors = BTreeMap::new();
+        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        match layout.qkv {
+            QkvNames::Split(names) => {
+                for (names, (dense, heads)) in names.into_iter().zip([(&q, h), (&k, h_kv), (&v, h_kv)]) {
+                    writer.put(&mut tensors, names, dense, Some(heads))?;
+                }
+            }
+            QkvNames::Fused(names, order) => {
+                writer.put(&mut tensors, names, &writer.fused([&q, &k, &v], order)?, None)?;
+            }
+            QkvNames::FusedSplitBias(weight, biases, order) => {
+                tensors.insert(weight.to_string(), writer.fused([&q, &k, &v], order)?.weight);
+                for (name, dense) in biases.into_iter().zip([&q, &v]) {
+                    tensors.extend(dense.bias.clone().map(|bias| (name.to_string(), bias)));
+                }
+            }
+            QkvNames::SplitFusedBias(names, bias) => {
+                for (name, dense) in names.into_iter().zip([&q, &k, &v]) {
+                    tensors.insert(name.to_string(), dense.weight.contiguous()?);
+                }
+                if let [Some(q), Some(k), Some(v)] = [&q.bias, &k.bias, &v.bias] {
+                    tensors.insert(bias.to_string(), Tensor::cat(&[q, k, v], 0)?);
+                }
+            }
+            QkvNames::Pair(of_q, of_kv) => {
+                writer.put(&mut tensors, of_q, &q, Some(h))?;
+                writer.put(&mut tensors, of_kv, &joined(&[&k, &v])?, None)?;
+            }
+        }
+        writer.put_output(&mut tensors, &self.o)?;
+        self.put_rest(layout, &mut tensors)?;
+        Ok(tensors)
+    }
+
+    /// What stands under the same names in every layout that has it.
+    fn put_rest(&self, layout: &Layout, tensors: &mut BTreeMap<String, Tensor>) -> Result<()> {
+        let mut put = |name: &str, tensor: Tensor| tensors.insert(name.to_string(), tensor);
+        if let Some(bias_kv) = &self.bias_kv {
+            for (name, bias) in BIAS_KV.into_iter().zip(bias_kv) {
+                put(name, bias.reshape((1, 1, bias.elem_count()))?);
+            }
+        }
+        self.score.iter().for_each(|score| _ = put(SCORE, score.clone()));
+        self.sinks.iter().for_each(|sinks| _ = put(SINKS, sinks.clone()));
+        self.relative_bias.iter().for_each(|table| _ = put(RELATIVE, table.clone()));
+        let names = NORMS_OF.iter().find(|(name, _)| *name == layout.name).map(|(_, names)| *names);
+        if let (Some(norms), Some(names)) = (&self.qk_norm, names) {
+            for (name, norm) in names.into_iter().zip(norms) {
+                put(&format!("{name}.weight"), norm.weight.clone());
+                norm.bias.iter().for_each(|bias| _ = put(&format!("{name}.bias"), bias.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes layers `(prefix, weights, configuration)` to one safetensors file in `layout`: to a temporary file beside it
+/// first, so that nothing half-written is left. `metadata` goes into the header; take that of the source
+/// ([`Checkpoint::metadata`](super::Checkpoint::metadata)) to keep it.
+///
+/// # Errors
+/// Those of [`AttentionWeights::to_layout`]; a file that cannot be written.
+pub fn write_layers(
+    path: impl AsRef<Path>,
+    layers: &[(&str, &AttentionWeights, &AttentionConfig)],
+    layout: &Layout,
+    metadata: HashMap<String, String>,
+) -> Result<()> {
+    let path = path.as_ref();
+    let mut tensors = BTreeMap::new();
+    for (prefix, weights, config) in layers {
+        for (name, tensor) in weights.to_layout(config, layout)? {
+            tensors.insert(join(prefix, &name), tensor.to_device(&Device::Cpu)?.contiguous()?);
+        }
+    }
+    let name = path.file_name().ok_or_else(|| Error::file(path, "not the name of a file"))?;
+    let part = path.with_file_name(format!(".{}.{}.part", name.to_string_lossy(), std::process::id()));
+    let metadata = (!metadata.is_empty()).then_some(metadata);
+    let written = safetensors::serialize_to_file(tensors, metadata, &part).map_err(|e| Error::file(path, e));
+    let moved = written.and_then(|()| std::fs::rename(&part, path).map_err(|e| Error::io(path, e)));
+    if moved.is_err() {
+        // It may not even have been made.
+        let _ = std::fs::remove_file(&part);
+    }
+    moved
+}
+
+struct Writer<'a> {
+    config: &'a AttentionConfig,
+    layout: &'a Layout,
+}
+
+impl Writer<'_> {
+    fn cannot(&self, what: &str, why: &str) -> Error {
+        let found = format!("layout `{}`", self.layout.name);
+        Error::value(format!("the layout for {what}"), found, why)
+    }
+
+    fn rows(&self) -> [usize; 3] {
+        let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
+        [h * self.config.head_dim(), h_kv * self.config.head_dim(), h_kv * self.config.value_head_dim()]
+    }
+
+    /// Queries, keys and values each for itself.
+    fn split(&self, qkv: &QkvWeights) -> Result<[DenseWeights; 3]> {
+        let rows = self.rows();
+        let cut = |all: &DenseWeights| {
+            let part = |i: usize| {
+                let start = rows[..i].iter().sum();
+                let bias = all.bias.as_ref().map(|bias| bias.narrow(0, start, rows[i])).transpose()?;
+                Ok::<_, Error>(DenseWeights { weight: all.weight.narrow(0, start, rows[i])?, bias })
+            };
+            Ok([part(0)?, part(1)?, part(2)?])
+        };
+        match qkv {
+            QkvWeights::Split(parts) => Ok(*parts.clone()),
+            QkvWeights::Packed(all) => cut(all),
+            QkvWeights::Ordered(all, order) => {
+                cut(&crate::projection::in_blocks(all, *order, rows, self.config.num_key_value_heads())?)
+            }
+        }
+    }
+
+    fn check(&self, weights: &AttentionWeights, [q, k, v]: [&DenseWeights; 3]) -> Result<()> {
+        let (layout, config) = (self.layout, self.config);
+        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        if h != h_kv && !GROUPED.contains(&layout.name) {
+            let what = format!("{h_kv} key-value heads of {h} heads");
+            return Err(self.cannot(&what, &format!("one whose families have them, such as {}", GROUPED.join(", "))));
+        }
+        let biases = [q.bias.is_some(), k.bias.is_some(), v.bias.is_some(), weights.o.bias.is_some()];
+        // A key without a bias beside a query that has one is how that kind is written.
+        let known = match layout.qkv {
+            QkvNames::FusedSplitBias(..) => biases == [true, false, true, true],
+            _ => layout.biases.is_empty() || layout.biases.contains(&biases),
+        };
+        if !known {
+            let parts = ["q", "k", "v", "o"].iter().zip(biases).filter(|(_, there)| *there).map(|(name, _)| *name);
+            let what = format!("biases of [{}]", parts.collect::<Vec<_>>().join(", "));
+            return Err(self.cannot(&what, "one whose families have just these"));
+        }
+        let sizes = [config.query_size(), config.key_size(), config.value_size()];
+        let one_input = matches!(layout.qkv, QkvNames::Fused(..) | QkvNames::FusedSplitBias(..));
+        let pair = matches!(layout.qkv, QkvNames::Pair(..));
+        if one_input && sizes != [sizes[0]; 3] || pair && sizes[1] != sizes[2] {
+            return Err(self.cannot(&format!("inputs of {sizes:?} numbers"), "one with a weight for each"));
+        }
+        let even = config.head_dim() == config.value_head_dim();
+        match layout.qkv {
+            QkvNames::Fused(_, FusedOrder::Grouped) if !even => {
+                return Err(self.cannot("value heads of another size", "one that keeps values apart"));
+            }
+            QkvNames::Fused(_, FusedOrder::FourBlocks) if !even || !h.is_multiple_of(4) => {
+                return Err(self.cannot(&format!("{h} heads"), "one that needs no four equal blocks"));
+            }
+            _ => {}
+        }
+        if weights.qk_norm.is_some() && !NORMS_OF.iter().any(|(name, _)| *name == layout.name) {
+            return Err(self.cannot("norms of queries and keys", "one whose families have them"));
+        }
+        if weights.sinks.is_some() && layout.name != "candle-attention" {
+            return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
+        }
+        if weights.relative_bias.is_some() && layout.name != "mpnet-attn" {
+            return Err(self.cannot("a table of relative biases", "mpnet-attn, which is T5's"));
+        }
+        Ok(())
+    }
+
+    fn fused(&self, [q, k, v]: [&DenseWeights; 3], order: FusedOrder) -> Result<DenseWeights> {
+        let h_kv = self.config.num_key_value_heads();
+        // Groups of the rows of each, then of all: the reverse of reading.
+        let groups = match order {
+            FusedOrder::Blocks => return joined(&[q, k, v]),
+            FusedOrder::Grouped => h_kv,
+            FusedOrder::FourBlocks => 4,
+        };
+        let parts = if order == FusedOrder::FourBlocks { [q, v, k] } else { [q, k, v] };
+        let grouped = |tensors: [&Tensor; 3]| {
+            let rest = tensors[0].dims()[1..].to_vec();
+            let group = |t: &Tensor| t.reshape([&[groups, t.dims()[0] / groups], &rest[..]].concat());
+            let all = Tensor::cat(&[group(tensors[0])?, group(tensors[1])?, group(tensors[2])?], 1)?;
+            all.reshape([&[all.dims()[0] * all.dims()[1]], &rest[..]].concat())
+        };
+        let bias = match [&parts[0].bias, &parts[1].bias, &parts[2].bias] {
+            [Some(a), Some(b), Some(c)] => Some(grouped([a, b, c])?),
+            _ => None,
+        };
+        Ok(DenseWeights { weight: grouped([&parts[0].weight, &parts[1].weight, &parts[2].weight])?, bias })
+    }
+
+    /// `heads`: into how many heads the projection goes, if it is one of queries, keys or values alone.
+    fn put(
+        &self,
+        to: &mut BTreeMap<String, Tensor>,
+        names: DenseNames,
+        dense: &DenseWeights,
+        heads: Option<usize>,
+    ) -> Result<()> {
+        let (out, input) = dense.weight.dims2()?;
+        let apart = heads.filter(|_| HEADS_APART.contains(&self.layout.name));
+        let weight = match (names.stored, apart) {
+            (Stored::OutIn, _) => dense.weight.contiguous()?,
+            (Stored::Kernel, Some(heads)) => dense.weight.t()?.contiguous()?.reshape((input, heads, out / heads))?,
+            (Stored::InOut | Stored::Kernel, _) => dense.weight.t()?.contiguous()?,
+        };
+        to.insert(names.weight.to_string(), weight);
+        if let Some(bias) = &dense.bias {
+            let bias = match apart {
+                Some(heads) => bias.contiguous()?.reshape((heads, out / heads))?,
+                None => bias.contiguous()?,
+            };
+            to.insert(names.bias.to_string(), bias);
+        }
+        Ok(())
+    }
+
+    fn put_output(&self, to: &mut BTreeMap<String, Tensor>, o: &DenseWeights) -> Result<()> {
+        let names = self.layout.o;
+        self.put(to, names, o, None)?;
+        if HEADS_APART.contains(&self.layout.name) {
+            let (out, input) = o.weight.dims2()?;
+            let heads = self.config.num_attention_heads;
+            let kernel = o.weight.t()?.contiguous()?.reshape((heads, input / heads, out))?;
+            to.insert(names.weight.to_string(), kernel);
+        }
+        Ok(())
+    }
+}
+
+/// The rows of several projections of one input, one after the other.
+fn joined(parts: &[&DenseWeights]) -> Result<DenseWeights> {
+    let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
+    let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
+    let bias = if biases.len() == parts.len() { Some(Tensor::cat(&biases, 0)?) } else { None };
+    Ok(DenseWeights { weight: Tensor::cat(&weights, 0)?, bias })
+}
+
+impl super::Checkpoint {
+    /// What the header says about the file itself, that of the first shard.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn metadata(&self) -> Result<HashMap<String, String>> {
+        use std::io::Read;
+        #[derive(serde::Deserialize)]
+        struct Header {
+            #[serde(rename = "__metadata__", default)]
+            metadata: HashMap<String, String>,
+        }
+        let path = self.first_shard();
+        let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+        let mut size = [0; 8];
+        file.read_exact(&mut size).map_err(|e| Error::io(path, e))?;
+        // The size was checked when the file was opened.
+        let header = std::io::BufReader::new(file.take(u64::from_le_bytes(size)));
+        let header: Header = serde_json::from_reader(header).map_err(|e| Error::file(path, e))?;
+        Ok(header.metadata)
+    }
+
+    /// Reads a layer's weights to be written elsewhere, as they are stored: in the dtype of the first of them.
+    ///
+    /// # Errors
+    /// Those of [`AttentionWeights::read`].
+    pub fn layer_weights(&self, prefix: &str, config: &AttentionConfig) -> Result<AttentionWeights> {
+        let stored = self.names_below(prefix).next().map(|name| self.tensor(&name, &Device::Cpu)).transpose()?;
+        let dtype = stored.map_or(DType::F32, |tensor| tensor.dtype());
+        Ok(AttentionWeights::read(config, &self.at(prefix, dtype, &Device::Cpu))?.0)
+    }
+}

@@ -1,0 +1,101 @@
+//! Layers written in other layouts, and read again.
+
+use std::collections::HashMap;
+
+use candle_attention::checkpoint::{AttentionWeights, Checkpoint, LAYOUTS, config_from_json, detect, write_layers};
+use candle_attention::{AttentionConfig, MultiHeadAttention};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use serde_json::Value;
+
+use crate::common::{fixture, numbers, says};
+
+const CPU: Device = Device::Cpu;
+
+fn layout(name: &str) -> &'static candle_attention::checkpoint::Layout {
+    LAYOUTS.iter().find(|layout| layout.name == name).unwrap()
+}
+
+fn bits(tensor: &Tensor) -> (Vec<usize>, Vec<u64>) {
+    (tensor.dims().to_vec(), numbers(tensor).iter().map(|x| x.to_bits()).collect())
+}
+
+/// Every layer of every family in every layout that can hold it: the same bits again, and in its own layout the tensors
+/// that its file has.
+#[test]
+fn every_layer_in_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut written, mut refused) = (0, 0);
+    for entry in std::fs::read_dir(fixture("families")).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let metadata = header.metadata().clone().unwrap();
+        let json: Value = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        assert_eq!(checkpoint.metadata().unwrap(), metadata);
+        for info in checkpoint.attention_layers(Some(&json)) {
+            let source = checkpoint.at(&info.prefix, DType::F32, &CPU);
+            // Some layouts are known that cannot be run yet.
+            let Ok(config) = config_from_json(&json, &source).map(|read| read.config) else { continue };
+            let weights = checkpoint.layer_weights(&info.prefix, &config).unwrap();
+            let own = weights.to_layout(&config, layout(info.layout)).unwrap();
+            for (name, tensor) in own.iter().filter(|(name, _)| !name.contains("norm")) {
+                let stored = checkpoint.tensor(&format!("{}.{name}", info.prefix), &CPU).unwrap();
+                assert_eq!(bits(tensor), bits(&stored), "{path:?} {name}");
+            }
+            for other in LAYOUTS {
+                let file = folder.path().join("layer.safetensors");
+                match write_layers(&file, &[("some.layer", &weights, &config)], other, metadata.clone()) {
+                    Ok(()) => written += 1,
+                    Err(error) => {
+                        assert!(error.to_string().starts_with("the layout for "), "{error}");
+                        refused += 1;
+                        continue;
+                    }
+                }
+                let reread = Checkpoint::open(&file).unwrap();
+                assert_eq!(reread.metadata().unwrap(), metadata);
+                let source = reread.at("some.layer", DType::F32, &CPU);
+                assert_eq!(detect(&source).unwrap().name, other.name, "{path:?}");
+                let (again, _) = AttentionWeights::read(&config, &source).unwrap();
+                let again = again.to_layout(&config, layout(info.layout)).unwrap();
+                assert_eq!(again.len(), own.len(), "{path:?} by {}", other.name);
+                for (name, tensor) in &again {
+                    assert_eq!(bits(tensor), bits(&own[name]), "{path:?} {name} by {}", other.name);
+                }
+            }
+        }
+    }
+    println!("{written} written, {refused} refused");
+    assert!(written > 500 && refused > 500, "{written} written, {refused} refused");
+}
+
+#[test]
+fn what_a_layout_cannot_hold_is_said_and_nothing_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layer.safetensors");
+    let fresh = |config: &AttentionConfig| {
+        MultiHeadAttention::new(config, VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU)).unwrap()
+    };
+    let write = |config: &AttentionConfig, name: &str| {
+        let weights = fresh(config).weights().unwrap();
+        write_layers(&file, &[("layer", &weights, config)], layout(name), HashMap::new())
+    };
+    let plain = AttentionConfig::new(24, 6);
+    let grouped = plain.clone().with_num_key_value_heads(2);
+    says(
+        write(&grouped, "bert"),
+        &["the layout for 2 key-value heads of 6 heads is layout `bert`", "candle-attention"],
+    );
+    says(write(&plain, "codegen"), &["the layout for biases of [q, k, v, o] is layout `codegen`"]);
+    says(
+        write(&plain.clone().with_key_size(10), "timm"),
+        &["inputs of [24, 10, 24] numbers", "one with a weight for each"],
+    );
+    let elsewhere = folder.path().join("no/such/folder.safetensors");
+    let weights = fresh(&plain).weights().unwrap();
+    let failed = write_layers(&elsewhere, &[("layer", &weights, &plain)], layout("bert"), HashMap::new());
+    says(failed, &["no/such/folder.safetensors"]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
