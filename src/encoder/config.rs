@@ -132,6 +132,14 @@ impl BertConfig {
         if let Some((field, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(Error::config(field, 0, "at least 1"));
         }
+        // Layers that share their weights cost a file nothing.
+        const MOST: usize = 1 << 12;
+        for (field, count) in [("num_hidden_layers", self.num_hidden_layers), ("inner_group_num", self.inner_group_num)]
+        {
+            if count > MOST {
+                return Err(Error::config(field, count, format!("at most {MOST}")));
+            }
+        }
         if self.pad_token_id as usize >= self.vocab_size {
             let allowed = format!("less than vocab_size = {}", self.vocab_size);
             return Err(Error::config("pad_token_id", self.pad_token_id, allowed));

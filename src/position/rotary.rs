@@ -129,6 +129,24 @@ impl Rotary {
             | RotaryScaling::Yarn { factor, original_max_position_embeddings: original, .. }
             | RotaryScaling::Llama3 { factor, original_max_position_embeddings: original, .. } => (*factor, *original),
         };
+        let attention = match &self.scaling {
+            RotaryScaling::Yarn { attention_factor, .. } => attention_factor.unwrap_or(1.0),
+            RotaryScaling::LongRope { attention_factor, .. } => *attention_factor,
+            _ => 1.0,
+        };
+        if !(attention.is_finite() && attention > 0.0) {
+            return Err(Error::config("rope_scaling attention_factor", attention, "a positive number"));
+        }
+        match &self.scaling {
+            // Its ramp is between logarithms to this base.
+            RotaryScaling::Yarn { .. } if self.theta <= 1.0 => {
+                return Err(Error::config("rope_theta", self.theta, "more than 1 for yarn"));
+            }
+            RotaryScaling::Dynamic { .. } if dim < 4 => {
+                return Err(Error::config("rotary dim", dim, "at least 4 for dynamic scaling"));
+            }
+            _ => {}
+        }
         if !(factor.is_finite() && factor > 0.0) {
             return Err(Error::config("rope_scaling factor", factor, "a positive number"));
         }

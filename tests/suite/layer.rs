@@ -1,6 +1,7 @@
 //! The layer itself: dropout, returned weights, grouped heads, plans, and what it says to wrong input.
 
 use candle_attention::checkpoint::{AttentionWeights, DenseWeights, QkvWeights};
+use candle_attention::position::{Alibi, AlibiSlopes, Position, RelativeBuckets, Rotary, RotaryScaling};
 use candle_attention::sdpa::{SdpaOptions, attend};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
@@ -206,6 +207,17 @@ fn the_plan_names_every_backend() {
 #[test]
 fn a_bad_configuration_is_named() {
     let config = || AttentionConfig::new(12, 4);
+    let rotary = |rotary: Rotary| config().with_position(Position::Rotary(rotary));
+    let yarn = RotaryScaling::Yarn {
+        factor: 2.0,
+        original_max_position_embeddings: 8,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+        truncate: true,
+    };
+    let dynamic = RotaryScaling::Dynamic { factor: 2.0, original_max_position_embeddings: 8 };
+    let slopes = Alibi::default().with_slopes(AlibiSlopes::Given(vec![0.5; 3]));
     let bad = [
         (AttentionConfig::new(0, 4), "hidden_size = 0", "at least 1"),
         (AttentionConfig::new(12, 0), "num_attention_heads = 0", "at least 1"),
@@ -225,6 +237,18 @@ fn a_bad_configuration_is_named() {
         (config().with_dropout(1.0), "dropout = 1", "[0, 1)"),
         (config().with_dropout(-0.1), "dropout = -0.1", "[0, 1)"),
         (config().with_dropout(f64::NAN), "dropout = NaN", "[0, 1)"),
+        (config().with_softcap(0.0), "softcap = 0", "a positive number"),
+        (config().with_clip_qkv(f64::NAN), "clip_qkv = NaN", "a positive number"),
+        (rotary(Rotary::default().with_dim(3)), "rotary dim = 3", "an even number up to head_dim = 3"),
+        (rotary(Rotary::default().with_dim(2).with_theta(-1.0)), "rope_theta = -1", "a positive number"),
+        (rotary(Rotary::default().with_dim(2).with_theta(1.0).with_scaling(yarn)), "rope_theta = 1", "more than 1"),
+        (rotary(Rotary::default().with_dim(2).with_scaling(dynamic)), "rotary dim = 2", "at least 4"),
+        (
+            config().with_position(Position::RelativeBuckets(RelativeBuckets::new(2, 9, true))),
+            "num_buckets = 2",
+            "at least 4",
+        ),
+        (config().with_position(Position::Alibi(slopes)), "position = given slopes", "4 of them"),
     ];
     for (config, value, allowed) in bad {
         says(config.validate(), &["config", value, allowed]);
