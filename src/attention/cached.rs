@@ -7,6 +7,7 @@ use crate::cache::{Held, Kind, KvCache};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
+use crate::position::Position;
 use crate::projection::accumulate_in;
 use crate::sdpa::{self, Attended, Plan};
 
@@ -18,7 +19,8 @@ impl MultiHeadAttention {
     /// With [`KvCache::cross`], keys and values are made from `inputs.key` and `inputs.value` once and kept.
     ///
     /// # Errors
-    /// As [`attend_with`](Self::attend_with); a cache of another batch, or full. The cache is then as before.
+    /// As [`attend_with`](Self::attend_with); a cache of another batch, or full; a cache of a memory for a layer with
+    /// positions. The cache is then as before.
     pub fn attend_cached(
         &self,
         inputs: &AttentionInputs,
@@ -96,6 +98,10 @@ impl MultiHeadAttention {
         cache: &mut KvCache,
         options: &AttentionOptions,
     ) -> Result<Attended> {
+        if self.config.position != Position::None {
+            // Where a chunk's queries stand against another sequence, only the whole sequence tells.
+            return Err(Error::config("position", &self.config.position, "none where the cache is one of a memory"));
+        }
         let s_kv = inputs.key.dim(1)?;
         let options = self.sdpa_options(inputs, options);
         let dtype = self.call(inputs, &options, s_kv)?.dtype;

@@ -166,6 +166,9 @@ fn cross_attention_makes_its_keys_once() {
     let second = part(4, 2, &memory.zeros_like().unwrap()).unwrap().output;
     assert_close("cross", &Tensor::cat(&[first, second], 1).unwrap(), &want, TOLERANCE);
     says(part(0, 1, &memory.narrow(1, 0, 4).unwrap()), &["the memory has shape [2, 4]", "[2, 5]"]);
+    let rotary = self::layer(&configs()[1], &mut random);
+    let inputs = AttentionInputs::cross_attention(&xs, &xs, &mask);
+    says(rotary.attend_cached(&inputs, &mut KvCache::cross(), &options()), &["position = rotary", "a memory"]);
 }
 
 #[test]
