@@ -1,4 +1,4 @@
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -119,13 +119,23 @@ impl KvCache {
     /// The keys that a chunk of `s` tokens will attend to.
     pub(crate) fn keys_after(&self, s: usize, lengths: Option<&[usize]>) -> usize {
         match (&self.rows, lengths) {
-            (None, None) => self.held + s,
+            (None, lengths) if lengths.is_none_or(|lengths| lengths.iter().all(|&n| n == s)) => self.held + s,
             (rows, lengths) => {
                 let b = rows.as_ref().map_or_else(|| lengths.map_or(0, <[usize]>::len), Vec::len);
                 let added = |row: usize| lengths.and_then(|lengths| lengths.get(row).copied()).unwrap_or(s);
-                self.lengths(b).iter().enumerate().map(|(row, start)| start + added(row)).max().unwrap_or(0)
+                self.lengths(b)
+                    .iter()
+                    .enumerate()
+                    .map(|(row, start)| start.saturating_add(added(row)))
+                    .max()
+                    .unwrap_or(0)
             }
         }
+    }
+
+    /// The dtype of what is held.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        self.buffers.as_ref().filter(|_| self.held > 0).map(|[keys, _]| keys.dtype())
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -147,7 +157,9 @@ impl KvCache {
         let (b, s, ..) = k.dims4()?;
         self.check(&k, lengths)?;
         let uneven = self.rows.is_some() || lengths.is_some_and(|lengths| lengths.iter().any(|&n| n != s));
-        let tracked = k.track_op() || v.track_op();
+        // What is held may carry a gradient though the chunk does not.
+        let held = self.buffers.iter().flatten().any(Tensor::track_op) && self.held > 0;
+        let tracked = k.track_op() || v.track_op() || held;
         if uneven && tracked {
             let expected = "inference: a cache of rows of unequal length is written in place";
             return Err(Error::value("a cached key", "one that tracks a gradient", expected));
@@ -257,7 +269,7 @@ impl KvCache {
         self.check_room(tokens)?;
         let room = self.buffers.as_ref().map_or(0, |[keys, _]| keys.dims()[1]);
         // What was joined under a gradient is not written into.
-        let tracked = self.buffers.as_ref().is_some_and(|[keys, _]| keys.track_op());
+        let tracked = self.buffers.as_ref().is_some_and(|[k, v]| k.track_op() || v.track_op());
         if room >= tokens && self.buffers.is_some() && !tracked {
             return Ok(());
         }

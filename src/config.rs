@@ -251,12 +251,12 @@ impl AttentionConfig {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.num_key_value_heads(), allowed));
         }
-        if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
+        if let Some(scale) = self.scale.filter(|scale| !(*scale as f32).is_finite()) {
             return Err(Error::config("scale", scale, "a finite number"));
         }
         let positive = [("softcap", self.softcap), ("clip_qkv", self.clip_qkv)];
         for (field, value) in positive {
-            if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.0)) {
+            if let Some(value) = value.filter(|value| !((*value as f32).is_finite() && *value as f32 > 0.0)) {
                 return Err(Error::config(field, value, "a positive number"));
             }
         }

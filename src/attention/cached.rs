@@ -71,7 +71,7 @@ impl MultiHeadAttention {
         let of_rows: &[usize] = if starts.iter().all(|start| *start == first[0]) { &first } else { &starts };
         let plain = self.sdpa_options(inputs, options);
         let call = self.call(inputs, &plain, shape.s_kv)?;
-        let dtype = call.dtype;
+        let dtype = cache.dtype().unwrap_or(call.dtype);
         // What cannot run has to be found before the cache changes.
         Plan::new(&call, &plain)?;
         let [q, k, v] = self.project(inputs, dtype, of_rows)?;
@@ -104,7 +104,7 @@ impl MultiHeadAttention {
         }
         let s_kv = inputs.key.dim(1)?;
         let options = self.sdpa_options(inputs, options);
-        let dtype = self.call(inputs, &options, s_kv)?.dtype;
+        let dtype = cache.dtype().unwrap_or(self.call(inputs, &options, s_kv)?.dtype);
         let held = match cache.memory(None) {
             Some([k, v]) if k.dims()[..2] == inputs.key.dims()[..2] => [k, v],
             Some([k, _]) => {

@@ -221,7 +221,8 @@ impl MultiHeadAttention {
         let (b, s_q, _) = inputs.query.dims3()?;
         let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
         let tracked = [inputs.query, inputs.key, inputs.value].into_iter().chain(self.bias_kv.iter().flatten());
-        let tracked = tracked.chain(&self.score).chain(&self.sinks).chain(norms).any(Tensor::track_op);
+        let tracked =
+            tracked.chain(&self.score).chain(&self.sinks).chain(&self.relative_bias).chain(norms).any(Tensor::track_op);
         let mut call = Call {
             shape: CallShape { b, h: config.num_attention_heads, s_q, s_kv },
             h_kv: config.num_key_value_heads(),

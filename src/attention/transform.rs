@@ -25,7 +25,9 @@ impl MultiHeadAttention {
             (self.normalised(&self.limited(q)?, 0)?, self.normalised(&self.limited(k)?, 1)?, self.limited(v)?);
         let Position::Rotary(rotary) = &self.config.position else { return Ok([q, k, v]) };
         let (s_q, s_kv) = (q.dim(1)?, k.dim(1)?);
-        let angles_q = self.angles(rotary, starts, &q)?;
+        // As for masks, the last query stands at the last key.
+        let starts_q: Vec<usize> = starts.iter().map(|start| start + s_kv.saturating_sub(s_q)).collect();
+        let angles_q = self.angles(rotary, &starts_q, &q)?;
         let angles_k = if s_q == s_kv { angles_q.clone() } else { self.angles(rotary, starts, &k)? };
         Ok([rotary.rotate(&q, &angles_q)?, rotary.rotate(&k, &angles_k)?, v])
     }

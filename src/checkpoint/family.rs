@@ -94,11 +94,14 @@ const USUAL_THETA: &[(&str, f64)] = &[
     ("gte", 160_000.0),
     ("jina_embeddings_v3", 20_000.0),
 ];
-const T5: &[&str] = &["t5", "mt5", "umt5", "longt5", "switch_transformers"];
+const T5: &[&str] = &["t5", "mt5", "umt5", "switch_transformers"];
+const ENCODER_DECODERS: &[&str] =
+    &["bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100", "whisper", "speech_to_text"];
 /// Families whose scores are not scaled.
-const UNSCALED: &[&str] = &["t5", "mt5", "umt5", "longt5", "switch_transformers", "gpt_neo"];
+const UNSCALED: &[&str] = &["t5", "mt5", "umt5", "switch_transformers", "gpt_neo"];
 /// Families that this version cannot run as their model does, and why.
 const UNSUPPORTED: &[(&str, &str)] = &[
+    ("longt5", "local attention with relative positions"),
     ("deberta", "disentangled attention"),
     ("deberta-v2", "disentangled attention"),
     ("dinov3_vit", "rotary positions in two dimensions"),
@@ -224,6 +227,8 @@ impl<'a> Layer<'a> {
             // The configuration's number only sizes the table.
             "mpnet" => Position::RelativeBuckets(RelativeBuckets::new(32, 128, true)),
             _ if self.is(T5) => self.buckets(32, 128, !self.prefix.contains("decoder"))?,
+            // Only its local layers are rotated.
+            "cohere2" if !self.is_local()? => Position::None,
             _ if self.is(ROTARY) => Position::Rotary(self.rotary(d)?),
             _ => Position::None,
         })
@@ -245,6 +250,7 @@ impl<'a> Layer<'a> {
         Ok(match self.model_type {
             "gemma2" | "gpt_oss" => self.index.is_multiple_of(2),
             "gemma3" | "gemma3_text" => !(self.index + 1).is_multiple_of(every("sliding_window_pattern", 6)?),
+            "olmo3" => !(self.index + 1).is_multiple_of(4),
             "cohere2" => !(self.index + 1).is_multiple_of(every("sliding_window_pattern", 4)?),
             "modernbert" => !self.index.is_multiple_of(every("global_attn_every_n_layers", 3)?),
             "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" => {
@@ -260,6 +266,11 @@ impl<'a> Layer<'a> {
         })
     }
 
+    /// Whether the layer is in the decoder of a family that writes text by an encoder and a decoder.
+    fn is_decoder_part(&self) -> bool {
+        self.prefix.contains("decoder") && (self.is(T5) || self.is(ENCODER_DECODERS))
+    }
+
     /// The mask that the model always applies in this layer.
     pub fn mask(&self) -> Result<AttentionMask> {
         if self.cross {
@@ -268,7 +279,7 @@ impl<'a> Layer<'a> {
         let clip_text = self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some();
         let clip_text = clip_text && self.model_type.starts_with("clip");
         let bidirectional = self.flag("use_bidirectional_attention") == Some(true);
-        let causal = !bidirectional && (self.is(DECODERS) || self.prefix.contains("decoder") || clip_text);
+        let causal = !bidirectional && (self.is(DECODERS) || self.is_decoder_part() || clip_text);
         let key = if self.model_type == "gpt_neo" { "window_size" } else { "sliding_window" };
         let window = match (self.is_local()?, self.model_type) {
             (false, _) => None,
@@ -280,7 +291,8 @@ impl<'a> Layer<'a> {
         };
         Ok(match (window, causal) {
             (Some(window), true) => AttentionMask::window(Some(window - 1), Some(0)),
-            (Some(window), false) => AttentionMask::window(Some(window - 1), Some(window - 1)),
+            // EmbeddingGemma states the width of both sides together.
+            (Some(window), false) => AttentionMask::window(Some(window / 2), Some(window / 2)),
             (None, true) => AttentionMask::causal(),
             (None, false) => AttentionMask::none(),
         })
@@ -310,8 +322,9 @@ impl<'a> Layer<'a> {
             .with_dim(dim)
             .with_style(style)
             .with_theta(theta.or(self.usual(USUAL_THETA)).unwrap_or(10_000.0));
-        // Gemma 3 scales only the global layers.
-        if let Some(scaling) = scaling.filter(|_| local_theta.is_none()) {
+        // Gemma 3 and OLMo 3 scale only the global layers.
+        let scaled = !(local_only && self.is(&["gemma3", "gemma3_text", "olmo3"]));
+        if let Some(scaling) = scaling.filter(|_| local_theta.is_none() && scaled) {
             rotary = rotary.with_scaling(self.scaling(scaling)?);
         }
         Ok(rotary)

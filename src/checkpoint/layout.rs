@@ -85,7 +85,10 @@ impl Layout {
         let names = source.names().unwrap_or_default();
         let norm = |name: &str| NORMS.iter().flatten().any(|norm| name.split('.').next() == Some(norm));
         let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
-        match names.iter().find(|name| !read.contains(&name.as_str()) && !ignored(name)) {
+        // GPT-2 and its kin keep their causal mask beside the weights.
+        let causal =
+            |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
+        match names.iter().find(|name| !read.contains(&name.as_str()) && !ignored(name) && !causal(name)) {
             Some(name) => unsupported(name, "it is not part of the layout; is the prefix that of the attention layer?"),
             None => Ok(()),
         }

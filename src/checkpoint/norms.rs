@@ -45,6 +45,14 @@ pub(super) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) 
         };
         if source.contains(&per_head(name, 0)) {
             let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
+            if weights.iter().any(Tensor::track_op) {
+                let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
+                return Err(Error::Tensor {
+                    name: source.full_name(&per_head(name, 0)),
+                    found: "is a variable".into(),
+                    expected,
+                });
+            }
             return Ok(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None });
         }
         let bias = format!("{name}.bias");

@@ -152,13 +152,6 @@ impl Checkpoint {
         self.inner.shards.first().map_or(&self.inner.path, |(path, _)| path)
     }
 
-    /// The full names below a prefix.
-    pub(super) fn names_below<'a>(&'a self, prefix: &str) -> impl Iterator<Item = String> + 'a {
-        let start = if prefix.is_empty() { String::new() } else { format!("{}.", prefix.trim_end_matches('.')) };
-        let tensors = self.inner.tensors.range(start.clone()..);
-        tensors.map(|(name, _)| name).take_while(move |name| name.starts_with(&start)).cloned()
-    }
-
     /// The shape and dtype of a tensor.
     pub(super) fn header(&self, name: &str) -> Result<(Vec<usize>, String)> {
         let view = self.view(name)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::layout::{BIAS_KV, RELATIVE, SCORE, SINKS};
+use super::layout::{BIAS_KV, RELATIVE, SCORE, SINKS, detect};
 use super::names::{DenseNames, FusedOrder, Layout, QkvNames, Stored};
 use super::read::{AttentionWeights, DenseWeights, QkvWeights};
 use super::source::join;
@@ -285,13 +285,13 @@ impl super::Checkpoint {
         Ok(header.metadata)
     }
 
-    /// Reads a layer's weights to be written elsewhere, as they are stored: in the dtype of the first of them.
+    /// Reads a layer's weights to be written elsewhere, in the dtype in which its output projection is stored.
     ///
     /// # Errors
     /// Those of [`AttentionWeights::read`].
     pub fn layer_weights(&self, prefix: &str, config: &AttentionConfig) -> Result<AttentionWeights> {
-        let stored = self.names_below(prefix).next().map(|name| self.tensor(&name, &Device::Cpu)).transpose()?;
-        let dtype = stored.map_or(DType::F32, |tensor| tensor.dtype());
+        let layout = detect(&self.at(prefix, DType::F32, &Device::Cpu))?;
+        let dtype = self.tensor(&join(prefix.trim_end_matches('.'), layout.o.weight), &Device::Cpu)?.dtype();
         Ok(AttentionWeights::read(config, &self.at(prefix, dtype, &Device::Cpu))?.0)
     }
 }

@@ -103,6 +103,10 @@ impl BertConfig {
                 }
             }
         }
+        if let (Value::Object(keys), Positions::AfterPad) = (&mut value, family.positions) {
+            // Theirs where nothing is said; positions are counted from it.
+            keys.entry("pad_token_id").or_insert(1.into());
+        }
         let config: Self = serde_json::from_value(value).map_err(|e| Error::file(path, e))?;
         config.validate().map_err(|e| Error::file(path, e))?;
         Ok(config)
@@ -134,11 +138,10 @@ impl BertConfig {
         }
         // Layers that share their weights cost a file nothing.
         const MOST: usize = 1 << 12;
-        for (field, count) in [("num_hidden_layers", self.num_hidden_layers), ("inner_group_num", self.inner_group_num)]
-        {
-            if count > MOST {
-                return Err(Error::config(field, count, format!("at most {MOST}")));
-            }
+        let all = self.num_hidden_layers.saturating_mul(self.inner_group_num);
+        if all > MOST {
+            let allowed = format!("at most {MOST} layers in all");
+            return Err(Error::config("num_hidden_layers", self.num_hidden_layers, allowed));
         }
         if self.pad_token_id as usize >= self.vocab_size {
             let allowed = format!("less than vocab_size = {}", self.vocab_size);

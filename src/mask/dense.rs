@@ -64,7 +64,8 @@ impl Part {
             Self::Drop(mask) => dense.keep(to_4d(&mask.eq(0f64)?.to_device(device)?)?),
             Self::Additive(mask) => {
                 // On the values, not on their gradient: which keys are hidden is no function one could derive.
-                let keep = mask.detach().gt(lowest_finite(mask.dtype()))?;
+                // Not `gt`: a NaN is to be seen in the result.
+                let keep = mask.detach().le(lowest_finite(mask.dtype()))?.eq(0f64)?;
                 let bias = keep.where_cond(mask, &mask.zeros_like()?)?.to_dtype(dtype)?;
                 dense.keep(left_pad_dims(&keep.to_device(device)?)?)?;
                 dense.bias(left_pad_dims(&bias.to_device(device)?)?)

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use candle_attention::checkpoint::QkvWeights;
 use candle_attention::position::{Alibi, RelativeBuckets, Rotary};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
@@ -200,6 +201,53 @@ fn gradients_go_through_a_cache() {
     for mut cache in [KvCache::growing(), KvCache::fixed(7), KvCache::rotating(7)] {
         let got = gradient(in_chunks(&layer, &xs, &causal, &mut cache, &[3, 1, 3]));
         assert_close("gradient", &got, &want, 2e-5);
+    }
+}
+
+/// A prompt that learns, followed by tokens that do not: the prompt's gradient goes through what is held.
+#[test]
+fn held_keys_keep_their_gradient() {
+    let mut random = Random::new(76);
+    let layer = layer(&configs()[0], &mut random);
+    let prompt = Var::from_tensor(&random.tensor(&[1, 3, 24], DType::F32)).unwrap();
+    let token = random.tensor(&[1, 1, 24], DType::F32);
+    let causal = AttentionMask::causal();
+    let all = Tensor::cat(&[prompt.as_tensor(), &token], 1).unwrap();
+    let whole = layer.attend(&all, &all, &all, &causal).unwrap().narrow(1, 3, 1).unwrap();
+    let gradient =
+        |output: &Tensor| output.sqr().unwrap().sum_all().unwrap().backward().unwrap().remove(&prompt).unwrap();
+    let mut cache = KvCache::growing();
+    layer.attend_cached(&AttentionInputs::self_attention(&prompt, &causal), &mut cache, &options()).unwrap();
+    let last = layer.attend_cached(&AttentionInputs::self_attention(&token, &causal), &mut cache, &options()).unwrap();
+    assert_close("gradient", &gradient(&last.output), &gradient(&whole), 2e-5);
+}
+
+/// With or without weights, from call to call: one cache serves every backend, in bf16 too.
+#[test]
+fn a_cache_outlives_a_change_of_backend() {
+    let mut random = Random::new(77);
+    let f32 = layer(&configs()[1], &mut random);
+    let weights = f32.weights().unwrap();
+    let names = ["q_proj", "k_proj", "v_proj"];
+    let QkvWeights::Split(parts) = weights.qkv else { panic!("a layer gives its projections apart") };
+    let mut tensors: HashMap<String, Tensor> = HashMap::new();
+    for (name, dense) in names.into_iter().zip(*parts).chain([("o_proj", weights.o)]) {
+        tensors.insert(format!("{name}.weight"), dense.weight);
+        tensors.insert(format!("{name}.bias"), dense.bias.unwrap());
+    }
+    let layer = MultiHeadAttention::load(&configs()[1], VarBuilder::from_tensors(tensors, DType::BF16, &CPU)).unwrap();
+    let xs = random.tensor(&[2, 6, 24], DType::BF16);
+    let causal = AttentionMask::causal();
+    let want = layer.attend(&xs, &xs, &xs, &causal).unwrap();
+    for first_with_weights in [true, false] {
+        let mut cache = KvCache::growing();
+        let mut part = |start: usize, weights: bool| {
+            let xs = xs.narrow(1, start, 3).unwrap();
+            let inputs = AttentionInputs::self_attention(&xs, &causal);
+            layer.attend_cached(&inputs, &mut cache, &options().with_weights(weights)).unwrap().output
+        };
+        let got = Tensor::cat(&[part(0, first_with_weights), part(3, !first_with_weights)], 1).unwrap();
+        assert_close("bf16", &got, &want, 5e-2);
     }
 }
 

@@ -241,6 +241,23 @@ fn what_would_change_the_result_is_not_passed_over() {
     says(by_file, &["tensor `layer.self.key.bias` is missing"]);
 }
 
+/// The causal mask that GPT-2's files keep beside the weights is no part of the layer; a bias of that name would be.
+#[test]
+fn a_mask_beside_the_weights_is_passed_over() {
+    let names: &[(&str, &[usize])] =
+        &[("c_attn.weight", &[4, 12]), ("c_attn.bias", &[12]), ("c_proj.weight", &[4, 4]), ("c_proj.bias", &[4])];
+    let load = |more: (&str, &[usize])| {
+        let mut all = tensors(names);
+        all.extend(tensors(&[more]));
+        let folder = tempfile::tempdir().unwrap();
+        save(&all, &folder.path().join("model.safetensors"));
+        let source = Checkpoint::open(folder.path()).unwrap().at("", DType::F32, &CPU);
+        MultiHeadAttention::load(&AttentionConfig::new(4, 2), source)
+    };
+    assert!(load(("bias", &[1, 1, 8, 8])).is_ok());
+    says(load(("bias", &[4])), &["tensor `bias`", "not part of the layout"]);
+}
+
 #[test]
 fn shapes_are_checked_by_name() {
     let load = |config: AttentionConfig, all: HashMap<String, Tensor>| {
