@@ -142,14 +142,16 @@ impl KvCache {
         self.kind
     }
 
-    /// The keys and values of cross-attention, if they were made; stores them if they come with the call.
-    pub(crate) fn memory(&mut self, made: Option<[Tensor; 2]>) -> Option<[Tensor; 2]> {
-        if let Some(made) = made {
-            self.held = made[0].dims()[1];
-            self.seen = self.held;
-            self.buffers = Some(made);
-        }
-        self.buffers.clone()
+    /// The keys and values of cross-attention, if they were made.
+    pub(crate) fn memory(&self) -> Option<&[Tensor; 2]> {
+        self.buffers.as_ref()
+    }
+
+    /// Keeps the keys and values of cross-attention.
+    pub(crate) fn keep_memory(&mut self, made: [Tensor; 2]) {
+        self.held = made[0].dims()[1];
+        self.seen = self.held;
+        self.buffers = Some(made);
     }
 
     /// Adds the keys and values of a chunk, `(b, s, h_kv, d)`; `lengths`: the tokens of each row that are none of padding.

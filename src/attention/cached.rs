@@ -1,7 +1,5 @@
 //! Calls that go on where the last one ended.
 
-use candle_core::Tensor;
-
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::cache::{Held, Kind, KvCache};
 use crate::error::{Error, Result};
@@ -105,16 +103,15 @@ impl MultiHeadAttention {
         let s_kv = inputs.key.dim(1)?;
         let options = self.sdpa_options(inputs, options);
         let dtype = cache.dtype().unwrap_or(self.call(inputs, &options, s_kv)?.dtype);
-        let held = match cache.memory(None) {
-            Some([k, v]) if k.dims()[..2] == inputs.key.dims()[..2] => [k, v],
+        let held = match cache.memory() {
+            Some(held) if held[0].dims()[..2] == inputs.key.dims()[..2] => held.clone(),
             Some([k, _]) => {
                 let expected = format!("{:?}, as the cache was made", &k.dims()[..2]);
                 return Err(Error::shape("the memory", &inputs.key.dims()[..2], expected));
             }
             None => {
                 let [_, k, v] = self.project(inputs, dtype, &[0])?;
-                let contiguous = |t: Tensor| t.contiguous();
-                [contiguous(k)?, contiguous(v)?]
+                [k.contiguous()?, v.contiguous()?]
             }
         };
         let q = self.qkv.query(inputs.query, self.config.head_dim(), accumulate_in(self.qkv.weight()))?;
@@ -122,7 +119,7 @@ impl MultiHeadAttention {
         let [keys, values] = &held;
         let attended = sdpa::attend(&q, keys, values, &options)?;
         let attended = self.finish(attended, inputs)?;
-        cache.memory(Some(held.clone()));
+        cache.keep_memory(held);
         Ok(attended)
     }
 }

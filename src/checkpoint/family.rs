@@ -8,45 +8,8 @@ use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::{Alibi, AlibiSlopes, Position, RelativeBuckets, Rotary, RotaryScaling, RotaryStyle};
 
-/// Families whose self-attention sees no later token.
-const DECODERS: &[&str] = &[
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "phi",
-    "phi3",
-    "stablelm",
-    "cohere",
-    "cohere2",
-    "gpt_oss",
-    "granite",
-    "starcoder2",
-    "persimmon",
-    "gpt2",
-    "gpt_bigcode",
-    "gpt_neo",
-    "gptj",
-    "codegen",
-    "gpt_neox",
-    "bloom",
-    "falcon",
-    "mpt",
-    "opt",
-    "clip_text_model",
-];
-/// Families that rotate queries and keys.
-const ROTARY: &[&str] = &[
+/// Families that read in one direction and rotate queries and keys.
+const ROTARY_DECODERS: &[&str] = &[
     "llama",
     "mistral",
     "mixtral",
@@ -74,13 +37,11 @@ const ROTARY: &[&str] = &[
     "codegen",
     "gpt_neox",
     "falcon",
-    "modernbert",
-    "nomic_bert",
-    "esm",
-    "new",
-    "gte",
-    "jina_embeddings_v3",
 ];
+/// Families that read in one direction and know positions otherwise.
+const OTHER_DECODERS: &[&str] = &["gpt2", "gpt_bigcode", "gpt_neo", "bloom", "mpt", "opt", "clip_text_model"];
+/// Families that read in both directions and rotate queries and keys.
+const ROTARY_ENCODERS: &[&str] = &["modernbert", "nomic_bert", "esm", "new", "gte", "jina_embeddings_v3"];
 const INTERLEAVED: &[&str] = &["gptj", "codegen", "cohere", "cohere2"];
 /// Families that may rotate only a share of a head's numbers, and that share where the configuration is silent.
 const PARTIAL: &[&str] = &["phi", "phi3", "stablelm", "persimmon", "gpt_neox", "nomic_bert"];
@@ -133,6 +94,15 @@ impl<'a> Layer<'a> {
         families.contains(&self.model_type)
     }
 
+    /// Whether self-attention sees no later token.
+    fn is_decoder(&self) -> bool {
+        self.is(ROTARY_DECODERS) || self.is(OTHER_DECODERS)
+    }
+
+    fn is_rotary(&self) -> bool {
+        self.is(ROTARY_DECODERS) || self.is(ROTARY_ENCODERS)
+    }
+
     fn float(&self, key: &str) -> Option<f64> {
         self.section.get(key).and_then(Value::as_f64)
     }
@@ -147,7 +117,7 @@ impl<'a> Layer<'a> {
 
     /// Whether the family is one whose attention this version knows completely.
     pub fn is_known(&self) -> bool {
-        self.is(DECODERS) || self.is(ROTARY) || self.is(T5) || self.is(&["mpnet"])
+        self.is_decoder() || self.is_rotary() || self.is(T5) || self.is(&["mpnet"])
     }
 
     /// What the model does that this version cannot.
@@ -226,17 +196,17 @@ impl<'a> Layer<'a> {
             "esm" if state != Some("rotary") => Position::None,
             // The configuration's number only sizes the table.
             "mpnet" => Position::RelativeBuckets(RelativeBuckets::new(32, 128, true)),
-            _ if self.is(T5) => self.buckets(32, 128, !self.prefix.contains("decoder"))?,
+            _ if self.is(T5) => self.buckets(!self.prefix.contains("decoder"))?,
             // Only its local layers are rotated.
             "cohere2" if !self.is_local()? => Position::None,
-            _ if self.is(ROTARY) => Position::Rotary(self.rotary(d)?),
+            _ if self.is_rotary() => Position::Rotary(self.rotary(d)?),
             _ => Position::None,
         })
     }
 
-    fn buckets(&self, count: usize, distance: usize, bidirectional: bool) -> Result<Position> {
-        let count = self.number("relative_attention_num_buckets")?.unwrap_or(count);
-        let distance = self.number("relative_attention_max_distance")?.unwrap_or(distance);
+    fn buckets(&self, bidirectional: bool) -> Result<Position> {
+        let count = self.number("relative_attention_num_buckets")?.unwrap_or(32);
+        let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
         Ok(Position::RelativeBuckets(RelativeBuckets::new(count, distance, bidirectional)))
     }
 
@@ -279,7 +249,7 @@ impl<'a> Layer<'a> {
         let clip_text = self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some();
         let clip_text = clip_text && self.model_type.starts_with("clip");
         let bidirectional = self.flag("use_bidirectional_attention") == Some(true);
-        let causal = !bidirectional && (self.is(DECODERS) || self.is_decoder_part() || clip_text);
+        let causal = !bidirectional && (self.is_decoder() || self.is_decoder_part() || clip_text);
         let key = if self.model_type == "gpt_neo" { "window_size" } else { "sliding_window" };
         let window = match (self.is_local()?, self.model_type) {
             (false, _) => None,
