@@ -100,7 +100,7 @@ pub struct AttentionConfig {
     pub output_size: Option<usize>,
     /// Which projections of a fresh layer have a bias; default all.
     pub bias: ProjectionBias,
-    /// Factor on the scores; default as said at [`Scoring`].
+    /// Factor on the scores; default as said at [`Scoring`] and [`Disentangled`](crate::position::Disentangled).
     pub scale: Option<f64>,
     /// How a query is compared with a key; default scaled dot product.
     pub scoring: Scoring,
@@ -212,9 +212,10 @@ impl AttentionConfig {
 
     /// The factor on the scores.
     pub fn scale(&self) -> f64 {
-        self.scale.unwrap_or_else(|| match self.scoring {
-            Scoring::ScaledDotProduct => (self.head_dim() as f64).powf(-0.5),
-            Scoring::Additive => 1.0,
+        self.scale.unwrap_or_else(|| match (self.scoring, &self.position) {
+            (Scoring::Additive, _) => 1.0,
+            (_, Position::Disentangled(disentangled)) => disentangled.scale(self.head_dim()),
+            _ => (self.head_dim() as f64).powf(-0.5),
         })
     }
 

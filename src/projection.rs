@@ -144,8 +144,8 @@ pub(crate) struct Qkv {
     parts: Box<[Dense; 3]>,
     /// All three in one, if they are stored so; `parts` are then views of it.
     stored: Option<Dense>,
-    /// The stored rows are in this order, and may change: they are put in order for each call.
-    order: Option<FusedOrder>,
+    /// The rows as they are stored, if that is another order and they may change: they are put in order for each call.
+    unordered: Option<QkvWeights>,
     /// All three packed in one, made when first needed.
     packed: Arc<OnceLock<Packed>>,
     /// The outputs of q, k, v.
@@ -159,13 +159,10 @@ impl Qkv {
     /// `rows`: the outputs of q, k, v; `inputs`: their inputs.
     /// `h_kv`: key-value heads.
     pub(crate) fn new(weights: QkvWeights, rows: [usize; 3], inputs: [usize; 3], h_kv: usize) -> Result<Self> {
-        if let QkvWeights::Ordered(all, order) = &weights {
-            let dense = Dense::new("fused q, k, v", all.clone(), rows.iter().sum(), inputs[0])?;
-            let ordered = Self::new(QkvWeights::Packed(in_blocks(all, *order, rows, h_kv)?), rows, inputs, h_kv)?;
-            return Ok(match dense.tracks_gradient() {
-                true => Self { stored: Some(dense), order: Some(*order), h_kv, ..ordered },
-                false => ordered,
-            });
+        if let Some(ordered) = in_order(&weights, rows, h_kv)? {
+            let ordered = Self::new(ordered, rows, inputs, h_kv)?;
+            let may_change = weights.tracks_gradient();
+            return Ok(Self { unordered: may_change.then_some(weights), ..ordered });
         }
         let (parts, stored) = match weights {
             QkvWeights::Split(dense) => {
@@ -182,9 +179,9 @@ impl Qkv {
                 let [q, k, v] = rows;
                 ([all.rows(0, q)?, all.rows(q, k)?, all.rows(q + k, v)?], Some(all))
             }
-            QkvWeights::Ordered(..) => unreachable!("handled above"),
+            QkvWeights::Ordered(..) | QkvWeights::OrderedSplitBias { .. } => unreachable!("put in order above"),
         };
-        Ok(Self { parts: Box::new(parts), stored, order: None, packed: Arc::default(), rows, h_kv })
+        Ok(Self { parts: Box::new(parts), stored, unordered: None, packed: Arc::default(), rows, h_kv })
     }
 
     /// Any of the weights, to tell dtype and device.
@@ -194,7 +191,7 @@ impl Qkv {
 
     /// Whether any weight tracks operations.
     pub(crate) fn tracks_gradient(&self) -> bool {
-        self.order.is_some() || self.parts.iter().any(Dense::tracks_gradient)
+        self.unordered.is_some() || self.parts.iter().any(Dense::tracks_gradient)
     }
 
     /// Whether one product with packed weights can make queries, keys and values of one input.
@@ -254,12 +251,21 @@ impl Qkv {
         }
     }
 
+    /// The projection of queries (0), keys (1) or values (2).
+    pub(crate) fn part(&self, i: usize) -> Result<Dense> {
+        match self.in_order()? {
+            Some(ordered) => ordered.part(i),
+            // Not packed together with the one that calls use.
+            None => Ok(Dense { packed: Arc::default(), ..self.parts[i].clone() }),
+        }
+    }
+
     /// The same with rows in order, if they are stored in another.
     fn in_order(&self) -> Result<Option<Self>> {
-        let (Some(order), Some(stored)) = (self.order, &self.stored) else { return Ok(None) };
-        let width = stored.weight.dim(1)?;
-        let ordered = QkvWeights::Packed(in_blocks(&stored.weights(), order, self.rows, self.h_kv)?);
-        Ok(Some(Self::new(ordered, self.rows, [width; 3], self.h_kv)?))
+        let Some(weights) = &self.unordered else { return Ok(None) };
+        let inputs = [self.parts[0].weight.dim(1)?; 3];
+        let ordered = in_order(weights, self.rows, self.h_kv)?;
+        ordered.map(|ordered| Self::new(ordered, self.rows, inputs, self.h_kv)).transpose()
     }
 
     /// ys `(b, s, rows of q, k and v)` → each by head.
@@ -276,14 +282,29 @@ impl Qkv {
     }
 }
 
-/// The rows of query, key and value one after the other. Differentiable. `rows`: how many of each.
-pub(crate) fn in_blocks(
-    dense: &DenseWeights,
-    order: FusedOrder,
-    rows: [usize; 3],
-    h_kv: usize,
-) -> Result<DenseWeights> {
+/// The projections with their rows in order, if they are stored in another. Differentiable. `rows`: how many of each.
+pub(crate) fn in_order(weights: &QkvWeights, rows: [usize; 3], h_kv: usize) -> Result<Option<QkvWeights>> {
+    Ok(match weights {
+        QkvWeights::Split(_) | QkvWeights::Packed(_) => None,
+        QkvWeights::Ordered(all, order) => Some(QkvWeights::Packed(in_blocks(all, *order, rows, h_kv)?)),
+        QkvWeights::OrderedSplitBias { weight, biases, order } => {
+            let all = in_blocks(&DenseWeights { weight: weight.clone(), bias: None }, *order, rows, h_kv)?;
+            let part = |i: usize| {
+                let weight = all.weight.narrow(0, rows[..i].iter().sum(), rows[i])?;
+                Ok::<_, Error>(DenseWeights { weight, bias: biases[i].clone() })
+            };
+            Some(QkvWeights::Split(Box::new([part(0)?, part(1)?, part(2)?])))
+        }
+    })
+}
+
+/// The rows of query, key and value one after the other.
+fn in_blocks(dense: &DenseWeights, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<DenseWeights> {
     let [q, k, v] = rows;
+    if dense.weight.dims().first() != Some(&(q + k + v)) {
+        let expected = format!("({}, in)", q + k + v);
+        return Err(Error::shape("fused q, k, v weight", dense.weight.dims(), expected));
+    }
     let ordered = |t: &Tensor| {
         let mut rest = t.dims().to_vec();
         rest.remove(0);

@@ -1,5 +1,6 @@
 //! Calls that go on where the last one ended.
 
+use super::transform::Places;
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::cache::{Held, Kind, KvCache};
 use crate::error::{Error, Result};
@@ -50,9 +51,13 @@ impl MultiHeadAttention {
         cache: &mut KvCache,
         options: &AttentionOptions,
     ) -> Result<Attended> {
-        self.check(inputs)?;
+        self.check(inputs, options)?;
         if self.bias_kv.is_some() || self.config.add_zero_attn {
             return Err(Error::config("add_bias_kv or add_zero_attn", true, "false where there is a cache"));
+        }
+        if self.config.position.is_of_whole() {
+            let allowed = "another where there is a cache: these positions are of whole inputs";
+            return Err(Error::config("position", &self.config.position, allowed));
         }
         if cache.kind() == Kind::Cross {
             return self.cached_memory(inputs, cache, options);
@@ -72,7 +77,7 @@ impl MultiHeadAttention {
         let dtype = cache.dtype().unwrap_or(call.dtype);
         // What cannot run has to be found before the cache changes.
         Plan::new(&call, &plain)?;
-        let [q, k, v] = self.project(inputs, dtype, of_rows)?;
+        let [q, k, v] = self.project(inputs, dtype, Places { starts: of_rows, grid: None })?;
         let Held { keys, values, starts, lengths } = cache.append(k, v, lengths)?;
 
         let mut mask = inputs.mask.clone();
@@ -110,7 +115,7 @@ impl MultiHeadAttention {
                 return Err(Error::shape("the memory", &inputs.key.dims()[..2], expected));
             }
             None => {
-                let [_, k, v] = self.project(inputs, dtype, &[0])?;
+                let [_, k, v] = self.project(inputs, dtype, Places { starts: &[0], grid: None })?;
                 [k.contiguous()?, v.contiguous()?]
             }
         };

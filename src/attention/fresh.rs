@@ -3,7 +3,7 @@
 use candle_nn::{Init, VarBuilder};
 
 use super::{MultiHeadAttention, qkv_sizes};
-use crate::checkpoint::{AttentionWeights, DenseWeights, NormWeights, QkvWeights};
+use crate::checkpoint::{AttentionWeights, DenseWeights, DisentangledWeights, NormWeights, QkvWeights};
 use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
 use crate::error::Result;
 use crate::position::Position;
@@ -53,15 +53,34 @@ impl MultiHeadAttention {
             }
             None => None,
         };
-        let relative_bias = match &config.position {
-            Position::RelativeBuckets(relative) => {
-                let init = Init::Randn { mean: 0.0, stdev: 0.02 };
-                let shape = (relative.num_buckets, config.num_attention_heads);
-                Some(vb.pp("relative_attention_bias").get_with_hints(shape, "weight", init)?)
+        let small = Init::Randn { mean: 0.0, stdev: 0.02 };
+        let relative_bias = match config.position.bias_table_rows() {
+            Some(rows) => {
+                let shape = (rows, config.num_attention_heads);
+                Some(vb.pp("relative_attention_bias").get_with_hints(shape, "weight", small)?)
+            }
+            None => None,
+        };
+        let disentangled = match &config.position {
+            Position::Disentangled(asked) => {
+                let width = config.hidden_size;
+                let own = |needed: bool, name: &str| {
+                    let needed = needed && !asked.share_att_key;
+                    needed.then(|| fresh_dense(&vb.pp(name), rows[0], width, true)).transpose()
+                };
+                let table = vb.pp("rel_embeddings");
+                let layer = |eps| QkNorm { kind: NormKind::Layer, over: NormOver::Head, eps };
+                let norm = asked.norm_eps.map(|eps| fresh_norm(&table.pp("LayerNorm"), &layer(eps), 1, width));
+                Some(DisentangledWeights {
+                    embeddings: Some(table.get_with_hints((asked.embeddings(), width), "weight", small)?),
+                    norm: norm.transpose()?,
+                    key: own(asked.c2p, "pos_key_proj")?,
+                    query: own(asked.p2c, "pos_query_proj")?,
+                })
             }
             _ => None,
         };
-        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, relative_bias };
+        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, relative_bias, disentangled };
         Self::from_weights(config, weights)
     }
 }

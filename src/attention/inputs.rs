@@ -39,6 +39,9 @@ pub struct AttentionOptions {
     pub return_weights: bool,
     /// Use this backend or fail; `None` chooses.
     pub backend: Option<Backend>,
+    /// Rows and columns of patches, for a layer with [`RotaryGrid`](crate::RotaryGrid) positions; `None` is the layer's
+    /// own, or a square.
+    pub grid: Option<[usize; 2]>,
 }
 
 impl AttentionOptions {
@@ -49,5 +52,7 @@ impl AttentionOptions {
         with_weights, return_weights: bool = return_weights;
         /// Forces a backend.
         with_backend, backend: Backend = Some(backend);
+        /// Sets the rows and columns of patches.
+        with_grid, grid: [usize; 2] = Some(grid);
     }
 }

@@ -1,4 +1,6 @@
+mod bias;
 mod cached;
+mod disentangled;
 mod fresh;
 mod inputs;
 pub(crate) mod ragged;
@@ -14,7 +16,9 @@ use crate::mask::check::CallShape;
 use crate::position::Position;
 use crate::projection::{Dense, Qkv, accumulate_in};
 use crate::sdpa::{self, Attended, Call, Plan, SdpaOptions};
+use disentangled::DistanceEmbeddings;
 pub use inputs::{AttentionInputs, AttentionOptions};
+use transform::Places;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -70,6 +74,7 @@ pub struct MultiHeadAttention {
     qk_norm: Option<[NormWeights; 2]>,
     sinks: Option<Tensor>,
     relative_bias: Option<Tensor>,
+    distances: Option<DistanceEmbeddings>,
 }
 
 impl MultiHeadAttention {
@@ -92,7 +97,7 @@ impl MultiHeadAttention {
     /// An invalid configuration; a tensor that does not fit it.
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
-        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, relative_bias } = weights;
+        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, relative_bias, disentangled } = weights;
         let (rows, inputs) = qkv_sizes(config);
         let qkv = Qkv::new(qkv, rows, inputs, config.num_key_value_heads())?;
         let context = config.num_attention_heads * config.value_head_dim();
@@ -123,19 +128,21 @@ impl MultiHeadAttention {
             let found = if qk_norm.is_some() { "none" } else { "set" };
             return Err(Error::config("qk_norm", found, "set if, and only if, there are norms"));
         }
-        match (&config.position, &relative_bias) {
-            (Position::RelativeBuckets(relative), Some(table)) => {
-                fits("relative_bias", table, &[relative.num_buckets, config.num_attention_heads])?;
+        match (config.position.bias_table_rows(), &relative_bias) {
+            (Some(rows), Some(table)) => fits("relative_bias", table, &[rows, config.num_attention_heads])?,
+            (Some(_), None) => {
+                let position = &config.position;
+                let why = format!("positions are {position}; a table that layers share is given as a weight");
+                return Err(Error::MissingTensor { name: "relative_attention_bias.weight".to_string(), why });
             }
-            (Position::RelativeBuckets(_), None) => {
-                let why = "the configuration asks for relative buckets; a table that layers share is given as a weight";
-                let name = "relative_attention_bias.weight".to_string();
-                return Err(Error::MissingTensor { name, why: why.to_string() });
+            (None, Some(_)) => {
+                let allowed = "one with a table of biases: there is a table";
+                return Err(Error::config("position", &config.position, allowed));
             }
-            (_, Some(_)) => return Err(Error::config("position", "another", "relative buckets: there is a table")),
-            (_, None) => {}
+            (None, None) => {}
         }
-        Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score, qk_norm, sinks, relative_bias })
+        let distances = DistanceEmbeddings::new(config, disentangled, qkv.weight())?;
+        Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score, qk_norm, sinks, relative_bias, distances })
     }
 
     /// The layer's weights, to be written in any layout
@@ -152,6 +159,7 @@ impl MultiHeadAttention {
             qk_norm: self.qk_norm.clone(),
             sinks: self.sinks.clone(),
             relative_bias: self.relative_bias.clone(),
+            disentangled: self.distances.as_ref().map(|distances| distances.weights().clone()),
         })
     }
 
@@ -205,7 +213,7 @@ impl MultiHeadAttention {
     }
 
     fn plan_of(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
-        self.check(inputs)?;
+        self.check(inputs, options)?;
         let s_kv = inputs.key.dim(1)?;
         let mask = self.positioned(inputs, s_kv, None)?;
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
@@ -230,7 +238,10 @@ impl MultiHeadAttention {
             d_v: config.value_head_dim(),
             dtype: accumulate_in(self.qkv.weight()),
             on_cpu: inputs.query.device().is_cpu(),
-            tracks_gradient: tracked || self.qkv.tracks_gradient() || inputs.mask.tracks_gradient(),
+            tracks_gradient: tracked
+                || self.distances.as_ref().is_some_and(DistanceEmbeddings::tracks_gradient)
+                || self.qkv.tracks_gradient()
+                || inputs.mask.tracks_gradient(),
         };
         // What would be rounded before its next product anyway is not kept wider.
         if self.qkv.weight().dtype() == DType::BF16
@@ -243,10 +254,11 @@ impl MultiHeadAttention {
     }
 
     fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
-        self.check(inputs)?;
+        self.check(inputs, options)?;
         let s_kv = inputs.key.dim(1)?;
         let mask = self.positioned(inputs, s_kv, None)?;
         let inputs = &AttentionInputs { mask: &mask, ..*inputs };
+        let grid = options.grid;
         let options = self.sdpa_options(inputs, options);
         let call = self.call(inputs, &options, s_kv)?;
         if let Some((lengths, band)) = inputs.mask.as_padding()
@@ -255,7 +267,12 @@ impl MultiHeadAttention {
             inputs.mask.check(call.shape)?;
             return Ok(Attended { output: self.unpadded(inputs.query, lengths, &band)?, weights: None });
         }
-        let [q, k, v] = self.project(inputs, call.dtype, &[0])?;
+        let [q, k, v] = self.project(inputs, call.dtype, Places { starts: &[0], grid })?;
+        let by_distance = match self.distance_scores(&q, &k)? {
+            Some(scores) => inputs.mask.clone().and(AttentionMask::additive(&scores)?),
+            None => inputs.mask.clone(),
+        };
+        let options = SdpaOptions { mask: &by_distance, ..options };
         let [k, v] = [self.append(k, 0)?, self.append(v, 1)?];
         self.finish(sdpa::attend(&q, &k, &v, &options)?, inputs)
     }
@@ -283,9 +300,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Queries, keys and values by head, `(b, s, h, d)` in `dtype`. `starts`: the position of the first token, of all rows
-    /// or of each.
-    fn project(&self, inputs: &AttentionInputs, dtype: DType, starts: &[usize]) -> Result<[Tensor; 3]> {
+    /// Queries, keys and values by head, `(b, s, h, d)` in `dtype`.
+    fn project(&self, inputs: &AttentionInputs, dtype: DType, places: Places) -> Result<[Tensor; 3]> {
         let sizes = [self.config.head_dim(), self.config.head_dim(), self.config.value_head_dim()];
         let xs = [inputs.query, inputs.key, inputs.value];
         if self.is_untransformed() {
@@ -293,7 +309,7 @@ impl MultiHeadAttention {
         }
         // Rounded once, after the transformations.
         let wide = self.qkv.forward(xs, sizes, accumulate_in(self.qkv.weight()))?;
-        let [q, k, v] = self.transform(wide, starts)?;
+        let [q, k, v] = self.transform(wide, places)?;
         Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }
 
@@ -315,7 +331,13 @@ impl MultiHeadAttention {
         }
     }
 
-    fn check(&self, inputs: &AttentionInputs) -> Result<()> {
+    fn check(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
+        if let Some([rows, columns]) = options.grid
+            && !matches!(self.config.position, Position::RotaryGrid(_))
+        {
+            let allowed = format!("none: the layer's positions are {}", self.config.position);
+            return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));
+        }
         let AttentionInputs { query, key, value, .. } = *inputs;
         let sizes = [self.config.query_size(), self.config.key_size(), self.config.value_size()];
         let named = [("query", query, sizes[0]), ("key", key, sizes[1]), ("value", value, sizes[2])];

@@ -1,10 +1,11 @@
 use candle_core::{DType, Device};
 use serde_json::Value;
 
-use super::family::Layer;
-use super::layout::{NORMS, RELATIVE, detect};
+use super::family::{Held, Layer};
+use super::layout::{NORMS, detect};
 use super::read::{AttentionWeights, infer_config};
 use super::source::{WeightSource, join};
+use super::tables::{EMBEDDINGS, RELATIVE, TABLE_BESIDE, read_embeddings};
 use super::{Checkpoint, Layout};
 use crate::attention::MultiHeadAttention;
 use crate::config::AttentionConfig;
@@ -55,7 +56,8 @@ const NOT_APPLIED: [(&str, &str); 14] = [
 pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfAttentionConfig> {
     let prefix = source.full_name("");
     let section = section(json, &prefix);
-    let heads = heads(section, &prefix)?;
+    let layer = Layer::new(section, &prefix);
+    let heads = heads(&layer)?;
     let mut config = infer_config(source, heads)?;
     let stated = [
         ("hidden_size", config.hidden_size),
@@ -65,22 +67,25 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
         ("num_key_value_heads", config.num_key_value_heads()),
         ("head_dim", config.head_dim()),
     ];
-    for (key, found) in stated {
+    for (key, found) in stated.into_iter().filter(|_| !layer.has_stages()) {
         if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let layer = Layer::new(section, &prefix);
-    let has_norms = NORMS
-        .iter()
-        .flatten()
-        .any(|name| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight")));
-    config = layer.configure(config, has_norms)?;
+    let layout = detect(source)?;
+    let norm =
+        |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
+    let table = match layout.table_in(source) {
+        Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
+        None => None,
+    };
+    config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table })?;
     config.validate()?;
     let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
     not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
-    if detect(source)?.name.starts_with("timm-") && layer.model_type.is_empty() && !source.contains("kv.weight") {
-        not_applied.push(("the layout of EVA".to_string(), "rotary positions in two dimensions, if it is an EVA"));
+    let may_be_eva = ["timm-beit", "timm-eva"].contains(&layout.name) && table.is_none();
+    if may_be_eva && layer.model_type.is_empty() && section.get("use_rot_pos_emb").is_none() {
+        not_applied.push(("use_rot_pos_emb".to_string(), "rotary positions in two dimensions, if it is an EVA"));
     }
     Ok(HfAttentionConfig { config, mask: layer.mask()?, not_applied })
 }
@@ -110,10 +115,17 @@ impl Checkpoint {
         let source = self.at(prefix, dtype, device);
         let HfAttentionConfig { config, mask, not_applied } = config_from_json(json, &source)?;
         let (mut weights, layout) = AttentionWeights::read(&config, &source)?;
-        if let (Position::RelativeBuckets(relative), None) = (&config.position, &weights.relative_bias) {
-            let name = shared_table(prefix);
-            let root = self.at("", dtype, device);
-            weights.relative_bias = Some(root.get(&name, &[relative.num_buckets, config.num_attention_heads])?);
+        let root = self.at("", dtype, device);
+        if let (Some(rows), None) = (config.position.bias_table_rows(), &weights.relative_bias) {
+            let name = match &config.position {
+                Position::RelativeGrid(_) => join(&beside_layers(prefix), TABLE_BESIDE),
+                _ => shared_table(prefix),
+            };
+            weights.relative_bias = Some(root.get(&name, &[rows, config.num_attention_heads])?);
+        }
+        if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
+            let beside = self.at(&beside_layers(prefix), dtype, device);
+            read_embeddings(&beside.child(EMBEDDINGS), &beside.child("LayerNorm"), &config, distances)?;
         }
         let layer = MultiHeadAttention::from_weights(&config, weights)?;
         Ok(ModelAttention { layer, mask, layout, not_applied })
@@ -123,14 +135,23 @@ impl Checkpoint {
 /// Where the layers of a stack keep the table that they share: in the first of them (T5), or beside them (MPNet).
 fn shared_table(prefix: &str) -> String {
     let parts: Vec<&str> = prefix.split('.').collect();
-    match parts.iter().position(|part| part.parse::<usize>().is_ok()) {
+    match number_in(&parts) {
         Some(number) if parts.contains(&"SelfAttention") => {
             let rest = parts[number + 1..].join(".");
             join(&format!("{}.0.{rest}", parts[..number].join(".")), RELATIVE)
         }
-        Some(number) => join(&parts[..number.saturating_sub(1)].join("."), RELATIVE),
-        None => join(prefix, RELATIVE),
+        _ => join(&beside_layers(prefix), RELATIVE),
     }
+}
+
+/// The prefix of what lies beside a stack of layers: `encoder` for `encoder.layer.3.attention`.
+fn beside_layers(prefix: &str) -> String {
+    let parts: Vec<&str> = prefix.split('.').collect();
+    number_in(&parts).map_or(prefix.to_string(), |number| parts[..number.saturating_sub(1)].join("."))
+}
+
+fn number_in(parts: &[&str]) -> Option<usize> {
+    parts.iter().position(|part| part.parse::<usize>().is_ok())
 }
 
 /// The part of the file that describes the model in which `prefix` lies: a nested one for CLIP and the like.
@@ -140,14 +161,19 @@ fn section<'a>(json: &'a Value, prefix: &str) -> &'a Value {
     named.unwrap_or(json)
 }
 
-fn heads(section: &Value, prefix: &str) -> Result<usize> {
-    let by_prefix: &[&str] = match prefix {
+fn heads(layer: &Layer) -> Result<usize> {
+    let by_prefix: &[&str] = match layer.prefix {
         prefix if prefix.contains("decoder") => &DECODER_HEADS,
         prefix if prefix.contains("encoder") => &ENCODER_HEADS,
         _ => &[],
     };
     for key in by_prefix.iter().chain(&HEADS) {
-        if let Some(heads) = number(section, key)? {
+        // Swin has a number for each stage.
+        let of_stage = layer.section.get(key).and_then(|heads| heads.get(layer.index)).and_then(Value::as_u64);
+        if let Some(heads) = of_stage.and_then(|heads| usize::try_from(heads).ok()) {
+            return Ok(heads);
+        }
+        if let Some(heads) = number(layer.section, key)? {
             return Ok(heads);
         }
     }

@@ -3,6 +3,7 @@
 use super::names::{Layout, QkvNames, Stored};
 use super::source::WeightSource;
 use super::table::LAYOUTS;
+use super::tables::EMBEDDINGS;
 use crate::error::{Error, Result};
 
 /// One more key and value that every query sees (`torch.nn.MultiheadAttention`, fairseq), in any layout.
@@ -11,14 +12,12 @@ pub(super) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 pub(super) const SCORE: &str = "score.weight";
 
 /// Components of names below an attention prefix that are not part of the attention: the norm after BERT's, a buffer.
-const IGNORED: &[&str] = &["LayerNorm", "inv_freq", "latent", "masked_bias"];
+const IGNORED: &[&str] = &["LayerNorm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
 
 /// Norms of queries and keys, by the names they have; under each a `weight` and perhaps a `bias`, or one for each head.
 pub(super) const NORMS: [[&str; 2]; 2] = [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"]];
 /// A score a head that takes part in the softmax.
 pub(super) const SINKS: &str = "sinks";
-/// The biases of relative positions, where a layer has a table of its own.
-pub(super) const RELATIVE: &str = "relative_attention_bias.weight";
 
 /// Tensors that change what attention computes and that this version does not apply. Looked for by name where a source
 /// cannot list what it holds.
@@ -31,8 +30,6 @@ const NOT_APPLIED: &[(&str, &str)] = &[
     ("relative_position_bias_table", "it adds a relative position bias"),
     ("attention.relative_position_bias.relative_position_bias_table", "it adds a relative position bias"),
     ("self.distance_embedding.weight", "it adds relative position embeddings"),
-    ("self.pos_proj.weight", "it adds disentangled attention"),
-    ("self.pos_key_proj.weight", "it adds disentangled attention"),
     ("q_bias", "it is a separate query bias"),
     ("v_bias", "it is a separate value bias"),
 ];
@@ -76,19 +73,28 @@ impl Layout {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
         let mut read = self.required();
-        if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !read.contains(name) && source.contains(name)) {
+        let applied = |name: &str| read.contains(&name) || self.table() == Some(name);
+        if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !applied(name) && source.contains(name)) {
             return unsupported(name, &format!("{why}, which this version does not apply"));
         }
         read.extend(self.bias_names());
         read.extend(BIAS_KV);
-        read.extend([SCORE, SINKS, RELATIVE]);
+        read.extend([SCORE, SINKS]);
+        read.extend(self.table());
         let names = source.names().unwrap_or_default();
+        let distances = self.distance_projections().into_iter().flatten();
+        let distances: Vec<&str> = distances.chain([EMBEDDINGS]).collect();
+        let of_distances =
+            |name: &str| distances.iter().any(|part| name.strip_prefix(part).is_some_and(|rest| rest.starts_with('.')));
         let norm = |name: &str| NORMS.iter().flatten().any(|norm| name.split('.').next() == Some(norm));
         let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
         // GPT-2 and its kin keep their causal mask beside the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
-        match names.iter().find(|name| !read.contains(&name.as_str()) && !ignored(name) && !causal(name)) {
+        match names
+            .iter()
+            .find(|name| !read.contains(&name.as_str()) && !ignored(name) && !of_distances(name) && !causal(name))
+        {
             Some(name) => unsupported(name, "it is not part of the layout; is the prefix that of the attention layer?"),
             None => Ok(()),
         }

@@ -10,6 +10,7 @@ mod open;
 mod read;
 mod source;
 mod table;
+mod tables;
 mod write;
 
 pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
@@ -20,7 +21,7 @@ pub use norms::NormWeights;
 #[cfg(feature = "hub")]
 pub(crate) use open::read_index;
 pub use open::{Checkpoint, CheckpointSource};
-pub use read::{AttentionWeights, DenseWeights, QkvWeights, infer_config};
+pub use read::{AttentionWeights, DenseWeights, DisentangledWeights, QkvWeights, infer_config};
 pub use source::WeightSource;
 pub use table::LAYOUTS;
 pub use write::write_layers;

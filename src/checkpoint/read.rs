@@ -1,9 +1,10 @@
 use candle_core::Tensor;
 
-use super::layout::{BIAS_KV, RELATIVE, SCORE, SINKS, detect};
+use super::layout::{BIAS_KV, SCORE, SINKS, detect};
 use super::names::{DenseNames, FusedOrder, Layout, QkvNames, Stored};
 use super::norms::{NormWeights, read_norms};
 use super::source::{WeightSource, wrong_shape};
+use super::tables::{read_disentangled, read_table};
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::position::Position;
@@ -26,6 +27,41 @@ pub enum QkvWeights {
     Packed(DenseWeights),
     /// In one, in another order of rows.
     Ordered(DenseWeights, FusedOrder),
+    /// One weight in another order of rows, and biases of query, key and value in their own.
+    OrderedSplitBias {
+        /// The rows of query, key and value.
+        weight: Tensor,
+        /// Those of query, key and value.
+        biases: [Option<Tensor>; 3],
+        /// The order of the rows.
+        order: FusedOrder,
+    },
+}
+
+impl QkvWeights {
+    pub(crate) fn tracks_gradient(&self) -> bool {
+        let dense = |dense: &DenseWeights| dense.weight.track_op() || dense.bias.iter().any(Tensor::track_op);
+        match self {
+            Self::Split(parts) => parts.iter().any(dense),
+            Self::Packed(all) | Self::Ordered(all, _) => dense(all),
+            Self::OrderedSplitBias { weight, biases, .. } => {
+                weight.track_op() || biases.iter().flatten().any(Tensor::track_op)
+            }
+        }
+    }
+}
+
+/// What disentangled attention needs beside queries and keys ([`Disentangled`](crate::position::Disentangled)).
+#[derive(Debug, Clone)]
+pub struct DisentangledWeights {
+    /// The embeddings of distances, `(embeddings, hidden_size)`; `None` only until they are found where layers share them.
+    pub embeddings: Option<Tensor>,
+    /// Their norm, `(hidden_size)`.
+    pub norm: Option<NormWeights>,
+    /// Their projection to keys (`c2p`), `(h · d, hidden_size)`, if it is not the layer's own.
+    pub key: Option<DenseWeights>,
+    /// Their projection to queries (`p2c`), `(h · d, hidden_size)`, if it is not the layer's own.
+    pub query: Option<DenseWeights>,
 }
 
 /// All weights of one attention layer, whatever layout they came from.
@@ -45,8 +81,10 @@ pub struct AttentionWeights {
     pub qk_norm: Option<[NormWeights; 2]>,
     /// A score a head that takes part in the softmax without a value, `(h)`.
     pub sinks: Option<Tensor>,
-    /// The biases of relative positions, `(num_buckets, h)`.
+    /// The biases of relative positions, `(num_buckets, h)` or `(offsets, h)`.
     pub relative_bias: Option<Tensor>,
+    /// What compares queries and keys with distances.
+    pub disentangled: Option<DisentangledWeights>,
 }
 
 impl AttentionWeights {
@@ -84,21 +122,18 @@ impl AttentionWeights {
             }
             QkvNames::FusedSplitBias(weight, biases, order) => {
                 let weight = source.get(weight, &[all_rows, one_input()?])?;
-                if order != FusedOrder::Blocks {
-                    let why = "separate biases of a weight whose rows are in another order".to_string();
-                    return Err(Error::UnsupportedTensor {
-                        name: source.full_name(biases[0]),
-                        layout: layout.name,
-                        why,
-                    });
-                }
                 let rows = [0, 1, 2].map(|i| sizes.rows(i).0 * sizes.rows(i).1);
-                let part = |i: usize, bias: Option<&str>| {
-                    let weight = weight.narrow(0, rows[..i].iter().sum(), rows[i])?;
-                    let bias = bias.map(|bias| source.get(bias, &[rows[i]])).transpose()?;
-                    Ok::<_, Error>(DenseWeights { weight, bias })
-                };
-                QkvWeights::Split(Box::new([part(0, Some(biases[0]))?, part(1, None)?, part(2, Some(biases[1]))?]))
+                let bias = |name: &str, i: usize| source.get(name, &[rows[i]]).map(Some);
+                let biases = [bias(biases[0], 0)?, None, bias(biases[1], 2)?];
+                if order == FusedOrder::Blocks {
+                    let part = |i: usize| {
+                        let weight = weight.narrow(0, rows[..i].iter().sum(), rows[i])?;
+                        Ok::<_, Error>(DenseWeights { weight, bias: biases[i].clone() })
+                    };
+                    QkvWeights::Split(Box::new([part(0)?, part(1)?, part(2)?]))
+                } else {
+                    QkvWeights::OrderedSplitBias { weight, biases, order }
+                }
             }
             QkvNames::Pair(q, kv) => {
                 let [_, k_size, v_size] = sizes.inputs;
@@ -131,7 +166,8 @@ impl AttentionWeights {
                 true => Some(source.get(SINKS, &[config.num_attention_heads])?),
                 false => None,
             },
-            relative_bias: read_relative(source, config)?,
+            relative_bias: read_table(source, config, layout)?,
+            disentangled: read_disentangled(source, config, layout)?,
         };
         Ok((weights, layout))
     }
@@ -239,20 +275,6 @@ fn check_rotary<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result
         return Err(Error::config("position", format!("{:?}", config.position), allowed));
     }
     Ok(())
-}
-
-/// A table of the layer's own; one that several layers share is given by whoever knows where it lies.
-fn read_relative<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<Tensor>> {
-    match (&config.position, source.contains(RELATIVE)) {
-        (Position::RelativeBuckets(relative), true) => {
-            Ok(Some(source.get(RELATIVE, &[relative.num_buckets, config.num_attention_heads])?))
-        }
-        (_, true) => {
-            let allowed = format!("relative buckets: the checkpoint holds `{}`", source.full_name(RELATIVE));
-            Err(Error::config("position", format!("{:?}", config.position), allowed))
-        }
-        (_, false) => Ok(None),
-    }
 }
 
 fn read_score<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<Tensor>> {

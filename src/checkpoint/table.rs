@@ -46,10 +46,16 @@ pub(super) const NORMS_OF: &[(&str, [&str; 2])] = &[
 /// Every known layout. A new family is a new row.
 #[rustfmt::skip]
 pub const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2",
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3",
         qkv: split!(dense, "q_proj", "k_proj", "v_proj"), o: dense!("o_proj"), biases: &[] },
-    Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA",
+    Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(dense, "self.query", "self.key", "self.value"), o: dense!("output.dense"), biases: &[ALL] },
+    Layout { name: "deberta-v2", families: "DeBERTa v2 and v3",
+        qkv: split!(dense, "self.query_proj", "self.key_proj", "self.value_proj"), o: dense!("output.dense"),
+        biases: &[ALL] },
+    Layout { name: "deberta", families: "DeBERTa",
+        qkv: QkvNames::FusedSplitBias("self.in_proj.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Grouped),
+        o: dense!("output.dense"), biases: &[ALL] },
     Layout { name: "distilbert", families: "DistilBERT",
         qkv: split!(dense, "q_lin", "k_lin", "v_lin"), o: dense!("out_lin"), biases: &[ALL] },
     Layout { name: "albert", families: "ALBERT",

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::layout::{BIAS_KV, RELATIVE, SCORE, SINKS, detect};
+use super::layout::{BIAS_KV, SCORE, SINKS, detect};
 use super::names::{DenseNames, FusedOrder, Layout, QkvNames, Stored};
 use super::read::{AttentionWeights, DenseWeights, QkvWeights};
 use super::source::join;
 use super::table::{GROUPED, HEADS_APART, NORMS_OF};
+use super::tables::EMBEDDINGS;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 
@@ -69,7 +70,21 @@ impl AttentionWeights {
         }
         self.score.iter().for_each(|score| _ = put(SCORE, score.clone()));
         self.sinks.iter().for_each(|sinks| _ = put(SINKS, sinks.clone()));
-        self.relative_bias.iter().for_each(|table| _ = put(RELATIVE, table.clone()));
+        if let (Some(table), Some(name)) = (&self.relative_bias, layout.table()) {
+            put(name, table.clone());
+        }
+        if let (Some(distances), Some(names)) = (&self.disentangled, layout.distance_projections()) {
+            for (name, dense) in names.into_iter().zip([&distances.key, &distances.query]) {
+                let Some(dense) = dense else { continue };
+                put(&format!("{name}.weight"), dense.weight.clone());
+                dense.bias.iter().for_each(|bias| _ = put(&format!("{name}.bias"), bias.clone()));
+            }
+            distances.embeddings.iter().for_each(|table| _ = put(&format!("{EMBEDDINGS}.weight"), table.clone()));
+            if let Some(norm) = &distances.norm {
+                put(&format!("{EMBEDDINGS}.LayerNorm.weight"), norm.weight.clone());
+                norm.bias.iter().for_each(|bias| _ = put(&format!("{EMBEDDINGS}.LayerNorm.bias"), bias.clone()));
+            }
+        }
         let names = NORMS_OF.iter().find(|(name, _)| *name == layout.name).map(|(_, names)| *names);
         if let (Some(norms), Some(names)) = (&self.qk_norm, names) {
             for (name, norm) in names.into_iter().zip(norms) {
@@ -139,12 +154,11 @@ impl Writer<'_> {
             };
             Ok([part(0)?, part(1)?, part(2)?])
         };
-        match qkv {
+        let ordered = crate::projection::in_order(qkv, rows, self.config.num_key_value_heads())?;
+        match ordered.as_ref().unwrap_or(qkv) {
             QkvWeights::Split(parts) => Ok(*parts.clone()),
             QkvWeights::Packed(all) => cut(all),
-            QkvWeights::Ordered(all, order) => {
-                cut(&crate::projection::in_blocks(all, *order, rows, self.config.num_key_value_heads())?)
-            }
+            QkvWeights::Ordered(..) | QkvWeights::OrderedSplitBias { .. } => unreachable!("put in order above"),
         }
     }
 
@@ -188,8 +202,12 @@ impl Writer<'_> {
         if weights.sinks.is_some() && layout.name != "candle-attention" {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
         }
-        if weights.relative_bias.is_some() && layout.name != "mpnet-attn" {
-            return Err(self.cannot("a table of relative biases", "mpnet-attn, which is T5's"));
+        if weights.relative_bias.is_some() && !layout.holds_table(&config.position) {
+            let why = "one whose families have them, such as candle-attention";
+            return Err(self.cannot(&format!("{} positions", config.position), why));
+        }
+        if weights.disentangled.is_some() && layout.distance_projections().is_none() {
+            return Err(self.cannot("disentangled attention", "DeBERTa's or candle-attention"));
         }
         Ok(())
     }

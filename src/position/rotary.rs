@@ -231,40 +231,50 @@ impl Rotary {
         let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, frequencies.len());
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
         let angles = positions.iter().flatten().flat_map(|&p| frequencies.iter().map(move |f| p as f64 * f));
-        let angles: Vec<f64> = angles.collect();
-        let of = |f: fn(f64) -> f64| {
-            let numbers: Vec<f64> = angles.iter().map(|&angle| f(angle) * factor).collect();
-            Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
-        };
-        Ok([of(f64::cos)?, of(f64::sin)?])
+        cos_sin(angles.collect(), factor, shape, dtype, device)
     }
+}
 
-    /// xs `(b, s, h, d)` rotated by `angles`. Differentiable.
-    pub(crate) fn rotate(&self, xs: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
-        let (b, s, h, d) = xs.dims4()?;
-        let dim = self.dim.unwrap_or(d);
-        let rotated = xs.narrow(D::Minus1, 0, dim)?;
-        let turn = |first: &Tensor, second: &Tensor| {
-            let a = (first.broadcast_mul(cos)? - second.broadcast_mul(sin)?)?;
-            let b = (second.broadcast_mul(cos)? + first.broadcast_mul(sin)?)?;
-            Ok::<_, Error>((a, b))
-        };
-        let rotated = match self.style {
-            RotaryStyle::HalfSplit => {
-                let half = |i: usize| rotated.narrow(D::Minus1, i * dim / 2, dim / 2);
-                let (a, b) = turn(&half(0)?, &half(1)?)?;
-                Tensor::cat(&[a, b], D::Minus1)?
-            }
-            RotaryStyle::Interleaved => {
-                let pairs = rotated.reshape((b, s, h, dim / 2, 2))?;
-                let one = |i: usize| pairs.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
-                let (x, y) = turn(&one(0)?, &one(1)?)?;
-                Tensor::stack(&[x, y], 4)?.reshape((b, s, h, dim))?
-            }
-        };
-        if dim == d {
-            return Ok(rotated);
+/// Cosines and sines of `angles`, times `factor`.
+pub(crate) fn cos_sin(
+    angles: Vec<f64>,
+    factor: f64,
+    shape: (usize, usize, usize, usize),
+    dtype: DType,
+    device: &Device,
+) -> Result<[Tensor; 2]> {
+    let of = |f: fn(f64) -> f64| {
+        let numbers: Vec<f64> = angles.iter().map(|&angle| f(angle) * factor).collect();
+        Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+    };
+    Ok([of(f64::cos)?, of(f64::sin)?])
+}
+
+/// xs `(b, s, h, d)`, of each head's numbers as many rotated as there are angles `(rows, s, 1, pairs)`. Differentiable.
+pub(crate) fn rotate(xs: &Tensor, [cos, sin]: &[Tensor; 2], style: RotaryStyle) -> Result<Tensor> {
+    let (b, s, h, d) = xs.dims4()?;
+    let dim = 2 * cos.dim(D::Minus1)?;
+    let rotated = xs.narrow(D::Minus1, 0, dim)?;
+    let turn = |first: &Tensor, second: &Tensor| {
+        let a = (first.broadcast_mul(cos)? - second.broadcast_mul(sin)?)?;
+        let b = (second.broadcast_mul(cos)? + first.broadcast_mul(sin)?)?;
+        Ok::<_, Error>((a, b))
+    };
+    let rotated = match style {
+        RotaryStyle::HalfSplit => {
+            let half = |i: usize| rotated.narrow(D::Minus1, i * dim / 2, dim / 2);
+            let (a, b) = turn(&half(0)?, &half(1)?)?;
+            Tensor::cat(&[a, b], D::Minus1)?
         }
-        Ok(Tensor::cat(&[rotated, xs.narrow(D::Minus1, dim, d - dim)?], D::Minus1)?)
+        RotaryStyle::Interleaved => {
+            let pairs = rotated.reshape((b, s, h, dim / 2, 2))?;
+            let one = |i: usize| pairs.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
+            let (x, y) = turn(&one(0)?, &one(1)?)?;
+            Tensor::stack(&[x, y], 4)?.reshape((b, s, h, dim))?
+        }
+    };
+    if dim == d {
+        return Ok(rotated);
     }
+    Ok(Tensor::cat(&[rotated, xs.narrow(D::Minus1, dim, d - dim)?], D::Minus1)?)
 }

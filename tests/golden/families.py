@@ -15,7 +15,7 @@ soft caps, sinks and query/key norms are applied as the model applies them. A fi
     golden.C.chunk_input   the same as input and output, made with the model's cache
     golden.C.chunk_output
 and as metadata `config` (the saved config.json; `{}` for timm), `timm` (only for timm: what its
-module knows and no file says) and `cases`, a JSON list of {name C, prefix of the weights,
+constructor was told and no file says) and `cases`, a JSON list of {name C, prefix of the weights,
 kind self|cross, causal, layer, note}.
 
 Weights are normal with std 0.2, embeddings, position biases and sinks with std 1, and what starts
@@ -368,6 +368,20 @@ def gemma3(name):
 
 
 @family
+def embedding_gemma(name):
+    f = Family(name, tf.Gemma3TextModel, tf.Gemma3TextConfig, {
+        **SMALL, "layer_types": TWO, "sliding_window": 5, "use_bidirectional_attention": True,
+        "rope_parameters": dict(sliding_attention=dict(rope_type="default", rope_theta=10.0),
+                                full_attention=DEFAULT)})
+    mask = right_padded(9)
+    f.run([site(f"layer{i}", f"layers.{i}.self_attn", "o_proj", layer=i, note=TWO[i])
+           for i in (0, 1)], {"input_ids": token_ids(9), "attention_mask": mask}, mask=mask,
+          vary=[(dict(use_bidirectional_attention=False), ["layer0", "layer1"]),
+                (dict(sliding_window=64), ["layer0"]), (dict(sliding_window=7), ["layer0"])])
+    f.save()
+
+
+@family
 def gemma(name):
     decoder(name, tf.GemmaForCausalLM, tf.GemmaConfig, {**LLAMA, "num_key_value_heads": 1},
             vary=[THETA])
@@ -383,6 +397,18 @@ def olmo(name):
 def olmo2(name):
     decoder(name, tf.Olmo2ForCausalLM, tf.Olmo2Config, {**GROUPED, "rms_norm_eps": 1e-3},
             vary=[dict(rms_norm_eps=0.1), THETA])
+
+
+@family
+def olmo3(name):
+    far = dict(rope_type="linear", rope_theta=100.0, factor=8.0)
+    decoder(name, tf.Olmo3ForCausalLM, tf.Olmo3Config, {
+        **SMALL, "rms_norm_eps": 1e-3, "layer_types": TWO, "sliding_window": 4,
+        "rope_parameters": dict(sliding_attention=DEFAULT, full_attention=far)},
+        s=9, layers=(0, 1), notes=("sliding", "full, scaled"),
+        vary=[dict(rms_norm_eps=0.1), (dict(sliding_window=64), ["layer0"]),
+              (dict(rope_parameters=dict(sliding_attention=DEFAULT, full_attention=DEFAULT)),
+               ["layer1"])])
 
 
 PARTIAL = dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)
@@ -450,6 +476,14 @@ def cohere(name):
 def cohere_qknorm(name):
     decoder(name, tf.CohereForCausalLM, tf.CohereConfig, {**GROUPED, "use_qk_norm": True},
             vary=[THETA, dict(use_qk_norm=False)])
+
+
+@family
+def cohere2(name):
+    decoder(name, tf.Cohere2ForCausalLM, tf.Cohere2Config, {
+        **SMALL, "layer_types": TWO, "sliding_window": 4},
+        s=9, layers=(0, 1), notes=("sliding, rotated", "full, not rotated"),
+        vary=[(THETA, ["layer0"]), (dict(sliding_window=64), ["layer0"])])
 
 
 @family
@@ -889,6 +923,16 @@ def beit_shared(name):
     f.save()
 
 
+@family
+def swin(name):
+    f = Family(name, tf.SwinModel, tf.SwinConfig, dict(
+        image_size=12, patch_size=2, embed_dim=12, depths=[1, 1], num_heads=[2, 3], window_size=3,
+        num_channels=3))
+    f.run([site(f"stage{i}", f"encoder.layers.{i}.blocks.0.attention", "o_proj", layer=i,
+                note="windows of 3 x 3 patches") for i in (0, 1)], {"pixel_values": pixels(12, 12)})
+    f.save()
+
+
 def towers(name, cls, config, pool):
     tower = dict(hidden_size=12, intermediate_size=8, num_hidden_layers=1)
     text = dict(num_attention_heads=3, max_position_embeddings=16, **tower, **TOKENS)
@@ -954,7 +998,7 @@ def of_timm(name, cls, kwargs, size, knows, note=""):
 
 TIMM = dict(img_size=(12, 8), patch_size=4, embed_dim=20, num_heads=4, depth=1, mlp_ratio=1,
             num_classes=2)
-GRID = dict(num_prefix_tokens=1, grid=[3, 2])
+GRID = dict(img_size=[12, 8], patch_size=4)
 
 
 @family
@@ -978,8 +1022,7 @@ def timm_beit(name):
 
 EVA = {**TIMM, "embed_dim": 24, "num_heads": 3, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4),
        "rope_temperature": 20.0}
-ROPE = {**GRID, "rope": {"type": "cat", "temperature": 20.0, "ref_feat_shape": [4, 4],
-                         "interleaved": True}}
+ROPE = {**GRID, "use_rot_pos_emb": True, "ref_feat_shape": [4, 4], "rope_temperature": 20.0}
 
 
 @family
@@ -990,7 +1033,7 @@ def timm_eva(name):
 @family
 def timm_eva_split(name):
     of_timm(name, Eva, {**EVA, "qkv_fused": False, "rope_rotate_half": True}, (12, 8),
-            {**ROPE, "rope": {**ROPE["rope"], "interleaved": False}},
+            {**ROPE, "rope_rotate_half": True},
             note="rotary on patches, split q_proj, k_proj, v_proj")
 
 

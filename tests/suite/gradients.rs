@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use candle_attention::position::{Disentangled, Position, RelativeGrid, RotaryGrid};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, ProjectionBias, Scoring,
 };
@@ -191,6 +192,87 @@ fn packed_self_attention() {
     let mut all = map.data().lock().unwrap().clone();
     all.insert("xs".to_string(), xs.clone());
     check("packed self-attention", &all, &grads, &loss);
+}
+
+/// Tables and embeddings of positions learn, and what they are compared with; also where rows of a fused weight have to
+/// be put in order at each call.
+#[test]
+fn positions_with_weights() {
+    let mut random = Random::new(12);
+    let table = Position::RelativeGrid(RelativeGrid::new([1, 2], true));
+    let forms: [Form; 4] = [
+        (
+            "disentangled, fused by head",
+            AttentionConfig::new(6, 2).with_position(Position::Disentangled(Disentangled::new(2))),
+            vec![
+                ("self.in_proj.weight", &[18, 6]),
+                ("self.q_bias", &[6]),
+                ("self.v_bias", &[6]),
+                ("self.pos_proj.weight", &[6, 6]),
+                ("self.pos_q_proj.weight", &[6, 6]),
+                ("self.pos_q_proj.bias", &[6]),
+                ("rel_embeddings.weight", &[4, 6]),
+                ("output.dense.weight", &[6, 6]),
+                ("output.dense.bias", &[6]),
+            ],
+        ),
+        (
+            "disentangled, by the layer's own projections",
+            AttentionConfig::new(6, 2).with_position(Position::Disentangled(
+                Disentangled::new(5).with_position_buckets(2).with_share_att_key(true).with_norm_eps(0.01),
+            )),
+            vec![
+                ("self.query_proj.weight", &[6, 6]),
+                ("self.query_proj.bias", &[6]),
+                ("self.key_proj.weight", &[6, 6]),
+                ("self.key_proj.bias", &[6]),
+                ("self.value_proj.weight", &[6, 6]),
+                ("self.value_proj.bias", &[6]),
+                ("rel_embeddings.weight", &[4, 6]),
+                ("rel_embeddings.LayerNorm.weight", &[6]),
+                ("rel_embeddings.LayerNorm.bias", &[6]),
+                ("output.dense.weight", &[6, 6]),
+                ("output.dense.bias", &[6]),
+            ],
+        ),
+        (
+            "a table of offsets",
+            AttentionConfig::new(6, 2).with_position(table),
+            vec![
+                ("qkv.weight", &[18, 6]),
+                ("q_bias", &[6]),
+                ("v_bias", &[6]),
+                ("proj.weight", &[6, 6]),
+                ("proj.bias", &[6]),
+                ("relative_position_bias_table", &[6, 2]),
+            ],
+        ),
+        (
+            "rotations of patches",
+            AttentionConfig::new(8, 2).with_position(Position::RotaryGrid(RotaryGrid::new(20.0).with_grid([1, 2]))),
+            vec![
+                ("q_proj.weight", &[8, 8]),
+                ("k_proj.weight", &[8, 8]),
+                ("v_proj.weight", &[8, 8]),
+                ("o_proj.weight", &[8, 8]),
+            ],
+        ),
+    ];
+    for (what, config, tensors) in forms {
+        let map = variables(&mut random, &tensors);
+        let vb = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);
+        let layer = MultiHeadAttention::load(&config, vb).unwrap();
+        let width = config.hidden_size;
+        let xs = Var::from_tensor(&random.tensor(&[B, S_Q, width], DType::F64)).unwrap();
+        let weighting = random.tensor(&[B, S_Q, width], DType::F64);
+        let mask = AttentionMask::none();
+        let inputs = AttentionInputs::self_attention(&xs, &mask);
+        let loss = || loss(&layer, &inputs, &weighting);
+        let grads = loss().backward().unwrap();
+        let mut all = map.data().lock().unwrap().clone();
+        all.insert("xs".to_string(), xs.clone());
+        check(what, &all, &grads, &loss);
+    }
 }
 
 /// An additive mask may be learned, as a relative position bias is.

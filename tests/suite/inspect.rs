@@ -24,20 +24,12 @@ fn finds_the_layers_of_every_family() {
         let cases: Vec<Value> = serde_json::from_str(&metadata["cases"]).unwrap();
         let layers = Checkpoint::open(&path).unwrap().attention_layers(Some(&config));
         let name = path.file_stem().unwrap().to_string_lossy().to_string();
-        // Their layouts are yet to come.
-        let unknown = name.starts_with("deberta");
         for case in &cases {
             let layer = layers.iter().find(|layer| layer.prefix == case["prefix"].as_str().unwrap());
-            assert_eq!(layer.is_none(), unknown, "{name} {case}");
-            let Some(layer) = layer else { continue };
-            let supported = !["beit", "timm_beit", "timm_eva", "dinov3"].iter().any(|other| name.starts_with(other));
-            if supported {
-                assert_eq!(layer.problem, None, "{name}");
-                assert!(layer.num_attention_heads.unwrap() > 1 && layer.parameters > 100, "{layer:?}");
-                assert!(layer.position.is_some() && layer.mask.is_some());
-            } else {
-                assert!(layer.problem.is_some(), "{name}");
-            }
+            let layer = layer.unwrap_or_else(|| panic!("{name} {case}"));
+            assert_eq!(layer.problem, None, "{name}");
+            assert!(layer.num_attention_heads.unwrap() > 1 && layer.parameters > 100, "{layer:?}");
+            assert!(layer.position.is_some() && layer.mask.is_some());
         }
         let mut prefixes: Vec<&String> = layers.iter().map(|layer| &layer.prefix).collect();
         prefixes.dedup();

@@ -328,6 +328,7 @@ fn weights_that_do_not_fit_are_named() {
         qk_norm: None,
         sinks: None,
         relative_bias: None,
+        disentangled: None,
         qkv: QkvWeights::Split(Box::new([dense(8, 8), dense(8, 8), dense(8, 8)])),
         o: dense(8, 8),
         bias_kv: None,

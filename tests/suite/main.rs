@@ -16,6 +16,7 @@ mod layouts;
 mod masks;
 mod minilm;
 mod naive;
+mod positions;
 mod ragged;
 mod seeds;
 mod writing;

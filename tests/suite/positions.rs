@@ -1,0 +1,115 @@
+//! Positions that only some layers have: what they refuse, and what follows from their definition.
+
+use candle_attention::position::{Disentangled, RelativeGrid, Rotary, RotaryGrid};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Position,
+};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+
+use crate::common::{LAYER, Random, assert_close, says};
+
+fn layer(position: Position) -> MultiHeadAttention {
+    let config = AttentionConfig::new(16, 2).with_position(position);
+    let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    MultiHeadAttention::new(&config, vb).unwrap()
+}
+
+fn attend(layer: &MultiHeadAttention, queries: &Tensor, keys: &Tensor, options: &AttentionOptions) -> Tensor {
+    let mask = AttentionMask::none();
+    let inputs = AttentionInputs { query: queries, key: keys, value: keys, mask: &mask };
+    layer.attend_with(&inputs, options).unwrap().output
+}
+
+/// The last queries alone are where they were among all.
+#[test]
+fn the_last_queries_stand_at_the_last_keys() {
+    let disentangled = Disentangled::new(4).with_position_buckets(4).with_norm_eps(1e-5);
+    for position in [Position::Disentangled(disentangled), Position::Rotary(Rotary::default())] {
+        let layer = layer(position);
+        let xs = Random::new(1).tensor(&[2, 9, 16], DType::F32);
+        let last = xs.narrow(1, 6, 3).unwrap();
+        let options = AttentionOptions::default();
+        let all = attend(&layer, &xs, &xs, &options);
+        let some = attend(&layer, &last, &xs, &options);
+        assert_close("the last three", &some, &all.narrow(1, 6, 3).unwrap(), LAYER);
+    }
+}
+
+/// A square needs no grid, the layer's own can be another, and a call's own comes first.
+#[test]
+fn a_grid_is_what_the_call_says() {
+    let xs = Random::new(2).tensor(&[1, 17, 16], DType::F32);
+    let any = RotaryGrid::new(50.0);
+    let (square, wide) = (layer(Position::RotaryGrid(any.clone())), RotaryGrid::new(50.0).with_grid([2, 8]));
+    let options = AttentionOptions::default();
+    let by_count = attend(&square, &xs, &xs, &options);
+    let told = attend(&square, &xs, &xs, &options.with_grid([4, 4]));
+    assert_close("a square", &by_count, &told, 0.0);
+    let other = attend(&square, &xs, &xs, &options.with_grid([2, 8]));
+    assert!((&other - &told).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap() > 1e-3);
+    let weights = square.weights().unwrap();
+    let config = AttentionConfig::new(16, 2).with_position(Position::RotaryGrid(wide));
+    let wide = MultiHeadAttention::from_weights(&config, weights).unwrap();
+    assert_close("the layer's own", &attend(&wide, &xs, &xs, &options), &other, 0.0);
+    assert_close("the call's own", &attend(&wide, &xs, &xs, &options.with_grid([4, 4])), &told, 0.0);
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let xs = Random::new(3).tensor(&[1, 7, 16], DType::F32);
+    let mask = AttentionMask::none();
+    let inputs = AttentionInputs::self_attention(&xs, &mask);
+    let options = AttentionOptions::default();
+    let rotary = layer(Position::RotaryGrid(RotaryGrid::new(50.0)));
+    says(rotary.attend_with(&inputs, &options), &["the number of tokens is 7", "1 and 2 x 2 patches"]);
+    says(rotary.attend_with(&inputs, &options.with_grid([usize::MAX, 2])), &["the number of tokens is 7"]);
+    let table = layer(Position::RelativeGrid(RelativeGrid::new([2, 2], true)));
+    says(table.attend_with(&inputs, &options), &["7 and 7", "5 and 5: 1 and 2 x 2 patches"]);
+    says(table.attend_with(&inputs, &options.with_grid([2, 3])), &["grid", "relative grid(2 x 2 patches"]);
+    for mut cache in [KvCache::growing(), KvCache::cross()] {
+        for layer in [&rotary, &table] {
+            says(layer.attend_cached(&inputs, &mut cache, &options), &["position", "whole inputs"]);
+        }
+    }
+    let says_of = |position: Position, parts: &[&str]| {
+        says(AttentionConfig::new(12, 2).with_position(position).validate(), parts);
+    };
+    says_of(Position::RotaryGrid(RotaryGrid::new(50.0)), &["head_dim = 6", "multiple of 4"]);
+    says_of(Position::RelativeGrid(RelativeGrid::new([0, 2], false)), &["the grid of patches = 0"]);
+    says_of(Position::Disentangled(Disentangled::new(0)), &["max_relative_positions = 0"]);
+    let buckets = Disentangled::new(4).with_position_buckets(6);
+    says_of(Position::Disentangled(buckets), &["position_buckets = 6", "half of it less than 4 - 1"]);
+    let grouped = AttentionConfig::new(16, 4)
+        .with_num_key_value_heads(2)
+        .with_position(Position::Disentangled(Disentangled::new(4)));
+    let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    says(MultiHeadAttention::new(&grouped, vb), &["num_key_value_heads = 2", "disentangled"]);
+}
+
+/// Half types differ by their rounding, on the kernel and on the differentiable path alike.
+#[test]
+fn half_types() {
+    let config =
+        AttentionConfig::new(16, 2).with_position(Position::Disentangled(Disentangled::new(6).with_norm_eps(1e-5)));
+    let map = VarMap::new();
+    MultiHeadAttention::new(&config, VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu)).unwrap();
+    let xs = Random::new(5).tensor(&[2, 9, 16], DType::F32);
+    let run = |dtype: DType| {
+        let data = map.data().lock().unwrap();
+        let fixed = data.iter().map(|(name, var)| (name.clone(), var.as_tensor().detach())).collect();
+        let vb = VarBuilder::from_tensors(fixed, dtype, &Device::Cpu);
+        let layer = MultiHeadAttention::load(&config, vb).unwrap();
+        let xs = xs.to_dtype(dtype).unwrap();
+        let ys = attend(&layer, &xs, &xs, &AttentionOptions::default());
+        let eager = attend(&layer, &xs, &xs, &AttentionOptions::default().with_weights(true));
+        assert_eq!(ys.dtype(), dtype);
+        [ys, eager].map(|ys| ys.to_dtype(DType::F64).unwrap())
+    };
+    let [want, _] = run(DType::F64);
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)] {
+        for got in run(dtype) {
+            assert_close(&format!("{dtype:?}"), &got, &want, tolerance);
+        }
+    }
+}
