@@ -7,6 +7,7 @@ mod config;
 #[cfg(feature = "encoder")]
 pub mod encoder;
 mod error;
+mod heads;
 mod kernels;
 mod mask;
 pub mod position;
@@ -16,7 +17,7 @@ pub mod sdpa;
 mod setters;
 mod slice;
 
-pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed, TopKeys};
 pub use cache::KvCache;
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};

@@ -44,6 +44,9 @@ impl MultiHeadAttention {
             return Err(Error::value("the mask of a ragged batch", mask, "none, causal or a window"));
         }
         crate::sdpa::same_dtype_and_device("xs", xs, self.qkv.weight())?;
+        if self.config.num_attention_heads == 0 {
+            return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?);
+        }
         if xs.track_op() || !self.runs_on_rows() {
             return self.padded_ragged(xs, lengths, mask);
         }
@@ -79,6 +82,12 @@ impl MultiHeadAttention {
         buffers: &mut Buffers,
         output: &mut Vec<O>,
     ) -> Result<()> {
+        if self.config.num_attention_heads == 0 {
+            // A product of nothing: the bias.
+            let tokens = starts.last().copied().unwrap_or(0);
+            self.o_proj.packed()?.multiply::<f32, O>(&[], tokens, Epilogue::None, output);
+            return Ok(());
+        }
         // What would be rounded before its next product anyway is not kept wider.
         match self.qkv.rounds_to_bf16()? {
             true => self.attend_rows_by(xs, starts, mask, &mut buffers.bf16, output),

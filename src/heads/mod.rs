@@ -1,0 +1,3 @@
+//! Which heads matter, and layers without the others.
+
+mod prune;
