@@ -2,6 +2,7 @@ mod cached;
 mod fresh;
 mod inputs;
 pub(crate) mod ragged;
+mod row_positions;
 mod transform;
 
 use candle_core::{DType, Module, Tensor};

@@ -56,7 +56,7 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     let prefix = source.full_name("");
     let section = section(json, &prefix);
     let heads = heads(section, &prefix)?;
-    let mut config = infer_config(source, heads)?;
+    let config = infer_config(source, heads)?;
     let stated = [
         ("hidden_size", config.hidden_size),
         ("d_model", config.hidden_size),
@@ -70,19 +70,32 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
+    let (config, mask) = as_in_model(section, source, config)?;
     let layer = Layer::new(section, &prefix);
-    let has_norms = NORMS
-        .iter()
-        .flatten()
-        .any(|name| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight")));
-    config = layer.configure(config, has_norms)?;
-    config.validate()?;
     let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
     not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
     if detect(source)?.name.starts_with("timm-") && layer.model_type.is_empty() && !source.contains("kv.weight") {
         not_applied.push(("the layout of EVA".to_string(), "rotary positions in two dimensions, if it is an EVA"));
     }
-    Ok(HfAttentionConfig { config, mask: layer.mask()?, not_applied })
+    Ok(HfAttentionConfig { config, mask, not_applied })
+}
+
+/// What the family of a `config.json` does in the layer that `source` points at, beyond the sizes that are in `config`:
+/// positions, norms, scale; and what it masks there.
+pub(crate) fn as_in_model<S: WeightSource>(
+    section: &Value,
+    source: &S,
+    config: AttentionConfig,
+) -> Result<(AttentionConfig, AttentionMask)> {
+    let prefix = source.full_name("");
+    let layer = Layer::new(section, &prefix);
+    let has_norms = NORMS
+        .iter()
+        .flatten()
+        .any(|name| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight")));
+    let config = layer.configure(config, has_norms)?;
+    config.validate()?;
+    Ok((config, layer.mask()?))
 }
 
 /// An attention layer as its model runs it.

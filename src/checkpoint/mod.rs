@@ -12,6 +12,8 @@ mod source;
 mod table;
 mod write;
 
+#[cfg(feature = "encoder")]
+pub(crate) use hf_config::as_in_model;
 pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
 pub use inspect::LayerInfo;
 pub use layout::detect;
