@@ -38,6 +38,8 @@ pub(super) struct Family {
     layers: &'static str,
     /// Within a layer.
     pub attention: &'static str,
+    /// Of the input plus attention, which is then added to the input once more.
+    pub inner_norm: Option<&'static str>,
     pub attention_norm: &'static str,
     pub feed_forward: FeedForward,
     pub output_norm: &'static str,
@@ -61,6 +63,7 @@ const BERT: Family = Family {
     embeddings_norm: "embeddings.LayerNorm",
     layers: "encoder.layer",
     attention: "attention",
+    inner_norm: None,
     attention_norm: "attention.output.LayerNorm",
     feed_forward: FeedForward::Plain { first: "intermediate.dense", last: "output.dense" },
     output_norm: "output.LayerNorm",
@@ -85,6 +88,7 @@ const JINA: Family = Family {
 
 /// Jina's model for code: queries and keys are normalised, and the halves change places.
 const JINA_CODE: Family = Family {
+    inner_norm: Some("attention.output.LayerNorm"),
     attention_norm: "layer_norm_1",
     feed_forward: FeedForward::Halves { both: "mlp.up_gated_layer", activated: 1, last: "mlp.down_layer" },
     output_norm: "layer_norm_2",

@@ -19,6 +19,7 @@ pub(super) struct Layer {
     attention: MultiHeadAttention,
     /// Which tokens the model lets each token see in this layer.
     mask: AttentionMask,
+    inner_norm: Option<LayerNorm>,
     /// ModernBERT's first layer has none: its embeddings are normalised already.
     attention_norm: Option<LayerNorm>,
     feed_forward: FeedForward,
@@ -54,6 +55,7 @@ impl Layer {
         let (mut weights, _) = AttentionWeights::read(&attention, &of_attention)?;
         weights.relative_bias = relative;
         Ok(Self {
+            inner_norm: family.inner_norm.map(norm).transpose()?,
             attention_norm,
             attention: MultiHeadAttention::from_weights(&attention, weights)?,
             mask,
@@ -79,12 +81,16 @@ impl Layer {
             let xs = (xs + attend(&norm(xs, first)?)?)?;
             return Ok((&xs + feed(&norm(&xs, second)?)?)?);
         }
-        let xs = norm(&(xs + attend(xs)?)?, first)?;
+        let attended = match &self.inner_norm {
+            Some(inner) => inner.forward(&(xs + attend(xs)?)?)?,
+            None => attend(xs)?,
+        };
+        let xs = norm(&(xs + attended)?, first)?;
         Ok(norm(&(&xs + feed(&xs)?)?, second)?)
     }
 
     pub fn runs_on_rows(&self) -> bool {
-        self.attention.runs_on_rows() && self.feed_forward.runs_on_rows()
+        self.inner_norm.is_none() && self.attention.runs_on_rows() && self.feed_forward.runs_on_rows()
     }
 
     /// As [`forward`](Self::forward), in place, on rows that lie one after the other; call only if

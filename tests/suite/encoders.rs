@@ -195,4 +195,6 @@ encoders! {
     albert
     modernbert
     nomic_bert
+    jina_embeddings_v3
+    gte
 }

@@ -11,6 +11,7 @@ mod families;
 mod gradients;
 mod hub;
 mod inspect;
+mod jina;
 mod layer;
 mod layouts;
 mod masks;
