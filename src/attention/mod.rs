@@ -5,6 +5,7 @@ mod fresh;
 mod inputs;
 mod observe;
 pub(crate) mod ragged;
+mod row_positions;
 mod transform;
 mod weights;
 

@@ -58,7 +58,7 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     let section = section(json, &prefix);
     let layer = Layer::new(section, &prefix);
     let heads = heads(&layer)?;
-    let mut config = infer_config(source, heads)?;
+    let config = infer_config(source, heads)?;
     let stated = [
         ("hidden_size", config.hidden_size),
         ("d_model", config.hidden_size),
@@ -72,22 +72,35 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let layout = detect(source)?;
-    let norm =
-        |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
-    let table = match layout.table_in(source) {
-        Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
-        None => None,
-    };
-    config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table })?;
-    config.validate()?;
+    let (config, mask) = as_in_model(section, source, config)?;
     let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
     not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
-    let may_be_eva = ["timm-beit", "timm-eva"].contains(&layout.name) && table.is_none();
+    let layout = detect(source)?;
+    let may_be_eva = ["timm-beit", "timm-eva"].contains(&layout.name) && layout.table_in(source).is_none();
     if may_be_eva && layer.model_type.is_empty() && section.get("use_rot_pos_emb").is_none() {
         not_applied.push(("use_rot_pos_emb".to_string(), "rotary positions in two dimensions, if it is an EVA"));
     }
-    Ok(HfAttentionConfig { config, mask: layer.mask()?, not_applied })
+    Ok(HfAttentionConfig { config, mask, not_applied })
+}
+
+/// What the family of a `config.json` does in the layer that `source` points at, beyond the sizes that are in `config`:
+/// positions, norms, scale; and what it masks there.
+pub(crate) fn as_in_model<S: WeightSource>(
+    section: &Value,
+    source: &S,
+    config: AttentionConfig,
+) -> Result<(AttentionConfig, AttentionMask)> {
+    let prefix = source.full_name("");
+    let layer = Layer::new(section, &prefix);
+    let norm =
+        |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
+    let table = match detect(source)?.table_in(source) {
+        Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
+        None => None,
+    };
+    let config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table })?;
+    config.validate()?;
+    Ok((config, layer.mask()?))
 }
 
 /// An attention layer as its model runs it.

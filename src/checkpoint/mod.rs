@@ -13,6 +13,8 @@ mod table;
 mod tables;
 mod write;
 
+#[cfg(feature = "encoder")]
+pub(crate) use hf_config::as_in_model;
 pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
 pub use inspect::LayerInfo;
 pub use layout::detect;

@@ -4,9 +4,12 @@
 mod bert;
 mod config;
 mod family;
+mod feed_forward;
 mod files;
 #[cfg(feature = "hub")]
 mod hub;
+mod keys;
+mod layer;
 mod norm;
 mod pipeline;
 mod pooling;

@@ -227,11 +227,32 @@ impl Rotary {
         device: &Device,
     ) -> Result<[Tensor; 2]> {
         let length = positions.iter().flatten().max().map_or(0, |last| last + 1);
+        let pairs = self.dim.unwrap_or(head_dim) / 2;
+        let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, pairs);
+        let waves = self.waves(positions.iter().flatten().copied(), head_dim, length);
+        let [cos, sin] =
+            waves.map(|wave| Tensor::from_vec(wave, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
+        Ok([cos?, sin?])
+    }
+
+    /// Cosines and sines at each of the positions in a text of `length` tokens, those of the first position's pairs
+    /// first.
+    pub(crate) fn waves(
+        &self,
+        positions: impl Iterator<Item = usize>,
+        head_dim: usize,
+        length: usize,
+    ) -> [Vec<f64>; 2] {
         let (frequencies, factor) = self.frequencies(head_dim, length);
-        let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, frequencies.len());
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
-        let angles = positions.iter().flatten().flat_map(|&p| frequencies.iter().map(move |f| p as f64 * f));
-        cos_sin(angles.collect(), factor, shape, dtype, device)
+        let angles: Vec<f64> = positions.flat_map(|p| frequencies.iter().map(move |f| p as f64 * f)).collect();
+        let of = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
+        [of(f64::cos), of(f64::sin)]
+    }
+
+    /// Whether the angles depend on how long the text is.
+    pub(crate) fn goes_by_length(&self) -> bool {
+        matches!(self.scaling, RotaryScaling::Dynamic { .. } | RotaryScaling::LongRope { .. })
     }
 }
 

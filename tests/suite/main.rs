@@ -12,6 +12,7 @@ mod gradients;
 mod heads;
 mod hub;
 mod inspect;
+mod jina;
 mod layer;
 mod layouts;
 mod masks;

@@ -170,7 +170,8 @@ impl<'a> Layer<'a> {
             "qwen3" | "qwen3_moe" | "olmo2" | "olmo3" => NormKind::Rms,
             _ => NormKind::Layer,
         };
-        let over = if self.is(&["olmo2", "olmo3"]) { NormOver::AllHeads } else { NormOver::Head };
+        // Of BERT's kin, only Jina's for code has norms.
+        let over = if self.is(&["olmo2", "olmo3", "bert"]) { NormOver::AllHeads } else { NormOver::Head };
         let eps = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"].iter();
         QkNorm { kind, over, eps: eps.filter_map(|key| self.float(key)).next().unwrap_or(1e-6) }
     }
