@@ -7,7 +7,7 @@ mod config;
 #[cfg(feature = "encoder")]
 pub mod encoder;
 mod error;
-mod heads;
+pub mod heads;
 mod kernels;
 mod mask;
 pub mod position;

@@ -58,16 +58,21 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     let section = section(json, &prefix);
     let layer = Layer::new(section, &prefix);
     let heads = heads(&layer)?;
-    let config = infer_config(source, heads)?;
+    let pruned = layer.pruned_heads()?.len();
+    let left = heads.checked_sub(pruned);
+    let left = left.ok_or_else(|| Error::value("the number of pruned heads", pruned, format!("at most {heads}")))?;
+    let config = infer_config(source, left)?;
     let stated = [
         ("hidden_size", config.hidden_size),
         ("d_model", config.hidden_size),
         ("dim", config.hidden_size),
         ("n_embd", config.hidden_size),
-        ("num_key_value_heads", config.num_key_value_heads()),
         ("head_dim", config.head_dim()),
+        ("num_key_value_heads", config.num_key_value_heads()),
     ];
-    for (key, found) in stated.into_iter().filter(|_| !layer.has_stages()) {
+    // A layer that lacks heads may lack key-value heads too, or all that would tell the size of one.
+    let stated = stated.into_iter().take(if pruned == 0 { usize::MAX } else { 4 });
+    for (key, found) in stated.filter(|_| !layer.has_stages()) {
         if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }

@@ -3,6 +3,7 @@ use candle_core::{DType, Module, Tensor};
 use super::config::BertConfig;
 use super::family::Positions;
 use super::feed_forward::dense;
+use super::forward::{ForwardOptions, Forwarded};
 use super::layer::{Layer, drop_out};
 use super::norm::LayerNorm;
 use crate::checkpoint::WeightSource;
@@ -43,7 +44,7 @@ impl BertModel {
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, size]);
         let word_embeddings = table(family.words, config.vocab_size)?;
         let places = family.layers(config);
-        let (attention, _) = config.attention_of(&source.child(&places[0]).child(family.attention))?;
+        let (attention, _) = config.attention_of(&source.child(&places[0]).child(family.attention), 0)?;
         let relative = match &attention.position {
             Position::RelativeBuckets(relative) => {
                 let shape = [relative.num_buckets, config.num_attention_heads];
@@ -52,14 +53,13 @@ impl BertModel {
             _ => None,
         };
         let mut layers: Vec<(&String, Layer)> = Vec::new();
-        for place in &places {
+        for (index, place) in places.iter().enumerate() {
             let shared = layers.iter().find(|(other, _)| *other == place).map(|(_, layer)| layer.clone());
             let layer = match shared {
                 Some(shared) => shared,
                 None => {
                     let source = source.child(place);
-                    let first = layers.is_empty();
-                    Layer::load(config, family, &source, first, relative.clone())?
+                    Layer::load(config, family, &source, index, relative.as_ref())?
                 }
             };
             layers.push((place, layer));
@@ -116,14 +116,38 @@ impl BertModel {
         mask: &AttentionMask,
         train: bool,
     ) -> Result<Tensor> {
+        let options = ForwardOptions::default().with_train(train);
+        Ok(self.forward_with(ids, token_type_ids, mask, &options)?.hidden)
+    }
+
+    /// [`forward`](Self::forward) with everything that can be asked of it: heads masked, weights observed.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); a layer that there is not, or masks not of all layers.
+    pub fn forward_with(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+        options: &ForwardOptions,
+    ) -> Result<Forwarded> {
+        options.check(self.layers.len())?;
         let hidden = self.embed(ids, token_type_ids)?;
-        let hidden = drop_out(&self.embeddings_norm.forward(&hidden)?, self.config.hidden_dropout_prob, train)?;
-        let hidden = match &self.projection {
+        let hidden = drop_out(&self.embeddings_norm.forward(&hidden)?, self.config.hidden_dropout_prob, options.train)?;
+        let mut hidden = match &self.projection {
             Some(projection) => projection.forward(&hidden, hidden.dtype())?,
             None => hidden,
         };
-        let hidden = self.layers.iter().try_fold(hidden, |hidden, layer| layer.forward(&hidden, mask, train))?;
-        self.final_norm.as_ref().map_or(Ok(hidden.clone()), |norm| Ok(norm.forward(&hidden)?))
+        let mut observed = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (next, seen) = layer.forward(&hidden, mask, &options.of_layer(index), options.observed_in(index))?;
+            observed.extend(seen.map(|seen| (index, seen)));
+            hidden = next;
+        }
+        if let Some(norm) = &self.final_norm {
+            hidden = norm.forward(&hidden)?;
+        }
+        Ok(Forwarded { hidden, observed })
     }
 
     fn embed(&self, ids: &Tensor, token_type_ids: Option<&Tensor>) -> Result<Tensor> {

@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use candle_core::Tensor;
 use candle_nn::Activation;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -11,6 +12,7 @@ use super::norm::LayerNorm;
 use crate::checkpoint::{WeightSource, as_in_model};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
+use crate::heads::PrunedHeads;
 use crate::mask::AttentionMask;
 
 /// The `config.json` of BERT or one of its kin: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
@@ -67,6 +69,9 @@ pub struct BertConfig {
     /// The id that fills short rows.
     #[serde(default)]
     pub pad_token_id: u32,
+    /// Heads that the file's layers no longer have, by their numbers in the unpruned model.
+    #[serde(default)]
+    pub pruned_heads: PrunedHeads,
     /// Every key of the file, some of which only attention understands.
     #[serde(skip)]
     keys: Value,
@@ -158,6 +163,11 @@ impl BertConfig {
             let allowed = format!("one for each of {} layers", self.num_hidden_layers);
             return Err(Error::config("layer_types", format!("{} kinds", kinds.len()), allowed));
         }
+        self.pruned_heads.check(&vec![self.num_attention_heads; self.num_hidden_layers])?;
+        if !self.pruned_heads.is_empty() && family.shares_layers() {
+            let allowed = format!("none: layers of {} share their weights", self.model_type);
+            return Err(Error::config("pruned_heads", &self.pruned_heads, allowed));
+        }
         self.attention().validate()
     }
 
@@ -168,9 +178,29 @@ impl BertConfig {
         config.with_dropout(self.attention_probs_dropout_prob)
     }
 
-    /// The attention layer that `source` points at as its model runs it, and what that masks.
-    pub(super) fn attention_of<S: WeightSource>(&self, source: &S) -> Result<(AttentionConfig, AttentionMask)> {
-        as_in_model(&self.keys, source, self.attention())
+    /// The attention of layer `index`, at which `source` points, as its model runs it, and what that masks.
+    pub(super) fn attention_of<S: WeightSource>(
+        &self,
+        source: &S,
+        index: usize,
+    ) -> Result<(AttentionConfig, AttentionMask)> {
+        let mut config = self.attention();
+        let pruned = self.pruned_heads.of_layer(index);
+        if !pruned.is_empty() {
+            config.head_dim = Some(config.head_dim());
+            config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
+        }
+        as_in_model(&self.keys, source, config)
+    }
+
+    /// The columns of a table `(_, heads)` that layer `index` still has.
+    pub(super) fn unpruned(&self, index: usize, table: &Tensor) -> Result<Tensor> {
+        let pruned = self.pruned_heads.of_layer(index);
+        let kept = (0..self.num_attention_heads).filter(|head| !pruned.contains(head)).map(|head| head as u32);
+        match pruned.is_empty() {
+            true => Ok(table.clone()),
+            false => Ok(table.index_select(&Tensor::new(kept.collect::<Vec<_>>(), table.device())?, 1)?),
+        }
     }
 
     /// Reads a layer normalisation.

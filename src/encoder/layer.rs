@@ -6,7 +6,7 @@ use super::family::Family;
 use super::feed_forward::{FeedForward, Inner};
 use super::norm::LayerNorm;
 use crate::attention::ragged::Buffers;
-use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed};
 use crate::checkpoint::{AttentionWeights, WeightSource};
 use crate::error::Result;
 use crate::kernels::Isa;
@@ -38,22 +38,21 @@ pub(super) struct LayerBuffers {
 }
 
 impl Layer {
-    /// `first`: whether it is the first of its model. `relative`: the table of biases that all layers share, where there
-    /// is one.
+    /// `index`: the layer's number. `relative`: the table of biases that all layers share, where there is one.
     pub fn load<S: WeightSource>(
         config: &BertConfig,
         family: &Family,
         source: &S,
-        first: bool,
-        relative: Option<Tensor>,
+        index: usize,
+        relative: Option<&Tensor>,
     ) -> Result<Self> {
         let norm = |name: &str| config.norm(config.hidden_size, &source.child(name));
         let pre_norm = family.final_norm.is_some();
-        let attention_norm = if pre_norm && first { None } else { Some(norm(family.attention_norm)?) };
+        let attention_norm = if pre_norm && index == 0 { None } else { Some(norm(family.attention_norm)?) };
         let of_attention = source.child(family.attention);
-        let (attention, mask) = config.attention_of(&of_attention)?;
+        let (attention, mask) = config.attention_of(&of_attention, index)?;
         let (mut weights, _) = AttentionWeights::read(&attention, &of_attention)?;
-        weights.relative_bias = relative;
+        weights.relative_bias = relative.map(|table| config.unpruned(index, table)).transpose()?;
         Ok(Self {
             inner_norm: family.inner_norm.map(norm).transpose()?,
             attention_norm,
@@ -66,27 +65,50 @@ impl Layer {
         })
     }
 
-    /// xs `(b, s, hidden)` → the same.
-    pub fn forward(&self, xs: &Tensor, mask: &AttentionMask, train: bool) -> Result<Tensor> {
+    pub fn attention(&self) -> &MultiHeadAttention {
+        &self.attention
+    }
+
+    /// The same with another attention.
+    pub fn with_attention(&self, attention: MultiHeadAttention) -> Self {
+        Self { attention, ..self.clone() }
+    }
+
+    /// xs `(b, s, hidden)` → the same, and of the attention weights what is asked for.
+    pub fn forward(
+        &self,
+        xs: &Tensor,
+        mask: &AttentionMask,
+        options: &AttentionOptions,
+        observe: Option<&Observe>,
+    ) -> Result<(Tensor, Option<Observed>)> {
         let own = mask.clone().and(self.mask.clone());
-        let attend = |xs: &Tensor| -> Result<Tensor> {
+        let train = options.train;
+        let mut seen = None;
+        let mut attend = |xs: &Tensor| -> Result<Tensor> {
             let inputs = AttentionInputs::self_attention(xs, &own);
-            let attended = self.attention.attend_with(&inputs, &AttentionOptions::default().with_train(train))?;
-            drop_out(&attended.output, self.dropout, train)
+            let output = match observe {
+                Some(what) => {
+                    let observed = self.attention.observe(&inputs, options, what)?;
+                    seen.insert(observed).output.clone()
+                }
+                None => self.attention.attend_with(&inputs, options)?.output,
+            };
+            drop_out(&output, self.dropout, train)
         };
         let feed = |xs: &Tensor| drop_out(&self.feed_forward.forward(xs)?, self.dropout, train);
         let norm = |xs: &Tensor, norm: Option<&LayerNorm>| norm.map_or(Ok(xs.clone()), |norm| norm.forward(xs));
         let (first, second) = (self.attention_norm.as_ref(), Some(&self.output_norm));
         if self.pre_norm {
             let xs = (xs + attend(&norm(xs, first)?)?)?;
-            return Ok((&xs + feed(&norm(&xs, second)?)?)?);
+            return Ok(((&xs + feed(&norm(&xs, second)?)?)?, seen));
         }
         let attended = match &self.inner_norm {
             Some(inner) => inner.forward(&(xs + attend(xs)?)?)?,
             None => attend(xs)?,
         };
         let xs = norm(&(xs + attended)?, first)?;
-        Ok(norm(&(&xs + feed(&xs)?)?, second)?)
+        Ok((norm(&(&xs + feed(&xs)?)?, second)?, seen))
     }
 
     pub fn runs_on_rows(&self) -> bool {

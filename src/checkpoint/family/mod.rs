@@ -112,6 +112,16 @@ impl<'a> Layer<'a> {
         number(self.section, key)
     }
 
+    /// The heads that the layer no longer has, by their numbers in the unpruned model.
+    pub fn pruned_heads(&self) -> Result<Vec<usize>> {
+        let Some(listed) = self.section.get("pruned_heads").and_then(|layers| layers.get(self.index.to_string()))
+        else {
+            return Ok(Vec::new());
+        };
+        serde_json::from_value(listed.clone())
+            .map_err(|_| Error::value("config key `pruned_heads`", listed, "a list of heads for each layer"))
+    }
+
     /// Whether the family is one whose attention this version knows completely.
     pub fn is_known(&self) -> bool {
         self.is_decoder() || self.is_rotary() || self.is(T5) || self.is(&["mpnet"]) || self.is_of_schemes()
@@ -135,6 +145,12 @@ impl<'a> Layer<'a> {
         }
         if !self.cross {
             config.position = self.position(d, held)?;
+        }
+        let pruned = self.pruned_heads()?;
+        if let (Position::Alibi(alibi), false) = (&mut config.position, pruned.is_empty()) {
+            let all = config.num_attention_heads + pruned.len();
+            let slopes = alibi.of_heads(all).into_iter().enumerate().filter(|(head, _)| !pruned.contains(head));
+            alibi.slopes = AlibiSlopes::Given(slopes.map(|(_, slope)| slope).collect());
         }
         Ok(config)
     }
