@@ -9,6 +9,7 @@ mod encoders;
 mod examples;
 mod families;
 mod gradients;
+mod heads;
 mod hub;
 mod inspect;
 mod jina;
