@@ -243,12 +243,22 @@ impl BertConfig {
         }
     }
 
+    /// Whether it is RoBERTa or a family that took over its tokenizers, which tell no segment types.
+    pub(super) fn is_roberta(&self) -> bool {
+        matches!(self.family().positions, Positions::AfterPad) || self.model_type == "jina_embeddings_v3"
+    }
+
     /// That of BERT if there is none, which `validate` does not let through.
     pub(super) fn family(&self) -> &'static Family {
         Family::of(&self.model_type, &self.position_embedding_type).unwrap_or(Family::bert())
     }
 
-    #[allow(dead_code)]
+    /// The activation that a key of the file names, GELU where it is silent.
+    pub(super) fn stated_activation(&self, key: &'static str) -> Result<Activation> {
+        let Some(value) = self.key(key) else { return Ok(Activation::Gelu) };
+        Activation::deserialize(value).map_err(|_| Error::config(key, value, "an activation that candle has"))
+    }
+
     /// A key of the file, whatever it means.
     pub(super) fn key(&self, key: &str) -> Option<&Value> {
         self.keys.get(key)

@@ -21,4 +21,5 @@ mod naive;
 mod positions;
 mod ragged;
 mod seeds;
+mod task_heads;
 mod writing;
