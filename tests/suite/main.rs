@@ -10,6 +10,7 @@ mod examples;
 mod families;
 mod gradients;
 mod heads;
+mod hostile;
 mod hub;
 mod inspect;
 mod layer;
