@@ -39,7 +39,9 @@ fn run(bytes: &[u8]) -> Result<()> {
                 forward(&model, dtype, dtype == DType::F32 && is_plain(&checkpoint));
                 write(&folder, &model, prefix, &json, dtype);
             }
-            Err(error) => drop(says(error)),
+            // What only the making of the layer finds.
+            Err(error) if error.to_string().contains("in fours") => {}
+            Err(error) => assert!(problem.is_some(), "{prefix} is said to load, but: {}", says(error)),
         }
     }
     // A prefix at which there may be anything.

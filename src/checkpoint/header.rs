@@ -14,9 +14,6 @@ use crate::error::{Error, Result};
 /// The most bytes of a header or an index that are read; safetensors has the same limit.
 pub(super) const MOST: u64 = 100_000_000;
 
-/// The entry of a header that is no tensor.
-const METADATA: &str = "__metadata__";
-
 /// A JSON object of names in which none may come twice: most readers would take the last one.
 pub(super) struct Unique<V>(pub BTreeMap<String, V>);
 
@@ -38,10 +35,6 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Unique<V>, A::Error> {
         let mut all = BTreeMap::new();
         while let Some(name) = entries.next_key::<String>()? {
-            if name == METADATA {
-                entries.next_value::<IgnoredAny>()?;
-                continue;
-            }
             let value = entries.next_value().map_err(|e| A::Error::custom(format!("tensor `{name}`: {e}")))?;
             if all.contains_key(&name) {
                 return Err(A::Error::custom(format!("tensor `{name}` is there twice")));
@@ -50,6 +43,14 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
         }
         Ok(Unique(all))
     }
+}
+
+#[derive(serde::Deserialize)]
+struct Header {
+    #[serde(rename = "__metadata__")]
+    _metadata: Option<IgnoredAny>,
+    #[serde(flatten)]
+    tensors: Unique<TensorInfo>,
 }
 
 /// Checks what a header says about each of its tensors. What concerns the file as a whole is left to safetensors.
@@ -68,8 +69,8 @@ pub(super) fn check(path: &Path) -> Result<()> {
     let mut header = Vec::new();
     file.take(size).read_to_end(&mut header).map_err(|e| Error::io(path, e))?;
     let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
-    let Unique(tensors) = serde_json::from_slice(&header).map_err(|e| invalid(e.to_string()))?;
-    tensors.iter().try_for_each(|(name, info)| {
+    let header: Header = serde_json::from_slice(&header).map_err(|e| invalid(e.to_string()))?;
+    header.tensors.0.iter().try_for_each(|(name, info)| {
         let wrong = |what: String| Err(invalid(format!("tensor `{name}`: {what}")));
         let TensorInfo { dtype, shape, data_offsets: (from, to) } = info;
         // Beside a zero too, sizes whose product overflows are no shape.

@@ -7,7 +7,8 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 
-use super::hf_config::{HfAttentionConfig, config_from_json};
+use super::dry::Shapes;
+use super::hf_config::{HfAttentionConfig, config_from_json, read};
 use super::layout::detect;
 use super::open::Checkpoint;
 use super::source::{WeightSource, join};
@@ -119,6 +120,10 @@ impl Checkpoint {
                     info.mask = Some(mask.to_string());
                     let missing = not_applied.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>();
                     info.problem = (!missing.is_empty()).then(|| format!("not applied: {}", missing.join("; ")));
+                    let root = Shapes(self.at("", DType::F32, &Device::Cpu));
+                    if let Err(error) = read(&config, &info.prefix, &Shapes(source), &root) {
+                        info.problem = Some(error.to_string());
+                    }
                 }
                 Err(error) => info.problem = Some(error.to_string()),
             }

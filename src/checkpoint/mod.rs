@@ -1,5 +1,6 @@
 //! Weights on disk: opens a file, a folder or a sharded index, and reads attention layers in any known layout.
 
+mod dry;
 mod family;
 mod header;
 mod hf_config;

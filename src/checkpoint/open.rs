@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::safetensors::{Load, MmapedSafetensors};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
+use safetensors::tensor::TensorView;
 
 use super::header::{self, Unique};
 use super::source::{WeightSource, join, missing, wrong_shape};
@@ -159,7 +160,7 @@ impl Checkpoint {
         Ok((view.shape().to_vec(), format!("{:?}", view.dtype())))
     }
 
-    pub(super) fn view(&self, name: &str) -> Result<safetensors::tensor::TensorView<'_>> {
+    pub(super) fn view(&self, name: &str) -> Result<TensorView<'_>> {
         let &shard = self.inner.tensors.get(name).ok_or_else(|| missing(name.to_string()))?;
         let (path, shard) = &self.inner.shards[shard];
         shard.get(name).map_err(|e| Error::file(path, e))
@@ -230,24 +231,29 @@ impl WeightSource for CheckpointSource {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        // Cast on the CPU first: a device without the stored dtype (f64 on Metal) need not know it.
+        let tensor = self.view(name, shape)?.load(&Device::Cpu)?.to_dtype(self.dtype)?;
+        Ok(tensor.to_device(&self.device)?)
+    }
+}
+
+impl CheckpointSource {
+    /// A tensor that must have this shape and be one of floats.
+    pub(super) fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+        use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
         let view = self.checkpoint.view(&name)?;
         if view.shape() != shape {
             return Err(wrong_shape(name, view.shape(), shape));
         }
-        let dtype = view.dtype();
-        let plain = matches!(
-            dtype,
-            safetensors::Dtype::F16 | safetensors::Dtype::BF16 | safetensors::Dtype::F32 | safetensors::Dtype::F64
-        );
-        if !plain {
+        match view.dtype() {
+            F16 | BF16 | F32 | F64 => Ok(view),
             // Quantised weights need scales that a cast would leave out.
-            let expected = "f16, bf16, f32 or f64".to_string();
-            return Err(Error::Tensor { name, found: format!("has dtype {dtype:?}"), expected });
+            dtype => {
+                let expected = "f16, bf16, f32 or f64".to_string();
+                Err(Error::Tensor { name, found: format!("has dtype {dtype:?}"), expected })
+            }
         }
-        // Cast on the CPU first: a device without the stored dtype (f64 on Metal) need not know it.
-        let tensor = view.load(&Device::Cpu)?.to_dtype(self.dtype)?;
-        Ok(tensor.to_device(&self.device)?)
     }
 }
 

@@ -75,6 +75,10 @@ fn an_index_that_repeats_itself_or_never_ends() {
     let index = folder.path().join("model.safetensors.index.json");
     std::fs::write(&index, r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#).unwrap();
     says(Checkpoint::open(folder.path()), &["not an index", "tensor `a` is there twice"]);
+    // In an index this is a name like others.
+    write(&folder.path().join("x.safetensors"), "{}", &[]);
+    std::fs::write(&index, r#"{"weight_map": {"__metadata__": "x.safetensors"}}"#).unwrap();
+    says(Checkpoint::open(folder.path()), &["tensor `__metadata__`", "`x.safetensors`", "does not hold it"]);
     std::fs::write(&index, "[".repeat(100_000)).unwrap();
     says(Checkpoint::open(folder.path()), &["not an index", "line 1"]);
     File::create(&index).unwrap().set_len(1 << 40).unwrap();
@@ -184,6 +188,29 @@ fn absurd_configurations_are_errors() {
     {
         says(load(&json), &["num_attention_heads"]);
     }
+}
+
+/// What keeps a layer from being loaded is found without reading its data.
+#[test]
+fn inspect_says_what_loading_would() {
+    let json = json!({"num_attention_heads": 2});
+    for (name, tensor) in [
+        ("v_proj.weight", Tensor::zeros((8, 8), DType::I64, &CPU).unwrap()),
+        ("o_proj.bias", Tensor::zeros(7, DType::F32, &CPU).unwrap()),
+        ("sinks", Tensor::zeros(3, DType::F32, &CPU).unwrap()),
+    ] {
+        let mut tensors = projections(0.1);
+        tensors.insert(name.to_string(), tensor);
+        let (_folder, checkpoint) = saved(&tensors, "layer");
+        let error = checkpoint.attention("layer", &json, DType::F32, &CPU).map(drop).unwrap_err().to_string();
+        assert!(error.contains(&format!("tensor `layer.{name}`")), "{error}");
+        assert_eq!(checkpoint.attention_layers(Some(&json))[0].problem.as_ref(), Some(&error));
+    }
+    let (_folder, checkpoint) = saved(&projections(0.1), "layer");
+    assert_eq!(checkpoint.attention_layers(Some(&json))[0].problem, None);
+    let mpnet = json!({"model_type": "mpnet", "num_attention_heads": 2});
+    let problem = checkpoint.attention_layers(Some(&mpnet))[0].problem.clone().unwrap();
+    assert!(problem.contains("relative_attention_bias.weight` is missing"), "{problem}");
 }
 
 /// The largest sizes of windows, and layer numbers beyond any, mean what they say.

@@ -4,6 +4,7 @@
 mod caches;
 mod checkpoints;
 mod common;
+mod compose;
 mod encoder;
 mod encoders;
 mod examples;
