@@ -264,10 +264,17 @@ impl AttentionConfig {
             }
         }
         self.position.validate(self.head_dim())?;
-        if let Position::Alibi(alibi) = &self.position
-            && alibi.of_heads(heads).len() != heads
-        {
-            return Err(Error::config("position", "given slopes", format!("{heads} of them, one a head")));
+        if let Position::Alibi(alibi) = &self.position {
+            let slopes = alibi.of_heads(heads);
+            if slopes.len() != heads {
+                return Err(Error::config("position", "given slopes", format!("{heads} of them, one a head")));
+            }
+            if let Some(slope) = slopes.iter().find(|slope| !(**slope as f32).is_finite()) {
+                return Err(Error::config("position", format!("a slope of {slope}"), "finite ones"));
+            }
+        }
+        if let Some(norm) = self.qk_norm.filter(|norm| !((norm.eps as f32).is_finite() && norm.eps >= 0.0)) {
+            return Err(Error::config("qk_norm eps", norm.eps, "a finite number from 0"));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::config("dropout", self.dropout, "a number in [0, 1)"));

@@ -4,7 +4,8 @@ use candle_core::Tensor;
 
 use super::MultiHeadAttention;
 use super::disentangled::DistanceEmbeddings;
-use crate::checkpoint::AttentionWeights;
+use super::transform::norm_shape;
+use crate::checkpoint::{AttentionWeights, NormWeights};
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::projection::{Dense, Qkv};
@@ -50,6 +51,16 @@ impl MultiHeadAttention {
         if qk_norm.is_some() != config.qk_norm.is_some() {
             let found = if qk_norm.is_some() { "none" } else { "set" };
             return Err(Error::config("qk_norm", found, "set if, and only if, there are norms"));
+        }
+        if let (Some(norm), Some([q, k])) = (&config.qk_norm, &qk_norm) {
+            let h_kv = config.num_key_value_heads();
+            for (name, NormWeights { weight, bias }, h) in
+                [("q_norm", q, config.num_attention_heads), ("k_norm", k, h_kv)]
+            {
+                for tensor in [Some(weight), bias.as_ref()].into_iter().flatten() {
+                    fits(name, tensor, &norm_shape(norm.over, tensor, h, config.head_dim()))?;
+                }
+            }
         }
         match (config.position.bias_table_rows(), &relative_bias) {
             (Some(rows), Some(table)) => fits("relative_bias", table, &[rows, config.num_attention_heads])?,

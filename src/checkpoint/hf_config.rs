@@ -132,22 +132,33 @@ impl Checkpoint {
     pub fn attention(&self, prefix: &str, json: &Value, dtype: DType, device: &Device) -> Result<ModelAttention> {
         let source = self.at(prefix, dtype, device);
         let HfAttentionConfig { config, mask, not_applied } = config_from_json(json, &source)?;
-        let (mut weights, layout) = AttentionWeights::read(&config, &source)?;
-        let root = self.at("", dtype, device);
-        if let (Some(rows), None) = (config.position.bias_table_rows(), &weights.relative_bias) {
-            let name = match &config.position {
-                Position::RelativeGrid(_) => join(&beside_layers(prefix), TABLE_BESIDE),
-                _ => shared_table(prefix),
-            };
-            weights.relative_bias = Some(root.get(&name, &[rows, config.num_attention_heads])?);
-        }
-        if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
-            let beside = self.at(&beside_layers(prefix), dtype, device);
-            read_embeddings(&beside.child(EMBEDDINGS), &beside.child("LayerNorm"), &config, distances)?;
-        }
+        let (weights, layout) = read(&config, prefix, &source, &self.at("", dtype, device))?;
         let layer = MultiHeadAttention::from_weights(&config, weights)?;
         Ok(ModelAttention { layer, mask, layout, not_applied })
     }
+}
+
+/// The weights of the layer at `prefix`, to which `source` points, with the tables that layers share from where the
+/// family keeps them below `root`.
+pub(super) fn read<S: WeightSource>(
+    config: &AttentionConfig,
+    prefix: &str,
+    source: &S,
+    root: &S,
+) -> Result<(AttentionWeights, &'static Layout)> {
+    let (mut weights, layout) = AttentionWeights::read(config, source)?;
+    if let (Some(rows), None) = (config.position.bias_table_rows(), &weights.relative_bias) {
+        let name = match &config.position {
+            Position::RelativeGrid(_) => join(&beside_layers(prefix), TABLE_BESIDE),
+            _ => shared_table(prefix),
+        };
+        weights.relative_bias = Some(root.get(&name, &[rows, config.num_attention_heads])?);
+    }
+    if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
+        let beside = root.child(&beside_layers(prefix));
+        read_embeddings(&beside.child(EMBEDDINGS), &beside.child("LayerNorm"), config, distances)?;
+    }
+    Ok((weights, layout))
 }
 
 /// Where the layers of a stack keep the table that they share: in the first of them (T5), or beside them (MPNet).

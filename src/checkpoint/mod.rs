@@ -1,6 +1,8 @@
 //! Weights on disk: opens a file, a folder or a sharded index, and reads attention layers in any known layout.
 
+mod dry;
 mod family;
+mod header;
 mod hf_config;
 mod inspect;
 mod layout;

@@ -297,8 +297,8 @@ impl super::Checkpoint {
         use std::io::Read;
         #[derive(serde::Deserialize)]
         struct Header {
-            #[serde(rename = "__metadata__", default)]
-            metadata: HashMap<String, String>,
+            #[serde(rename = "__metadata__")]
+            metadata: Option<HashMap<String, String>>,
         }
         let path = self.first_shard();
         let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
@@ -307,7 +307,7 @@ impl super::Checkpoint {
         // The size was checked when the file was opened.
         let header = std::io::BufReader::new(file.take(u64::from_le_bytes(size)));
         let header: Header = serde_json::from_reader(header).map_err(|e| Error::file(path, e))?;
-        Ok(header.metadata)
+        Ok(header.metadata.unwrap_or_default())
     }
 
     /// Reads a layer's weights to be written elsewhere, in the dtype in which its output projection is stored.

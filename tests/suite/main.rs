@@ -4,12 +4,14 @@
 mod caches;
 mod checkpoints;
 mod common;
+mod compose;
 mod encoder;
 mod encoders;
 mod examples;
 mod families;
 mod gradients;
 mod heads;
+mod hostile;
 mod hub;
 mod inspect;
 mod jina;

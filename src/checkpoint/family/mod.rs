@@ -78,7 +78,8 @@ pub(super) struct Layer<'a> {
 impl<'a> Layer<'a> {
     pub fn new(section: &'a Value, prefix: &'a str) -> Self {
         let model_type = section.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        let index = prefix.split('.').find_map(|part| part.parse().ok()).unwrap_or(0);
+        // No model has so many layers that the next number would overflow.
+        let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
         let cross = ["encoder_attn", "EncDecAttention", "crossattention"].iter().any(|part| prefix.contains(part));
         Self { section, model_type, prefix, index, cross }
     }
@@ -177,7 +178,7 @@ impl<'a> Layer<'a> {
         }
         let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { plain };
         let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
-        Ok(Some(if by_layer { scale / (self.index + 1) as f64 } else { scale }))
+        Ok(Some(if by_layer { scale / ((self.index + 1) as f64) } else { scale }))
     }
 
     fn qk_norm(&self) -> QkNorm {
