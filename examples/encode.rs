@@ -18,7 +18,8 @@ use shared::Result;
 #[derive(Parser)]
 #[command(name = "encode", verbatim_doc_comment)]
 struct Arguments {
-    /// A sentence-transformers or BERT folder, or a hub id
+    /// A folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
+    /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id
     #[arg(long)]
     model: String,
     /// The texts
