@@ -10,7 +10,8 @@ use super::Result;
 
 #[derive(clap::Args)]
 pub struct Model {
-    /// A sentence-transformers or BERT folder, or a hub id
+    /// A folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
+    /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id
     #[arg(long)]
     model: String,
     /// Branch, tag or commit of a hub model

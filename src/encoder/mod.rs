@@ -19,6 +19,7 @@ mod forward;
 mod hidden;
 #[cfg(feature = "hub")]
 mod hub;
+mod importance;
 mod keys;
 mod layer;
 mod masked_lm;
@@ -42,6 +43,7 @@ pub use fingerprint::fingerprint;
 pub use forward::{ForwardOptions, Forwarded};
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
+pub use importance::ImportanceBy;
 pub use masked_lm::MaskedLm;
 pub use norm::LayerNorm;
 pub use options::EncodeOptions;

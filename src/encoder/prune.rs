@@ -11,7 +11,7 @@ use super::config::BertConfig;
 use super::files::json;
 use super::pipeline;
 use crate::attention::MultiHeadAttention;
-use crate::checkpoint::{Checkpoint, WeightSource, detect};
+use crate::checkpoint::{Checkpoint, WeightSource, detect, write_tensors};
 use crate::error::{Error, Result};
 use crate::heads::PrunedHeads;
 use crate::part::renamed;
@@ -81,9 +81,7 @@ fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHead
     let path = target.join("config.json");
     let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(&path, e))?;
     std::fs::write(&path, text + "\n").map_err(|e| Error::io(&path, e))?;
-    let path = target.join("model.safetensors");
-    let metadata = Some(checkpoint.metadata()?).filter(|metadata| !metadata.is_empty());
-    safetensors::serialize_to_file(tensors, metadata, &path).map_err(|e| Error::file(&path, e))?;
+    write_tensors(&target.join("model.safetensors"), tensors, checkpoint.metadata()?)?;
     Ok(all)
 }
 
