@@ -84,7 +84,11 @@ fn search(arguments: &Arguments) -> Result<()> {
         return arguments.queries.iter().try_for_each(|query| answer(query));
     }
     let asks = std::io::stdin().is_terminal();
-    let prompt = || if asks { eprint!("query> ") };
+    let prompt = || {
+        if asks {
+            eprint!("query> ")
+        }
+    };
     prompt();
     for query in std::io::stdin().lock().lines() {
         let query = query.map_err(|e| format!("standard input: {e}"))?;
@@ -92,6 +96,9 @@ fn search(arguments: &Arguments) -> Result<()> {
             answer(query.trim())?;
         }
         prompt();
+    }
+    if asks {
+        eprintln!();
     }
     Ok(())
 }
