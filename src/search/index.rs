@@ -76,6 +76,8 @@ impl<'a> Index<'a> {
         mut after: impl FnMut(&Self) -> Result<()>,
     ) -> Result<usize> {
         let missing = self.missing();
+        // At once: doubling would take up to twice the memory.
+        self.vectors.reserve_exact(missing.len() * self.size);
         for (index, chunk) in missing.chunks(CHUNK).enumerate() {
             let on_progress = |done: usize, _: usize| {
                 if let Some(on_progress) = options.on_progress {
