@@ -14,6 +14,7 @@ mod family;
 mod feed_forward;
 mod files;
 mod fill_mask;
+mod fingerprint;
 mod forward;
 mod hidden;
 #[cfg(feature = "hub")]
@@ -38,6 +39,7 @@ pub use classifier::SequenceClassifier;
 pub use config::BertConfig;
 pub use cross_encoder::{CrossEncoder, Ranked};
 pub use fill_mask::{Fill, FillMask};
+pub use fingerprint::fingerprint;
 pub use forward::{ForwardOptions, Forwarded};
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
