@@ -15,6 +15,8 @@ mod ragged;
 pub mod sdpa;
 mod setters;
 mod slice;
+#[cfg(feature = "train")]
+pub mod train;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 pub use cache::KvCache;

@@ -19,4 +19,5 @@ mod naive;
 mod positions;
 mod ragged;
 mod seeds;
+mod train;
 mod writing;
