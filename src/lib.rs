@@ -15,6 +15,7 @@ mod ragged;
 pub mod sdpa;
 mod setters;
 mod slice;
+mod spread;
 #[cfg(feature = "train")]
 pub mod train;
 
