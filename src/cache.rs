@@ -68,9 +68,10 @@ impl KvCache {
     }
 
     /// Holds the last `window` tokens, for layers with a sliding window: a query sees itself and the `window - 1` tokens
-    /// before it, whatever the mask, so that the result does not depend on the chunks.
+    /// before it, whatever the mask, so that the result does not depend on the chunks. A window of 0, in which a query
+    /// would not see itself, is an error at the first call.
     pub fn rotating(window: usize) -> Self {
-        Self::new(Kind::Rotating(window.max(1)))
+        Self::new(Kind::Rotating(window))
     }
 
     /// Holds the keys and values of a memory, for cross-attention: made at the first call, used by all others, which must
@@ -249,6 +250,9 @@ impl KvCache {
 
     fn check(&self, k: &Tensor, lengths: Option<&[usize]>) -> Result<()> {
         let (b, s, ..) = k.dims4()?;
+        if self.kind == Kind::Rotating(0) {
+            return Err(Error::value("the window of a rotating cache", 0, "at least 1"));
+        }
         if let Some(lengths) = lengths {
             if lengths.len() != b {
                 return Err(Error::value("the number of lengths", lengths.len(), format!("{b}, the batch size")));

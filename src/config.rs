@@ -82,7 +82,7 @@ impl ProjectionBias {
 pub struct AttentionConfig {
     /// Width of the model: the default for all four sizes below.
     pub hidden_size: usize,
-    /// Number of query heads.
+    /// Number of query heads; 0 where all have been pruned, which needs `head_dim`.
     pub num_attention_heads: usize,
     /// Number of key and value heads, a divisor of `num_attention_heads`; default `num_attention_heads`.
     pub num_key_value_heads: Option<usize>,
@@ -238,6 +238,8 @@ impl AttentionConfig {
         for (field, size) in sizes {
             // A tensor of this many rows and columns could not be addressed; it also keeps the products below exact.
             match size {
+                // All of them pruned: the size of none tells nothing, so that it has to be said.
+                Some(0) if field.ends_with("heads") && self.num_attention_heads == 0 && self.head_dim.is_some() => {}
                 Some(0) => return Err(Error::config(field, 0, "at least 1")),
                 Some(n) if n > MAX_SIZE => return Err(Error::config(field, n, format!("at most {MAX_SIZE}"))),
                 _ => {}
@@ -248,7 +250,7 @@ impl AttentionConfig {
             let allowed = format!("a divisor of hidden_size = {}, or head_dim set", self.hidden_size);
             return Err(Error::config("num_attention_heads", heads, allowed));
         }
-        if !heads.is_multiple_of(self.num_key_value_heads()) {
+        if !heads.is_multiple_of(self.num_key_value_heads()) || (heads == 0) != (self.num_key_value_heads() == 0) {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.num_key_value_heads(), allowed));
         }
@@ -262,10 +264,17 @@ impl AttentionConfig {
             }
         }
         self.position.validate(self.head_dim())?;
-        if let Position::Alibi(alibi) = &self.position
-            && alibi.of_heads(heads).len() != heads
-        {
-            return Err(Error::config("position", "given slopes", format!("{heads} of them, one a head")));
+        if let Position::Alibi(alibi) = &self.position {
+            let slopes = alibi.of_heads(heads);
+            if slopes.len() != heads {
+                return Err(Error::config("position", "given slopes", format!("{heads} of them, one a head")));
+            }
+            if let Some(slope) = slopes.iter().find(|slope| !(**slope as f32).is_finite()) {
+                return Err(Error::config("position", format!("a slope of {slope}"), "finite ones"));
+            }
+        }
+        if let Some(norm) = self.qk_norm.filter(|norm| !((norm.eps as f32).is_finite() && norm.eps >= 0.0)) {
+            return Err(Error::config("qk_norm eps", norm.eps, "a finite number from 0"));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::config("dropout", self.dropout, "a number in [0, 1)"));

@@ -7,6 +7,7 @@ mod config;
 #[cfg(feature = "encoder")]
 pub mod encoder;
 mod error;
+pub mod heads;
 mod kernels;
 mod mask;
 pub mod position;
@@ -19,7 +20,7 @@ mod spread;
 #[cfg(feature = "train")]
 pub mod train;
 
-pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed, TopKeys};
 pub use cache::KvCache;
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};

@@ -47,7 +47,7 @@ impl MultiHeadAttention {
 }
 
 /// `(rows, h, s_q, s_kv)` of a table `(num_buckets, h)`. `starts`: the key at which query 0 stands.
-fn relative_bias(
+pub(super) fn relative_bias(
     relative: &RelativeBuckets,
     table: &Tensor,
     starts: &[i64],

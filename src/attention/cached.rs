@@ -52,6 +52,9 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
     ) -> Result<Attended> {
         self.check(inputs, options)?;
+        if self.config.num_attention_heads == 0 {
+            return self.without_heads(inputs.query);
+        }
         if self.bias_kv.is_some() || self.config.add_zero_attn {
             return Err(Error::config("add_bias_kv or add_zero_attn", true, "false where there is a cache"));
         }
@@ -85,13 +88,14 @@ impl MultiHeadAttention {
             mask = mask.and(AttentionMask::window(Some(window - 1), None));
         }
         if let (Some(starts), Some(lengths)) = (&starts, &lengths) {
-            mask = mask.and(AttentionMask::starts(starts.clone())).and(AttentionMask::lengths(lengths));
+            let starts = starts.iter().map(|&start| start as i64).collect();
+            mask = mask.and(AttentionMask::starts(starts)).and(AttentionMask::lengths(lengths));
         }
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
         let mask = self.positioned(&inputs, keys.dim(1)?, starts.as_deref())?;
         let inputs = AttentionInputs { mask: &mask, ..inputs };
-        let options = self.sdpa_options(&inputs, options);
-        self.finish(sdpa::attend(&q, &keys, &values, &options)?, &inputs)
+        let sdpa_options = self.sdpa_options(&inputs, options);
+        self.finish(sdpa::attend(&q, &keys, &values, &sdpa_options)?, &inputs, options)
     }
 
     /// Cross-attention to a memory whose keys and values are made once.
@@ -106,8 +110,8 @@ impl MultiHeadAttention {
             return Err(Error::config("position", &self.config.position, "none where the cache is one of a memory"));
         }
         let s_kv = inputs.key.dim(1)?;
-        let options = self.sdpa_options(inputs, options);
-        let dtype = cache.dtype().unwrap_or(self.call(inputs, &options, s_kv)?.dtype);
+        let sdpa_options = self.sdpa_options(inputs, options);
+        let dtype = cache.dtype().unwrap_or(self.call(inputs, &sdpa_options, s_kv)?.dtype);
         let held = match cache.memory() {
             Some(held) if held[0].dims()[..2] == inputs.key.dims()[..2] => held.clone(),
             Some([k, _]) => {
@@ -122,8 +126,8 @@ impl MultiHeadAttention {
         let q = self.qkv.query(inputs.query, self.config.head_dim(), accumulate_in(self.qkv.weight()))?;
         let q = self.transform_queries(q)?.to_dtype(dtype)?;
         let [keys, values] = &held;
-        let attended = sdpa::attend(&q, keys, values, &options)?;
-        let attended = self.finish(attended, inputs)?;
+        let attended = sdpa::attend(&q, keys, values, &sdpa_options)?;
+        let attended = self.finish(attended, inputs, options)?;
         cache.keep_memory(held);
         Ok(attended)
     }

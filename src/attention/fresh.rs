@@ -2,7 +2,8 @@
 
 use candle_nn::{Init, VarBuilder};
 
-use super::{MultiHeadAttention, qkv_sizes};
+use super::MultiHeadAttention;
+use super::weights::qkv_sizes;
 use crate::checkpoint::{AttentionWeights, DenseWeights, DisentangledWeights, NormWeights, QkvWeights};
 use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
 use crate::error::Result;

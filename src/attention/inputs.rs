@@ -32,7 +32,7 @@ impl<'a> AttentionInputs<'a> {
 /// How one call is to run. The default: inference, no weights, any backend.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
-pub struct AttentionOptions {
+pub struct AttentionOptions<'a> {
     /// Training: dropout is applied.
     pub train: bool,
     /// Return the attention weights, as they are before dropout.
@@ -42,9 +42,12 @@ pub struct AttentionOptions {
     /// Rows and columns of patches, for a layer with [`RotaryGrid`](crate::RotaryGrid) positions; `None` is the layer's
     /// own, or a square.
     pub grid: Option<[usize; 2]>,
+    /// What each head's result is multiplied by before the output projection, `(h)` or, for each row, `(b, h)`, in any
+    /// floating dtype: 0 leaves a head out. Differentiable. Returned weights do not show it.
+    pub head_mask: Option<&'a Tensor>,
 }
 
-impl AttentionOptions {
+impl<'a> AttentionOptions<'a> {
     setters! {
         /// Sets whether dropout is applied.
         with_train, train: bool = train;
@@ -54,5 +57,7 @@ impl AttentionOptions {
         with_backend, backend: Backend = Some(backend);
         /// Sets the rows and columns of patches.
         with_grid, grid: [usize; 2] = Some(grid);
+        /// Sets what each head's result is multiplied by.
+        with_head_mask, head_mask: &'a Tensor = Some(head_mask);
     }
 }

@@ -3,13 +3,16 @@ mod cached;
 mod disentangled;
 mod fresh;
 mod inputs;
+mod observe;
 pub(crate) mod ragged;
+mod row_positions;
 mod transform;
+mod weights;
 
 use candle_core::{DType, Module, Tensor};
 
 use crate::checkpoint::{AttentionWeights, NormWeights, WeightSource};
-use crate::config::{AttentionConfig, Scoring};
+use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
@@ -18,6 +21,7 @@ use crate::projection::{Dense, Qkv, accumulate_in};
 use crate::sdpa::{self, Attended, Call, Plan, SdpaOptions};
 use disentangled::DistanceEmbeddings;
 pub use inputs::{AttentionInputs, AttentionOptions};
+pub use observe::{Observe, Observed, TopKeys};
 use transform::Places;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
@@ -86,81 +90,6 @@ impl MultiHeadAttention {
     pub fn load<S: WeightSource>(config: &AttentionConfig, source: S) -> Result<Self> {
         let (weights, _) = AttentionWeights::read(config, &source)?;
         Self::from_weights(config, weights)
-    }
-
-    /// The layer made of these tensors.
-    ///
-    /// On the CPU, weights that are no variables are taken to be fixed: at the first call they are packed for the
-    /// kernels, and a later change in place would not be seen.
-    ///
-    /// # Errors
-    /// An invalid configuration; a tensor that does not fit it.
-    pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
-        config.validate()?;
-        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, relative_bias, disentangled } = weights;
-        let (rows, inputs) = qkv_sizes(config);
-        let qkv = Qkv::new(qkv, rows, inputs, config.num_key_value_heads())?;
-        let context = config.num_attention_heads * config.value_head_dim();
-        let o_proj = Dense::new("o_proj", o, config.output_size(), context)?;
-        let fits = |name: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
-            true => sdpa::same_dtype_and_device(name, tensor, qkv.weight()),
-            false => Err(Error::shape(name, tensor.dims(), format!("{want:?}"))),
-        };
-        fits("o_proj weight", o_proj.weight(), &[config.output_size(), context])?;
-        if let Some([k, v]) = &bias_kv {
-            fits("bias_k", k, &rows[1..2])?;
-            fits("bias_v", v, &rows[2..])?;
-        }
-        if let Some(score) = &score {
-            fits("score weight", score, &[config.num_attention_heads, config.head_dim()])?;
-        }
-        if score.is_some() != (config.scoring == Scoring::Additive) {
-            return Err(Error::config(
-                "scoring",
-                format!("{:?}", config.scoring),
-                "additive if, and only if, there is a score vector",
-            ));
-        }
-        if let Some(sinks) = &sinks {
-            fits("sinks", sinks, &[config.num_attention_heads])?;
-        }
-        if qk_norm.is_some() != config.qk_norm.is_some() {
-            let found = if qk_norm.is_some() { "none" } else { "set" };
-            return Err(Error::config("qk_norm", found, "set if, and only if, there are norms"));
-        }
-        match (config.position.bias_table_rows(), &relative_bias) {
-            (Some(rows), Some(table)) => fits("relative_bias", table, &[rows, config.num_attention_heads])?,
-            (Some(_), None) => {
-                let position = &config.position;
-                let why = format!("positions are {position}; a table that layers share is given as a weight");
-                return Err(Error::MissingTensor { name: "relative_attention_bias.weight".to_string(), why });
-            }
-            (None, Some(_)) => {
-                let allowed = "one with a table of biases: there is a table";
-                return Err(Error::config("position", &config.position, allowed));
-            }
-            (None, None) => {}
-        }
-        let distances = DistanceEmbeddings::new(config, disentangled, qkv.weight())?;
-        Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score, qk_norm, sinks, relative_bias, distances })
-    }
-
-    /// The layer's weights, to be written in any layout
-    /// ([`write_layers`](crate::checkpoint::write_layers)).
-    ///
-    /// # Errors
-    /// If the device cannot put them in order.
-    pub fn weights(&self) -> Result<AttentionWeights> {
-        Ok(AttentionWeights {
-            qkv: self.qkv.weights()?,
-            o: self.o_proj.weights(),
-            bias_kv: self.bias_kv.clone(),
-            score: self.score.clone(),
-            qk_norm: self.qk_norm.clone(),
-            sinks: self.sinks.clone(),
-            relative_bias: self.relative_bias.clone(),
-            disentangled: self.distances.as_ref().map(|distances| distances.weights().clone()),
-        })
     }
 
     /// The configuration.
@@ -255,35 +184,60 @@ impl MultiHeadAttention {
 
     fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
         self.check(inputs, options)?;
+        if self.config.num_attention_heads == 0 {
+            return self.without_heads(inputs.query);
+        }
         let s_kv = inputs.key.dim(1)?;
         let mask = self.positioned(inputs, s_kv, None)?;
         let inputs = &AttentionInputs { mask: &mask, ..*inputs };
-        let grid = options.grid;
-        let options = self.sdpa_options(inputs, options);
-        let call = self.call(inputs, &options, s_kv)?;
+        let sdpa_options = self.sdpa_options(inputs, options);
+        let call = self.call(inputs, &sdpa_options, s_kv)?;
         if let Some((lengths, band)) = inputs.mask.as_padding()
-            && self.runs_unpadded(inputs, &call, &options)
+            && options.head_mask.is_none()
+            && self.runs_unpadded(inputs, &call, &sdpa_options)
         {
             inputs.mask.check(call.shape)?;
             return Ok(Attended { output: self.unpadded(inputs.query, lengths, &band)?, weights: None });
         }
-        let [q, k, v] = self.project(inputs, call.dtype, Places { starts: &[0], grid })?;
-        let by_distance = match self.distance_scores(&q, &k)? {
+        let Compared { q, k, v, mask } = self.compared(inputs, call.dtype, options.grid)?;
+        self.finish(sdpa::attend(&q, &k, &v, &SdpaOptions { mask: &mask, ..sdpa_options })?, inputs, options)
+    }
+
+    /// What is compared in a call whose mask knows positions already.
+    fn compared(&self, inputs: &AttentionInputs, dtype: DType, grid: Option<[usize; 2]>) -> Result<Compared> {
+        let [q, k, v] = self.project(inputs, dtype, Places { starts: &[0], grid })?;
+        let mask = match self.distance_scores(&q, &k)? {
             Some(scores) => inputs.mask.clone().and(AttentionMask::additive(&scores)?),
             None => inputs.mask.clone(),
         };
-        let options = SdpaOptions { mask: &by_distance, ..options };
-        let [k, v] = [self.append(k, 0)?, self.append(v, 1)?];
-        self.finish(sdpa::attend(&q, &k, &v, &options)?, inputs)
+        Ok(Compared { q, k: self.append(k, 0)?, v: self.append(v, 1)?, mask })
     }
 
-    /// The output projection.
-    fn finish(&self, attended: Attended, inputs: &AttentionInputs) -> Result<Attended> {
+    /// The mask of heads and the output projection.
+    fn finish(&self, attended: Attended, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
         let (b, s_q, h, d_v) = attended.output.dims4()?;
         let dtype = inputs.query.dtype();
-        let output = self.o_proj.forward(&attended.output.reshape((b, s_q, h * d_v))?, dtype)?;
+        let by_head = match options.head_mask {
+            Some(mask) => {
+                let rows = if mask.rank() == 2 { b } else { 1 };
+                attended.output.broadcast_mul(&mask.to_dtype(attended.output.dtype())?.reshape((rows, 1, h, 1))?)?
+            }
+            None => attended.output,
+        };
+        let output = self.o_proj.forward(&by_head.reshape((b, s_q, h * d_v))?, dtype)?;
         let weights = attended.weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
         Ok(Attended { output, weights })
+    }
+
+    /// The output projection of nothing: its bias, for each query.
+    fn without_heads(&self, query: &Tensor) -> Result<Attended> {
+        let (b, s_q, _) = query.dims3()?;
+        let shape = (b, s_q, self.config.output_size());
+        let output = match self.o_proj.weights().bias {
+            Some(bias) => bias.broadcast_as(shape)?,
+            None => Tensor::zeros(shape, query.dtype(), query.device())?,
+        };
+        Ok(Attended { output, weights: None })
     }
 
     fn sdpa_options<'a>(&'a self, inputs: &AttentionInputs<'a>, options: &AttentionOptions) -> SdpaOptions<'a> {
@@ -339,6 +293,16 @@ impl MultiHeadAttention {
             return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));
         }
         let AttentionInputs { query, key, value, .. } = *inputs;
+        if let Some(mask) = options.head_mask {
+            let (b, h) = (query.dims().first().copied().unwrap_or(0), self.config.num_attention_heads);
+            if mask.dims() != [h] && mask.dims() != [b, h] {
+                return Err(Error::shape("head_mask", mask.dims(), format!("[{h}] or [{b}, {h}]")));
+            }
+            if !mask.dtype().is_float() {
+                return Err(Error::dtype("head_mask", mask.dtype(), "a floating dtype"));
+            }
+            sdpa::same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
+        }
         let sizes = [self.config.query_size(), self.config.key_size(), self.config.value_size()];
         let named = [("query", query, sizes[0]), ("key", key, sizes[1]), ("value", value, sizes[2])];
         for (name, tensor, size) in named {
@@ -364,10 +328,10 @@ impl Module for MultiHeadAttention {
     }
 }
 
-/// `(outputs, inputs)` of the query, key and value projections.
-fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
-    let h_kv = config.num_key_value_heads();
-    let rows =
-        [config.num_attention_heads * config.head_dim(), h_kv * config.head_dim(), h_kv * config.value_head_dim()];
-    (rows, [config.query_size(), config.key_size(), config.value_size()])
+/// Queries, keys and values `(b, s, heads, d)` as attention compares them, the extra keys among them, and the mask.
+struct Compared {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
 }

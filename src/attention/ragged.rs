@@ -3,13 +3,14 @@
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
+use super::row_positions::RowPositions;
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Attention, Batch, Element, Epilogue, Heads, Isa, Mask};
+use crate::kernels::{self, Attention, Batch, Broadcast, Distances, Element, Epilogue, Heads, Isa, Mask};
 use crate::mask::AttentionMask;
 use crate::position::Position;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
-use crate::slice::with_numbers;
+use crate::slice::{Slice, with_numbers};
 
 impl MultiHeadAttention {
     /// Self-attention within each row of a ragged batch: `xs` `(tokens, query_size)` is the rows one after the other,
@@ -44,6 +45,9 @@ impl MultiHeadAttention {
             return Err(Error::value("the mask of a ragged batch", mask, "none, causal or a window"));
         }
         crate::sdpa::same_dtype_and_device("xs", xs, self.qkv.weight())?;
+        if self.config.num_attention_heads == 0 {
+            return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?);
+        }
         if xs.track_op() || !self.runs_on_rows() {
             return self.padded_ragged(xs, lengths, mask);
         }
@@ -63,9 +67,12 @@ impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) can run.
     pub(crate) fn runs_on_rows(&self) -> bool {
         let plain = self.score.is_none() && self.bias_kv.is_none() && !self.config.add_zero_attn;
-        let plain = plain && self.is_untransformed() && matches!(self.config.position, Position::None);
+        let plain = plain && self.qk_norm.is_none() && self.config.clip_qkv.is_none();
         let plain = plain && self.config.softcap.is_none() && self.sinks.is_none();
-        plain && self.qkv.can_pack() && self.o_proj.can_pack()
+        let plain = plain && !matches!(&self.config.position, Position::Alibi(alibi) if alibi.falcon);
+        let plain = plain && !self.config.position.is_of_whole();
+        let fixed = self.relative_bias.as_ref().is_none_or(|table| !table.track_op());
+        plain && fixed && self.qkv.can_pack() && self.o_proj.can_pack()
     }
 
     /// Self-attention within rows on plain numbers: `xs` `(tokens, query_size)`, row `i` being the tokens
@@ -79,18 +86,42 @@ impl MultiHeadAttention {
         buffers: &mut Buffers,
         output: &mut Vec<O>,
     ) -> Result<()> {
-        // What would be rounded before its next product anyway is not kept wider.
-        match self.qkv.rounds_to_bf16()? {
-            true => self.attend_rows_by(xs, starts, mask, &mut buffers.bf16, output),
-            false => self.attend_rows_by(xs, starts, mask, &mut buffers.f32, output),
+        if self.config.num_attention_heads == 0 {
+            // A product of nothing: the bias.
+            let tokens = starts.last().copied().unwrap_or(0);
+            self.o_proj.packed()?.multiply::<f32, O>(&[], tokens, Epilogue::None, output);
+            return Ok(());
         }
+        let Buffers { f32, bf16, positions } = buffers;
+        let bias = self.bias_of_rows(starts, positions)?;
+        let rows = Rows { starts, mask, bias: bias.as_ref() };
+        let Position::Rotary(rotary) = &self.config.position else {
+            // What would be rounded before its next product anyway is not kept wider.
+            return match self.qkv.rounds_to_bf16()? {
+                true => self.attend_rows_by(xs, rows, |_| {}, bf16, output),
+                false => self.attend_rows_by(xs, rows, |_| {}, f32, output),
+            };
+        };
+        let (d, heads) = (self.config.head_dim(), self.config.num_attention_heads + self.config.num_key_value_heads());
+        let rotate = |qkv: &mut [f32]| positions.rotate(rotary, starts, qkv, heads, d);
+        self.attend_rows_by(xs, rows, rotate, f32, output)
     }
 
+    /// The biases `(1, h, s, s)` of relative positions in the longest row, and so in all others.
+    fn bias_of_rows(&self, starts: &[usize], positions: &mut RowPositions) -> Result<Option<Tensor>> {
+        let (Position::RelativeBuckets(relative), Some(table)) = (&self.config.position, &self.relative_bias) else {
+            return Ok(None);
+        };
+        let longest = starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
+        Ok(Some(positions.bias(relative, table, longest)?))
+    }
+
+    /// `rotate` turns the queries and keys of `(tokens, q k v)` in place.
     fn attend_rows_by<A: Element, T: Element, O: Element>(
         &self,
         xs: &[A],
-        starts: &[usize],
-        mask: &AttentionMask,
+        Rows { starts, mask, bias }: Rows,
+        rotate: impl FnOnce(&mut [T]),
         Inner { qkv, context }: &mut Inner<T>,
         output: &mut Vec<O>,
     ) -> Result<()> {
@@ -100,9 +131,23 @@ impl MultiHeadAttention {
         let weights = self.qkv.packed()?;
         let width = weights.columns(); // h · d + h_kv · d + h_kv · d_v
         weights.multiply(xs, tokens, Epilogue::None, qkv);
+        rotate(qkv);
 
         let from = |start: usize, size: usize| Heads { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
-        let structure = mask.structure()?;
+        let mut structure = mask.structure()?;
+        if let Position::Alibi(alibi) = &self.config.position {
+            let slopes = alibi.of_heads(h).into_iter().map(|slope| slope as f32).collect();
+            structure.distances.push(Distances { slopes, symmetric: alibi.symmetric });
+        }
+        let bias = bias.map(Slice::<f32>::new).transpose()?;
+        let bias = bias.iter().map(|bias| Broadcast { data: bias.data(), strides: bias.strides() });
+        let mask = Mask {
+            left: structure.left,
+            right: structure.right,
+            distances: structure.distances,
+            bias: bias.collect(),
+            ..Mask::default()
+        };
         let attention = Attention {
             q: from(0, d),
             k: from(h * d, d),
@@ -116,7 +161,7 @@ impl MultiHeadAttention {
             scale: self.config.scale() as f32,
             softcap: None,
             sinks: None,
-            mask: Mask { left: structure.left, right: structure.right, ..Mask::default() },
+            mask,
             bf16: weights.rounds_to_bf16(),
         };
         kernels::attend(Isa::detect()?, &attention, context);
@@ -194,11 +239,19 @@ impl MultiHeadAttention {
     }
 }
 
+/// The rows of a call: where they start, who sees whom in each, and what is added to the scores.
+struct Rows<'a> {
+    starts: &'a [usize],
+    mask: &'a AttentionMask,
+    bias: Option<&'a Tensor>,
+}
+
 /// Memory that calls reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     f32: Inner<f32>,
     bf16: Inner<bf16>,
+    positions: RowPositions,
 }
 
 #[derive(Debug, Default)]

@@ -83,6 +83,15 @@ impl MultiHeadAttention {
     }
 }
 
+/// The shape that a parameter of a norm has to have, which may be one a head.
+pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
+    match (over, parameter.rank()) {
+        (NormOver::AllHeads, _) => vec![h * d],
+        (NormOver::Head, 2) => vec![h, d],
+        (NormOver::Head, _) => vec![d],
+    }
+}
+
 /// xs `(b, s, h, d)`.
 pub(super) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;

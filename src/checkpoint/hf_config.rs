@@ -58,36 +58,54 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     let section = section(json, &prefix);
     let layer = Layer::new(section, &prefix);
     let heads = heads(&layer)?;
-    let mut config = infer_config(source, heads)?;
+    let pruned = layer.pruned_heads()?.len();
+    let left = heads.checked_sub(pruned);
+    let left = left.ok_or_else(|| Error::value("the number of pruned heads", pruned, format!("at most {heads}")))?;
+    let config = infer_config(source, left)?;
     let stated = [
         ("hidden_size", config.hidden_size),
         ("d_model", config.hidden_size),
         ("dim", config.hidden_size),
         ("n_embd", config.hidden_size),
-        ("num_key_value_heads", config.num_key_value_heads()),
         ("head_dim", config.head_dim()),
+        ("num_key_value_heads", config.num_key_value_heads()),
     ];
-    for (key, found) in stated.into_iter().filter(|_| !layer.has_stages()) {
+    // A layer that lacks heads may lack key-value heads too, or all that would tell the size of one.
+    let stated = stated.into_iter().take(if pruned == 0 { usize::MAX } else { 4 });
+    for (key, found) in stated.filter(|_| !layer.has_stages()) {
         if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let layout = detect(source)?;
-    let norm =
-        |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
-    let table = match layout.table_in(source) {
-        Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
-        None => None,
-    };
-    config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table })?;
-    config.validate()?;
+    let (config, mask) = as_in_model(section, source, config)?;
     let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
     not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
-    let may_be_eva = ["timm-beit", "timm-eva"].contains(&layout.name) && table.is_none();
+    let layout = detect(source)?;
+    let may_be_eva = ["timm-beit", "timm-eva"].contains(&layout.name) && layout.table_in(source).is_none();
     if may_be_eva && layer.model_type.is_empty() && section.get("use_rot_pos_emb").is_none() {
         not_applied.push(("use_rot_pos_emb".to_string(), "rotary positions in two dimensions, if it is an EVA"));
     }
-    Ok(HfAttentionConfig { config, mask: layer.mask()?, not_applied })
+    Ok(HfAttentionConfig { config, mask, not_applied })
+}
+
+/// What the family of a `config.json` does in the layer that `source` points at, beyond the sizes that are in `config`:
+/// positions, norms, scale; and what it masks there.
+pub(crate) fn as_in_model<S: WeightSource>(
+    section: &Value,
+    source: &S,
+    config: AttentionConfig,
+) -> Result<(AttentionConfig, AttentionMask)> {
+    let prefix = source.full_name("");
+    let layer = Layer::new(section, &prefix);
+    let norm =
+        |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
+    let table = match detect(source)?.table_in(source) {
+        Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
+        None => None,
+    };
+    let config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table })?;
+    config.validate()?;
+    Ok((config, layer.mask()?))
 }
 
 /// An attention layer as its model runs it.
@@ -114,22 +132,33 @@ impl Checkpoint {
     pub fn attention(&self, prefix: &str, json: &Value, dtype: DType, device: &Device) -> Result<ModelAttention> {
         let source = self.at(prefix, dtype, device);
         let HfAttentionConfig { config, mask, not_applied } = config_from_json(json, &source)?;
-        let (mut weights, layout) = AttentionWeights::read(&config, &source)?;
-        let root = self.at("", dtype, device);
-        if let (Some(rows), None) = (config.position.bias_table_rows(), &weights.relative_bias) {
-            let name = match &config.position {
-                Position::RelativeGrid(_) => join(&beside_layers(prefix), TABLE_BESIDE),
-                _ => shared_table(prefix),
-            };
-            weights.relative_bias = Some(root.get(&name, &[rows, config.num_attention_heads])?);
-        }
-        if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
-            let beside = self.at(&beside_layers(prefix), dtype, device);
-            read_embeddings(&beside.child(EMBEDDINGS), &beside.child("LayerNorm"), &config, distances)?;
-        }
+        let (weights, layout) = read(&config, prefix, &source, &self.at("", dtype, device))?;
         let layer = MultiHeadAttention::from_weights(&config, weights)?;
         Ok(ModelAttention { layer, mask, layout, not_applied })
     }
+}
+
+/// The weights of the layer at `prefix`, to which `source` points, with the tables that layers share from where the
+/// family keeps them below `root`.
+pub(super) fn read<S: WeightSource>(
+    config: &AttentionConfig,
+    prefix: &str,
+    source: &S,
+    root: &S,
+) -> Result<(AttentionWeights, &'static Layout)> {
+    let (mut weights, layout) = AttentionWeights::read(config, source)?;
+    if let (Some(rows), None) = (config.position.bias_table_rows(), &weights.relative_bias) {
+        let name = match &config.position {
+            Position::RelativeGrid(_) => join(&beside_layers(prefix), TABLE_BESIDE),
+            _ => shared_table(prefix),
+        };
+        weights.relative_bias = Some(root.get(&name, &[rows, config.num_attention_heads])?);
+    }
+    if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
+        let beside = root.child(&beside_layers(prefix));
+        read_embeddings(&beside.child(EMBEDDINGS), &beside.child("LayerNorm"), config, distances)?;
+    }
+    Ok((weights, layout))
 }
 
 /// Where the layers of a stack keep the table that they share: in the first of them (T5), or beside them (MPNet).

@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 
 use candle_core::{DType, Device};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::Value;
 
-use super::hf_config::{HfAttentionConfig, config_from_json};
+use super::dry::Shapes;
+use super::hf_config::{HfAttentionConfig, config_from_json, read};
 use super::layout::detect;
 use super::open::Checkpoint;
 use super::source::{WeightSource, join};
@@ -117,6 +120,10 @@ impl Checkpoint {
                     info.mask = Some(mask.to_string());
                     let missing = not_applied.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>();
                     info.problem = (!missing.is_empty()).then(|| format!("not applied: {}", missing.join("; ")));
+                    let root = Shapes(self.at("", DType::F32, &Device::Cpu));
+                    if let Err(error) = read(&config, &info.prefix, &Shapes(source), &root) {
+                        info.problem = Some(error.to_string());
+                    }
                 }
                 Err(error) => info.problem = Some(error.to_string()),
             }
@@ -124,7 +131,8 @@ impl Checkpoint {
         info
     }
 
-    /// The names below `prefix` of floating-point tensors that hold NaN or infinities. Reads their data.
+    /// The names below `prefix` of floating-point tensors, in whatever format, that hold NaN or infinities. Reads their
+    /// data.
     ///
     /// # Errors
     /// If a tensor cannot be read.
@@ -133,16 +141,32 @@ impl Checkpoint {
         let mut found = Vec::new();
         for name in source.names().unwrap_or_default() {
             let full_name = source.full_name(&name);
-            let tensor = self.tensor(&full_name, &Device::Cpu)?;
-            if tensor.dtype().is_float() && tensor.elem_count() > 0 {
-                // A sum of zeros, unless something is not finite: that times zero is NaN.
-                let zeros = (tensor.to_dtype(DType::F32)? * 0.0)?.sum_all()?.to_scalar::<f32>()?;
-                if zeros.is_nan() {
-                    found.push(full_name);
-                }
+            if holds_non_finite(&self.view(&full_name)?) {
+                found.push(full_name);
             }
         }
         Ok(found)
+    }
+}
+
+/// Whether the exponent of any number is all ones, or whatever else a format has in the place of that.
+fn holds_non_finite(view: &TensorView) -> bool {
+    fn any<const N: usize>(data: &[u8], of: impl Fn([u8; N]) -> bool) -> bool {
+        data.as_chunks().0.iter().any(|number| of(*number))
+    }
+    let ones = |number: u64, mask: u64| number & mask == mask;
+    let data = view.data();
+    match view.dtype() {
+        Dtype::F64 => any(data, |number| ones(u64::from_le_bytes(number), 0x7ff0 << 48)),
+        Dtype::F32 | Dtype::C64 => any(data, |number| ones(u32::from_le_bytes(number).into(), 0x7f80 << 16)),
+        Dtype::F16 => any(data, |number| ones(u16::from_le_bytes(number).into(), 0x7c00)),
+        Dtype::BF16 => any(data, |number| ones(u16::from_le_bytes(number).into(), 0x7f80)),
+        Dtype::F8_E5M2 => any(data, |[number]| ones(number.into(), 0x7c)),
+        Dtype::F8_E4M3 => any(data, |[number]| ones(number.into(), 0x7f)),
+        Dtype::F8_E8M0 => any(data, |[number]| number == 0xff),
+        Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ => any(data, |[number]| number == 0x80),
+        // Integers, and floats of so few bits that all of them are numbers.
+        _ => false,
     }
 }
 

@@ -15,7 +15,8 @@ pub(super) const SCORE: &str = "score.weight";
 const IGNORED: &[&str] = &["LayerNorm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
 
 /// Norms of queries and keys, by the names they have; under each a `weight` and perhaps a `bias`, or one for each head.
-pub(super) const NORMS: [[&str; 2]; 2] = [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"]];
+pub(super) const NORMS: [[&str; 2]; 3] =
+    [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"], ["self.layer_norm_q", "self.layer_norm_k"]];
 /// A score a head that takes part in the softmax.
 pub(super) const SINKS: &str = "sinks";
 
@@ -82,11 +83,11 @@ impl Layout {
         read.extend([SCORE, SINKS]);
         read.extend(self.table());
         let names = source.names().unwrap_or_default();
+        let below = |name: &str, part: &str| name.strip_prefix(part).is_some_and(|rest| rest.starts_with('.'));
         let distances = self.distance_projections().into_iter().flatten();
         let distances: Vec<&str> = distances.chain([EMBEDDINGS]).collect();
-        let of_distances =
-            |name: &str| distances.iter().any(|part| name.strip_prefix(part).is_some_and(|rest| rest.starts_with('.')));
-        let norm = |name: &str| NORMS.iter().flatten().any(|norm| name.split('.').next() == Some(norm));
+        let of_distances = |name: &str| distances.iter().any(|part| below(name, part));
+        let norm = |name: &str| NORMS.iter().flatten().any(|norm| below(name, norm));
         let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
         // GPT-2 and its kin keep their causal mask beside the weights.
         let causal =

@@ -1,6 +1,8 @@
 //! Weights on disk: opens a file, a folder or a sharded index, and reads attention layers in any known layout.
 
+mod dry;
 mod family;
+mod header;
 mod hf_config;
 mod inspect;
 mod layout;
@@ -13,6 +15,8 @@ mod table;
 mod tables;
 mod write;
 
+#[cfg(feature = "encoder")]
+pub(crate) use hf_config::as_in_model;
 pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
 pub use inspect::LayerInfo;
 pub use layout::detect;

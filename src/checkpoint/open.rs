@@ -5,7 +5,9 @@ use std::sync::Arc;
 use candle_core::safetensors::{Load, MmapedSafetensors};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
+use safetensors::tensor::TensorView;
 
+use super::header::{self, Unique};
 use super::source::{WeightSource, join, missing, wrong_shape};
 use crate::error::{Error, Result};
 
@@ -158,7 +160,7 @@ impl Checkpoint {
         Ok((view.shape().to_vec(), format!("{:?}", view.dtype())))
     }
 
-    fn view(&self, name: &str) -> Result<safetensors::tensor::TensorView<'_>> {
+    pub(super) fn view(&self, name: &str) -> Result<TensorView<'_>> {
         let &shard = self.inner.tensors.get(name).ok_or_else(|| missing(name.to_string()))?;
         let (path, shard) = &self.inner.shards[shard];
         shard.get(name).map_err(|e| Error::file(path, e))
@@ -167,14 +169,19 @@ impl Checkpoint {
 
 #[derive(serde::Deserialize)]
 struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: Unique<String>,
 }
 
 /// Reads an index: the name of each tensor and of the shard that holds it, which is a file beside the index.
 pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+    let size = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if size > header::MOST {
+        return Err(Error::file(path, format!("not an index: {size} bytes are more than {}", header::MOST)));
+    }
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
     let index: Index = serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not an index: {e}")))?;
-    for (tensor, file) in &index.weight_map {
+    let Unique(shards) = index.weight_map;
+    for (tensor, file) in &shards {
         let mut components = Path::new(file).components();
         // The name comes from the file: it may only be that of a neighbour.
         let plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
@@ -185,7 +192,7 @@ pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
             ));
         }
     }
-    Ok(index.weight_map)
+    Ok(shards)
 }
 
 /// A prefix of a [`Checkpoint`], with the dtype and device to read in.
@@ -224,24 +231,29 @@ impl WeightSource for CheckpointSource {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        // Cast on the CPU first: a device without the stored dtype (f64 on Metal) need not know it.
+        let tensor = self.view(name, shape)?.load(&Device::Cpu)?.to_dtype(self.dtype)?;
+        Ok(tensor.to_device(&self.device)?)
+    }
+}
+
+impl CheckpointSource {
+    /// A tensor that must have this shape and be one of floats.
+    pub(super) fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+        use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
         let view = self.checkpoint.view(&name)?;
         if view.shape() != shape {
             return Err(wrong_shape(name, view.shape(), shape));
         }
-        let dtype = view.dtype();
-        let plain = matches!(
-            dtype,
-            safetensors::Dtype::F16 | safetensors::Dtype::BF16 | safetensors::Dtype::F32 | safetensors::Dtype::F64
-        );
-        if !plain {
+        match view.dtype() {
+            F16 | BF16 | F32 | F64 => Ok(view),
             // Quantised weights need scales that a cast would leave out.
-            let expected = "f16, bf16, f32 or f64".to_string();
-            return Err(Error::Tensor { name, found: format!("has dtype {dtype:?}"), expected });
+            dtype => {
+                let expected = "f16, bf16, f32 or f64".to_string();
+                Err(Error::Tensor { name, found: format!("has dtype {dtype:?}"), expected })
+            }
         }
-        // Cast on the CPU first: a device without the stored dtype (f64 on Metal) need not know it.
-        let tensor = view.load(&Device::Cpu)?.to_dtype(self.dtype)?;
-        Ok(tensor.to_device(&self.device)?)
     }
 }
 
@@ -259,6 +271,7 @@ fn map(path: &Path) -> Result<MmapedSafetensors> {
     if !metadata.is_file() {
         return Err(Error::file(path, "not a regular file"));
     }
+    header::check(path)?;
     // SAFETY: the map is read-only and lives as long as the tensors' views. What mmap cannot promise is that no other
     // process truncates or rewrites the file meanwhile; `Checkpoint::open` states that as the caller's duty.
     #[allow(unsafe_code)]

@@ -343,6 +343,14 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
         true => Ok(total / heads),
         false => Err(Error::config("num_attention_heads", num_attention_heads, format!("a divisor of {total}, {of}"))),
     };
+    if num_attention_heads == 0 && q.0 == 0 {
+        // All pruned: nothing tells how large they were.
+        return Ok(AttentionConfig::new(o.0, 0)
+            .with_head_dim(1)
+            .with_query_size(q.1)
+            .with_key_size(k.1)
+            .with_value_size(v.1));
+    }
     let head_dim = per_head(q.0, num_attention_heads, "the rows of the query projection")?;
     let heads_kv = per_head(k.0, head_dim, "the rows of the key projection")?;
     let mut config = AttentionConfig::new(o.0, num_attention_heads)

@@ -220,6 +220,9 @@ impl Writer<'_> {
             FusedOrder::Grouped => h_kv,
             FusedOrder::FourBlocks => 4,
         };
+        if q.weight.elem_count() == 0 {
+            return joined(&[q, k, v]);
+        }
         let parts = if order == FusedOrder::FourBlocks { [q, v, k] } else { [q, k, v] };
         let grouped = |tensors: [&Tensor; 3]| {
             let rest = tensors[0].dims()[1..].to_vec();
@@ -275,6 +278,10 @@ impl Writer<'_> {
 
 /// The rows of several projections of one input, one after the other.
 fn joined(parts: &[&DenseWeights]) -> Result<DenseWeights> {
+    // candle cannot join empty tensors, those of a layer without heads.
+    if parts.iter().all(|part| part.weight.elem_count() == 0) {
+        return Ok(parts[0].clone());
+    }
     let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
     let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
     let bias = if biases.len() == parts.len() { Some(Tensor::cat(&biases, 0)?) } else { None };
@@ -290,8 +297,8 @@ impl super::Checkpoint {
         use std::io::Read;
         #[derive(serde::Deserialize)]
         struct Header {
-            #[serde(rename = "__metadata__", default)]
-            metadata: HashMap<String, String>,
+            #[serde(rename = "__metadata__")]
+            metadata: Option<HashMap<String, String>>,
         }
         let path = self.first_shard();
         let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
@@ -300,7 +307,7 @@ impl super::Checkpoint {
         // The size was checked when the file was opened.
         let header = std::io::BufReader::new(file.take(u64::from_le_bytes(size)));
         let header: Header = serde_json::from_reader(header).map_err(|e| Error::file(path, e))?;
-        Ok(header.metadata)
+        Ok(header.metadata.unwrap_or_default())
     }
 
     /// Reads a layer's weights to be written elsewhere, in the dtype in which its output projection is stored.

@@ -1,10 +1,12 @@
 use candle_core::{DType, Module, Tensor};
-use candle_nn::{Activation, ops::dropout};
 
 use super::config::BertConfig;
+use super::family::Positions;
+use super::feed_forward::dense;
+use super::forward::{ForwardOptions, Forwarded};
+use super::layer::{Layer, drop_out};
 use super::norm::LayerNorm;
-use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
-use crate::checkpoint::{AttentionWeights, DenseWeights, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::Position;
@@ -19,12 +21,13 @@ use crate::slice::with_numbers;
 pub struct BertModel {
     pub(super) config: BertConfig,
     pub(super) word_embeddings: Tensor,
-    pub(super) position_embeddings: Tensor,
+    pub(super) position_embeddings: Option<Tensor>,
     pub(super) token_type_embeddings: Option<Tensor>,
     pub(super) embeddings_norm: LayerNorm,
     /// To the width of the model, where the embeddings have another.
     pub(super) projection: Option<Dense>,
     pub(super) layers: Vec<Layer>,
+    pub(super) final_norm: Option<LayerNorm>,
 }
 
 impl BertModel {
@@ -34,27 +37,30 @@ impl BertModel {
     /// An invalid configuration; a tensor missing or of the wrong shape, named.
     pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
         config.validate()?;
-        let family = config.family();
-        let prefixed = source.child(family.prefix);
-        let bare = source.contains("embeddings.word_embeddings.weight");
-        let source = if !bare && prefixed.contains("embeddings.word_embeddings.weight") { &prefixed } else { source };
-        let embeddings = source.child("embeddings");
+        let body = body(config, source);
+        let source = body.as_ref().unwrap_or(source);
+        let family = config.family().in_source(source);
         let size = config.embedding_size();
-        let table = |name: &str, rows: usize| embeddings.get(&format!("{name}.weight"), &[rows, size]);
-        let word_embeddings = table("word_embeddings", config.vocab_size)?;
-        let position_embeddings = table("position_embeddings", config.max_position_embeddings)?;
-        let relative = match &config.attention().position {
+        let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, size]);
+        let word_embeddings = table(family.words, config.vocab_size)?;
+        let places = family.layers(config);
+        let (attention, _) = config.attention_of(&source.child(&places[0]).child(family.attention), 0)?;
+        let relative = match &attention.position {
             Position::RelativeBuckets(relative) => {
                 let shape = [relative.num_buckets, config.num_attention_heads];
                 Some(source.get("encoder.relative_attention_bias.weight", &shape)?)
             }
             _ => None,
         };
-        let mut layers: Vec<(String, Layer)> = Vec::new();
-        for place in family.layers(config) {
-            let layer = match layers.iter().find(|(other, _)| *other == place) {
-                Some((_, shared)) => shared.clone(),
-                None => Layer::load(config, &source.child(&place), relative.clone())?,
+        let mut layers: Vec<(&String, Layer)> = Vec::new();
+        for (index, place) in places.iter().enumerate() {
+            let shared = layers.iter().find(|(other, _)| *other == place).map(|(_, layer)| layer.clone());
+            let layer = match shared {
+                Some(shared) => shared,
+                None => {
+                    let source = source.child(place);
+                    Layer::load(config, family, &source, index, relative.as_ref())?
+                }
             };
             layers.push((place, layer));
         }
@@ -62,18 +68,25 @@ impl BertModel {
         Ok(Self {
             config: config.clone(),
             word_embeddings,
-            position_embeddings,
-            token_type_embeddings: match family.has_types {
-                true => Some(table("token_type_embeddings", config.type_vocab_size)?),
+            position_embeddings: match family.positions {
+                Positions::InAttention => None,
+                _ => Some(table("embeddings.position_embeddings", config.max_position_embeddings)?),
+            },
+            token_type_embeddings: match config.has_types() {
+                true => Some(table("embeddings.token_type_embeddings", config.type_vocab_size)?),
                 false => None,
             },
-            embeddings_norm: LayerNorm::load(size, config.layer_norm_eps, &embeddings.child("LayerNorm"))?,
+            embeddings_norm: config.norm(size, &source.child(family.embeddings_norm))?,
             // ALBERT has one even where the widths are the same.
             projection: match size != config.hidden_size || projection.contains("weight") {
                 true => Some(dense(&projection, config.hidden_size, size)?),
                 false => None,
             },
             layers: layers.into_iter().map(|(_, layer)| layer).collect(),
+            final_norm: match family.final_norm {
+                Some(name) => Some(config.norm(config.hidden_size, &source.child(name))?),
+                None => None,
+            },
         })
     }
 
@@ -103,13 +116,38 @@ impl BertModel {
         mask: &AttentionMask,
         train: bool,
     ) -> Result<Tensor> {
+        let options = ForwardOptions::default().with_train(train);
+        Ok(self.forward_with(ids, token_type_ids, mask, &options)?.hidden)
+    }
+
+    /// [`forward`](Self::forward) with everything that can be asked of it: heads masked, weights observed.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); a layer that there is not, or masks not of all layers.
+    pub fn forward_with(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+        options: &ForwardOptions,
+    ) -> Result<Forwarded> {
+        options.check(self.layers.len())?;
         let hidden = self.embed(ids, token_type_ids)?;
-        let hidden = drop_out(&self.embeddings_norm.forward(&hidden)?, self.config.hidden_dropout_prob, train)?;
-        let hidden = match &self.projection {
+        let hidden = drop_out(&self.embeddings_norm.forward(&hidden)?, self.config.hidden_dropout_prob, options.train)?;
+        let mut hidden = match &self.projection {
             Some(projection) => projection.forward(&hidden, hidden.dtype())?,
             None => hidden,
         };
-        self.layers.iter().try_fold(hidden, |hidden, layer| layer.forward(&hidden, mask, train))
+        let mut observed = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (next, seen) = layer.forward(&hidden, mask, &options.of_layer(index), options.observed_in(index))?;
+            observed.extend(seen.map(|seen| (index, seen)));
+            hidden = next;
+        }
+        if let Some(norm) = &self.final_norm {
+            hidden = norm.forward(&hidden)?;
+        }
+        Ok(Forwarded { hidden, observed })
     }
 
     fn embed(&self, ids: &Tensor, token_type_ids: Option<&Tensor>) -> Result<Tensor> {
@@ -131,8 +169,21 @@ impl BertModel {
             (Some(table), Some(types)) => words.broadcast_add(&lookup("token_type_ids", table, types)?)?,
             (Some(table), None) => words.broadcast_add(&table.narrow(0, 0, 1)?.unsqueeze(0)?)?,
         };
-        let positions = self.position_embeddings.narrow(0, self.config.first_position(), s)?.unsqueeze(0)?;
-        Ok(words.broadcast_add(&positions)?)
+        match &self.position_embeddings {
+            Some(table) => Ok(words.broadcast_add(&self.positions(table, ids)?)?),
+            None => Ok(words),
+        }
+    }
+
+    /// The rows of the position table: `(1, s, width)`, or `(b, s, width)` where it depends on the ids.
+    fn positions(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        let (_, s) = ids.dims2()?;
+        let Some(uncounted) = self.config.uncounted() else {
+            return Ok(table.narrow(0, 0, s)?.unsqueeze(0)?);
+        };
+        let counts = ids.ne(uncounted)?.to_dtype(DType::F32)?;
+        let positions = ((counts.cumsum(1)? * counts)? + f64::from(uncounted))?.to_dtype(DType::U32)?;
+        lookup("positions", table, &positions)
     }
 }
 
@@ -158,59 +209,12 @@ pub(super) fn in_table(name: &str, ids: &[u32], rows: usize) -> Result<()> {
     }
 }
 
-fn drop_out(xs: &Tensor, p: f64, train: bool) -> Result<Tensor> {
-    if !train || p == 0.0 {
-        return Ok(xs.clone());
+/// Where the model itself is, if not at the root: under one of the prefixes that it has under a task's head.
+pub(super) fn body<S: WeightSource>(config: &BertConfig, source: &S) -> Option<S> {
+    let family = config.family();
+    let words = format!("{}.weight", family.words);
+    if source.contains(&words) {
+        return None;
     }
-    Ok(dropout(xs, p as f32)?)
-}
-
-/// Attention and feed-forward, each added to its input and then normalised.
-#[derive(Debug, Clone)]
-pub(super) struct Layer {
-    pub(super) attention: MultiHeadAttention,
-    pub(super) attention_norm: LayerNorm,
-    pub(super) intermediate: Dense,
-    pub(super) activation: Activation,
-    pub(super) output: Dense,
-    pub(super) output_norm: LayerNorm,
-    dropout: f64,
-}
-
-impl Layer {
-    /// `relative`: the table of biases that all layers share, where there is one.
-    fn load<S: WeightSource>(config: &BertConfig, source: &S, relative: Option<Tensor>) -> Result<Self> {
-        let family = config.family();
-        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-        let norm = |name: &str| LayerNorm::load(hidden, config.layer_norm_eps, &source.child(name));
-        let (attention_norm, output_norm) = (norm(family.attention_norm)?, norm(family.output_norm)?);
-        let attention = config.attention();
-        let (mut weights, _) = AttentionWeights::read(&attention, &source.child("attention"))?;
-        weights.relative_bias = relative;
-        Ok(Self {
-            attention_norm,
-            attention: MultiHeadAttention::from_weights(&attention, weights)?,
-            intermediate: dense(&source.child(family.intermediate), intermediate, hidden)?,
-            activation: config.hidden_act,
-            output: dense(&source.child(family.output), hidden, intermediate)?,
-            output_norm,
-            dropout: config.hidden_dropout_prob,
-        })
-    }
-
-    /// xs `(b, s, hidden)` → the same.
-    fn forward(&self, xs: &Tensor, mask: &AttentionMask, train: bool) -> Result<Tensor> {
-        let inputs = AttentionInputs::self_attention(xs, mask);
-        let attended = self.attention.attend_with(&inputs, &AttentionOptions::default().with_train(train))?.output;
-        let xs = self.attention_norm.forward(&(xs + drop_out(&attended, self.dropout, train)?)?)?;
-        let inner = self.activation.forward(&self.intermediate.forward(&xs, xs.dtype())?)?;
-        let outer = drop_out(&self.output.forward(&inner, xs.dtype())?, self.dropout, train)?;
-        Ok(self.output_norm.forward(&(xs + outer)?)?)
-    }
-}
-
-fn dense<S: WeightSource>(source: &S, out: usize, input: usize) -> Result<Dense> {
-    let weights =
-        DenseWeights { weight: source.get("weight", &[out, input])?, bias: Some(source.get("bias", &[out])?) };
-    Dense::new(&source.full_name(""), weights, out, input)
+    family.prefixes.iter().map(|prefix| source.child(prefix)).find(|prefixed| prefixed.contains(&words))
 }

@@ -1,20 +1,29 @@
 use std::path::Path;
 
+use candle_core::Tensor;
 use candle_nn::Activation;
-use serde_json::Value;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
-use super::family::{FAMILIES, Family, Positions};
+use super::family::{Family, Positions, Types};
 use super::files::json;
+use super::keys::translate;
+use super::norm::LayerNorm;
+use crate::checkpoint::{WeightSource, as_in_model};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::position::{Position, RelativeBuckets};
+use crate::heads::PrunedHeads;
+use crate::mask::AttentionMask;
 
-/// The `config.json` of BERT or one of its kin: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT. The
-/// keys are BERT's; DistilBERT's own are read as them.
-#[derive(Debug, Clone, serde::Deserialize)]
+/// The `config.json` of BERT or one of its kin: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
+/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE. The keys are BERT's; what other families call them is
+/// read as them. How a family's attention knows positions and what it masks is kept and applied, layer by layer.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(remote = "Self")]
 #[non_exhaustive]
 pub struct BertConfig {
-    /// `bert`, `roberta`, `xlm-roberta`, `camembert`, `electra`, `distilbert`, `mpnet` or `albert`.
+    /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
+    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3` or `gte`.
     pub model_type: String,
     /// Number of rows of the word embedding.
     pub vocab_size: usize,
@@ -30,7 +39,7 @@ pub struct BertConfig {
     pub hidden_act: Activation,
     /// The longest input, in tokens.
     pub max_position_embeddings: usize,
-    /// Number of segment types; DistilBERT and MPNet have none.
+    /// Number of segment types; DistilBERT, MPNet and ModernBERT have none.
     #[serde(default)]
     pub type_vocab_size: usize,
     /// Added to the variance in layer normalisation.
@@ -45,18 +54,37 @@ pub struct BertConfig {
     /// Layers of a group (ALBERT).
     #[serde(default = "one")]
     pub inner_group_num: usize,
+    /// Numbers of an attention head, if not `hidden_size / num_attention_heads`.
+    #[serde(default)]
+    pub head_dim: Option<usize>,
     /// Dropout on hidden states when training.
     #[serde(default)]
     pub hidden_dropout_prob: f64,
     /// Dropout on attention weights when training.
     #[serde(default)]
     pub attention_probs_dropout_prob: f64,
-    /// `absolute`.
+    /// `absolute`, or `alibi` in Jina-BERT; of no meaning in families without a table of positions.
     #[serde(default = "absolute")]
     pub position_embedding_type: String,
     /// The id that fills short rows.
     #[serde(default)]
     pub pad_token_id: u32,
+    /// Heads that the file's layers no longer have, by their numbers in the unpruned model.
+    #[serde(default)]
+    pub pruned_heads: PrunedHeads,
+    /// Every key of the file, some of which only attention understands.
+    #[serde(skip)]
+    keys: Value,
+}
+
+impl<'de> Deserialize<'de> for BertConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        use serde::de::Error as _;
+        let mut keys = Map::deserialize(deserializer)?;
+        translate(&mut keys).map_err(D::Error::custom)?;
+        let keys = Value::Object(keys);
+        Ok(Self { keys: keys.clone(), ..Self::deserialize(keys).map_err(D::Error::custom)? })
+    }
 }
 
 fn absolute() -> String {
@@ -71,17 +99,6 @@ fn one() -> usize {
     1
 }
 
-/// What DistilBERT calls BERT's keys.
-const DISTILBERT: [(&str, &str); 7] = [
-    ("dim", "hidden_size"),
-    ("n_layers", "num_hidden_layers"),
-    ("n_heads", "num_attention_heads"),
-    ("hidden_dim", "intermediate_size"),
-    ("activation", "hidden_act"),
-    ("dropout", "hidden_dropout_prob"),
-    ("attention_dropout", "attention_probs_dropout_prob"),
-];
-
 impl BertConfig {
     /// Reads a `config.json`.
     ///
@@ -89,25 +106,7 @@ impl BertConfig {
     /// If the file is missing, is of another family than BERT, or lacks a key; the error holds the path.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut value: Value = json(path)?;
-        // Another family is named before its missing keys are.
-        let found = value.get("model_type").and_then(Value::as_str).unwrap_or("absent").to_string();
-        let Some(family) = Family::of(&found) else {
-            let reason = format!("model_type is {found}, expected {}", Family::names());
-            return Err(Error::file(path, reason));
-        };
-        if let (Value::Object(keys), "distilbert") = (&mut value, family.name) {
-            for (theirs, ours) in DISTILBERT {
-                if let Some(value) = keys.remove(theirs) {
-                    keys.insert(ours.to_string(), value);
-                }
-            }
-        }
-        if let (Value::Object(keys), Positions::AfterPad) = (&mut value, family.positions) {
-            // Theirs where nothing is said; positions are counted from it.
-            keys.entry("pad_token_id").or_insert(1.into());
-        }
-        let config: Self = serde_json::from_value(value).map_err(|e| Error::file(path, e))?;
+        let config: Self = json(path)?;
         config.validate().map_err(|e| Error::file(path, e))?;
         Ok(config)
     }
@@ -117,10 +116,10 @@ impl BertConfig {
     /// # Errors
     /// [`Error::Config`], with the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
-        let Some(family) = Family::of(&self.model_type) else {
+        let Some(family) = Family::of(&self.model_type, &self.position_embedding_type) else {
             return Err(Error::config("model_type", &self.model_type, Family::names()));
         };
-        if self.position_embedding_type != "absolute" {
+        if family.positions != Positions::InAttention && self.position_embedding_type != "absolute" {
             return Err(Error::config("position_embedding_type", &self.position_embedding_type, "absolute"));
         }
         let sizes = [
@@ -128,7 +127,7 @@ impl BertConfig {
             ("num_hidden_layers", self.num_hidden_layers),
             ("intermediate_size", self.intermediate_size),
             ("max_position_embeddings", self.max_position_embeddings),
-            ("type_vocab_size", if family.has_types { self.type_vocab_size } else { 1 }),
+            ("type_vocab_size", if family.types == Types::Always { self.type_vocab_size } else { 1 }),
             ("embedding_size", self.embedding_size()),
             ("num_hidden_groups", self.num_hidden_groups),
             ("inner_group_num", self.inner_group_num),
@@ -158,17 +157,58 @@ impl BertConfig {
         if !(0.0..1.0).contains(&self.hidden_dropout_prob) {
             return Err(Error::config("hidden_dropout_prob", self.hidden_dropout_prob, "a number in [0, 1)"));
         }
+        if let Some(kinds) = self.keys.get("layer_types").and_then(Value::as_array)
+            && kinds.len() < self.num_hidden_layers
+        {
+            let allowed = format!("one for each of {} layers", self.num_hidden_layers);
+            return Err(Error::config("layer_types", format!("{} kinds", kinds.len()), allowed));
+        }
+        self.pruned_heads.check(&vec![self.num_attention_heads; self.num_hidden_layers])?;
+        if !self.pruned_heads.is_empty() && family.shares_layers() {
+            let allowed = format!("none: layers of {} share their weights", self.model_type);
+            return Err(Error::config("pruned_heads", &self.pruned_heads, allowed));
+        }
         self.attention().validate()
     }
 
-    /// The attention layer's part.
+    /// The attention layers' sizes. What a family adds to them, such as rotary positions, comes when a layer is read.
     pub fn attention(&self) -> AttentionConfig {
         let config = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
-        let config = config.with_dropout(self.attention_probs_dropout_prob);
-        match self.model_type.as_str() {
-            // Fixed in the model, whatever the size of its table.
-            "mpnet" => config.with_position(Position::RelativeBuckets(RelativeBuckets::new(32, 128, true))),
-            _ => config,
+        let config = AttentionConfig { head_dim: self.head_dim, ..config };
+        config.with_dropout(self.attention_probs_dropout_prob)
+    }
+
+    /// The attention of layer `index`, at which `source` points, as its model runs it, and what that masks.
+    pub(super) fn attention_of<S: WeightSource>(
+        &self,
+        source: &S,
+        index: usize,
+    ) -> Result<(AttentionConfig, AttentionMask)> {
+        let mut config = self.attention();
+        let pruned = self.pruned_heads.of_layer(index);
+        if !pruned.is_empty() {
+            config.head_dim = Some(config.head_dim());
+            config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
+        }
+        as_in_model(&self.keys, source, config)
+    }
+
+    /// The columns of a table `(_, heads)` that layer `index` still has.
+    pub(super) fn unpruned(&self, index: usize, table: &Tensor) -> Result<Tensor> {
+        let pruned = self.pruned_heads.of_layer(index);
+        let kept = (0..self.num_attention_heads).filter(|head| !pruned.contains(head)).map(|head| head as u32);
+        match pruned.is_empty() {
+            true => Ok(table.clone()),
+            false => Ok(table.index_select(&Tensor::new(kept.collect::<Vec<_>>(), table.device())?, 1)?),
+        }
+    }
+
+    /// Reads a layer normalisation.
+    pub(super) fn norm<S: WeightSource>(&self, size: usize, source: &S) -> Result<LayerNorm> {
+        let stated = self.keys.get("norm_bias").and_then(Value::as_bool);
+        match stated.unwrap_or(self.model_type != "modernbert") {
+            true => LayerNorm::load(size, self.layer_norm_eps, source),
+            false => LayerNorm::load_without_bias(size, self.layer_norm_eps, source),
         }
     }
 
@@ -183,18 +223,44 @@ impl BertConfig {
 
     /// The position of a text's first token.
     pub(super) fn first_position(&self) -> usize {
+        self.uncounted().map_or(0, |pad| pad as usize + 1)
+    }
+
+    /// The id of tokens that do not count in positions and all stand at the position of that number.
+    pub(super) fn uncounted(&self) -> Option<u32> {
         match self.family().positions {
-            Positions::From(first) => first,
-            Positions::AfterPad => self.pad_token_id as usize + 1,
+            Positions::Table | Positions::InAttention => None,
+            Positions::AfterPad => Some(self.pad_token_id),
+            Positions::After(id) => Some(id),
         }
     }
 
     pub(super) fn has_types(&self) -> bool {
-        self.family().has_types
+        match self.family().types {
+            Types::Always => true,
+            Types::IfAny(_) => self.type_vocab_size > 0,
+            Types::Never => false,
+        }
+    }
+
+    /// Whether it is RoBERTa or a family that took over its tokenizers, which tell no segment types.
+    pub(super) fn is_roberta(&self) -> bool {
+        matches!(self.family().positions, Positions::AfterPad) || self.model_type == "jina_embeddings_v3"
     }
 
     /// That of BERT if there is none, which `validate` does not let through.
     pub(super) fn family(&self) -> &'static Family {
-        Family::of(&self.model_type).unwrap_or(&FAMILIES[0])
+        Family::of(&self.model_type, &self.position_embedding_type).unwrap_or(Family::bert())
+    }
+
+    /// The activation that a key of the file names, GELU where it is silent.
+    pub(super) fn stated_activation(&self, key: &'static str) -> Result<Activation> {
+        let Some(value) = self.key(key) else { return Ok(Activation::Gelu) };
+        Activation::deserialize(value).map_err(|_| Error::config(key, value, "an activation that candle has"))
+    }
+
+    /// A key of the file, whatever it means.
+    pub(super) fn key(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key)
     }
 }

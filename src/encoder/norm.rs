@@ -41,9 +41,14 @@ impl LayerNorm {
         let read = |name, early| source.get(if source.contains(early) { early } else { name }, &[size]);
         Self::new(read("weight", "gamma")?, read("bias", "beta")?, eps)
     }
-}
 
-impl LayerNorm {
+    /// Reads `weight`; nothing is added (ModernBERT).
+    pub(super) fn load_without_bias<S: WeightSource>(size: usize, eps: f64, source: &S) -> Result<Self> {
+        let weight = source.get("weight", &[size])?;
+        let zeros = Tensor::zeros(size, weight.dtype(), weight.device())?;
+        Self::new(weight, zeros, eps)
+    }
+
     /// Normalises rows of numbers, or their sum with `add`, in place.
     pub(super) fn add_rows(&self, isa: Isa, xs: &mut [f32], add: Option<&[f32]>) -> Result<()> {
         with_floats(&self.weight, |weight| {

@@ -62,17 +62,45 @@ struct TransformerConfig {
     do_lower_case: bool,
 }
 
-/// `tokenizer_config.json`. The number is about 1e30 where no limit was known.
+/// `tokenizer_config.json`.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default)]
-struct TokenizerConfig {
+pub(super) struct TokenizerConfig {
+    /// About 1e30 where no limit was known.
     model_max_length: Option<f64>,
+    model_input_names: Option<Vec<String>>,
+    mask_token: Option<Token>,
+}
+
+/// A special token: its text, or an object that holds it.
+#[derive(Debug, serde::Deserialize)]
+#[serde(untagged)]
+enum Token {
+    Text(String),
+    Object { content: String },
+}
+
+impl TokenizerConfig {
+    pub fn load(transformer: &Path) -> Result<Self> {
+        json_or_default(&transformer.join("tokenizer_config.json"))
+    }
+
+    /// Whether the tokenizer gives segment types to the model.
+    pub fn gives_types(&self) -> bool {
+        self.model_input_names.as_ref().is_none_or(|names| names.iter().any(|name| name == "token_type_ids"))
+    }
+
+    pub fn mask_token(&self) -> Option<&str> {
+        self.mask_token.as_ref().map(|token| match token {
+            Token::Text(text) | Token::Object { content: text } => text.as_str(),
+        })
+    }
 }
 
 /// The longest input in tokens, and whether texts are to be lower-cased first.
 pub(super) fn limits(transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
     let own: TransformerConfig = json_or_default(&transformer.join("sentence_bert_config.json"))?;
-    let tokenizer: TokenizerConfig = json_or_default(&transformer.join("tokenizer_config.json"))?;
+    let tokenizer = TokenizerConfig::load(transformer)?;
     // A cast from float to integer saturates.
     let stated = own.max_seq_length.or(tokenizer.model_max_length.map(|n| n as usize));
     let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);

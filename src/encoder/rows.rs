@@ -1,14 +1,13 @@
 //! BERT over rows that lie one after the other, on plain numbers: no padding, each step a single pass, buffers reused.
 
-use candle_core::{DType, Device, Module, Tensor, WithDType};
-use candle_nn::Activation;
+use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
-use super::bert::{BertModel, Layer, in_table};
-use crate::attention::ragged::{Buffers, starts};
+use super::bert::{BertModel, in_table};
+use super::layer::{Layer, LayerBuffers};
+use crate::attention::ragged::starts;
 use crate::error::{Error, Result};
 use crate::kernels::{Element, Epilogue, Isa};
-use crate::mask::AttentionMask;
 use crate::projection::Dense;
 use crate::slice::with_numbers;
 
@@ -53,13 +52,12 @@ impl BertModel {
             projection.packed()?.multiply(&hidden, tokens, Epilogue::None, &mut projected);
             hidden = projected;
         }
-        let mask = AttentionMask::none();
-        let (mut buffers, mut inner, mut outer) = (Buffers::default(), Inner::default(), Vec::new());
+        let mut buffers = LayerBuffers::default();
         for layer in &self.layers {
-            layer.attention.attend_rows(&hidden, &starts, &mask, &mut buffers, &mut outer)?;
-            layer.attention_norm.add_rows(isa, &mut hidden, Some(&outer))?;
-            layer.feed_forward_rows(&hidden, tokens, &mut inner, &mut outer)?;
-            layer.output_norm.add_rows(isa, &mut hidden, Some(&outer))?;
+            layer.forward_rows(isa, &mut hidden, &starts, &mut buffers)?;
+        }
+        if let Some(norm) = &self.final_norm {
+            norm.add_rows(isa, &mut hidden, None)?;
         }
         Ok(Tensor::from_vec(hidden, (tokens, self.config.hidden_size), &Device::Cpu)?)
     }
@@ -79,15 +77,13 @@ impl BertModel {
             in_table("token_type_ids", types, self.config.type_vocab_size)?;
         }
         let width = self.config.embedding_size();
-        let first = self.config.first_position() as u32;
-        let positions = lengths.iter().flat_map(|&length| first..first + length as u32);
+        let positions = self.row_positions(ids, lengths);
         let mut sums = vec![0.0; ids.len() * width];
         let none = Tensor::zeros((0, width), T::DTYPE, &Device::Cpu)?;
         let mut buffer = vec![0.0; width];
         with_numbers(&self.word_embeddings, |words: &[T]| {
-            // Where there are no types, an empty table of no rows.
             with_numbers(self.token_type_embeddings.as_ref().unwrap_or(&none), |of_types: &[T]| {
-                with_numbers(&self.position_embeddings, |of_positions: &[T]| {
+                with_numbers(self.position_embeddings.as_ref().unwrap_or(&none), |of_positions: &[T]| {
                     let tokens = ids.iter().zip(types).zip(positions);
                     for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
                         // In the order in which `BertModel::forward` adds them.
@@ -102,47 +98,22 @@ impl BertModel {
         })???;
         Ok(sums)
     }
-}
 
-impl Layer {
-    fn runs_on_rows(&self) -> bool {
-        self.attention.runs_on_rows() && self.intermediate.can_pack() && self.output.can_pack()
-    }
-
-    fn feed_forward_rows(&self, xs: &[f32], tokens: usize, buffers: &mut Inner, outer: &mut Vec<f32>) -> Result<()> {
-        // What would be rounded before its next product anyway is not kept wider.
-        match self.output.packed()?.rounds_to_bf16() {
-            true => self.feed_forward_by(xs, tokens, &mut buffers.bf16, outer),
-            false => self.feed_forward_by(xs, tokens, &mut buffers.f32, outer),
+    /// The row of the position table for each token.
+    fn row_positions(&self, ids: &[u32], lengths: &[usize]) -> Vec<u32> {
+        let uncounted = self.config.uncounted();
+        let mut ids = ids.iter();
+        let mut positions = Vec::with_capacity(ids.len());
+        for &length in lengths {
+            let mut next = self.config.first_position() as u32;
+            positions.extend(ids.by_ref().take(length).map(|&id| {
+                if uncounted == Some(id) {
+                    return id;
+                }
+                next += 1;
+                next - 1
+            }));
         }
+        positions
     }
-
-    fn feed_forward_by<T: Element + WithDType>(
-        &self,
-        xs: &[f32],
-        tokens: usize,
-        inner: &mut Vec<T>,
-        outer: &mut Vec<f32>,
-    ) -> Result<()> {
-        let (first, second) = (self.intermediate.packed()?, self.output.packed()?);
-        let epilogue = match self.activation {
-            Activation::Gelu => Some(Epilogue::Gelu),
-            Activation::NewGelu | Activation::GeluPytorchTanh => Some(Epilogue::GeluTanh),
-            _ => None,
-        };
-        first.multiply(xs, tokens, epilogue.unwrap_or(Epilogue::None), inner);
-        if epilogue.is_none() {
-            let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
-            *inner = self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?;
-        }
-        second.multiply(inner, tokens, Epilogue::None, outer);
-        Ok(())
-    }
-}
-
-/// The wide part of a feed-forward, one of them used.
-#[derive(Debug, Default)]
-struct Inner {
-    f32: Vec<f32>,
-    bf16: Vec<bf16>,
 }

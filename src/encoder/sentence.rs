@@ -1,17 +1,15 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use tokenizers::Encoding;
 
-use super::bert::{BertModel, in_table};
-use super::config::BertConfig;
+use super::bert::BertModel;
 use super::files::json_or_default;
+use super::hidden::{Hidden, wide};
+use super::options::EncodeOptions;
 use super::pipeline::{self, Pipeline, Prompts};
-use super::tokenizer::Tokenizer;
-use crate::checkpoint::Checkpoint;
+use super::texts::{Texts, transformer_of};
+use super::tokenizer::Text;
 use crate::error::{Error, Result};
-use crate::ragged::PaddedIds;
-use crate::setters::setters;
 
 /// Texts to vectors, as sentence-transformers does it: tokenizer, [`BertModel`], pooling, normalisation and maximum
 /// length are what the model's folder says.
@@ -27,47 +25,9 @@ use crate::setters::setters;
 #[derive(Debug, Clone)]
 pub struct SentenceEncoder {
     model: BertModel,
-    tokenizer: Tokenizer,
+    texts: Texts,
     pipeline: Pipeline,
     prompts: Prompts,
-    max_seq_length: usize,
-    dtype: DType,
-    device: Device,
-}
-
-/// How texts are encoded. The default: batches of up to 32 texts and 16,384 tokens, the model's default prompt, no
-/// progress.
-#[derive(Clone, Copy)]
-#[non_exhaustive]
-pub struct EncodeOptions<'a> {
-    /// Texts that run together at most; they are sorted by length first.
-    pub batch_size: usize,
-    /// Tokens that run together at most, padding included where there is some; a longer text runs alone. Bounds the
-    /// memory of long texts.
-    pub max_batch_tokens: usize,
-    /// The name of one of the model's prompts, put before each text; `None` is the model's default, if it has one.
-    pub prompt_name: Option<&'a str>,
-    /// Called after each batch with the number of texts done and of all texts.
-    pub on_progress: Option<&'a dyn Fn(usize, usize)>,
-}
-
-impl Default for EncodeOptions<'_> {
-    fn default() -> Self {
-        Self { batch_size: 32, max_batch_tokens: 16_384, prompt_name: None, on_progress: None }
-    }
-}
-
-impl<'a> EncodeOptions<'a> {
-    setters! {
-        /// Sets the number of texts that run together.
-        with_batch_size, batch_size: usize = batch_size;
-        /// Sets the number of tokens that run together at most.
-        with_max_batch_tokens, max_batch_tokens: usize = max_batch_tokens;
-        /// Sets the prompt.
-        with_prompt_name, prompt_name: &'a str = Some(prompt_name);
-        /// Sets what is called after each batch.
-        with_progress, on_progress: &'a dyn Fn(usize, usize) = Some(on_progress);
-    }
 }
 
 impl SentenceEncoder {
@@ -79,26 +39,14 @@ impl SentenceEncoder {
     /// A file missing or malformed, named; a model, module or tensor that this version cannot run.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
-        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
-            return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
-        }
         let modules = pipeline::modules(folder)?;
-        let transformer = match modules.as_deref() {
-            Some([first, ..]) => folder.join(&first.path),
-            _ => folder.to_path_buf(),
-        };
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
-        let checkpoint = Checkpoint::open(&transformer)?;
-        let model = BertModel::load(&config, &checkpoint.at("", dtype, device))?;
-        let (max_seq_length, lower_case) = pipeline::limits(&transformer, config.max_tokens())?;
+        let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
+        let model = BertModel::load(&config, &source)?;
         Ok(Self {
-            tokenizer: Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?,
+            texts,
             pipeline: Pipeline::load(folder, modules.as_deref(), config.hidden_size, device)?,
             prompts: json_or_default(&folder.join("config_sentence_transformers.json"))?,
             model,
-            max_seq_length,
-            dtype,
-            device: device.clone(),
         })
     }
 
@@ -118,7 +66,7 @@ impl SentenceEncoder {
 
     /// The number of tokens past which a text is cut off, special tokens included.
     pub fn max_seq_length(&self) -> usize {
-        self.max_seq_length
+        self.texts.max_seq_length
     }
 
     /// One vector a text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
@@ -126,86 +74,34 @@ impl SentenceEncoder {
     /// # Errors
     /// A batch size of 0; a prompt that the model does not have; a token that the model does not have.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
-        if options.batch_size == 0 {
-            return Err(Error::config("batch_size", 0, "at least 1"));
-        }
         let prompt = self.prompt(options.prompt_name)?;
-        let encodings = match prompt {
-            "" => self.tokenizer.encode(texts)?,
-            prompt => {
-                let texts = texts.iter().map(|text| format!("{prompt}{text}")).collect::<Vec<_>>();
-                self.tokenizer.encode(&texts.iter().map(String::as_str).collect::<Vec<_>>())?
-            }
-        };
+        let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
+        let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
         let uncounted = if self.pipeline.include_prompt { 0 } else { self.prompt_tokens(prompt)? };
-        if encodings.is_empty() {
-            let dtype = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-            return Ok(Tensor::zeros((0, self.embedding_size()), dtype, &self.device)?);
+        let rows = self.texts.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
+        if rows.is_empty() {
+            let device = self.model.word_embeddings.device();
+            return Ok(Tensor::zeros((0, self.embedding_size()), wide(self.texts.dtype), device)?);
         }
-
-        // Neighbours of like length waste least on padding.
-        let mut order: Vec<usize> = (0..encodings.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(encodings[i].len()));
-        let mut done = 0;
-        let mut embeddings = Vec::new();
-        while done < order.len() {
-            // The first text of a batch is its longest.
-            let longest = encodings[order[done]].len().max(1);
-            let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
-            let batch: Vec<&Encoding> = order[done..done + count].iter().map(|&i| &encodings[i]).collect();
-            embeddings.push(self.encode_batch(&batch, uncounted)?);
-            done += count;
-            if let Some(on_progress) = options.on_progress {
-                on_progress(done, order.len());
-            }
-        }
-        let mut place = vec![0u32; order.len()];
-        order.iter().enumerate().for_each(|(sorted, &original)| place[original] = sorted as u32);
-        Ok(Tensor::cat(&embeddings, 0)?.index_select(&Tensor::new(place, &self.device)?, 0)?)
+        Ok(Tensor::cat(&rows, 0)?)
     }
 
-    /// The first `uncounted` tokens of each text do not count in pooling.
-    fn encode_batch(&self, batch: &[&Encoding], uncounted: usize) -> Result<Tensor> {
-        let config = self.model.config();
-        for encoding in batch {
-            // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
-            in_table("the tokens' ids", encoding.get_ids(), config.vocab_size)?;
-            if config.has_types() {
-                in_table("the tokens' types", encoding.get_type_ids(), config.type_vocab_size)?;
-            }
+    /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
+    fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
+        let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
+        let device = hidden.tokens.device();
+        if hidden.tokens.rank() == 2 {
+            let one = |i: usize| {
+                let (tokens, length) = (hidden.text(i)?.unsqueeze(0)?, hidden.lengths[i]);
+                let counts = Tensor::from_iter(counts(length, length), device)?.unsqueeze(0)?;
+                self.pipeline.forward(&tokens, &counts)
+            };
+            return (0..hidden.lengths.len()).map(one).collect();
         }
-        match self.model.runs_ragged() {
-            true => self.encode_ragged(batch, uncounted),
-            false => self.encode_padded(batch, uncounted),
-        }
-    }
-
-    /// One text after the other: nothing is spent on padding, and a text's vector is the same in any batch.
-    fn encode_ragged(&self, batch: &[&Encoding], uncounted: usize) -> Result<Tensor> {
-        let ids: Vec<u32> = batch.iter().flat_map(|encoding| encoding.get_ids()).copied().collect();
-        let types: Vec<u32> = batch.iter().flat_map(|encoding| encoding.get_type_ids()).copied().collect();
-        let lengths: Vec<usize> = batch.iter().map(|encoding| encoding.len()).collect();
-        let hidden = self.model.forward_ragged(&ids, &types, &lengths)?;
-        let mut start = 0;
-        let pool = |&length: &usize| {
-            let tokens = hidden.narrow(0, start, length)?.unsqueeze(0)?;
-            start += length;
-            let counts: Vec<u8> = (0..length).map(|i| u8::from(i >= uncounted)).collect();
-            self.pipeline.forward(&tokens, &Tensor::from_vec(counts, (1, length), &self.device)?)
-        };
-        Ok(Tensor::cat(&lengths.iter().map(pool).collect::<Result<Vec<_>>>()?, 0)?)
-    }
-
-    fn encode_padded(&self, batch: &[&Encoding], uncounted: usize) -> Result<Tensor> {
-        let rows: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_ids()).collect();
-        let types: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_type_ids()).collect();
-        let padded = PaddedIds::new(&rows, self.model.config().pad_token_id, &self.device)?;
-        let types = PaddedIds::new(&types, 0, &self.device)?;
-        let hidden = self.model.forward(&padded.ids, Some(&types.ids), &padded.mask())?;
-        let longest = padded.ids.dim(1)?;
-        let counts = |&n: &usize| (0..longest).map(move |j| u8::from((uncounted..n).contains(&j)));
-        let counts: Vec<u8> = padded.lengths.iter().flat_map(counts).collect();
-        self.pipeline.forward(&hidden, &Tensor::from_vec(counts, (batch.len(), longest), &self.device)?)
+        let (b, s, _) = hidden.tokens.dims3()?;
+        let counts: Vec<u8> = hidden.lengths.iter().flat_map(|&length| counts(length, s)).collect();
+        let vectors = self.pipeline.forward(&hidden.tokens, &Tensor::from_vec(counts, (b, s), device)?)?;
+        (0..b).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect()
     }
 
     fn prompt(&self, name: Option<&str>) -> Result<&str> {
@@ -225,6 +121,6 @@ impl SentenceEncoder {
         if prompt.is_empty() {
             return Ok(0);
         }
-        Ok(self.tokenizer.encode(&[prompt])?[0].len().saturating_sub(1))
+        Ok(self.texts.tokenizer.encode(&[Text::One(prompt)])?[0].len().saturating_sub(1))
     }
 }

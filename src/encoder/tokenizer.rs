@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use tokenizers::{Encoding, TruncationDirection, TruncationParams, TruncationStrategy};
+use tokenizers::{EncodeInput, Encoding, TruncationDirection, TruncationParams, TruncationStrategy};
 
 use crate::error::{Error, Result};
 
@@ -27,13 +27,50 @@ impl Tokenizer {
         Ok(Self { inner, lower_case })
     }
 
-    /// Token ids of each text, special tokens included, none longer than the maximum.
-    pub(super) fn encode(&self, texts: &[&str]) -> Result<Vec<Encoding>> {
-        let wrong = |e: tokenizers::Error| Error::Tokenizer(e.to_string());
-        if self.lower_case {
-            let texts = texts.iter().map(|text| text.to_lowercase()).collect::<Vec<_>>();
-            return self.inner.encode_batch_fast(texts, true).map_err(wrong);
-        }
-        self.inner.encode_batch_fast(texts.to_vec(), true).map_err(wrong)
+    /// Token ids of each text, special tokens included, none longer than the maximum: of a pair, the longer text is cut
+    /// first.
+    pub(super) fn encode(&self, texts: &[Text]) -> Result<Vec<Encoding>> {
+        let cased = |text: &str| if self.lower_case { text.to_lowercase() } else { text.to_string() };
+        let input = |text: &Text| match text {
+            Text::One(text) => EncodeInput::Single(cased(text).into()),
+            Text::Pair(first, second) => EncodeInput::Dual(cased(first).into(), cased(second).into()),
+        };
+        let inputs: Vec<EncodeInput> = texts.iter().map(input).collect();
+        self.inner.encode_batch_fast(inputs, true).map_err(wrong)
+    }
+
+    /// The id of a token.
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// A token as text.
+    pub(super) fn text(&self, id: u32) -> Result<String> {
+        self.inner.decode(&[id], false).map_err(wrong)
+    }
+}
+
+fn wrong(error: tokenizers::Error) -> Error {
+    Error::Tokenizer(error.to_string())
+}
+
+/// What a head takes: a text, or two that belong together. `"a text".into()`, `("one", "two").into()`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Text<'a> {
+    /// A text.
+    One(&'a str),
+    /// Such as a question and an answer, or a premise and a hypothesis.
+    Pair(&'a str, &'a str),
+}
+
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::One(text)
+    }
+}
+
+impl<'a> From<(&'a str, &'a str)> for Text<'a> {
+    fn from((first, second): (&'a str, &'a str)) -> Self {
+        Self::Pair(first, second)
     }
 }

@@ -1,6 +1,7 @@
 //! The activation `x · Φ(x)` ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) on vectors, by the error function and by
-//! the hyperbolic tangent, and that tangent for itself.
+//! the hyperbolic tangent, and that tangent for itself; and its relative `x · sigmoid(x)`.
 
+use super::exp::exp;
 use super::simd::Simd;
 
 /// An odd function as `x · P(x²) / Q(x²)` between `-limit` and `limit`, beyond which it is constant in f32; highest
@@ -88,4 +89,15 @@ pub(super) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let cubic = s.mul_add(s.mul(x, x), s.splat(0.044_715 * ROOT), s.splat(ROOT));
     let half = s.mul(x, s.splat(0.5));
     s.mul_add(half, tanh(s, s.mul(x, cubic)), half)
+}
+
+/// `x / (1 + e^-x)`, within 4e-7 · max(1, |x|) of the true value; NaN stays NaN.
+#[inline(always)]
+pub(super) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    let negative = s.sub(zero, x);
+    // `exp` takes what is not positive: above 0 the fraction is 1 / (1 + e^-x), below it e^x / (1 + e^x).
+    let below = exp(s, s.min(zero, x));
+    let total = s.add(one, exp(s, s.min(x, negative)));
+    s.mul(x, s.div(below, total))
 }

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::element::Element;
-use super::gelu::{gelu, gelu_tanh};
+use super::gelu::{gelu, gelu_tanh, silu};
 use super::gemm_pairs::{pack_weights, pair_job};
 use super::isa::{Isa, Kernel};
 use super::output::Output;
@@ -30,6 +30,8 @@ pub(crate) enum Epilogue {
     Gelu,
     /// `x · Φ(x)` by the hyperbolic tangent.
     GeluTanh,
+    /// `x / (1 + e^-x)`.
+    Silu,
 }
 
 impl Epilogue {
@@ -39,6 +41,7 @@ impl Epilogue {
             Self::None => x,
             Self::Gelu => gelu(s, x),
             Self::GeluTanh => gelu_tanh(s, x),
+            Self::Silu => silu(s, x),
         }
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Mask<'a> {
     pub lengths: Vec<Lengths>,
     pub distances: Vec<Distances>,
     /// The key at which query 0 of each row stands; `None`: the last query stands at the last key.
-    pub starts: Option<Vec<usize>>,
+    pub starts: Option<Vec<i64>>,
     /// Keys before and after a query's own position, which for query `i` is `i + s_kv - s_q`.
     pub left: Option<usize>,
     pub right: Option<usize>,
@@ -71,7 +71,7 @@ impl Mask<'_> {
             });
         }
         // Counted from `s_q` before the first key, so that it is never negative.
-        let position = i + self.starts.as_ref().map_or(s_kv, |starts| starts[b] + s_q);
+        let position = (self.position(b, i, s_q, s_kv) + s_q as i64).max(0) as usize;
         if let Some(right) = self.right {
             end = end.min(position.saturating_add(right).saturating_add(1).saturating_sub(s_q));
         }
@@ -81,7 +81,7 @@ impl Mask<'_> {
 
     /// The key at which query `i` of row `b` stands.
     pub(super) fn position(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> i64 {
-        let start = self.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b] as i64);
+        let start = self.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
         start + i as i64
     }
 

@@ -141,9 +141,9 @@ impl Band {
 
 impl AttentionMask {
     /// The key at which query 0 stands: one for all rows, or one for each.
-    fn query_starts(&self, call: CallShape) -> Vec<i64> {
+    pub(super) fn query_starts(&self, call: CallShape) -> Vec<i64> {
         let stated = self.parts.iter().find_map(|part| match part {
-            Part::Starts(starts) => Some(starts.iter().map(|&start| start as i64).collect()),
+            Part::Starts(starts) => Some(starts.clone()),
             _ => None,
         });
         stated.unwrap_or_else(|| vec![call.s_kv as i64 - call.s_q as i64])

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 mod dense;
+mod select;
 mod structure;
 
 use candle_core::{DType, Device, Tensor};
@@ -53,8 +54,8 @@ pub(crate) enum Part {
         queries: Tensor,
         keys: Tensor,
     },
-    /// The key at which query 0 of each row stands, where rows end at different keys.
-    Starts(Vec<usize>),
+    /// The key at which query 0 of each row stands, where that is not told by the numbers of queries and keys.
+    Starts(Vec<i64>),
     /// `-slope · distance` added to the scores, a slope a head.
     Distances {
         slopes: Vec<f64>,
@@ -192,7 +193,7 @@ impl AttentionMask {
     }
 
     /// Query 0 of row `b` stands at key `starts[b]`, whatever the numbers of queries and keys.
-    pub(crate) fn starts(starts: Vec<usize>) -> Self {
+    pub(crate) fn starts(starts: Vec<i64>) -> Self {
         Self::part(Part::Starts(starts))
     }
 

@@ -11,7 +11,7 @@ pub(crate) struct Structure {
     pub lengths: Vec<Lengths>,
     pub distances: Vec<Distances>,
     /// The key at which query 0 of each row stands, if not at `s_kv - s_q`.
-    pub starts: Option<Vec<usize>>,
+    pub starts: Option<Vec<i64>>,
     /// Keys seen before and after a query's own position.
     pub left: Option<usize>,
     pub right: Option<usize>,

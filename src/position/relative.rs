@@ -45,7 +45,7 @@ impl RelativeBuckets {
         }
         // In f32, as the reference: where the logarithm is next to a whole number, its rounding decides.
         let log = (distance as f32 / exact as f32).ln() / (self.max_distance as f32 / exact as f32).ln();
-        let far = exact + (log * (buckets - exact) as f32) as usize;
+        let far = exact.saturating_add((log * (buckets - exact) as f32) as usize);
         start + far.min(buckets - 1)
     }
 }

@@ -110,8 +110,9 @@ impl Rotary {
         if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
             return Err(Error::config("rotary dim", dim, format!("an even number up to head_dim = {head_dim}")));
         }
-        if !(self.theta.is_finite() && self.theta > 0.0) {
-            return Err(Error::config("rope_theta", self.theta, "a positive number"));
+        // Below 1 the numbers turn faster the later they come, next to 0 by more than a float holds.
+        if !(self.theta.is_finite() && self.theta >= 1.0) {
+            return Err(Error::config("rope_theta", self.theta, "at least 1"));
         }
         let (factor, original) = match &self.scaling {
             RotaryScaling::None => return Ok(()),
@@ -134,13 +135,20 @@ impl Rotary {
             RotaryScaling::LongRope { attention_factor, .. } => *attention_factor,
             _ => 1.0,
         };
-        if !(attention.is_finite() && attention > 0.0) {
+        if !((attention as f32).is_finite() && attention > 0.0) {
             return Err(Error::config("rope_scaling attention_factor", attention, "a positive number"));
         }
         match &self.scaling {
             // Its ramp is between logarithms to this base.
             RotaryScaling::Yarn { .. } if self.theta <= 1.0 => {
                 return Err(Error::config("rope_theta", self.theta, "more than 1 for yarn"));
+            }
+            RotaryScaling::Yarn { beta_fast: high, beta_slow: low, .. } if !is_range(*low, *high) => {
+                return Err(Error::config("rope_scaling beta_slow", low, format!("from 0 to {high}, beta_fast")));
+            }
+            RotaryScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } if !is_range(*low, *high) => {
+                let allowed = format!("from 0 to {high}, high_freq_factor");
+                return Err(Error::config("rope_scaling low_freq_factor", low, allowed));
             }
             RotaryScaling::Dynamic { .. } if dim < 4 => {
                 return Err(Error::config("rotary dim", dim, "at least 4 for dynamic scaling"));
@@ -152,6 +160,13 @@ impl Rotary {
         }
         if original == 0 {
             return Err(Error::config("original_max_position_embeddings", 0, "at least 1"));
+        }
+        // Factors next to 0 are positive, but nothing turns so fast.
+        for length in [original, original.saturating_add(1)] {
+            let (frequencies, _) = self.frequencies(head_dim, length);
+            if let Some(fastest) = frequencies.iter().find(|f| !(**f as f32).is_finite()) {
+                return Err(Error::config("rope_scaling", fastest, "frequencies that a float holds"));
+            }
         }
         Ok(())
     }
@@ -227,11 +242,32 @@ impl Rotary {
         device: &Device,
     ) -> Result<[Tensor; 2]> {
         let length = positions.iter().flatten().max().map_or(0, |last| last + 1);
+        let pairs = self.dim.unwrap_or(head_dim) / 2;
+        let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, pairs);
+        let waves = self.waves(positions.iter().flatten().copied(), head_dim, length);
+        let [cos, sin] =
+            waves.map(|wave| Tensor::from_vec(wave, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
+        Ok([cos?, sin?])
+    }
+
+    /// Cosines and sines at each of the positions in a text of `length` tokens, those of the first position's pairs
+    /// first.
+    pub(crate) fn waves(
+        &self,
+        positions: impl Iterator<Item = usize>,
+        head_dim: usize,
+        length: usize,
+    ) -> [Vec<f64>; 2] {
         let (frequencies, factor) = self.frequencies(head_dim, length);
-        let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, frequencies.len());
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
-        let angles = positions.iter().flatten().flat_map(|&p| frequencies.iter().map(move |f| p as f64 * f));
-        cos_sin(angles.collect(), factor, shape, dtype, device)
+        let angles: Vec<f64> = positions.flat_map(|p| frequencies.iter().map(move |f| p as f64 * f)).collect();
+        let of = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
+        [of(f64::cos), of(f64::sin)]
+    }
+
+    /// Whether the angles depend on how long the text is.
+    pub(crate) fn goes_by_length(&self) -> bool {
+        matches!(self.scaling, RotaryScaling::Dynamic { .. } | RotaryScaling::LongRope { .. })
     }
 }
 
@@ -277,4 +313,9 @@ pub(crate) fn rotate(xs: &Tensor, [cos, sin]: &[Tensor; 2], style: RotaryStyle) 
         return Ok(rotated);
     }
     Ok(Tensor::cat(&[rotated, xs.narrow(D::Minus1, dim, d - dim)?], D::Minus1)?)
+}
+
+/// Whether two positive numbers are the ends of a range.
+fn is_range(low: f64, high: f64) -> bool {
+    low > 0.0 && low < high && high.is_finite()
 }

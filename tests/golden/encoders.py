@@ -41,6 +41,9 @@ OUT = FIXTURES / "encoders"
 BASE = dict(vocab_size=40, max_position_embeddings=40)
 HEAD = dict(vocab_size=29, max_position_embeddings=16)
 BERT = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=22)
+# Smaller yet, for those that only differ in names from another.
+TINY = dict(vocab_size=17, max_position_embeddings=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=6)
 DISTIL = dict(dim=16, n_layers=2, n_heads=4, hidden_dim=20)
 SPECIAL = dict(bos_token_id=2, eos_token_id=3)
 
@@ -78,6 +81,21 @@ MODELS = {
     "bert_mlm": ("BertForMaskedLM", HEAD | BERT, "random", []),
     "roberta_mlm": ("RobertaForMaskedLM", HEAD | BERT | dict(type_vocab_size=1, layer_norm_eps=1e-5), None, []),
     "distilbert_mlm": ("DistilBertForMaskedLM", HEAD | DISTIL, None, []),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3Model", TINY | dict(
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0}, layer_norm_eps=1e-3), "zeros",
+        [dict(layer_norm_eps=1e-12), dict(rope_parameters=None)]),
+    "gte": ("GteModel", TINY | dict(
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0}, layer_norm_eps=1e-3), "zeros",
+        [dict(layer_norm_eps=1e-12), dict(rope_parameters=None)]),
+    "modernbert_classifier": ("ModernBertForSequenceClassification", TINY | SPECIAL | dict(
+        pad_token_id=1, cls_token_id=2, sep_token_id=3, local_attention=8, classifier_pooling="mean",
+        classifier_bias=True, norm_bias=True, mlp_bias=True, attention_bias=True, num_labels=3), None, []),
+    "modernbert_mlm": ("ModernBertForMaskedLM", TINY | SPECIAL | dict(
+        pad_token_id=1, cls_token_id=2, sep_token_id=3, local_attention=8), None, []),
+    "albert_classifier": ("AlbertForSequenceClassification", TINY | SPECIAL | dict(embedding_size=6), None, []),
+    "albert_mlm": ("AlbertForMaskedLM", TINY | SPECIAL | dict(embedding_size=6), None, []),
+    "electra_mlm": ("ElectraForMaskedLM", TINY | dict(embedding_size=6), None, []),
+    "gte_classifier": ("GteForSequenceClassification", TINY | dict(num_labels=3), "zeros", []),
 }
 
 

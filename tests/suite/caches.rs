@@ -40,7 +40,7 @@ fn configs() -> Vec<AttentionConfig> {
     ]
 }
 
-fn options() -> AttentionOptions {
+fn options() -> AttentionOptions<'static> {
     AttentionOptions::default()
 }
 

@@ -256,7 +256,10 @@ fn a_folder_with_something_wrong_is_named() {
         (|f| std::fs::remove_file(f.join("model.safetensors")).unwrap(), &["holds neither `model.safetensors`"]),
         (|f| std::fs::write(f.join("tokenizer.json"), "{}").unwrap(), &["tokenizer.json"]),
         (|f| std::fs::write(f.join("config.json"), "[]").unwrap(), &["config.json"]),
-        (|f| edit(f, "config.json", "\"bert\"", "\"gpt2\""), &["config.json", "model_type is gpt2, expected bert"]),
+        (
+            |f| edit(f, "config.json", "\"bert\"", "\"gpt2\""),
+            &["config.json", "model_type = gpt2", "expected bert or roberta"],
+        ),
         (
             |f| edit(f, "config.json", "\"num_attention_heads\": 4", "\"num_attention_heads\": 5"),
             &["config.json", "num_attention_heads = 5", "a divisor of hidden_size = 24"],

@@ -10,7 +10,7 @@ use crate::common::{Golden, LAYER, SEED, assert_close, assert_within, fixture};
 use crate::hub::Hub;
 
 /// The binary that `cargo test` built beside this test.
-fn example(name: &str) -> Command {
+pub fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let folder = test.parent().and_then(Path::parent).unwrap();
     let path = folder.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
@@ -25,7 +25,7 @@ fn example(name: &str) -> Command {
 }
 
 #[track_caller]
-fn succeeds(command: &mut Command) -> String {
+pub fn succeeds(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
@@ -33,7 +33,7 @@ fn succeeds(command: &mut Command) -> String {
 
 /// Exit code 2 and one line on standard error.
 #[track_caller]
-fn fails(command: &mut Command, part: &str) {
+pub fn fails(command: &mut Command, part: &str) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let stderr = String::from_utf8(stderr).unwrap();
     assert_eq!(status.code(), Some(2), "{stderr}");

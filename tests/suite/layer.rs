@@ -240,7 +240,7 @@ fn a_bad_configuration_is_named() {
         (config().with_softcap(0.0), "softcap = 0", "a positive number"),
         (config().with_clip_qkv(f64::NAN), "clip_qkv = NaN", "a positive number"),
         (rotary(Rotary::default().with_dim(3)), "rotary dim = 3", "an even number up to head_dim = 3"),
-        (rotary(Rotary::default().with_dim(2).with_theta(-1.0)), "rope_theta = -1", "a positive number"),
+        (rotary(Rotary::default().with_dim(2).with_theta(-1.0)), "rope_theta = -1", "at least 1"),
         (rotary(Rotary::default().with_dim(2).with_theta(1.0).with_scaling(yarn)), "rope_theta = 1", "more than 1"),
         (rotary(Rotary::default().with_dim(2).with_scaling(dynamic)), "rotary dim = 2", "at least 4"),
         (

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention::position::{Alibi, Position, RelativeBuckets, Rotary, RotaryScaling, RotaryStyle};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, Scoring,
 };
@@ -45,14 +46,28 @@ fn a_ragged_batch_equals_its_rows_alone() {
     let plain = AttentionConfig::new(24, 3);
     let none = AttentionMask::none;
     let masks = || [none(), AttentionMask::causal(), AttentionMask::window(Some(2), Some(1))];
-    for (config, dtype, tolerance) in [
+    let rotary = || Rotary::default().with_theta(30.0);
+    let dynamic = RotaryScaling::Dynamic { factor: 3.0, original_max_position_embeddings: 20 };
+    let positions = [
+        Position::Rotary(rotary()),
+        Position::Rotary(rotary().with_dim(4).with_style(RotaryStyle::Interleaved)),
+        Position::Rotary(rotary().with_scaling(dynamic)),
+        Position::Alibi(Alibi::default()),
+        Position::Alibi(Alibi::default().with_symmetric(true)),
+        Position::RelativeBuckets(RelativeBuckets::new(8, 12, true)),
+    ];
+    let positioned = positions.iter().flat_map(|position| {
+        let config = config.clone().with_position(position.clone());
+        [(config.clone(), DType::F32, 2e-5), (config, DType::BF16, 8e-2)]
+    });
+    for (config, dtype, tolerance) in positioned.chain([
         (plain.clone(), DType::F32, 2e-5),
         (config.clone(), DType::F32, 2e-5),
         (config.clone(), DType::F64, 1e-11),
-        (config, DType::BF16, 4e-2),
+        (config.clone(), DType::BF16, 4e-2),
         (plain.clone().with_add_zero_attn(true), DType::F32, 2e-5),
         (plain.with_scoring(Scoring::Additive).with_add_bias_kv(true), DType::F32, 2e-5),
-    ] {
+    ]) {
         let layer = frozen(&config, dtype);
         let xs = Random::new(61).tensor(&[tokens, 24], dtype);
         for mask in masks() {

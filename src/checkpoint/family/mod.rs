@@ -78,7 +78,8 @@ pub(super) struct Layer<'a> {
 impl<'a> Layer<'a> {
     pub fn new(section: &'a Value, prefix: &'a str) -> Self {
         let model_type = section.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        let index = prefix.split('.').find_map(|part| part.parse().ok()).unwrap_or(0);
+        // No model has so many layers that the next number would overflow.
+        let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
         let cross = ["encoder_attn", "EncDecAttention", "crossattention"].iter().any(|part| prefix.contains(part));
         Self { section, model_type, prefix, index, cross }
     }
@@ -112,6 +113,16 @@ impl<'a> Layer<'a> {
         number(self.section, key)
     }
 
+    /// The heads that the layer no longer has, by their numbers in the unpruned model.
+    pub fn pruned_heads(&self) -> Result<Vec<usize>> {
+        let Some(listed) = self.section.get("pruned_heads").and_then(|layers| layers.get(self.index.to_string()))
+        else {
+            return Ok(Vec::new());
+        };
+        serde_json::from_value(listed.clone())
+            .map_err(|_| Error::value("config key `pruned_heads`", listed, "a list of heads for each layer"))
+    }
+
     /// Whether the family is one whose attention this version knows completely.
     pub fn is_known(&self) -> bool {
         self.is_decoder() || self.is_rotary() || self.is(T5) || self.is(&["mpnet"]) || self.is_of_schemes()
@@ -135,6 +146,12 @@ impl<'a> Layer<'a> {
         }
         if !self.cross {
             config.position = self.position(d, held)?;
+        }
+        let pruned = self.pruned_heads()?;
+        if let (Position::Alibi(alibi), false) = (&mut config.position, pruned.is_empty()) {
+            let all = config.num_attention_heads + pruned.len();
+            let slopes = alibi.of_heads(all).into_iter().enumerate().filter(|(head, _)| !pruned.contains(head));
+            alibi.slopes = AlibiSlopes::Given(slopes.map(|(_, slope)| slope).collect());
         }
         Ok(config)
     }
@@ -161,7 +178,7 @@ impl<'a> Layer<'a> {
         }
         let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { plain };
         let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
-        Ok(Some(if by_layer { scale / (self.index + 1) as f64 } else { scale }))
+        Ok(Some(if by_layer { scale / ((self.index + 1) as f64) } else { scale }))
     }
 
     fn qk_norm(&self) -> QkNorm {
@@ -170,7 +187,8 @@ impl<'a> Layer<'a> {
             "qwen3" | "qwen3_moe" | "olmo2" | "olmo3" => NormKind::Rms,
             _ => NormKind::Layer,
         };
-        let over = if self.is(&["olmo2", "olmo3"]) { NormOver::AllHeads } else { NormOver::Head };
+        // Of BERT's kin, only Jina's for code has norms.
+        let over = if self.is(&["olmo2", "olmo3", "bert"]) { NormOver::AllHeads } else { NormOver::Head };
         let eps = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"].iter();
         QkNorm { kind, over, eps: eps.filter_map(|key| self.float(key)).next().unwrap_or(1e-6) }
     }

@@ -50,6 +50,10 @@ impl Layer<'_> {
         let scaled = !(local_only && self.is(&["gemma3", "gemma3_text", "olmo3"]));
         if let Some(scaling) = scaling.filter(|_| local_theta.is_none() && scaled) {
             rotary = rotary.with_scaling(self.scaling(scaling)?);
+        } else if let Some(factor) = self.float("rotary_scaling_factor") {
+            // NomicBERT's own word for it.
+            let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
+            rotary = rotary.with_scaling(RotaryScaling::Dynamic { factor, original_max_position_embeddings });
         }
         Ok(rotary)
     }

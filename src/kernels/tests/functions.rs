@@ -2,7 +2,7 @@
 
 use super::{isas, scalar};
 use crate::kernels::exp::exp;
-use crate::kernels::gelu::{gelu, gelu_tanh, tanh};
+use crate::kernels::gelu::{gelu, gelu_tanh, silu, tanh};
 use crate::kernels::isa::Isa;
 use crate::kernels::simd::Portable;
 
@@ -110,6 +110,23 @@ fn gelu_by_tanh_is_right() {
             worst = worst.max((f64::from(f(x)) - wide / 2.0 * (1.0 + inner.tanh())).abs() / wide.abs().max(1.0));
         }
         println!("{name}: gelu by tanh is within {worst:.1e}");
+        assert!(worst < 4e-7, "{name}: {worst}");
+    });
+}
+
+#[test]
+fn silu_is_right() {
+    for_each_isa!(silu, |isa: Isa, f: &dyn Fn(f32) -> f32| {
+        let name = isa.name();
+        assert_eq!((f(0.0), f(100.0), f(-100.0)), (0.0, 100.0, 0.0), "{name}");
+        assert!(f(f32::NAN).is_nan(), "{name}");
+        let mut worst: f64 = 0.0;
+        for i in -20000..=20000 {
+            let x = i as f32 * 0.001;
+            let wide = f64::from(x);
+            worst = worst.max((f64::from(f(x)) - wide / (1.0 + (-wide).exp())).abs() / wide.abs().max(1.0));
+        }
+        println!("{name}: silu is within {worst:.1e}");
         assert!(worst < 4e-7, "{name}: {worst}");
     });
 }

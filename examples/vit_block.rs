@@ -1,0 +1,105 @@
+//! A block of a vision transformer composed around `MultiHeadAttention`: image patches in, image patches out.
+
+mod shared;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use candle_attention::MultiHeadAttention;
+use candle_attention::checkpoint::{Checkpoint, WeightSource};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{Activation, Conv2d, Conv2dConfig, LayerNorm, Linear};
+use clap::Parser;
+use shared::Result;
+
+/// Cuts images into patches, embeds them, runs the first block of a ViT over them and prints the shape.
+///
+/// Example: vit_block tests/fixtures/compose/vit tests/fixtures/compose/vit/golden.safetensors
+#[derive(Parser)]
+#[command(name = "vit_block", verbatim_doc_comment)]
+struct Arguments {
+    /// A folder with config.json and model.safetensors of a ViTModel
+    model: PathBuf,
+    /// A safetensors file with `pixels` (b, 3, height, width)
+    images: PathBuf,
+}
+
+/// A pixel square of `patch_size` becomes a token; a token that stands for the image comes first.
+pub struct Embeddings {
+    projection: Conv2d,
+    cls_token: Tensor,
+    position_embeddings: Tensor,
+}
+
+impl Embeddings {
+    /// pixels `(b, 3, height, width)` → `(b, 1 + patches, hidden_size)`.
+    pub fn forward(&self, pixels: &Tensor) -> Result<Tensor> {
+        let patches = self.projection.forward(pixels)?.flatten_from(2)?.transpose(1, 2)?; // (b, patches, hidden_size)
+        let (b, _, hidden_size) = patches.dims3()?;
+        let cls = self.cls_token.broadcast_as((b, 1, hidden_size))?;
+        Ok(Tensor::cat(&[&cls, &patches], 1)?.broadcast_add(&self.position_embeddings)?)
+    }
+}
+
+/// `xs + attention(norm(xs))`, then `xs + mlp(norm(xs))`.
+pub struct Block {
+    norm_before: LayerNorm,
+    attention: MultiHeadAttention,
+    norm_after: LayerNorm,
+    intermediate: Linear,
+    output: Linear,
+    activation: Activation,
+}
+
+impl Block {
+    /// xs `(b, s, hidden_size)`.
+    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        // No mask and no positions in the layer: every patch sees every other one.
+        let xs = (xs + self.attention.forward(&self.norm_before.forward(xs)?)?)?;
+        let hidden = self.intermediate.forward(&self.norm_after.forward(&xs)?)?.apply(&self.activation)?;
+        Ok((xs + self.output.forward(&hidden)?)?)
+    }
+}
+
+/// The embeddings and the first block of the model in a folder.
+pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json"))?)?;
+    let number = |key: &str| json[key].as_f64().ok_or(format!("config.json: `{key}` is no number"));
+    let (checkpoint, device) = (Checkpoint::open(folder)?, Device::Cpu);
+    let weights = checkpoint.at("", DType::F32, &device);
+    let weight = |name: &str| weights.get(name, &weights.shape(name)?.unwrap_or_default());
+    let both = |name: &str| {
+        Ok::<_, Box<dyn std::error::Error>>((weight(&format!("{name}.weight"))?, weight(&format!("{name}.bias"))?))
+    };
+    let linear = |name: &str| both(name).map(|(weight, bias)| Linear::new(weight, Some(bias)));
+    let eps = number("layer_norm_eps")?;
+    let norm = |name: &str| both(name).map(|(weight, bias)| LayerNorm::new(weight, bias, eps));
+
+    let (weight_of_patch, bias) = both("embeddings.patch_embeddings.projection")?; // (hidden_size, 3, patch, patch)
+    let stride = Conv2dConfig { stride: number("patch_size")? as usize, ..Conv2dConfig::default() };
+    let embeddings = Embeddings {
+        projection: Conv2d::new(weight_of_patch, Some(bias), stride),
+        cls_token: weight("embeddings.cls_token")?,
+        position_embeddings: weight("embeddings.position_embeddings")?,
+    };
+    let block = Block {
+        norm_before: norm("encoder.layer.0.layernorm_before")?,
+        attention: checkpoint.attention("encoder.layer.0.attention", &json, DType::F32, &device)?.layer,
+        norm_after: norm("encoder.layer.0.layernorm_after")?,
+        intermediate: linear("encoder.layer.0.intermediate.dense")?,
+        output: linear("encoder.layer.0.output.dense")?,
+        activation: serde_json::from_value(json["hidden_act"].clone())?,
+    };
+    Ok((embeddings, block))
+}
+
+fn main() -> ExitCode {
+    shared::run(|| {
+        let Arguments { model, images } = Arguments::parse();
+        let (embeddings, block) = load(&model)?;
+        let pixels = Checkpoint::open(&images)?.tensor("pixels", &Device::Cpu)?.to_dtype(DType::F32)?;
+        let output = block.forward(&embeddings.forward(&pixels)?)?;
+        println!("pixels {:?} → patches {:?}", pixels.dims(), output.dims());
+        Ok(())
+    })
+}

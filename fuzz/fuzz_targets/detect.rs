@@ -1,0 +1,113 @@
+//! Weights and configurations of families, damaged: detected, loaded, run over three tokens, written and read again.
+#![no_main]
+
+use std::collections::HashMap;
+
+use arbitrary::{Result, Unstructured};
+use candle_attention::checkpoint::{AttentionWeights, Checkpoint, LayerInfo, ModelAttention, detect, write_layers};
+use candle_attention::{AttentionInputs, AttentionOptions, KvCache, MultiHeadAttention};
+use candle_attention_fuzz::{Folder, config, entries, header, safetensors, says, template};
+use candle_core::{DType, Device, Tensor};
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+const MOST: usize = 1 << 20;
+const CPU: Device = Device::Cpu;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = run(bytes);
+});
+
+fn run(bytes: &[u8]) -> Result<()> {
+    let mut u = Unstructured::new(bytes);
+    let template = template(&mut u)?;
+    let json = config(&mut u, &template.config)?;
+    let entries = entries(&mut u, template)?;
+    let dtype = *u.choose(&[DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16])?;
+    let other: String = u.arbitrary::<&str>()?.chars().take(64).collect();
+    let Some((text, data)) = header(&entries, MOST) else { return Ok(()) };
+    let folder = Folder::new();
+    let path = folder.write("model.safetensors", &safetensors(&text, &data, text.len() as u64));
+    let Ok(checkpoint) = Checkpoint::open(path).map_err(says) else { return Ok(()) };
+    let layers = checkpoint.attention_layers(Some(&json));
+    // One of them, for speed.
+    let which = if layers.is_empty() { 0 } else { u.choose_index(layers.len())? };
+    if let Some(LayerInfo { prefix, problem, .. }) = layers.get(which) {
+        match checkpoint.attention(prefix, &json, dtype, &CPU) {
+            Ok(model) => {
+                assert!(problem.is_none() || !model.not_applied.is_empty(), "{prefix} loads, but: {problem:?}");
+                forward(&model, dtype, dtype == DType::F32 && is_plain(&checkpoint));
+                write(&folder, &model, prefix, &json, dtype);
+            }
+            // What only the making of the layer finds.
+            Err(error) if error.to_string().contains("in fours") => {}
+            Err(error) => assert!(problem.is_some(), "{prefix} is said to load, but: {}", says(error)),
+        }
+    }
+    // A prefix at which there may be anything.
+    let source = checkpoint.at(&other, dtype, &CPU);
+    detect(&source).err().map(says);
+    checkpoint.attention(&other, &json, dtype, &CPU).err().map(says);
+    Ok(())
+}
+
+/// Whether every number is one that a model might have.
+fn is_plain(checkpoint: &Checkpoint) -> bool {
+    let largest = |name: &str| {
+        let tensor = checkpoint.tensor(name, &CPU).ok()?.to_dtype(DType::F32).ok()?;
+        if tensor.elem_count() == 0 {
+            return Some(0.0);
+        }
+        tensor.abs().ok()?.max_all().ok()?.to_scalar::<f32>().ok()
+    };
+    checkpoint.non_finite("").is_ok_and(|names| names.is_empty())
+        && checkpoint.names().all(|name| largest(name).is_some_and(|largest| largest < 100.0))
+}
+
+/// `plain`: the weights are such that the output has to be finite.
+fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
+    let config = model.layer.config();
+    let numbers = |size: usize, tokens: usize| {
+        let numbers = (0..size * tokens).map(|i| ((i * 7 + 3) % 11) as f64 / 11.0 - 0.5);
+        Tensor::from_iter(numbers, &CPU).unwrap().reshape((1, tokens, size)).unwrap().to_dtype(dtype).unwrap()
+    };
+    let (query, key) = (numbers(config.query_size(), 3), numbers(config.key_size(), 3));
+    let value = numbers(config.value_size(), 3);
+    let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &model.mask };
+    let options = AttentionOptions::default();
+    let output = model.layer.attend_with(&inputs, &options).expect("a layer that was loaded runs").output;
+    assert_eq!(output.dims(), [1, 3, config.output_size()]);
+    if plain && config.scale().abs() < 1e20 {
+        let zero = (&output * 0.0).unwrap().sum_all().unwrap().to_dtype(DType::F32).unwrap();
+        assert_eq!(zero.to_scalar::<f32>().unwrap(), 0.0, "NaN of plain weights: {config:?}");
+    }
+    let weighted = model.layer.attend_with(&inputs, &options.with_weights(true)).expect("with weights").output;
+    assert_eq!(weighted.dims(), output.dims());
+    if [config.key_size(), config.value_size()] != [config.query_size(); 2] {
+        return;
+    }
+    let mut cache = KvCache::growing();
+    for (start, length) in [(0, 2), (2, 1)] {
+        let chunk = query.narrow(1, start, length).unwrap();
+        let inputs = AttentionInputs::self_attention(&chunk, &model.mask);
+        let output = model.layer.attend_cached(&inputs, &mut cache, &options).expect("with a cache").output;
+        assert_eq!(output.dims(), [1, length, config.output_size()]);
+    }
+}
+
+/// What a layout can hold is read back as it was written.
+fn write(folder: &Folder, model: &ModelAttention, prefix: &str, json: &Value, dtype: DType) {
+    let path = folder.path("written.safetensors");
+    let weights = model.layer.weights().expect("weights");
+    let layers = [(prefix, &weights, model.layer.config())];
+    let written = write_layers(&path, &layers, model.layout, HashMap::new());
+    if let Err(error) = written {
+        says(error);
+        return;
+    }
+    let again = Checkpoint::open(&path).expect("what was written is opened");
+    let source = again.at(prefix, dtype, &CPU);
+    let (again, layout) = AttentionWeights::read(model.layer.config(), &source).expect("what was written is read");
+    assert_eq!(layout.name, model.layout.name, "{json}");
+    MultiHeadAttention::from_weights(model.layer.config(), again).expect("what was written is a layer");
+}

@@ -1,0 +1,100 @@
+//! Whole folders, of headers only: what `inspect` says of them is consistent, whatever their config.json.
+#![no_main]
+
+use arbitrary::{Result, Unstructured};
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention_fuzz::{Entry, Folder, config, entries, rarely, safetensors, says, template};
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Value, json};
+
+/// As large as a file may be said to be; its data is a hole.
+const MOST: usize = 1 << 40;
+/// Files up to here are also searched for NaN.
+const READ: u64 = 1 << 20;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = run(bytes);
+});
+
+fn run(bytes: &[u8]) -> Result<()> {
+    let mut u = Unstructured::new(bytes);
+    let folder = Folder::new();
+    let template = template(&mut u)?;
+    let mut text = config(&mut u, &template.config)?.to_string();
+    let mut all = entries(&mut u, template)?;
+    // The same layers many times over.
+    if rarely(&mut u, 8)? {
+        let copies = u.int_in_range(1..=20)?;
+        let again = |copy: usize| {
+            let like = template.entries.iter().cloned();
+            like.map(move |entry| Entry { name: format!("copy.{copy}.{}", entry.name), ..entry })
+        };
+        all.extend((0..copies).flat_map(again));
+    }
+    match u.int_in_range(0..=15)? {
+        1 => text = u.arbitrary::<&str>()?.to_string(),
+        2 => text.truncate(text.len() / 2),
+        3 => text = "[".repeat(100_000),
+        _ => {}
+    }
+    folder.write("config.json", text.as_bytes());
+    let shards = if rarely(&mut u, 4)? { 3 } else { 1 };
+    for (i, part) in all.chunks(all.len().div_ceil(shards).max(1)).enumerate() {
+        let file = if shards == 1 { "model.safetensors".to_string() } else { format!("{i}.safetensors") };
+        if !hole(&folder, &file, part) {
+            return Ok(());
+        }
+    }
+    if shards > 1 {
+        let of = |i: usize| format!("{}.safetensors", i / all.len().div_ceil(shards));
+        let map: Vec<String> =
+            (all.iter().enumerate()).map(|(i, entry)| format!("{}:{}", json!(entry.name), json!(of(i)))).collect();
+        let index = format!("{{\"weight_map\":{{{}}}}}", map.join(","));
+        folder.write("model.safetensors.index.json", index.as_bytes());
+    }
+    let Ok(checkpoint) = Checkpoint::open(folder.path("")).map_err(says) else { return Ok(()) };
+    let json: Option<Value> = serde_json::from_slice(&std::fs::read(folder.path("config.json")).unwrap()).ok();
+    inspect(&checkpoint, json.as_ref());
+    Ok(())
+}
+
+/// Writes a file of these headers whose data is a hole; whether it could be.
+fn hole(folder: &Folder, file: &str, entries: &[Entry]) -> bool {
+    let mut all = Vec::new();
+    let mut offset = 0;
+    for entry in entries {
+        let end = usize::saturating_add(offset, entry.size().unwrap_or(0));
+        if end > MOST {
+            return false;
+        }
+        let [from, to] = entry.offsets.unwrap_or([offset, end]);
+        let info = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [from, to]});
+        all.push(format!("{}:{info}", json!(entry.name)));
+        offset = end;
+    }
+    let header = format!("{{{}}}", all.join(","));
+    let bytes = safetensors(&header, &[], header.len() as u64);
+    let path = folder.write(file, &bytes);
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("the file just written");
+    file.set_len((bytes.len() + offset) as u64).is_ok()
+}
+
+fn inspect(checkpoint: &Checkpoint, json: Option<&Value>) {
+    let layers = checkpoint.attention_layers(json);
+    let without = checkpoint.attention_layers(None);
+    assert_eq!(layers.len(), without.len());
+    let small = std::fs::metadata(checkpoint.path()).is_ok_and(|file| file.len() <= READ);
+    for (layer, bare) in layers.iter().zip(&without) {
+        assert_eq!((&layer.prefix, layer.layout, layer.parameters), (&bare.prefix, bare.layout, bare.parameters));
+        assert!(layer.problem.as_ref().is_none_or(|problem| problem.len() > 8));
+        assert!(layer.num_attention_heads.is_none_or(|heads| heads > 0));
+        assert!(layer.num_attention_heads.is_some() || layer.problem.is_some() || json.is_none());
+        serde_json::to_string(layer).expect("a layer as JSON");
+        if small && !checkpoint.path().extension().is_some_and(|extension| extension == "json") {
+            checkpoint.non_finite(&layer.prefix).err().map(says);
+        }
+    }
+    for pair in layers.windows(2) {
+        assert_ne!(pair[0].prefix, pair[1].prefix);
+    }
+}

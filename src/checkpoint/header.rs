@@ -1,0 +1,90 @@
+//! Headers that are wrong about one of their tensors, told by the tensor's name.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use safetensors::tensor::TensorInfo;
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+
+use crate::error::{Error, Result};
+
+/// The most bytes of a header or an index that are read; safetensors has the same limit.
+pub(super) const MOST: u64 = 100_000_000;
+
+/// A JSON object of names in which none may come twice: most readers would take the last one.
+pub(super) struct Unique<V>(pub BTreeMap<String, V>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(Names(PhantomData))
+    }
+}
+
+struct Names<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
+    type Value = Unique<V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object of tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Unique<V>, A::Error> {
+        let mut all = BTreeMap::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            let value = entries.next_value().map_err(|e| A::Error::custom(format!("tensor `{name}`: {e}")))?;
+            if all.contains_key(&name) {
+                return Err(A::Error::custom(format!("tensor `{name}` is there twice")));
+            }
+            all.insert(name, value);
+        }
+        Ok(Unique(all))
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Header {
+    #[serde(rename = "__metadata__")]
+    _metadata: Option<IgnoredAny>,
+    #[serde(flatten)]
+    tensors: Unique<TensorInfo>,
+}
+
+/// Checks what a header says about each of its tensors. What concerns the file as a whole is left to safetensors.
+pub(super) fn check(path: &Path) -> Result<()> {
+    let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+    let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
+    let mut size = [0; 8];
+    if length < 8 {
+        return Ok(());
+    }
+    file.read_exact(&mut size).map_err(|e| Error::io(path, e))?;
+    let size = u64::from_le_bytes(size);
+    if size > MOST.min(length - 8) {
+        return Ok(());
+    }
+    let mut header = Vec::new();
+    file.take(size).read_to_end(&mut header).map_err(|e| Error::io(path, e))?;
+    let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
+    let header: Header = serde_json::from_slice(&header).map_err(|e| invalid(e.to_string()))?;
+    header.tensors.0.iter().try_for_each(|(name, info)| {
+        let wrong = |what: String| Err(invalid(format!("tensor `{name}`: {what}")));
+        let TensorInfo { dtype, shape, data_offsets: (from, to) } = info;
+        // Beside a zero too, sizes whose product overflows are no shape.
+        let sizes = shape.iter().map(|size| *size.max(&1));
+        let bits = sizes.chain([dtype.bitsize()]).try_fold(1, usize::checked_mul);
+        let Some(bits) = bits.map(|bits| if shape.contains(&0) { 0 } else { bits }) else {
+            return wrong(format!("shape {shape:?} is larger than any memory"));
+        };
+        if *to as u64 > length - 8 - size {
+            return wrong(format!("its data ends at {to}, the file's at {}", length - 8 - size));
+        }
+        match to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) == Some(bits) {
+            true => Ok(()),
+            false => wrong(format!("its data lies from {from} to {to}, but {dtype:?} {shape:?} has {bits} bits")),
+        }
+    })
+}

@@ -1,0 +1,163 @@
+use candle_core::{Module, Tensor};
+use candle_nn::ops::dropout;
+
+use super::config::BertConfig;
+use super::family::Family;
+use super::feed_forward::{FeedForward, Inner};
+use super::norm::LayerNorm;
+use crate::attention::ragged::Buffers;
+use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed};
+use crate::checkpoint::{AttentionWeights, WeightSource};
+use crate::error::Result;
+use crate::kernels::Isa;
+use crate::mask::AttentionMask;
+
+/// Attention and feed-forward, each added to its input. What is normalised is the sum or, in a pre-norm family
+/// ([Xiong 2020](https://arxiv.org/abs/2002.04745)), the input alone.
+#[derive(Debug, Clone)]
+pub(super) struct Layer {
+    attention: MultiHeadAttention,
+    /// Which tokens the model lets each token see in this layer.
+    mask: AttentionMask,
+    inner_norm: Option<LayerNorm>,
+    /// ModernBERT's first layer has none: its embeddings are normalised already.
+    attention_norm: Option<LayerNorm>,
+    feed_forward: FeedForward,
+    output_norm: LayerNorm,
+    pre_norm: bool,
+    dropout: f64,
+}
+
+/// Memory that layers reuse.
+#[derive(Debug, Default)]
+pub(super) struct LayerBuffers {
+    attention: Buffers,
+    inner: Inner,
+    outer: Vec<f32>,
+    normalised: Vec<f32>,
+}
+
+impl Layer {
+    /// `index`: the layer's number. `relative`: the table of biases that all layers share, where there is one.
+    pub fn load<S: WeightSource>(
+        config: &BertConfig,
+        family: &Family,
+        source: &S,
+        index: usize,
+        relative: Option<&Tensor>,
+    ) -> Result<Self> {
+        let norm = |name: &str| config.norm(config.hidden_size, &source.child(name));
+        let pre_norm = family.final_norm.is_some();
+        let attention_norm = if pre_norm && index == 0 { None } else { Some(norm(family.attention_norm)?) };
+        let of_attention = source.child(family.attention);
+        let (attention, mask) = config.attention_of(&of_attention, index)?;
+        let (mut weights, _) = AttentionWeights::read(&attention, &of_attention)?;
+        weights.relative_bias = relative.map(|table| config.unpruned(index, table)).transpose()?;
+        Ok(Self {
+            inner_norm: family.inner_norm.map(norm).transpose()?,
+            attention_norm,
+            attention: MultiHeadAttention::from_weights(&attention, weights)?,
+            mask,
+            feed_forward: FeedForward::load(config, family.feed_forward, source)?,
+            output_norm: norm(family.output_norm)?,
+            pre_norm,
+            dropout: config.hidden_dropout_prob,
+        })
+    }
+
+    pub fn attention(&self) -> &MultiHeadAttention {
+        &self.attention
+    }
+
+    /// The same with another attention.
+    pub fn with_attention(&self, attention: MultiHeadAttention) -> Self {
+        Self { attention, ..self.clone() }
+    }
+
+    /// xs `(b, s, hidden)` → the same, and of the attention weights what is asked for.
+    pub fn forward(
+        &self,
+        xs: &Tensor,
+        mask: &AttentionMask,
+        options: &AttentionOptions,
+        observe: Option<&Observe>,
+    ) -> Result<(Tensor, Option<Observed>)> {
+        let own = mask.clone().and(self.mask.clone());
+        let train = options.train;
+        let mut seen = None;
+        let mut attend = |xs: &Tensor| -> Result<Tensor> {
+            let inputs = AttentionInputs::self_attention(xs, &own);
+            let output = match observe {
+                Some(what) => {
+                    let observed = self.attention.observe(&inputs, options, what)?;
+                    seen.insert(observed).output.clone()
+                }
+                None => self.attention.attend_with(&inputs, options)?.output,
+            };
+            drop_out(&output, self.dropout, train)
+        };
+        let feed = |xs: &Tensor| drop_out(&self.feed_forward.forward(xs)?, self.dropout, train);
+        let norm = |xs: &Tensor, norm: Option<&LayerNorm>| norm.map_or(Ok(xs.clone()), |norm| norm.forward(xs));
+        let (first, second) = (self.attention_norm.as_ref(), Some(&self.output_norm));
+        if self.pre_norm {
+            let xs = (xs + attend(&norm(xs, first)?)?)?;
+            return Ok(((&xs + feed(&norm(&xs, second)?)?)?, seen));
+        }
+        let attended = match &self.inner_norm {
+            Some(inner) => inner.forward(&(xs + attend(xs)?)?)?,
+            None => attend(xs)?,
+        };
+        let xs = norm(&(xs + attended)?, first)?;
+        Ok((norm(&(&xs + feed(&xs)?)?, second)?, seen))
+    }
+
+    pub fn runs_on_rows(&self) -> bool {
+        self.inner_norm.is_none() && self.attention.runs_on_rows() && self.feed_forward.runs_on_rows()
+    }
+
+    /// As [`forward`](Self::forward), in place, on rows that lie one after the other; call only if
+    /// [`runs_on_rows`](Self::runs_on_rows).
+    pub fn forward_rows(
+        &self,
+        isa: Isa,
+        hidden: &mut [f32],
+        starts: &[usize],
+        buffers: &mut LayerBuffers,
+    ) -> Result<()> {
+        let tokens = starts.last().copied().unwrap_or(0);
+        let LayerBuffers { attention, inner, outer, normalised } = buffers;
+        if !self.pre_norm {
+            self.attention.attend_rows(hidden, starts, &self.mask, attention, outer)?;
+            if let Some(norm) = &self.attention_norm {
+                norm.add_rows(isa, hidden, Some(outer))?;
+            }
+            self.feed_forward.forward_rows(hidden, tokens, inner, outer)?;
+            return self.output_norm.add_rows(isa, hidden, Some(outer));
+        }
+        normalise(isa, hidden, self.attention_norm.as_ref(), normalised)?;
+        self.attention.attend_rows(normalised, starts, &self.mask, attention, outer)?;
+        add(hidden, outer);
+        normalise(isa, hidden, Some(&self.output_norm), normalised)?;
+        self.feed_forward.forward_rows(normalised, tokens, inner, outer)?;
+        add(hidden, outer);
+        Ok(())
+    }
+}
+
+/// `to` becomes the rows `xs`, normalised where there is a norm.
+fn normalise(isa: Isa, xs: &[f32], norm: Option<&LayerNorm>, to: &mut Vec<f32>) -> Result<()> {
+    to.clear();
+    to.extend_from_slice(xs);
+    norm.map_or(Ok(()), |norm| norm.add_rows(isa, to, None))
+}
+
+fn add(xs: &mut [f32], ys: &[f32]) {
+    xs.iter_mut().zip(ys).for_each(|(x, y)| *x += y);
+}
+
+pub(super) fn drop_out(xs: &Tensor, p: f64, train: bool) -> Result<Tensor> {
+    if !train || p == 0.0 {
+        return Ok(xs.clone());
+    }
+    Ok(dropout(xs, p as f32)?)
+}

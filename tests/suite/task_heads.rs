@@ -1,0 +1,238 @@
+//! Heads: models against transformers (`tests/golden/encoders.py`), texts against what its pipelines and the CrossEncoder of
+//! sentence-transformers say of a head made of the tiny BERT's own tensors.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::encoder::{
+    BertConfig, CrossEncoder, EncodeOptions, FillMask, MaskedLm, SequenceClassifier, Text, TextClassifier,
+};
+use candle_attention::{AttentionMask, Error};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
+
+use crate::common::{assert_close, fixture, says};
+
+const CPU: Device = Device::Cpu;
+const MODEL: f64 = 2e-5;
+
+/// `[ids, types, logits]` and lengths of a golden file; types of zeros where it has none.
+fn golden(name: &str) -> ([Tensor; 3], Vec<usize>) {
+    let golden = Checkpoint::open(fixture(&format!("encoders/{name}/golden.safetensors"))).unwrap();
+    let get = |name: &str, dtype| golden.tensor(name, &CPU).unwrap().to_dtype(dtype).unwrap();
+    let lengths = get("lengths", DType::I64).to_vec1::<i64>().unwrap().iter().map(|&n| n as usize).collect();
+    let ids = get("ids", DType::U32);
+    let types = if golden.contains("types") { get("types", DType::U32) } else { ids.zeros_like().unwrap() };
+    ([ids, types, get("logits", DType::F32)], lengths)
+}
+
+fn open(name: &str) -> (BertConfig, Checkpoint) {
+    let folder = fixture(&format!("encoders/{name}"));
+    (BertConfig::from_file(folder.join("config.json")).unwrap(), Checkpoint::open(folder).unwrap())
+}
+
+fn classifier(name: &str, labels: &[&str]) {
+    let ([ids, types, want], lengths) = golden(name);
+    let (config, checkpoint) = open(name);
+    for (dtype, tolerance) in [(DType::F32, MODEL), (DType::F64, MODEL), (DType::BF16, 8e-2)] {
+        let head = SequenceClassifier::load(&config, &checkpoint.at("", dtype, &CPU)).unwrap();
+        assert_eq!(head.labels(), labels);
+        assert_close(name, &head.forward(&ids, Some(&types), &lengths).unwrap(), &want, tolerance);
+    }
+    says(MaskedLm::load(&config, &checkpoint.at("", DType::F32, &CPU)), &["is missing", "no head for masked"]);
+}
+
+fn masked(name: &str) {
+    let ([ids, types, want], lengths) = golden(name);
+    let (config, checkpoint) = open(name);
+    let head = MaskedLm::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let got = head.forward(&ids, Some(&types), &AttentionMask::lengths(&lengths)).unwrap();
+    for (row, &length) in lengths.iter().enumerate() {
+        let tokens = |t: &Tensor| t.get(row).unwrap().narrow(0, 0, length).unwrap();
+        assert_close(name, &tokens(&got), &tokens(&want), MODEL);
+    }
+    let head = SequenceClassifier::load(&config, &checkpoint.at("", DType::F32, &CPU));
+    says(head, &["is missing", "no head for sequence classification"]);
+}
+
+macro_rules! heads {
+    ($($name:ident $check:ident($($labels:expr)?);)*) => {$(
+        #[test]
+        fn $name() {
+            $check(stringify!($name) $(, &$labels)?);
+        }
+    )*};
+}
+
+heads! {
+    bert_cross_encoder classifier(["LABEL_0"]);
+    roberta_classifier classifier(["contradiction", "entailment", "neutral"]);
+    distilbert_classifier classifier(["NEGATIVE", "POSITIVE"]);
+    electra_classifier classifier(["LABEL_0", "LABEL_1"]);
+    modernbert_classifier classifier(["LABEL_0", "LABEL_1", "LABEL_2"]);
+    albert_classifier classifier(["LABEL_0", "LABEL_1"]);
+    bert_mlm masked();
+    roberta_mlm masked();
+    distilbert_mlm masked();
+    modernbert_mlm masked();
+    albert_mlm masked();
+    electra_mlm masked();
+}
+
+/// GTE has no masked-language head here: its name for it is another.
+#[test]
+fn gte_classifier() {
+    let ([ids, types, want], lengths) = golden("gte_classifier");
+    let (config, checkpoint) = open("gte_classifier");
+    let source = checkpoint.at("", DType::F32, &CPU);
+    let head = SequenceClassifier::load(&config, &source).unwrap();
+    assert_close("gte", &head.forward(&ids, Some(&types), &lengths).unwrap(), &want, MODEL);
+    says(MaskedLm::load(&config, &source), &["model_type = gte", "masked-language head"]);
+}
+
+/// The tiny BERT with a head of some of its own tensors, and the keys of `with` in its configuration.
+fn folder(labels: usize, with: Value) -> tempfile::TempDir {
+    let (from, to) = (fixture("tiny-bert"), tempfile::tempdir().unwrap());
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(file), to.path().join(file)).unwrap();
+    }
+    let tensors = candle_core::safetensors::load(from.join("model.safetensors"), &CPU).unwrap();
+    let mut all: HashMap<String, Tensor> =
+        tensors.iter().map(|(name, tensor)| (format!("bert.{name}"), tensor.clone())).collect();
+    let pooler = |name: &str| tensors[&format!("pooler.dense.{name}")].clone();
+    if labels > 0 {
+        let rows = |name: &str| pooler(name).narrow(0, 0, labels).unwrap().contiguous().unwrap();
+        all.insert("classifier.weight".into(), (rows("weight") * 3.0).unwrap());
+        all.insert("classifier.bias".into(), rows("bias"));
+    } else {
+        for name in ["weight", "bias"] {
+            all.insert(format!("cls.predictions.transform.dense.{name}"), pooler(name));
+            let norm = tensors[&format!("embeddings.LayerNorm.{name}")].clone();
+            all.insert(format!("cls.predictions.transform.LayerNorm.{name}"), norm);
+        }
+        let bias = tensors["embeddings.word_embeddings.weight"].narrow(1, 0, 1).unwrap().squeeze(1).unwrap();
+        all.insert("cls.predictions.bias".into(), bias.contiguous().unwrap());
+    }
+    candle_core::safetensors::save(&all, to.path().join("model.safetensors")).unwrap();
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(from.join("config.json")).unwrap()).unwrap();
+    config.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
+    to
+}
+
+fn cross(folder: &Path) -> Result<CrossEncoder, Error> {
+    CrossEncoder::from_folder(folder, DType::F32, &CPU)
+}
+
+const FOX: &str = "the quick brown fox jumps over the lazy dog and runs far away from the big house";
+const COUNT: &str = "one two three four five six seven eight nine ten";
+
+#[test]
+fn scores_of_pairs() {
+    let one = json!({"id2label": {"0": "LABEL_0"}});
+    let plain = folder(1, one.clone());
+    let encoder = cross(plain.path()).unwrap();
+    // Cut at 16 tokens: the second text, the first, an empty one, both alike.
+    let pairs = [("the cat sat", "on the mat"), ("hello world", FOX), (FOX, "hello"), ("a", ""), (COUNT, COUNT)];
+    let want = [0.4399090f32, 0.5210761, 0.6873816, 0.7259424, 0.5048603];
+    let options = EncodeOptions::default();
+    let tensor = |numbers: &[f32]| Tensor::new(numbers, &CPU).unwrap();
+    for batch_size in [1, 2, 8] {
+        let got = encoder.scores(&pairs, &options.with_batch_size(batch_size)).unwrap();
+        assert_close("scores", &tensor(&got), &tensor(&want), 1e-5);
+    }
+    let ranked = encoder.rank("the cat sat", &["on the mat", "hello", "a dog runs"], &options).unwrap();
+    assert_eq!(ranked.iter().map(|ranked| ranked.index).collect::<Vec<_>>(), [1, 2, 0]);
+    let scores: Vec<f32> = ranked.iter().map(|ranked| ranked.score).collect();
+    assert_close("ranked", &tensor(&scores), &tensor(&[0.58438581, 0.51086795, 0.43990904]), 1e-5);
+    assert!(encoder.scores(&[], &options).unwrap().is_empty());
+    assert!(encoder.rank("the cat sat", &[], &options).unwrap().is_empty());
+    says(encoder.scores(&pairs, &options.with_prompt_name("query")), &["prompt_name is query", "none"]);
+
+    // No sigmoid, in each of the places that say so.
+    let identity = "torch.nn.modules.linear.Identity";
+    let logit = |folder: &Path| cross(folder).unwrap().scores(&pairs[..1], &options).unwrap()[0];
+    let want = (want[0] / (1.0 - want[0])).ln();
+    for with in [
+        json!({"sentence_transformers": {"activation_fn": identity}}),
+        json!({"sbert_ce_default_activation_function": identity}),
+    ] {
+        let mut keys = one.clone();
+        keys.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
+        assert!((logit(folder(1, keys).path()) - want).abs() < 1e-4);
+    }
+    let own = plain.path().join("config_sentence_transformers.json");
+    std::fs::write(&own, json!({"activation_fn": identity}).to_string()).unwrap();
+    assert!((logit(plain.path()) - want).abs() < 1e-4);
+    std::fs::write(&own, json!({"activation_fn": "torch.nn.modules.activation.Tanh"}).to_string()).unwrap();
+    says(cross(plain.path()), &["config_sentence_transformers.json", "activation.Tanh"]);
+
+    let three = folder(3, json!({}));
+    says(cross(three.path()), &["the head of a cross-encoder is 3 labels", "TextClassifier"]);
+    says(cross(&fixture("tiny-bert")), &["module `Pooling` after the transformer"]);
+}
+
+#[test]
+fn labels_of_texts() {
+    let names = json!({"0": "no", "1": "maybe", "2": "yes"});
+    let load = |with: Value| TextClassifier::from_folder(folder(3, with).path(), DType::F32, &CPU);
+    let classifier = load(json!({"id2label": names})).unwrap();
+    let options = EncodeOptions::default();
+    let texts: [Text; 3] =
+        ["the cat sat on the mat".into(), "hello world".into(), ("the cat sat", "on the mat").into()];
+    let want = [
+        [("no", 0.67221296f32), ("maybe", 0.17650624), ("yes", 0.15128079)],
+        [("no", 0.82028461), ("yes", 0.09558887), ("maybe", 0.08412652)],
+        [("no", 0.44882038), ("maybe", 0.35929143), ("yes", 0.19188821)],
+    ];
+    for (got, want) in classifier.classify(&texts, &options).unwrap().iter().zip(want) {
+        assert_eq!(got.len(), 3);
+        for (got, (label, score)) in got.iter().zip(want) {
+            assert!(got.label == label && (got.score - score).abs() < 1e-5, "{got:?}, want {label} {score}");
+        }
+    }
+    assert_eq!(classifier.labels(), ["no", "maybe", "yes"]);
+
+    let logits = classifier.logits(&texts[..1], &options).unwrap();
+    let scores = |problem: &str| {
+        let labels = load(json!({"problem_type": problem})).unwrap().classify(&texts[..1], &options).unwrap();
+        labels[0].iter().find(|label| label.label == "LABEL_1").unwrap().score
+    };
+    assert_eq!(scores("regression"), logits[0][1]);
+    assert!((scores("multi_label_classification") - 1.0 / (1.0 + (-logits[0][1]).exp())).abs() < 1e-6);
+    says(load(json!({"problem_type": "ranking"})), &["problem_type = ranking", "regression"]);
+    says(load(json!({"id2label": {"0": "a", "1": "b"}})), &["id2label = 2 labels", "3 of them"]);
+    says(load(json!({"model_type": "nomic_bert"})), &["model_type = nomic_bert", "classification head"]);
+}
+
+#[test]
+fn tokens_for_holes() {
+    let folder = folder(0, json!({}));
+    let model = FillMask::from_folder(folder.path(), DType::F32, &CPU).unwrap();
+    assert_eq!(model.mask_token(), "[MASK]");
+    let texts = ["the [MASK] sat on the mat", "the [MASK] sat on the [MASK]"];
+    let want: [&[[(&str, u32, f32); 3]]; 2] = [
+        &[[("7", 46, 0.04989031), ("text", 61, 0.04985943), ("##x", 92, 0.04158136)]],
+        &[
+            [("text", 61, 0.04321323), ("##c", 71, 0.04092315), ("7", 46, 0.03384163)],
+            [("##x", 92, 0.04444684), ("more", 64, 0.04197217), ("7", 46, 0.04184667)],
+        ],
+    ];
+    let together = model.fill_masks(&texts, 3, &EncodeOptions::default()).unwrap();
+    for ((text, got), want) in texts.iter().zip(&together).zip(want) {
+        assert_eq!(&model.fill_mask(text, 3).unwrap(), got);
+        assert_eq!(got.len(), want.len());
+        for (got, (token, id, score)) in got.iter().flatten().zip(want.iter().flatten()) {
+            let right = (got.token.as_str(), got.id) == (*token, *id) && (got.score - score).abs() < 1e-6;
+            assert!(right, "{got:?}, want {token} {id} {score}");
+        }
+    }
+    says(model.fill_mask("the cat", 3), &["the number of holes in a text is 0", "[MASK]"]);
+    let long = format!("{COUNT} {COUNT} [MASK]");
+    says(model.fill_mask(&long, 3), &["within the maximum length"]);
+
+    let edited = std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap().replace("[MASK]", "[HOLE]");
+    std::fs::write(folder.path().join("tokenizer.json"), edited).unwrap();
+    says(FillMask::from_folder(folder.path(), DType::F32, &CPU), &["tokenizer.json", "no mask token"]);
+}
