@@ -14,13 +14,14 @@ use shared::Result;
 
 /// Turns sentences into embeddings.
 ///
-/// Example: encode --model sentence-transformers/all-MiniLM-L6-v2 "A cat sleeps." "A kitten naps." "Stocks fell."
+/// Example: encode "A cat sleeps." "A kitten naps." "Stocks fell."
+///          encode --model sentence-transformers/all-MiniLM-L6-v2 "A cat sleeps." "A kitten naps." "Stocks fell."
 #[derive(Parser)]
 #[command(name = "encode", verbatim_doc_comment)]
 struct Arguments {
-    /// A sentence-transformers or BERT folder, or a hub id
+    /// A sentence-transformers or BERT folder, or a hub id; by default the small model that is part of this program
     #[arg(long)]
-    model: String,
+    model: Option<String>,
     /// The texts
     texts: Vec<String>,
     /// Read texts from a file, one a line; `-` is standard input
@@ -42,7 +43,7 @@ struct Arguments {
     #[arg(long)]
     prompt_name: Option<String>,
     /// Branch, tag or commit of a hub model
-    #[arg(long)]
+    #[arg(long, requires = "model")]
     revision: Option<String>,
 }
 
@@ -67,7 +68,10 @@ fn encode(arguments: &Arguments) -> Result<()> {
 
     match arguments.json {
         true => print_json(&texts, &embeddings),
-        false => print_similarities(&texts, &embeddings),
+        false => {
+            let model = arguments.model.as_deref().unwrap_or("the embedded model");
+            print_similarities(&texts, &embeddings, model)
+        }
     }
 }
 
@@ -91,12 +95,13 @@ fn texts(arguments: &Arguments) -> Result<Vec<String>> {
 
 fn load(arguments: &Arguments) -> Result<SentenceEncoder> {
     let (dtype, device) = (arguments.dtype, &arguments.device);
-    if std::path::Path::new(&arguments.model).is_dir() {
-        return Ok(SentenceEncoder::from_folder(&arguments.model, dtype, device)?);
+    let Some(model) = &arguments.model else { return Ok(SentenceEncoder::embedded(dtype, device)?) };
+    if std::path::Path::new(model).is_dir() {
+        return Ok(SentenceEncoder::from_folder(model, dtype, device)?);
     }
     let mut options = HubOptions::default().with_progress(std::io::stderr().is_terminal());
     options.revision = arguments.revision.clone();
-    Ok(SentenceEncoder::from_hub(&arguments.model, &options, dtype, device)?)
+    Ok(SentenceEncoder::from_hub(model, &options, dtype, device)?)
 }
 
 #[derive(serde::Serialize)]
@@ -119,7 +124,7 @@ const TABLE: usize = 10;
 /// Columns of a text's beginning that are shown.
 const WIDTH: usize = 44;
 
-fn print_similarities(texts: &[&str], embeddings: &Tensor) -> Result<()> {
+fn print_similarities(texts: &[&str], embeddings: &Tensor, model: &str) -> Result<()> {
     let lengths = embeddings.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
     let unit = embeddings.broadcast_div(&lengths)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -127,7 +132,7 @@ fn print_similarities(texts: &[&str], embeddings: &Tensor) -> Result<()> {
         let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         if line.chars().count() <= WIDTH { line } else { line.chars().take(WIDTH - 1).chain(['…']).collect() }
     };
-    writeln!(out, "{} texts, {} numbers each; cosine similarity:", texts.len(), embeddings.dim(1)?)?;
+    writeln!(out, "{} texts, {} numbers each by {model}; cosine similarity:", texts.len(), embeddings.dim(1)?)?;
     if texts.len() <= TABLE {
         write!(out, "{:WIDTH$}", "")?;
         (1..=texts.len()).try_for_each(|i| write!(out, "{i:>7}"))?;

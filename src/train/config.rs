@@ -61,13 +61,13 @@ impl Default for TrainConfig {
             intermediate_size: 256,
             max_position_embeddings: 128,
             max_length: 64,
-            batch_size: 256,
-            steps: 10_000,
-            warmup_steps: 500,
+            batch_size: 128,
+            steps: 9_000,
+            warmup_steps: 250,
             learning_rate: 2e-3,
             weight_decay: 0.01,
             max_grad_norm: 1.0,
-            similarity_weight: 10.0,
+            similarity_weight: 30.0,
             seed: 0,
         }
     }
@@ -158,7 +158,7 @@ impl TrainConfig {
             "num_hidden_layers": self.num_hidden_layers,
             "pad_token_id": 0,
             "position_embedding_type": "absolute",
-            "type_vocab_size": 1,
+            "type_vocab_size": 2,
             "vocab_size": self.vocab_size,
         })
     }

@@ -7,18 +7,13 @@ use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 
-/// Writes a temporary file beside `path` with `write`, then gives it its name.
-pub(super) fn whole(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+/// Writes a temporary file beside `path`, then gives it its name.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".partial");
     let partial = path.with_file_name(name);
-    write(&partial)?;
+    std::fs::write(&partial, bytes).map_err(|e| Error::io(&partial, e))?;
     std::fs::rename(&partial, path).map_err(|e| Error::io(path, e))
-}
-
-/// Writes text or bytes.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    whole(path, |partial| std::fs::write(partial, bytes).map_err(|e| Error::io(partial, e)))
 }
 
 /// Writes tensors and what the header says of them.
@@ -27,9 +22,8 @@ pub(super) fn write_tensors(
     tensors: &BTreeMap<String, Tensor>,
     metadata: HashMap<String, String>,
 ) -> Result<()> {
-    whole(path, |partial| {
-        safetensors::serialize_to_file(tensors, Some(metadata), partial).map_err(|e| Error::file(path, e))
-    })
+    // Its own way to a file makes one that nobody else may read.
+    write(path, &safetensors::serialize(tensors, Some(metadata)).map_err(|e| Error::file(path, e))?)
 }
 
 /// Makes a folder and those above it.

@@ -129,7 +129,7 @@ fn shapes(config: &TrainConfig) -> Vec<(String, Vec<usize>)> {
     }
     let table = |name: &str, rows: usize| (format!("embeddings.{name}.weight"), vec![rows, hidden]);
     shapes.push(table("position_embeddings", config.max_position_embeddings));
-    shapes.push(table("token_type_embeddings", 1));
+    shapes.push(table("token_type_embeddings", 2));
     shapes
 }
 

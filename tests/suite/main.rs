@@ -5,6 +5,7 @@ mod caches;
 mod checkpoints;
 mod common;
 mod compose;
+mod embedded;
 mod encoder;
 mod encoders;
 mod examples;
