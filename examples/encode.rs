@@ -19,7 +19,7 @@ use shared::Result;
 #[derive(Parser)]
 #[command(name = "encode", verbatim_doc_comment)]
 struct Arguments {
-/// A folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
+    /// A folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
     /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id; by default the small model that is
     /// part of this program
     #[arg(long)]
