@@ -220,10 +220,10 @@ fn plot(points: &[Point], path: &Path) -> Result<()> {
             .x_label_formatter(&|share| format!("{share:.0}"))
             .draw()?;
         let (cosine, time) = (RGBColor(31, 119, 180), RGBColor(214, 96, 77));
-        let lines: [(&str, RGBColor, fn(&Point) -> f64); 2] =
-            [("cosine to the whole model's vectors", cosine, |point| point.cosine), ("time", time, |point| point.time)];
-        for (name, colour, value) in lines {
-            let line = points.iter().map(|point| (point.share * 100.0, value(point)));
+        let values = |of: fn(&Point) -> f64| points.iter().map(of).collect::<Vec<f64>>();
+        let cosines = ("cosine to the whole model's vectors", cosine, values(|point| point.cosine));
+        for (name, colour, values) in [cosines, ("time", time, values(|point| point.time))] {
+            let line = points.iter().map(|point| point.share * 100.0).zip(values);
             chart
                 .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
                 .label(name)

@@ -20,6 +20,9 @@ pub mod sdpa;
 pub mod search;
 mod setters;
 mod slice;
+mod spread;
+#[cfg(feature = "train")]
+pub mod train;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed, TopKeys};
 pub use cache::KvCache;

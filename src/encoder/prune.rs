@@ -81,7 +81,8 @@ fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHead
     let path = target.join("config.json");
     let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(&path, e))?;
     std::fs::write(&path, text + "\n").map_err(|e| Error::io(&path, e))?;
-    write_tensors(&target.join("model.safetensors"), tensors, checkpoint.metadata()?)?;
+    let path = target.join("model.safetensors");
+    write_tensors(&path, &path, tensors, checkpoint.metadata()?)?;
     Ok(all)
 }
 

@@ -223,6 +223,10 @@ fn encode_prints_json_in_order() {
     let nearest = succeeds(tiny().args((0..12).map(|i| format!("text {i}"))));
     assert_eq!(nearest.lines().count(), 13);
 
+    let embedded = succeeds(example("encode").args(["a cat", "a kitten"]));
+    assert!(embedded.contains("2 texts, 128 numbers each by the embedded model"), "{embedded}");
+    fails(example("encode").args(["--revision", "main", "a cat"]), "--model");
+
     fails(&mut tiny(), "no text");
     fails(tiny().args(["--file", "no.txt"]), "no.txt: No such file");
     fails(tiny().args(["--batch-size", "0", "a"]), "batch_size = 0");
