@@ -293,6 +293,9 @@ fn search_prints_the_nearest_lines() {
     assert!((hits[0]["score"].as_f64().unwrap() - 1.0).abs() < ROUNDED);
     assert_eq!((&hits[4]["query"], &hits[4]["lines"]), (&"hello world".into(), &[1].as_slice().into()));
 
+    // Without --model, the embedded one.
+    let embedded = succeeds(example("search").args(["-k", "1", "the cat sat", "--file"]).arg(notes.file()));
+    assert_eq!(embedded, " 1.000      3  the cat sat (and 1 more)\n");
     // Queries from standard input; lines from standard input, which are kept only where told.
     let (queries, _) = both(&mut notes.search(&["--json"]), "the cat sat\n\nhello world\n");
     assert_eq!(queries, said);
@@ -405,6 +408,6 @@ fn search_says_what_is_wrong() {
     );
     fails(&mut Notes::new("").search(&["a"]), "notes.txt: no line to search");
     fails(&mut Notes::new(b"one\ntwo \xFF\n").search(&["a"]), "notes.txt: line 2 is not UTF-8");
-    fails(&mut example("search"), "--model");
+    fails(&mut example("search"), "no query");
     assert!(!notes.cache().exists());
 }
