@@ -14,8 +14,9 @@ const CHUNK: usize = 1024;
 
 /// Texts and their embeddings, made bit by bit, kept in a file, searched.
 ///
-/// Vectors are kept at length 1 in f16, 2 bytes a number in memory and in the file. That moves a score by less than
-/// 1e-4 (measured on 384 numbers: 2e-5); products are summed in f32.
+/// Vectors are kept at length 1 in f16, 2 bytes a number in memory and in the file. That moves a score by 5e-4 at most
+/// (half a unit in the last place); measured over a million pairs of all-MiniLM-L6-v2, by 7e-5 at most and 9e-6 in the
+/// mean. Products are summed in f32.
 #[derive(Debug, Clone)]
 pub struct Index<'a> {
     texts: &'a [&'a str],
