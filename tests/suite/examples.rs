@@ -294,6 +294,6 @@ fn train_writes_a_model_that_encode_runs() {
 
     fails(&mut train("text.txt", &["--steps", "4"]), "run.safetensors: is of another run: the texts or the teacher");
     fails(&mut train("empty.txt", &[]), "empty.txt: no text to train on");
-    fails(&mut train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher: No such file");
+    fails(&mut train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher/config.json: No such file");
     fails(example("train").args(["--output", "model"]), "--text");
 }
