@@ -26,8 +26,8 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug, Clone)]
 pub struct SentenceEncoder {
-    model: BertModel,
-    texts: Texts,
+    pub(super) model: BertModel,
+    pub(super) texts: Texts,
     pipeline: Pipeline,
     prompts: Prompts,
 }
@@ -89,7 +89,7 @@ impl SentenceEncoder {
     }
 
     /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
-    fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
+    pub(super) fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
         let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
         let device = hidden.tokens.device();
         if hidden.tokens.rank() == 2 {

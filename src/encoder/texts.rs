@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use tokenizers::Encoding;
 
 use super::bert::{BertModel, in_table};
@@ -98,6 +98,30 @@ impl Texts {
     /// One text after the other where the model can: nothing is spent on padding, and what a text gives is the same in
     /// any batch.
     fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<Hidden> {
+        let Inputs { ids, types } = self.inputs(model, batch)?;
+        if model.runs_ragged() {
+            let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
+            let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
+            return Ok(Hidden { tokens, lengths });
+        }
+        let (padded, types) = self.pad(model, &ids, &types)?;
+        let tokens = model.forward(&padded.ids, Some(&types), &padded.mask())?;
+        Ok(Hidden { tokens, lengths: padded.lengths })
+    }
+
+    /// A batch as ids and segment types `(b, s)`, padded on the right.
+    pub fn padded(&self, model: &BertModel, batch: &[&Encoding]) -> Result<(PaddedIds, Tensor)> {
+        let Inputs { ids, types } = self.inputs(model, batch)?;
+        self.pad(model, &ids, &types)
+    }
+
+    fn pad(&self, model: &BertModel, ids: &[&[u32]], types: &[Vec<u32>]) -> Result<(PaddedIds, Tensor)> {
+        let padded = PaddedIds::new(ids, model.config().pad_token_id, &self.device)?;
+        Ok((padded, PaddedIds::new(types, 0, &self.device)?.ids))
+    }
+
+    /// Ids and segment types of each text, checked.
+    fn inputs<'a>(&self, model: &BertModel, batch: &[&'a Encoding]) -> Result<Inputs<'a>> {
         let config = model.config();
         let ids: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_ids()).collect();
         let types = |encoding: &Encoding| match self.pair_types {
@@ -112,14 +136,12 @@ impl Texts {
                 in_table("the tokens' types", types, config.type_vocab_size)?;
             }
         }
-        if model.runs_ragged() {
-            let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-            let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
-            return Ok(Hidden { tokens, lengths });
-        }
-        let padded = PaddedIds::new(&ids, config.pad_token_id, &self.device)?;
-        let types = PaddedIds::new(&types, 0, &self.device)?;
-        let tokens = model.forward(&padded.ids, Some(&types.ids), &padded.mask())?;
-        Ok(Hidden { tokens, lengths: padded.lengths })
+        Ok(Inputs { ids, types })
     }
+}
+
+/// A batch's ids and segment types, text by text.
+struct Inputs<'a> {
+    ids: Vec<&'a [u32]>,
+    types: Vec<Vec<u32>>,
 }

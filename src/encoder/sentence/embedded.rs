@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
+use sha2::{Digest, Sha256};
 
 use super::SentenceEncoder;
 use crate::encoder::bert::BertModel;
@@ -40,5 +41,11 @@ impl SentenceEncoder {
         let source = VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?;
         let model = BertModel::load(&config, &source)?;
         Ok(Self { model, texts, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
+    }
+    /// What [`fingerprint`](crate::encoder::fingerprint) is to a folder: a hash of the embedded model's content.
+    pub fn embedded_fingerprint() -> String {
+        let mut hash = Sha256::new();
+        [CONFIG, TOKENIZER, WEIGHTS].iter().for_each(|content| hash.update(Sha256::digest(content)));
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
