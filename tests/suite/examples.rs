@@ -297,3 +297,30 @@ fn train_writes_a_model_that_encode_runs() {
     fails(&mut train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher/config.json: No such file");
     fails(example("train").args(["--output", "model"]), "--text");
 }
+
+/// Heads ranked, the cost of pruning shown and drawn, the smaller model written; mistakes in one line.
+#[test]
+fn prune_ranks_draws_and_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("texts.txt"), "a cat sat\n\nthe dog ran\nthe cat and the dog\na mat\n").unwrap();
+    let prune = |more: &[&str]| {
+        let mut command = example("prune");
+        command.args(["--model", fixture("tiny-bert").to_str().unwrap(), "--file", &path("texts.txt"), "--runs", "1"]);
+        command.args(more);
+        command
+    };
+    for by in ["gradient", "ablation", "entropy"] {
+        let (svg, smaller) = (path(&format!("{by}.svg")), path(by));
+        let printed = succeeds(&mut prune(&["--by", by, "--plot", &svg, "--output", &smaller, "--share", "0.5"]));
+        assert!(printed.contains("least important (layer.head)") && printed.contains("100%"), "{printed}");
+        assert!(std::fs::read_to_string(svg).unwrap().contains("heads pruned, %"));
+        let config = std::fs::read_to_string(Path::new(&smaller).join("config.json")).unwrap();
+        assert!(config.contains("pruned_heads"), "{config}");
+        succeeds(example("encode").args(["--model", &smaller, "a cat", "a dog"]));
+    }
+    fails(&mut prune(&["--output", &path("entropy")]), "exists already");
+    fails(&mut prune(&["--share", "1.5"]), "--share is 1.5, expected 0 to 1");
+    fails(&mut prune(&["--limit", "1"]), "1 texts, expected at least 2");
+    fails(example("prune").args(["--file", &path("texts.txt"), "--output", &path("none")]), "--output needs --model");
+}
