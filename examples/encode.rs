@@ -2,11 +2,11 @@
 
 mod shared;
 
-use std::io::{BufRead, BufWriter, IsTerminal, Write};
+use std::io::{BufRead, BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use candle_attention::encoder::{EncodeOptions, HubOptions, SentenceEncoder};
+use candle_attention::encoder::EncodeOptions;
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -53,7 +53,8 @@ fn main() -> ExitCode {
 
 fn encode(arguments: &Arguments) -> Result<()> {
     let texts = texts(arguments)?;
-    let encoder = load(arguments)?;
+    let revision = arguments.revision.as_deref();
+    let encoder = shared::sentence_encoder(&arguments.model, revision, arguments.dtype, &arguments.device)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
 
     let bar =
@@ -87,16 +88,6 @@ fn texts(arguments: &Arguments) -> Result<Vec<String>> {
         true => Err("no text: give some as arguments, or a file with --file".into()),
         false => Ok(texts),
     }
-}
-
-fn load(arguments: &Arguments) -> Result<SentenceEncoder> {
-    let (dtype, device) = (arguments.dtype, &arguments.device);
-    if std::path::Path::new(&arguments.model).is_dir() {
-        return Ok(SentenceEncoder::from_folder(&arguments.model, dtype, device)?);
-    }
-    let mut options = HubOptions::default().with_progress(std::io::stderr().is_terminal());
-    options.revision = arguments.revision.clone();
-    Ok(SentenceEncoder::from_hub(&arguments.model, &options, dtype, device)?)
 }
 
 #[derive(serde::Serialize)]

@@ -16,6 +16,8 @@ mod ragged;
 pub mod sdpa;
 mod setters;
 mod slice;
+#[cfg(feature = "visualize")]
+pub mod visualize;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed, TopKeys};
 pub use cache::KvCache;

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 use std::collections::HashMap;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -53,8 +54,35 @@ pub fn dtype(name: &str) -> std::result::Result<DType, String> {
     }
 }
 
-/// Writes tensors to a temporary file beside `path`, then renames it: `path` is never half-written.
+/// The sentence encoder of a folder or a hub id.
+#[cfg(feature = "hub")]
+pub fn sentence_encoder(
+    model: &str,
+    revision: Option<&str>,
+    dtype: DType,
+    device: &Device,
+) -> Result<candle_attention::encoder::SentenceEncoder> {
+    use candle_attention::encoder::{HubOptions, SentenceEncoder};
+    if Path::new(model).is_dir() {
+        return Ok(SentenceEncoder::from_folder(model, dtype, device)?);
+    }
+    let mut options = HubOptions::default().with_progress(std::io::stderr().is_terminal());
+    options.revision = revision.map(str::to_string);
+    Ok(SentenceEncoder::from_hub(model, &options, dtype, device)?)
+}
+
+/// Writes tensors to a file, whole or not at all.
 pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()> {
+    save_by(path, |file| Ok(candle_core::safetensors::save(tensors, file)?))
+}
+
+/// Writes bytes to a file, whole or not at all.
+pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+    save_by(path, |file| Ok(std::fs::write(file, bytes)?))
+}
+
+/// Has a temporary file beside `path` written, then renames it: `path` is never half-written.
+fn save_by(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     if path.is_dir() {
         return Err(named(&"is a folder, expected a file to write").into());
@@ -68,7 +96,7 @@ pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let file = builder.tempfile_in(folder).map_err(|e| named(&e))?;
-    candle_core::safetensors::save(tensors, file.path()).map_err(|e| named(&e))?;
+    write(file.path()).map_err(|e| named(&e))?;
     file.persist(path).map_err(|e| named(&e.error))?;
     Ok(())
 }

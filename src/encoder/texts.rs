@@ -23,7 +23,7 @@ pub(super) struct Texts {
     /// Whether the second text of a pair has another segment type than the first.
     pair_types: bool,
     pub dtype: DType,
-    device: Device,
+    pub device: Device,
 }
 
 /// Where in a folder the transformer itself is.
@@ -91,19 +91,8 @@ impl Texts {
     /// any batch.
     fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<Hidden> {
         let config = model.config();
-        let ids: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_ids()).collect();
-        let types = |encoding: &Encoding| match self.pair_types {
-            true => encoding.get_type_ids().to_vec(),
-            false => vec![0; encoding.len()],
-        };
-        let types: Vec<Vec<u32>> = batch.iter().map(|encoding| types(encoding)).collect();
-        for (ids, types) in ids.iter().zip(&types) {
-            // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
-            in_table("the tokens' ids", ids, config.vocab_size)?;
-            if config.has_types() {
-                in_table("the tokens' types", types, config.type_vocab_size)?;
-            }
-        }
+        let inputs = batch.iter().map(|encoding| self.inputs(config, encoding)).collect::<Result<Vec<_>>>()?;
+        let (ids, types): (Vec<&[u32]>, Vec<Vec<u32>>) = inputs.into_iter().unzip();
         if model.runs_ragged() {
             let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
             let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
@@ -113,5 +102,19 @@ impl Texts {
         let types = PaddedIds::new(&types, 0, &self.device)?;
         let tokens = model.forward(&padded.ids, Some(&types.ids), &padded.mask())?;
         Ok(Hidden { tokens, lengths: padded.lengths })
+    }
+
+    /// The ids and types of a text's tokens.
+    pub fn inputs<'a>(&self, config: &BertConfig, encoding: &'a Encoding) -> Result<(&'a [u32], Vec<u32>)> {
+        let (ids, types) = match self.pair_types {
+            true => (encoding.get_ids(), encoding.get_type_ids().to_vec()),
+            false => (encoding.get_ids(), vec![0; encoding.len()]),
+        };
+        // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
+        in_table("the tokens' ids", ids, config.vocab_size)?;
+        if config.has_types() {
+            in_table("the tokens' types", &types, config.type_vocab_size)?;
+        }
+        Ok((ids, types))
     }
 }

@@ -24,4 +24,6 @@ mod positions;
 mod ragged;
 mod seeds;
 mod task_heads;
+mod visualize;
+mod visualize_page;
 mod writing;

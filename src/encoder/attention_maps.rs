@@ -1,0 +1,70 @@
+use candle_core::Tensor;
+use tokenizers::Encoding;
+
+use super::bert::BertModel;
+use super::forward::ForwardOptions;
+use super::texts::Texts;
+use crate::attention::Observe;
+use crate::error::Result;
+use crate::mask::AttentionMask;
+use crate::setters::setters;
+use crate::visualize::AttentionMaps;
+
+/// Of what [`SentenceEncoder::attention`](super::SentenceEncoder::attention) gives the weights. The default: of all
+/// layers and heads.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct MapOptions {
+    /// Of which layers; `None` is all.
+    pub layers: Option<Vec<usize>>,
+    /// Of which heads of each; `None` is all.
+    pub heads: Option<Vec<usize>>,
+}
+
+impl MapOptions {
+    setters! {
+        /// Sets the layers.
+        with_layers, layers: &[usize] = Some(layers.to_vec());
+        /// Sets the heads of each.
+        with_heads, heads: &[usize] = Some(heads.to_vec());
+    }
+}
+
+impl Texts {
+    /// What `model` attends to in a text.
+    pub(super) fn attention(&self, model: &BertModel, text: &str, options: &MapOptions) -> Result<AttentionMaps> {
+        let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
+        let (ids, types) = self.inputs(model.config(), &encoding)?;
+        let row = |numbers: &[u32]| Tensor::new(numbers, &self.device)?.unsqueeze(0);
+        let layers = match &options.layers {
+            Some(layers) => layers.clone(),
+            None => (0..model.config().num_hidden_layers).collect(),
+        };
+        let mut what = Observe::default().with_weights(true);
+        what.heads = options.heads.clone();
+        let forward = ForwardOptions::default().with_observe(&layers, &what);
+        let forwarded = model.forward_with(&row(ids)?, Some(&row(&types)?), &AttentionMask::none(), &forward)?;
+
+        let tokens: Vec<String> = (0..encoding.len()).map(|i| name(&encoding, &read, i)).collect();
+        let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(text);
+        for (layer, observed) in forwarded.observed {
+            let Some(weights) = observed.weights else { continue };
+            maps = match &options.heads {
+                Some(heads) => maps.with_heads(layer, heads, &weights)?,
+                None => maps.with_layer(layer, &weights)?,
+            };
+        }
+        Ok(maps)
+    }
+}
+
+/// A token as the text has it; one that is not of the text by its own name.
+fn name(encoding: &Encoding, text: &str, i: usize) -> String {
+    let (start, end) = encoding.get_offsets()[i];
+    let special = encoding.get_special_tokens_mask()[i] == 1;
+    match text.get(start..end).filter(|part| !special && !part.is_empty()) {
+        Some(part) if part.trim().is_empty() => part.to_string(),
+        Some(part) => part.trim().to_string(),
+        None => encoding.get_tokens()[i].clone(),
+    }
+}
