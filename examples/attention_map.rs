@@ -8,9 +8,8 @@ use std::process::ExitCode;
 
 use candle_attention::encoder::MapOptions;
 use candle_attention::visualize::TerminalColor;
-use candle_core::{DType, Device};
 use clap::Parser;
-use shared::Result;
+use shared::{Result, model::Model};
 
 /// Shows the attention weights of a text: by default one head in the terminal.
 ///
@@ -18,9 +17,8 @@ use shared::Result;
 #[derive(Parser)]
 #[command(name = "attention_map", verbatim_doc_comment)]
 struct Arguments {
-    /// A sentence-transformers or BERT folder, or a hub id
-    #[arg(long)]
-    model: String,
+    #[command(flatten)]
+    model: Model,
     /// The text
     text: String,
     /// The layer, from 0; with --html only this one [default: 0, with --html all]
@@ -38,12 +36,6 @@ struct Arguments {
     /// Write the heads of the layer as PNG (needs the feature `png`)
     #[arg(long, value_name = "FILE")]
     png: Option<PathBuf>,
-    /// cpu, cuda[:N] or metal[:N]
-    #[arg(long, default_value = "cpu", value_parser = shared::device)]
-    device: Device,
-    /// Branch, tag or commit of a hub model
-    #[arg(long)]
-    revision: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -55,11 +47,11 @@ fn attention_map(arguments: &Arguments) -> Result<()> {
     if arguments.png.is_some() && !cfg!(feature = "png") {
         return Err("--png: this program was built without it (build with `--features png`)".into());
     }
-    let encoder =
-        shared::sentence_encoder(&arguments.model, arguments.revision.as_deref(), DType::F32, &arguments.device)?;
+    let encoder = arguments.model.load(&arguments.model.folder()?)?;
     let layer = arguments.layer.unwrap_or(0);
     let written = arguments.html.is_some() || arguments.svg.is_some() || arguments.png.is_some();
     let mut options = MapOptions::default();
+    options.prompt_name = arguments.model.prompt_name.as_deref();
     if arguments.layer.is_some() || arguments.html.is_none() {
         options = options.with_layers(&[layer]);
     }

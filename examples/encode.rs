@@ -2,15 +2,14 @@
 
 mod shared;
 
-use std::io::{BufRead, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use candle_attention::encoder::EncodeOptions;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
-use shared::Result;
+use indicatif::ProgressBar;
+use shared::{Result, model::Model, shown};
 
 /// Turns sentences into embeddings.
 ///
@@ -18,9 +17,8 @@ use shared::Result;
 #[derive(Parser)]
 #[command(name = "encode", verbatim_doc_comment)]
 struct Arguments {
-    /// A sentence-transformers or BERT folder, or a hub id
-    #[arg(long)]
-    model: String,
+    #[command(flatten)]
+    model: Model,
     /// The texts
     texts: Vec<String>,
     /// Read texts from a file, one a line; `-` is standard input
@@ -29,21 +27,6 @@ struct Arguments {
     /// Print one {"text": …, "embedding": […]} a line, in input order
     #[arg(long)]
     json: bool,
-    /// f32, f64, f16 or bf16
-    #[arg(long, default_value = "f32", value_parser = shared::dtype)]
-    dtype: DType,
-    /// cpu, cuda[:N] or metal[:N]
-    #[arg(long, default_value = "cpu", value_parser = shared::device)]
-    device: Device,
-    /// Texts that run together
-    #[arg(long, default_value_t = 32)]
-    batch_size: usize,
-    /// The name of one of the model's prompts, put before each text
-    #[arg(long)]
-    prompt_name: Option<String>,
-    /// Branch, tag or commit of a hub model
-    #[arg(long)]
-    revision: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -53,17 +36,13 @@ fn main() -> ExitCode {
 
 fn encode(arguments: &Arguments) -> Result<()> {
     let texts = texts(arguments)?;
-    let revision = arguments.revision.as_deref();
-    let encoder = shared::sentence_encoder(&arguments.model, revision, arguments.dtype, &arguments.device)?;
+    let encoder = arguments.model.load(&arguments.model.folder()?)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
 
-    let bar =
-        if texts.len() > arguments.batch_size { ProgressBar::new(texts.len() as u64) } else { ProgressBar::hidden() };
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} texts {per_sec} {eta}")?);
+    let options = arguments.model.options();
+    let bar = if texts.len() > options.batch_size { shared::bar(texts.len())? } else { ProgressBar::hidden() };
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let mut options = EncodeOptions::default().with_batch_size(arguments.batch_size).with_progress(&on_progress);
-    options.prompt_name = arguments.prompt_name.as_deref();
-    let embeddings = encoder.encode(&texts, &options)?.to_dtype(DType::F32)?;
+    let embeddings = encoder.encode(&texts, &options.with_progress(&on_progress))?.to_dtype(DType::F32)?;
     bar.finish_and_clear();
 
     match arguments.json {
@@ -73,16 +52,9 @@ fn encode(arguments: &Arguments) -> Result<()> {
 }
 
 fn texts(arguments: &Arguments) -> Result<Vec<String>> {
-    let named = |path: &PathBuf, e: std::io::Error| format!("{}: {e}", path.display());
-    let texts = match &arguments.file {
+    let texts: Vec<String> = match &arguments.file {
         None => arguments.texts.clone(),
-        Some(path) if path.as_os_str() == "-" => {
-            std::io::stdin().lock().lines().collect::<std::io::Result<_>>().map_err(|e| named(path, e))?
-        }
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|e| named(path, e))?;
-            text.lines().map(str::to_string).collect()
-        }
+        Some(path) => shared::text(path)?.lines().map(str::to_string).collect(),
     };
     match texts.is_empty() {
         true => Err("no text: give some as arguments, or a file with --file".into()),
@@ -114,10 +86,6 @@ fn print_similarities(texts: &[&str], embeddings: &Tensor) -> Result<()> {
     let lengths = embeddings.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
     let unit = embeddings.broadcast_div(&lengths)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
-    let shown = |text: &str| {
-        let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        if line.chars().count() <= WIDTH { line } else { line.chars().take(WIDTH - 1).chain(['…']).collect() }
-    };
     writeln!(out, "{} texts, {} numbers each; cosine similarity:", texts.len(), embeddings.dim(1)?)?;
     if texts.len() <= TABLE {
         write!(out, "{:WIDTH$}", "")?;
@@ -127,7 +95,7 @@ fn print_similarities(texts: &[&str], embeddings: &Tensor) -> Result<()> {
             write!(
                 out,
                 "{:<WIDTH$}",
-                format!("{:>2} {}", i + 1, shown(texts[i])).chars().take(WIDTH).collect::<String>()
+                format!("{:>2} {}", i + 1, shown(texts[i], WIDTH)).chars().take(WIDTH).collect::<String>()
             )?;
             row.iter().try_for_each(|similarity| write!(out, "{similarity:>7.3}"))?;
             writeln!(out)?;
@@ -139,7 +107,7 @@ fn print_similarities(texts: &[&str], embeddings: &Tensor) -> Result<()> {
         let row = unit.narrow(0, i, 1)?.matmul(&unit.t()?)?.squeeze(0)?.to_vec1::<f32>()?;
         let others = row.iter().enumerate().filter(|(j, _)| *j != i);
         if let Some((nearest, similarity)) = others.max_by(|a, b| a.1.total_cmp(b.1)) {
-            writeln!(out, "{:<WIDTH$} {similarity:>6.3}  {}", shown(text), shown(texts[nearest]))?;
+            writeln!(out, "{:<WIDTH$} {similarity:>6.3}  {}", shown(text, WIDTH), shown(texts[nearest], WIDTH))?;
         }
     }
     Ok(out.flush()?)

@@ -1,5 +1,5 @@
 use crate::error::{Error, Result};
-use crate::position::Position;
+use crate::position::{Disentangled, Position};
 use crate::setters::setters;
 
 /// How a query is compared with a key.
@@ -264,6 +264,9 @@ impl AttentionConfig {
             }
         }
         self.position.validate(self.head_dim())?;
+        if let Position::Disentangled(distances) = &self.position {
+            self.validate_disentangled(distances)?;
+        }
         if let Position::Alibi(alibi) = &self.position {
             let slopes = alibi.of_heads(heads);
             if slopes.len() != heads {
@@ -280,6 +283,22 @@ impl AttentionConfig {
             return Err(Error::config("dropout", self.dropout, "a number in [0, 1)"));
         }
         Ok(())
+    }
+
+    /// Distances are compared by head; where they go through the layer's own projections, they are as wide as tokens.
+    fn validate_disentangled(&self, distances: &Disentangled) -> Result<()> {
+        if self.num_key_value_heads() != self.num_attention_heads {
+            let allowed = "num_attention_heads for disentangled attention";
+            return Err(Error::config("num_key_value_heads", self.num_key_value_heads(), allowed));
+        }
+        let sizes = [("query_size", self.query_size()), ("key_size", self.key_size())];
+        match sizes.into_iter().find(|(_, size)| distances.share_att_key && *size != self.hidden_size) {
+            Some((field, size)) => {
+                let allowed = format!("hidden_size = {} where share_att_key is set", self.hidden_size);
+                Err(Error::config(field, size, allowed))
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -10,10 +10,14 @@ mod error;
 pub mod heads;
 mod kernels;
 mod mask;
+#[cfg(feature = "encoder")]
+mod part;
 pub mod position;
 mod projection;
 mod ragged;
 pub mod sdpa;
+#[cfg(feature = "encoder")]
+pub mod search;
 mod setters;
 mod slice;
 #[cfg(feature = "visualize")]

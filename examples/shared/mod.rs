@@ -3,12 +3,16 @@
 // Each example compiles this file for itself and uses a part of it.
 #![allow(dead_code)]
 
+#[cfg(feature = "hub")]
+pub mod model;
+
 use std::collections::HashMap;
-use std::io::IsTerminal;
+use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
 
 use candle_core::{DType, Device, Tensor};
+use indicatif::{ProgressBar, ProgressStyle};
 
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -54,21 +58,32 @@ pub fn dtype(name: &str) -> std::result::Result<DType, String> {
     }
 }
 
-/// The sentence encoder of a folder or a hub id.
-#[cfg(feature = "hub")]
-pub fn sentence_encoder(
-    model: &str,
-    revision: Option<&str>,
-    dtype: DType,
-    device: &Device,
-) -> Result<candle_attention::encoder::SentenceEncoder> {
-    use candle_attention::encoder::{HubOptions, SentenceEncoder};
-    if Path::new(model).is_dir() {
-        return Ok(SentenceEncoder::from_folder(model, dtype, device)?);
+/// The text of a file; `-` is standard input.
+pub fn text(path: &Path) -> Result<String> {
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let mut bytes = Vec::new();
+    match path.as_os_str() == "-" {
+        true => std::io::stdin().lock().read_to_end(&mut bytes).map(drop),
+        false => std::fs::read(path).map(|read| bytes = read),
     }
-    let mut options = HubOptions::default().with_progress(std::io::stderr().is_terminal());
-    options.revision = revision.map(str::to_string);
-    Ok(SentenceEncoder::from_hub(model, &options, dtype, device)?)
+    .map_err(|e| named(&e))?;
+    String::from_utf8(bytes).map_err(|e| {
+        let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        named(&format!("line {line} is not UTF-8")).into()
+    })
+}
+
+/// A text as one line of at most `width` characters.
+pub fn shown(text: &str, width: usize) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.chars().count() <= width { line } else { line.chars().take(width - 1).chain(['…']).collect() }
+}
+
+/// A progress bar of `count` texts, for a terminal.
+pub fn bar(count: usize) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} texts {per_sec} {eta}")?;
+    Ok(ProgressBar::new(count as u64).with_style(style))
 }
 
 /// Writes tensors to a file, whole or not at all.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use arbitrary::{Result, Unstructured};
 use candle_attention::checkpoint::{AttentionWeights, Checkpoint, LayerInfo, ModelAttention, detect, write_layers};
-use candle_attention::{AttentionInputs, AttentionOptions, KvCache, MultiHeadAttention};
+use candle_attention::{AttentionInputs, AttentionOptions, KvCache, MultiHeadAttention, Position};
 use candle_attention_fuzz::{Folder, config, entries, header, safetensors, says, template};
 use candle_core::{DType, Device, Tensor};
 use libfuzzer_sys::fuzz_target;
@@ -67,23 +67,25 @@ fn is_plain(checkpoint: &Checkpoint) -> bool {
 /// `plain`: the weights are such that the output has to be finite.
 fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     let config = model.layer.config();
+    let Some(tokens) = tokens(&config.position).filter(|tokens| *tokens <= 64) else { return };
     let numbers = |size: usize, tokens: usize| {
         let numbers = (0..size * tokens).map(|i| ((i * 7 + 3) % 11) as f64 / 11.0 - 0.5);
         Tensor::from_iter(numbers, &CPU).unwrap().reshape((1, tokens, size)).unwrap().to_dtype(dtype).unwrap()
     };
-    let (query, key) = (numbers(config.query_size(), 3), numbers(config.key_size(), 3));
-    let value = numbers(config.value_size(), 3);
+    let (query, key) = (numbers(config.query_size(), tokens), numbers(config.key_size(), tokens));
+    let value = numbers(config.value_size(), tokens);
     let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &model.mask };
     let options = AttentionOptions::default();
     let output = model.layer.attend_with(&inputs, &options).expect("a layer that was loaded runs").output;
-    assert_eq!(output.dims(), [1, 3, config.output_size()]);
+    assert_eq!(output.dims(), [1, tokens, config.output_size()]);
     if plain && config.scale().abs() < 1e20 {
         let zero = (&output * 0.0).unwrap().sum_all().unwrap().to_dtype(DType::F32).unwrap();
         assert_eq!(zero.to_scalar::<f32>().unwrap(), 0.0, "NaN of plain weights: {config:?}");
     }
     let weighted = model.layer.attend_with(&inputs, &options.with_weights(true)).expect("with weights").output;
     assert_eq!(weighted.dims(), output.dims());
-    if [config.key_size(), config.value_size()] != [config.query_size(); 2] {
+    let one_input = [config.key_size(), config.value_size()] == [config.query_size(); 2];
+    if !one_input || tokens != 3 || matches!(config.position, Position::Disentangled(_)) {
         return;
     }
     let mut cache = KvCache::growing();
@@ -93,6 +95,16 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
         let output = model.layer.attend_cached(&inputs, &mut cache, &options).expect("with a cache").output;
         assert_eq!(output.dims(), [1, length, config.output_size()]);
     }
+}
+
+/// How many tokens to run: 3, or as many as there are patches and what stands before them.
+fn tokens(position: &Position) -> Option<usize> {
+    let (before, [rows, columns]) = match position {
+        Position::RotaryGrid(rotary) => (rotary.prefix_tokens, rotary.grid.unwrap_or([2, 2])),
+        Position::RelativeGrid(relative) => (usize::from(relative.class_token), relative.grid),
+        _ => return Some(3),
+    };
+    rows.checked_mul(columns)?.checked_add(before)
 }
 
 /// What a layout can hold is read back as it was written.

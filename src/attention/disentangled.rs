@@ -37,10 +37,6 @@ impl DistanceEmbeddings {
             }
             (_, None) => return Ok(None),
         };
-        if config.num_key_value_heads() != config.num_attention_heads {
-            let allowed = "num_attention_heads for disentangled attention";
-            return Err(Error::config("num_key_value_heads", config.num_key_value_heads(), allowed));
-        }
         let Some(embeddings) = &weights.embeddings else {
             let why = "the configuration asks for disentangled attention; embeddings that layers share are given as a \
                        weight";

@@ -29,7 +29,7 @@ use transform::Places;
 /// `Q = X_q W_Qᵀ + b_Q`, and likewise K and V, are cut into heads of `head_dim` numbers; `scale` is `head_dim^-0.5`
 /// unless set; `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). Key-value heads may be fewer than
 /// query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)); scoring may be additive instead of a product
-/// ([`Scoring`]).
+/// ([`Scoring`](crate::Scoring)).
 ///
 /// # Shapes
 /// queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` → `(b, s_q, output_size)`;

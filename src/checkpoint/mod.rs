@@ -29,3 +29,5 @@ pub use read::{AttentionWeights, DenseWeights, DisentangledWeights, QkvWeights, 
 pub use source::WeightSource;
 pub use table::LAYOUTS;
 pub use write::write_layers;
+#[cfg(feature = "encoder")]
+pub(crate) use write::write_tensors;

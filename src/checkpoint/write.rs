@@ -117,14 +117,28 @@ pub fn write_layers(
     }
     let name = path.file_name().ok_or_else(|| Error::file(path, "not the name of a file"))?;
     let part = path.with_file_name(format!(".{}.{}.part", name.to_string_lossy(), std::process::id()));
-    let metadata = (!metadata.is_empty()).then_some(metadata);
-    let written = safetensors::serialize_to_file(tensors, metadata, &part).map_err(|e| Error::file(path, e));
+    let written = write_tensors(&part, path, tensors, metadata);
     let moved = written.and_then(|()| std::fs::rename(&part, path).map_err(|e| Error::io(path, e)));
     if moved.is_err() {
         // It may not even have been made.
         let _ = std::fs::remove_file(&part);
     }
     moved
+}
+
+/// Writes a safetensors file with the permissions of an ordinary new one; the library gives those of a temporary file.
+/// Errors name the file that it is to become.
+pub(crate) fn write_tensors(
+    path: &Path,
+    becomes: &Path,
+    tensors: BTreeMap<String, Tensor>,
+    metadata: HashMap<String, String>,
+) -> Result<()> {
+    let io = |e| Error::io(becomes, e);
+    let permissions = std::fs::File::create(path).and_then(|file| file.metadata()).map_err(io)?.permissions();
+    let metadata = (!metadata.is_empty()).then_some(metadata);
+    safetensors::serialize_to_file(tensors, metadata, path).map_err(|e| Error::file(becomes, e))?;
+    std::fs::set_permissions(path, permissions).map_err(io)
 }
 
 struct Writer<'a> {

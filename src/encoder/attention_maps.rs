@@ -1,4 +1,3 @@
-use candle_core::Tensor;
 use tokenizers::Encoding;
 
 use super::bert::BertModel;
@@ -14,19 +13,23 @@ use crate::visualize::AttentionMaps;
 /// layers and heads.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
-pub struct MapOptions {
+pub struct MapOptions<'a> {
     /// Of which layers; `None` is all.
     pub layers: Option<Vec<usize>>,
     /// Of which heads of each; `None` is all.
     pub heads: Option<Vec<usize>>,
+    /// As in [`EncodeOptions`](super::EncodeOptions).
+    pub prompt_name: Option<&'a str>,
 }
 
-impl MapOptions {
+impl<'a> MapOptions<'a> {
     setters! {
         /// Sets the layers.
         with_layers, layers: &[usize] = Some(layers.to_vec());
         /// Sets the heads of each.
         with_heads, heads: &[usize] = Some(heads.to_vec());
+        /// Sets the prompt.
+        with_prompt_name, prompt_name: &'a str = Some(prompt_name);
     }
 }
 
@@ -34,8 +37,7 @@ impl Texts {
     /// What `model` attends to in a text.
     pub(super) fn attention(&self, model: &BertModel, text: &str, options: &MapOptions) -> Result<AttentionMaps> {
         let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
-        let (ids, types) = self.inputs(model.config(), &encoding)?;
-        let row = |numbers: &[u32]| Tensor::new(numbers, &self.device)?.unsqueeze(0);
+        let (padded, types) = self.padded(model, &[&encoding])?;
         let layers = match &options.layers {
             Some(layers) => layers.clone(),
             None => (0..model.config().num_hidden_layers).collect(),
@@ -43,7 +45,8 @@ impl Texts {
         let mut what = Observe::default().with_weights(true);
         what.heads = options.heads.clone();
         let forward = ForwardOptions::default().with_observe(&layers, &what);
-        let forwarded = model.forward_with(&row(ids)?, Some(&row(&types)?), &AttentionMask::none(), &forward)?;
+        // One text: nothing is padded.
+        let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::none(), &forward)?;
 
         let tokens: Vec<String> = (0..encoding.len()).map(|i| name(&encoding, &read, i)).collect();
         let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(text);

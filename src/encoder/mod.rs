@@ -16,10 +16,12 @@ mod family;
 mod feed_forward;
 mod files;
 mod fill_mask;
+mod fingerprint;
 mod forward;
 mod hidden;
 #[cfg(feature = "hub")]
 mod hub;
+mod importance;
 mod keys;
 mod layer;
 mod masked_lm;
@@ -41,9 +43,11 @@ pub use classifier::SequenceClassifier;
 pub use config::BertConfig;
 pub use cross_encoder::{CrossEncoder, Ranked};
 pub use fill_mask::{Fill, FillMask};
+pub use fingerprint::fingerprint;
 pub use forward::{ForwardOptions, Forwarded};
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
+pub use importance::ImportanceBy;
 pub use masked_lm::MaskedLm;
 pub use norm::LayerNorm;
 pub use options::EncodeOptions;

@@ -11,9 +11,10 @@ use super::config::BertConfig;
 use super::files::json;
 use super::pipeline;
 use crate::attention::MultiHeadAttention;
-use crate::checkpoint::{Checkpoint, WeightSource, detect};
+use crate::checkpoint::{Checkpoint, WeightSource, detect, write_tensors};
 use crate::error::{Error, Result};
 use crate::heads::PrunedHeads;
+use crate::part::renamed;
 use crate::position::Position;
 
 impl BertModel {
@@ -55,17 +56,7 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
     if target.exists() {
         return Err(Error::file(target, "exists already"));
     }
-    let name = target.file_name().ok_or_else(|| Error::file(target, "not the name of a folder"))?;
-    let part = target.with_file_name(format!(".{}.{}.part", name.to_string_lossy(), std::process::id()));
-    let written = write(folder, &part, heads).and_then(|all| {
-        std::fs::rename(&part, target).map_err(|e| Error::io(target, e))?;
-        Ok(all)
-    });
-    if written.is_err() {
-        // It may not even have been made.
-        let _ = std::fs::remove_dir_all(&part);
-    }
-    written
+    renamed(target, |part| write(folder, part, heads))
 }
 
 fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHeads> {
@@ -91,8 +82,7 @@ fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHead
     let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(&path, e))?;
     std::fs::write(&path, text + "\n").map_err(|e| Error::io(&path, e))?;
     let path = target.join("model.safetensors");
-    let metadata = Some(checkpoint.metadata()?).filter(|metadata| !metadata.is_empty());
-    safetensors::serialize_to_file(tensors, metadata, &path).map_err(|e| Error::file(&path, e))?;
+    write_tensors(&path, &path, tensors, checkpoint.metadata()?)?;
     Ok(all)
 }
 

@@ -24,8 +24,8 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug, Clone)]
 pub struct SentenceEncoder {
-    model: BertModel,
-    texts: Texts,
+    pub(super) model: BertModel,
+    pub(super) texts: Texts,
     pipeline: Pipeline,
     prompts: Prompts,
 }
@@ -86,19 +86,19 @@ impl SentenceEncoder {
         Ok(Tensor::cat(&rows, 0)?)
     }
 
-    /// Where the model looks in a text, by layer and head: the text's tokens and their attention weights. The default
-    /// prompt is put before it as in [`encode`](Self::encode). A text too long for the model is cut off.
+    /// Where the model looks in a text, by layer and head: the text's tokens and their attention weights. A prompt is
+    /// put before it as in [`encode`](Self::encode). A text too long for the model is cut off.
     ///
     /// # Errors
-    /// A layer or head that is not there; a token that the model does not have.
+    /// A layer, head or prompt that is not there; a token that the model does not have.
     #[cfg(feature = "visualize")]
     pub fn attention(&self, text: &str, options: &super::MapOptions) -> Result<crate::visualize::AttentionMaps> {
-        let prompted = format!("{}{text}", self.prompt(None)?);
+        let prompted = format!("{}{text}", self.prompt(options.prompt_name)?);
         self.texts.attention(&self.model, &prompted, options)
     }
 
     /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
-    fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
+    pub(super) fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
         let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
         let device = hidden.tokens.device();
         if hidden.tokens.rank() == 2 {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use tokenizers::Encoding;
 
 use super::bert::{BertModel, in_table};
@@ -23,7 +23,7 @@ pub(super) struct Texts {
     /// Whether the second text of a pair has another segment type than the first.
     pair_types: bool,
     pub dtype: DType,
-    pub device: Device,
+    device: Device,
 }
 
 /// Where in a folder the transformer itself is.
@@ -90,31 +90,50 @@ impl Texts {
     /// One text after the other where the model can: nothing is spent on padding, and what a text gives is the same in
     /// any batch.
     fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<Hidden> {
-        let config = model.config();
-        let inputs = batch.iter().map(|encoding| self.inputs(config, encoding)).collect::<Result<Vec<_>>>()?;
-        let (ids, types): (Vec<&[u32]>, Vec<Vec<u32>>) = inputs.into_iter().unzip();
+        let Inputs { ids, types } = self.inputs(model, batch)?;
         if model.runs_ragged() {
             let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
             let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
             return Ok(Hidden { tokens, lengths });
         }
-        let padded = PaddedIds::new(&ids, config.pad_token_id, &self.device)?;
-        let types = PaddedIds::new(&types, 0, &self.device)?;
-        let tokens = model.forward(&padded.ids, Some(&types.ids), &padded.mask())?;
+        let (padded, types) = self.pad(model, &ids, &types)?;
+        let tokens = model.forward(&padded.ids, Some(&types), &padded.mask())?;
         Ok(Hidden { tokens, lengths: padded.lengths })
     }
 
-    /// The ids and types of a text's tokens.
-    pub fn inputs<'a>(&self, config: &BertConfig, encoding: &'a Encoding) -> Result<(&'a [u32], Vec<u32>)> {
-        let (ids, types) = match self.pair_types {
-            true => (encoding.get_ids(), encoding.get_type_ids().to_vec()),
-            false => (encoding.get_ids(), vec![0; encoding.len()]),
-        };
-        // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
-        in_table("the tokens' ids", ids, config.vocab_size)?;
-        if config.has_types() {
-            in_table("the tokens' types", &types, config.type_vocab_size)?;
-        }
-        Ok((ids, types))
+    /// A batch as ids and segment types `(b, s)`, padded on the right.
+    pub fn padded(&self, model: &BertModel, batch: &[&Encoding]) -> Result<(PaddedIds, Tensor)> {
+        let Inputs { ids, types } = self.inputs(model, batch)?;
+        self.pad(model, &ids, &types)
     }
+
+    fn pad(&self, model: &BertModel, ids: &[&[u32]], types: &[Vec<u32>]) -> Result<(PaddedIds, Tensor)> {
+        let padded = PaddedIds::new(ids, model.config().pad_token_id, &self.device)?;
+        Ok((padded, PaddedIds::new(types, 0, &self.device)?.ids))
+    }
+
+    /// Ids and segment types of each text, checked.
+    fn inputs<'a>(&self, model: &BertModel, batch: &[&'a Encoding]) -> Result<Inputs<'a>> {
+        let config = model.config();
+        let ids: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_ids()).collect();
+        let types = |encoding: &Encoding| match self.pair_types {
+            true => encoding.get_type_ids().to_vec(),
+            false => vec![0; encoding.len()],
+        };
+        let types: Vec<Vec<u32>> = batch.iter().map(|encoding| types(encoding)).collect();
+        for (ids, types) in ids.iter().zip(&types) {
+            // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
+            in_table("the tokens' ids", ids, config.vocab_size)?;
+            if config.has_types() {
+                in_table("the tokens' types", types, config.type_vocab_size)?;
+            }
+        }
+        Ok(Inputs { ids, types })
+    }
+}
+
+/// A batch's ids and segment types, text by text.
+struct Inputs<'a> {
+    ids: Vec<&'a [u32]>,
+    types: Vec<Vec<u32>>,
 }

@@ -70,8 +70,9 @@ impl RotaryGrid {
         if !head_dim.is_multiple_of(4) {
             return Err(Error::config("head_dim", head_dim, "a multiple of 4 for rotary positions in two dimensions"));
         }
-        if !(self.theta.is_finite() && self.theta > 0.0) {
-            return Err(Error::config("rope_theta", self.theta, "a positive number"));
+        // As for `Rotary`.
+        if !(self.theta.is_finite() && self.theta >= 1.0) {
+            return Err(Error::config("rope_theta", self.theta, "at least 1"));
         }
         Ok(())
     }
@@ -134,8 +135,9 @@ impl RelativeGrid {
 
     /// The number of rows of the table.
     pub fn table_rows(&self) -> usize {
-        let [rows, columns] = self.grid;
-        (2 * rows).saturating_sub(1) * (2 * columns).saturating_sub(1) + if self.class_token { 3 } else { 0 }
+        // Saturating: asked of grids that are yet to be checked.
+        let [down, right] = self.grid.map(|side| side.saturating_mul(2).saturating_sub(1));
+        down.saturating_mul(right).saturating_add(if self.class_token { 3 } else { 0 })
     }
 
     pub(crate) fn validate(&self) -> Result<()> {

@@ -34,7 +34,7 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 /// A copy of the tiny model to change things in.
-fn tiny() -> tempfile::TempDir {
+pub fn tiny() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy_folder(&fixture("tiny-bert"), folder.path());
     folder

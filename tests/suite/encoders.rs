@@ -6,9 +6,10 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel};
 use candle_attention::{AttentionMask, Error};
 use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
 use serde_json::{Value, json};
 
-use crate::common::{assert_close, fixture, max_diff, says};
+use crate::common::{Random, assert_close, fixture, max_diff, numbers, says};
 
 const CPU: Device = Device::Cpu;
 /// Two layers, each to 1e-5.
@@ -158,6 +159,27 @@ fn nomic_in_its_own_words() {
     }
     says(load(with("moe_every_n_layers", json!(2)).path()), &["moe_every_n_layers = 2"]);
     says(load(with("activation_function", json!("gelu")).path()), &["activation_function = gelu", "swiglu or geglu"]);
+}
+
+/// Gated, pre-norm and rotary models learn, too: each parameter gets a gradient.
+#[test]
+fn every_parameter_learns() {
+    for name in ["modernbert", "nomic_bert", "gte", "mpnet"] {
+        let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
+        let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F64, &CPU).unwrap();
+        let model = BertModel::load(&config, &VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
+        assert!(!model.runs_ragged(), "{name}");
+        let mask = AttentionMask::lengths(&case.lengths);
+        let hidden = model.forward(&case.ids, case.types.as_ref(), &mask).unwrap();
+        let weighting = Random::new(41).tensor(hidden.dims(), DType::F64);
+        let grads = (hidden * weighting).unwrap().sum_all().unwrap().backward().unwrap();
+        for (name, variable) in map.data().lock().unwrap().iter().filter(|(name, _)| !name.starts_with("pooler")) {
+            let grad = numbers(grads.get(variable).unwrap_or_else(|| panic!("`{name}` has no gradient")));
+            // The bias of a key moves all scores of a query alike.
+            assert!(name.ends_with("k.bias") || grad.iter().any(|n| n.abs() > 1e-6), "`{name}` has a zero gradient");
+        }
+    }
 }
 
 /// Padding inside a text: it has the padding's position, and the tokens after it count on.

@@ -1,5 +1,8 @@
 //! Heads seen, masked and removed.
 
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::encoder::{BertConfig, EncodeOptions, ImportanceBy, SentenceEncoder, write_pruned};
+use candle_attention::heads::PrunedHeads;
 use candle_attention::position::{Alibi, Disentangled, RelativeBuckets, Rotary};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
@@ -8,7 +11,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Random, assert_close, assert_within, numbers, says};
+use crate::common::{Random, assert_close, assert_within, fixture, numbers, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -262,4 +265,144 @@ fn pruned_equals_masked() {
     says(layer(&configs[0], 1).prune_heads(&[6]), &["a head to prune is 6", "less than 6"]);
     let over_all = QkNorm { kind: NormKind::Rms, over: NormOver::AllHeads, eps: 1e-5 };
     says(layer(&configs[0].clone().with_qk_norm(over_all), 1).prune_heads(&[1]), &["every head is in it"]);
+}
+
+/// The tiny sentence encoder of the fixtures.
+fn encoder(folder: &std::path::Path) -> SentenceEncoder {
+    SentenceEncoder::from_folder(folder, DType::F32, &CPU).unwrap()
+}
+
+const TEXTS: [&str; 5] = ["a cat sat", "the dog ran to the mat", "on", "the cat and the dog sat on the mat", "a dog"];
+
+/// A pruned model in memory, masked, and written and read again, is the same; what it lacks is in its config.json.
+#[test]
+fn a_pruned_model_is_written_and_read() {
+    let folder = fixture("tiny-bert");
+    let whole = encoder(&folder);
+    let heads = whole.heads();
+    let options = EncodeOptions::default();
+    let target = tempfile::tempdir().unwrap();
+    // One; all of a layer; all of all.
+    let all: Vec<(usize, usize)> = (0..heads.len()).flat_map(|l| (0..heads[l]).map(move |h| (l, h))).collect();
+    let of_last: Vec<(usize, usize)> = all.iter().copied().filter(|(layer, _)| *layer == heads.len() - 1).collect();
+    for (i, pruned) in [vec![(0, 1)], of_last, all.clone()].into_iter().enumerate() {
+        let pruned: PrunedHeads = pruned.into_iter().collect();
+        let in_memory = whole.prune_heads(&pruned).unwrap();
+        let want = in_memory.encode(&TEXTS, &options).unwrap();
+        let path = target.path().join(format!("pruned{i}"));
+        assert_eq!(write_pruned(&folder, &path, &pruned).unwrap(), pruned);
+        let read = encoder(&path);
+        assert_eq!(read.heads(), in_memory.heads());
+        assert_within("read again", &read.encode(&TEXTS, &options).unwrap(), &want, 1e-6);
+        let config = BertConfig::from_file(path.join("config.json")).unwrap();
+        assert_eq!(config.pruned_heads, pruned);
+        let size = |folder: &std::path::Path| std::fs::metadata(folder.join("model.safetensors")).unwrap().len();
+        assert!(size(&path) < size(&folder));
+        // The layers alone are read by the same keys.
+        let json = serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap();
+        for layer in Checkpoint::open(&path).unwrap().attention_layers(Some(&json)) {
+            assert_eq!(layer.problem, None, "{layer:?}");
+        }
+    }
+    // Pruning goes on from what is left, and counts as in the unpruned model.
+    let once = target.path().join("once");
+    write_pruned(&folder, &once, &[(0, 0)].into_iter().collect()).unwrap();
+    let twice = write_pruned(&once, target.path().join("twice"), &[(0, 0)].into_iter().collect()).unwrap();
+    assert_eq!(twice, [(0, 0), (0, 1)].into_iter().collect());
+    let want = whole.prune_heads(&twice).unwrap().encode(&TEXTS, &options).unwrap();
+    let got = encoder(&target.path().join("twice")).encode(&TEXTS, &options).unwrap();
+    assert_within("twice", &got, &want, 1e-6);
+    assert_eq!(
+        encoder(&once).prune_heads(&[(0, 0)].into_iter().collect()).unwrap().heads(),
+        whole.prune_heads(&twice).unwrap().heads()
+    );
+
+    says(write_pruned(&folder, &once, &PrunedHeads::default()), &["once", "exists already"]);
+    let none = [(0, 99)].into_iter().collect();
+    says(write_pruned(&folder, target.path().join("none"), &none), &["a pruned head of layer 0 is 99"]);
+    says(whole.prune_heads(&[(9, 0)].into_iter().collect()), &["a layer of pruned_heads is 9"]);
+    let left: Vec<String> = std::fs::read_dir(target.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().to_string())
+        .collect();
+    assert!(left.iter().all(|name| !name.ends_with(".part") && name != "none"), "{left:?}");
+}
+
+/// Each measure finds the head that matters not at all, and ablation is what it says.
+#[test]
+fn importance_by_each_measure() {
+    let whole = encoder(&fixture("tiny-bert"));
+    let options = EncodeOptions::default().with_batch_size(2);
+    let done = std::cell::Cell::new(0);
+    let on_progress = |count: usize, all: usize| {
+        assert!(count > done.get() && all == 5);
+        done.set(count);
+    };
+    let by_ablation =
+        whole.head_importance(&TEXTS, ImportanceBy::Ablation, &options.with_progress(&on_progress)).unwrap();
+    assert_eq!(done.get(), 5);
+    let want = whole.encode(&TEXTS, &options).unwrap();
+    for ranked in by_ablation.ranking() {
+        let without = whole.prune_heads(&[(ranked.layer, ranked.head)].into_iter().collect()).unwrap();
+        let cosines = (without.encode(&TEXTS, &options).unwrap() * &want).unwrap().sum(1).unwrap();
+        let lengths = (without.encode(&TEXTS, &options).unwrap().sqr().unwrap().sum(1).unwrap()
+            * want.sqr().unwrap().sum(1).unwrap())
+        .unwrap()
+        .sqrt()
+        .unwrap();
+        let mean = numbers(&(cosines / lengths).unwrap()).iter().map(|cosine| 1.0 - cosine).sum::<f64>() / 5.0;
+        assert!((ranked.score - mean).abs() < 1e-5, "{ranked:?}, want {mean}");
+    }
+    let ranking = by_ablation.ranking();
+    assert!(ranking.windows(2).all(|pair| pair[0].score <= pair[1].score));
+    assert_eq!(by_ablation.least(2).count(), 2);
+
+    // The same whatever the batch: texts do not cancel each other.
+    let by_gradient = |batch_size: usize| {
+        let options = EncodeOptions::default().with_batch_size(batch_size);
+        whole.head_importance(&TEXTS[..1], ImportanceBy::Gradient, &options).unwrap()
+    };
+    assert_eq!(by_gradient(1), by_gradient(8));
+    assert!(by_gradient(1).scores().iter().flatten().all(|score| *score > 0.0));
+    let by_entropy = whole.head_importance(&TEXTS, ImportanceBy::Entropy, &options).unwrap();
+    assert!(by_entropy.scores().iter().flatten().all(|score| (0.0..1.0).contains(score)));
+    let lengths: Vec<f64> =
+        by_entropy.normalised_by_layer().scores().iter().map(|s| s.iter().map(|x| x * x).sum()).collect();
+    assert!(lengths.iter().all(|length| (length - 1.0).abs() < 1e-9));
+    says(whole.head_importance(&[], ImportanceBy::Entropy, &options), &["texts", "at least one"]);
+
+    // A head whose values are nothing is worth nothing, by gradient and by ablation.
+    let folder = tempfile::tempdir().unwrap();
+    let from = fixture("tiny-bert");
+    copy(&from, folder.path());
+    let checkpoint = Checkpoint::open(&from).unwrap();
+    let mut tensors: std::collections::HashMap<String, Tensor> =
+        checkpoint.names().map(|name| (name.to_string(), checkpoint.tensor(name, &CPU).unwrap())).collect();
+    let name = tensors.keys().find(|name| name.ends_with("layer.1.attention.output.dense.weight")).unwrap().clone();
+    let weight = &tensors[&name];
+    let (out, width) = weight.dims2().unwrap();
+    let d = width / whole.heads()[1];
+    let keep: Vec<f32> = (0..out * width).map(|i| if i % width < d { 0.0 } else { 1.0 }).collect();
+    let keep = Tensor::from_vec(keep, (out, width), &CPU).unwrap().to_dtype(weight.dtype()).unwrap();
+    tensors.insert(name.clone(), (weight * keep).unwrap());
+    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+    let lame = encoder(folder.path());
+    for by in [ImportanceBy::Gradient, ImportanceBy::Ablation] {
+        let ranking = lame.head_importance(&TEXTS, by, &options).unwrap().ranking();
+        assert_eq!((ranking[0].layer, ranking[0].head), (1, 0), "{by:?} {ranking:?}");
+        assert!(ranking[0].score.abs() < 1e-9 && ranking[1].score > 1e-9, "{by:?} {ranking:?}");
+    }
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy(&path, &target);
+        } else {
+            std::fs::copy(&path, &target).unwrap();
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::Path;
 
 use candle_attention::checkpoint::{Checkpoint, NormWeights};
-use candle_attention::position::{Alibi, AlibiSlopes};
+use candle_attention::position::{Alibi, AlibiSlopes, Disentangled};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, NormKind, NormOver,
     Position, QkNorm,
@@ -182,8 +182,20 @@ fn absurd_configurations_are_errors() {
     }
     let mpt = json!({"model_type": "mpt", "num_attention_heads": 2, "attn_config": {"alibi_bias_max": -1e300}});
     says(load(&mpt), &["a slope of inf"]);
+    let shared = Position::Disentangled(Disentangled::new(4).with_share_att_key(true));
+    let narrow = AttentionConfig::new(8, 2).with_key_size(6).with_position(shared.clone());
+    says(narrow.validate(), &["key_size = 6", "hidden_size = 8 where share_att_key is set"]);
+    let grouped = AttentionConfig::new(8, 2).with_num_key_value_heads(1).with_position(shared);
+    says(grouped.validate(), &["num_key_value_heads = 1", "disentangled"]);
     let slopes = Alibi::default().with_slopes(AlibiSlopes::Given(vec![0.5, f64::NAN]));
     says(AttentionConfig::new(8, 2).with_position(Position::Alibi(slopes)).validate(), &["a slope of NaN"]);
+    // Sizes of images that make tables and grids of them overflow.
+    let huge = |model: &str| {
+        json!({"model_type": model, "num_attention_heads": 2, "image_size": u64::MAX, "patch_size": 1,
+        "use_shared_relative_position_bias": true, "num_register_tokens": u64::MAX, "rope_theta": 1e-300})
+    };
+    says(load(&huge("beit")), &["the grid of patches = 18446744073709551615"]);
+    says(load(&huge("dinov3_vit")), &["rope_theta"]);
     for json in [json!(null), json!([]), json!("llama"), json!({"text_config": 3}), json!({"num_attention_heads": {}})]
     {
         says(load(&json), &["num_attention_heads"]);

@@ -22,6 +22,7 @@ mod minilm;
 mod naive;
 mod positions;
 mod ragged;
+mod search;
 mod seeds;
 mod task_heads;
 mod visualize;

@@ -27,7 +27,8 @@ impl Layer<'_> {
         if self.is(&["dinov3_vit"]) {
             let registers = self.number("num_register_tokens")?.unwrap_or(0);
             let rotary = RotaryGrid::new(self.float("rope_theta").unwrap_or(100.0));
-            let rotary = rotary.with_coordinates(GridCoordinates::Centred).with_prefix_tokens(1 + registers);
+            let rotary =
+                rotary.with_coordinates(GridCoordinates::Centred).with_prefix_tokens(registers.saturating_add(1));
             return Ok(Position::RotaryGrid(rotary));
         }
         if self.flag("use_rot_pos_emb") == Some(true) {
@@ -76,7 +77,7 @@ impl Layer<'_> {
         let registers = self.number("num_reg_tokens")?.unwrap_or(0);
         let class = usize::from(self.flag("class_token") != Some(false));
         let mut rotary = RotaryGrid::new(self.float("rope_temperature").unwrap_or(10_000.0));
-        rotary.prefix_tokens = class + registers;
+        rotary.prefix_tokens = registers.saturating_add(class);
         rotary.grid = self.grid()?;
         if self.flag("rope_rotate_half") != Some(true) {
             rotary.style = RotaryStyle::Interleaved;

@@ -1,0 +1,244 @@
+//! Ranks the heads of a sentence encoder, shows what pruning the least important costs and saves, writes the smaller one.
+
+mod shared;
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use candle_attention::encoder::{EncodeOptions, HubOptions, ImportanceBy, SentenceEncoder, download, write_pruned};
+use candle_attention::heads::HeadImportance;
+use candle_core::{DType, Device, Tensor};
+use clap::{Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use plotters::prelude::*;
+use shared::Result;
+
+/// Ranks the heads of a sentence encoder by what they are worth on your texts, and prunes the least important.
+///
+/// Every other text ranks the heads; those between them judge: the cosine of their vectors to those of the whole model.
+///
+/// Example: prune --model all-MiniLM-L6-v2 --file texts.txt --plot pruned.svg --share 0.25 --output smaller
+#[derive(Parser)]
+#[command(name = "prune", verbatim_doc_comment)]
+struct Arguments {
+    /// A folder of sentence-transformers or of BERT and its kin; or a hub id
+    #[arg(long)]
+    model: String,
+    /// Texts, one a line
+    #[arg(long)]
+    file: PathBuf,
+    /// How the worth of a head is measured
+    #[arg(long, value_enum, default_value_t = By::Gradient)]
+    by: By,
+    /// Compare heads within their layer: each layer's scores are divided by their length
+    #[arg(long)]
+    by_layer: bool,
+    /// The share of heads that the written model lacks, from 0 to 1
+    #[arg(long, default_value_t = 0.25)]
+    share: f64,
+    /// Write the smaller model to this folder, which must not exist
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Draw quality and time against the share of heads pruned, as SVG
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// At most this many texts
+    #[arg(long, default_value_t = 400)]
+    limit: usize,
+    /// Texts that run together
+    #[arg(long, default_value_t = 32)]
+    batch_size: usize,
+    /// Runs of which the median time is taken
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = shared::device)]
+    device: Device,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum By {
+    Gradient,
+    Ablation,
+    Entropy,
+}
+
+/// What is left of a model and what it costs.
+struct Point {
+    share: f64,
+    heads: usize,
+    cosine: f64,
+    time: f64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    shared::run(|| prune(&arguments))
+}
+
+fn prune(arguments: &Arguments) -> Result<()> {
+    if !(0.0..=1.0).contains(&arguments.share) {
+        return Err(format!("--share is {}, expected 0 to 1", arguments.share).into());
+    }
+    if arguments.runs == 0 {
+        return Err("--runs is 0, expected at least 1".into());
+    }
+    if let Some(output) = arguments.output.as_ref().filter(|output| output.exists()) {
+        return Err(format!("{}: exists already", output.display()).into());
+    }
+    let texts = texts(arguments)?;
+    let (rank, judge): (Vec<_>, Vec<_>) = texts.iter().enumerate().partition(|(i, _)| i % 2 == 0);
+    let [rank, judge] = [rank, judge].map(|texts| texts.into_iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>());
+    let folder = match Path::new(&arguments.model).is_dir() {
+        true => PathBuf::from(&arguments.model),
+        false => download(&arguments.model, &HubOptions::default().with_progress(std::io::stderr().is_terminal()))?,
+    };
+    let encoder = SentenceEncoder::from_folder(&folder, DType::F32, &arguments.device)?;
+
+    let importance = importance(arguments, &encoder, &rank)?;
+    print_heads(&importance);
+    let points = points(arguments, &encoder, &importance, &judge)?;
+    if let Some(path) = &arguments.plot {
+        plot(&points, path)?;
+    }
+    if let Some(output) = &arguments.output {
+        let all: usize = encoder.heads().iter().sum();
+        let pruned = importance.least((arguments.share * all as f64).round() as usize);
+        write_pruned(&folder, output, &pruned)?;
+        println!("\n{}: written without {} of {all} heads", output.display(), pruned.count());
+    }
+    Ok(())
+}
+
+fn texts(arguments: &Arguments) -> Result<Vec<String>> {
+    let named = |e: std::io::Error| format!("{}: {e}", arguments.file.display());
+    let text = std::fs::read_to_string(&arguments.file).map_err(named)?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let texts: Vec<String> = lines.take(arguments.limit).map(str::to_string).collect();
+    match texts.len() {
+        0 | 1 => Err(format!("{}: {} texts, expected at least 2", arguments.file.display(), texts.len()).into()),
+        _ => Ok(texts),
+    }
+}
+
+fn importance(arguments: &Arguments, encoder: &SentenceEncoder, texts: &[&str]) -> Result<HeadImportance> {
+    let bar = ProgressBar::new(texts.len() as u64);
+    bar.set_style(ProgressStyle::with_template("ranking heads {bar:30} {pos}/{len} texts {eta}")?);
+    let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
+    let options = EncodeOptions::default().with_batch_size(arguments.batch_size).with_progress(&on_progress);
+    let by = match arguments.by {
+        By::Gradient => ImportanceBy::Gradient,
+        By::Ablation => ImportanceBy::Ablation,
+        By::Entropy => ImportanceBy::Entropy,
+    };
+    let importance = encoder.head_importance(texts, by, &options)?;
+    bar.finish_and_clear();
+    Ok(if arguments.by_layer { importance.normalised_by_layer() } else { importance })
+}
+
+fn print_heads(importance: &HeadImportance) {
+    let most = importance.scores().iter().flatten().copied().fold(0.0, f64::max);
+    println!("importance of each head, of 100 for the most important");
+    let widest = importance.scores().iter().map(Vec::len).max().unwrap_or(0);
+    print!("{:<8}", "head");
+    (0..widest).for_each(|head| print!("{head:>5}"));
+    println!();
+    for (layer, scores) in importance.scores().iter().enumerate() {
+        print!("{:<8}", format!("layer {layer}"));
+        scores.iter().for_each(|score| print!("{:>5.0}", if most > 0.0 { score / most * 100.0 } else { 0.0 }));
+        println!();
+    }
+    let ranking = importance.ranking();
+    let named = |heads: &mut dyn Iterator<Item = &candle_attention::heads::RankedHead>| {
+        heads.take(8).map(|head| format!("{}.{}", head.layer, head.head)).collect::<Vec<_>>().join(" ")
+    };
+    println!("least important (layer.head): {}", named(&mut ranking.iter()));
+    println!("most important:               {}", named(&mut ranking.iter().rev()));
+}
+
+/// The model without ever more of its heads.
+fn points(
+    arguments: &Arguments,
+    encoder: &SentenceEncoder,
+    importance: &HeadImportance,
+    texts: &[&str],
+) -> Result<Vec<Point>> {
+    let options = EncodeOptions::default().with_batch_size(arguments.batch_size);
+    let whole = encoder.encode(texts, &options)?;
+    let all: usize = encoder.heads().iter().sum();
+    println!("\n{:>7} {:>6} {:>8} {:>18}", "pruned", "heads", "cosine", "time of the whole");
+    let mut points = Vec::new();
+    for tenth in 0..=10 {
+        let count = (f64::from(tenth) / 10.0 * all as f64).round() as usize;
+        let pruned = encoder.prune_heads(&importance.least(count))?;
+        let cosine = mean_cosine(&whole, &pruned.encode(texts, &options)?)?;
+        // In turns, so that what else the machine does meets both.
+        let mut ratios = Vec::new();
+        for _ in 0..arguments.runs {
+            let [before, after] = [encoder, &pruned].map(|encoder| {
+                let start = Instant::now();
+                encoder.encode(texts, &options).map(|_| start.elapsed().as_secs_f64())
+            });
+            ratios.push(after? / before?);
+        }
+        ratios.sort_by(f64::total_cmp);
+        let point =
+            Point { share: count as f64 / all as f64, heads: all - count, cosine, time: ratios[ratios.len() / 2] };
+        println!("{:>6.0}% {:>6} {:>8.4} {:>18.2}", point.share * 100.0, point.heads, point.cosine, point.time);
+        points.push(point);
+    }
+    Ok(points)
+}
+
+fn mean_cosine(a: &Tensor, b: &Tensor) -> Result<f64> {
+    let dot = (a * b)?.sum(1)?;
+    let lengths = (a.sqr()?.sum(1)? * b.sqr()?.sum(1)?)?.sqrt()?.maximum(1e-30)?;
+    Ok(f64::from((dot / lengths)?.mean_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?))
+}
+
+fn plot(points: &[Point], path: &Path) -> Result<()> {
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, (640, 400)).into_drawing_area();
+        root.fill(&WHITE)?;
+        let top = points.iter().map(|point| point.time).fold(1.0, f64::max) * 1.05;
+        let mut chart = ChartBuilder::on(&root)
+            .margin(16)
+            .x_label_area_size(40)
+            .y_label_area_size(48)
+            .build_cartesian_2d(0f64..100f64, 0f64..top)?;
+        chart
+            .configure_mesh()
+            .x_desc("heads pruned, %")
+            .y_desc("of the whole model")
+            .label_style(("sans-serif", 16))
+            .max_light_lines(0)
+            .x_labels(11)
+            .x_label_formatter(&|share| format!("{share:.0}"))
+            .draw()?;
+        let (cosine, time) = (RGBColor(31, 119, 180), RGBColor(214, 96, 77));
+        let values = |of: fn(&Point) -> f64| points.iter().map(of).collect::<Vec<f64>>();
+        let cosines = ("cosine to the whole model's vectors", cosine, values(|point| point.cosine));
+        for (name, colour, values) in [cosines, ("time", time, values(|point| point.time))] {
+            let line = points.iter().map(|point| point.share * 100.0).zip(values);
+            chart
+                .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::LowerLeft)
+            .label_font(("sans-serif", 16))
+            .background_style(WHITE)
+            .draw()?;
+        root.present()?;
+    }
+    let part = path.with_extension("svg.part");
+    std::fs::write(&part, svg).map_err(|e| named(&e))?;
+    std::fs::rename(&part, path).map_err(|e| named(&e))?;
+    Ok(())
+}

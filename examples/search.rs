@@ -1,0 +1,186 @@
+//! Semantic search over the lines of a file: the nearest lines for people, one JSON object a hit for programs.
+
+mod shared;
+
+use std::cell::Cell;
+use std::io::{BufRead, ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use candle_attention::Error;
+use candle_attention::encoder::{Ranked, SentenceEncoder, fingerprint};
+use candle_attention::search::{Index, Lines, check_place};
+use candle_core::DType;
+use clap::Parser;
+use shared::{Result, model::Model, shown};
+
+/// Finds the lines whose meaning is nearest to that of a query.
+///
+/// Embeddings are kept beside the file, in FILE.search.safetensors: the next run embeds new and changed lines only, and
+/// one that was interrupted goes on where it stopped.
+///
+/// Example: search --model sentence-transformers/all-MiniLM-L6-v2 --file notes.txt "When is the rent due?"
+#[derive(Parser)]
+#[command(name = "search", verbatim_doc_comment)]
+struct Arguments {
+    #[command(flatten)]
+    model: Model,
+    /// What to look for; without one, queries are read from standard input, one a line
+    queries: Vec<String>,
+    /// The file whose lines are searched; without one, or with `-`, standard input
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// How many lines to find
+    #[arg(short = 'k', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: u32,
+    /// Print one {"query": …, "rank": …, "score": …, "lines": […], "text": …} a hit
+    #[arg(long)]
+    json: bool,
+    /// The name of the prompt put before each query
+    #[arg(long)]
+    query_prompt_name: Option<String>,
+    /// Where embeddings are kept, also those of standard input: a .safetensors file
+    #[arg(long, value_name = "FILE")]
+    cache: Option<PathBuf>,
+    /// Neither read nor keep embeddings
+    #[arg(long, conflicts_with = "cache")]
+    no_cache: bool,
+    /// How often unfinished work is kept, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    save_every: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    shared::run(|| search(&arguments))
+}
+
+fn search(arguments: &Arguments) -> Result<()> {
+    let file = arguments.file.as_deref().filter(|path| path.as_os_str() != "-");
+    if file.is_none() && arguments.queries.is_empty() {
+        return Err("no query: give one as an argument; standard input holds the lines unless there is a --file".into());
+    }
+    if file.is_none() && std::io::stdin().is_terminal() {
+        return Err("no lines: give a file with --file, or pipe them into standard input".into());
+    }
+    let cache = cache(arguments, file)?;
+    let text = shared::text(file.unwrap_or(Path::new("-")))?;
+    let lines = Lines::new(&text);
+    if lines.texts.is_empty() {
+        return Err(format!("{}: no line to search", file.unwrap_or(Path::new("-")).display()).into());
+    }
+    let folder = arguments.model.folder()?;
+    let encoder = arguments.model.load(&folder)?;
+    let model = match cache {
+        Some(_) => format!("{} {:?} {:?}", fingerprint(&folder)?, arguments.model.dtype, arguments.model.prompt_name),
+        None => String::new(),
+    };
+    let mut index = Index::new(&lines.texts, encoder.embedding_size(), model)?;
+    fill(&mut index, &encoder, arguments, cache.as_deref())?;
+
+    let answer = |query: &str| print(arguments, &lines, query, &nearest(arguments, &encoder, &index, query)?);
+    if !arguments.queries.is_empty() {
+        return arguments.queries.iter().try_for_each(|query| answer(query));
+    }
+    let asks = std::io::stdin().is_terminal();
+    let prompt = || if asks { eprint!("query> ") };
+    prompt();
+    for query in std::io::stdin().lock().lines() {
+        let query = query.map_err(|e| format!("standard input: {e}"))?;
+        if !query.trim().is_empty() {
+            answer(query.trim())?;
+        }
+        prompt();
+    }
+    Ok(())
+}
+
+/// Where embeddings are kept, if they are.
+fn cache(arguments: &Arguments, file: Option<&Path>) -> Result<Option<PathBuf>> {
+    let Some(named) = &arguments.cache else {
+        let beside = |file: &Path| {
+            let mut name = file.as_os_str().to_owned();
+            name.push(".search.safetensors");
+            name.into()
+        };
+        return Ok(file.filter(|_| !arguments.no_cache).map(beside));
+    };
+    // What is there and is no cache is replaced: not what was named by mistake.
+    if named.extension().is_none_or(|extension| extension != "safetensors") {
+        return Err(format!("--cache {}: expected a name that ends in .safetensors", named.display()).into());
+    }
+    check_place(named)?;
+    Ok(Some(named.clone()))
+}
+
+/// Takes over what is kept and embeds the rest; keeps it from time to time and at the end.
+fn fill(index: &mut Index, encoder: &SentenceEncoder, arguments: &Arguments, cache: Option<&Path>) -> Result<()> {
+    if let Some(cache) = cache {
+        match index.reuse(cache) {
+            Ok(_) => {}
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+            Err(error) => eprintln!("note: {error}; embedding anew"),
+        }
+    }
+    let bar = shared::bar(index.missing().len())?;
+    let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
+    let (saved, may_save) = (Cell::new(Instant::now()), Cell::new(true));
+    let save = |index: &Index| {
+        let Some(cache) = cache.filter(|_| may_save.get()) else { return };
+        if let Err(error) = index.save(cache) {
+            // To search is possible all the same.
+            bar.suspend(|| eprintln!("note: embeddings are not kept: {error}"));
+            may_save.set(false);
+        }
+        saved.set(Instant::now());
+    };
+    let now_and_then = |index: &Index| {
+        if saved.get().elapsed() >= Duration::from_secs(arguments.save_every) {
+            save(index);
+        }
+        Ok(())
+    };
+    let count = index.embed(encoder, &arguments.model.options().with_progress(&on_progress), now_and_then)?;
+    bar.finish_and_clear();
+    if count > 0 {
+        save(index);
+    }
+    Ok(())
+}
+
+fn nearest(arguments: &Arguments, encoder: &SentenceEncoder, index: &Index, query: &str) -> Result<Vec<Ranked>> {
+    let mut options = arguments.model.options();
+    options.prompt_name = arguments.query_prompt_name.as_deref();
+    let query = encoder.encode(&[query], &options)?.to_dtype(DType::F32)?.get(0)?.to_vec1()?;
+    Ok(index.search(&query, arguments.top_k as usize)?)
+}
+
+#[derive(serde::Serialize)]
+struct Hit<'a> {
+    query: &'a str,
+    rank: usize,
+    score: f32,
+    lines: &'a [usize],
+    text: &'a str,
+}
+
+/// Columns of a line that are shown.
+const WIDTH: usize = 200;
+
+fn print(arguments: &Arguments, lines: &Lines, query: &str, found: &[Ranked]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if !arguments.json && arguments.queries.len() > 1 {
+        writeln!(out, "{}", shown(query, WIDTH))?;
+    }
+    for (rank, hit) in (1..).zip(found) {
+        let (score, text, lines) = (hit.score, lines.texts[hit.index], lines.numbers[hit.index].as_slice());
+        if arguments.json {
+            writeln!(out, "{}", serde_json::to_string(&Hit { query, rank, score, lines, text })?)?;
+            continue;
+        }
+        let others = if lines.len() > 1 { format!(" (and {} more)", lines.len() - 1) } else { String::new() };
+        writeln!(out, "{score:>6.3} {:>6}  {}{others}", lines[0], shown(text, WIDTH))?;
+    }
+    Ok(out.flush()?)
+}

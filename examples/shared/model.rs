@@ -1,0 +1,54 @@
+//! A sentence encoder by its name, for the examples that take texts.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use candle_attention::encoder::{EncodeOptions, HubOptions, SentenceEncoder, download};
+use candle_core::{DType, Device};
+
+use super::Result;
+
+#[derive(clap::Args)]
+pub struct Model {
+    /// A folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
+    /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id
+    #[arg(long)]
+    model: String,
+    /// Branch, tag or commit of a hub model
+    #[arg(long)]
+    revision: Option<String>,
+    /// f32, f64, f16 or bf16
+    #[arg(long, default_value = "f32", value_parser = super::dtype)]
+    pub dtype: DType,
+    /// cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = super::device)]
+    device: Device,
+    /// Texts that run together
+    #[arg(long, default_value_t = 32)]
+    pub batch_size: usize,
+    /// The name of one of the model's prompts, put before each text
+    #[arg(long)]
+    pub prompt_name: Option<String>,
+}
+
+impl Model {
+    /// The folder of the model, brought from the hub if need be.
+    pub fn folder(&self) -> Result<PathBuf> {
+        if Path::new(&self.model).is_dir() {
+            return Ok(self.model.clone().into());
+        }
+        let mut options = HubOptions::default().with_progress(std::io::stderr().is_terminal());
+        options.revision = self.revision.clone();
+        Ok(download(&self.model, &options)?)
+    }
+
+    pub fn load(&self, folder: &Path) -> Result<SentenceEncoder> {
+        Ok(SentenceEncoder::from_folder(folder, self.dtype, &self.device)?)
+    }
+
+    pub fn options(&self) -> EncodeOptions<'_> {
+        let mut options = EncodeOptions::default().with_batch_size(self.batch_size);
+        options.prompt_name = self.prompt_name.as_deref();
+        options
+    }
+}
