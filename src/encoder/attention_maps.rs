@@ -51,7 +51,8 @@ impl Texts {
         let tokens: Vec<String> = (0..encoding.len()).map(|i| name(&encoding, &read, i)).collect();
         let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(text);
         for (layer, observed) in forwarded.observed {
-            let Some(weights) = observed.weights else { continue };
+            // A layer whose heads are all pruned has nothing to show.
+            let Some(weights) = observed.weights.filter(|weights| weights.elem_count() > 0) else { continue };
             maps = match &options.heads {
                 Some(heads) => maps.with_heads(layer, heads, &weights)?,
                 None => maps.with_layer(layer, &weights)?,

@@ -44,7 +44,7 @@
     return ramp[low].map((a, i) => Math.round(a + (ramp[low + 1][i] - a) * (at - low)));
   }
   const level = (weight, most) => (most > 0 ? Math.sqrt(weight / most) : 0);
-  const light = ([r, g, b]) => 0.299 * r + 0.587 * g + 0.114 * b > 140;
+  const light = ([r, g, b]) => 0.299 * r + 0.587 * g + 0.114 * b > 118;
   const style = (name) => getComputedStyle(document.body).getPropertyValue(name);
   // The colours of 256 levels: as canvas pixels, and for a background with the ink that is read on it.
   const palette = new Uint32Array(256), inks = [];

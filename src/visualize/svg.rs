@@ -134,7 +134,7 @@ impl AttentionMaps {
             y + high + 14,
             layer.heads[at]
         );
-        if at % sheet.across == 0 {
+        if at.is_multiple_of(sheet.across) {
             write_names(
                 svg,
                 sheet,
