@@ -13,7 +13,7 @@ use shared::{Result, model::Model};
 
 /// Shows the attention weights of a text: by default one head in the terminal.
 ///
-/// Example: attention_map --model sentence-transformers/all-MiniLM-L6-v2 --html map.html "The cat sat on the mat."
+/// Example: attention_map --html map.html "The cat sat on the mat."
 #[derive(Parser)]
 #[command(name = "attention_map", verbatim_doc_comment)]
 struct Arguments {
@@ -47,7 +47,7 @@ fn attention_map(arguments: &Arguments) -> Result<()> {
     if arguments.png.is_some() && !cfg!(feature = "png") {
         return Err("--png: this program was built without it (build with `--features png`)".into());
     }
-    let encoder = arguments.model.load(&arguments.model.folder()?)?;
+    let encoder = arguments.model.load(arguments.model.folder()?.as_deref())?;
     let layer = arguments.layer.unwrap_or(0);
     let written = arguments.html.is_some() || arguments.svg.is_some() || arguments.png.is_some();
     let mut options = MapOptions::default();

@@ -13,7 +13,8 @@ use shared::{Result, model::Model, shown};
 
 /// Turns sentences into embeddings.
 ///
-/// Example: encode --model sentence-transformers/all-MiniLM-L6-v2 "A cat sleeps." "A kitten naps." "Stocks fell."
+/// Example: encode "A cat sleeps." "A kitten naps." "Stocks fell."
+///          encode --model sentence-transformers/all-MiniLM-L6-v2 "A cat sleeps." "A kitten naps." "Stocks fell."
 #[derive(Parser)]
 #[command(name = "encode", verbatim_doc_comment)]
 struct Arguments {
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
 
 fn encode(arguments: &Arguments) -> Result<()> {
     let texts = texts(arguments)?;
-    let encoder = arguments.model.load(&arguments.model.folder()?)?;
+    let encoder = arguments.model.load(arguments.model.folder()?.as_deref())?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
 
     let options = arguments.model.options();
@@ -47,7 +48,7 @@ fn encode(arguments: &Arguments) -> Result<()> {
 
     match arguments.json {
         true => print_json(&texts, &embeddings),
-        false => print_similarities(&texts, &embeddings),
+        false => print_similarities(&texts, &embeddings, arguments.model.name()),
     }
 }
 
@@ -82,11 +83,11 @@ const TABLE: usize = 10;
 /// Columns of a text's beginning that are shown.
 const WIDTH: usize = 44;
 
-fn print_similarities(texts: &[&str], embeddings: &Tensor) -> Result<()> {
+fn print_similarities(texts: &[&str], embeddings: &Tensor, model: &str) -> Result<()> {
     let lengths = embeddings.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
     let unit = embeddings.broadcast_div(&lengths)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
-    writeln!(out, "{} texts, {} numbers each; cosine similarity:", texts.len(), embeddings.dim(1)?)?;
+    writeln!(out, "{} texts, {} numbers each by {model}; cosine similarity:", texts.len(), embeddings.dim(1)?)?;
     if texts.len() <= TABLE {
         write!(out, "{:WIDTH$}", "")?;
         (1..=texts.len()).try_for_each(|i| write!(out, "{i:>7}"))?;

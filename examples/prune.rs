@@ -2,18 +2,16 @@
 
 mod shared;
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use candle_attention::encoder::{EncodeOptions, HubOptions, ImportanceBy, SentenceEncoder, download, write_pruned};
-use candle_attention::heads::HeadImportance;
-use candle_core::{DType, Device, Tensor};
+use candle_attention::encoder::{ImportanceBy, SentenceEncoder, write_pruned};
+use candle_attention::heads::{HeadImportance, RankedHead};
+use candle_core::{DType, Tensor};
 use clap::{Parser, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
 use plotters::prelude::*;
-use shared::Result;
+use shared::{Result, model::Model};
 
 /// Ranks the heads of a sentence encoder by what they are worth on your texts, and prunes the least important.
 ///
@@ -23,10 +21,9 @@ use shared::Result;
 #[derive(Parser)]
 #[command(name = "prune", verbatim_doc_comment)]
 struct Arguments {
-    /// A folder of sentence-transformers or of BERT and its kin; or a hub id
-    #[arg(long)]
-    model: String,
-    /// Texts, one a line
+    #[command(flatten)]
+    model: Model,
+    /// Texts, one a line; `-` is standard input
     #[arg(long)]
     file: PathBuf,
     /// How the worth of a head is measured
@@ -47,15 +44,9 @@ struct Arguments {
     /// At most this many texts
     #[arg(long, default_value_t = 400)]
     limit: usize,
-    /// Texts that run together
-    #[arg(long, default_value_t = 32)]
-    batch_size: usize,
     /// Runs of which the median time is taken
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// cpu, cuda[:N] or metal[:N]
-    #[arg(long, default_value = "cpu", value_parser = shared::device)]
-    device: Device,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -91,11 +82,13 @@ fn prune(arguments: &Arguments) -> Result<()> {
     let texts = texts(arguments)?;
     let (rank, judge): (Vec<_>, Vec<_>) = texts.iter().enumerate().partition(|(i, _)| i % 2 == 0);
     let [rank, judge] = [rank, judge].map(|texts| texts.into_iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>());
-    let folder = match Path::new(&arguments.model).is_dir() {
-        true => PathBuf::from(&arguments.model),
-        false => download(&arguments.model, &HubOptions::default().with_progress(std::io::stderr().is_terminal()))?,
-    };
-    let encoder = SentenceEncoder::from_folder(&folder, DType::F32, &arguments.device)?;
+    let folder = arguments.model.folder()?;
+    if folder.is_none() && arguments.output.is_some() {
+        return Err(
+            "--output needs --model: the embedded model has no folder; in the crate's own it is `weights`".into()
+        );
+    }
+    let encoder = arguments.model.load(folder.as_deref())?;
 
     let importance = importance(arguments, &encoder, &rank)?;
     print_heads(&importance);
@@ -103,18 +96,17 @@ fn prune(arguments: &Arguments) -> Result<()> {
     if let Some(path) = &arguments.plot {
         plot(&points, path)?;
     }
-    if let Some(output) = &arguments.output {
+    if let (Some(folder), Some(output)) = (folder, &arguments.output) {
         let all: usize = encoder.heads().iter().sum();
         let pruned = importance.least((arguments.share * all as f64).round() as usize);
-        write_pruned(&folder, output, &pruned)?;
+        write_pruned(folder, output, &pruned)?;
         println!("\n{}: written without {} of {all} heads", output.display(), pruned.count());
     }
     Ok(())
 }
 
 fn texts(arguments: &Arguments) -> Result<Vec<String>> {
-    let named = |e: std::io::Error| format!("{}: {e}", arguments.file.display());
-    let text = std::fs::read_to_string(&arguments.file).map_err(named)?;
+    let text = shared::text(&arguments.file)?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let texts: Vec<String> = lines.take(arguments.limit).map(str::to_string).collect();
     match texts.len() {
@@ -124,10 +116,9 @@ fn texts(arguments: &Arguments) -> Result<Vec<String>> {
 }
 
 fn importance(arguments: &Arguments, encoder: &SentenceEncoder, texts: &[&str]) -> Result<HeadImportance> {
-    let bar = ProgressBar::new(texts.len() as u64);
-    bar.set_style(ProgressStyle::with_template("ranking heads {bar:30} {pos}/{len} texts {eta}")?);
+    let bar = shared::bar(texts.len())?;
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let options = EncodeOptions::default().with_batch_size(arguments.batch_size).with_progress(&on_progress);
+    let options = arguments.model.options().with_progress(&on_progress);
     let by = match arguments.by {
         By::Gradient => ImportanceBy::Gradient,
         By::Ablation => ImportanceBy::Ablation,
@@ -151,7 +142,7 @@ fn print_heads(importance: &HeadImportance) {
         println!();
     }
     let ranking = importance.ranking();
-    let named = |heads: &mut dyn Iterator<Item = &candle_attention::heads::RankedHead>| {
+    let named = |heads: &mut dyn Iterator<Item = &RankedHead>| {
         heads.take(8).map(|head| format!("{}.{}", head.layer, head.head)).collect::<Vec<_>>().join(" ")
     };
     println!("least important (layer.head): {}", named(&mut ranking.iter()));
@@ -165,7 +156,7 @@ fn points(
     importance: &HeadImportance,
     texts: &[&str],
 ) -> Result<Vec<Point>> {
-    let options = EncodeOptions::default().with_batch_size(arguments.batch_size);
+    let options = arguments.model.options();
     let whole = encoder.encode(texts, &options)?;
     let all: usize = encoder.heads().iter().sum();
     println!("\n{:>7} {:>6} {:>8} {:>18}", "pruned", "heads", "cosine", "time of the whole");

@@ -20,7 +20,7 @@ use shared::{Result, model::Model, shown};
 /// Embeddings are kept beside the file, in FILE.search.safetensors: the next run embeds new and changed lines only, and
 /// one that was interrupted goes on where it stopped.
 ///
-/// Example: search --model sentence-transformers/all-MiniLM-L6-v2 --file notes.txt "When is the rent due?"
+/// Example: search --file notes.txt "When is the rent due?"
 #[derive(Parser)]
 #[command(name = "search", verbatim_doc_comment)]
 struct Arguments {
@@ -71,9 +71,12 @@ fn search(arguments: &Arguments) -> Result<()> {
         return Err(format!("{}: no line to search", file.unwrap_or(Path::new("-")).display()).into());
     }
     let folder = arguments.model.folder()?;
-    let encoder = arguments.model.load(&folder)?;
+    let encoder = arguments.model.load(folder.as_deref())?;
     let model = match cache {
-        Some(_) => format!("{} {:?} {:?}", fingerprint(&folder)?, arguments.model.dtype, arguments.model.prompt_name),
+        Some(_) => {
+            let content = folder.map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
+            format!("{content} {:?} {:?}", arguments.model.dtype, arguments.model.prompt_name)
+        }
         None => String::new(),
     };
     let mut index = Index::new(&lines.texts, encoder.embedding_size(), model)?;
@@ -84,7 +87,11 @@ fn search(arguments: &Arguments) -> Result<()> {
         return arguments.queries.iter().try_for_each(|query| answer(query));
     }
     let asks = std::io::stdin().is_terminal();
-    let prompt = || if asks { eprint!("query> ") };
+    let prompt = || {
+        if asks {
+            eprint!("query> ")
+        }
+    };
     prompt();
     for query in std::io::stdin().lock().lines() {
         let query = query.map_err(|e| format!("standard input: {e}"))?;

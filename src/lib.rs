@@ -20,6 +20,9 @@ pub mod sdpa;
 pub mod search;
 mod setters;
 mod slice;
+mod spread;
+#[cfg(feature = "train")]
+pub mod train;
 #[cfg(feature = "visualize")]
 pub mod visualize;
 

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{Element, Epilogue, Isa, Packed};
 use crate::sdpa::same_dtype_and_device;
 use crate::slice::{with_floats, with_numbers};
+use crate::spread::spread;
 
 /// `y = x Wᵀ + b` with W `(out, in)`.
 #[derive(Debug, Clone)]
@@ -77,7 +78,7 @@ impl Dense {
         let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
         let ys = xs.matmul(&self.weight.to_dtype(wide)?.t()?)?;
         let ys = match &self.bias {
-            Some(bias) => ys.broadcast_add(&bias.to_dtype(wide)?)?,
+            Some(bias) => ys.broadcast_add(&spread(&bias.to_dtype(wide)?, &ys)?)?,
             None => ys,
         };
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.weight.dim(0)?))?)

@@ -11,11 +11,12 @@ use super::Result;
 #[derive(clap::Args)]
 pub struct Model {
     /// A folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
-    /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id
+    /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id; by default the small model that is
+    /// part of this program
     #[arg(long)]
-    model: String,
+    model: Option<String>,
     /// Branch, tag or commit of a hub model
-    #[arg(long)]
+    #[arg(long, requires = "model")]
     revision: Option<String>,
     /// f32, f64, f16 or bf16
     #[arg(long, default_value = "f32", value_parser = super::dtype)]
@@ -32,18 +33,27 @@ pub struct Model {
 }
 
 impl Model {
-    /// The folder of the model, brought from the hub if need be.
-    pub fn folder(&self) -> Result<PathBuf> {
-        if Path::new(&self.model).is_dir() {
-            return Ok(self.model.clone().into());
+    /// What the model is called.
+    pub fn name(&self) -> &str {
+        self.model.as_deref().unwrap_or("the embedded model")
+    }
+
+    /// The folder of the model, brought from the hub if need be; none for the embedded one.
+    pub fn folder(&self) -> Result<Option<PathBuf>> {
+        let Some(model) = &self.model else { return Ok(None) };
+        if Path::new(model).is_dir() {
+            return Ok(Some(model.into()));
         }
         let mut options = HubOptions::default().with_progress(std::io::stderr().is_terminal());
         options.revision = self.revision.clone();
-        Ok(download(&self.model, &options)?)
+        Ok(Some(download(model, &options)?))
     }
 
-    pub fn load(&self, folder: &Path) -> Result<SentenceEncoder> {
-        Ok(SentenceEncoder::from_folder(folder, self.dtype, &self.device)?)
+    pub fn load(&self, folder: Option<&Path>) -> Result<SentenceEncoder> {
+        Ok(match folder {
+            Some(folder) => SentenceEncoder::from_folder(folder, self.dtype, &self.device)?,
+            None => SentenceEncoder::embedded(self.dtype, &self.device)?,
+        })
     }
 
     pub fn options(&self) -> EncodeOptions<'_> {

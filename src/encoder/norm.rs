@@ -4,6 +4,7 @@ use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
 use crate::kernels::{Isa, add_norm};
 use crate::slice::with_floats;
+use crate::spread::spread;
 
 /// Layer normalisation over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
 /// ([Ba 2016](https://arxiv.org/abs/1607.06450)).
@@ -69,7 +70,8 @@ impl Module for LayerNorm {
         let centred = xs.broadcast_sub(&xs.mean_keepdim(D::Minus1)?)?;
         let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
         let ys = centred.broadcast_div(&(variance + self.eps)?.sqrt()?)?;
-        let ys = ys.broadcast_mul(&self.weight.to_dtype(wide)?)?.broadcast_add(&self.bias.to_dtype(wide)?)?;
+        let (weight, bias) = (spread(&self.weight.to_dtype(wide)?, &ys)?, spread(&self.bias.to_dtype(wide)?, &ys)?);
+        let ys = ys.broadcast_mul(&weight)?.broadcast_add(&bias)?;
         ys.to_dtype(dtype)
     }
 }

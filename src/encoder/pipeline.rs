@@ -224,6 +224,11 @@ impl Pipeline {
         Ok(Self { pooling, include_prompt, steps })
     }
 
+    /// The mean, brought to length 1.
+    pub(super) fn unit_means() -> Result<Self> {
+        Ok(Self { pooling: Pooling::new(vec![PoolingMode::Mean])?, include_prompt: true, steps: vec![Step::Normalize] })
+    }
+
     /// hidden `(b, s, width)`, mask `(b, s)` with 1 = counts → `(b, size)`.
     pub(super) fn forward(&self, hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let pooled = self.pooling.forward(hidden, mask)?;

@@ -1,3 +1,5 @@
+mod embedded;
+
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};

@@ -37,21 +37,29 @@ pub(super) fn transformer_of(folder: &Path, modules: Option<&[Module]>) -> std::
 impl Texts {
     /// Reads tokenizer and limits from the folder of the transformer itself; also gives its configuration and weights.
     pub fn load(transformer: &Path, dtype: DType, device: &Device) -> Result<(Self, BertConfig, CheckpointSource)> {
-        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
-            return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
-        }
         let config = BertConfig::from_file(transformer.join("config.json"))?;
         let source = Checkpoint::open(transformer)?.at("", dtype, device);
         let (max_seq_length, lower_case) = pipeline::limits(transformer, config.max_tokens())?;
         let stated = TokenizerConfig::load(transformer)?;
-        let texts = Self {
-            tokenizer: Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?,
-            max_seq_length,
-            pair_types: config.has_types() && stated.gives_types() && !config.is_roberta(),
-            dtype,
-            device: device.clone(),
-        };
+        let tokenizer = Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
+        let texts = Self::new(&config, tokenizer, max_seq_length, stated.gives_types(), dtype, device)?;
         Ok((texts, config, source))
+    }
+
+    /// `gives_types`: whether the tokenizer gives segment types to the model.
+    pub fn new(
+        config: &BertConfig,
+        tokenizer: Tokenizer,
+        max_seq_length: usize,
+        gives_types: bool,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+            return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
+        }
+        let pair_types = config.has_types() && gives_types && !config.is_roberta();
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device: device.clone() })
     }
 
     /// Calls `run` with batches of the texts and what `model` makes of them; it gives something for each text of its

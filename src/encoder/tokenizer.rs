@@ -15,14 +15,22 @@ impl Tokenizer {
     pub(super) fn load(path: &Path, max_length: usize, lower_case: bool) -> Result<Self> {
         // Its own error for a missing file does not name the file.
         std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-        let mut inner = tokenizers::Tokenizer::from_file(path).map_err(|e| Error::file(path, e))?;
+        let inner = tokenizers::Tokenizer::from_file(path).map_err(|e| Error::file(path, e))?;
+        Self::new(inner, max_length, lower_case).map_err(|e| Error::file(path, e))
+    }
+
+    pub(super) fn new(
+        mut inner: tokenizers::Tokenizer,
+        max_length: usize,
+        lower_case: bool,
+    ) -> tokenizers::Result<Self> {
         let truncation = TruncationParams {
             direction: TruncationDirection::Right,
             max_length,
             strategy: TruncationStrategy::LongestFirst,
             stride: 0,
         };
-        inner.with_truncation(Some(truncation)).map_err(|e| Error::file(path, e))?;
+        inner.with_truncation(Some(truncation))?;
         inner.with_padding(None);
         Ok(Self { inner, lower_case })
     }

@@ -54,7 +54,8 @@ impl Index<'_> {
         let (mut rows, mut vectors) = (Vec::new(), Vec::new());
         for text in self.missing() {
             let Some(&place) = places.get(&self.key(text)) else { continue };
-            let row = stored[place * width..][..width].as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));
+            let row =
+                stored[place * width..][..width].as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));
             vectors.extend(row);
             let length: f32 = vectors[rows.len() * self.size..].iter().map(|x| x.to_f32().powi(2)).sum();
             // NaN is none of them.

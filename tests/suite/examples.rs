@@ -223,6 +223,10 @@ fn encode_prints_json_in_order() {
     let nearest = succeeds(tiny().args((0..12).map(|i| format!("text {i}"))));
     assert_eq!(nearest.lines().count(), 13);
 
+    let embedded = succeeds(example("encode").args(["a cat", "a kitten"]));
+    assert!(embedded.contains("2 texts, 128 numbers each by the embedded model"), "{embedded}");
+    fails(example("encode").args(["--revision", "main", "a cat"]), "--model");
+
     fails(&mut tiny(), "no text");
     fails(tiny().args(["--file", "no.txt"]), "no.txt: No such file");
     fails(tiny().args(["--batch-size", "0", "a"]), "batch_size = 0");
@@ -255,4 +259,31 @@ fn encode_from_a_hub_and_offline() {
     assert_eq!(succeeds(encode().env("HF_HUB_OFFLINE", "0")), online);
     assert!(hub.request_count() > before);
     fails(encode().args(["--revision", "dev"]), "no revision `dev`");
+}
+
+/// Heads ranked, the cost of pruning shown and drawn, the smaller model written; mistakes in one line.
+#[test]
+fn prune_ranks_draws_and_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("texts.txt"), "a cat sat\n\nthe dog ran\nthe cat and the dog\na mat\n").unwrap();
+    let prune = |more: &[&str]| {
+        let mut command = example("prune");
+        command.args(["--model", fixture("tiny-bert").to_str().unwrap(), "--file", &path("texts.txt"), "--runs", "1"]);
+        command.args(more);
+        command
+    };
+    for by in ["gradient", "ablation", "entropy"] {
+        let (svg, smaller) = (path(&format!("{by}.svg")), path(by));
+        let printed = succeeds(&mut prune(&["--by", by, "--plot", &svg, "--output", &smaller, "--share", "0.5"]));
+        assert!(printed.contains("least important (layer.head)") && printed.contains("100%"), "{printed}");
+        assert!(std::fs::read_to_string(svg).unwrap().contains("heads pruned, %"));
+        let config = std::fs::read_to_string(Path::new(&smaller).join("config.json")).unwrap();
+        assert!(config.contains("pruned_heads"), "{config}");
+        succeeds(example("encode").args(["--model", &smaller, "a cat", "a dog"]));
+    }
+    fails(&mut prune(&["--output", &path("entropy")]), "exists already");
+    fails(&mut prune(&["--share", "1.5"]), "--share is 1.5, expected 0 to 1");
+    fails(&mut prune(&["--limit", "1"]), "1 texts, expected at least 2");
+    fails(example("prune").args(["--file", &path("texts.txt"), "--output", &path("none")]), "--output needs --model");
 }

@@ -388,7 +388,10 @@ fn search_says_what_is_wrong() {
     fails(&mut notes.search(&["a", "--cache", "/no/folder/x.safetensors"]), "its folder does not exist");
     let weights = tiny.join("model.safetensors");
     fails(&mut notes.search(&["a", "--cache", weights.to_str().unwrap()]), "holds other tensors");
-    fails(on(Path::new("/no/such/folder"), &["a"]).arg("--file").arg(notes.file()), "a folder that exists, or a hub id");
+    fails(
+        on(Path::new("/no/such/folder"), &["a"]).arg("--file").arg(notes.file()),
+        "a folder that exists, or a hub id",
+    );
     fails(&mut Notes::new("").search(&["a"]), "notes.txt: no line to search");
     fails(&mut Notes::new(b"one\ntwo \xFF\n").search(&["a"]), "notes.txt: line 2 is not UTF-8");
     fails(&mut example("search"), "--model");

@@ -1,0 +1,209 @@
+//! Trains a small encoder from nothing on lines of text, writes it in Hugging Face layout, and measures it.
+
+mod shared;
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention::train::{Agreement, Kind, Step, Teacher, TrainConfig, Trainer, agreement, read_texts};
+use candle_core::{DType, Device, Tensor};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use shared::Result;
+
+/// Trains a small encoder from nothing on lines of text.
+///
+/// Killed, it goes on where it last saved when it is called again with the same arguments: to the same losses, bit for
+/// bit. With --eval and without --text, the model in --output is only measured.
+///
+/// Example: train --text train.txt --teacher all-MiniLM-L6-v2 --eval held_back.txt --output model
+#[derive(Parser)]
+#[command(name = "train", verbatim_doc_comment)]
+struct Arguments {
+    /// Text to train on, one text a line
+    #[arg(long, required_unless_present = "eval")]
+    text: Option<PathBuf>,
+    /// A sentence-transformers folder to learn from; without one, hidden words are learned (masked language model)
+    #[arg(long)]
+    teacher: Option<PathBuf>,
+    /// The dtype that the teacher reads the texts to train on in; it measures in f32
+    #[arg(long, default_value = "f32", value_parser = shared::dtype)]
+    teacher_dtype: DType,
+    /// Texts to measure on, one a line: what is among them is not trained on
+    #[arg(long, requires = "teacher")]
+    eval: Option<PathBuf>,
+    /// The folder to write the model to
+    #[arg(long)]
+    output: PathBuf,
+    /// The folder that keeps the run: what it resumes from, and the teacher's vectors
+    #[arg(long, default_value = "target/train")]
+    run: PathBuf,
+    /// Train static vectors instead, a vector a token and their mean, only to be measured
+    #[arg(long = "static")]
+    static_vectors: bool,
+    /// The dtype that weights are written in: f32, f64, f16 or bf16
+    #[arg(long, default_value = "f16", value_parser = shared::dtype)]
+    dtype: DType,
+    /// Steps between two saves
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    save_every: u64,
+    #[command(flatten)]
+    sizes: Sizes,
+}
+
+/// What of the configuration can be set here; the rest is as it is in `TrainConfig::default()`.
+#[derive(clap::Args)]
+struct Sizes {
+    #[arg(long)]
+    vocab_size: Option<usize>,
+    #[arg(long)]
+    hidden_size: Option<usize>,
+    #[arg(long)]
+    layers: Option<usize>,
+    #[arg(long)]
+    heads: Option<usize>,
+    #[arg(long)]
+    intermediate_size: Option<usize>,
+    /// The longest text of the finished model, in tokens
+    #[arg(long)]
+    max_positions: Option<usize>,
+    /// The longest text in training, in tokens
+    #[arg(long)]
+    max_length: Option<usize>,
+    #[arg(long)]
+    batch_size: Option<usize>,
+    #[arg(long)]
+    steps: Option<usize>,
+    #[arg(long)]
+    warmup_steps: Option<usize>,
+    #[arg(long)]
+    learning_rate: Option<f64>,
+    #[arg(long)]
+    similarity_weight: Option<f64>,
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl Arguments {
+    fn config(&self) -> TrainConfig {
+        let (sizes, mut config) = (&self.sizes, TrainConfig::default());
+        fn set<T: Copy>(field: &mut T, given: Option<T>) {
+            *field = given.unwrap_or(*field);
+        }
+        set(&mut config.vocab_size, sizes.vocab_size);
+        set(&mut config.hidden_size, sizes.hidden_size);
+        set(&mut config.num_hidden_layers, sizes.layers);
+        set(&mut config.num_attention_heads, sizes.heads);
+        set(&mut config.intermediate_size, sizes.intermediate_size);
+        set(&mut config.max_position_embeddings, sizes.max_positions);
+        set(&mut config.max_length, sizes.max_length);
+        set(&mut config.batch_size, sizes.batch_size);
+        set(&mut config.steps, sizes.steps);
+        set(&mut config.warmup_steps, sizes.warmup_steps);
+        set(&mut config.learning_rate, sizes.learning_rate);
+        set(&mut config.similarity_weight, sizes.similarity_weight);
+        set(&mut config.seed, sizes.seed);
+        config.with_kind(if self.static_vectors { Kind::Static } else { Kind::Encoder })
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    shared::run(|| train(&arguments))
+}
+
+fn train(arguments: &Arguments) -> Result<()> {
+    let open = |dtype| arguments.teacher.as_ref().map(|folder| Teacher::open(folder, dtype)).transpose();
+    let held_back = arguments.eval.as_ref().map(|path| read_texts(path, &[])).transpose()?.unwrap_or_default();
+    let measure = match (open(DType::F32)?, held_back.is_empty()) {
+        (Some(teacher), false) => Some((&held_back[..], teacher.encode(&held_back)?)),
+        _ => None,
+    };
+    let Some(text) = &arguments.text else { return report(&arguments.output, measure.as_ref()) };
+    let texts = read_texts(text, &held_back)?;
+
+    let start = Instant::now();
+    let teacher = open(arguments.teacher_dtype)?;
+    let bar = bar("{msg} {bar:30} {pos}/{len} {eta}", "the teacher reads")?;
+    let on_progress = |done: usize, all: usize| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    };
+    let mut trainer = Trainer::new(arguments.config(), &texts, teacher.as_ref(), &arguments.run, &on_progress)?;
+    bar.finish_and_clear();
+    let config = trainer.config();
+    let (parameters, steps) = (trainer.parameters(), config.steps);
+    eprintln!("{} texts, {parameters} parameters, step {} of {steps}", texts.len(), trainer.steps_done());
+    run(&mut trainer, arguments.save_every as usize, measure.as_ref(), start)?;
+
+    if arguments.static_vectors {
+        return Ok(());
+    }
+    trainer.write(&arguments.output, arguments.dtype)?;
+    report(&arguments.output, measure.as_ref())
+}
+
+/// Texts that were held back, and the teacher's vectors of them.
+type Measure<'a> = (&'a [String], Tensor);
+
+fn run(trainer: &mut Trainer, save_every: usize, measure: Option<&Measure>, start: Instant) -> Result<()> {
+    let bar = bar("{bar:30} {pos}/{len} loss {msg} {eta}", "")?;
+    bar.set_length(trainer.config().steps as u64);
+    bar.reset_eta();
+    let mut mean: Option<f64> = None;
+    while let Some(Step { number, loss, grad_norm, learning_rate, .. }) = trainer.step()? {
+        let smooth = mean.map_or(f64::from(loss), |mean| 0.98 * mean + 0.02 * f64::from(loss));
+        mean = Some(smooth);
+        bar.set_position(number as u64);
+        bar.set_message(format!("{smooth:.4}"));
+        let last = number == trainer.config().steps;
+        if number % save_every != 0 && !last {
+            continue;
+        }
+        trainer.save()?;
+        let seconds = start.elapsed().as_secs();
+        let mut line = format!("step {number}: loss {smooth:.4}, gradient {grad_norm:.3}, rate {learning_rate:.1e}");
+        if let Some((texts, theirs)) = measure {
+            let Agreement { spearman, top_1_in_10 } = compare(&trainer.encode(texts)?, theirs)?;
+            line += &format!(", held back: Spearman {spearman:.3}, top 1 in 10 {top_1_in_10:.3}");
+        }
+        bar.suspend(|| eprintln!("{line} ({seconds} s)"));
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Measures the model of a folder, by the way that its users go.
+fn report(folder: &Path, measure: Option<&Measure>) -> Result<()> {
+    let Some((texts, theirs)) = measure else { return Ok(()) };
+    let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let Agreement { spearman, top_1_in_10 } = compare(&encoder.encode(&texts, &EncodeOptions::default())?, theirs)?;
+    println!("{}: {} texts held back", folder.display(), texts.len());
+    println!("Spearman's correlation of similarities with the teacher's  {spearman:.3}");
+    println!("the teacher's nearest of {GROUP} among the ten nearest       {top_1_in_10:.3}");
+    Ok(())
+}
+
+/// Texts that are compared with each other.
+const GROUP: usize = 1_000;
+
+/// The mean agreement within groups of a thousand texts; fewer are one group.
+fn compare(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
+    let n = theirs.dim(0)?;
+    let size = GROUP.min(n);
+    let group = |i: usize| Ok(agreement(&ours.narrow(0, i * size, size)?, &theirs.narrow(0, i * size, size)?)?);
+    let groups = (0..n / size).map(group).collect::<Result<Vec<Agreement>>>()?;
+    let mean = |of: fn(&Agreement) -> f64| groups.iter().map(of).sum::<f64>() / groups.len() as f64;
+    Ok(Agreement { spearman: mean(|a| a.spearman), top_1_in_10: mean(|a| a.top_1_in_10) })
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn bar(template: &str, message: &'static str) -> Result<ProgressBar> {
+    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
+    bar.set_style(ProgressStyle::with_template(template)?);
+    Ok(bar.with_message(message))
+}

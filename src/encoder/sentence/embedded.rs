@@ -1,0 +1,51 @@
+//! The model of `weights/`, part of the program: its folder is not needed where it runs.
+
+use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
+use sha2::{Digest, Sha256};
+
+use super::SentenceEncoder;
+use crate::encoder::bert::BertModel;
+use crate::encoder::config::BertConfig;
+use crate::encoder::pipeline::{Pipeline, Prompts};
+use crate::encoder::texts::Texts;
+use crate::encoder::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+
+const CONFIG: &[u8] = include_bytes!("../../../weights/config.json");
+const TOKENIZER: &[u8] = include_bytes!("../../../weights/tokenizer.json");
+const WEIGHTS: &[u8] = include_bytes!("../../../weights/model.safetensors");
+
+impl SentenceEncoder {
+    /// The model that comes with this crate, `weights/`: small, English, offline. The same as
+    /// [`from_folder`](Self::from_folder) of that folder; its README says what it is good for.
+    ///
+    /// ```
+    /// use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+    /// use candle_core::{DType, Device};
+    /// let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+    /// let embeddings = encoder.encode(&["A cat sleeps.", "A kitten naps."], &EncodeOptions::default())?;
+    /// assert_eq!(embeddings.dims(), [2, 128]);
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If `dtype` is not a float, or the device has no room.
+    pub fn embedded(dtype: DType, device: &Device) -> Result<Self> {
+        let wrong = |e: &dyn std::fmt::Display| Error::file("weights", e);
+        let config: BertConfig = serde_json::from_slice(CONFIG).map_err(|e| wrong(&e))?;
+        let limit = config.max_tokens();
+        let tokenizer = tokenizers::Tokenizer::from_bytes(TOKENIZER).map_err(|e| wrong(&e))?;
+        let tokenizer = Tokenizer::new(tokenizer, limit, false).map_err(|e| wrong(&e))?;
+        let texts = Texts::new(&config, tokenizer, limit, true, dtype, device)?;
+        let source = VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?;
+        let model = BertModel::load(&config, &source)?;
+        Ok(Self { model, texts, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
+    }
+    /// What [`fingerprint`](crate::encoder::fingerprint) is to a folder: a hash of the embedded model's content.
+    pub fn embedded_fingerprint() -> String {
+        let mut hash = Sha256::new();
+        [CONFIG, TOKENIZER, WEIGHTS].iter().for_each(|content| hash.update(Sha256::digest(content)));
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}

@@ -1,0 +1,80 @@
+//! What a step makes smaller.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::batches::generator;
+use super::student::{Student, WORDS, unit};
+use super::vocabulary::{MASK, SPECIAL};
+use crate::error::{Error, Result};
+use crate::ragged::PaddedIds;
+
+/// The share of tokens that are asked for, and what is put in their place: as in BERT
+/// ([Devlin 2019](https://arxiv.org/abs/1810.04805)).
+const ASKED: f64 = 0.15;
+const MASKED: f64 = 0.8;
+const REPLACED: f64 = 0.1;
+
+pub(super) enum Objective {
+    /// To have a teacher's vectors: each along the directions that fit in, and the similarities of all pairs.
+    Teacher {
+        /// `(texts, d)` f16.
+        embeddings: Tensor,
+        /// `(d, hidden_size)`: what of the teacher's space fits into the student's.
+        basis: Tensor,
+        similarity_weight: f64,
+    },
+    /// To find the words that were hidden.
+    MaskedWords { vocab_size: usize, seed: u64 },
+}
+
+impl Objective {
+    /// The loss of the texts numbered `batch`, whose ids are `rows`, in a step.
+    pub fn loss(&self, student: &Student, batch: &[u32], rows: &[&[u32]], step: usize) -> Result<Tensor> {
+        match self {
+            Self::Teacher { embeddings, basis, similarity_weight } => {
+                let student = student.embed(&PaddedIds::new(rows, 0, &Device::Cpu)?)?; // (b, hidden)
+                let batch = Tensor::new(batch, &Device::Cpu)?;
+                let teacher = embeddings.index_select(&batch, 0)?.to_dtype(DType::F32)?; // (b, d)
+                let directions = unit(&teacher.matmul(basis)?)?;
+                let direction = (1.0 - (&student * directions)?.sum(1)?.mean_all()?)?;
+                let (ours, theirs) = (student.matmul(&student.t()?)?, teacher.matmul(&teacher.t()?)?); // (b, b)
+                let similarity = (ours - theirs)?.sqr()?.mean_all()?;
+                Ok((direction + (similarity * *similarity_weight)?)?)
+            }
+            Self::MaskedWords { vocab_size, seed } => masked_words(student, rows, *vocab_size, *seed, step),
+        }
+    }
+}
+
+/// Cross-entropy of the hidden tokens, told by their similarity to each word embedding.
+fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64, step: usize) -> Result<Tensor> {
+    let mut rng = generator(!seed, step);
+    let longest = rows.iter().map(|row| row.len()).max().unwrap_or(0);
+    let mut rows: Vec<Vec<u32>> = rows.iter().map(|row| row.to_vec()).collect();
+    let (mut places, mut answers) = (Vec::new(), Vec::new());
+    for (i, row) in rows.iter_mut().enumerate() {
+        for (j, id) in row.iter_mut().enumerate().filter(|(_, id)| **id as usize >= SPECIAL.len()) {
+            if rng.f64() >= ASKED {
+                continue;
+            }
+            places.push((i * longest + j) as u32);
+            answers.push(*id);
+            let other = rng.u32(SPECIAL.len() as u32..vocab_size as u32);
+            match rng.f64() {
+                chance if chance < MASKED => *id = MASK,
+                chance if chance < MASKED + REPLACED => *id = other,
+                _ => {}
+            }
+        }
+    }
+    let words = student.variables().remove(WORDS);
+    let words = words.ok_or_else(|| Error::MissingTensor { name: WORDS.into(), why: "words are told by it".into() })?;
+    if places.is_empty() {
+        // A batch of very short texts may have none hidden: nothing to learn.
+        return Ok((words.narrow(0, 0, 1)?.sum_all()? * 0.0)?);
+    }
+    let hidden = student.hidden(&PaddedIds::new(&rows, 0, &Device::Cpu)?)?;
+    let hidden = hidden.flatten(0, 1)?.index_select(&Tensor::new(places, &Device::Cpu)?, 0)?; // (asked, hidden)
+    let logits = hidden.matmul(&words.t()?)?; // (asked, vocab)
+    Ok(candle_nn::loss::cross_entropy(&logits, &Tensor::new(answers, &Device::Cpu)?)?)
+}

@@ -1,0 +1,192 @@
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use tokenizers::Tokenizer;
+
+use super::adamw::AdamW;
+use super::batches::Batches;
+use super::config::{Kind, TrainConfig};
+use super::files::{fingerprint, make_folder};
+use super::loss::Objective;
+use super::state::{self, State};
+use super::student::{Student, unit};
+use super::teacher::{Teacher, basis};
+use super::{vocabulary, write};
+use crate::error::{Error, Result};
+use crate::ragged::PaddedIds;
+
+/// A run: a student, what it learns from, and how far it is.
+///
+/// ```no_run
+/// use candle_attention::train::{Teacher, TrainConfig, Trainer, read_texts};
+/// let texts = read_texts("text.txt", &[])?;
+/// let teacher = Teacher::open("all-MiniLM-L6-v2", candle_core::DType::F32)?;
+/// let mut trainer = Trainer::new(TrainConfig::default(), &texts, Some(&teacher), "run", &|_, _| ())?;
+/// while let Some(step) = trainer.step()? {
+///     println!("{} {}", step.number, step.loss);
+/// }
+/// trainer.write("model", candle_core::DType::F16)?;
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+pub struct Trainer {
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    ids: Vec<Vec<u32>>,
+    batches: Batches,
+    student: Student,
+    objective: Objective,
+    optimizer: AdamW,
+    step: usize,
+    folder: PathBuf,
+    /// Of the texts and the teacher.
+    key: u64,
+}
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Step {
+    /// Its number, from 1.
+    pub number: usize,
+    /// The loss of its batch, before the update.
+    pub loss: f32,
+    /// The length of the gradient before it was shortened.
+    pub grad_norm: f64,
+    /// The learning rate.
+    pub learning_rate: f64,
+}
+
+impl Trainer {
+    /// A run on these texts: with a teacher, its vectors are learned, and each word starts as what the teacher makes of
+    /// it; without one, hidden words are to be found.
+    ///
+    /// `folder` keeps the run and the teacher's vectors. If it holds a run that was saved, this one goes on from there.
+    /// `on_progress` is called with the number of texts that the teacher has read, and of all.
+    ///
+    /// # Errors
+    /// An invalid configuration; a vocabulary larger than the texts give; a student wider than its teacher; a saved run
+    /// of another configuration, other texts or another teacher; files that cannot be read or written.
+    pub fn new(
+        config: TrainConfig,
+        texts: &[String],
+        teacher: Option<&Teacher>,
+        folder: impl AsRef<Path>,
+        on_progress: &dyn Fn(usize, usize),
+    ) -> Result<Self> {
+        config.validate()?;
+        if texts.len() < 2 {
+            return Err(Error::value("the number of texts", texts.len(), "at least 2"));
+        }
+        if teacher.is_none() && config.kind == Kind::Static {
+            return Err(Error::config("kind", "static", "encoder, without a teacher: static vectors see no context"));
+        }
+        let folder = folder.as_ref().to_path_buf();
+        make_folder(&folder)?;
+        let teacher_key = teacher.map_or(0, |teacher| teacher.key).to_le_bytes();
+        let key = fingerprint(texts.iter().map(|text| text.as_bytes()).chain([&teacher_key[..]]));
+        let path = folder.join(state::FILE);
+        let saved = if path.exists() { Some(State::open(&path, &config, key)?) } else { None };
+
+        let tokenizer = match &saved {
+            Some(saved) => vocabulary::from_json(&saved.tokenizer)?,
+            None => vocabulary::train(texts, config.vocab_size)?,
+        };
+        let objective = match teacher {
+            Some(teacher) => {
+                let embeddings = teacher.encode_once(texts, &folder, on_progress)?;
+                let basis = basis(&embeddings, config.hidden_size)?;
+                Objective::Teacher { embeddings, basis, similarity_weight: config.similarity_weight }
+            }
+            None => Objective::MaskedWords { vocab_size: config.vocab_size, seed: config.seed },
+        };
+        let student = match (&saved, teacher, &objective) {
+            (Some(saved), ..) => Student::from_tensors(&config, saved.parameters()?)?,
+            (None, Some(teacher), Objective::Teacher { basis, .. }) => {
+                let words = teacher.encode(&vocabulary::words(&tokenizer))?.matmul(basis)?;
+                // What all words have in common would be most of every mean.
+                let words = words.broadcast_sub(&words.mean_keepdim(0)?)?;
+                Student::new(&config, Some(&unit(&words)?))?
+            }
+            _ => Student::new(&config, None)?,
+        };
+        let mut optimizer = AdamW::new(student.variables(), config.weight_decay, config.max_grad_norm)?;
+        if let Some(saved) = &saved {
+            saved.restore(&mut optimizer)?;
+        }
+        let ids = vocabulary::encode(&tokenizer, texts, config.max_length)?;
+        let batches = Batches::new(ids.iter().map(Vec::len).collect(), config.batch_size, config.seed);
+        let step = saved.map_or(0, |saved| saved.step);
+        Ok(Self { config, tokenizer, ids, batches, student, objective, optimizer, step, folder, key })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// Numbers that are trained.
+    pub fn parameters(&self) -> usize {
+        self.optimizer.parameters.values().map(|parameter| parameter.variable.elem_count()).sum()
+    }
+
+    /// Steps that are done.
+    pub fn steps_done(&self) -> usize {
+        self.step
+    }
+
+    /// Learns from one batch; `None` once all steps are done.
+    ///
+    /// # Errors
+    /// If the loss is no longer a number.
+    pub fn step(&mut self) -> Result<Option<Step>> {
+        if self.step >= self.config.steps {
+            return Ok(None);
+        }
+        let batch = self.batches.at(self.step);
+        let rows: Vec<&[u32]> = batch.iter().map(|&text| &self.ids[text as usize][..]).collect();
+        let loss = self.objective.loss(&self.student, batch, &rows, self.step)?;
+        let value = loss.to_scalar::<f32>()?;
+        if !value.is_finite() {
+            let expected = "a number: try a smaller learning rate";
+            return Err(Error::value(format!("the loss of step {}", self.step + 1), value, expected));
+        }
+        let learning_rate = self.config.rate(self.step);
+        let grad_norm = self.optimizer.update(&loss.backward()?, learning_rate, self.step)?;
+        self.step += 1;
+        Ok(Some(Step { number: self.step, loss: value, grad_norm, learning_rate }))
+    }
+
+    /// Saves the run to its folder, whole or not at all. A trainer that is made of the same parts goes on from here.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&self) -> Result<()> {
+        let tokenizer = vocabulary::to_json(&self.tokenizer)?;
+        state::save(&self.folder.join(state::FILE), &self.config, self.key, self.step, tokenizer, &self.optimizer)
+    }
+
+    /// One vector of length 1 a text, `(texts, hidden_size)`, as the student is now.
+    ///
+    /// # Errors
+    /// If there is no text.
+    pub fn encode(&self, texts: &[String]) -> Result<Tensor> {
+        let ids = vocabulary::encode(&self.tokenizer, texts, self.config.max_position_embeddings)?;
+        let batch = |rows: &[Vec<u32>]| Ok(self.student.embed(&PaddedIds::new(rows, 0, &Device::Cpu)?)?.detach());
+        Ok(Tensor::cat(&ids.chunks(64).map(batch).collect::<Result<Vec<_>>>()?, 0)?)
+    }
+
+    /// Writes the model as it is now to a folder that transformers, sentence-transformers and
+    /// [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) read, its weights in `dtype`. Each
+    /// file is written whole or not at all.
+    ///
+    /// # Errors
+    /// If what is trained is static vectors, or a file cannot be written.
+    pub fn write(&self, folder: impl AsRef<Path>, dtype: DType) -> Result<()> {
+        if self.config.kind == Kind::Static {
+            return Err(Error::config("kind", "static", "encoder: static vectors are for comparison only"));
+        }
+        let weights = self.student.variables().into_iter();
+        let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
+        write::folder(folder.as_ref(), &self.config, &self.tokenizer, &weights.collect::<Result<_>>()?)
+    }
+}

@@ -1,0 +1,92 @@
+//! A run between two steps, in one file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use candle_core::{Device, Tensor};
+
+use super::adamw::AdamW;
+use super::config::TrainConfig;
+use super::files::write_tensors;
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+
+/// A run's file in its folder.
+pub(super) const FILE: &str = "run.safetensors";
+
+/// What a file says of the run that it is of.
+pub(super) struct State {
+    pub step: usize,
+    pub tokenizer: String,
+    checkpoint: Checkpoint,
+}
+
+const KINDS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
+
+/// Writes all that the next step depends on, but texts and teacher: of those, `key` tells whether they are the same.
+pub(super) fn save(
+    path: &Path,
+    config: &TrainConfig,
+    key: u64,
+    step: usize,
+    tokenizer: String,
+    optimizer: &AdamW,
+) -> Result<()> {
+    let mut tensors = BTreeMap::new();
+    for (name, parameter) in &optimizer.parameters {
+        let values = [parameter.variable.as_detached_tensor(), parameter.first.clone(), parameter.second.clone()];
+        for (kind, value) in KINDS.into_iter().zip(values) {
+            tensors.insert(format!("{kind}.{name}"), value);
+        }
+    }
+    let config = serde_json::to_string(config).map_err(|e| Error::file(path, e))?;
+    let metadata = [("config", config), ("key", key.to_string()), ("step", step.to_string()), ("tokenizer", tokenizer)];
+    let metadata: HashMap<String, String> = metadata.map(|(name, value)| (name.to_string(), value)).into();
+    write_tensors(path, &tensors, metadata)
+}
+
+impl State {
+    /// Reads a file, which has to be of this run.
+    pub fn open(path: &Path, config: &TrainConfig, key: u64) -> Result<Self> {
+        let checkpoint = Checkpoint::open(path)?;
+        let metadata = checkpoint.metadata()?;
+        let said = |name: &str| {
+            metadata.get(name).ok_or_else(|| Error::file(path, format!("not a run: its header has no `{name}`")))
+        };
+        let other = |what: String| Error::file(path, format!("is of another run: {what}; remove it to start anew"));
+        let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).map_err(|e| Error::file(path, e));
+        let ours = serde_json::to_value(config).map_err(|e| Error::file(path, e))?;
+        let theirs = json(said("config")?)?;
+        for (field, now) in ours.as_object().into_iter().flatten() {
+            let then = &theirs[field];
+            if then != now {
+                return Err(other(format!("{field} was {then}, now {now}")));
+            }
+        }
+        if *said("key")? != key.to_string() {
+            return Err(other("the texts or the teacher were others".to_string()));
+        }
+        let step = said("step")?.parse().map_err(|e| Error::file(path, e))?;
+        Ok(Self { step, tokenizer: said("tokenizer")?.clone(), checkpoint })
+    }
+
+    /// The weights by name.
+    pub fn parameters(&self) -> Result<BTreeMap<String, Tensor>> {
+        let prefix = format!("{}.", KINDS[0]);
+        let names = self.checkpoint.names().filter_map(|name| name.strip_prefix(&prefix));
+        names.map(|name| Ok((name.to_string(), self.tensor(KINDS[0], name)?))).collect()
+    }
+
+    /// Puts the moments of all gradients back.
+    pub fn restore(&self, optimizer: &mut AdamW) -> Result<()> {
+        for (name, parameter) in &mut optimizer.parameters {
+            parameter.first = self.tensor(KINDS[1], name)?;
+            parameter.second = self.tensor(KINDS[2], name)?;
+        }
+        Ok(())
+    }
+
+    fn tensor(&self, kind: &str, name: &str) -> Result<Tensor> {
+        self.checkpoint.tensor(&format!("{kind}.{name}"), &Device::Cpu)
+    }
+}

@@ -1,0 +1,125 @@
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+
+use super::files::{fingerprint, make_folder, write_tensors};
+use super::student::unit;
+use crate::checkpoint::Checkpoint;
+use crate::encoder::{EncodeOptions, SentenceEncoder};
+use crate::error::{Error, Result};
+
+/// Texts that are encoded between two calls of a progress function.
+const CHUNK: usize = 4096;
+/// The tensor of a cache file.
+const EMBEDDINGS: &str = "embeddings";
+/// Rounds of the iteration in [`basis`]: after them, no digit that f32 has still changes the student.
+const ROUNDS: usize = 40;
+
+/// A sentence encoder to learn from.
+#[derive(Debug)]
+pub struct Teacher {
+    encoder: SentenceEncoder,
+    pub(super) key: u64,
+}
+
+impl Teacher {
+    /// The teacher of a folder, as [`SentenceEncoder::from_folder`] reads it. In bf16 it reads faster, and its vectors
+    /// differ in the third digit.
+    ///
+    /// # Errors
+    /// Those of [`SentenceEncoder::from_folder`].
+    pub fn open(folder: impl AsRef<Path>, dtype: DType) -> Result<Self> {
+        let encoder = SentenceEncoder::from_folder(&folder, dtype, &Device::Cpu)?;
+        let weights = Checkpoint::open(&folder)?.path().to_path_buf();
+        let bytes = std::fs::read(&weights).map_err(|e| Error::io(&weights, e))?;
+        Ok(Self { encoder, key: fingerprint([&bytes[..], dtype.as_str().as_bytes()]) })
+    }
+
+    /// One vector of length 1 a text, `(texts, embedding_size)` f32.
+    ///
+    /// # Errors
+    /// Those of [`SentenceEncoder::encode`].
+    pub fn encode(&self, texts: &[String]) -> Result<Tensor> {
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        unit(&self.encoder.encode(&texts, &EncodeOptions::default().with_batch_size(64))?)
+    }
+
+    /// As [`encode`](Self::encode), rounded to f16, from a file in `folder` if these texts were encoded before.
+    pub(super) fn encode_once(
+        &self,
+        texts: &[String],
+        folder: &Path,
+        on_progress: &dyn Fn(usize, usize),
+    ) -> Result<Tensor> {
+        let path = self.cache(texts, folder);
+        if path.exists() {
+            return Checkpoint::open(&path)?.tensor(EMBEDDINGS, &Device::Cpu);
+        }
+        let mut parts = Vec::with_capacity(texts.len().div_ceil(CHUNK));
+        for (i, chunk) in texts.chunks(CHUNK).enumerate() {
+            parts.push(self.encode(chunk)?.to_dtype(DType::F16)?);
+            on_progress(i * CHUNK + chunk.len(), texts.len());
+        }
+        let embeddings = Tensor::cat(&parts, 0)?;
+        make_folder(folder)?;
+        write_tensors(&path, &BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]), HashMap::new())?;
+        Ok(embeddings)
+    }
+
+    fn cache(&self, texts: &[String], folder: &Path) -> PathBuf {
+        let key = self.key.to_le_bytes();
+        let parts = texts.iter().map(|text| text.as_bytes()).chain([&key[..]]);
+        folder.join(format!("teacher-{:016x}.safetensors", fingerprint(parts)))
+    }
+}
+
+/// The `width` directions that keep most of the vectors' inner products: rows `(n, d)` → `(d, width)` f32 with columns of
+/// length 1, at right angles. They span the leading eigenvectors of the second moments, found by orthogonal iteration
+/// (Golub and Van Loan, Matrix Computations, 8.2.4).
+pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
+    let (n, d) = embeddings.dims2()?;
+    if width > d {
+        return Err(Error::config("hidden_size", width, format!("at most {d}, the teacher's embedding size")));
+    }
+    let mut moments = Tensor::zeros((d, d), DType::F32, &Device::Cpu)?;
+    for start in (0..n).step_by(CHUNK) {
+        let rows = embeddings.narrow(0, start, CHUNK.min(n - start))?.to_dtype(DType::F32)?;
+        moments = (moments + rows.t()?.matmul(&rows)?)?;
+    }
+    let moments = moments.to_dtype(DType::F64)?;
+    // Any start that is not at a right angle to what is sought will do.
+    let start = |i: usize| ((i * i + 7 * i) % 101) as f64 - 50.0;
+    let mut columns: Vec<f64> = (0..width * d).map(start).collect();
+    (0..width.min(d)).for_each(|i| columns[i * d + i] += 500.0);
+    for _ in 0..ROUNDS {
+        orthonormalize(&mut columns, d);
+        columns = Tensor::from_slice(&columns, (width, d), &Device::Cpu)?.matmul(&moments)?.flatten_all()?.to_vec1()?;
+    }
+    orthonormalize(&mut columns, d);
+    Ok(Tensor::from_vec(columns, (width, d), &Device::Cpu)?.t()?.to_dtype(DType::F32)?.contiguous()?)
+}
+
+/// Makes vectors of `d` numbers unit vectors at right angles, each less what the ones before it have. What is left of one
+/// that depends on those becomes 0.
+fn orthonormalize(vectors: &mut [f64], d: usize) {
+    for i in 0..vectors.len() / d {
+        let (before, rest) = vectors.split_at_mut(i * d);
+        let vector = &mut rest[..d];
+        let size = dot(vector, vector).sqrt();
+        // Twice is enough for full accuracy (Giraud 2005).
+        for _ in 0..2 {
+            for other in before.chunks_exact(d) {
+                let along = dot(vector, other);
+                vector.iter_mut().zip(other).for_each(|(x, y)| *x -= along * y);
+            }
+        }
+        let left = dot(vector, vector).sqrt();
+        let factor = if left > 1e-10 * size { 1.0 / left } else { 0.0 };
+        vector.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}

@@ -1,0 +1,68 @@
+//! A model folder, with the files of transformers and sentence-transformers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use candle_core::Tensor;
+use serde_json::{Value, json};
+use tokenizers::Tokenizer;
+
+use super::config::TrainConfig;
+use super::files::{make_folder, write, write_tensors};
+use super::vocabulary::to_json;
+use crate::error::{Error, Result};
+
+pub(super) fn folder(
+    folder: &Path,
+    config: &TrainConfig,
+    tokenizer: &Tokenizer,
+    weights: &BTreeMap<String, Tensor>,
+) -> Result<()> {
+    make_folder(&folder.join("1_Pooling"))?;
+    for (name, value) in files(config) {
+        let path = folder.join(name);
+        let text = serde_json::to_string_pretty(&value).map_err(|e| Error::file(&path, e))?;
+        write(&path, format!("{text}\n").as_bytes())?;
+    }
+    write(&folder.join("tokenizer.json"), to_json(tokenizer)?.as_bytes())?;
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    write_tensors(&folder.join("model.safetensors"), weights, metadata)
+}
+
+fn files(config: &TrainConfig) -> [(&'static str, Value); 6] {
+    let module = |i: usize, path: &str, class: &str| {
+        let class = format!("sentence_transformers.models.{class}");
+        json!({ "idx": i, "name": i.to_string(), "path": path, "type": class })
+    };
+    let longest = config.max_position_embeddings;
+    [
+        ("config.json", config.json()),
+        (
+            "tokenizer_config.json",
+            json!({
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": true,
+                "model_max_length": longest,
+                "pad_token": "[PAD]",
+                "unk_token": "[UNK]",
+                "cls_token": "[CLS]",
+                "sep_token": "[SEP]",
+                "mask_token": "[MASK]",
+            }),
+        ),
+        (
+            "modules.json",
+            json!([
+                module(0, "", "Transformer"),
+                module(1, "1_Pooling", "Pooling"),
+                module(2, "2_Normalize", "Normalize"),
+            ]),
+        ),
+        ("sentence_bert_config.json", json!({ "max_seq_length": longest, "do_lower_case": false })),
+        (
+            "1_Pooling/config.json",
+            json!({ "word_embedding_dimension": config.hidden_size, "pooling_mode_mean_tokens": true }),
+        ),
+        ("config_sentence_transformers.json", json!({ "prompts": {}, "similarity_fn_name": "cosine" })),
+    ]
+}
