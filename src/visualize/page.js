@@ -204,11 +204,16 @@
     pen.drawImage(shown.image, map.x, map.y, map.cell * keys.length, map.cell * queries.length);
     pen.strokeStyle = style("--line");
     pen.strokeRect(map.x, map.y, map.cell * keys.length, map.cell * queries.length);
-    pen.strokeStyle = style("--mark");
+    pen.strokeStyle = pen.fillStyle = style("--mark");
     pen.lineWidth = 2;
-    pen.strokeRect(map.x, map.y + asking() * map.cell, map.cell * keys.length, Math.max(map.cell, 2));
-    if (pointed !== null) {
-      pen.strokeRect(map.x + pointed * map.cell, map.y, Math.max(map.cell, 2), map.cell * queries.length);
+    if (map.cell >= 6) {
+      pen.strokeRect(map.x, map.y + asking() * map.cell, map.cell * keys.length, map.cell);
+      if (pointed !== null) pen.strokeRect(map.x + pointed * map.cell, map.y, map.cell, map.cell * queries.length);
+    } else {
+      // A frame would cover what it marks.
+      const middle = (i) => (i + 0.5) * map.cell - 1;
+      for (const x of [0, wide - 10]) pen.fillRect(x, middle(asking()), 10, 2);
+      if (pointed !== null) for (const y of [0, high - 10]) pen.fillRect(middle(pointed), y, 2, 10);
     }
     pen.lineWidth = 1;
     if (!named) return;
