@@ -23,6 +23,8 @@ mod slice;
 mod spread;
 #[cfg(feature = "train")]
 pub mod train;
+#[cfg(feature = "visualize")]
+pub mod visualize;
 
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed, TopKeys};
 pub use cache::KvCache;

@@ -86,8 +86,18 @@ pub fn bar(count: usize) -> Result<ProgressBar> {
     Ok(ProgressBar::new(count as u64).with_style(style))
 }
 
-/// Writes tensors to a temporary file beside `path`, then renames it: `path` is never half-written.
+/// Writes tensors to a file, whole or not at all.
 pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()> {
+    save_by(path, |file| Ok(candle_core::safetensors::save(tensors, file)?))
+}
+
+/// Writes bytes to a file, whole or not at all.
+pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+    save_by(path, |file| Ok(std::fs::write(file, bytes)?))
+}
+
+/// Has a temporary file beside `path` written, then renames it: `path` is never half-written.
+fn save_by(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     if path.is_dir() {
         return Err(named(&"is a folder, expected a file to write").into());
@@ -101,7 +111,7 @@ pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let file = builder.tempfile_in(folder).map_err(|e| named(&e))?;
-    candle_core::safetensors::save(tensors, file.path()).map_err(|e| named(&e))?;
+    write(file.path()).map_err(|e| named(&e))?;
     file.persist(path).map_err(|e| named(&e.error))?;
     Ok(())
 }

@@ -6,6 +6,8 @@
 //! BERT's families differ in names, in how tokens know their place, in their feed-forward part and in where they
 //! normalise; see [`BertConfig`] for those that are known.
 
+#[cfg(feature = "visualize")]
+mod attention_maps;
 mod bert;
 mod classifier;
 mod config;
@@ -34,6 +36,8 @@ mod text_classifier;
 mod texts;
 mod tokenizer;
 
+#[cfg(feature = "visualize")]
+pub use attention_maps::MapOptions;
 pub use bert::BertModel;
 pub use classifier::SequenceClassifier;
 pub use config::BertConfig;

@@ -88,6 +88,17 @@ impl SentenceEncoder {
         Ok(Tensor::cat(&rows, 0)?)
     }
 
+    /// Where the model looks in a text, by layer and head: the text's tokens and their attention weights. A prompt is
+    /// put before it as in [`encode`](Self::encode). A text too long for the model is cut off.
+    ///
+    /// # Errors
+    /// A layer, head or prompt that is not there; a token that the model does not have.
+    #[cfg(feature = "visualize")]
+    pub fn attention(&self, text: &str, options: &super::MapOptions) -> Result<crate::visualize::AttentionMaps> {
+        let prompted = format!("{}{text}", self.prompt(options.prompt_name)?);
+        self.texts.attention(&self.model, &prompted, options)
+    }
+
     /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
     pub(super) fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
         let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));

@@ -38,13 +38,23 @@ impl Tokenizer {
     /// Token ids of each text, special tokens included, none longer than the maximum: of a pair, the longer text is cut
     /// first.
     pub(super) fn encode(&self, texts: &[Text]) -> Result<Vec<Encoding>> {
-        let cased = |text: &str| if self.lower_case { text.to_lowercase() } else { text.to_string() };
         let input = |text: &Text| match text {
-            Text::One(text) => EncodeInput::Single(cased(text).into()),
-            Text::Pair(first, second) => EncodeInput::Dual(cased(first).into(), cased(second).into()),
+            Text::One(text) => EncodeInput::Single(self.cased(text).into()),
+            Text::Pair(first, second) => EncodeInput::Dual(self.cased(first).into(), self.cased(second).into()),
         };
         let inputs: Vec<EncodeInput> = texts.iter().map(input).collect();
         self.inner.encode_batch_fast(inputs, true).map_err(wrong)
+    }
+
+    fn cased(&self, text: &str) -> String {
+        if self.lower_case { text.to_lowercase() } else { text.to_string() }
+    }
+
+    /// A text's tokens with their places, in bytes of the text as it was read, which comes second.
+    #[cfg(feature = "visualize")]
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Encoding, String)> {
+        let read = self.cased(text);
+        Ok((self.inner.encode(read.as_str(), true).map_err(wrong)?, read))
     }
 
     /// The id of a token.

@@ -27,4 +27,6 @@ mod search;
 mod seeds;
 mod task_heads;
 mod train;
+mod visualize;
+mod visualize_page;
 mod writing;

@@ -1,0 +1,98 @@
+//! All layers and heads in one page that needs nothing else.
+
+use std::io::Write;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use flate2::{Compression, write::ZlibEncoder};
+use quick_xml::escape::escape;
+use rayon::prelude::*;
+
+use super::maps::AttentionMaps;
+use super::ramp;
+use crate::error::Result;
+
+/// Weights are kept, and shown, to four decimals.
+const UNITS: f64 = 10_000.0;
+
+#[derive(serde::Serialize)]
+struct Data<'a> {
+    title: &'a str,
+    queries: &'a [String],
+    /// The queries, where there are none.
+    keys: Option<&'a [String]>,
+    layers: Vec<LayerData<'a>>,
+    light: &'a ramp::Ramp,
+    dark: &'a ramp::Ramp,
+}
+
+#[derive(serde::Serialize)]
+struct LayerData<'a> {
+    layer: usize,
+    heads: &'a [usize],
+}
+
+impl AttentionMaps {
+    /// One HTML page with all layers and heads, to choose from by pointer or keyboard; it loads nothing, and shows each
+    /// weight to four decimals, rounded as `format!("{:.4}")` rounds. Its size is about a byte and a half a weight at
+    /// most; weights are unpacked when they are looked at.
+    ///
+    /// # Errors
+    /// What packing reports; no case is known.
+    pub fn html(&self) -> Result<String> {
+        let data = Data {
+            title: &self.title,
+            queries: &self.queries,
+            keys: (self.keys != self.queries).then_some(&self.keys),
+            layers: self.layers.iter().map(|l| LayerData { layer: l.layer, heads: &l.heads }).collect(),
+            light: &ramp::LIGHT,
+            dark: &ramp::DARK,
+        };
+        let json = serde_json::to_string(&data).map_err(candle_core::Error::wrap)?;
+        let heads: Vec<(usize, usize)> =
+            self.layers.iter().enumerate().flat_map(|(i, l)| (0..l.heads.len()).map(move |at| (i, at))).collect();
+        let packed: Vec<String> = heads
+            .par_iter()
+            .map(|&(i, at)| {
+                let packed = pack(self.of_head(&self.layers[i], at)).map_err(candle_core::Error::wrap)?;
+                Ok(format!("<script type=\"application/octet-stream\" id=\"w{i}-{at}\">{packed}</script>\n"))
+            })
+            .collect::<Result<_>>()?;
+        let title = if self.title.is_empty() { "Attention".into() } else { escape(&self.title) };
+        Ok([
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>",
+            &title,
+            "</title>\n<style>\n",
+            include_str!("page.css"),
+            "</style>\n",
+            include_str!("page.html"),
+            "<script type=\"application/json\" id=\"data\">",
+            &in_script(&json),
+            "</script>\n",
+            &packed.concat(),
+            "<script>\n",
+            include_str!("page.js"),
+            "</script>\n</body>\n</html>\n",
+        ]
+        .concat())
+    }
+}
+
+/// Low bytes, then high bytes: apart they compress better.
+fn pack(weights: &[f32]) -> std::io::Result<String> {
+    let units = |weight: &f32| (f64::from(*weight) * UNITS).round_ties_even() as u16;
+    let low = weights.iter().map(|weight| units(weight) as u8);
+    let high = weights.iter().map(|weight| (units(weight) >> 8) as u8);
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::new(6));
+    encoder.write_all(&low.chain(high).collect::<Vec<u8>>())?;
+    Ok(STANDARD.encode(encoder.finish()?))
+}
+
+/// JSON that cannot end the script element it stands in.
+fn in_script(json: &str) -> String {
+    let escaped = |c: char| match c {
+        '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    json.chars().map(escaped).collect()
+}

@@ -1,0 +1,131 @@
+use candle_core::{D, DType, Tensor};
+
+use super::label::visible;
+use crate::error::{Error, Result};
+
+/// Attention weights of some layers and heads, with names for the queries and keys.
+#[derive(Debug, Clone)]
+pub struct AttentionMaps {
+    pub(super) title: String,
+    pub(super) queries: Vec<String>,
+    pub(super) keys: Vec<String>,
+    pub(super) layers: Vec<LayerMaps>,
+}
+
+/// One layer: `(heads, queries, keys)`.
+#[derive(Debug, Clone)]
+pub(super) struct LayerMaps {
+    pub layer: usize,
+    pub heads: Vec<usize>,
+    pub weights: Vec<f32>,
+}
+
+/// Rounding may carry a weight a little past 1.
+const LARGEST: f32 = 1.001;
+
+impl AttentionMaps {
+    /// No weights yet; the tokens that ask and those that are looked at, as they are to be read. In self-attention they
+    /// are the same. Characters that cannot be seen get a visible stand-in.
+    pub fn new<T: AsRef<str>>(queries: &[T], keys: &[T]) -> Self {
+        let shown = |tokens: &[T]| tokens.iter().map(|token| visible(token.as_ref())).collect();
+        Self { title: String::new(), queries: shown(queries), keys: shown(keys), layers: Vec::new() }
+    }
+
+    /// Sets what the picture is called: most often the text.
+    #[must_use]
+    pub fn with_title(mut self, title: &str) -> Self {
+        self.title = visible(title);
+        self
+    }
+
+    /// Adds a layer with all of its heads: weights `(heads, queries, keys)` or `(1, heads, queries, keys)`, of any float
+    /// dtype, as [`attend_with`](crate::MultiHeadAttention::attend_with) returns them. An extra key needs a name too.
+    ///
+    /// # Errors
+    /// Weights of another shape, or not all between 0 and 1; a layer that is there already.
+    pub fn with_layer(self, layer: usize, weights: &Tensor) -> Result<Self> {
+        let heads = weights.dim(D::Minus(3)).unwrap_or(0);
+        self.with_heads(layer, &(0..heads).collect::<Vec<_>>(), weights)
+    }
+
+    /// Adds some heads of a layer, in this order, by their numbers.
+    ///
+    /// # Errors
+    /// As [`with_layer`](Self::with_layer); a head named twice.
+    pub fn with_heads(mut self, layer: usize, heads: &[usize], weights: &Tensor) -> Result<Self> {
+        if self.layers.iter().any(|known| known.layer == layer) {
+            return Err(Error::value("a layer", layer, "one that is not there yet"));
+        }
+        if let Some((_, head)) = heads.iter().enumerate().find(|(i, head)| heads[..*i].contains(head)) {
+            return Err(Error::value(format!("a head of layer {layer}"), head, "one that is not there yet"));
+        }
+        if !weights.dtype().is_float() {
+            return Err(Error::dtype("the weights", weights.dtype(), "a float"));
+        }
+        let (q, k) = (self.queries.len(), self.keys.len());
+        let dims = match weights.dims() {
+            [1, rest @ ..] if weights.rank() == 4 => rest,
+            dims => dims,
+        };
+        if dims != [heads.len(), q, k] || weights.elem_count() == 0 {
+            let expected = format!("({}, {q}, {k}), by the heads, queries and keys, of each at least one", heads.len());
+            return Err(Error::shape(format!("the weights of layer {layer}"), weights.dims(), expected));
+        }
+        let weights: Vec<f32> = weights.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        if let Some(i) = weights.iter().position(|weight| !(0.0..=LARGEST).contains(weight)) {
+            let (head, query, key) = (heads[i / (q * k)], i / k % q, i % k);
+            let what = format!("the weight of layer {layer}, head {head}, query {query}, key {key}");
+            return Err(Error::value(what, weights[i], "0 to 1"));
+        }
+        self.layers.push(LayerMaps { layer, heads: heads.to_vec(), weights });
+        Ok(self)
+    }
+
+    /// The names of the queries, as they are shown.
+    pub fn queries(&self) -> &[String] {
+        &self.queries
+    }
+
+    /// The names of the keys, as they are shown.
+    pub fn keys(&self) -> &[String] {
+        &self.keys
+    }
+
+    /// The numbers of the layers, in the order in which they were added, each with those of its heads.
+    pub fn layers(&self) -> impl Iterator<Item = (usize, &[usize])> {
+        self.layers.iter().map(|layer| (layer.layer, layer.heads.as_slice()))
+    }
+
+    /// The weights of a head, `queries · keys` of them, one query after the other.
+    ///
+    /// # Errors
+    /// A layer or head that is not there.
+    pub fn weights(&self, layer: usize, head: usize) -> Result<&[f32]> {
+        let layer = self.layer(layer)?;
+        let Some(at) = layer.heads.iter().position(|&known| known == head) else {
+            return Err(Error::value(format!("a head of layer {}", layer.layer), head, one_of(&layer.heads)));
+        };
+        Ok(self.of_head(layer, at))
+    }
+
+    pub(super) fn layer(&self, layer: usize) -> Result<&LayerMaps> {
+        let known = self.layers.iter().find(|known| known.layer == layer);
+        known.ok_or_else(|| {
+            let known: Vec<usize> = self.layers.iter().map(|known| known.layer).collect();
+            Error::value("a layer", layer, one_of(&known))
+        })
+    }
+
+    /// The weights of the head at a place in the layer's list.
+    pub(super) fn of_head<'a>(&self, layer: &'a LayerMaps, at: usize) -> &'a [f32] {
+        let size = self.queries.len() * self.keys.len();
+        &layer.weights[at * size..][..size]
+    }
+}
+
+fn one_of(known: &[usize]) -> String {
+    match known.iter().map(usize::to_string).collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "one of none".to_string(),
+        known => format!("one of {known}"),
+    }
+}

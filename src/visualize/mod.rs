@@ -1,0 +1,28 @@
+//! Attention weights as pictures: a heat map for the terminal, a grid of heads as SVG, one page to explore all
+//! layers and heads in.
+//!
+//! [`AttentionMaps`] takes the weights of any layer with names for its queries and keys;
+//! [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention) makes one from a text.
+//!
+//! ```
+//! use candle_attention::visualize::{AttentionMaps, TerminalColor};
+//! use candle_core::{Device, Tensor};
+//! let weights = Tensor::new(&[[[0.9f32, 0.1], [0.25, 0.75]]], &Device::Cpu)?; // (heads, queries, keys)
+//! let maps = AttentionMaps::new(&["le", "chat"], &["the", "cat"]).with_layer(0, &weights)?;
+//! println!("{}", maps.terminal(0, 0, TerminalColor::None, 80)?);
+//! let (svg, page) = (maps.svg(0)?, maps.html()?);
+//! # assert!(svg.starts_with("<svg") && page.starts_with("<!doctype html>"));
+//! # Ok::<(), candle_attention::Error>(())
+//! ```
+
+mod html;
+mod label;
+mod maps;
+#[cfg(feature = "png")]
+mod png;
+mod ramp;
+mod svg;
+mod terminal;
+
+pub use maps::AttentionMaps;
+pub use terminal::TerminalColor;

@@ -1,0 +1,35 @@
+//! SVG to pixels.
+
+use resvg::{tiny_skia, usvg};
+
+use super::maps::AttentionMaps;
+use crate::error::{Error, Result};
+
+impl AttentionMaps {
+    /// The picture of [`svg`](Self::svg) as a PNG file, `scale` pixels for each of its own, with the system's fonts.
+    ///
+    /// # Errors
+    /// A layer that is not there; a scale that is not between 0.1 and 8; no fonts.
+    pub fn png(&self, layer: usize, scale: f32) -> Result<Vec<u8>> {
+        if !(0.1..=8.0).contains(&scale) {
+            return Err(Error::value("scale", scale, "0.1 to 8"));
+        }
+        let wrong = |e: &dyn std::fmt::Display| Error::value("the picture", e, "one that can be drawn");
+        let mut options = usvg::Options::default();
+        let fonts = options.fontdb_mut();
+        fonts.load_system_fonts();
+        if fonts.is_empty() {
+            return Err(Error::value("the system's fonts", "none", "at least one, for the names"));
+        }
+        let mono = fonts.faces().find(|face| face.monospaced).or_else(|| fonts.faces().next());
+        // The generic family's name is not that of any installed font by itself.
+        if let Some(family) = mono.and_then(|face| face.families.first()).map(|(name, _)| name.clone()) {
+            fonts.set_monospace_family(family);
+        }
+        let tree = usvg::Tree::from_str(&self.svg(layer)?, &options).map_err(|e| wrong(&e))?;
+        let size = tree.size().to_int_size().scale_by(scale).ok_or_else(|| wrong(&"too small"))?;
+        let mut pixels = tiny_skia::Pixmap::new(size.width(), size.height()).ok_or_else(|| wrong(&"too large"))?;
+        resvg::render(&tree, tiny_skia::Transform::from_scale(scale, scale), &mut pixels.as_mut());
+        pixels.encode_png().map_err(|e| wrong(&e))
+    }
+}

@@ -1,0 +1,120 @@
+//! A head as lines of text: a row a query, two columns a key.
+
+use std::fmt::Write;
+
+use super::label::{fit, letters, width};
+use super::maps::AttentionMaps;
+use super::ramp::{self, color, level};
+use crate::error::Result;
+
+/// How a terminal shows weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TerminalColor {
+    /// By shades, ` ░▒▓█`.
+    None,
+    /// By the 256 colours that most terminals have.
+    Ansi256,
+    /// By any colour.
+    TrueColor,
+}
+
+impl TerminalColor {
+    /// What the environment says: no colour if `NO_COLOR` is set, or where there is no terminal unless `CLICOLOR_FORCE` is
+    /// set; any colour if `COLORTERM` is `truecolor` or `24bit`.
+    pub fn detect(is_terminal: bool) -> Self {
+        let wanted = anstyle_query::clicolor_force() || is_terminal && anstyle_query::term_supports_ansi_color();
+        match wanted && !anstyle_query::no_color() {
+            false => Self::None,
+            true if anstyle_query::truecolor() => Self::TrueColor,
+            true => Self::Ansi256,
+        }
+    }
+
+    fn cell(self, level: f32) -> String {
+        let [r, g, b] = color(&ramp::DARK, level);
+        match self {
+            Self::None => [" ", "░", "▒", "▓", "█"][(level * 4.0).round() as usize].repeat(2),
+            Self::TrueColor => format!("\x1b[48;2;{r};{g};{b}m  "),
+            Self::Ansi256 => format!("\x1b[48;5;{}m  ", nearest([r, g, b])),
+        }
+    }
+
+    fn end(self) -> &'static str {
+        if self == Self::None { "" } else { "\x1b[0m" }
+    }
+}
+
+/// The nearest colour of the 6·6·6 cube or of the greys.
+fn nearest(rgb: [u8; 3]) -> u8 {
+    let cube = |step: u8| if step == 0 { 0 } else { 55 + 40 * step };
+    let distance =
+        |other: [u8; 3]| -> i32 { rgb.iter().zip(other).map(|(&a, b)| (i32::from(a) - i32::from(b)).pow(2)).sum() };
+    let step = |value: u8| (0..6).min_by_key(|&step| (i32::from(value) - i32::from(cube(step))).abs()).unwrap_or(0);
+    let [r, g, b] = rgb.map(step);
+    let grey = (0..24u8).min_by_key(|&step| distance([8 + 10 * step; 3])).unwrap_or(0);
+    match distance([8 + 10 * grey; 3]) < distance([cube(r), cube(g), cube(b)]) {
+        true => 232 + grey,
+        false => 16 + 36 * r + 6 * g + b,
+    }
+}
+
+/// The longest name of a query, in columns, and of a key, in lines.
+const LABEL: usize = 14;
+
+impl AttentionMaps {
+    /// A head for a terminal of so many columns: each row ends with the key that has most, and how much. Keys that do not
+    /// fit beside each other follow below.
+    ///
+    /// # Errors
+    /// A layer or head that is not there.
+    pub fn terminal(&self, layer: usize, head: usize, color: TerminalColor, columns: usize) -> Result<String> {
+        let weights = self.weights(layer, head)?;
+        let largest = ramp::largest(weights);
+        let names: Vec<String> = self.queries.iter().map(|name| fit(name, LABEL)).collect();
+        let left = names.iter().map(|name| width(name)).max().unwrap_or(0);
+        // Name, space, cells, two spaces, number, space, name.
+        let room = (columns.saturating_sub(left + 1 + 9 + LABEL) / 2).max(8);
+
+        let mut text = format!("layer {layer}, head {head}: rows look at columns\n");
+        let starts: Vec<usize> = (0..self.keys.len()).step_by(room).collect();
+        for &start in &starts {
+            let end = (start + room).min(self.keys.len());
+            self.write_keys(&mut text, left, start, end);
+            for (name, row) in names.iter().zip(weights.chunks(self.keys.len())) {
+                let _ = write!(text, "{}{name} ", " ".repeat(left - width(name)));
+                text.extend(row[start..end].iter().map(|&weight| color.cell(level(weight, largest))));
+                text.push_str(color.end());
+                if end == self.keys.len() {
+                    let most = ramp::largest(row);
+                    let key = row.iter().position(|&weight| weight == most).unwrap_or(0);
+                    let _ = write!(text, "  {most:.4} {}", fit(&self.keys[key], LABEL));
+                }
+                text.truncate(text.trim_end_matches(' ').len());
+                text.push('\n');
+            }
+        }
+        let scale: String = (0..=8).map(|step| color.cell(step as f32 / 8.0)).collect();
+        let _ = writeln!(text, "{} 0 {scale}{} {largest:.4}", " ".repeat(left.saturating_sub(2)), color.end());
+        Ok(text)
+    }
+
+    /// The names of keys, downwards, ending on the same line.
+    fn write_keys(&self, text: &mut String, left: usize, start: usize, end: usize) {
+        let names: Vec<_> = self.keys[start..end].iter().map(|name| letters(&fit(name, LABEL))).collect();
+        let height = names.iter().map(Vec::len).max().unwrap_or(0);
+        for line in 0..height {
+            text.push_str(&" ".repeat(left + 1));
+            for name in &names {
+                let (letter, wide) = match (line + name.len()).checked_sub(height) {
+                    Some(at) => (name[at].0.as_str(), name[at].1),
+                    None => ("", 0),
+                };
+                text.push_str(letter);
+                text.push_str(&" ".repeat(2usize.saturating_sub(wide)));
+            }
+            text.truncate(text.trim_end_matches(' ').len());
+            text.push('\n');
+        }
+    }
+}
