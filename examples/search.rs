@@ -100,6 +100,9 @@ fn search(arguments: &Arguments) -> Result<()> {
         }
         prompt();
     }
+    if asks {
+        eprintln!();
+    }
     Ok(())
 }
 

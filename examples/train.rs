@@ -153,19 +153,21 @@ fn run(trainer: &mut Trainer, save_every: usize, measure: Option<&Measure>, star
     let bar = bar("{bar:30} {pos}/{len} loss {msg} {eta}", "")?;
     bar.set_length(trainer.config().steps as u64);
     bar.reset_eta();
-    let mut mean: Option<f64> = None;
+    // Of the steps since the last save, so that a resumed run shows the same numbers.
+    let (mut sum, mut count) = (0.0, 0.0);
     while let Some(Step { number, loss, grad_norm, learning_rate, .. }) = trainer.step()? {
-        let smooth = mean.map_or(f64::from(loss), |mean| 0.98 * mean + 0.02 * f64::from(loss));
-        mean = Some(smooth);
+        (sum, count) = (sum + f64::from(loss), count + 1.0);
+        let mean = sum / count;
         bar.set_position(number as u64);
-        bar.set_message(format!("{smooth:.4}"));
+        bar.set_message(format!("{mean:.4}"));
         let last = number == trainer.config().steps;
         if number % save_every != 0 && !last {
             continue;
         }
         trainer.save()?;
+        (sum, count) = (0.0, 0.0);
         let seconds = start.elapsed().as_secs();
-        let mut line = format!("step {number}: loss {smooth:.4}, gradient {grad_norm:.3}, rate {learning_rate:.1e}");
+        let mut line = format!("step {number}: loss {mean:.4}, gradient {grad_norm:.3}, rate {learning_rate:.1e}");
         if let Some((texts, theirs)) = measure {
             let Agreement { spearman, top_1_in_10 } = compare(&trainer.encode(texts)?, theirs)?;
             line += &format!(", held back: Spearman {spearman:.3}, top 1 in 10 {top_1_in_10:.3}");

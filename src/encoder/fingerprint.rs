@@ -19,7 +19,7 @@ pub fn fingerprint(folder: impl AsRef<Path>) -> Result<String> {
     let inside: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
     let mut hash = Sha256::new();
     for inside in inside {
-        let path = folder.join(inside);
+        let path = if inside.is_empty() { folder.to_path_buf() } else { folder.join(inside) };
         // A module without settings may have no folder; the top has to be there.
         if !inside.is_empty() && !path.exists() {
             continue;

@@ -51,8 +51,9 @@ impl Index<'_> {
             return Err(format!("`{KEYS}` and `{EMBEDDINGS}` differ in length"));
         }
         let places: HashMap<&Key, usize> = keys.iter().zip(0..).collect();
-        let (mut rows, mut vectors) = (Vec::new(), Vec::new());
-        for text in self.missing() {
+        let missing = self.missing();
+        let (mut rows, mut vectors) = (Vec::new(), Vec::with_capacity(missing.len().min(keys.len()) * self.size));
+        for text in missing {
             let Some(&place) = places.get(&self.key(text)) else { continue };
             let row =
                 stored[place * width..][..width].as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));

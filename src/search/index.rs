@@ -14,8 +14,9 @@ const CHUNK: usize = 1024;
 
 /// Texts and their embeddings, made bit by bit, kept in a file, searched.
 ///
-/// Vectors are kept at length 1 in f16, 2 bytes a number in memory and in the file. That moves a score by less than
-/// 1e-4 (measured on 384 numbers: 2e-5); products are summed in f32.
+/// Vectors are kept at length 1 in f16, 2 bytes a number in memory and in the file. That moves a score by 5e-4 at most
+/// (half a unit in the last place); measured over a million pairs of all-MiniLM-L6-v2, by 7e-5 at most and 9e-6 in the
+/// mean. Products are summed in f32.
 #[derive(Debug, Clone)]
 pub struct Index<'a> {
     texts: &'a [&'a str],
@@ -76,6 +77,8 @@ impl<'a> Index<'a> {
         mut after: impl FnMut(&Self) -> Result<()>,
     ) -> Result<usize> {
         let missing = self.missing();
+        // At once: doubling would take up to twice the memory.
+        self.vectors.reserve_exact(missing.len() * self.size);
         for (index, chunk) in missing.chunks(CHUNK).enumerate() {
             let on_progress = |done: usize, _: usize| {
                 if let Some(on_progress) = options.on_progress {
