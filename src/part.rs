@@ -14,6 +14,8 @@ pub(crate) fn renamed<T>(target: &Path, make: impl FnOnce(&Path) -> Result<T>) -
     let name = target.file_name().ok_or_else(|| Error::file(target, "not a name to write to"))?.to_string_lossy();
     let part = target.with_file_name(format!(".{name}.{}.part", std::process::id()));
     remove_abandoned(target, &format!(".{name}."));
+    // Of a process that had the same number.
+    let _ = std::fs::remove_dir_all(&part);
     let made = make(&part).and_then(|made| {
         std::fs::rename(&part, target).map_err(|e| Error::io(target, e))?;
         Ok(made)
@@ -39,6 +41,7 @@ fn remove_abandoned(target: &Path, prefix: &str) {
         let age = entry.metadata().and_then(|metadata| metadata.modified()).map(|time| time.elapsed());
         if matches!(age, Ok(Ok(age)) if age > ABANDONED) {
             let _ = std::fs::remove_file(entry.path());
+            let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }

@@ -159,6 +159,8 @@ impl MultiHeadAttention {
         let score = self.score.as_ref().map(|score| select(score, 0, 1)).transpose()?;
         let call = CallShape { b, h: heads.len(), s_q, s_kv };
 
+        // On a GPU, a half type would round entropies and distances away.
+        let told = if q.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let mut parts = Parts::default();
         let step = (BLOCK / (b * heads.len() * keys).max(1)).max(1);
         let seen: &[usize] = if heads.is_empty() { &[] } else { &queries };
@@ -174,10 +176,11 @@ impl MultiHeadAttention {
             };
             let weights = sdpa::attend(&q.narrow(1, run.start, run.len())?, &k, &v, &sdpa)?.weights;
             let Some(weights) = weights else { continue };
+            let weights = weights.to_dtype(told)?;
             parts.add(&weights, run.start, s_kv as i64 - s_q as i64, s_kv, what)?;
         }
         let empty = [b, heads.len(), queries.len()];
-        parts.joined(output, what, empty, keys, q.dtype(), q.device())
+        parts.joined(output, what, empty, keys, told, q.device())
     }
 }
 

@@ -40,7 +40,7 @@ impl Texts {
         let (padded, types) = self.padded(model, &[&encoding])?;
         let layers = match &options.layers {
             Some(layers) => layers.clone(),
-            None => (0..model.config().num_hidden_layers).collect(),
+            None => (0..model.heads().len()).collect(),
         };
         let mut what = Observe::default().with_weights(true);
         what.heads = options.heads.clone();

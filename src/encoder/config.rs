@@ -190,7 +190,13 @@ impl BertConfig {
             config.head_dim = Some(config.head_dim());
             config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
         }
-        as_in_model(&self.keys, source, config)
+        let mut keys = self.keys.clone();
+        if let (Value::Object(keys), false) = (&mut keys, pruned.is_empty()) {
+            // Heads may have been pruned since the file was read.
+            let listed = serde_json::to_value(&self.pruned_heads).map_err(|e| Error::file("config.json", e))?;
+            keys.insert("pruned_heads".to_string(), listed);
+        }
+        as_in_model(&keys, source, config)
     }
 
     /// The columns of a table `(_, heads)` that layer `index` still has.

@@ -225,12 +225,12 @@ impl Family {
         format!("{}, which this version runs", names.join(" or "))
     }
 
-    /// Where each layer is. ALBERT's come back to the same places.
     /// Whether several layers have the same weights.
     pub fn shares_layers(&self) -> bool {
         self.name == "albert"
     }
 
+    /// Where each layer is. ALBERT's come back to the same places.
     pub fn layers(&self, config: &BertConfig) -> Vec<String> {
         let albert = |i: usize| {
             let group = i * config.num_hidden_groups / config.num_hidden_layers;

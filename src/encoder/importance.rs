@@ -40,11 +40,16 @@ impl SentenceEncoder {
             return Err(Error::value(format!("the number of {name} to rank heads by"), 0, allowed));
         }
         let heads = self.model.heads();
-        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let encodings = self.texts.tokenizer.encode(&texts)?;
+        let prompt = self.prompt(options.prompt_name)?;
+        let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
+        let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
+        let uncounted = self.uncounted(prompt)?;
+        let encodings = self.texts.tokenizer.encode(&prompted)?;
+        let longest = encodings.iter().map(|encoding| encoding.len()).max().unwrap_or(0).max(1);
+        let size = (options.max_batch_tokens / longest).clamp(1, options.batch_size);
         let mut measure =
-            Measure { encoder: self, sums: heads.iter().map(|count| vec![0.0; *count]).collect(), signs: 1 };
-        for (i, batch) in encodings.chunks(options.batch_size).enumerate() {
+            Measure { encoder: self, sums: heads.iter().map(|count| vec![0.0; *count]).collect(), uncounted, signs: 1 };
+        for (i, batch) in encodings.chunks(size).enumerate() {
             let batch: Vec<&Encoding> = batch.iter().collect();
             match by {
                 ImportanceBy::Gradient => measure.by_gradient(&batch)?,
@@ -52,7 +57,7 @@ impl SentenceEncoder {
                 ImportanceBy::Entropy => measure.by_entropy(&batch)?,
             }
             if let Some(on_progress) = options.on_progress {
-                on_progress((i * options.batch_size + batch.len()).min(texts.len()), texts.len());
+                on_progress(i * size + batch.len(), texts.len());
             }
         }
         let scores =
@@ -80,6 +85,8 @@ struct Measure<'a> {
     encoder: &'a SentenceEncoder,
     /// Of each head of each layer, over the texts so far.
     sums: Vec<Vec<f64>>,
+    /// Tokens at the start of each text that pooling leaves out.
+    uncounted: usize,
     /// The state of the random signs.
     signs: u64,
 }
@@ -150,7 +157,7 @@ impl Measure<'_> {
         let mask = padded.mask();
         let forwarded = encoder.model.forward_with(&padded.ids, Some(&types), &mask, options)?;
         let hidden = Hidden { tokens: forwarded.hidden.clone(), lengths: padded.lengths };
-        Ok((forwarded, Tensor::cat(&encoder.pool(&hidden, 0)?, 0)?))
+        Ok((forwarded, Tensor::cat(&encoder.pool(&hidden, self.uncounted)?, 0)?))
     }
 
     fn all_heads(&self) -> Vec<(usize, usize)> {

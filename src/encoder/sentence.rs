@@ -79,7 +79,7 @@ impl SentenceEncoder {
         let prompt = self.prompt(options.prompt_name)?;
         let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
         let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
-        let uncounted = if self.pipeline.include_prompt { 0 } else { self.prompt_tokens(prompt)? };
+        let uncounted = self.uncounted(prompt)?;
         let rows = self.texts.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
         if rows.is_empty() {
             let device = self.model.word_embeddings.device();
@@ -117,7 +117,7 @@ impl SentenceEncoder {
         (0..b).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect()
     }
 
-    fn prompt(&self, name: Option<&str>) -> Result<&str> {
+    pub(super) fn prompt(&self, name: Option<&str>) -> Result<&str> {
         let Some(name) = name.or(self.prompts.default_prompt_name.as_deref()) else {
             return Ok("");
         };
@@ -127,6 +127,11 @@ impl SentenceEncoder {
                 if known.is_empty() { "none: the model has no prompts".to_string() } else { known.join(" or ") };
             Error::value("prompt_name", name, known)
         })
+    }
+
+    /// Tokens at the start of a text with this prompt that pooling leaves out.
+    pub(super) fn uncounted(&self, prompt: &str) -> Result<usize> {
+        if self.pipeline.include_prompt { Ok(0) } else { self.prompt_tokens(prompt) }
     }
 
     /// How many tokens at the start of a text come from the prompt: the start token and its own, not the end token.

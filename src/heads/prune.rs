@@ -97,14 +97,15 @@ impl Kept {
         };
         // One for every head, or one for each.
         let norm = |norm: &NormWeights, kept: &[usize]| -> Result<NormWeights> {
-            let of = |t: &Tensor| if t.rank() == 2 { select(t, kept, 0) } else { Ok(t.detach()) };
+            let of = |t: &Tensor| if t.rank() == 2 { select(t, kept, 0) } else { copy(t) };
             Ok(NormWeights { weight: of(&norm.weight)?, bias: norm.bias.as_ref().map(of).transpose()? })
         };
         let disentangled = match &disentangled {
             Some(distances) => Some(DisentangledWeights {
                 key: distances.key.as_ref().map(|key| dense(key, h, &self.q)).transpose()?,
                 query: distances.query.as_ref().map(|query| dense(query, h, &self.q)).transpose()?,
-                ..distances.clone()
+                embeddings: distances.embeddings.as_ref().map(copy).transpose()?,
+                norm: distances.norm.as_ref().map(|one| norm(one, &[])).transpose()?,
             }),
             None => None,
         };
@@ -114,7 +115,10 @@ impl Kept {
                 dense(&k, h_kv, &self.kv)?,
                 dense(&v, h_kv, &self.kv)?,
             ])),
-            o: DenseWeights { weight: per_head(&o.weight, h, &self.q, 1)?, bias: o.bias.map(|bias| bias.detach()) },
+            o: DenseWeights {
+                weight: per_head(&o.weight, h, &self.q, 1)?,
+                bias: o.bias.as_ref().map(copy).transpose()?,
+            },
             bias_kv: match bias_kv {
                 Some([k, v]) => Some([per_head(&k, h_kv, &self.kv, 0)?, per_head(&v, h_kv, &self.kv, 0)?]),
                 None => None,
@@ -129,6 +133,11 @@ impl Kept {
             disentangled,
         })
     }
+}
+
+/// A copy that tracks no gradient and shares no memory.
+fn copy(t: &Tensor) -> Result<Tensor> {
+    Ok(t.detach().copy()?)
 }
 
 /// Some of the slices of a tensor along a dimension, as a copy that tracks no gradient.

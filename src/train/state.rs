@@ -55,7 +55,8 @@ impl State {
         };
         let other = |what: String| Error::file(path, format!("is of another run: {what}; remove it to start anew"));
         let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).map_err(|e| Error::file(path, e));
-        let ours = serde_json::to_value(config).map_err(|e| Error::file(path, e))?;
+        // Written and read as theirs was: a number may lose its last bit on the way.
+        let ours = json(&serde_json::to_string(config).map_err(|e| Error::file(path, e))?)?;
         let theirs = json(said("config")?)?;
         for (field, now) in ours.as_object().into_iter().flatten() {
             let then = &theirs[field];

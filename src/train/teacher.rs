@@ -31,9 +31,8 @@ impl Teacher {
     /// Those of [`SentenceEncoder::from_folder`].
     pub fn open(folder: impl AsRef<Path>, dtype: DType) -> Result<Self> {
         let encoder = SentenceEncoder::from_folder(&folder, dtype, &Device::Cpu)?;
-        let weights = Checkpoint::open(&folder)?.path().to_path_buf();
-        let bytes = std::fs::read(&weights).map_err(|e| Error::io(&weights, e))?;
-        Ok(Self { encoder, key: fingerprint([&bytes[..], dtype.as_str().as_bytes()]) })
+        let content = crate::encoder::fingerprint(&folder)?;
+        Ok(Self { encoder, key: fingerprint([content.as_bytes(), dtype.as_str().as_bytes()]) })
     }
 
     /// One vector of length 1 a text, `(texts, embedding_size)` f32.
@@ -42,7 +41,7 @@ impl Teacher {
     /// Those of [`SentenceEncoder::encode`].
     pub fn encode(&self, texts: &[String]) -> Result<Tensor> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        unit(&self.encoder.encode(&texts, &EncodeOptions::default().with_batch_size(64))?)
+        unit(&self.encoder.encode(&texts, &EncodeOptions::default().with_batch_size(64))?.to_dtype(DType::F32)?)
     }
 
     /// As [`encode`](Self::encode), rounded to f16, from a file in `folder` if these texts were encoded before.

@@ -11,7 +11,7 @@ pub fn read_texts(path: impl AsRef<Path>, held_back: &[String]) -> Result<Vec<St
     let path = path.as_ref();
     let file = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
     let mut seen: HashSet<&str> = held_back.iter().map(|text| text.trim()).collect();
-    let texts = file.lines().map(str::trim).filter(|text| !text.is_empty());
+    let texts = file.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|text| !text.is_empty());
     let texts: Vec<String> = texts.filter(|text| seen.insert(text)).map(str::to_string).collect();
     match texts.is_empty() {
         true => Err(Error::file(path, "no text to train on: expected one text a line")),

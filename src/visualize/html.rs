@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::maps::AttentionMaps;
 use super::ramp;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Weights are kept, and shown, to four decimals.
 const UNITS: f64 = 10_000.0;
@@ -38,8 +38,11 @@ impl AttentionMaps {
     /// most; weights are unpacked when they are looked at.
     ///
     /// # Errors
-    /// What packing reports; no case is known.
+    /// No layer to show.
     pub fn html(&self) -> Result<String> {
+        if self.layers.is_empty() {
+            return Err(Error::value("the number of layers to show", 0, "at least 1"));
+        }
         let data = Data {
             title: &self.title,
             queries: &self.queries,

@@ -267,6 +267,28 @@ fn pruned_equals_masked() {
     says(layer(&configs[0].clone().with_qk_norm(over_all), 1).prune_heads(&[1]), &["every head is in it"]);
 }
 
+/// A pruned layer is one of its own: training the whole one on does not reach it.
+#[test]
+fn a_pruned_layer_shares_nothing() {
+    let norm = QkNorm { kind: NormKind::Layer, over: NormOver::Head, eps: 1e-5 };
+    let disentangled = Position::Disentangled(Disentangled::new(4).with_norm_eps(1e-5));
+    for config in
+        [AttentionConfig::new(24, 6).with_qk_norm(norm), AttentionConfig::new(24, 6).with_position(disentangled)]
+    {
+        let map = VarMap::new();
+        let whole = MultiHeadAttention::new(&config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
+        let pruned = whole.prune_heads(&[2]).unwrap();
+        let xs = Random::new(7).tensor(&[1, 5, 24], DType::F32);
+        let run = || pruned.attend(&xs, &xs, &xs, &AttentionMask::none()).unwrap();
+        let before = run();
+        assert!(!before.track_op());
+        for variable in map.all_vars() {
+            variable.set(&(variable.as_tensor() + 1.0).unwrap()).unwrap();
+        }
+        assert_within("after a step", &run(), &before, 0.0);
+    }
+}
+
 /// The tiny sentence encoder of the fixtures.
 fn encoder(folder: &std::path::Path) -> SentenceEncoder {
     SentenceEncoder::from_folder(folder, DType::F32, &CPU).unwrap()
@@ -370,6 +392,8 @@ fn importance_by_each_measure() {
         by_entropy.normalised_by_layer().scores().iter().map(|s| s.iter().map(|x| x * x).sum()).collect();
     assert!(lengths.iter().all(|length| (length - 1.0).abs() < 1e-9));
     says(whole.head_importance(&[], ImportanceBy::Entropy, &options), &["texts", "at least one"]);
+    let asked = options.with_prompt_name("no such prompt");
+    says(whole.head_importance(&TEXTS, ImportanceBy::Entropy, &asked), &["prompt_name", "no such prompt"]);
 
     // A head whose values are nothing is worth nothing, by gradient and by ablation.
     let folder = tempfile::tempdir().unwrap();

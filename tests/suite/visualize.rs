@@ -176,7 +176,7 @@ fn what_is_no_weight_is_an_error() {
     says(good.terminal(4, 2, TerminalColor::None, 80), &["a head of layer 4 is 2", "one of 0, 1"]);
     says(good.svg(5), &["a layer is 5"]);
     says(good.with_layer(4, &of(vec![0.5; 6], &[1, 2, 3])), &["a layer is 4"]);
-    assert!(maps().html().is_ok_and(|page| page.contains("</html>")));
+    says(maps().html(), &["the number of layers to show is 0"]);
 }
 
 #[test]
