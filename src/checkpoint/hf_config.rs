@@ -1,4 +1,4 @@
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use super::family::{Held, Layer};
@@ -24,6 +24,8 @@ pub struct HfAttentionConfig {
     /// Keys of the file that change what its model computes in attention and that the layer alone does not apply, such
     /// as positions: each with what it stands for.
     pub not_applied: Vec<(String, &'static str)>,
+    /// Heads that the layer no longer has, by their numbers in the unpruned model.
+    pub pruned_heads: Vec<usize>,
 }
 
 /// Number of heads, by prefix of the layer and then by spelling.
@@ -58,7 +60,8 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     let section = section(json, &prefix);
     let layer = Layer::new(section, &prefix);
     let heads = heads(&layer)?;
-    let pruned = layer.pruned_heads()?.len();
+    let pruned_heads = layer.pruned_heads()?;
+    let pruned = pruned_heads.len();
     let left = heads.checked_sub(pruned);
     let left = left.ok_or_else(|| Error::value("the number of pruned heads", pruned, format!("at most {heads}")))?;
     let config = infer_config(source, left)?;
@@ -85,7 +88,7 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     if may_be_eva && layer.model_type.is_empty() && section.get("use_rot_pos_emb").is_none() {
         not_applied.push(("use_rot_pos_emb".to_string(), "rotary positions in two dimensions, if it is an EVA"));
     }
-    Ok(HfAttentionConfig { config, mask, not_applied })
+    Ok(HfAttentionConfig { config, mask, not_applied, pruned_heads })
 }
 
 /// What the family of a `config.json` does in the layer that `source` points at, beyond the sizes that are in `config`:
@@ -131,17 +134,21 @@ impl Checkpoint {
     /// Those of [`config_from_json`] and [`MultiHeadAttention::load`].
     pub fn attention(&self, prefix: &str, json: &Value, dtype: DType, device: &Device) -> Result<ModelAttention> {
         let source = self.at(prefix, dtype, device);
-        let HfAttentionConfig { config, mask, not_applied } = config_from_json(json, &source)?;
-        let (weights, layout) = read(&config, prefix, &source, &self.at("", dtype, device))?;
+        let asked = config_from_json(json, &source)?;
+        let (weights, layout) = read(&asked, prefix, &source, &self.at("", dtype, device))?;
+        let HfAttentionConfig { config, mask, not_applied, .. } = asked;
         let layer = MultiHeadAttention::from_weights(&config, weights)?;
         Ok(ModelAttention { layer, mask, layout, not_applied })
     }
 }
 
+/// Upper bound of a table that is copied.
+const MOST_BIASES: usize = 1 << 24;
+
 /// The weights of the layer at `prefix`, to which `source` points, with the tables that layers share from where the
 /// family keeps them below `root`.
 pub(super) fn read<S: WeightSource>(
-    config: &AttentionConfig,
+    HfAttentionConfig { config, pruned_heads: pruned, .. }: &HfAttentionConfig,
     prefix: &str,
     source: &S,
     root: &S,
@@ -152,7 +159,20 @@ pub(super) fn read<S: WeightSource>(
             Position::RelativeGrid(_) => join(&beside_layers(prefix), TABLE_BESIDE),
             _ => shared_table(prefix),
         };
-        weights.relative_bias = Some(root.get(&name, &[rows, config.num_attention_heads])?);
+        // A table that layers share stays whole where one of them loses heads.
+        let heads = config.num_attention_heads + pruned.len();
+        let table = root.get(&name, &[rows, heads])?;
+        let kept: Vec<u32> = (0..heads).filter(|head| !pruned.contains(head)).map(|head| head as u32).collect();
+        weights.relative_bias = Some(match (pruned.is_empty(), kept.is_empty()) {
+            (true, _) => table,
+            (_, true) => table.narrow(1, 0, 0)?,
+            // Where only headers are read, the table is a view without numbers, as large as a header likes.
+            _ if table.elem_count() > MOST_BIASES => {
+                let allowed = format!("at most {MOST_BIASES} where heads are pruned");
+                return Err(Error::shape(name, table.dims(), allowed));
+            }
+            _ => table.contiguous()?.index_select(&Tensor::new(kept, table.device())?, 1)?,
+        });
     }
     if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
         let beside = root.child(&beside_layers(prefix));

@@ -112,7 +112,8 @@ impl Checkpoint {
         }
         if let (Some(json), None) = (json, &info.problem) {
             match config_from_json(json, &source) {
-                Ok(HfAttentionConfig { config, mask, not_applied }) => {
+                Ok(asked) => {
+                    let HfAttentionConfig { config, mask, not_applied, .. } = &asked;
                     info.num_attention_heads = Some(config.num_attention_heads);
                     info.num_key_value_heads = Some(config.num_key_value_heads());
                     info.head_dim = Some(config.head_dim());
@@ -121,7 +122,7 @@ impl Checkpoint {
                     let missing = not_applied.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>();
                     info.problem = (!missing.is_empty()).then(|| format!("not applied: {}", missing.join("; ")));
                     let root = Shapes(self.at("", DType::F32, &Device::Cpu));
-                    if let Err(error) = read(&config, &info.prefix, &Shapes(source), &root) {
+                    if let Err(error) = read(&asked, &info.prefix, &Shapes(source), &root) {
                         info.problem = Some(error.to_string());
                     }
                 }

@@ -330,7 +330,8 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
                 _ => (layout.required()[0], Stored::OutIn),
             };
             let (rows, input) = out_in(name, stored, true)?;
-            let rest = rows.checked_sub(o.1).filter(|rest| rest.is_multiple_of(2) && *rest > 0);
+            let rest = rows.checked_sub(o.1).filter(|rest| rest.is_multiple_of(2));
+            let rest = rest.filter(|rest| *rest > 0 || num_attention_heads == 0);
             let rest = rest.ok_or_else(|| wrong_shape(source.full_name(name), &[rows, input], &[3 * o.1, input]))?;
             [(o.1, input), (rest / 2, input), (rest / 2, input)]
         }
@@ -344,9 +345,9 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
         false => Err(Error::config("num_attention_heads", num_attention_heads, format!("a divisor of {total}, {of}"))),
     };
     if num_attention_heads == 0 && q.0 == 0 {
-        // All pruned: nothing tells how large they were.
+        // All pruned: nothing tells how large they were, or asks for it. This size has room for any rotation.
         return Ok(AttentionConfig::new(o.0, 0)
-            .with_head_dim(1)
+            .with_head_dim(256)
             .with_query_size(q.1)
             .with_key_size(k.1)
             .with_value_size(v.1));

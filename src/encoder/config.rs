@@ -203,9 +203,11 @@ impl BertConfig {
     pub(super) fn unpruned(&self, index: usize, table: &Tensor) -> Result<Tensor> {
         let pruned = self.pruned_heads.of_layer(index);
         let kept = (0..self.num_attention_heads).filter(|head| !pruned.contains(head)).map(|head| head as u32);
-        match pruned.is_empty() {
-            true => Ok(table.clone()),
-            false => Ok(table.index_select(&Tensor::new(kept.collect::<Vec<_>>(), table.device())?, 1)?),
+        let kept: Vec<u32> = kept.collect();
+        match (pruned.is_empty(), kept.is_empty()) {
+            (true, _) => Ok(table.clone()),
+            (_, true) => Ok(table.narrow(1, 0, 0)?),
+            _ => Ok(table.index_select(&Tensor::new(kept, table.device())?, 1)?),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Heads seen, masked and removed.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{BertConfig, EncodeOptions, ImportanceBy, SentenceEncoder, write_pruned};
+use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, ImportanceBy, SentenceEncoder, write_pruned};
 use candle_attention::heads::PrunedHeads;
 use candle_attention::position::{Alibi, Disentangled, RelativeBuckets, Rotary};
 use candle_attention::{
@@ -348,6 +348,36 @@ fn a_pruned_model_is_written_and_read() {
         .map(|entry| entry.unwrap().file_name().to_string_lossy().to_string())
         .collect();
     assert!(left.iter().all(|name| !name.ends_with(".part") && name != "none"), "{left:?}");
+}
+
+/// Fused projections, and a table that layers share, of layers that have lost some or all of their heads.
+#[test]
+fn pruned_models_of_other_families() {
+    let target = tempfile::tempdir().unwrap();
+    for name in ["mpnet", "nomic_bert", "modernbert"] {
+        let folder = fixture(&format!("encoders/{name}"));
+        let load = |folder: &std::path::Path| {
+            let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+            BertModel::load(&config, &Checkpoint::open(folder).unwrap().at("", DType::F32, &CPU)).unwrap()
+        };
+        let whole = load(&folder);
+        let first = (0..whole.heads()[0]).map(|head| (0, head));
+        let heads: PrunedHeads = first.chain([(1, 1)]).collect();
+        let path = target.path().join(name);
+        write_pruned(&folder, &path, &heads).unwrap();
+        let ids = Tensor::new(&[[5u32, 9, 7, 11, 6]], &CPU).unwrap();
+        let run = |model: &BertModel| model.forward(&ids, None, &AttentionMask::none()).unwrap();
+        assert_within(name, &run(&load(&path)), &run(&whole.prune_heads(&heads).unwrap()), 1e-6);
+        let json = serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let layers = checkpoint.attention_layers(Some(&json));
+        assert!(layers.len() > 1, "{name}");
+        for layer in layers {
+            assert_eq!(layer.problem, None, "{name} {layer:?}");
+            let loaded = checkpoint.attention(&layer.prefix, &json, DType::F32, &CPU).unwrap().layer;
+            assert_eq!(Some(loaded.config().num_attention_heads), layer.num_attention_heads);
+        }
+    }
 }
 
 /// Each measure finds the head that matters not at all, and ablation is what it says.
