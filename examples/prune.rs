@@ -190,7 +190,6 @@ fn mean_cosine(a: &Tensor, b: &Tensor) -> Result<f64> {
 }
 
 fn plot(points: &[Point], path: &Path) -> Result<()> {
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (640, 400)).into_drawing_area();
@@ -228,8 +227,5 @@ fn plot(points: &[Point], path: &Path) -> Result<()> {
             .draw()?;
         root.present()?;
     }
-    let part = path.with_extension("svg.part");
-    std::fs::write(&part, svg).map_err(|e| named(&e))?;
-    std::fs::rename(&part, path).map_err(|e| named(&e))?;
-    Ok(())
+    shared::save(path, svg.as_bytes())
 }

@@ -10,7 +10,6 @@ mod error;
 pub mod heads;
 mod kernels;
 mod mask;
-#[cfg(feature = "encoder")]
 mod part;
 pub mod position;
 mod projection;

@@ -13,6 +13,7 @@ use super::table::{GROUPED, HEADS_APART, NORMS_OF};
 use super::tables::EMBEDDINGS;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
+use crate::part::renamed;
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -115,15 +116,7 @@ pub fn write_layers(
             tensors.insert(join(prefix, &name), tensor.to_device(&Device::Cpu)?.contiguous()?);
         }
     }
-    let name = path.file_name().ok_or_else(|| Error::file(path, "not the name of a file"))?;
-    let part = path.with_file_name(format!(".{}.{}.part", name.to_string_lossy(), std::process::id()));
-    let written = write_tensors(&part, path, tensors, metadata);
-    let moved = written.and_then(|()| std::fs::rename(&part, path).map_err(|e| Error::io(path, e)));
-    if moved.is_err() {
-        // It may not even have been made.
-        let _ = std::fs::remove_file(&part);
-    }
-    moved
+    renamed(path, |part| write_tensors(part, path, tensors, metadata))
 }
 
 /// Writes a safetensors file with the permissions of an ordinary new one; the library gives those of a temporary file.

@@ -6,14 +6,11 @@ use std::path::Path;
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
+use crate::part::renamed;
 
 /// Writes a temporary file beside `path`, then gives it its name.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    let partial = path.with_file_name(name);
-    std::fs::write(&partial, bytes).map_err(|e| Error::io(&partial, e))?;
-    std::fs::rename(&partial, path).map_err(|e| Error::io(path, e))
+    renamed(path, |part| std::fs::write(part, bytes).map_err(|e| Error::io(path, e)))
 }
 
 /// Writes tensors and what the header says of them.
