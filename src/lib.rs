@@ -17,6 +17,7 @@ mod ragged;
 pub mod sdpa;
 #[cfg(feature = "encoder")]
 pub mod search;
+mod select;
 mod setters;
 mod slice;
 mod spread;

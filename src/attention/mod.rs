@@ -9,6 +9,8 @@ mod row_positions;
 mod transform;
 mod weights;
 
+use std::borrow::Cow;
+
 use candle_core::{DType, Module, Tensor};
 
 use crate::checkpoint::{AttentionWeights, NormWeights, WeightSource};
@@ -204,11 +206,16 @@ impl MultiHeadAttention {
     }
 
     /// What is compared in a call whose mask knows positions already.
-    fn compared(&self, inputs: &AttentionInputs, dtype: DType, grid: Option<[usize; 2]>) -> Result<Compared> {
+    fn compared<'a>(
+        &self,
+        inputs: &AttentionInputs<'a>,
+        dtype: DType,
+        grid: Option<[usize; 2]>,
+    ) -> Result<Compared<'a>> {
         let [q, k, v] = self.project(inputs, dtype, Places { starts: &[0], grid })?;
         let mask = match self.distance_scores(&q, &k)? {
-            Some(scores) => inputs.mask.clone().and(AttentionMask::additive(&scores)?),
-            None => inputs.mask.clone(),
+            Some(scores) => Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&scores)?)),
+            None => Cow::Borrowed(inputs.mask),
         };
         Ok(Compared { q, k: self.append(k, 0)?, v: self.append(v, 1)?, mask })
     }
@@ -329,9 +336,9 @@ impl Module for MultiHeadAttention {
 }
 
 /// Queries, keys and values `(b, s, heads, d)` as attention compares them, the extra keys among them, and the mask.
-struct Compared {
+struct Compared<'a> {
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: AttentionMask,
+    mask: Cow<'a, AttentionMask>,
 }

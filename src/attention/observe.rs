@@ -1,5 +1,7 @@
 //! Attention weights, or what they come to, beside the output that a call gives anyway.
 
+use std::borrow::Cow;
+
 use candle_core::{D, DType, Device, Tensor};
 
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
@@ -7,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::mask::check::CallShape;
 use crate::projection::accumulate_in;
 use crate::sdpa::{self, Backend, SdpaOptions};
+use crate::select;
 use crate::setters::setters;
 
 /// Weights that are alive at a time: what bounds the memory of summaries.
@@ -144,17 +147,16 @@ impl MultiHeadAttention {
             return Err(Error::config("top_k", k, format!("1 to {keys}, the keys")));
         }
 
-        let of_heads = |t: &Tensor, dim: usize, group: usize| {
-            let index: Vec<u32> = heads.iter().map(|&head| (head / group) as u32).collect();
-            t.contiguous()?.index_select(&Tensor::new(index, t.device())?, dim)
-        };
         let all = what.heads.is_none();
-        let select = |t: &Tensor, dim: usize, group: usize| if all { Ok(t.clone()) } else { of_heads(t, dim, group) };
+        let select = |t: &Tensor, dim: usize, group: usize| match all {
+            true => Ok(t.clone()),
+            false => select::select(t, &heads.iter().map(|head| head / group).collect::<Vec<_>>(), dim),
+        };
         let group = h / self.config.num_key_value_heads();
         let (q, k) = (select(&compared.q, 2, 1)?, select(&compared.k, 2, group)?);
         // Only the weights are wanted: a value of one number will do.
         let v = k.narrow(3, 0, 1)?;
-        let mask = if all { compared.mask.clone() } else { compared.mask.of_heads(&heads)? };
+        let mask = if all { compared.mask } else { Cow::Owned(compared.mask.of_heads(&heads)?) };
         let sinks = self.sinks.as_ref().map(|sinks| select(sinks, 0, 1)).transpose()?;
         let score = self.score.as_ref().map(|score| select(score, 0, 1)).transpose()?;
         let call = CallShape { b, h: heads.len(), s_q, s_kv };

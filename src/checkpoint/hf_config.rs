@@ -1,4 +1,4 @@
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use serde_json::Value;
 
 use super::family::{Held, Layer};
@@ -12,6 +12,7 @@ use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::Position;
+use crate::select::unpruned;
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -80,7 +81,7 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let (config, mask) = as_in_model(section, source, config)?;
+    let (config, mask) = as_in_model(section, source, config, &pruned_heads)?;
     let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
     not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
     let layout = detect(source)?;
@@ -97,6 +98,7 @@ pub(crate) fn as_in_model<S: WeightSource>(
     section: &Value,
     source: &S,
     config: AttentionConfig,
+    pruned: &[usize],
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let prefix = source.full_name("");
     let layer = Layer::new(section, &prefix);
@@ -106,7 +108,7 @@ pub(crate) fn as_in_model<S: WeightSource>(
         Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
         None => None,
     };
-    let config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table })?;
+    let config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table, pruned })?;
     config.validate()?;
     Ok((config, layer.mask()?))
 }
@@ -160,19 +162,13 @@ pub(super) fn read<S: WeightSource>(
             _ => shared_table(prefix),
         };
         // A table that layers share stays whole where one of them loses heads.
-        let heads = config.num_attention_heads + pruned.len();
-        let table = root.get(&name, &[rows, heads])?;
-        let kept: Vec<u32> = (0..heads).filter(|head| !pruned.contains(head)).map(|head| head as u32).collect();
-        weights.relative_bias = Some(match (pruned.is_empty(), kept.is_empty()) {
-            (true, _) => table,
-            (_, true) => table.narrow(1, 0, 0)?,
-            // Where only headers are read, the table is a view without numbers, as large as a header likes.
-            _ if table.elem_count() > MOST_BIASES => {
-                let allowed = format!("at most {MOST_BIASES} where heads are pruned");
-                return Err(Error::shape(name, table.dims(), allowed));
-            }
-            _ => table.contiguous()?.index_select(&Tensor::new(kept, table.device())?, 1)?,
-        });
+        let table = root.get(&name, &[rows, config.num_attention_heads + pruned.len()])?;
+        // Where only headers are read, it is a view without numbers, as large as a header likes.
+        if !pruned.is_empty() && table.elem_count() > MOST_BIASES {
+            let allowed = format!("at most {MOST_BIASES} numbers where heads are pruned");
+            return Err(Error::shape(name, table.dims(), allowed));
+        }
+        weights.relative_bias = Some(unpruned(&table, pruned)?);
     }
     if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
         let beside = root.child(&beside_layers(prefix));

@@ -1,6 +1,5 @@
 use std::path::Path;
 
-use candle_core::Tensor;
 use candle_nn::Activation;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -190,25 +189,7 @@ impl BertConfig {
             config.head_dim = Some(config.head_dim());
             config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
         }
-        let mut keys = self.keys.clone();
-        if let (Value::Object(keys), false) = (&mut keys, pruned.is_empty()) {
-            // Heads may have been pruned since the file was read.
-            let listed = serde_json::to_value(&self.pruned_heads).map_err(|e| Error::file("config.json", e))?;
-            keys.insert("pruned_heads".to_string(), listed);
-        }
-        as_in_model(&keys, source, config)
-    }
-
-    /// The columns of a table `(_, heads)` that layer `index` still has.
-    pub(super) fn unpruned(&self, index: usize, table: &Tensor) -> Result<Tensor> {
-        let pruned = self.pruned_heads.of_layer(index);
-        let kept = (0..self.num_attention_heads).filter(|head| !pruned.contains(head)).map(|head| head as u32);
-        let kept: Vec<u32> = kept.collect();
-        match (pruned.is_empty(), kept.is_empty()) {
-            (true, _) => Ok(table.clone()),
-            (_, true) => Ok(table.narrow(1, 0, 0)?),
-            _ => Ok(table.index_select(&Tensor::new(kept, table.device())?, 1)?),
-        }
+        as_in_model(&self.keys, source, config, &pruned)
     }
 
     /// Reads a layer normalisation.

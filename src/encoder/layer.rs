@@ -11,6 +11,7 @@ use crate::checkpoint::{AttentionWeights, WeightSource};
 use crate::error::Result;
 use crate::kernels::Isa;
 use crate::mask::AttentionMask;
+use crate::select::unpruned;
 
 /// Attention and feed-forward, each added to its input. What is normalised is the sum or, in a pre-norm family
 /// ([Xiong 2020](https://arxiv.org/abs/2002.04745)), the input alone.
@@ -52,7 +53,8 @@ impl Layer {
         let of_attention = source.child(family.attention);
         let (attention, mask) = config.attention_of(&of_attention, index)?;
         let (mut weights, _) = AttentionWeights::read(&attention, &of_attention)?;
-        weights.relative_bias = relative.map(|table| config.unpruned(index, table)).transpose()?;
+        weights.relative_bias =
+            relative.map(|table| unpruned(table, &config.pruned_heads.of_layer(index))).transpose()?;
         Ok(Self {
             inner_norm: family.inner_norm.map(norm).transpose()?,
             attention_norm,

@@ -1,12 +1,13 @@
 //! Smaller projections in the place of masked heads.
 
-use candle_core::{Shape, Tensor};
+use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
 use crate::checkpoint::{AttentionWeights, DenseWeights, DisentangledWeights, NormWeights, QkvWeights};
 use crate::config::{AttentionConfig, NormOver};
 use crate::error::{Error, Result};
 use crate::position::{AlibiSlopes, Position};
+use crate::select;
 
 impl MultiHeadAttention {
     /// The layer without these heads: the same result as with a [`head_mask`](crate::AttentionOptions::head_mask) of 0
@@ -142,14 +143,7 @@ fn copy(t: &Tensor) -> Result<Tensor> {
 
 /// Some of the slices of a tensor along a dimension, as a copy that tracks no gradient.
 fn select(t: &Tensor, kept: &[usize], dim: usize) -> Result<Tensor> {
-    let t = t.detach();
-    if kept.is_empty() {
-        let mut dims = t.dims().to_vec();
-        dims[dim] = 0;
-        return Ok(Tensor::zeros(Shape::from(dims), t.dtype(), t.device())?);
-    }
-    let kept: Vec<u32> = kept.iter().map(|&head| head as u32).collect();
-    Ok(t.contiguous()?.index_select(&Tensor::new(kept, t.device())?, dim)?)
+    select::select(&t.detach(), kept, dim)
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {

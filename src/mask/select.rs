@@ -51,10 +51,7 @@ impl AttentionMask {
     /// The mask for a call of these heads alone.
     pub(crate) fn of_heads(&self, heads: &[usize]) -> Result<Self> {
         let select = |mask: &Tensor| match mask.rank().checked_sub(3) {
-            Some(dim) if mask.dim(dim)? > 1 => {
-                let heads: Vec<u32> = heads.iter().map(|&head| head as u32).collect();
-                mask.contiguous()?.index_select(&Tensor::new(heads, mask.device())?, dim)
-            }
+            Some(dim) if mask.dim(dim)? > 1 => crate::select::select(mask, heads, dim),
             _ => Ok(mask.clone()),
         };
         // A 3-D mask of booleans has no heads.

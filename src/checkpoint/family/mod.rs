@@ -58,11 +58,13 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 
 /// What a checkpoint holds for a layer that no configuration says.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Held {
+pub(super) struct Held<'a> {
     /// Norms of queries and keys.
     pub norms: bool,
     /// Rows of the layer's own table of biases.
     pub table: Option<usize>,
+    /// Heads that it no longer has, by their numbers in the unpruned model.
+    pub pruned: &'a [usize],
 }
 
 /// The part of a `config.json` that describes one attention layer.
@@ -147,7 +149,7 @@ impl<'a> Layer<'a> {
         if !self.cross {
             config.position = self.position(d, held)?;
         }
-        let pruned = self.pruned_heads()?;
+        let pruned = held.pruned;
         if let (Position::Alibi(alibi), false) = (&mut config.position, pruned.is_empty()) {
             let all = config.num_attention_heads + pruned.len();
             let slopes = alibi.of_heads(all).into_iter().enumerate().filter(|(head, _)| !pruned.contains(head));
