@@ -20,7 +20,7 @@ use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
 use crate::position::Position;
 use crate::projection::{Dense, Qkv, accumulate_in};
-use crate::sdpa::{self, Attended, Call, Plan, SdpaOptions};
+use crate::sdpa::{self, Attended, Call, Place, Plan, SdpaOptions};
 use disentangled::DistanceEmbeddings;
 pub use inputs::{AttentionInputs, AttentionOptions};
 pub use observe::{Observe, Observed, TopKeys};
@@ -168,7 +168,7 @@ impl MultiHeadAttention {
             d: config.head_dim(),
             d_v: config.value_head_dim(),
             dtype: accumulate_in(self.qkv.weight()),
-            on_cpu: inputs.query.device().is_cpu(),
+            place: Place::of(inputs.query.device()),
             tracks_gradient: tracked
                 || self.distances.as_ref().is_some_and(DistanceEmbeddings::tracks_gradient)
                 || self.qkv.tracks_gradient()

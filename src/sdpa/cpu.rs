@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
-use super::{Attended, Call, SdpaOptions};
+use super::{Attended, Call, Place, SdpaOptions};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
 use crate::mask::check::CallShape;
@@ -11,7 +11,7 @@ use crate::slice::{Slice, with_floats};
 /// Why the kernel cannot run a call, `None` if it can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
     let reasons = [
-        (!call.on_cpu, "the tensors are not on the CPU"),
+        (call.place != Place::Cpu, "the tensors are not on the CPU"),
         (call.dtype == DType::F64, "it computes in f32, the tensors are f64"),
         (call.tracks_gradient, "a gradient is tracked, and it has none"),
         (options.return_weights, "weights are asked for, and it never has them whole"),

@@ -3,10 +3,12 @@
 //! [`attend`] checks its arguments, makes a [`Plan`], and calls the backend that the plan chose.
 
 mod cpu;
+mod cuda;
 mod eager;
+mod metal;
 mod plan;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
@@ -79,6 +81,24 @@ pub struct Attended {
     pub weights: Option<Tensor>,
 }
 
+/// The kind of device that tensors are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Cpu,
+    Cuda,
+    Metal,
+}
+
+impl Place {
+    pub(crate) fn of(device: &Device) -> Self {
+        match device {
+            Device::Cpu => Self::Cpu,
+            Device::Cuda(_) => Self::Cuda,
+            Device::Metal(_) => Self::Metal,
+        }
+    }
+}
+
 /// The sizes and properties of a call from which a plan is made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
@@ -87,7 +107,7 @@ pub(crate) struct Call {
     pub d: usize,
     pub d_v: usize,
     pub dtype: DType,
-    pub on_cpu: bool,
+    pub place: Place,
     pub tracks_gradient: bool,
 }
 
@@ -118,7 +138,8 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Resu
     match plan.backend {
         Backend::Eager => eager::attend(q, k, v, &call, options),
         Backend::Cpu => cpu::attend(q, k, v, &call, options),
-        other => Err(Error::Backend { backend: other.to_string(), reason: plan::NOT_BUILT.to_string() }),
+        Backend::Cuda => cuda::attend(q, k, v, &call, options),
+        Backend::Metal => metal::attend(q, k, v, &call, options),
     }
 }
 
@@ -183,7 +204,7 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
         d,
         d_v,
         dtype: q.dtype(),
-        on_cpu: q.device().is_cpu(),
+        place: Place::of(q.device()),
         tracks_gradient: tracked || options.mask.tracks_gradient(),
     })
 }

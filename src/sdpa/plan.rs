@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::{Call, SdpaOptions, cpu, eager};
+use super::{Call, SdpaOptions, cpu, cuda, eager, metal};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 
@@ -66,15 +66,13 @@ pub struct Plan {
     pub scratch_bytes: usize,
 }
 
-/// The reason against a backend that does not exist yet.
-pub(super) const NOT_BUILT: &str = "this version of the crate has no such kernel";
-
 impl Plan {
     pub(crate) fn new(call: &Call, options: &SdpaOptions) -> Result<Self> {
         let against = |backend: Backend| match backend {
             Backend::Eager => None,
             Backend::Cpu => cpu::reason_against(call, options),
-            Backend::Cuda | Backend::Metal => Some(NOT_BUILT.to_string()),
+            Backend::Cuda => cuda::reason_against(call, options),
+            Backend::Metal => metal::reason_against(call, options),
         };
         let backend = match options.backend {
             Some(backend) => match against(backend) {
@@ -92,7 +90,9 @@ impl Plan {
         let (instructions, scratch_bytes) = match backend {
             // An instruction set that was asked for and is not there is a mistake to be told, not to be worked around.
             Backend::Cpu => (Some(Isa::detect()?.name()), cpu::scratch_bytes(call, options)),
-            _ => (None, eager::scratch_bytes(call, options)),
+            Backend::Cuda => (None, cuda::scratch_bytes(call, options)),
+            Backend::Metal => (None, metal::scratch_bytes(call, options)),
+            Backend::Eager => (None, eager::scratch_bytes(call, options)),
         };
         Ok(Self { backend, rejected: rejected.collect(), instructions, scratch_bytes })
     }
