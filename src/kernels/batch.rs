@@ -10,7 +10,7 @@ pub(crate) enum Batch<'a> {
 }
 
 impl Batch<'_> {
-    pub(super) fn rows(&self) -> usize {
+    pub(in crate::kernels) fn rows(&self) -> usize {
         match self {
             Self::Padded { b, .. } => *b,
             Self::Ragged { starts } => starts.len().saturating_sub(1),

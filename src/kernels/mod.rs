@@ -9,6 +9,8 @@ mod batch;
 mod blocks;
 mod blocks_pairs;
 mod core;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) mod cuda;
 mod element;
 mod exp;
 mod gelu;

@@ -10,19 +10,19 @@ use crate::kernels::heads::Heads;
 use crate::kernels::mask::{Broadcast, Lengths, Mask};
 
 #[derive(Debug, Clone, Copy)]
-struct Sizes {
-    b: usize,
-    s_q: usize,
-    s_kv: usize,
-    appended: usize,
-    h: usize,
-    h_kv: usize,
-    d: usize,
-    d_v: usize,
+pub(super) struct Sizes {
+    pub b: usize,
+    pub s_q: usize,
+    pub s_kv: usize,
+    pub appended: usize,
+    pub h: usize,
+    pub h_kv: usize,
+    pub d: usize,
+    pub d_v: usize,
 }
 
 /// The judge: the same in loops over f64. `bias` and `keep` are looked up through the mask itself.
-fn naive<T: Element>(call: &Attention<T>) -> Vec<f64> {
+pub(super) fn naive<T: Element>(call: &Attention<T>) -> Vec<f64> {
     let Batch::Padded { b: rows, s_q, s_kv } = call.batch else { panic!("the judge knows padded batches only") };
     let (q, k, v) = (wide(call.q.data), wide(call.k.data), wide(call.v.data));
     let at = |heads: [usize; 3], b: usize, s: usize, h: usize| b * heads[0] + s * heads[1] + h * heads[2];
@@ -78,7 +78,7 @@ fn heads<T>(data: &[T], s: usize, h: usize, d: usize) -> Heads<'_, T> {
     Heads { data, strides: [s * h * d, h * d, d] }
 }
 
-fn sized<'a, T: Element>(sizes: Sizes, [q, k, v]: [&'a [T]; 3], mask: Mask<'a>) -> Attention<'a, T> {
+pub(super) fn sized<'a, T: Element>(sizes: Sizes, [q, k, v]: [&'a [T]; 3], mask: Mask<'a>) -> Attention<'a, T> {
     let Sizes { b, s_q, s_kv, appended, h, h_kv, d, d_v } = sizes;
     let keys = s_kv + appended;
     let (q, k, v) = (heads(q, s_q, h, d), heads(k, keys, h_kv, d), heads(v, keys, h_kv, d_v));
@@ -101,7 +101,7 @@ fn sized<'a, T: Element>(sizes: Sizes, [q, k, v]: [&'a [T]; 3], mask: Mask<'a>) 
     }
 }
 
-fn qkv<T: Element>(random: &mut Random, sizes: Sizes) -> [Vec<T>; 3] {
+pub(super) fn qkv<T: Element>(random: &mut Random, sizes: Sizes) -> [Vec<T>; 3] {
     let Sizes { b, s_q, s_kv, appended, h, h_kv, d, d_v } = sizes;
     let keys = s_kv + appended;
     [random.numbers(b * s_q * h * d), random.numbers(b * keys * h_kv * d), random.numbers(b * keys * h_kv * d_v)]

@@ -1,6 +1,7 @@
 //! Every instruction set that this machine has against a naive reference in f64, over odd sizes.
 
 mod attention;
+mod emulated;
 mod functions;
 mod pairs;
 mod products;

@@ -1,0 +1,95 @@
+// What the kernels need of an NVIDIA GPU beyond CUDA C++ itself. emulator.hpp has the same names for a CPU.
+// No header of CUDA's is included: the kernels are compiled where they run, which may have the compiler alone.
+
+#define SHARED_BYTES(name) extern __shared__ __align__(16) unsigned char name[]
+#define WHOLE_WARP 0xffffffffu
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+
+static __device__ __forceinline__ float bits_to_float(u32 bits) { return __uint_as_float(bits); }
+#if ELEMENT == 2
+static __device__ __forceinline__ u32 float_to_bits(float x) { return __float_as_uint(x); }
+#endif
+
+#if ELEMENT == 1
+static __device__ __forceinline__ float f16_to_float(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
+static __device__ __forceinline__ u16 float_to_f16(float x) {
+    u16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+#endif
+
+static __device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float from_lane_xor(float x, int mask) {
+    return __shfl_xor_sync(WHOLE_WARP, x, mask);
+}
+
+#if TENSOR_CORES
+// Two numbers of the element type in one register, `low` in its low half.
+static __device__ __forceinline__ u32 pack(float low, float high) {
+    u32 y;
+#if ELEMENT == 1
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#endif
+    return y;
+}
+
+static __device__ __forceinline__ u32 shared_address(const void* p) {
+    return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+
+// Four 8 x 8 blocks of 16-bit numbers from shared memory: lane l gives the address of row l % 8 of block l / 8, and gets
+// two numbers of each block, those of row lane / 4 from column 2 (lane % 4) on.
+static __device__ __forceinline__ void load_blocks(u32 (&x)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// As load_blocks, each block transposed.
+static __device__ __forceinline__ void load_blocks_transposed(u32 (&x)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// c += a b for a 16 x 16, b 16 x 8, in the registers of a warp as PTX lays them out (mma.m16n8k16).
+static __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if ELEMENT == 1
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+#endif
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Begins to copy 16 bytes to shared memory, zeros if not `there`. Both addresses are multiples of 16.
+static __device__ __forceinline__ void copy_begin(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+// Waits for all copies that this thread began.
+static __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#endif

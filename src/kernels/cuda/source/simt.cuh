@@ -1,0 +1,182 @@
+// Attention in f32 on the ordinary cores: any element type, any GPU.
+//
+// A block takes BM rows of queries and goes over the keys BN at a time with the softmax carried along (Milakov 2018,
+// Dao 2022). Its threads lie in BM / RM rows of 8: thread (y, x) has the rows y + r * ROWS_OF_THREADS, of the scores the
+// columns x + 8 c, of the result the columns 4 x + 32 c and the three after each. Eight threads that share a row are
+// neighbours in a warp, so that what a row needs of them is exchanged there.
+// D, DV: numbers of a head, rounded up to multiples of 32.
+
+#define ROWS_OF_THREADS (THREADS / 8)
+#define RM (BM / ROWS_OF_THREADS)
+#define CN (BN / 8)
+#define CV (DV / 32)
+// One group of four more a row: the eight threads of a row then read from all banks.
+#define LD_QK (D + 4)
+#define LD_V (DV + 4)
+#define LD_P (BN + 8)
+
+// Rows of `width` numbers from global memory into shared memory, zeros after `rows` and after `width`. `place(r)` is where
+// row r starts.
+template <int ROWS, int COLUMNS, int LD, typename Place>
+static __device__ __forceinline__ void fetch(float* to, int rows, int width, bool aligned, Place place) {
+    const int PER_READ = 16 / sizeof(element);
+    for (int n = threadIdx.x; n < ROWS * (COLUMNS / PER_READ); n += THREADS) {
+        int r = n / (COLUMNS / PER_READ), c = n % (COLUMNS / PER_READ) * PER_READ;
+        alignas(16) element numbers[PER_READ];
+        if (aligned && r < rows && c < width) {
+            *reinterpret_cast<uint4*>(numbers) = *reinterpret_cast<const uint4*>(place(r) + c);
+        } else {
+            for (int i = 0; i < PER_READ; ++i) numbers[i] = r < rows && c + i < width ? place(r)[c + i] : element(0);
+        }
+        for (int i = 0; i < PER_READ; i += 4) {
+            *reinterpret_cast<float4*>(to + r * LD + c + i) = make_float4(
+                to_float(numbers[i]), to_float(numbers[i + 1]), to_float(numbers[i + 2]), to_float(numbers[i + 3]));
+        }
+    }
+}
+
+static __device__ __forceinline__ float4 four(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) {
+    SHARED_BYTES(shared);
+    float* q = reinterpret_cast<float*>(shared);
+    float* k = q + BM * LD_QK;
+    float* v = k + BN * LD_QK;
+    float* weights = v + BN * LD_V;
+    Extent* extent = reinterpret_cast<Extent*>(weights + BM * LD_P);
+
+    const int rows_of_job = p.s_q * (p.h / p.h_kv);  // in a ragged batch those of the longest row
+    const int tiles = (rows_of_job + BM - 1) / BM;
+    const Job job = job_of(p, blockIdx.x / tiles);
+    // The last queries first: under a causal mask they have most to do.
+    const int first = (tiles - 1 - blockIdx.x % tiles) * BM;
+    if (first >= job.s_q * job.group) return;
+    const int keys = job.s_kv + p.appended;
+    const int y = threadIdx.x / 8, x = threadIdx.x % 8;
+
+    if (threadIdx.x == 0) *extent = {keys, 0, 0, job.s_kv};
+    fetch<BM, D, LD_QK>(q, job.s_q * job.group - first, p.d, p.aligned, [&](int r) {
+        int index = first + r;
+        return job.q + (index / job.group) * p.q_strides[1] + (index % job.group) * p.q_strides[2];
+    });
+    __syncthreads();
+    Row row[RM];
+    for (int r = 0; r < RM; ++r) {
+        row[r] = row_of(p, job, first + y + r * ROWS_OF_THREADS);
+        if (x == 0) extend(extent, row[r]);
+    }
+    __syncthreads();
+    const Extent seen = *extent;
+    const float factor = p.scale * LOG2_E;
+
+    float most[RM], sum[RM], result[RM][CV][4];
+    for (int r = 0; r < RM; ++r) {
+        most[r] = HIDDEN, sum[r] = 0;
+        for (int c = 0; c < CV; ++c)
+            for (int i = 0; i < 4; ++i) result[r][c][i] = 0;
+    }
+
+    const int end = p.appended ? keys : seen.to;
+    for (int start = smaller(seen.from, job.s_kv) / BN * BN; start < end; start += BN) {
+        fetch<BN, D, LD_QK>(k, keys - start, p.d, p.aligned, [&](int r) { return job.k + (start + r) * p.k_strides[1]; });
+        fetch<BN, DV, LD_V>(v, keys - start, p.d_v, p.aligned, [&](int r) { return job.v + (start + r) * p.v_strides[1]; });
+        __syncthreads();
+
+        float scores[RM][CN];
+#pragma unroll
+        for (int r = 0; r < RM; ++r)
+#pragma unroll
+            for (int c = 0; c < CN; ++c) scores[r][c] = 0;
+#pragma unroll 1
+        for (int i = 0; i < D; i += 4) {
+            float4 queries[RM];
+#pragma unroll
+            for (int r = 0; r < RM; ++r) queries[r] = four(q + (y + r * ROWS_OF_THREADS) * LD_QK + i);
+#pragma unroll
+            for (int c = 0; c < CN; ++c) {
+                float4 key = four(k + (x + 8 * c) * LD_QK + i);
+#pragma unroll
+                for (int r = 0; r < RM; ++r) {
+                    scores[r][c] = fmaf(queries[r].x, key.x, scores[r][c]);
+                    scores[r][c] = fmaf(queries[r].y, key.y, scores[r][c]);
+                    scores[r][c] = fmaf(queries[r].z, key.z, scores[r][c]);
+                    scores[r][c] = fmaf(queries[r].w, key.w, scores[r][c]);
+                }
+            }
+        }
+
+        const bool all_seen = !FEATURES && start >= seen.inner_from && start + BN <= seen.inner_to;
+#pragma unroll
+        for (int r = 0; r < RM; ++r) {
+            float largest = HIDDEN;
+#pragma unroll
+            for (int c = 0; c < CN; ++c) {
+                scores[r][c] = all_seen ? scores[r][c] * factor : score(p, job, row[r], start + x + 8 * c, scores[r][c]);
+                largest = fmaxf(largest, scores[r][c]);
+            }
+            largest = fmaxf(largest, from_lane_xor(largest, 1));
+            largest = fmaxf(largest, from_lane_xor(largest, 2));
+            largest = fmaxf(largest, from_lane_xor(largest, 4));
+            float now = fmaxf(most[r], largest);
+            // A row that has seen nothing yet: exp2(-inf - 0) = 0, where -inf + inf would be NaN.
+            float base = now == HIDDEN ? 0 : now;
+            float rescale = exp2_fast(most[r] - base);
+            most[r] = now;
+            sum[r] *= rescale;
+#pragma unroll
+            for (int c = 0; c < CV; ++c)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) result[r][c][i] *= rescale;
+#pragma unroll
+            for (int c = 0; c < CN; ++c) {
+                float weight = exp2_fast(scores[r][c] - base);
+                sum[r] += weight;
+                weights[(y + r * ROWS_OF_THREADS) * LD_P + x + 8 * c] = weight;
+            }
+        }
+        // The eight threads that share a row are in one warp.
+        __syncwarp();
+
+#pragma unroll 1
+        for (int j = 0; j < BN; j += 4) {
+            float4 w[RM];
+#pragma unroll
+            for (int r = 0; r < RM; ++r) w[r] = four(weights + (y + r * ROWS_OF_THREADS) * LD_P + j);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+#pragma unroll
+                for (int c = 0; c < CV; ++c) {
+                    float4 value = four(v + (j + n) * LD_V + 4 * x + 32 * c);
+#pragma unroll
+                    for (int r = 0; r < RM; ++r) {
+                        float weight = n == 0 ? w[r].x : n == 1 ? w[r].y : n == 2 ? w[r].z : w[r].w;
+                        result[r][c][0] = fmaf(weight, value.x, result[r][c][0]);
+                        result[r][c][1] = fmaf(weight, value.y, result[r][c][1]);
+                        result[r][c][2] = fmaf(weight, value.z, result[r][c][2]);
+                        result[r][c][3] = fmaf(weight, value.w, result[r][c][3]);
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int r = 0; r < RM; ++r) {
+        sum[r] += from_lane_xor(sum[r], 1);
+        sum[r] += from_lane_xor(sum[r], 2);
+        sum[r] += from_lane_xor(sum[r], 4);
+        const int index = first + y + r * ROWS_OF_THREADS;
+        if (index >= job.s_q * job.group) continue;
+        const int head = job.h_kv * job.group + index % job.group;
+        float last = last_factor(p, head, most[r], sum[r]);
+        element* out = static_cast<element*>(p.out) + ((job.query_token + index / job.group) * p.h + head) * p.d_v;
+#pragma unroll
+        for (int c = 0; c < CV; ++c)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int column = 4 * x + 32 * c + i;
+                if (column < p.d_v) out[column] = from_float(result[r][c][i] * last);
+            }
+    }
+}
