@@ -134,7 +134,7 @@ impl MultiHeadAttention {
         rotate(qkv);
 
         let from = |start: usize, size: usize| Heads { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
-        let mut structure = mask.structure()?;
+        let mut structure = mask.structure(&Device::Cpu)?;
         if let Position::Alibi(alibi) = &self.config.position {
             let slopes = alibi.of_heads(h).into_iter().map(|slope| slope as f32).collect();
             structure.distances.push(Distances { slopes, symmetric: alibi.symmetric });

@@ -151,7 +151,7 @@ impl AttentionMask {
 }
 
 /// `-slope · distance`, `(rows, h, s_q, s_kv)`.
-fn distances(slopes: &[f64], symmetric: bool, call: CallShape, starts: &[i64]) -> Result<Tensor> {
+pub(super) fn distances(slopes: &[f64], symmetric: bool, call: CallShape, starts: &[i64]) -> Result<Tensor> {
     let CallShape { s_q, s_kv, .. } = call;
     let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
     let distance = |before: i64| -(if symmetric { before.abs() } else { before }) as f64;

@@ -2,6 +2,8 @@
 
 pub(crate) mod check;
 mod dense;
+#[cfg(any(test, feature = "cuda"))]
+mod fold;
 mod select;
 mod structure;
 

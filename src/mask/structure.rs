@@ -5,7 +5,7 @@ use super::{AttentionMask, Part};
 use crate::error::Result;
 use crate::kernels::{Distances, Lengths};
 
-/// A mask on the CPU with its structure kept: what the fused kernel reads.
+/// A mask with its structure kept: what fused kernels read.
 #[derive(Debug, Default)]
 pub(crate) struct Structure {
     pub lengths: Vec<Lengths>,
@@ -24,25 +24,25 @@ pub(crate) struct Structure {
 }
 
 impl AttentionMask {
-    /// The mask's structure, its tensors brought to the CPU.
-    pub(crate) fn structure(&self) -> Result<Structure> {
+    /// The mask's structure, its tensors brought to a device.
+    pub(crate) fn structure(&self, device: &Device) -> Result<Structure> {
         let mut structure = Structure::default();
         if let Some(Band { left, right }) = Band::of(&self.parts) {
             (structure.left, structure.right) = (left, right);
         }
-        let cpu = |mask: &Tensor| mask.to_device(&Device::Cpu);
+        let there = |mask: &Tensor| mask.to_device(device);
         for part in &self.parts {
             match part {
-                Part::Keep(mask) => structure.keep.push(to_4d(&cpu(mask)?.ne(0f64)?)?),
-                Part::Drop(mask) => structure.keep.push(to_4d(&cpu(mask)?.eq(0f64)?)?),
+                Part::Keep(mask) => structure.keep.push(to_4d(&there(mask)?.ne(0f64)?)?),
+                Part::Drop(mask) => structure.keep.push(to_4d(&there(mask)?.eq(0f64)?)?),
                 Part::Additive(mask) => {
-                    let mask = cpu(mask)?;
+                    let mask = there(mask)?;
                     let mask = match mask.dtype() {
                         DType::F32 => mask,
                         dtype => {
                             let hidden = mask.le(lowest_finite(dtype))?;
                             let mask = mask.to_dtype(DType::F32)?;
-                            hidden.where_cond(&Tensor::full(f32::MIN, mask.shape(), &Device::Cpu)?, &mask)?
+                            hidden.where_cond(&Tensor::full(f32::MIN, mask.shape(), device)?, &mask)?
                         }
                     };
                     structure.bias.push(left_pad_dims(&mask)?);
@@ -57,7 +57,7 @@ impl AttentionMask {
                 Part::Starts(starts) => structure.starts = Some(starts.clone()),
                 Part::Causal | Part::Window { .. } => {}
                 Part::Segments { queries, keys } => {
-                    let ids = |ids: &Tensor| cpu(ids)?.to_dtype(DType::I64)?.contiguous();
+                    let ids = |ids: &Tensor| there(ids)?.to_dtype(DType::I64)?.contiguous();
                     structure.segments.push([ids(queries)?, ids(keys)?]);
                 }
             }

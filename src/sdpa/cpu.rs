@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
-use super::{Attended, Call, Place, SdpaOptions};
+use super::plan::{first_reason, no_fused_kernel};
+use super::{Attended, Call, Place, SdpaOptions, numbers_together};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
 use crate::mask::check::CallShape;
@@ -10,15 +11,8 @@ use crate::slice::{Slice, with_floats};
 
 /// Why the kernel cannot run a call, `None` if it can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let reasons = [
-        (call.place != Place::Cpu, "the tensors are not on the CPU"),
-        (call.dtype == DType::F64, "it computes in f32, the tensors are f64"),
-        (call.tracks_gradient, "a gradient is tracked, and it has none"),
-        (options.return_weights, "weights are asked for, and it never has them whole"),
-        (options.dropout > 0.0, "it does not drop weights"),
-        (options.additive.is_some(), "it scores by dot product only"),
-    ];
-    reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_string())
+    let elsewhere = (call.place != Place::Cpu, "the tensors are not on the CPU");
+    first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options))
 }
 
 /// What all threads need together.
@@ -46,7 +40,7 @@ fn run<T: Element + WithDType>(
     options: &SdpaOptions,
 ) -> Result<Tensor> {
     let CallShape { b, h, s_q, s_kv } = call.shape;
-    let structure = options.mask.structure()?;
+    let structure = options.mask.structure(&Device::Cpu)?;
     let keep = structure.keep.iter().map(Slice::<u8>::new).collect::<Result<Vec<_>>>()?;
     let bias = structure.bias.iter().map(Slice::<f32>::new).collect::<Result<Vec<_>>>()?;
     let ids = structure.segments.iter().flatten().map(Slice::<i64>::new).collect::<Result<Vec<_>>>()?;
@@ -82,11 +76,6 @@ fn run<T: Element + WithDType>(
     let mut output = Vec::new();
     kernels::attend(Isa::detect()?, &attention, &mut output);
     Ok(Tensor::from_vec(output, (b, s_q, h, call.d_v), &Device::Cpu)?)
-}
-
-/// The kernel follows strides between heads, tokens and rows, but wants the numbers of a head side by side.
-fn numbers_together(t: &Tensor) -> Result<Tensor> {
-    Ok(if t.stride()[3] == 1 || t.dims()[3] == 1 { t.clone() } else { t.contiguous()? })
 }
 
 fn broadcast<'a, T: WithDType>(tensor: &'a Slice<T>) -> Broadcast<'a, T> {

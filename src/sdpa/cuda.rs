@@ -1,23 +1,82 @@
-//! Attention on an NVIDIA GPU.
+//! The fused kernels for NVIDIA GPUs over tensors.
 
 use candle_core::Tensor;
 
-use super::{Attended, Call, Place, SdpaOptions, eager};
+use super::plan::{first_reason, no_fused_kernel};
+use super::{Call, Place, SdpaOptions};
 use crate::error::Result;
 
-/// Why this backend cannot run a call, `None` if it can.
-pub(super) fn reason_against(call: &Call, _options: &SdpaOptions) -> Option<String> {
-    let on_it = call.place == Place::Cuda;
-    Some(
-        if on_it { "this version of the crate has no such kernel" } else { "the tensors are not on an NVIDIA GPU" }
-            .to_string(),
-    )
+/// Why the kernels cannot run a call, `None` if they can.
+pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let elsewhere = (call.place != Place::Cuda, "the tensors are not on an NVIDIA GPU");
+    // More do not fit into registers.
+    let large = (call.d.max(call.d_v) > 256, "a head has more than 256 numbers");
+    first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason([large]))
 }
 
-pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
-    eager::scratch_bytes(call, options)
+/// What is made of masks for the kernels.
+pub(super) fn scratch_bytes(call: &Call, _options: &SdpaOptions) -> usize {
+    // Lengths and places of rows, at most one number a query.
+    size_of::<i32>() * call.shape.b * call.shape.s_q
 }
 
-pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
-    eager::attend(q, k, v, call, options)
+/// The attention of q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`. In a ragged batch `b` is 1 and `rows` says where
+/// the rows start and the last one ends; `call` then has their number and the length of the longest.
+#[cfg(feature = "cuda")]
+pub(super) fn attend(
+    [q, k, v]: [&Tensor; 3],
+    rows: Option<&[usize]>,
+    call: &Call,
+    options: &SdpaOptions,
+) -> Result<Tensor> {
+    use candle_core::DType;
+
+    use super::numbers_together;
+    use crate::kernels::cuda::{Launch, Params};
+    use crate::mask::check::CallShape;
+
+    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let folded = options.mask.folded(call.shape, q.device())?;
+    let sinks = options.sinks.map(|sinks| sinks.to_dtype(DType::F32)?.contiguous()).transpose()?;
+    let params = Params {
+        b: b as i32,
+        h: h as i32,
+        h_kv: call.h_kv as i32,
+        s_q: s_q as i32,
+        s_kv: s_kv as i32,
+        appended: options.appended_keys as i32,
+        d: call.d as i32,
+        d_v: call.d_v as i32,
+        left: folded.left,
+        right: folded.right,
+        symmetric: i32::from(folded.symmetric),
+        scale: options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5)) as f32,
+        softcap: options.softcap.unwrap_or(0.0) as f32,
+        ..Params::default()
+    };
+    let [q, k, v] = [numbers_together(q)?, numbers_together(k)?, numbers_together(v)?];
+    let launch = Launch {
+        q: &q,
+        k: &k,
+        v: &v,
+        sinks: sinks.as_ref(),
+        bias: folded.bias.as_ref(),
+        keep: folded.keep.as_ref(),
+        segments: folded.segments.as_ref(),
+        slopes: folded.slopes,
+        lengths: folded.lengths,
+        padding: folded.padding,
+        query_ends: folded.query_ends,
+        starts: folded.starts,
+        rows: rows.map(|rows| rows.iter().map(|start| *start as i32).collect()),
+        params,
+    };
+    launch.run()
+}
+
+/// Without the feature no tensor is on an NVIDIA GPU.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn attend(_: [&Tensor; 3], _: Option<&[usize]>, _: &Call, _: &SdpaOptions) -> Result<Tensor> {
+    let reason = "the crate was built without its feature `cuda`".to_string();
+    Err(crate::error::Error::Backend { backend: super::Backend::Cuda.to_string(), reason })
 }

@@ -138,7 +138,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Resu
     match plan.backend {
         Backend::Eager => eager::attend(q, k, v, &call, options),
         Backend::Cpu => cpu::attend(q, k, v, &call, options),
-        Backend::Cuda => cuda::attend(q, k, v, &call, options),
+        Backend::Cuda => Ok(Attended { output: cuda::attend([q, k, v], None, &call, options)?, weights: None }),
         Backend::Metal => metal::attend(q, k, v, &call, options),
     }
 }
@@ -220,6 +220,11 @@ pub(crate) fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) 
         return Err(Error::Device { tensor: name.to_string(), found, expected });
     }
     Ok(())
+}
+
+/// Fused kernels follow strides between heads, tokens and rows, but want the numbers of a head side by side.
+fn numbers_together(t: &Tensor) -> Result<Tensor> {
+    Ok(if t.stride()[3] == 1 || t.dims()[3] == 1 { t.clone() } else { t.contiguous()? })
 }
 
 /// No key or no query at all: every row is fully masked.

@@ -1,5 +1,7 @@
 use std::fmt;
 
+use candle_core::DType;
+
 use super::{Call, SdpaOptions, cpu, cuda, eager, metal};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
@@ -64,6 +66,22 @@ pub struct Plan {
     pub instructions: Option<&'static str>,
     /// Bytes of temporary memory that the backend needs at its peak, an estimate from the shapes.
     pub scratch_bytes: usize,
+}
+
+/// The first reason that applies.
+pub(super) fn first_reason<const N: usize>(reasons: [(bool, &str); N]) -> Option<String> {
+    reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_string())
+}
+
+/// What no fused kernel can do, on any device.
+pub(super) fn no_fused_kernel(call: &Call, options: &SdpaOptions) -> Option<String> {
+    first_reason([
+        (call.dtype == DType::F64, "it computes in f32, the tensors are f64"),
+        (call.tracks_gradient, "a gradient is tracked, and it has none"),
+        (options.return_weights, "weights are asked for, and it never has them whole"),
+        (options.dropout > 0.0, "it does not drop weights"),
+        (options.additive.is_some(), "it scores by dot product only"),
+    ])
 }
 
 impl Plan {

@@ -62,7 +62,7 @@ pub(crate) struct Variant {
 }
 
 /// The largest head that the kernels keep in their registers.
-pub(crate) const LARGEST_HEAD: usize = 256;
+const LARGEST_HEAD: usize = 256;
 
 /// `(rows, keys, threads)` for heads of at most so many numbers, the largest tiles first. The last of each fits any GPU.
 type Tiles = [(usize, &'static [(usize, usize, usize)])];
