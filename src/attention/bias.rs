@@ -10,11 +10,12 @@ use crate::mask::AttentionMask;
 use crate::position::{Position, RelativeBuckets};
 
 impl MultiHeadAttention {
-    /// The mask of a call over `s_kv` keys with what positions add to the scores. `starts`: the key at which query 0 of
+    /// The mask of a call of `s_q` queries over `s_kv` keys with what positions add to the scores. `starts`: the key at which query 0 of
     /// each row stands, if the last query does not stand at the last key.
     pub(super) fn positioned<'a>(
         &self,
         inputs: &AttentionInputs<'a>,
+        s_q: usize,
         s_kv: usize,
         starts: Option<&[usize]>,
     ) -> Result<Cow<'a, AttentionMask>> {
@@ -30,14 +31,12 @@ impl MultiHeadAttention {
                 Cow::Owned(inputs.mask.clone().and(AttentionMask::distances(slopes, alibi.symmetric)))
             }
             (Position::RelativeBuckets(relative), Some(table)) => {
-                let s_q = inputs.query.dim(1)?;
                 let end = [s_kv as i64 - s_q as i64];
                 let starts = starts.map_or_else(|| end.to_vec(), |starts| starts.iter().map(|&s| s as i64).collect());
                 let bias = relative_bias(relative, table, &starts, s_q, s_kv)?;
                 Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&bias)?))
             }
             (Position::RelativeGrid(relative), Some(table)) => {
-                let s_q = inputs.query.dim(1)?;
                 let bias = from_table(table, relative.rows(s_q, s_kv)?, [1, s_q, s_kv])?;
                 Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&bias)?))
             }

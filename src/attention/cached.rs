@@ -80,7 +80,7 @@ impl MultiHeadAttention {
         let dtype = cache.dtype().unwrap_or(call.dtype);
         // What cannot run has to be found before the cache changes.
         Plan::new(&call, &plain)?;
-        let [q, k, v] = self.project(inputs, dtype, Places { starts: of_rows, grid: None })?;
+        let [q, k, v] = self.project(inputs, dtype, Places { starts: of_rows, ..Places::default() })?;
         let Held { keys, values, starts, lengths } = cache.append(k, v, lengths)?;
 
         let mut mask = inputs.mask.clone();
@@ -92,7 +92,7 @@ impl MultiHeadAttention {
             mask = mask.and(AttentionMask::starts(starts)).and(AttentionMask::lengths(lengths));
         }
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
-        let mask = self.positioned(&inputs, keys.dim(1)?, starts.as_deref())?;
+        let mask = self.positioned(&inputs, inputs.query.dim(1)?, keys.dim(1)?, starts.as_deref())?;
         let inputs = AttentionInputs { mask: &mask, ..inputs };
         let sdpa_options = self.sdpa_options(&inputs, options);
         self.finish(sdpa::attend(&q, &keys, &values, &sdpa_options)?, &inputs, options)
@@ -119,7 +119,7 @@ impl MultiHeadAttention {
                 return Err(Error::shape("the memory", &inputs.key.dims()[..2], expected));
             }
             None => {
-                let [_, k, v] = self.project(inputs, dtype, Places { starts: &[0], grid: None })?;
+                let [_, k, v] = self.project(inputs, dtype, Places::default())?;
                 [k.contiguous()?, v.contiguous()?]
             }
         };

@@ -5,6 +5,7 @@ mod fresh;
 mod inputs;
 mod observe;
 pub(crate) mod ragged;
+mod ragged_tensors;
 mod row_positions;
 mod transform;
 mod weights;
@@ -146,7 +147,7 @@ impl MultiHeadAttention {
     fn plan_of(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs, options)?;
         let s_kv = inputs.key.dim(1)?;
-        let mask = self.positioned(inputs, s_kv, None)?;
+        let mask = self.positioned(inputs, inputs.query.dim(1)?, s_kv, None)?;
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
         let options = self.sdpa_options(&inputs, options);
         let call = self.call(&inputs, &options, s_kv)?;
@@ -190,7 +191,7 @@ impl MultiHeadAttention {
             return self.without_heads(inputs.query);
         }
         let s_kv = inputs.key.dim(1)?;
-        let mask = self.positioned(inputs, s_kv, None)?;
+        let mask = self.positioned(inputs, inputs.query.dim(1)?, s_kv, None)?;
         let inputs = &AttentionInputs { mask: &mask, ..*inputs };
         let sdpa_options = self.sdpa_options(inputs, options);
         let call = self.call(inputs, &sdpa_options, s_kv)?;
@@ -212,7 +213,7 @@ impl MultiHeadAttention {
         dtype: DType,
         grid: Option<[usize; 2]>,
     ) -> Result<Compared<'a>> {
-        let [q, k, v] = self.project(inputs, dtype, Places { starts: &[0], grid })?;
+        let [q, k, v] = self.project(inputs, dtype, Places { grid, ..Places::default() })?;
         let mask = match self.distance_scores(&q, &k)? {
             Some(scores) => Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&scores)?)),
             None => Cow::Borrowed(inputs.mask),

@@ -127,7 +127,7 @@ impl MultiHeadAttention {
             );
         }
         let options = &options.with_weights(false);
-        let positioned = self.positioned(inputs, s_kv, None)?;
+        let positioned = self.positioned(inputs, inputs.query.dim(1)?, s_kv, None)?;
         let inputs_by_position = AttentionInputs { mask: &positioned, ..*inputs };
         let sdpa = self.sdpa_options(&inputs_by_position, options);
         let call = self.call(&inputs_by_position, &sdpa, s_kv)?;

@@ -15,8 +15,8 @@ use crate::slice::{Slice, with_numbers};
 impl MultiHeadAttention {
     /// Self-attention within each row of a ragged batch: `xs` `(tokens, query_size)` is the rows one after the other,
     /// `lengths` says how many tokens each has → `(tokens, output_size)`. The same numbers as padding the rows, masking
-    /// the padding and taking it off again, but on the CPU nothing is spent on padding, and a row's result is bitwise
-    /// the same alone and in any batch.
+    /// the padding and taking it off again, but where a fused kernel runs nothing is spent on padding, and on the CPU a
+    /// row's result is bitwise the same alone and in any batch.
     ///
     /// `mask` may be `none`, `causal` or a `window`, each within a row.
     ///
@@ -49,7 +49,10 @@ impl MultiHeadAttention {
             return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?);
         }
         if xs.track_op() || !self.runs_on_rows() {
-            return self.padded_ragged(xs, lengths, mask);
+            return match self.ragged_of_tensors(xs, &starts, mask)? {
+                Some(output) => Ok(output),
+                None => self.padded_ragged(xs, lengths, mask),
+            };
         }
         match xs.dtype() {
             DType::F16 => self.ragged_of::<f16>(xs, &starts, mask),

@@ -15,6 +15,15 @@ pub(super) struct Places<'a> {
     pub starts: &'a [usize],
     /// Rows and columns, if the tokens are patches of an image.
     pub grid: Option<[usize; 2]>,
+    /// Where each row starts and the last one ends, if the tokens are those of several, one after the other; each row
+    /// then begins at position 0.
+    pub rows: Option<&'a [usize]>,
+}
+
+impl Default for Places<'_> {
+    fn default() -> Self {
+        Self { starts: &[0], grid: None, rows: None }
+    }
 }
 
 impl MultiHeadAttention {
@@ -30,6 +39,11 @@ impl MultiHeadAttention {
             (self.normalised(&self.limited(q)?, 0)?, self.normalised(&self.limited(k)?, 1)?, self.limited(v)?);
         let (s_q, s_kv) = (q.dim(1)?, k.dim(1)?);
         let (angles_q, angles_k, style) = match &self.config.position {
+            Position::Rotary(rotary) if let Some(starts) = places.rows => {
+                let lengths = starts.windows(2).map(|ends| ends[1] - ends[0]);
+                let angles = rotary.angles_of_texts(lengths, self.config.head_dim(), q.dtype(), q.device())?;
+                (angles.clone(), angles, rotary.style)
+            }
             Position::Rotary(rotary) => {
                 // As for masks, the last query stands at the last key.
                 let starts_q: Vec<usize> = places.starts.iter().map(|start| start + s_kv.saturating_sub(s_q)).collect();

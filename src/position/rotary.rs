@@ -250,6 +250,30 @@ impl Rotary {
         Ok([cos?, sin?])
     }
 
+    /// As [`angles`](Self::angles), of texts of these lengths one after the other, each from position 0:
+    /// `(1, tokens, 1, pairs)`.
+    pub(crate) fn angles_of_texts(
+        &self,
+        lengths: impl Iterator<Item = usize> + Clone,
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<[Tensor; 2]> {
+        let pairs = self.dim.unwrap_or(head_dim) / 2;
+        let longest = lengths.clone().max().unwrap_or(0);
+        let common = self.waves(0..longest, head_dim, longest);
+        let mut all = [Vec::new(), Vec::new()];
+        for length in lengths {
+            let own = self.goes_by_length().then(|| self.waves(0..length, head_dim, length));
+            let waves = own.as_ref().unwrap_or(&common);
+            all.iter_mut().zip(waves).for_each(|(all, wave)| all.extend_from_slice(&wave[..length * pairs]));
+        }
+        let shape = (1, all[0].len() / pairs.max(1), 1, pairs);
+        let [cos, sin] =
+            all.map(|wave| Tensor::from_vec(wave, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
+        Ok([cos?, sin?])
+    }
+
     /// Cosines and sines at each of the positions in a text of `length` tokens, those of the first position's pairs
     /// first.
     pub(crate) fn waves(

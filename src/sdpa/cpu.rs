@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use super::plan::{first_reason, no_fused_kernel};
-use super::{Attended, Call, Place, SdpaOptions, numbers_together};
+use super::{Call, Place, SdpaOptions, numbers_together};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
 use crate::mask::check::CallShape;
@@ -22,24 +22,25 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     threads * kernels::scratch_floats(keys, call.d, call.d_v) * size_of::<f32>()
 }
 
-pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
-    let output = match call.dtype {
-        DType::F32 => run::<f32>(q, k, v, call, options),
-        DType::F16 => run::<half::f16>(q, k, v, call, options),
-        DType::BF16 => run::<half::bf16>(q, k, v, call, options),
+/// The attention of q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`. In a ragged batch `b` is 1 and `rows` says where
+/// the rows start and the last one ends.
+pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+    match call.dtype {
+        DType::F32 => run::<f32>(qkv, rows, call, options),
+        DType::F16 => run::<half::f16>(qkv, rows, call, options),
+        DType::BF16 => run::<half::bf16>(qkv, rows, call, options),
         other => Err(Error::dtype("q", other, "f32, f16 or bf16")),
-    };
-    Ok(Attended { output: output?, weights: None })
+    }
 }
 
 fn run<T: Element + WithDType>(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    rows: Option<&[usize]>,
     call: &Call,
     options: &SdpaOptions,
 ) -> Result<Tensor> {
     let CallShape { b, h, s_q, s_kv } = call.shape;
+    let (tensor_rows, tokens, ..) = q.dims4()?;
     let structure = options.mask.structure(&Device::Cpu)?;
     let keep = structure.keep.iter().map(Slice::<u8>::new).collect::<Result<Vec<_>>>()?;
     let bias = structure.bias.iter().map(Slice::<f32>::new).collect::<Result<Vec<_>>>()?;
@@ -61,7 +62,7 @@ fn run<T: Element + WithDType>(
         q: heads(&q),
         k: heads(&k),
         v: heads(&v),
-        batch: Batch::Padded { b, s_q, s_kv },
+        batch: rows.map_or(Batch::Padded { b, s_q, s_kv }, |starts| Batch::Ragged { starts }),
         appended: options.appended_keys,
         h,
         h_kv: call.h_kv,
@@ -75,7 +76,7 @@ fn run<T: Element + WithDType>(
     };
     let mut output = Vec::new();
     kernels::attend(Isa::detect()?, &attention, &mut output);
-    Ok(Tensor::from_vec(output, (b, s_q, h, call.d_v), &Device::Cpu)?)
+    Ok(Tensor::from_vec(output, (tensor_rows, tokens, h, call.d_v), &Device::Cpu)?)
 }
 
 fn broadcast<'a, T: WithDType>(tensor: &'a Slice<T>) -> Broadcast<'a, T> {

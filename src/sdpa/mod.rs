@@ -7,6 +7,7 @@ mod cuda;
 mod eager;
 mod metal;
 mod plan;
+mod rows;
 
 use candle_core::{DType, Device, Tensor};
 
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
 pub use plan::{Backend, Plan, Rejected};
+pub(crate) use rows::attend_rows;
 
 /// What [`attend`] is to compute.
 #[derive(Debug, Clone)]
@@ -137,7 +139,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Resu
     }
     match plan.backend {
         Backend::Eager => eager::attend(q, k, v, &call, options),
-        Backend::Cpu => cpu::attend(q, k, v, &call, options),
+        Backend::Cpu => Ok(Attended { output: cpu::attend([q, k, v], None, &call, options)?, weights: None }),
         Backend::Cuda => Ok(Attended { output: cuda::attend([q, k, v], None, &call, options)?, weights: None }),
         Backend::Metal => metal::attend(q, k, v, &call, options),
     }

@@ -58,7 +58,9 @@ fn a_ragged_batch_equals_its_rows_alone() {
     ];
     let positioned = positions.iter().flat_map(|position| {
         let config = config.clone().with_position(position.clone());
-        [(config.clone(), DType::F32, 2e-5), (config, DType::BF16, 8e-2)]
+        // With limited scores the pass over plain numbers is not taken, but the one over tensors.
+        let capped = config.clone().with_softcap(0.8);
+        [(config.clone(), DType::F32, 2e-5), (config, DType::BF16, 8e-2), (capped, DType::F32, 2e-5)]
     });
     for (config, dtype, tolerance) in positioned.chain([
         (plain.clone(), DType::F32, 2e-5),

@@ -1,0 +1,40 @@
+//! Self-attention over rows of unequal length without padding, by operations on tensors: on GPUs, and on the CPU for
+//! layers with more between projection and attention than the pass over plain numbers knows.
+
+use candle_core::Tensor;
+
+use super::transform::Places;
+use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+use crate::error::Result;
+use crate::mask::AttentionMask;
+use crate::projection::accumulate_in;
+use crate::sdpa::attend_rows;
+
+impl MultiHeadAttention {
+    /// `xs` `(tokens, query_size)`, row `i` being the tokens `starts[i] .. starts[i + 1]` → `(tokens, output_size)`.
+    /// `None` if padding is needed: for gradients, where no fused kernel runs, with positions that are of a whole batch.
+    pub(super) fn ragged_of_tensors(
+        &self,
+        xs: &Tensor,
+        starts: &[usize],
+        mask: &AttentionMask,
+    ) -> Result<Option<Tensor>> {
+        let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
+        let tracked = xs.track_op() || self.qkv.tracks_gradient();
+        if tracked || self.score.is_some() || appended || self.config.position.is_of_whole() {
+            return Ok(None);
+        }
+        let longest = starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
+        let xs = xs.unsqueeze(0)?;
+        let inputs = AttentionInputs::self_attention(&xs, mask);
+        let mask = self.positioned(&inputs, longest, longest, None)?;
+        let dtype = accumulate_in(self.qkv.weight());
+        let [q, k, v] = self.project(&inputs, dtype, Places { rows: Some(starts), ..Places::default() })?;
+        let inputs = AttentionInputs { mask: &mask, ..inputs };
+        let options = self.sdpa_options(&inputs, &AttentionOptions::default());
+        let Some(context) = attend_rows([&q, &k, &v], starts, &options)? else { return Ok(None) };
+        let (_, tokens, h, d_v) = context.dims4()?;
+        let output = self.o_proj.forward(&context.reshape((1, tokens, h * d_v))?, xs.dtype())?;
+        Ok(Some(output.squeeze(0)?))
+    }
+}
