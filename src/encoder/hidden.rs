@@ -20,6 +20,23 @@ impl Hidden {
         })
     }
 
+    /// The same padded on the right, `(b, s, width)`.
+    pub fn padded(&self) -> Result<Tensor> {
+        if self.tokens.rank() == 3 {
+            return Ok(self.tokens.clone());
+        }
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        let starts = starts(&self.lengths);
+        // Past a text's end its last token is repeated: any number that is finite does.
+        let place = |i: usize| (0..longest).map(move |j| (i, j));
+        let places = (0..self.lengths.len()).flat_map(place).map(|(i, j)| match self.lengths[i] {
+            0 => 0,
+            length => (starts[i] + j.min(length - 1)) as u32,
+        });
+        let places = Tensor::from_iter(places, self.tokens.device())?;
+        Ok(self.tokens.index_select(&places, 0)?.reshape((self.lengths.len(), longest, self.tokens.dim(1)?))?)
+    }
+
     /// The first token of each text, `(b, width)`.
     pub fn first(&self) -> Result<Tensor> {
         if let Some(empty) = self.lengths.iter().position(|length| *length == 0) {
@@ -62,4 +79,17 @@ pub(super) fn wide(dtype: DType) -> DType {
 /// Rows of numbers on the CPU, in f32.
 pub(super) fn rows(xs: &Tensor) -> Result<Vec<Vec<f32>>> {
     Ok(xs.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_padded_with_numbers_of_their_own() {
+        let tokens = Tensor::new(&[[1f32], [2.], [3.], [4.]], &Device::Cpu).unwrap();
+        let hidden = Hidden { tokens, lengths: vec![1, 0, 3] };
+        let padded = hidden.padded().unwrap().squeeze(2).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(padded, [[1., 1., 1.], [1., 1., 1.], [2., 3., 4.]]);
+    }
 }

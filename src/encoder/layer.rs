@@ -85,32 +85,44 @@ impl Layer {
         observe: Option<&Observe>,
     ) -> Result<(Tensor, Option<Observed>)> {
         let own = mask.clone().and(self.mask.clone());
-        let train = options.train;
         let mut seen = None;
-        let mut attend = |xs: &Tensor| -> Result<Tensor> {
+        let attend = |xs: &Tensor| -> Result<Tensor> {
             let inputs = AttentionInputs::self_attention(xs, &own);
-            let output = match observe {
+            Ok(match observe {
                 Some(what) => {
                     let observed = self.attention.observe(&inputs, options, what)?;
                     seen.insert(observed).output.clone()
                 }
                 None => self.attention.attend_with(&inputs, options)?.output,
-            };
-            drop_out(&output, self.dropout, train)
+            })
         };
+        let output = self.around(xs, attend, options.train)?;
+        Ok((output, seen))
+    }
+
+    /// As [`forward`](Self::forward) on texts of these lengths that lie one after the other, `(1, tokens, hidden)`.
+    pub fn forward_texts(&self, xs: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+        let attend =
+            |xs: &Tensor| Ok(self.attention.attend_ragged(&xs.squeeze(0)?, lengths, &self.mask)?.unsqueeze(0)?);
+        self.around(xs, attend, false)
+    }
+
+    /// All of the layer around its attention.
+    fn around(&self, xs: &Tensor, mut attend: impl FnMut(&Tensor) -> Result<Tensor>, train: bool) -> Result<Tensor> {
+        let mut attend = |xs: &Tensor| drop_out(&attend(xs)?, self.dropout, train);
         let feed = |xs: &Tensor| drop_out(&self.feed_forward.forward(xs)?, self.dropout, train);
-        let norm = |xs: &Tensor, norm: Option<&LayerNorm>| norm.map_or(Ok(xs.clone()), |norm| norm.forward(xs));
+        let norm = |xs: &Tensor, norm: Option<&LayerNorm>| norm.map_or(Ok(xs.clone()), |norm| Ok(norm.forward(xs)?));
         let (first, second) = (self.attention_norm.as_ref(), Some(&self.output_norm));
         if self.pre_norm {
             let xs = (xs + attend(&norm(xs, first)?)?)?;
-            return Ok(((&xs + feed(&norm(&xs, second)?)?)?, seen));
+            return Ok((&xs + feed(&norm(&xs, second)?)?)?);
         }
         let attended = match &self.inner_norm {
             Some(inner) => inner.forward(&(xs + attend(xs)?)?)?,
             None => attend(xs)?,
         };
         let xs = norm(&(xs + attended)?, first)?;
-        Ok((norm(&(&xs + feed(&xs)?)?, second)?, seen))
+        norm(&(&xs + feed(&xs)?)?, second)
     }
 
     pub fn runs_on_rows(&self) -> bool {

@@ -31,6 +31,7 @@ mod pipeline;
 mod pooling;
 mod prune;
 mod rows;
+mod rows_tensors;
 mod sentence;
 mod text_classifier;
 mod texts;

@@ -12,21 +12,26 @@ use crate::projection::Dense;
 use crate::slice::with_numbers;
 
 impl BertModel {
-    /// Whether [`forward_ragged`](Self::forward_ragged) can run: on the CPU, with weights that are no variables, not f64.
+    /// Whether [`forward_ragged`](Self::forward_ragged) can run: on the CPU with weights that are no variables, not f64;
+    /// on an NVIDIA GPU.
     pub fn runs_ragged(&self) -> bool {
+        self.runs_on_rows() || self.word_embeddings.device().is_cuda()
+    }
+
+    fn runs_on_rows(&self) -> bool {
         self.layers.iter().all(Layer::runs_on_rows) && self.projection.as_ref().is_none_or(Dense::can_pack)
     }
 
     /// Texts one after the other, without padding: their `ids` and segment types, and the number of tokens of each →
-    /// hidden states `(tokens, hidden_size)` in f32, whatever the dtype of the weights. A text's hidden states are
-    /// bitwise the same alone and in any batch.
+    /// hidden states `(tokens, hidden_size)` in f32, whatever the dtype of the weights. On the CPU a text's hidden states
+    /// are bitwise the same alone and in any batch.
     ///
     /// # Errors
     /// As [`forward`](Self::forward); if the model does not [run ragged](Self::runs_ragged).
     pub fn forward_ragged(&self, ids: &[u32], token_type_ids: &[u32], lengths: &[usize]) -> Result<Tensor> {
         if !self.runs_ragged() {
-            let found = "a model that is elsewhere, is trained or is f64";
-            return Err(Error::value("forward_ragged's model", found, "one on the CPU with fixed weights"));
+            let found = "a model that is trained or f64, or on another device";
+            return Err(Error::value("forward_ragged's model", found, "one on the CPU with fixed weights, or on CUDA"));
         }
         let starts = starts(lengths);
         let tokens = ids.len();
@@ -44,6 +49,13 @@ impl BertModel {
             return Err(Error::value("the longest text", longest, allowed));
         }
 
+        in_table("ids", ids, self.config.vocab_size)?;
+        if self.config.has_types() {
+            in_table("token_type_ids", token_type_ids, self.config.type_vocab_size)?;
+        }
+        if !self.runs_on_rows() {
+            return self.forward_texts(ids, token_type_ids, lengths);
+        }
         let mut hidden = self.embed_rows(ids, token_type_ids, lengths)?;
         let isa = Isa::detect()?;
         self.embeddings_norm.add_rows(isa, &mut hidden, None)?;
@@ -72,10 +84,6 @@ impl BertModel {
     }
 
     fn embed_rows_of<T: Element + WithDType>(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
-        in_table("ids", ids, self.config.vocab_size)?;
-        if self.config.has_types() {
-            in_table("token_type_ids", types, self.config.type_vocab_size)?;
-        }
         let width = self.config.embedding_size();
         let positions = self.row_positions(ids, lengths);
         let mut sums = vec![0.0; ids.len() * width];
@@ -100,7 +108,7 @@ impl BertModel {
     }
 
     /// The row of the position table for each token.
-    fn row_positions(&self, ids: &[u32], lengths: &[usize]) -> Vec<u32> {
+    pub(super) fn row_positions(&self, ids: &[u32], lengths: &[usize]) -> Vec<u32> {
         let uncounted = self.config.uncounted();
         let mut ids = ids.iter();
         let mut positions = Vec::with_capacity(ids.len());

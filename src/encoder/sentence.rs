@@ -103,7 +103,8 @@ impl SentenceEncoder {
     pub(super) fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
         let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
         let device = hidden.tokens.device();
-        if hidden.tokens.rank() == 2 {
+        // On a GPU a few large operations cost less than many small ones.
+        if hidden.tokens.rank() == 2 && device.is_cpu() {
             let one = |i: usize| {
                 let (tokens, length) = (hidden.text(i)?.unsqueeze(0)?, hidden.lengths[i]);
                 let counts = Tensor::from_iter(counts(length, length), device)?.unsqueeze(0)?;
@@ -111,9 +112,10 @@ impl SentenceEncoder {
             };
             return (0..hidden.lengths.len()).map(one).collect();
         }
-        let (b, s, _) = hidden.tokens.dims3()?;
+        let tokens = hidden.padded()?;
+        let (b, s, _) = tokens.dims3()?;
         let counts: Vec<u8> = hidden.lengths.iter().flat_map(|&length| counts(length, s)).collect();
-        let vectors = self.pipeline.forward(&hidden.tokens, &Tensor::from_vec(counts, (b, s), device)?)?;
+        let vectors = self.pipeline.forward(&tokens, &Tensor::from_vec(counts, (b, s), device)?)?;
         (0..b).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect()
     }
 
