@@ -10,6 +10,7 @@ mod structure;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
+use dense::Band;
 pub(crate) use dense::{DenseMask, lowest_finite};
 
 /// Which keys each query may attend to.
@@ -63,6 +64,15 @@ pub(crate) enum Part {
         slopes: Vec<f64>,
         symmetric: bool,
     },
+}
+
+/// A mask by a query's place: keys seen before and after it, and what distances take from the scores, a slope a head and
+/// whether keys after the query are as far as those before.
+#[derive(Debug, Default)]
+pub(crate) struct Sliding {
+    pub left: Option<usize>,
+    pub right: Option<usize>,
+    pub distances: Option<(Vec<f64>, bool)>,
 }
 
 impl AttentionMask {
@@ -215,6 +225,22 @@ impl AttentionMask {
         let [Part::Padding(lengths)] = padding[..] else { return None };
         let rest = Self { parts: rest.into_iter().cloned().collect() };
         rest.is_band().then_some((lengths, rest))
+    }
+
+    /// Causal masks, windows and distances together; `None` if there is anything else.
+    pub(crate) fn as_sliding(&self) -> Option<Sliding> {
+        let band = Band::of(&self.parts).unwrap_or(Band { left: None, right: None });
+        let mut sliding = Sliding { left: band.left, right: band.right, distances: None };
+        for part in &self.parts {
+            match part {
+                Part::Causal | Part::Window { .. } => {}
+                Part::Distances { slopes, symmetric } if sliding.distances.is_none() => {
+                    sliding.distances = Some((slopes.clone(), *symmetric));
+                }
+                _ => return None,
+            }
+        }
+        Some(sliding)
     }
 
     fn part(part: Part) -> Self {

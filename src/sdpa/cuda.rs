@@ -8,7 +8,7 @@ use crate::error::Result;
 
 /// Why the kernels cannot run a call, `None` if they can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let elsewhere = (call.place != Place::Cuda, "the tensors are not on an NVIDIA GPU");
+    let elsewhere = (!matches!(call.place, Place::Cuda { .. }), "the tensors are not on an NVIDIA GPU");
     // More do not fit into registers.
     let large = (call.d.max(call.d_v) > 256, "a head has more than 256 numbers");
     first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason([large]))

@@ -5,6 +5,7 @@
 mod cpu;
 mod cuda;
 mod eager;
+mod flash;
 mod metal;
 mod plan;
 mod rows;
@@ -87,7 +88,10 @@ pub struct Attended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Cpu,
-    Cuda,
+    /// Its compute capability, 80 for 8.0.
+    Cuda {
+        capability: u32,
+    },
     Metal,
 }
 
@@ -95,10 +99,21 @@ impl Place {
     pub(crate) fn of(device: &Device) -> Self {
         match device {
             Device::Cpu => Self::Cpu,
-            Device::Cuda(_) => Self::Cuda,
+            Device::Cuda(device) => Self::Cuda { capability: capability(device) },
             Device::Metal(_) => Self::Metal,
         }
     }
+}
+
+#[cfg(feature = "cuda")]
+fn capability(device: &candle_core::CudaDevice) -> u32 {
+    // A device that does not say is as old as can be.
+    crate::kernels::cuda::gpu(device).map_or(0, |gpu| gpu.capability)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn capability(_: &candle_core::CudaDevice) -> u32 {
+    0
 }
 
 /// The sizes and properties of a call from which a plan is made.
@@ -141,6 +156,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Resu
         Backend::Eager => eager::attend(q, k, v, &call, options),
         Backend::Cpu => Ok(Attended { output: cpu::attend([q, k, v], None, &call, options)?, weights: None }),
         Backend::Cuda => Ok(Attended { output: cuda::attend([q, k, v], None, &call, options)?, weights: None }),
+        Backend::FlashAttn => Ok(Attended { output: flash::attend([q, k, v], None, &call, options)?, weights: None }),
         Backend::Metal => metal::attend(q, k, v, &call, options),
     }
 }

@@ -2,7 +2,7 @@ use std::fmt;
 
 use candle_core::DType;
 
-use super::{Call, SdpaOptions, cpu, cuda, eager, metal};
+use super::{Call, SdpaOptions, cpu, cuda, eager, flash, metal};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 
@@ -14,7 +14,10 @@ pub enum Backend {
     Eager,
     /// The fused CPU kernel.
     Cpu,
-    /// Fused attention on NVIDIA GPUs.
+    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows.
+    FlashAttn,
+    /// The crate's own fused kernels on NVIDIA GPUs: f16, bf16 and f32, any mask, heads of up to 256 numbers. They are
+    /// compiled when a shape is first met, which takes about a second.
     Cuda,
     /// Candle's fused attention on Apple GPUs.
     Metal,
@@ -22,7 +25,7 @@ pub enum Backend {
 
 impl Backend {
     /// The fastest first.
-    const ALL: [Self; 4] = [Self::Cpu, Self::Cuda, Self::Metal, Self::Eager];
+    const ALL: [Self; 5] = [Self::Cpu, Self::FlashAttn, Self::Cuda, Self::Metal, Self::Eager];
 }
 
 impl fmt::Display for Backend {
@@ -30,6 +33,7 @@ impl fmt::Display for Backend {
         f.write_str(match self {
             Self::Eager => "eager",
             Self::Cpu => "cpu",
+            Self::FlashAttn => "flash-attn",
             Self::Cuda => "cuda",
             Self::Metal => "metal",
         })
@@ -41,7 +45,7 @@ impl std::str::FromStr for Backend {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|backend| backend.to_string() == name);
-        found.ok_or_else(|| Error::value("the backend", name, "eager, cpu, cuda or metal"))
+        found.ok_or_else(|| Error::value("the backend", name, "eager, cpu, flash-attn, cuda or metal"))
     }
 }
 
@@ -89,6 +93,7 @@ impl Plan {
         let against = |backend: Backend| match backend {
             Backend::Eager => None,
             Backend::Cpu => cpu::reason_against(call, options),
+            Backend::FlashAttn => flash::reason_against(call, options),
             Backend::Cuda => cuda::reason_against(call, options),
             Backend::Metal => metal::reason_against(call, options),
         };
@@ -108,6 +113,7 @@ impl Plan {
         let (instructions, scratch_bytes) = match backend {
             // An instruction set that was asked for and is not there is a mistake to be told, not to be worked around.
             Backend::Cpu => (Some(Isa::detect()?.name()), cpu::scratch_bytes(call, options)),
+            Backend::FlashAttn => (None, flash::scratch_bytes(call)),
             Backend::Cuda => (None, cuda::scratch_bytes(call, options)),
             Backend::Metal => (None, metal::scratch_bytes(call, options)),
             Backend::Eager => (None, eager::scratch_bytes(call, options)),

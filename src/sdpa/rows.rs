@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::plan::{Backend, Plan};
-use super::{Call, Place, SdpaOptions, cpu, cuda};
+use super::{Call, Place, SdpaOptions, cpu, cuda, flash};
 use crate::error::Result;
 use crate::mask::check::CallShape;
 
@@ -31,6 +31,7 @@ pub(crate) fn attend_rows(qkv: [&Tensor; 3], starts: &[usize], options: &SdpaOpt
     match Plan::new(&call, options)?.backend {
         Backend::Cpu => cpu::attend(qkv, Some(starts), &call, options).map(Some),
         Backend::Cuda => cuda::attend(qkv, Some(starts), &call, options).map(Some),
-        _ => Ok(None),
+        Backend::FlashAttn => flash::attend(qkv, Some(starts), &call, options).map(Some),
+        Backend::Eager | Backend::Metal => Ok(None),
     }
 }

@@ -315,7 +315,7 @@ fn a_bad_mask_is_named() {
     options.dropout = f64::NAN;
     let zeros = float(&[1, 2, 2, 4]);
     says(attend(&zeros, &zeros, &zeros, &options), &["dropout is NaN", "[0, 1)"]);
-    says("cup".parse::<Backend>(), &["the backend is cup", "eager, cpu, cuda or metal"]);
+    says("cup".parse::<Backend>(), &["the backend is cup", "eager, cpu, flash-attn, cuda or metal"]);
 }
 
 #[test]

@@ -244,7 +244,7 @@ impl Uploads {
     }
 }
 
-fn gpu(device: &CudaDevice) -> Result<Gpu> {
+pub(crate) fn gpu(device: &CudaDevice) -> Result<Gpu> {
     let stream = device.cuda_stream();
     let ask = |attribute| Ok::<_, Error>(stream.context().attribute(attribute).w()? as usize);
     let major = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -272,4 +272,31 @@ fn ptx(variant: Variant, capability: u32) -> Result<Arc<str>> {
     let ptx: Arc<str> = ptx.to_src().into();
     made.insert((variant, capability), ptx.clone());
     Ok(ptx)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs the compiler, no GPU.
+    #[test]
+    fn every_kernel_compiles() {
+        let gpus = [(75, 64), (80, 163), (89, 99), (90, 227)];
+        for (capability, kilobytes) in gpus {
+            let gpu = Gpu { capability, multiprocessors: 1, shared_memory: kilobytes << 10 };
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                for (d, d_v) in [(32, 32), (40, 40), (64, 64), (20, 72), (96, 96), (128, 128), (256, 256)] {
+                    let features = if d == 64 { vec![0, 1, 2, 4, 8, 16, 31] } else { vec![0] };
+                    for features in features {
+                        for rows in [1, 1000] {
+                            let shape = Shape { dtype, d, d_v, jobs: 8, rows, features: Features(features) };
+                            let variant = Variant::of(shape, gpu).unwrap();
+                            let ptx = ptx(variant, capability).unwrap();
+                            assert!(ptx.contains(".entry attention"), "{}", variant.name());
+                        }
+                    }
+                }
+            }
+        }
+    }
 }

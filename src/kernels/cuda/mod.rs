@@ -9,7 +9,7 @@ mod params;
 mod variant;
 
 #[cfg(feature = "cuda")]
-pub(crate) use launch::Launch;
+pub(crate) use launch::{Launch, gpu};
 pub(crate) use params::Params;
 pub(crate) use variant::Features;
 #[cfg(test)]

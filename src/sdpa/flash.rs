@@ -1,0 +1,153 @@
+//! FlashAttention 2 ([Dao 2023](https://arxiv.org/abs/2307.08691)) as candle-flash-attn has it, inside what it can do.
+
+use candle_core::{DType, Tensor};
+
+use super::plan::{first_reason, no_fused_kernel};
+use super::{Call, Place, SdpaOptions};
+use crate::error::Result;
+use crate::mask::check::CallShape;
+
+/// Why it cannot run a call, `None` if it can.
+pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let Place::Cuda { capability } = call.place else {
+        return Some("the tensors are not on an NVIDIA GPU".to_string());
+    };
+    let built = [(cfg!(not(feature = "flash-attn")), "the crate was built without its feature `flash-attn`")];
+    first_reason(built).or_else(|| no_fused_kernel(call, options)).or_else(|| limits(call, options, capability))
+}
+
+/// What it cannot do, though fused kernels can.
+fn limits(call: &Call, options: &SdpaOptions, capability: u32) -> Option<String> {
+    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let half = matches!(call.dtype, DType::F16 | DType::BF16);
+    let reason = first_reason([
+        (!half, "it takes f16 and bf16 only"),
+        (capability < 80, "the GPU is older than compute capability 8.0"),
+        (call.d != call.d_v, "heads of values have another size than those of keys"),
+        (!call.d.is_multiple_of(8), "the size of a head is no multiple of 8"),
+        (call.d > 512, "a head has more than 512 numbers"),
+        (options.sinks.is_some(), "it knows no sinks"),
+        (options.appended_keys > 0, "it knows no keys outside the mask"),
+        (b > 65_535 || h > 65_535, "more than 65535 rows or heads are no grid of a GPU"),
+    ]);
+    reason.or_else(|| {
+        let Some(sliding) = options.mask.as_sliding() else {
+            return Some("its masks are causal, windows and distances only".to_string());
+        };
+        let forward = sliding.distances.as_ref().is_some_and(|(_, symmetric)| !symmetric);
+        let bounded = sliding.left.is_some() || sliding.right.is_some();
+        first_reason([
+            (forward && sliding.right != Some(0), "it counts keys after a query as far as those before"),
+            (bounded && s_q > s_kv, "there are queries before the first key"),
+        ])
+    })
+}
+
+/// The logarithms of the softmax's sums, which nobody asked for.
+pub(super) fn scratch_bytes(call: &Call) -> usize {
+    let CallShape { b, h, s_q, .. } = call.shape;
+    size_of::<f32>() * b * h * s_q
+}
+
+/// The attention of q `(b, s_q, h, d)`, k and v. In a ragged batch `b` is 1 and `rows` says where the rows start and the
+/// last one ends.
+#[cfg(feature = "flash-attn")]
+pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+    use candle_flash_attn::{flash_attn_alibi_windowed_softcap, flash_attn_varlen_alibi_windowed_softcap};
+
+    let device = qkv[0].device();
+    let [q, k, v] = [readable(qkv[0])?, readable(qkv[1])?, readable(qkv[2])?];
+    let sliding = options.mask.as_sliding().unwrap_or_default();
+    let slopes = sliding.distances.map(|(slopes, _)| slopes.into_iter().map(|slope| slope as f32).collect());
+    let slopes = slopes.map(|slopes: Vec<f32>| Tensor::new(slopes, device)).transpose()?;
+    let (slopes, left, right) = (slopes.as_ref(), sliding.left, sliding.right);
+    let scale = options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5)) as f32;
+    let softcap = options.softcap.unwrap_or(0.0) as f32;
+    let Some(rows) = rows else {
+        return Ok(flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes, scale, left, right, softcap)?);
+    };
+    let ends = Tensor::new(rows.iter().map(|start| *start as u32).collect::<Vec<_>>(), device)?;
+    let longest = call.shape.s_q;
+    let [q, k, v] = [q.squeeze(0)?, k.squeeze(0)?, v.squeeze(0)?];
+    let output = flash_attn_varlen_alibi_windowed_softcap(
+        &q, &k, &v, slopes, &ends, &ends, longest, longest, scale, left, right, softcap,
+    )?;
+    Ok(output.unsqueeze(0)?)
+}
+
+/// It reads 16 bytes at a time and looks at no address: what begins elsewhere is copied.
+#[cfg(feature = "flash-attn")]
+fn readable(t: &Tensor) -> Result<Tensor> {
+    let layout = t.layout();
+    let [steps @ .., last] = layout.stride() else { return Ok(t.clone()) };
+    let fits = *last == 1 && layout.start_offset().is_multiple_of(8) && steps.iter().all(|step| step.is_multiple_of(8));
+    Ok(if fits { t.clone() } else { t.force_contiguous()? })
+}
+
+/// Without the feature [`reason_against`] has a reason.
+#[cfg(not(feature = "flash-attn"))]
+pub(super) fn attend(_: [&Tensor; 3], _: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+    let reason = reason_against(call, options).unwrap_or_default();
+    Err(crate::error::Error::Backend { backend: super::Backend::FlashAttn.to_string(), reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::mask::AttentionMask;
+
+    fn call() -> Call {
+        Call {
+            shape: CallShape { b: 2, h: 4, s_q: 16, s_kv: 16 },
+            h_kv: 2,
+            d: 64,
+            d_v: 64,
+            dtype: DType::BF16,
+            place: Place::Cuda { capability: 80 },
+            tracks_gradient: false,
+        }
+    }
+
+    #[test]
+    fn what_it_cannot_do_goes_elsewhere() {
+        let none = AttentionMask::none();
+        let reason = |call: Call, mask: &AttentionMask| limits(&call, &SdpaOptions::new(mask), 80).unwrap_or_default();
+        assert_eq!(reason(call(), &none), "");
+        assert_eq!(reason(Call { d: 72, d_v: 72, ..call() }, &none), "");
+        assert!(reason(Call { dtype: DType::F32, ..call() }, &none).contains("f16 and bf16"));
+        assert!(reason(Call { d_v: 32, ..call() }, &none).contains("another size"));
+        assert!(reason(Call { d: 20, d_v: 20, ..call() }, &none).contains("multiple of 8"));
+        assert!(reason(Call { d: 520, d_v: 520, ..call() }, &none).contains("512"));
+        let many = CallShape { b: 70_000, ..call().shape };
+        assert!(reason(Call { shape: many, ..call() }, &none).contains("65535"));
+        assert!(limits(&call(), &SdpaOptions::new(&none), 75).unwrap().contains("8.0"));
+        let sinks = Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap();
+        let with = SdpaOptions { sinks: Some(&sinks), ..SdpaOptions::new(&none) };
+        assert!(limits(&call(), &with, 80).unwrap().contains("sinks"));
+        let with = SdpaOptions { appended_keys: 1, ..SdpaOptions::new(&none) };
+        assert!(limits(&call(), &with, 80).unwrap().contains("outside the mask"));
+
+        let more_queries = Call { shape: CallShape { s_q: 17, ..call().shape }, ..call() };
+        assert_eq!(reason(more_queries, &none), "");
+        assert!(reason(more_queries, &AttentionMask::causal()).contains("before the first key"));
+        let slopes = |symmetric| AttentionMask::distances(vec![0.5; 4], symmetric);
+        assert_eq!(reason(call(), &slopes(true)), "");
+        assert_eq!(reason(call(), &slopes(false).and(AttentionMask::causal())), "");
+        assert!(reason(call(), &slopes(false)).contains("as far as"));
+        assert!(reason(call(), &slopes(true).and(slopes(true))).contains("masks"));
+        for mask in [AttentionMask::lengths(&[3, 4]), AttentionMask::padding(&[3, 4])] {
+            assert!(reason(call(), &mask).contains("masks"), "{mask}");
+        }
+    }
+
+    #[test]
+    fn elsewhere_or_unbuilt_it_says_so() {
+        let none = AttentionMask::none();
+        let options = SdpaOptions::new(&none);
+        let on_cpu = Call { place: Place::Cpu, ..call() };
+        assert!(reason_against(&on_cpu, &options).unwrap().contains("NVIDIA"));
+        assert_eq!(reason_against(&call(), &options).is_some(), cfg!(not(feature = "flash-attn")));
+    }
+}
