@@ -1,6 +1,8 @@
-//! Our side of the comparison that `compare.py` beside this file runs: it is told what to do line by line on standard
+//! Our side of the comparisons that `compare.py` and `gpu.py` beside this file run: it is told what to do line by line on standard
 //! input, so that both sides can take turns in one run.
 //!
+//! - `device NAME`: `cpu`, as it is at first, or `cuda`, for all that follows
+//! - `backend NAME`: the backend that layers are forced to take from then on, `any` for none
 //! - `layer CHECKPOINT HEADS INPUT DTYPE`: an attention layer and its input (`query` and perhaps `lengths`)
 //! - `encoder FOLDER INPUT DTYPE`: a BERT model and its input (`ids` and perhaps `lengths`)
 //! - `candle FOLDER INPUT DTYPE`: the same with candle-transformers' model
@@ -14,7 +16,7 @@ use std::time::Instant;
 
 use candle_attention::checkpoint::{Checkpoint, infer_config};
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
-use candle_attention::{AttentionMask, MultiHeadAttention};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -22,18 +24,33 @@ type Work = Box<dyn Fn() -> Result<Tensor>>;
 
 const CPU: Device = Device::Cpu;
 
+/// Where things run.
+struct Place {
+    device: Device,
+    backend: Option<Backend>,
+}
+
 fn main() -> Result<()> {
+    let mut place = Place { device: CPU, backend: None };
     let mut work: Work = Box::new(|| Err("nothing to run yet".into()));
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split('\t').collect();
         let said = match words[..] {
+            ["device", name] => {
+                place.device = if name == "cuda" { Device::new_cuda(0)? } else { CPU };
+                "ready".to_string()
+            }
+            ["backend", name] => {
+                place.backend = if name == "any" { None } else { Some(name.parse()?) };
+                "ready".to_string()
+            }
             ["layer", checkpoint, heads, input, dtype] => {
-                work = layer(checkpoint, heads.parse()?, input, dtype_of(dtype)?)?;
+                work = layer(&place, checkpoint, heads.parse()?, input, dtype_of(dtype)?)?;
                 "ready".to_string()
             }
             ["encoder", folder, input, dtype] => {
-                work = encoder(folder, input, dtype_of(dtype)?)?;
+                work = encoder(&place.device, folder, input, dtype_of(dtype)?)?;
                 "ready".to_string()
             }
             ["candle", folder, input, dtype] => {
@@ -49,6 +66,7 @@ fn main() -> Result<()> {
                 let seconds = (0..times).map(|_| {
                     let start = Instant::now();
                     let output = work()?;
+                    place.device.synchronize()?;
                     let seconds = start.elapsed().as_secs_f64();
                     std::hint::black_box(output);
                     Ok(seconds.to_string())
@@ -56,7 +74,7 @@ fn main() -> Result<()> {
                 seconds.collect::<Result<Vec<_>>>()?.join(" ")
             }
             ["save", path] => {
-                let output = work()?.to_dtype(DType::F32)?;
+                let output = work()?.to_dtype(DType::F32)?.to_device(&CPU)?;
                 candle_core::safetensors::save(&HashMap::from([("output", output)]), path)?;
                 "saved".to_string()
             }
@@ -85,21 +103,24 @@ fn lengths_of(input: &Checkpoint) -> Result<Option<Vec<usize>>> {
     Ok(lengths.map(|lengths| lengths.into_iter().map(|n| n as usize).collect()))
 }
 
-fn layer(checkpoint: &str, heads: usize, input: &str, dtype: DType) -> Result<Work> {
-    let source = Checkpoint::open(checkpoint)?.at("", dtype, &CPU);
+fn layer(place: &Place, checkpoint: &str, heads: usize, input: &str, dtype: DType) -> Result<Work> {
+    let device = &place.device;
+    let source = Checkpoint::open(checkpoint)?.at("", dtype, device);
     let layer = MultiHeadAttention::load(&infer_config(&source, heads)?, source)?;
     let input = Checkpoint::open(input)?;
     let (xs, lengths, mask) =
-        (input.tensor("query", &CPU)?.to_dtype(dtype)?, lengths_of(&input)?, AttentionMask::none());
+        (input.tensor("query", &CPU)?.to_dtype(dtype)?.to_device(device)?, lengths_of(&input)?, AttentionMask::none());
+    let mut options = AttentionOptions::default();
+    options.backend = place.backend;
     Ok(Box::new(move || match &lengths {
         Some(lengths) => Ok(layer.attend_ragged(&xs, lengths, &mask)?),
-        None => Ok(layer.attend(&xs, &xs, &xs, &mask)?),
+        None => Ok(layer.attend_with(&AttentionInputs::self_attention(&xs, &mask), &options)?.output),
     }))
 }
 
-fn encoder(folder: &str, input: &str, dtype: DType) -> Result<Work> {
+fn encoder(device: &Device, folder: &str, input: &str, dtype: DType) -> Result<Work> {
     let config = BertConfig::from_file(format!("{folder}/config.json"))?;
-    let model = BertModel::load(&config, &Checkpoint::open(folder)?.at("", dtype, &CPU))?;
+    let model = BertModel::load(&config, &Checkpoint::open(folder)?.at("", dtype, device))?;
     let input = Checkpoint::open(input)?;
     let ids = input.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
     let (b, s) = ids.dims2()?;
