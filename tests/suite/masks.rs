@@ -195,7 +195,7 @@ fn caps_and_sinks_under_every_mask() {
             for (dtype, tolerance) in TOLERANCES {
                 let [q, k, v] = qkv(&mut random, sizes, dtype);
                 let sinks = random.tensor(&[sizes.h], DType::F32);
-                let score = Score::Capped { scale: 0.3, cap: 0.8, sinks: &sinks };
+                let score = Score::Bent { scale: 0.3, cap: Some(0.8), sinks: Some(&sinks) };
                 let (want, want_weights) = naive::attend(&q, &k, &v, &score, &sees);
                 let mut options = SdpaOptions::new(&mask);
                 (options.scale, options.softcap, options.sinks) = (Some(0.3), Some(0.8), Some(&sinks));
