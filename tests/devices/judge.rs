@@ -44,8 +44,8 @@ pub fn at_home(tensor: &Tensor) -> Tensor {
 pub struct Verdict {
     pub judged: usize,
     wrong: Vec<String>,
-    /// The largest share of its tolerance that a result has used.
-    worst: f64,
+    /// The largest share of its tolerance that a result has used, and which.
+    worst: (f64, String),
 }
 
 impl Verdict {
@@ -69,8 +69,8 @@ impl Verdict {
                 want[i],
                 got.len()
             ));
-        } else if tolerance > 0.0 {
-            self.worst = self.worst.max(largest / tolerance);
+        } else if largest > self.worst.0 * tolerance {
+            self.worst = (largest / tolerance, name.to_string());
         }
     }
 
@@ -90,7 +90,8 @@ impl Verdict {
     /// If anything was wrong.
     pub fn end(self, device: &Device) {
         let place = device.location();
-        println!("{place:?}: {} results, at worst {:.2} of what is allowed", self.judged, self.worst);
+        let (share, name) = self.worst;
+        println!("{place:?}: {} results, at worst {share:.2} of what is allowed: {name}", self.judged);
         let count = self.wrong.len();
         assert!(count == 0, "{count} wrong on {place:?}:\n{}", self.wrong.join("\n"));
     }
