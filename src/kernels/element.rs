@@ -2,9 +2,10 @@
 
 use std::mem::MaybeUninit;
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::pairs::{Pair, PairDot};
 
 /// A stored number.
@@ -50,17 +51,31 @@ impl Element for f32 {
     }
 }
 
+/// By the processor's instructions where `half` uses them; on Arm it asks for more than they need.
 impl Element for f16 {
+    #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
+        #[cfg(target_arch = "aarch64")]
+        neon::widen_f16(from, to);
+        #[cfg(not(target_arch = "aarch64"))]
+        half::slice::HalfFloatSliceExt::convert_to_f32_slice(from, to);
     }
+    #[inline(always)]
     fn narrow(from: &[f32], to: &mut [MaybeUninit<Self>]) {
-        const AT_ONCE: usize = 64;
-        let mut narrow = [f16::ZERO; AT_ONCE];
-        for (from, to) in from.chunks(AT_ONCE).zip(to.chunks_mut(AT_ONCE)) {
-            narrow[..from.len()].convert_from_f32_slice(from);
-            to.iter_mut().zip(narrow).for_each(|(to, narrow)| _ = to.write(narrow));
-        }
+        #[cfg(target_arch = "aarch64")]
+        neon::narrow_to_f16(from, to);
+        #[cfg(not(target_arch = "aarch64"))]
+        narrow_by_half(from, to);
+    }
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn narrow_by_half(from: &[f32], to: &mut [MaybeUninit<f16>]) {
+    const AT_ONCE: usize = 64;
+    let mut narrow = [f16::ZERO; AT_ONCE];
+    for (from, to) in from.chunks(AT_ONCE).zip(to.chunks_mut(AT_ONCE)) {
+        half::slice::HalfFloatSliceExt::convert_from_f32_slice(&mut narrow[..from.len()], from);
+        to.iter_mut().zip(narrow).for_each(|(to, narrow)| _ = to.write(narrow));
     }
 }
 
@@ -130,5 +145,45 @@ fn bf16_is_rounded_as_by_half() {
         let mut wide = [0.0];
         bf16::widen(&[narrow], &mut wide);
         assert!(wide[0] == narrow.to_f32() || narrow.is_nan() && wide[0].is_nan(), "{narrow}");
+    }
+}
+
+/// Every f16, and around each the f32 that lie next to it and next to the middle between it and the next: by the
+/// conversion of vectors and by that of what is left over.
+#[cfg(test)]
+#[test]
+fn f16_is_converted_as_by_half() {
+    let same = |ours: f16, theirs: f16| ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan();
+    for bits in 0..=u16::MAX {
+        let narrow = f16::from_bits(bits);
+        let wide = narrow.to_f32();
+        let mut ours = [0.0; 21];
+        f16::widen(&[narrow; 21], &mut ours);
+        assert!(
+            ours.iter().all(|x| x.to_bits() == wide.to_bits() || x.is_nan() && wide.is_nan()),
+            "{bits:x}: {ours:?}"
+        );
+        let middle = wide.to_bits() & 0xffff_e000 | 0x1000;
+        for center in [wide.to_bits(), middle, u32::from(bits) << 16] {
+            let xs: [f32; 21] = std::array::from_fn(|i| f32::from_bits(center.wrapping_add(i as u32).wrapping_sub(10)));
+            let mut ours = [MaybeUninit::new(f16::ZERO); 21];
+            f16::narrow(&xs, &mut ours);
+            for (x, ours) in xs.iter().zip(ours) {
+                // SAFETY: it was written above.
+                let (ours, theirs) = (unsafe { ours.assume_init() }, f16::from_f32(*x));
+                assert!(same(ours, theirs), "{x:e} becomes {ours:e}, by half {theirs:e}");
+            }
+        }
+    }
+    // Between subnormal numbers, where the middles lie elsewhere, and the overflow.
+    let ulp = 2f32.powi(-24);
+    for i in 0..4 * 1024 {
+        let middle = (i as f32 + 0.5) * ulp;
+        for x in [middle, middle.next_up(), middle.next_down(), 65520.0, 65519.996, f32::MIN_POSITIVE, f32::MAX] {
+            let mut ours = [MaybeUninit::new(f16::ZERO)];
+            f16::narrow(&[-x], &mut ours);
+            // SAFETY: it was written above.
+            assert!(same(unsafe { ours[0].assume_init() }, f16::from_f32(-x)), "{x:e}");
+        }
     }
 }

@@ -1,6 +1,10 @@
 //! NEON, which every 64-bit Arm processor that Rust supports has.
 
 use std::arch::aarch64::*;
+use std::arch::asm;
+use std::mem::MaybeUninit;
+
+use half::f16;
 
 use super::simd::Simd;
 
@@ -97,5 +101,49 @@ unsafe impl Simd for Neon {
     unsafe fn store(self, to: *mut f32, a: float32x4_t) {
         // SAFETY: the caller promises room for 4 numbers; `self` is the proof.
         unsafe { vst1q_f32(to, a) }
+    }
+}
+
+/// f16 to f32; both slices are of one length. The instruction is NEON's own, unlike arithmetic in f16, but has no
+/// intrinsic on stable Rust.
+#[inline(always)]
+pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
+    in_fours(from, to, f16::ZERO, |from| {
+        let mut to = [0.0; 4];
+        // SAFETY: every target of this architecture with a standard library has NEON; four numbers are read and written.
+        unsafe {
+            let wide: float32x4_t;
+            let from = vld1_u16(from.as_ptr().cast());
+            asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) from, options(pure, nomem, nostack));
+            vst1q_f32(to.as_mut_ptr(), wide);
+        }
+        to
+    });
+}
+
+/// f32 to the nearest f16, ties to even; both slices are of one length.
+#[inline(always)]
+pub(super) fn narrow_to_f16(from: &[f32], to: &mut [MaybeUninit<f16>]) {
+    in_fours(from, to, 0.0, |from| {
+        let mut to = [f16::ZERO; 4];
+        // SAFETY: as above.
+        unsafe {
+            let narrow: uint16x4_t;
+            let from = vld1q_f32(from.as_ptr());
+            asm!("fcvtn {0:v}.4h, {1:v}.4s", out(vreg) narrow, in(vreg) from, options(pure, nomem, nostack));
+            vst1_u16(to.as_mut_ptr().cast(), narrow);
+        }
+        to.map(MaybeUninit::new)
+    });
+}
+
+/// Converts four at a time, the last ones filled up with `zero`.
+#[inline(always)]
+fn in_fours<A: Copy, B: Copy>(from: &[A], to: &mut [B], zero: A, convert: impl Fn(&[A; 4]) -> [B; 4]) {
+    let ((from, from_rest), (to, to_rest)) = (from.as_chunks(), to.as_chunks_mut());
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = convert(from));
+    if !from_rest.is_empty() {
+        let last = std::array::from_fn(|i| from_rest.get(i).copied().unwrap_or(zero));
+        to_rest.copy_from_slice(&convert(&last)[..to_rest.len()]);
     }
 }

@@ -11,10 +11,10 @@ pub type Sees<'a> = &'a dyn Fn(usize, usize, usize, usize) -> Option<f64>;
 pub enum Score<'a> {
     Dot(f64),
     /// `cap · tanh(score / cap)` of a dot product, and a score `(h)` without a value beside the keys.
-    Capped {
+    Bent {
         scale: f64,
-        cap: f64,
-        sinks: &'a Tensor,
+        cap: Option<f64>,
+        sinks: Option<&'a Tensor>,
     },
     /// `scale · Σ w · tanh(q + k)` with w `(h, d)`.
     Additive(&'a Tensor, f64),
@@ -26,7 +26,8 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, score: &Score, sees: Sees) -> 
     let (b, s_q, h, d) = q.dims4().unwrap();
     let (_, s_kv, h_kv, d_v) = v.dims4().unwrap();
     let (q, k, v) = (numbers(q), numbers(k), numbers(v));
-    let sinks = if let Score::Capped { sinks, .. } = score { numbers(sinks) } else { vec![f64::NEG_INFINITY; h] };
+    let sinks =
+        if let Score::Bent { sinks: Some(sinks), .. } = score { numbers(sinks) } else { vec![f64::NEG_INFINITY; h] };
     let w = if let Score::Additive(w, _) = score { numbers(w) } else { Vec::new() };
     let mut output = vec![0.0; b * s_q * h * d_v];
     let mut weights = vec![0.0; b * h * s_q * s_kv];
@@ -35,18 +36,20 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, score: &Score, sees: Sees) -> 
         let q_row = &q[((bi * s_q + i) * h + hi) * d..][..d];
         let scores: Vec<Option<f64>> = (0..s_kv)
             .map(|j| {
+                let bias = sees(bi, hi, i, j)?;
                 let k_row = &k[((bi * s_kv + j) * h_kv + kv_head) * d..][..d];
                 let pairs = q_row.iter().zip(k_row);
                 let score = match score {
                     Score::Dot(scale) => scale * pairs.map(|(q, k)| q * k).sum::<f64>(),
-                    Score::Capped { scale, cap, .. } => {
-                        cap * (scale * pairs.map(|(q, k)| q * k).sum::<f64>() / cap).tanh()
+                    Score::Bent { scale, cap, .. } => {
+                        let score = scale * pairs.map(|(q, k)| q * k).sum::<f64>();
+                        cap.map_or(score, |cap| cap * (score / cap).tanh())
                     }
                     Score::Additive(_, scale) => {
                         scale * pairs.zip(&w[hi * d..]).map(|((q, k), w)| w * (q + k).tanh()).sum::<f64>()
                     }
                 };
-                sees(bi, hi, i, j).map(|bias| score + bias)
+                Some(score + bias)
             })
             .collect();
         let max = scores.iter().flatten().copied().fold(sinks[hi], f64::max);

@@ -11,12 +11,25 @@ use candle_attention::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Golden, Random, assert_close, fixture, numbers, says};
+use crate::common::{Golden, Random, assert_close, assert_within, fixture, numbers, says};
 
 const CPU: Device = Device::Cpu;
 const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
 
-/// A layer with fixed weights.
+/// What is allowed, as a share of the largest output. Both results are rounded at their end, by up to 2^-11 in f16 and
+/// 2^-8 in bf16. In bf16, with instructions for it, the queries, keys, values, weights and heads' results of one are
+/// rounded too: together less than twice 2^-8 has been seen, and four times is allowed.
+const TOLERANCES: [(DType, f64); 4] =
+    [(DType::F64, 1e-11), (DType::F32, 2e-5), (DType::F16, 2.0 / 2048.0), (DType::BF16, 4.0 / 256.0)];
+
+#[track_caller]
+fn assert_near(what: &str, got: &Tensor, want: &Tensor) {
+    let (_, tolerance) = TOLERANCES.into_iter().find(|(dtype, _)| *dtype == got.dtype()).unwrap();
+    let largest = numbers(want).into_iter().map(f64::abs).fold(0.0, f64::max);
+    assert_within(&format!("{what} in {:?}", got.dtype()), got, want, tolerance * largest);
+}
+
+/// A layer with fixed weights, which keep the size of what they are multiplied with.
 fn frozen(config: &AttentionConfig, dtype: DType) -> MultiHeadAttention {
     let map = VarMap::new();
     MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
@@ -25,7 +38,11 @@ fn frozen(config: &AttentionConfig, dtype: DType) -> MultiHeadAttention {
         let data = map.data().lock().unwrap();
         let mut names: Vec<_> = data.keys().cloned().collect();
         names.sort();
-        names.into_iter().map(|name| (name.clone(), random.tensor(data[&name].dims(), DType::F32))).collect()
+        let mut tensor = |dims: &[usize]| {
+            let factor = dims.last().map_or(1.0, |n| (3.0 / *n as f64).sqrt());
+            (random.tensor(dims, DType::F32) * factor).unwrap()
+        };
+        names.into_iter().map(|name| (name.clone(), tensor(data[&name].dims()))).collect()
     };
     MultiHeadAttention::load(config, VarBuilder::from_tensors(tensors, dtype, &CPU)).unwrap()
 }
@@ -60,15 +77,16 @@ fn a_ragged_batch_equals_its_rows_alone() {
         let config = config.clone().with_position(position.clone());
         // With limited scores the pass over plain numbers is not taken, but the one over tensors.
         let capped = config.clone().with_softcap(0.8);
-        [(config.clone(), DType::F32, 2e-5), (config, DType::BF16, 8e-2), (capped, DType::F32, 2e-5)]
+        [(config.clone(), DType::F32), (config.clone(), DType::F16), (config, DType::BF16), (capped, DType::F32)]
     });
-    for (config, dtype, tolerance) in positioned.chain([
-        (plain.clone(), DType::F32, 2e-5),
-        (config.clone(), DType::F32, 2e-5),
-        (config.clone(), DType::F64, 1e-11),
-        (config.clone(), DType::BF16, 4e-2),
-        (plain.clone().with_add_zero_attn(true), DType::F32, 2e-5),
-        (plain.with_scoring(Scoring::Additive).with_add_bias_kv(true), DType::F32, 2e-5),
+    for (config, dtype) in positioned.chain([
+        (plain.clone(), DType::F32),
+        (config.clone(), DType::F32),
+        (config.clone(), DType::F64),
+        (config.clone(), DType::F16),
+        (config.clone(), DType::BF16),
+        (plain.clone().with_add_zero_attn(true), DType::F32),
+        (plain.with_scoring(Scoring::Additive).with_add_bias_kv(true), DType::F32),
     ]) {
         let layer = frozen(&config, dtype);
         let xs = Random::new(61).tensor(&[tokens, 24], dtype);
@@ -80,7 +98,7 @@ fn a_ragged_batch_equals_its_rows_alone() {
                 let inputs = AttentionInputs::self_attention(&row, &mask);
                 let options = AttentionOptions::default().with_backend(Backend::Eager);
                 let want = layer.attend_with(&inputs, &options).unwrap().output.squeeze(0).unwrap();
-                assert_close(&format!("{config:?} {mask}"), &got, &want, tolerance);
+                assert_near(&format!("{config:?} {mask}"), &got, &want);
             }
         }
     }
@@ -113,7 +131,7 @@ fn a_row_keeps_its_bits() {
 fn padding_is_taken_off_and_put_back() {
     let mut random = Random::new(64);
     let config = AttentionConfig::new(48, 4);
-    for (dtype, tolerance) in [(DType::F32, 2e-5), (DType::F16, 5e-2), (DType::BF16, 4e-1)] {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
         let layer = frozen(&config, dtype);
         let xs = random.tensor(&[4, 20, 48], dtype);
         for mask in [AttentionMask::none(), AttentionMask::causal(), AttentionMask::window(Some(4), Some(2))] {
@@ -123,7 +141,7 @@ fn padding_is_taken_off_and_put_back() {
             let run = |options: AttentionOptions| layer.attend_with(&inputs, &options).unwrap();
             let want = run(AttentionOptions::default().with_backend(Backend::Eager)).output;
             let got = run(AttentionOptions::default()).output;
-            assert_close(&format!("{mask} in {dtype:?}"), &got, &want, tolerance);
+            assert_near(&mask.to_string(), &got, &want);
             let weights = run(AttentionOptions::default().with_weights(true)).weights.unwrap();
             assert!(numbers(&weights.narrow(0, 1, 1).unwrap().narrow(2, 3, 17).unwrap()).iter().all(|w| *w == 0.0));
             // The tokens of a row have the bits that they have alone.

@@ -1,0 +1,229 @@
+//! Every kind of mask, with the same thing said as a function.
+
+use candle_attention::AttentionMask;
+use candle_core::{DType, Device, Tensor};
+
+use crate::common::{Random, numbers};
+
+/// What a query does with a key: `None` hides it, `Some(bias)` adds to its score.
+pub type Sees = Box<dyn Fn(usize, usize, usize, usize) -> Option<f64> + Send + Sync>;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    None,
+    Causal,
+    Window,
+    SlidingWindow,
+    Lengths,
+    QueryLengths,
+    Padding,
+    KeepKeys,
+    KeepQueries,
+    KeepAll,
+    KeepHeads,
+    /// One number a query: whole rows are hidden.
+    KeepRows,
+    Drop,
+    AdditiveAll,
+    AdditiveHeads,
+    AdditiveMatrix,
+    AdditiveInfinite,
+    /// The lowest finite number of the call's dtype, as Hugging Face writes it.
+    AdditiveLowest,
+    Segments,
+    Distances,
+    SymmetricDistances,
+    CausalLengths,
+    CausalDistances,
+    PaddingWindow,
+    CausalSegments,
+    Everything,
+    /// No query sees a key.
+    Nothing,
+}
+
+/// The sizes of a call that a mask is for.
+#[derive(Debug, Clone, Copy)]
+pub struct Extent {
+    pub b: usize,
+    pub h: usize,
+    pub s_q: usize,
+    pub s_kv: usize,
+}
+
+impl Kind {
+    pub const ALL: [Self; 27] = [
+        Self::None,
+        Self::Causal,
+        Self::Window,
+        Self::SlidingWindow,
+        Self::Lengths,
+        Self::QueryLengths,
+        Self::Padding,
+        Self::KeepKeys,
+        Self::KeepQueries,
+        Self::KeepAll,
+        Self::KeepHeads,
+        Self::KeepRows,
+        Self::Drop,
+        Self::AdditiveAll,
+        Self::AdditiveHeads,
+        Self::AdditiveMatrix,
+        Self::AdditiveInfinite,
+        Self::AdditiveLowest,
+        Self::Segments,
+        Self::Distances,
+        Self::SymmetricDistances,
+        Self::CausalLengths,
+        Self::CausalDistances,
+        Self::PaddingWindow,
+        Self::CausalSegments,
+        Self::Everything,
+        Self::Nothing,
+    ];
+
+    pub fn is_of_self_attention(self) -> bool {
+        matches!(self, Self::Padding | Self::PaddingWindow)
+    }
+
+    /// The mask, its tensors put where `place` puts them. The same for the same `random`.
+    pub fn make(
+        self,
+        Extent { b, h, s_q, s_kv }: Extent,
+        dtype: DType,
+        random: &mut Random,
+        place: &dyn Fn(Tensor) -> Tensor,
+    ) -> (AttentionMask, Sees) {
+        let mut of = |kind: Self| kind.make(Extent { b, h, s_q, s_kv }, dtype, random, place);
+        match self {
+            Self::SlidingWindow => return both(of(Self::Causal), of(Self::Window)),
+            Self::CausalLengths => return both(of(Self::Causal), of(Self::Lengths)),
+            Self::CausalDistances => return both(of(Self::Causal), of(Self::Distances)),
+            Self::PaddingWindow => return both(of(Self::Padding), of(Self::Window)),
+            Self::CausalSegments => return both(of(Self::Causal), of(Self::Segments)),
+            Self::Everything => {
+                let kinds = [Self::Window, Self::KeepKeys, Self::AdditiveHeads, Self::QueryLengths, Self::AdditiveAll];
+                return kinds.into_iter().map(of).reduce(both).unwrap();
+            }
+            _ => {}
+        }
+        let mut keep = |dims: &[usize], share: f64, drop: bool| {
+            let mask = random.booleans(dims, share);
+            // A 2-D mask has no dimension for queries, a 3-D one none for heads.
+            let look = match *dims {
+                [rows, keys] => lookup(&mask, [rows, 1, 1, keys]),
+                [rows, queries, keys] => lookup(&mask, [rows, 1, queries, keys]),
+                _ => lookup(&mask, dims.try_into().unwrap()),
+            };
+            let sees = when(move |b, h, i, j| (look(b, h, i, j) != 0.0) != drop);
+            match drop {
+                true => (AttentionMask::drop(&place(mask.to_dtype(DType::U32).unwrap())).unwrap(), sees),
+                false => (AttentionMask::keep(&place(mask)).unwrap(), sees),
+            }
+        };
+        // In a call of one row, that row is cut short; else the first sees nothing, the last everything.
+        let lengths: Vec<usize> =
+            (0..b).map(|row| if b == 1 { s_kv.div_ceil(2) } else { row * s_kv / (b - 1) }).collect();
+        let position = move |i: usize| i as i64 + s_kv as i64 - s_q as i64;
+        match self {
+            Self::None => (AttentionMask::none(), when(|_, _, _, _| true)),
+            Self::Causal => (AttentionMask::causal(), when(move |_, _, i, j| j as i64 <= position(i))),
+            Self::Window => {
+                let (left, right) = (s_kv / 3, 2);
+                let near =
+                    move |i: usize, j: usize| (-(left as i64)..=right as i64).contains(&(j as i64 - position(i)));
+                (AttentionMask::window(Some(left), Some(right)), when(move |_, _, i, j| near(i, j)))
+            }
+            Self::Lengths => (AttentionMask::lengths(&lengths), when(move |b, _, _, j| j < lengths[b])),
+            Self::QueryLengths => {
+                let row = |b: usize| (0..s_q).map(|i| (i * 5 + b) % (s_kv + 1)).collect();
+                let rows: Vec<Vec<usize>> = (0..b).map(row).collect();
+                (AttentionMask::query_lengths(&rows), when(move |b, _, i, j| j < rows[b][i]))
+            }
+            Self::Padding => {
+                let mask = AttentionMask::padding(&lengths);
+                (mask, when(move |b, _, i, j| i < lengths[b] && j < lengths[b]))
+            }
+            Self::KeepKeys => keep(&[b, s_kv], 0.7, false),
+            Self::KeepQueries => keep(&[b, s_q, s_kv], 0.7, false),
+            Self::KeepAll => keep(&[b, h, s_q, s_kv], 0.6, false),
+            Self::KeepHeads => keep(&[1, h, 1, s_kv], 0.6, false),
+            Self::KeepRows => keep(&[b, 1, s_q, 1], 0.5, false),
+            Self::Drop => keep(&[b, 1, s_q, s_kv], 0.4, true),
+            Self::Nothing => keep(&[1, s_kv], 0.0, false),
+            Self::AdditiveAll => additive(random.tensor(&[b, h, s_q, s_kv], DType::F32), place),
+            Self::AdditiveHeads => additive(random.tensor(&[h, 1, s_kv], dtype), place),
+            Self::AdditiveMatrix => additive(random.tensor(&[s_q, s_kv], DType::F32), place),
+            Self::AdditiveInfinite | Self::AdditiveLowest => {
+                let (dtype, lowest) = match self {
+                    Self::AdditiveInfinite => (DType::F32, f64::NEG_INFINITY),
+                    _ => (dtype, lowest_finite(dtype)),
+                };
+                let (keep, bias) = (random.booleans(&[b, 1, s_q, s_kv], 0.6), random.tensor(&[1, 1, 1, s_kv], dtype));
+                let bias = bias.broadcast_as(keep.shape()).unwrap();
+                let low = Tensor::full(lowest, keep.shape(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+                let mask = keep.where_cond(&bias, &low).unwrap();
+                let look = lookup(&mask, [b, 1, s_q, s_kv]);
+                let sees: Sees = Box::new(move |b, h, i, j| Some(look(b, h, i, j)).filter(|x| *x > lowest));
+                (AttentionMask::additive(&place(mask)).unwrap(), sees)
+            }
+            Self::Segments => {
+                let ids =
+                    |s: usize| (0..b * s).map(|i| (i % s.max(1) * 3 / s_kv.max(1) + i / s.max(1)) as u32).collect();
+                let (queries, keys): (Vec<u32>, Vec<u32>) = (ids(s_q), ids(s_kv));
+                let tensor = |ids: &[u32], s: usize| place(Tensor::from_slice(ids, (b, s), &Device::Cpu).unwrap());
+                let mask = AttentionMask::segments(&tensor(&queries, s_q), &tensor(&keys, s_kv)).unwrap();
+                (mask, when(move |b, _, i, j| queries[b * s_q + i] == keys[b * s_kv + j]))
+            }
+            Self::Distances | Self::SymmetricDistances => {
+                // Powers of two, as published: what is added is exact in f32.
+                let slopes: Vec<f64> = (0..h).map(|h| 0.5f64.powi(h as i32 + 2)).collect();
+                let symmetric = self == Self::SymmetricDistances;
+                let mask = AttentionMask::distances(slopes.clone(), symmetric);
+                let before = move |i: usize, j: usize| position(i) - j as i64;
+                let counted = move |before: i64| if symmetric { before.abs() } else { before } as f64;
+                (mask, Box::new(move |_, h, i, j| Some(-slopes[h] * counted(before(i, j)))))
+            }
+            Self::SlidingWindow
+            | Self::CausalLengths
+            | Self::CausalDistances
+            | Self::PaddingWindow
+            | Self::CausalSegments
+            | Self::Everything => unreachable!("put together above"),
+        }
+    }
+}
+
+/// What two masks let be seen together.
+fn both(a: (AttentionMask, Sees), b: (AttentionMask, Sees)) -> (AttentionMask, Sees) {
+    let ((a, sees_a), (b, sees_b)) = (a, b);
+    (a.and(b), Box::new(move |b, h, i, j| Some(sees_a(b, h, i, j)? + sees_b(b, h, i, j)?)))
+}
+
+fn when(see: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static) -> Sees {
+    Box::new(move |b, h, i, j| see(b, h, i, j).then_some(0.0))
+}
+
+fn additive(mask: Tensor, place: &dyn Fn(Tensor) -> Tensor) -> (AttentionMask, Sees) {
+    let mut dims = [1; 4];
+    dims[4 - mask.rank()..].copy_from_slice(mask.dims());
+    let look = lookup(&mask, dims);
+    (AttentionMask::additive(&place(mask)).unwrap(), Box::new(move |b, h, i, j| Some(look(b, h, i, j))))
+}
+
+/// Looks up a tensor that, as `dims`, broadcasts to `(b, h, s_q, s_kv)`.
+fn lookup(tensor: &Tensor, dims: [usize; 4]) -> impl Fn(usize, usize, usize, usize) -> f64 + Send + Sync + use<> {
+    let numbers = numbers(tensor);
+    move |b, h, i, j| {
+        let places = [b, h, i, j].into_iter().zip(dims);
+        numbers[places.fold(0, |place, (i, n)| place * n + if n == 1 { 0 } else { i })]
+    }
+}
+
+fn lowest_finite(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => f64::from(half::f16::MIN),
+        DType::BF16 => f64::from(half::bf16::MIN),
+        _ => f64::from(f32::MIN),
+    }
+}

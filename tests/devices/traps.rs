@@ -1,0 +1,70 @@
+//! Shapes that devices have limits for.
+
+use candle_attention::AttentionMask;
+use candle_attention::sdpa::{SdpaOptions, attend, plan_for};
+use candle_core::{DType, Device, Tensor};
+
+use crate::cases::DTYPES;
+use crate::common::Random;
+use crate::judge::{Verdict, What, at_home, largest};
+use crate::naive::{self, Score};
+
+/// The second and third dimension of a grid end at 65,535 on NVIDIA's devices: more rows, heads and rows, queries.
+pub fn more_rows_than_a_grid_has(device: &Device) {
+    let mut verdict = Verdict::default();
+    for (number, (b, h, s_q, s_kv)) in [(65_537, 1, 1, 2), (8_193, 8, 2, 1), (1, 1, 65_537, 2)].into_iter().enumerate()
+    {
+        let dtype = DTYPES[number];
+        let mut random = Random::new(number as u64);
+        let mut tensor = |s: usize| random.tensor(&[b, s, h, 32], dtype);
+        let [q, k, v] = [tensor(s_q), tensor(s_kv), tensor(s_kv)];
+        // The last key is hidden from half of the rows, or from the queries before it.
+        let lengths: Vec<usize> = (0..b).map(|row| s_kv - row % 2).collect();
+        let (mask, causal) = match b {
+            1 => (AttentionMask::causal(), true),
+            _ => (AttentionMask::lengths(&lengths), false),
+        };
+        let sees = |b: usize, _: usize, i: usize, j: usize| {
+            let seen = if causal { j + s_q <= i + s_kv } else { j < lengths[b] };
+            seen.then_some(0.0)
+        };
+        let (want, _) = naive::attend(&q, &k, &v, &Score::Dot(32f64.powf(-0.5)), &sees);
+        let [q, k, v] = [q, k, v].map(|t| t.to_device(device).unwrap());
+        let mut options = SdpaOptions::new(&mask);
+        let plan = plan_for(&q, &k, &v, &options).unwrap();
+        for backend in plan.rejected.iter().map(|rejected| rejected.backend).chain([plan.backend]) {
+            options.backend = Some(backend);
+            if plan_for(&q, &k, &v, &options).is_ok() {
+                let got = attend(&q, &k, &v, &options).unwrap().output;
+                let name = format!("{b} rows of {s_q} queries and {s_kv} keys, {h} heads, by {backend}");
+                verdict.compare(&name, What::Attention, dtype, &got, &want, largest(&v));
+            }
+        }
+    }
+    verdict.end(device);
+}
+
+/// A row of a batch is what it is alone: on the CPU to the bit, on others, whose products may be cut by the size of the
+/// batch, within the tolerance. Heads of one row do not lie one batch apart, so a collapsed batch would mix them.
+pub fn a_row_alone_and_in_a_batch(device: &Device) {
+    let mut verdict = Verdict::default();
+    for dtype in DTYPES {
+        let mut random = Random::new(77);
+        let mut tensor = |dims: &[usize]| random.tensor(dims, dtype).to_device(device).unwrap();
+        let [q, k, v] = [[3, 70, 4, 64], [3, 90, 2, 64], [3, 90, 2, 64]].map(|dims| tensor(&dims));
+        let mask = AttentionMask::causal();
+        let options = SdpaOptions::new(&mask);
+        let together = attend(&q, &k, &v, &options).unwrap().output;
+        for row in 0..3 {
+            let of = |t: &Tensor| t.narrow(0, row, 1).unwrap();
+            let alone = attend(&of(&q), &of(&k), &of(&v), &options).unwrap().output;
+            let name = format!("row {row} in {dtype:?}");
+            if device.is_cpu() {
+                verdict.same(&name, &alone, &of(&together));
+            }
+            let want = at_home(&of(&together)).to_dtype(DType::F64).unwrap();
+            verdict.compare(&name, What::Attention, dtype, &alone, &want, largest(&v));
+        }
+    }
+    verdict.end(device);
+}
