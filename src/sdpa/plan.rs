@@ -14,7 +14,10 @@ pub enum Backend {
     Cpu,
     /// Fused attention on NVIDIA GPUs.
     Cuda,
-    /// Candle's fused attention on Apple GPUs.
+    /// Candle's fused attention on Apple GPUs, for two or more queries in f32, f16 or bf16, head sizes 32, 64, 72, 80, 96
+    /// and 128 (in half types 256 and 512 too), under masks that hide keys; in f32 also under those that add numbers. Its
+    /// scores and softmax are f32. What else candle's kernels get wrong or lack goes to [`Eager`](Self::Eager): the plan
+    /// of a call has the reason.
     Metal,
 }
 
