@@ -7,12 +7,14 @@ mod amx;
 mod attention;
 mod batch;
 mod blocks;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
 mod blocks_pairs;
 mod core;
 mod element;
 mod exp;
 mod gelu;
 mod gemm;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
 mod gemm_pairs;
 mod heads;
 mod isa;
@@ -20,6 +22,7 @@ mod mask;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod output;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
 mod pairs;
 #[cfg(feature = "encoder")]
 mod rows;

@@ -105,7 +105,10 @@ fn attend_by(
     let output = kernel(&q, &k, &v, mask.as_ref(), causal, scale)?; // (b, h, s_q, d)
     let output = match seeing {
         // The kernel gives a query that sees nothing the mean of all values.
-        Some(seeing) => seeing.broadcast_as(output.shape())?.where_cond(&output, &output.zeros_like()?)?,
+        Some(seeing) => {
+            let zeros = Tensor::new(0f32, output.device())?.to_dtype(output.dtype())?.broadcast_as(output.shape())?;
+            seeing.broadcast_as(output.shape())?.where_cond(&output, &zeros)?
+        }
         None => output,
     };
     Ok(Attended { output: output.transpose(1, 2)?.contiguous()?, weights: None })
@@ -178,6 +181,7 @@ fn additive(mask: &DenseMask, shape: [usize; 4], dtype: DType) -> Result<Option<
         None => bias,
     };
     let (rows, heads, queries, _) = numbers.dims4()?;
-    let numbers = numbers.to_dtype(dtype)?.broadcast_as((rows, heads, queries, shape[3]))?.force_contiguous()?;
+    // Made by `where_cond`, the numbers start where their memory does.
+    let numbers = numbers.to_dtype(dtype)?.broadcast_as((rows, heads, queries, shape[3]))?.contiguous()?;
     Ok(Some(numbers.broadcast_as(&shape)?))
 }
