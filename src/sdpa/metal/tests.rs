@@ -122,11 +122,12 @@ fn seen_by_the_kernel(i: usize, s_q: usize, s_kv: usize, d: usize) -> HashSet<us
     let (bq, bk) = tiles(d);
     let (offset, tile) = (s_kv as i64 - s_q as i64, i / bq);
     let last = (((tile + 1) * bq) as i64 + offset + bk as i64 - 1) / bk as i64;
-    let masked_from = last - bq.div_ceil(bk) as i64 - i64::from(s_kv % bk != 0);
+    let uneven = !s_kv.is_multiple_of(bk);
+    let masked_from = last - bq.div_ceil(bk) as i64 - i64::from(uneven);
     let mut seen = HashSet::new();
     for block in 0..last {
         for key in block * bk as i64..(block + 1) * bk as i64 {
-            let cut = s_kv % bk != 0 && block == (s_kv / bk) as i64 && key >= s_kv as i64;
+            let cut = uneven && block == (s_kv / bk) as i64 && key >= s_kv as i64;
             if !cut && (block < masked_from || key <= i as i64 + offset) {
                 seen.insert(key as usize);
             }
@@ -237,6 +238,9 @@ fn difference(call: &Call, options: &SdpaOptions) -> f32 {
     let (k, v) =
         (random([b, keys, call.h_kv, call.d], 1.0, call.dtype), random([b, keys, call.h_kv, call.d], 2.0, call.dtype));
     assert_eq!(reason_against(call, options), None, "{}", options.mask);
+    let dense = options.mask.dense(call.shape, options.appended_keys, DType::F32, &Device::Cpu).unwrap();
+    let most = options.mask.dense_elements(call.shape, options.appended_keys);
+    assert!(dense.keep.iter().chain(&dense.bias).all(|mask| mask.elem_count() <= most), "{}", options.mask);
     let wide = |attended: Attended| attended.output.to_dtype(DType::F32).unwrap();
     let ours = wide(attend_by(kernel, &q, &k, &v, call, options).unwrap());
     let expected = wide(eager::attend(&q, &k, &v, call, options).unwrap());
