@@ -46,7 +46,8 @@ use transform::Places;
 /// [`AttentionMask`]: true = attend. A query that sees nothing gets zeros before the output projection.
 /// # Backends
 /// On the CPU, layers of fixed weights run fused kernels that keep no score matrix; whatever tracks a gradient, returns
-/// weights or drops some takes candle's differentiable operations, as do other devices. [`plan`](Self::plan) says which.
+/// weights or drops some takes candle's differentiable operations, on any device. [`Backend`](crate::Backend) has what
+/// GPUs run; [`plan`](Self::plan) says which it is for a call.
 /// # Gradients
 /// Every operation is differentiable; a parameter that is a variable gets its gradient whatever the mask or scoring.
 /// # Errors

@@ -45,6 +45,7 @@ impl Texts {
         let mut what = Observe::default().with_weights(true);
         what.heads = options.heads.clone();
         let forward = ForwardOptions::default().with_observe(&layers, &what);
+        let _place = self.gate.enter();
         // One text: nothing is padded.
         let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::none(), &forward)?;
 

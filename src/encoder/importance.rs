@@ -106,7 +106,7 @@ impl Measure<'_> {
         for (sums, mask) in self.sums.iter_mut().zip(&masks) {
             // A layer without heads has none.
             if let Some(grad) = grads.get(mask) {
-                let worth = grad.to_dtype(DType::F64)?.to_device(&Device::Cpu)?.abs()?.sum(0)?.to_vec1::<f64>()?;
+                let worth = grad.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.abs()?.sum(0)?.to_vec1::<f64>()?;
                 sums.iter_mut().zip(worth).for_each(|(sum, worth)| *sum += worth);
             }
         }
@@ -176,9 +176,11 @@ impl Measure<'_> {
 
 /// The sum over the rows of two matrices of 1 − cosine.
 fn distances(a: &Tensor, b: &Tensor) -> Result<f64> {
-    let (a, b) = (a.to_dtype(DType::F64)?, b.to_dtype(DType::F64)?);
+    // On the CPU: not every device has f64.
+    let wide = |t: &Tensor| t.to_device(&Device::Cpu)?.to_dtype(DType::F64);
+    let (a, b) = (wide(a)?, wide(b)?);
     let dot = (&a * &b)?.sum(1)?;
     let lengths = (a.sqr()?.sum(1)? * b.sqr()?.sum(1)?)?.sqrt()?.maximum(1e-30)?;
-    let cosines = (dot / lengths)?.to_device(&Device::Cpu)?.to_vec1::<f64>()?;
+    let cosines = (dot / lengths)?.to_vec1::<f64>()?;
     Ok(cosines.into_iter().map(|cosine| 1.0 - cosine).sum())
 }

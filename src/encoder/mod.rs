@@ -18,6 +18,7 @@ mod files;
 mod fill_mask;
 mod fingerprint;
 mod forward;
+mod gate;
 mod hidden;
 #[cfg(feature = "hub")]
 mod hub;

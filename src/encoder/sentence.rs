@@ -16,6 +16,9 @@ use crate::error::{Error, Result};
 /// Texts to vectors, as sentence-transformers does it: tokenizer, [`BertModel`], pooling, normalisation and maximum
 /// length are what the model's folder says.
 ///
+/// Any number of threads may share one, by reference or in an `Arc`. On an Apple GPU a few batches run at a time and the
+/// others wait for their turn.
+///
 /// ```no_run
 /// use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
 /// use candle_core::{DType, Device};

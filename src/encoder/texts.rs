@@ -7,6 +7,7 @@ use tokenizers::Encoding;
 
 use super::bert::{BertModel, in_table};
 use super::config::BertConfig;
+use super::gate::Gate;
 use super::hidden::Hidden;
 use super::options::EncodeOptions;
 use super::pipeline::{self, Module, TokenizerConfig};
@@ -24,6 +25,8 @@ pub(super) struct Texts {
     pair_types: bool,
     pub dtype: DType,
     device: Device,
+    /// How many batches run at a time.
+    pub gate: Gate,
 }
 
 /// Where in a folder the transformer itself is.
@@ -59,7 +62,8 @@ impl Texts {
             return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
         }
         let pair_types = config.has_types() && gives_types && !config.is_roberta();
-        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device: device.clone() })
+        let (device, gate) = (device.clone(), Gate::of(device));
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, gate })
     }
 
     /// Calls `run` with batches of the texts and what `model` makes of them; it gives something for each text of its
@@ -85,8 +89,10 @@ impl Texts {
             let longest = encodings[order[done]].len().max(1);
             let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
             let batch: Vec<&Encoding> = order[done..done + count].iter().map(|&i| &encodings[i]).collect();
-            let hidden = self.hidden(model, &batch)?;
-            results.extend(order[done..].iter().copied().zip(run(&batch, hidden)?));
+            let place = self.gate.enter();
+            let made = run(&batch, self.hidden(model, &batch)?)?;
+            drop(place);
+            results.extend(order[done..].iter().copied().zip(made));
             if let Some(on_progress) = options.on_progress {
                 on_progress(results.len(), order.len());
             }

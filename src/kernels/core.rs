@@ -35,6 +35,7 @@ impl<T: Element> Tokens<'_, T> {
     }
 
     /// As [`floats`](Self::floats), rounded to bf16.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     #[inline(always)]
     pub fn pairs<D: PairDot>(&self, d: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
         if i < self.count {

@@ -27,6 +27,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     }
 
     /// The numbers rounded to bf16, two a pair, by way of `buffer`, which is at least as long; zeros behind.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     #[inline(always)]
     fn to_pairs<D: PairDot>(d: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
         d.round(Self::floats(from, buffer), to);

@@ -71,6 +71,7 @@ impl Kernel for PanelWidth<'_> {
 }
 
 /// Columns a panel and the step of the pairs.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 struct PairSizes<'a>(&'a mut usize, &'a mut usize);
 
 impl PairKernel for PairSizes<'_> {
@@ -116,6 +117,7 @@ impl Isa {
     }
 
     /// Runs a kernel with the instructions for bf16, if it [has them](Self::has_pairs).
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     pub(super) fn run_pairs<K: PairKernel>(self, kernel: K) {
         match self {
             #[cfg(target_arch = "x86_64")]

@@ -7,6 +7,7 @@ mod amx;
 mod attention;
 mod batch;
 mod blocks;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
 mod blocks_pairs;
 mod core;
 #[cfg(any(test, feature = "cuda"))]
@@ -15,6 +16,7 @@ mod element;
 mod exp;
 mod gelu;
 mod gemm;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
 mod gemm_pairs;
 mod heads;
 mod isa;
@@ -22,6 +24,7 @@ mod mask;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod output;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
 mod pairs;
 #[cfg(feature = "encoder")]
 mod rows;

@@ -37,6 +37,34 @@ impl AttentionMask {
     }
 }
 
+impl AttentionMask {
+    /// How many places the tensors of [`dense`](Self::dense) have, at most.
+    pub(crate) fn dense_elements(&self, call: CallShape, always: usize) -> usize {
+        let CallShape { b, h, s_q, s_kv } = call;
+        let rows = if self.parts.iter().any(|part| matches!(part, Part::Starts(_))) { b } else { 1 };
+        let dims = |part: &Part| match part {
+            Part::Keep(mask) | Part::Drop(mask) => match *mask.dims() {
+                [b, s_kv] => [b, 1, 1, s_kv],
+                [b, s_q, s_kv] => [b, 1, s_q, s_kv],
+                _ => last_four(mask.dims()),
+            },
+            Part::Additive(mask) => last_four(mask.dims()),
+            Part::Lengths(_) => [b, 1, 1, s_kv],
+            Part::QueryLengths(_) | Part::Padding(_) | Part::Segments { .. } => [b, 1, s_q, s_kv],
+            Part::Causal | Part::Window { .. } => [rows, 1, s_q, s_kv],
+            Part::Distances { .. } => [rows, h, s_q, s_kv],
+            Part::Starts(_) => [0; 4],
+        };
+        let all = self.parts.iter().map(dims).reduce(|a, b| std::array::from_fn(|i| a[i].max(b[i])));
+        all.map_or(0, |[b, h, s_q, s_kv]| b * h * s_q * (s_kv + always))
+    }
+}
+
+/// The dimensions of a tensor with ones before them.
+fn last_four(dims: &[usize]) -> [usize; 4] {
+    std::array::from_fn(|i| (i + dims.len()).checked_sub(4).map_or(1, |i| dims[i]))
+}
+
 impl DenseMask {
     fn keep(&mut self, keep: Tensor) -> Result<()> {
         self.keep = Some(match self.keep.take() {
@@ -60,8 +88,8 @@ impl Part {
     fn add_to(&self, dense: &mut DenseMask, call: CallShape, dtype: DType, device: &Device) -> Result<()> {
         let CallShape { b, s_q, s_kv, .. } = call;
         match self {
-            Self::Keep(mask) => dense.keep(to_4d(&mask.ne(0f64)?.to_device(device)?)?),
-            Self::Drop(mask) => dense.keep(to_4d(&mask.eq(0f64)?.to_device(device)?)?),
+            Self::Keep(mask) => dense.keep(to_4d(&computable(mask)?.ne(0f64)?.to_device(device)?)?),
+            Self::Drop(mask) => dense.keep(to_4d(&computable(mask)?.eq(0f64)?.to_device(device)?)?),
             Self::Additive(mask) => {
                 // On the values, not on their gradient: which keys are hidden is no function one could derive.
                 // Not `gt`: a NaN is to be seen in the result.
@@ -90,11 +118,19 @@ impl Part {
             // Built elsewhere, from all parts together.
             Self::Causal | Self::Window { .. } | Self::Distances { .. } | Self::Starts(_) => Ok(()),
             Self::Segments { queries, keys } => {
-                let queries = queries.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, s_q, 1))?;
-                let keys = keys.to_dtype(DType::I64)?.to_device(device)?.reshape((b, 1, 1, s_kv))?;
+                let ids = |ids: &Tensor| computable(ids)?.to_dtype(DType::I64)?.to_device(device);
+                let (queries, keys) = (ids(queries)?.reshape((b, 1, s_q, 1))?, ids(keys)?.reshape((b, 1, 1, s_kv))?);
                 dense.keep(queries.broadcast_eq(&keys)?)
             }
         }
+    }
+}
+
+/// The integers where they can be compared and cast: GPUs can store i16 and i32, and no more.
+fn computable(integers: &Tensor) -> candle_core::Result<Tensor> {
+    match integers.dtype() {
+        DType::I16 | DType::I32 => integers.to_device(&Device::Cpu),
+        _ => Ok(integers.clone()),
     }
 }
 

@@ -214,6 +214,16 @@ impl AttentionMask {
         self.parts.is_empty()
     }
 
+    /// Whether it is [`causal`](Self::causal) and no more.
+    pub(crate) fn is_causal(&self) -> bool {
+        !self.is_none() && self.parts.iter().all(|part| matches!(part, Part::Causal))
+    }
+
+    /// Whether it does not only hide keys.
+    pub(crate) fn adds_numbers(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Additive(_) | Part::Distances { .. }))
+    }
+
     /// Whether nothing but causal masks and windows is in it.
     pub(crate) fn is_band(&self) -> bool {
         self.parts.iter().all(|part| matches!(part, Part::Causal | Part::Window { .. }))

@@ -142,8 +142,8 @@ pub(crate) struct Call {
 /// See [`AttentionMask`]. A fully masked row gives zeros.
 /// # Backends
 /// [`Backend::Cpu`] for f16, bf16 and f32 on the CPU, in memory that grows with `s_kv`, not `s_q · s_kv`; a row's result
-/// does not depend on what else is in the batch, to the bit. Gradients, returned weights, dropout, additive scoring, f64
-/// and other devices: [`Backend::Eager`]. [`plan_for`] tells which, and why.
+/// does not depend on what else is in the batch, to the bit. [`Backend`] has what GPUs run. Gradients, returned weights,
+/// dropout, additive scoring and f64: [`Backend::Eager`], on any device. [`plan_for`] tells which, and why.
 /// # Errors
 /// A shape or dtype that does not fit, named; a forced backend that cannot run the call.
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Attended> {

@@ -19,7 +19,10 @@ pub enum Backend {
     /// The crate's own fused kernels on NVIDIA GPUs: f16, bf16 and f32, any mask, heads of up to 256 numbers. They are
     /// compiled when a shape is first met, which takes about a second.
     Cuda,
-    /// Candle's fused attention on Apple GPUs.
+    /// Candle's fused attention on Apple GPUs, for two or more queries in f32, f16 or bf16, head sizes 32, 64, 72, 80, 96
+    /// and 128 (in half types 256 and 512 too), under masks that hide keys; in f32 also under those that add numbers. Its
+    /// scores and softmax are f32. What else candle's kernels get wrong or lack goes to [`Eager`](Self::Eager): the plan
+    /// of a call has the reason.
     Metal,
 }
 
