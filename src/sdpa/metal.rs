@@ -7,6 +7,7 @@ use std::f64::consts::{LN_2, LOG2_E};
 
 use candle_core::{DType, Tensor};
 
+use super::plan::{first_reason, no_fused_kernel};
 use super::{Attended, Call, Place, SdpaOptions};
 use crate::error::Result;
 use crate::mask::DenseMask;
@@ -24,15 +25,10 @@ const THREADGROUP_MEMORY: usize = 32 << 10;
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
     let (s_q, keys) = (call.shape.s_q, keys(call, options));
     let (masked, grouped) = (!options.mask.is_none() && !masks_by_itself(call, options), call.shape.h != call.h_kv);
-    let half = matches!(call.dtype, DType::F16 | DType::BF16);
+    let half = call.dtype != DType::F32;
     let needed = threadgroup_bytes(call.d, call.dtype);
-    let reasons = [
-        (call.place != Place::Metal, "the tensors are not on an Apple GPU"),
-        (!half && call.dtype != DType::F32, "it is for f32, f16 and bf16"),
-        (call.tracks_gradient, "a gradient is tracked, and it has none"),
-        (options.return_weights, "weights are asked for, and it never has them whole"),
-        (options.dropout > 0.0, "it does not drop weights"),
-        (options.additive.is_some(), "it scores by dot product only"),
+    let elsewhere = [(call.place != Place::Metal, "the tensors are not on an Apple GPU")];
+    let own = [
         (options.softcap.is_some(), "it does not cap scores"),
         (options.sinks.is_some(), "it has no sinks"),
         (call.d_v != call.d, "keys and values differ in head size"),
@@ -45,7 +41,7 @@ pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<Strin
         (masked && half && options.mask.adds_numbers(), "it would round what is added to the scores to the half type"),
         (masked && s_q.saturating_mul(keys) > i32::MAX as usize, "it counts the places of a mask in 32 bits"),
     ];
-    reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_string())
+    first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own))
 }
 
 /// Queries, keys and values with heads first, the output likewise, and the mask; beside queries of a half type lie the

@@ -170,7 +170,7 @@ fn the_plan_names_every_backend() {
     let plain = AttentionOptions::default();
 
     let plan = frozen.plan(&inputs, &plain).unwrap();
-    assert_eq!((plan.backend, plan.rejected.len()), (Backend::Cpu, 3));
+    assert_eq!((plan.backend, plan.rejected.len()), (Backend::Cpu, 4));
     assert!(plan.scratch_bytes > 0);
     assert!(plan.to_string().starts_with("backend cpu with "), "{plan}");
     assert!(plan.to_string().contains("not eager: cpu can run the call"), "{plan}");
