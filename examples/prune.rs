@@ -168,8 +168,11 @@ fn points(
     let all: usize = encoder.heads().iter().sum();
     println!("\n{:>7} {:>6} {:>8} {:>18}", "pruned", "heads", "cosine", "time of the whole");
     let mut points = Vec::new();
-    for tenth in 0..=10 {
-        let count = (f64::from(tenth) / 10.0 * all as f64).round() as usize;
+    let mut counts: Vec<usize> =
+        (0..=10).map(|tenth| (f64::from(tenth) / 10.0 * all as f64).round() as usize).collect();
+    // Of less than ten heads, tenths are not all different.
+    counts.dedup();
+    for count in counts {
         let pruned = encoder.prune_heads(&importance.least(count))?;
         let cosine = mean_cosine(&whole, &pruned.encode(texts, &options)?)?;
         // In turns, so that what else the machine does meets both.

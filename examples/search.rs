@@ -85,11 +85,13 @@ fn search(arguments: &Arguments) -> Result<()> {
     let mut index = Index::new(&lines.texts, encoder.embedding_size(), model)?;
     fill(&mut index, &encoder, arguments, cache.as_deref())?;
 
-    let answer = |query: &str| print(arguments, &lines, query, &nearest(arguments, &encoder, &index, query)?);
+    let asks = arguments.queries.is_empty() && std::io::stdin().is_terminal();
+    // One query, or one after the other on a terminal, is plain to see above its lines.
+    let titled = arguments.queries.len() != 1 && !asks;
+    let answer = |query: &str| print(arguments, &lines, query, &nearest(arguments, &encoder, &index, query)?, titled);
     if !arguments.queries.is_empty() {
         return arguments.queries.iter().try_for_each(|query| answer(query));
     }
-    let asks = std::io::stdin().is_terminal();
     let prompt = || {
         if asks {
             eprint!("query> ")
@@ -182,9 +184,9 @@ struct Hit<'a> {
 /// Columns of a line that are shown.
 const WIDTH: usize = 200;
 
-fn print(arguments: &Arguments, lines: &Lines, query: &str, found: &[Ranked]) -> Result<()> {
+fn print(arguments: &Arguments, lines: &Lines, query: &str, found: &[Ranked], titled: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    if !arguments.json && arguments.queries.len() > 1 {
+    if !arguments.json && titled {
         writeln!(out, "{}", shown(query, WIDTH))?;
     }
     for (rank, hit) in (1..).zip(found) {

@@ -206,7 +206,8 @@ fn report(folder: &Path, measure: Option<&Measure>) -> Result<()> {
     let Agreement { spearman, top_1_in_10 } = compare(&encoder.encode(&texts, &EncodeOptions::default())?, theirs)?;
     println!("{}: {} texts held back", folder.display(), texts.len());
     println!("Spearman's correlation of similarities with the teacher's  {spearman:.3}");
-    println!("the teacher's nearest of {GROUP} among the ten nearest       {top_1_in_10:.3}");
+    let group = format!("the teacher's nearest of {} among the ten nearest", GROUP.min(texts.len()));
+    println!("{group:<57}  {top_1_in_10:.3}");
     Ok(())
 }
 

@@ -40,6 +40,8 @@ pub fn svg(charts: &[Chart], height: u32) -> Result<String> {
 fn draw(area: &DrawingArea<SVGBackend, plotters::coord::Shift>, chart: &Chart) -> Result<()> {
     let mut context = ChartBuilder::on(area)
         .margin(16)
+        // Room for half of the last number.
+        .margin_right(32)
         .x_label_area_size(40)
         .y_label_area_size(48)
         .build_cartesian_2d(0f64..chart.x_end, 0f64..chart.y_end)?;

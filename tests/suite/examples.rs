@@ -277,6 +277,12 @@ fn prune_ranks_draws_and_writes() {
         let (svg, smaller) = (path(&format!("{by}.svg")), path(by));
         let printed = succeeds(&mut prune(&["--by", by, "--plot", &svg, "--output", &smaller, "--share", "0.5"]));
         assert!(printed.contains("least important (layer.head)") && printed.contains("100%"), "{printed}");
+        let counts: Vec<&str> = printed
+            .lines()
+            .filter(|line| line.contains('%'))
+            .filter_map(|line| line.split_whitespace().nth(1))
+            .collect();
+        assert!(counts.windows(2).all(|pair| pair[0] != pair[1]), "each number of heads once: {counts:?}");
         assert!(std::fs::read_to_string(svg).unwrap().contains("heads pruned, %"));
         let config = std::fs::read_to_string(Path::new(&smaller).join("config.json")).unwrap();
         assert!(config.contains("pruned_heads"), "{config}");

@@ -53,7 +53,10 @@ fn train_writes_a_model_that_encode_runs() {
     let folder = Folder::new();
     std::fs::write(folder.path("empty.txt"), "\n").unwrap();
     let said = succeeds(&mut folder.taught());
-    assert!(said.contains("20 texts held back") && said.contains("Spearman"), "{said}");
+    assert!(
+        said.contains("20 texts held back") && said.contains("Spearman") && said.contains("nearest of 20"),
+        "{said}"
+    );
     // All steps are done: the same model again.
     assert_eq!(succeeds(&mut folder.taught()), said);
     let said = succeeds(example("encode").arg("--model").arg(folder.path("model")).args(["a cat", "the river"]));

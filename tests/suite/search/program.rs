@@ -95,6 +95,8 @@ fn search_prints_the_nearest_lines() {
     // Queries from standard input; lines from standard input, which are kept only where told.
     let (queries, _) = both(&mut notes.search(&["--json"]), "the cat sat\n\nhello world\n");
     assert_eq!(queries, said);
+    let (titled, _) = both(&mut notes.search(&["-k", "1"]), "the cat sat\nhello world\n");
+    assert_eq!(titled.lines().step_by(2).collect::<Vec<_>>(), ["the cat sat", "hello world"]);
     let text = std::fs::read_to_string(notes.file()).unwrap();
     let queries = ["--json", "the cat sat", "hello world"];
     assert_eq!(both(&mut on(&fixture("tiny-bert"), &queries), &text).0, said);
