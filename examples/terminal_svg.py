@@ -24,7 +24,9 @@ def main():
         raise SystemExit("error: expected one argument, the command")
     command = sys.argv[1]
     path = os.pathsep.join(["target/release/examples", os.environ["PATH"]])
-    run = subprocess.run(command, shell=True, check=True, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    run = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "PATH": path})
+    if run.returncode != 0:
+        raise SystemExit(f"error: the command failed with exit status {run.returncode}")
     typed, printed = Text(f"$ {command}", style="bold"), Text(run.stdout.rstrip("\n"))
     lines = [*typed.plain.split("\n"), *printed.plain.split("\n")]
     console = Console(record=True, file=io.StringIO(), width=max(map(len, lines)))
