@@ -6,12 +6,12 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use candle_attention::encoder::MapOptions;
+use candle_attention::encoder::{MapOptions, Text};
 use candle_attention::visualize::TerminalColor;
 use clap::Parser;
 use shared::{Result, model::Model};
 
-/// Shows the attention weights of a text: by default one head in the terminal.
+/// Shows the attention weights of a text, or of a pair of texts: by default one head in the terminal.
 ///
 /// Example: attention_map --html map.html "The cat sat on the mat."
 #[derive(Parser)]
@@ -21,6 +21,9 @@ struct Arguments {
     model: Model,
     /// The text
     text: String,
+    /// A second text, which the model reads together with the first, as a cross-encoder does
+    #[arg(long, value_name = "TEXT")]
+    pair: Option<String>,
     /// The layer, from 0; with --html only this one [default: 0, with --html all]
     #[arg(long)]
     layer: Option<usize>,
@@ -58,7 +61,9 @@ fn attention_map(arguments: &Arguments) -> Result<()> {
     if let Some(head) = arguments.head.or((!written).then_some(0)) {
         options = options.with_heads(&[head]);
     }
-    let maps = encoder.attention(&arguments.text, &options)?;
+    let first = arguments.text.as_str();
+    let text = arguments.pair.as_deref().map_or(Text::One(first), |second| Text::Pair(first, second));
+    let maps = encoder.attention(text, &options)?;
 
     if let Some(path) = &arguments.html {
         shared::save(path, maps.html()?.as_bytes())?;

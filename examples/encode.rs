@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use candle_core::{DType, Tensor};
 use clap::Parser;
 use indicatif::ProgressBar;
-use shared::{Result, model::Model, shown};
+use shared::model::{Batches, Model};
+use shared::{Result, shown};
 
 /// Turns sentences into embeddings.
 ///
@@ -20,6 +21,8 @@ use shared::{Result, model::Model, shown};
 struct Arguments {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    batches: Batches,
     /// The texts
     texts: Vec<String>,
     /// Read texts from a file, one a line; `-` is standard input
@@ -40,7 +43,7 @@ fn encode(arguments: &Arguments) -> Result<()> {
     let encoder = arguments.model.load(arguments.model.folder()?.as_deref())?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
 
-    let options = arguments.model.options();
+    let options = arguments.model.options(&arguments.batches);
     let bar = if texts.len() > options.batch_size { shared::bar(texts.len())? } else { ProgressBar::hidden() };
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
     let embeddings = encoder.encode(&texts, &options.with_progress(&on_progress))?.to_dtype(DType::F32)?;

@@ -10,8 +10,10 @@ use candle_attention::encoder::{ImportanceBy, SentenceEncoder, write_pruned};
 use candle_attention::heads::{HeadImportance, RankedHead};
 use candle_core::{DType, Tensor};
 use clap::{Parser, ValueEnum};
-use plotters::prelude::*;
-use shared::{Result, model::Model};
+use plotters::prelude::SeriesLabelPosition;
+use shared::Result;
+use shared::model::{Batches, Model};
+use shared::plot::{self, Chart, Line};
 
 /// Ranks the heads of a sentence encoder by what they are worth on your texts, and prunes the least important.
 ///
@@ -23,6 +25,8 @@ use shared::{Result, model::Model};
 struct Arguments {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    batches: Batches,
     /// Texts, one a line; `-` is standard input
     #[arg(long)]
     file: PathBuf,
@@ -79,6 +83,9 @@ fn prune(arguments: &Arguments) -> Result<()> {
     if let Some(output) = arguments.output.as_ref().filter(|output| output.exists()) {
         return Err(format!("{}: exists already", output.display()).into());
     }
+    if let Some(path) = &arguments.plot {
+        shared::check_place(path)?;
+    }
     let texts = texts(arguments)?;
     let (rank, judge): (Vec<_>, Vec<_>) = texts.iter().enumerate().partition(|(i, _)| i % 2 == 0);
     let [rank, judge] = [rank, judge].map(|texts| texts.into_iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>());
@@ -94,7 +101,7 @@ fn prune(arguments: &Arguments) -> Result<()> {
     print_heads(&importance);
     let points = points(arguments, &encoder, &importance, &judge)?;
     if let Some(path) = &arguments.plot {
-        plot(&points, path)?;
+        draw(&points, path)?;
     }
     if let (Some(folder), Some(output)) = (folder, &arguments.output) {
         let all: usize = encoder.heads().iter().sum();
@@ -118,7 +125,7 @@ fn texts(arguments: &Arguments) -> Result<Vec<String>> {
 fn importance(arguments: &Arguments, encoder: &SentenceEncoder, texts: &[&str]) -> Result<HeadImportance> {
     let bar = shared::bar(texts.len())?;
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let options = arguments.model.options().with_progress(&on_progress);
+    let options = arguments.model.options(&arguments.batches).with_progress(&on_progress);
     let by = match arguments.by {
         By::Gradient => ImportanceBy::Gradient,
         By::Ablation => ImportanceBy::Ablation,
@@ -156,13 +163,16 @@ fn points(
     importance: &HeadImportance,
     texts: &[&str],
 ) -> Result<Vec<Point>> {
-    let options = arguments.model.options();
+    let options = arguments.model.options(&arguments.batches);
     let whole = encoder.encode(texts, &options)?;
     let all: usize = encoder.heads().iter().sum();
     println!("\n{:>7} {:>6} {:>8} {:>18}", "pruned", "heads", "cosine", "time of the whole");
     let mut points = Vec::new();
-    for tenth in 0..=10 {
-        let count = (f64::from(tenth) / 10.0 * all as f64).round() as usize;
+    let mut counts: Vec<usize> =
+        (0..=10).map(|tenth| (f64::from(tenth) / 10.0 * all as f64).round() as usize).collect();
+    // Of less than ten heads, tenths are not all different.
+    counts.dedup();
+    for count in counts {
         let pruned = encoder.prune_heads(&importance.least(count))?;
         let cosine = mean_cosine(&whole, &pruned.encode(texts, &options)?)?;
         // In turns, so that what else the machine does meets both.
@@ -189,43 +199,21 @@ fn mean_cosine(a: &Tensor, b: &Tensor) -> Result<f64> {
     Ok(f64::from((dot / lengths)?.mean_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?))
 }
 
-fn plot(points: &[Point], path: &Path) -> Result<()> {
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (640, 400)).into_drawing_area();
-        root.fill(&WHITE)?;
-        let top = points.iter().map(|point| point.time).fold(1.0, f64::max) * 1.05;
-        let mut chart = ChartBuilder::on(&root)
-            .margin(16)
-            .x_label_area_size(40)
-            .y_label_area_size(48)
-            .build_cartesian_2d(0f64..100f64, 0f64..top)?;
-        chart
-            .configure_mesh()
-            .x_desc("heads pruned, %")
-            .y_desc("of the whole model")
-            .label_style(("sans-serif", 16))
-            .max_light_lines(0)
-            .x_labels(11)
-            .x_label_formatter(&|share| format!("{share:.0}"))
-            .draw()?;
-        let (cosine, time) = (RGBColor(31, 119, 180), RGBColor(214, 96, 77));
-        let values = |of: fn(&Point) -> f64| points.iter().map(of).collect::<Vec<f64>>();
-        let cosines = ("cosine to the whole model's vectors", cosine, values(|point| point.cosine));
-        for (name, colour, values) in [cosines, ("time", time, values(|point| point.time))] {
-            let line = points.iter().map(|point| point.share * 100.0).zip(values);
-            chart
-                .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
-        }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerLeft)
-            .label_font(("sans-serif", 16))
-            .background_style(WHITE)
-            .draw()?;
-        root.present()?;
-    }
-    shared::save(path, svg.as_bytes())
+fn draw(points: &[Point], path: &Path) -> Result<()> {
+    let line = |name: &'static str, of: fn(&Point) -> f64| Line {
+        name,
+        points: points.iter().map(|point| (point.share * 100.0, of(point))).collect(),
+    };
+    let chart = Chart {
+        x_name: "heads pruned, %",
+        y_name: "of the whole model",
+        x_end: 100.0,
+        y_end: points.iter().map(|point| point.time).fold(1.0, f64::max) * 1.05,
+        names: SeriesLabelPosition::LowerLeft,
+        lines: vec![
+            line("cosine to the whole model's vectors", |point| point.cosine),
+            line("time", |point| point.time),
+        ],
+    };
+    shared::save(path, plot::svg(&[chart], 400)?.as_bytes())
 }

@@ -13,7 +13,8 @@ use candle_attention::encoder::{Ranked, SentenceEncoder, fingerprint};
 use candle_attention::search::{Index, Lines, check_place};
 use candle_core::DType;
 use clap::Parser;
-use shared::{Result, model::Model, shown};
+use shared::model::{Batches, Model};
+use shared::{Result, shown};
 
 /// Finds the lines whose meaning is nearest to that of a query.
 ///
@@ -26,6 +27,8 @@ use shared::{Result, model::Model, shown};
 struct Arguments {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    batches: Batches,
     /// What to look for; without one, queries are read from standard input, one a line
     queries: Vec<String>,
     /// The file whose lines are searched; without one, or with `-`, standard input
@@ -82,11 +85,13 @@ fn search(arguments: &Arguments) -> Result<()> {
     let mut index = Index::new(&lines.texts, encoder.embedding_size(), model)?;
     fill(&mut index, &encoder, arguments, cache.as_deref())?;
 
-    let answer = |query: &str| print(arguments, &lines, query, &nearest(arguments, &encoder, &index, query)?);
+    let asks = arguments.queries.is_empty() && std::io::stdin().is_terminal();
+    // One query, or one after the other on a terminal, is plain to see above its lines.
+    let titled = arguments.queries.len() != 1 && !asks;
+    let answer = |query: &str| print(arguments, &lines, query, &nearest(arguments, &encoder, &index, query)?, titled);
     if !arguments.queries.is_empty() {
         return arguments.queries.iter().try_for_each(|query| answer(query));
     }
-    let asks = std::io::stdin().is_terminal();
     let prompt = || {
         if asks {
             eprint!("query> ")
@@ -151,7 +156,8 @@ fn fill(index: &mut Index, encoder: &SentenceEncoder, arguments: &Arguments, cac
         }
         Ok(())
     };
-    let count = index.embed(encoder, &arguments.model.options().with_progress(&on_progress), now_and_then)?;
+    let count =
+        index.embed(encoder, &arguments.model.options(&arguments.batches).with_progress(&on_progress), now_and_then)?;
     bar.finish_and_clear();
     if count > 0 {
         save(index);
@@ -160,7 +166,7 @@ fn fill(index: &mut Index, encoder: &SentenceEncoder, arguments: &Arguments, cac
 }
 
 fn nearest(arguments: &Arguments, encoder: &SentenceEncoder, index: &Index, query: &str) -> Result<Vec<Ranked>> {
-    let mut options = arguments.model.options();
+    let mut options = arguments.model.options(&arguments.batches);
     options.prompt_name = arguments.query_prompt_name.as_deref();
     let query = encoder.encode(&[query], &options)?.to_dtype(DType::F32)?.get(0)?.to_vec1()?;
     Ok(index.search(&query, arguments.top_k as usize)?)
@@ -178,9 +184,9 @@ struct Hit<'a> {
 /// Columns of a line that are shown.
 const WIDTH: usize = 200;
 
-fn print(arguments: &Arguments, lines: &Lines, query: &str, found: &[Ranked]) -> Result<()> {
+fn print(arguments: &Arguments, lines: &Lines, query: &str, found: &[Ranked], titled: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    if !arguments.json && arguments.queries.len() > 1 {
+    if !arguments.json && titled {
         writeln!(out, "{}", shown(query, WIDTH))?;
     }
     for (rank, hit) in (1..).zip(found) {

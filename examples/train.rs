@@ -13,6 +13,7 @@ use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use shared::Result;
+use shared::record::{Mean, Record};
 
 /// Trains a small encoder from nothing on lines of text.
 ///
@@ -41,6 +42,9 @@ struct Arguments {
     /// The folder that keeps the run: what it resumes from, and the teacher's vectors
     #[arg(long, default_value = "target/train")]
     run: PathBuf,
+    /// Draw the losses, and what was measured on the texts held back, as SVG; drawn anew at each save
+    #[arg(long, value_name = "FILE", requires = "text")]
+    plot: Option<PathBuf>,
     /// Train static vectors instead, a vector a token and their mean, only to be measured
     #[arg(long = "static")]
     static_vectors: bool,
@@ -116,6 +120,9 @@ fn main() -> ExitCode {
 }
 
 fn train(arguments: &Arguments) -> Result<()> {
+    if let Some(path) = &arguments.plot {
+        shared::check_place(path)?;
+    }
     let open = |dtype| arguments.teacher.as_ref().map(|folder| Teacher::open(folder, dtype)).transpose();
     let held_back = arguments.eval.as_ref().map(|path| read_texts(path, &[])).transpose()?.unwrap_or_default();
     let measure = match (open(DType::F32)?, held_back.is_empty()) {
@@ -137,7 +144,7 @@ fn train(arguments: &Arguments) -> Result<()> {
     let config = trainer.config();
     let (parameters, steps) = (trainer.parameters(), config.steps);
     eprintln!("{} texts, {parameters} parameters, step {} of {steps}", texts.len(), trainer.steps_done());
-    run(&mut trainer, arguments.save_every as usize, measure.as_ref(), start)?;
+    run(&mut trainer, arguments, measure.as_ref(), start)?;
 
     if arguments.static_vectors {
         return Ok(());
@@ -149,33 +156,46 @@ fn train(arguments: &Arguments) -> Result<()> {
 /// Texts that were held back, and the teacher's vectors of them.
 type Measure<'a> = (&'a [String], Tensor);
 
-fn run(trainer: &mut Trainer, save_every: usize, measure: Option<&Measure>, start: Instant) -> Result<()> {
+fn run(trainer: &mut Trainer, arguments: &Arguments, measure: Option<&Measure>, start: Instant) -> Result<()> {
+    let steps = trainer.config().steps;
     let bar = bar("{bar:30} {pos}/{len} loss {msg} {eta}", "")?;
-    bar.set_length(trainer.config().steps as u64);
+    bar.set_length(steps as u64);
     bar.reset_eta();
-    // Of the steps since the last save, so that a resumed run shows the same numbers.
-    let (mut sum, mut count) = (0.0, 0.0);
+    let mut record = Record::open(&arguments.run, trainer.steps_done(), steps)?;
+    // Both end with a save, so that a resumed run has the same numbers.
+    let (mut since_save, mut since_point) = (Mean::default(), Mean::default());
     while let Some(Step { number, loss, grad_norm, learning_rate, .. }) = trainer.step()? {
-        (sum, count) = (sum + f64::from(loss), count + 1.0);
-        let mean = sum / count;
+        since_save.add(loss);
+        since_point.add(loss);
         bar.set_position(number as u64);
-        bar.set_message(format!("{mean:.4}"));
-        let last = number == trainer.config().steps;
-        if number % save_every != 0 && !last {
+        bar.set_message(format!("{:.4}", since_save.of()));
+        let saves = number % arguments.save_every as usize == 0 || number == steps;
+        if saves || record.asks(number) {
+            record.losses.push((number, std::mem::take(&mut since_point).of()));
+        }
+        if !saves {
             continue;
         }
-        trainer.save()?;
-        (sum, count) = (0.0, 0.0);
-        let seconds = start.elapsed().as_secs();
+        let (mean, seconds) = (std::mem::take(&mut since_save).of(), start.elapsed().as_secs());
         let mut line = format!("step {number}: loss {mean:.4}, gradient {grad_norm:.3}, rate {learning_rate:.1e}");
         if let Some((texts, theirs)) = measure {
             let Agreement { spearman, top_1_in_10 } = compare(&trainer.encode(texts)?, theirs)?;
             line += &format!(", held back: Spearman {spearman:.3}, top 1 in 10 {top_1_in_10:.3}");
+            record.held_back.push((number, spearman, top_1_in_10));
+        }
+        // Before the run: what a record has beyond the run's last save is known to be, and dropped.
+        record.save(&arguments.run)?;
+        trainer.save()?;
+        if let Some(path) = &arguments.plot {
+            record.draw(path)?;
         }
         bar.suspend(|| eprintln!("{line} ({seconds} s)"));
     }
     bar.finish_and_clear();
-    Ok(())
+    match &arguments.plot {
+        Some(path) => record.draw(path),
+        None => Ok(()),
+    }
 }
 
 /// Measures the model of a folder, by the way that its users go.
@@ -186,7 +206,8 @@ fn report(folder: &Path, measure: Option<&Measure>) -> Result<()> {
     let Agreement { spearman, top_1_in_10 } = compare(&encoder.encode(&texts, &EncodeOptions::default())?, theirs)?;
     println!("{}: {} texts held back", folder.display(), texts.len());
     println!("Spearman's correlation of similarities with the teacher's  {spearman:.3}");
-    println!("the teacher's nearest of {GROUP} among the ten nearest       {top_1_in_10:.3}");
+    let group = format!("the teacher's nearest of {} among the ten nearest", GROUP.min(texts.len()));
+    println!("{group:<57}  {top_1_in_10:.3}");
     Ok(())
 }
 

@@ -95,6 +95,8 @@ def main():
     parser.add_argument("--held-back", type=int, default=2_000, help="texts to hold back")
     parser.add_argument("--output", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
+    if arguments.words and not arguments.words.is_file():
+        parser.error(f"--words {arguments.words}: no such file")
 
     generator = random.Random(0)
     seen, train, held = set(), [], []

@@ -5,6 +5,8 @@
 
 #[cfg(feature = "hub")]
 pub mod model;
+pub mod plot;
+pub mod record;
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -96,21 +98,30 @@ pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
     save_by(path, |file| Ok(std::fs::write(file, bytes)?))
 }
 
+/// Whether a file can be written to `path`: to be known before the work, not after it.
+pub fn check_place(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Err(format!("{}: is a folder, expected a file to write", path.display()).into());
+    }
+    if !folder_of(path).is_dir() {
+        return Err(format!("{}: its folder does not exist", path.display()).into());
+    }
+    Ok(())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Has a temporary file beside `path` written, then renames it: `path` is never half-written.
 fn save_by(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    check_place(path)?;
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    if path.is_dir() {
-        return Err(named(&"is a folder, expected a file to write").into());
-    }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() {
-        return Err(named(&"its folder does not exist").into());
-    }
     let mut builder = tempfile::Builder::new();
     // The permissions of an ordinary new file, not the private ones of a temporary file.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let file = builder.tempfile_in(folder).map_err(|e| named(&e))?;
+    let file = builder.tempfile_in(folder_of(path)).map_err(|e| named(&e))?;
     write(file.path()).map_err(|e| named(&e))?;
     file.persist(path).map_err(|e| named(&e.error))?;
     Ok(())

@@ -24,12 +24,17 @@ pub struct Model {
     /// cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = super::device)]
     device: Device,
-    /// Texts that run together
-    #[arg(long, default_value_t = 32)]
-    pub batch_size: usize,
     /// The name of one of the model's prompts, put before each text
     #[arg(long)]
     pub prompt_name: Option<String>,
+}
+
+/// For the examples that take many texts.
+#[derive(clap::Args)]
+pub struct Batches {
+    /// Texts that run together
+    #[arg(long, default_value_t = 32)]
+    batch_size: usize,
 }
 
 impl Model {
@@ -56,8 +61,8 @@ impl Model {
         })
     }
 
-    pub fn options(&self) -> EncodeOptions<'_> {
-        let mut options = EncodeOptions::default().with_batch_size(self.batch_size);
+    pub fn options(&self, batches: &Batches) -> EncodeOptions<'_> {
+        let mut options = EncodeOptions::default().with_batch_size(batches.batch_size);
         options.prompt_name = self.prompt_name.as_deref();
         options
     }

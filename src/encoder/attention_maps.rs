@@ -3,14 +3,15 @@ use tokenizers::Encoding;
 use super::bert::BertModel;
 use super::forward::ForwardOptions;
 use super::texts::Texts;
+use super::tokenizer::Text;
 use crate::attention::Observe;
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::setters::setters;
 use crate::visualize::AttentionMaps;
 
-/// Of what [`SentenceEncoder::attention`](super::SentenceEncoder::attention) gives the weights. The default: of all
-/// layers and heads.
+/// Of what [`SentenceEncoder::attention`](super::SentenceEncoder::attention), and that of the heads, gives the weights. The
+/// default: of all layers and heads.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct MapOptions<'a> {
@@ -18,7 +19,7 @@ pub struct MapOptions<'a> {
     pub layers: Option<Vec<usize>>,
     /// Of which heads of each; `None` is all.
     pub heads: Option<Vec<usize>>,
-    /// As in [`EncodeOptions`](super::EncodeOptions).
+    /// As in [`EncodeOptions`](super::EncodeOptions): only sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
 }
 
@@ -34,8 +35,8 @@ impl<'a> MapOptions<'a> {
 }
 
 impl Texts {
-    /// What `model` attends to in a text.
-    pub(super) fn attention(&self, model: &BertModel, text: &str, options: &MapOptions) -> Result<AttentionMaps> {
+    /// What `model` attends to in a text, or in two that it reads together.
+    pub(super) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
         let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
         let (padded, types) = self.padded(model, &[&encoding])?;
         let layers = match &options.layers {
@@ -50,7 +51,11 @@ impl Texts {
         let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::none(), &forward)?;
 
         let tokens: Vec<String> = (0..encoding.len()).map(|i| name(&encoding, &read, i)).collect();
-        let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(text);
+        let title = match text {
+            Text::One(text) => text.to_string(),
+            Text::Pair(first, second) => format!("{first} | {second}"),
+        };
+        let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(&title);
         for (layer, observed) in forwarded.observed {
             // A layer whose heads are all pruned has nothing to show.
             let Some(weights) = observed.weights.filter(|weights| weights.elem_count() > 0) else { continue };
@@ -63,11 +68,12 @@ impl Texts {
     }
 }
 
-/// A token as the text has it; one that is not of the text by its own name.
-fn name(encoding: &Encoding, text: &str, i: usize) -> String {
+/// A token as its text has it; one that is of no text by its own name.
+fn name(encoding: &Encoding, texts: &[String], i: usize) -> String {
     let (start, end) = encoding.get_offsets()[i];
     let special = encoding.get_special_tokens_mask()[i] == 1;
-    match text.get(start..end).filter(|part| !special && !part.is_empty()) {
+    let text = encoding.token_to_sequence(i).filter(|_| !special).and_then(|of| texts.get(of));
+    match text.and_then(|text| text.get(start..end)).filter(|part| !part.is_empty()) {
         Some(part) if part.trim().is_empty() => part.to_string(),
         Some(part) => part.trim().to_string(),
         None => encoding.get_tokens()[i].clone(),

@@ -85,6 +85,21 @@ impl CrossEncoder {
         ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
         Ok(ranked)
     }
+
+    /// Where the model looks in a pair, by layer and head: see
+    /// [`SentenceEncoder::attention`](super::SentenceEncoder::attention).
+    ///
+    /// # Errors
+    /// As [`TextClassifier::attention`].
+    #[cfg(feature = "visualize")]
+    pub fn attention(
+        &self,
+        query: &str,
+        document: &str,
+        options: &super::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        self.classifier.attention((query, document), options)
+    }
 }
 
 /// Whether scores are sigmoids: by default, with one label, they are.

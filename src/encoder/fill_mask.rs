@@ -5,7 +5,7 @@ use candle_nn::ops::softmax;
 
 use super::hidden::rows;
 use super::masked_lm::MaskedLm;
-use super::options::EncodeOptions;
+use super::options::{EncodeOptions, without_prompt};
 use super::pipeline::TokenizerConfig;
 use super::texts::Texts;
 use super::tokenizer::Text;
@@ -90,7 +90,7 @@ impl FillMask {
     /// # Errors
     /// As [`fill_mask`](Self::fill_mask); a batch size of 0; a prompt.
     pub fn fill_masks(&self, texts: &[&str], top_k: usize, options: &EncodeOptions) -> Result<Vec<Vec<Vec<Fill>>>> {
-        options.without_prompt()?;
+        without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         self.texts.run(&self.head.model, &texts, options, |batch, hidden| {
             let mut places = Vec::new();

@@ -32,7 +32,12 @@ pub fn fingerprint(folder: impl AsRef<Path>) -> Result<String> {
             hash.update(content(&folder.join(name.trim_start_matches('/')))?);
         }
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(hash))
+}
+
+/// The digits of a finished hash.
+pub(crate) fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The names of the files that count, sorted.

@@ -37,12 +37,10 @@ impl<'a> EncodeOptions<'a> {
     }
 }
 
-impl EncodeOptions<'_> {
-    /// For a head, which has no prompts.
-    pub(super) fn without_prompt(&self) -> Result<()> {
-        match self.prompt_name {
-            Some(name) => Err(Error::value("prompt_name", name, "none: only sentence encoders have prompts")),
-            None => Ok(()),
-        }
+/// For a head, which has no prompts.
+pub(super) fn without_prompt(prompt_name: Option<&str>) -> Result<()> {
+    match prompt_name {
+        Some(name) => Err(Error::value("prompt_name", name, "none: only sentence encoders have prompts")),
+        None => Ok(()),
     }
 }

@@ -91,15 +91,26 @@ impl SentenceEncoder {
         Ok(Tensor::cat(&rows, 0)?)
     }
 
-    /// Where the model looks in a text, by layer and head: the text's tokens and their attention weights. A prompt is
-    /// put before it as in [`encode`](Self::encode). A text too long for the model is cut off.
+    /// Where the model looks in a text, or in two that it reads together, by layer and head: their tokens and their
+    /// attention weights. A prompt is put before the first as in [`encode`](Self::encode). What is too long for the model
+    /// is cut off, of two the longer first.
     ///
     /// # Errors
     /// A layer, head or prompt that is not there; a token that the model does not have.
     #[cfg(feature = "visualize")]
-    pub fn attention(&self, text: &str, options: &super::MapOptions) -> Result<crate::visualize::AttentionMaps> {
-        let prompted = format!("{}{text}", self.prompt(options.prompt_name)?);
-        self.texts.attention(&self.model, &prompted, options)
+    pub fn attention<'a>(
+        &self,
+        text: impl Into<Text<'a>>,
+        options: &super::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        let prompt = self.prompt(options.prompt_name)?;
+        let (first, second) = match text.into() {
+            Text::One(text) => (text, None),
+            Text::Pair(first, second) => (first, Some(second)),
+        };
+        let first = format!("{prompt}{first}");
+        let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
+        self.texts.attention(&self.model, prompted, options)
     }
 
     /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::classifier::SequenceClassifier;
 use super::config::BertConfig;
 use super::hidden::rows;
-use super::options::EncodeOptions;
+use super::options::{EncodeOptions, without_prompt};
 use super::pipeline;
 use super::texts::{Texts, transformer_of};
 use super::tokenizer::Text;
@@ -131,13 +131,28 @@ impl TextClassifier {
         self.numbers(texts, options, |_, logits| Ok(logits))
     }
 
+    /// Where the model looks in a text, or in two that it reads together: see
+    /// [`SentenceEncoder::attention`](super::SentenceEncoder::attention).
+    ///
+    /// # Errors
+    /// A layer or head that is not there; a prompt; a token that the model does not have.
+    #[cfg(feature = "visualize")]
+    pub fn attention<'a>(
+        &self,
+        text: impl Into<Text<'a>>,
+        options: &super::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        without_prompt(options.prompt_name)?;
+        self.texts.attention(&self.head.model, text.into(), options)
+    }
+
     fn numbers<'a, T: Into<Text<'a>> + Copy>(
         &self,
         texts: &[T],
         options: &EncodeOptions,
         function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
     ) -> Result<Vec<Vec<f32>>> {
-        options.without_prompt()?;
+        without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
         self.texts
             .run(&self.head.model, &texts, options, |_, hidden| rows(&function(self, self.head.logits(&hidden)?)?))

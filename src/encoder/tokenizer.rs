@@ -38,11 +38,7 @@ impl Tokenizer {
     /// Token ids of each text, special tokens included, none longer than the maximum: of a pair, the longer text is cut
     /// first.
     pub(super) fn encode(&self, texts: &[Text]) -> Result<Vec<Encoding>> {
-        let input = |text: &Text| match text {
-            Text::One(text) => EncodeInput::Single(self.cased(text).into()),
-            Text::Pair(first, second) => EncodeInput::Dual(self.cased(first).into(), self.cased(second).into()),
-        };
-        let inputs: Vec<EncodeInput> = texts.iter().map(input).collect();
+        let inputs = texts.iter().map(|text| self.input(*text)).collect();
         self.inner.encode_batch_fast(inputs, true).map_err(wrong)
     }
 
@@ -50,11 +46,21 @@ impl Tokenizer {
         if self.lower_case { text.to_lowercase() } else { text.to_string() }
     }
 
-    /// A text's tokens with their places, in bytes of the text as it was read, which comes second.
+    fn input(&self, text: Text) -> EncodeInput<'static> {
+        match text {
+            Text::One(text) => EncodeInput::Single(self.cased(text).into()),
+            Text::Pair(first, second) => EncodeInput::Dual(self.cased(first).into(), self.cased(second).into()),
+        }
+    }
+
+    /// The tokens with their places, in bytes of the texts as they were read, which come second.
     #[cfg(feature = "visualize")]
-    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Encoding, String)> {
-        let read = self.cased(text);
-        Ok((self.inner.encode(read.as_str(), true).map_err(wrong)?, read))
+    pub(super) fn encode_with_offsets(&self, text: Text) -> Result<(Encoding, Vec<String>)> {
+        let read = match text {
+            Text::One(text) => vec![self.cased(text)],
+            Text::Pair(first, second) => vec![self.cased(first), self.cased(second)],
+        };
+        Ok((self.inner.encode(self.input(text), true).map_err(wrong)?, read))
     }
 
     /// The id of a token.
@@ -72,7 +78,7 @@ fn wrong(error: tokenizers::Error) -> Error {
     Error::Tokenizer(error.to_string())
 }
 
-/// What a head takes: a text, or two that belong together. `"a text".into()`, `("one", "two").into()`.
+/// What a model reads: a text, or two that belong together. `"a text".into()`, `("one", "two").into()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Text<'a> {
     /// A text.

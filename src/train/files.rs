@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use candle_core::Tensor;
+use sha2::{Digest, Sha256};
 
+use crate::encoder::hex;
 use crate::error::{Error, Result};
 use crate::part::renamed;
 
@@ -28,14 +30,13 @@ pub(super) fn make_folder(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))
 }
 
-/// A number that tells parts apart, the same on every machine
-/// ([FNV-1a](https://datatracker.ietf.org/doc/html/draft-eastlake-fnv)).
-pub(super) fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325;
-    let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+/// A hash that tells parts apart, the same on every machine: SHA-256 in hexadecimal digits.
+pub(super) fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
     for part in parts {
-        part.iter().copied().for_each(&mut add);
-        (part.len() as u64).to_le_bytes().into_iter().for_each(&mut add);
+        // Lengths keep the end of one part apart from the start of the next.
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
     }
-    hash
+    hex(hash)
 }

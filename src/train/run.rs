@@ -39,7 +39,7 @@ pub struct Trainer {
     step: usize,
     folder: PathBuf,
     /// Of the texts and the teacher.
-    key: u64,
+    key: String,
 }
 
 /// What a step did.
@@ -82,10 +82,10 @@ impl Trainer {
         }
         let folder = folder.as_ref().to_path_buf();
         make_folder(&folder)?;
-        let teacher_key = teacher.map_or(0, |teacher| teacher.key).to_le_bytes();
-        let key = fingerprint(texts.iter().map(|text| text.as_bytes()).chain([&teacher_key[..]]));
+        let of_teacher = teacher.map_or("", |teacher| &teacher.key);
+        let key = fingerprint(texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]));
         let path = folder.join(state::FILE);
-        let saved = if path.exists() { Some(State::open(&path, &config, key)?) } else { None };
+        let saved = if path.exists() { Some(State::open(&path, &config, &key)?) } else { None };
 
         let tokenizer = match &saved {
             Some(saved) => vocabulary::from_json(&saved.tokenizer)?,
@@ -162,7 +162,7 @@ impl Trainer {
     /// If the file cannot be written.
     pub fn save(&self) -> Result<()> {
         let tokenizer = vocabulary::to_json(&self.tokenizer)?;
-        state::save(&self.folder.join(state::FILE), &self.config, self.key, self.step, tokenizer, &self.optimizer)
+        state::save(&self.folder.join(state::FILE), &self.config, &self.key, self.step, tokenizer, &self.optimizer)
     }
 
     /// One vector of length 1 a text, `(texts, hidden_size)`, as the student is now.

@@ -27,7 +27,7 @@ const KINDS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
 pub(super) fn save(
     path: &Path,
     config: &TrainConfig,
-    key: u64,
+    key: &str,
     step: usize,
     tokenizer: String,
     optimizer: &AdamW,
@@ -47,7 +47,7 @@ pub(super) fn save(
 
 impl State {
     /// Reads a file, which has to be of this run.
-    pub fn open(path: &Path, config: &TrainConfig, key: u64) -> Result<Self> {
+    pub fn open(path: &Path, config: &TrainConfig, key: &str) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
         let metadata = checkpoint.metadata()?;
         let said = |name: &str| {
@@ -64,8 +64,8 @@ impl State {
                 return Err(other(format!("{field} was {then}, now {now}")));
             }
         }
-        if *said("key")? != key.to_string() {
-            return Err(other("the texts or the teacher were others".to_string()));
+        if said("key")? != key {
+            return Err(other("the texts or the teacher were others, or an earlier version saved it".to_string()));
         }
         let step = said("step")?.parse().map_err(|e| Error::file(path, e))?;
         Ok(Self { step, tokenizer: said("tokenizer")?.clone(), checkpoint })

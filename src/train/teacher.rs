@@ -20,7 +20,7 @@ const ROUNDS: usize = 40;
 #[derive(Debug)]
 pub struct Teacher {
     encoder: SentenceEncoder,
-    pub(super) key: u64,
+    pub(super) key: String,
 }
 
 impl Teacher {
@@ -67,9 +67,8 @@ impl Teacher {
     }
 
     fn cache(&self, texts: &[String], folder: &Path) -> PathBuf {
-        let key = self.key.to_le_bytes();
-        let parts = texts.iter().map(|text| text.as_bytes()).chain([&key[..]]);
-        folder.join(format!("teacher-{:016x}.safetensors", fingerprint(parts)))
+        let parts = texts.iter().map(|text| text.as_bytes()).chain([self.key.as_bytes()]);
+        folder.join(format!("teacher-{}.safetensors", fingerprint(parts)))
     }
 }
 

@@ -261,43 +261,6 @@ fn encode_from_a_hub_and_offline() {
     fails(encode().args(["--revision", "dev"]), "no revision `dev`");
 }
 
-/// Trains, measures, resumes; `encode` runs what comes out.
-#[test]
-fn train_writes_a_model_that_encode_runs() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    let lines = |from: usize, to: usize| -> String {
-        let words = ["cat", "sofa", "bank", "river", "stock", "trait", "crate", "piano"];
-        let line = |i: usize| format!("the {} and a {} {i}\n", words[i % 8], words[i * 5 % 7]);
-        (from..to).map(line).collect()
-    };
-    std::fs::write(path("text.txt"), lines(0, 60)).unwrap();
-    std::fs::write(path("held.txt"), lines(60, 80)).unwrap();
-    std::fs::write(path("empty.txt"), "\n").unwrap();
-    let train = |text: &str, arguments: &[&str]| {
-        let mut command = example("train");
-        command.arg("--text").arg(path(text)).arg("--output").arg(path("model")).arg("--run").arg(path("run"));
-        command
-            .args("--vocab-size 80 --hidden-size 8 --heads 2 --layers 1 --batch-size 8 --max-positions 16".split(' '));
-        command.args(["--max-length", "16", "--save-every", "2"]).args(arguments);
-        command
-    };
-    let teacher = fixture("tiny-bert");
-    let held = path("held.txt");
-    let taught = ["--steps", "4", "--teacher", teacher.to_str().unwrap(), "--eval", held.to_str().unwrap()];
-    let said = succeeds(&mut train("text.txt", &taught));
-    assert!(said.contains("20 texts held back") && said.contains("Spearman"), "{said}");
-    // All steps are done: the same model again.
-    assert_eq!(succeeds(&mut train("text.txt", &taught)), said);
-    let said = succeeds(example("encode").arg("--model").arg(path("model")).args(["a cat", "the river"]));
-    assert!(said.contains("2 texts, 8 numbers each"), "{said}");
-
-    fails(&mut train("text.txt", &["--steps", "4"]), "run.safetensors: is of another run: the texts or the teacher");
-    fails(&mut train("empty.txt", &[]), "empty.txt: no text to train on");
-    fails(&mut train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher/config.json: No such file");
-    fails(example("train").args(["--output", "model"]), "--text");
-}
-
 /// Heads ranked, the cost of pruning shown and drawn, the smaller model written; mistakes in one line.
 #[test]
 fn prune_ranks_draws_and_writes() {
@@ -314,12 +277,19 @@ fn prune_ranks_draws_and_writes() {
         let (svg, smaller) = (path(&format!("{by}.svg")), path(by));
         let printed = succeeds(&mut prune(&["--by", by, "--plot", &svg, "--output", &smaller, "--share", "0.5"]));
         assert!(printed.contains("least important (layer.head)") && printed.contains("100%"), "{printed}");
+        let counts: Vec<&str> = printed
+            .lines()
+            .filter(|line| line.contains('%'))
+            .filter_map(|line| line.split_whitespace().nth(1))
+            .collect();
+        assert!(counts.windows(2).all(|pair| pair[0] != pair[1]), "each number of heads once: {counts:?}");
         assert!(std::fs::read_to_string(svg).unwrap().contains("heads pruned, %"));
         let config = std::fs::read_to_string(Path::new(&smaller).join("config.json")).unwrap();
         assert!(config.contains("pruned_heads"), "{config}");
         succeeds(example("encode").args(["--model", &smaller, "a cat", "a dog"]));
     }
     fails(&mut prune(&["--output", &path("entropy")]), "exists already");
+    fails(&mut prune(&["--plot", &path("no/plot.svg")]), "no/plot.svg: its folder does not exist");
     fails(&mut prune(&["--share", "1.5"]), "--share is 1.5, expected 0 to 1");
     fails(&mut prune(&["--limit", "1"]), "1 texts, expected at least 2");
     fails(example("prune").args(["--file", &path("texts.txt"), "--output", &path("none")]), "--output needs --model");

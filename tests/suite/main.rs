@@ -27,6 +27,7 @@ mod search;
 mod seeds;
 mod task_heads;
 mod train;
+mod train_program;
 mod visualize;
 mod visualize_page;
 mod writing;

@@ -92,7 +92,7 @@ fn gte_classifier() {
 }
 
 /// The tiny BERT with a head of some of its own tensors, and the keys of `with` in its configuration.
-fn folder(labels: usize, with: Value) -> tempfile::TempDir {
+pub fn folder(labels: usize, with: Value) -> tempfile::TempDir {
     let (from, to) = (fixture("tiny-bert"), tempfile::tempdir().unwrap());
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(from.join(file), to.path().join(file)).unwrap();
@@ -121,11 +121,11 @@ fn folder(labels: usize, with: Value) -> tempfile::TempDir {
     to
 }
 
-fn cross(folder: &Path) -> Result<CrossEncoder, Error> {
+pub fn cross(folder: &Path) -> Result<CrossEncoder, Error> {
     CrossEncoder::from_folder(folder, DType::F32, &CPU)
 }
 
-const FOX: &str = "the quick brown fox jumps over the lazy dog and runs far away from the big house";
+pub const FOX: &str = "the quick brown fox jumps over the lazy dog and runs far away from the big house";
 const COUNT: &str = "one two three four five six seven eight nine ten";
 
 #[test]

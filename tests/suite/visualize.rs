@@ -4,12 +4,15 @@ use std::io::Read;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use candle_attention::encoder::{MapOptions, SentenceEncoder};
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::encoder::{BertConfig, BertModel, ForwardOptions, MapOptions, SentenceEncoder};
 use candle_attention::visualize::{AttentionMaps, TerminalColor};
+use candle_attention::{AttentionMask, Observe};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, fixture, numbers, says};
 use crate::examples::{example, fails, succeeds};
+use crate::task_heads;
 
 /// Tokens that break what does not escape.
 pub const HOSTILE: [&str; 12] = [
@@ -204,6 +207,51 @@ fn an_encoder_shows_where_it_looks() {
     assert_eq!(encoder.attention("", &MapOptions::default()).unwrap().queries(), ["[CLS]", "[SEP]"]);
 }
 
+/// Both texts of a pair and the special tokens around them are named, and the second has the other segment type.
+#[test]
+fn a_model_shows_where_it_looks_in_a_pair() {
+    let options = MapOptions::default();
+    let encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), DType::F32, &Device::Cpu).unwrap();
+    let maps = encoder.attention(("The cat", "a dog sat"), &options).unwrap();
+    let names = ["[CLS]", "The", "cat", "[SEP]", "a", "dog", "sat", "[SEP]"];
+    assert_eq!((maps.queries(), maps.keys()), (&names.map(String::from)[..], &names.map(String::from)[..]));
+    assert!(maps.svg(0).unwrap().contains("The cat | a dog sat"));
+
+    let tokenizer: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(fixture("tiny-bert/tokenizer.json")).unwrap()).unwrap();
+    let id = |name: &&str| tokenizer["model"]["vocab"][name.replace("The", "the")].as_u64().unwrap() as u32;
+    let ids: Vec<u32> = names.iter().map(id).collect();
+    let row = |numbers: Vec<u32>| Tensor::new(numbers, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
+    let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
+    let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
+    let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
+    let what = Observe::default().with_weights(true);
+    let forward = ForwardOptions::default().with_observe(&[0, 1], &what);
+    let types = row(vec![0, 0, 0, 0, 1, 1, 1, 1]);
+    let forwarded = model.forward_with(&row(ids), Some(&types), &AttentionMask::none(), &forward).unwrap();
+    for (layer, observed) in forwarded.observed {
+        let want = observed.weights.unwrap().get(0).unwrap();
+        for head in 0..want.dims()[0] {
+            let want = want.get(head).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(maps.weights(layer, head).unwrap(), want);
+        }
+    }
+
+    // A head on the same model looks alike.
+    let one = task_heads::folder(1, serde_json::json!({"id2label": {"0": "LABEL_0"}}));
+    let cross = task_heads::cross(one.path()).unwrap();
+    let seen = cross.attention("The cat", "a dog sat", &options).unwrap();
+    assert_eq!((seen.queries(), seen.weights(1, 0).unwrap()), (maps.queries(), maps.weights(1, 0).unwrap()));
+    says(cross.attention("a", "b", &options.clone().with_prompt_name("query")), &["prompt_name is query", "none"]);
+    // Cut at 16 tokens, the longer first; nothing is a text too.
+    let cut = cross.attention("hello", task_heads::FOX, &options).unwrap();
+    assert_eq!(
+        (cut.queries().len(), &cut.queries()[..4]),
+        (16, &["[CLS]", "hello", "[SEP]", "the"].map(String::from)[..])
+    );
+    assert_eq!(cross.attention("a", "", &options).unwrap().queries(), ["[CLS]", "a", "[SEP]", "[SEP]"]);
+}
+
 #[test]
 fn attention_map_prints_and_writes() {
     let folder = tempfile::tempdir().unwrap();
@@ -220,6 +268,10 @@ fn attention_map_prints_and_writes() {
     let unwanted = succeeds(tiny(&[]).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1"));
     assert!(!unwanted.contains('\u{1b}'));
 
+    let pair = succeeds(&mut tiny(&["--pair", "a dog"]));
+    let rows: Vec<&str> = pair.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(rows.windows(4).any(|rows| rows == ["[SEP]", "a", "dog", "[SEP]"]), "{pair}");
+
     let said = succeeds(tiny(&[]).arg("--html").arg(path("a.html")).arg("--svg").arg(path("a.svg")));
     assert_eq!(said, "");
     assert!(std::fs::read_to_string(path("a.html")).unwrap().contains("id=\"w1-0\""));
@@ -228,6 +280,7 @@ fn attention_map_prints_and_writes() {
 
     fails(&mut tiny(&["--layer", "7"]), "a layer to observe is 7");
     fails(&mut tiny(&["--head", "99"]), "99");
+    fails(&mut tiny(&["--batch-size", "4"]), "unexpected argument '--batch-size'");
     fails(tiny(&[]).arg("--svg").arg(path("no/a.svg")), "its folder does not exist");
     fails(tiny(&[]).arg("--html").arg(folder.path()), "is a folder");
     fails(example("attention_map").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");

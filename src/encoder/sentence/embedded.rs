@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use super::SentenceEncoder;
 use crate::encoder::bert::BertModel;
 use crate::encoder::config::BertConfig;
+use crate::encoder::fingerprint::hex;
 use crate::encoder::pipeline::{Pipeline, Prompts};
 use crate::encoder::texts::Texts;
 use crate::encoder::tokenizer::Tokenizer;
@@ -46,6 +47,6 @@ impl SentenceEncoder {
     pub fn embedded_fingerprint() -> String {
         let mut hash = Sha256::new();
         [CONFIG, TOKENIZER, WEIGHTS].iter().for_each(|content| hash.update(Sha256::digest(content)));
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(hash)
     }
 }
