@@ -165,6 +165,11 @@ impl Qkv {
             let may_change = weights.tracks_gradient();
             return Ok(Self { unordered: may_change.then_some(weights), ..ordered });
         }
+        let packed = |all: DenseWeights| {
+            let all = Dense::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?;
+            let [q, k, v] = rows;
+            Ok::<_, Error>(([all.rows(0, q)?, all.rows(q, k)?, all.rows(q + k, v)?], Some(all)))
+        };
         let (parts, stored) = match weights {
             QkvWeights::Split(dense) => {
                 let [q, k, v] = *dense;
@@ -173,13 +178,11 @@ impl Qkv {
                 for (dense, name) in parts.iter().zip(NAMES) {
                     same_dtype_and_device(&format!("{name} weight"), &dense.weight, &parts[0].weight)?;
                 }
-                (parts, None)
+                // On a GPU one large product costs less than three. On the CPU they are packed into one when needed.
+                let one = if parts[0].weight.device().is_cpu() { None } else { joined(&parts)? };
+                one.map_or(Ok((parts, None)), packed)?
             }
-            QkvWeights::Packed(all) => {
-                let all = Dense::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?;
-                let [q, k, v] = rows;
-                ([all.rows(0, q)?, all.rows(q, k)?, all.rows(q + k, v)?], Some(all))
-            }
+            QkvWeights::Packed(all) => packed(all)?,
             QkvWeights::Ordered(..) | QkvWeights::OrderedSplitBias { .. } => unreachable!("put in order above"),
         };
         Ok(Self { parts: Box::new(parts), stored, unordered: None, packed: Arc::default(), rows, h_kv })
@@ -283,6 +286,20 @@ impl Qkv {
     }
 }
 
+/// Projections of inputs of one width as one, if they are no variables and all have a bias or none.
+fn joined(parts: &[Dense; 3]) -> Result<Option<DenseWeights>> {
+    let first = &parts[0];
+    let alike =
+        |part: &Dense| part.weight.dims()[1] == first.weight.dims()[1] && part.bias.is_some() == first.bias.is_some();
+    if !parts.iter().all(|part| alike(part) && !part.tracks_gradient()) {
+        return Ok(None);
+    }
+    let weight = Tensor::cat(&parts.each_ref().map(|part| &part.weight), 0)?;
+    let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
+    let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
+    Ok(Some(DenseWeights { weight, bias }))
+}
+
 /// The projections with their rows in order, if they are stored in another. Differentiable. `rows`: how many of each.
 pub(crate) fn in_order(weights: &QkvWeights, rows: [usize; 3], h_kv: usize) -> Result<Option<QkvWeights>> {
     Ok(match weights {
@@ -336,4 +353,39 @@ fn in_blocks(dense: &DenseWeights, order: FusedOrder, rows: [usize; 3], h_kv: us
 fn heads(ys: &Tensor, size: usize) -> Result<Tensor> {
     let (b, s, width) = ys.dims3()?;
     Ok(ys.reshape((b, s, width / size, size))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What layers on a GPU are made of, tried on the CPU, in f64 so that nothing else packs.
+    #[test]
+    fn three_projections_in_one_say_the_same() {
+        let device = Device::Cpu;
+        let random = |dims: &[usize]| Tensor::randn(0f64, 1.0, dims, &device).unwrap();
+        let (rows, input, sizes) = ([12, 6, 10], 7, [3, 3, 5]);
+        let dense = |i: usize| DenseWeights { weight: random(&[rows[i], input]), bias: Some(random(&[rows[i]])) };
+        let split = Qkv::new(QkvWeights::Split(Box::new([0, 1, 2].map(dense))), rows, [input; 3], 2).unwrap();
+        let one = joined(&split.parts).unwrap().unwrap();
+        let one = Qkv::new(QkvWeights::Packed(one), rows, [input; 3], 2).unwrap();
+        let (xs, ys) = (random(&[2, 4, input]), random(&[2, 5, input]));
+        for inputs in [[&xs; 3], [&xs, &ys, &ys]] {
+            let want = split.forward(inputs, sizes, DType::F64).unwrap();
+            let got = one.forward(inputs, sizes, DType::F64).unwrap();
+            for (got, want) in got.iter().zip(&want) {
+                assert_eq!(got.dims(), want.dims());
+                let worst = (got - want).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
+                assert!(worst.to_scalar::<f64>().unwrap() < 1e-12);
+            }
+        }
+        let odd = Qkv {
+            parts: Box::new([0, 1, 2].map(|i| {
+                let DenseWeights { weight, bias } = dense(i);
+                Dense { weight, bias: bias.filter(|_| i != 1), packed: Arc::default() }
+            })),
+            ..split
+        };
+        assert!(joined(&odd.parts).unwrap().is_none(), "a bias that is not there is not made up");
+    }
 }

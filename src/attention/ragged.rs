@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
 use super::row_positions::RowPositions;
+use super::shared_angles::SharedAngles;
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Broadcast, Distances, Element, Epilogue, Heads, Isa, Mask};
@@ -23,10 +24,17 @@ impl MultiHeadAttention {
     /// # Errors
     /// If `xs` does not fit, the lengths do not add up to its tokens, or the mask is of another kind.
     pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
-        Ok(self.ragged(xs, lengths, mask)?)
+        Ok(self.ragged(xs, lengths, mask, &SharedAngles::default())?)
     }
 
-    fn ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
+    /// [`attend_ragged`](Self::attend_ragged) with what the layers of a model share.
+    pub(crate) fn ragged(
+        &self,
+        xs: &Tensor,
+        lengths: &[usize],
+        mask: &AttentionMask,
+        angles: &SharedAngles,
+    ) -> Result<Tensor> {
         let size = self.config.query_size();
         let (tokens, _) = xs
             .dims2()
@@ -49,7 +57,7 @@ impl MultiHeadAttention {
             return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?);
         }
         if xs.track_op() || !self.runs_on_rows() {
-            return match self.ragged_of_tensors(xs, &starts, mask)? {
+            return match self.ragged_of_tensors(xs, &starts, mask, angles)? {
                 Some(output) => Ok(output),
                 None => self.padded_ragged(xs, lengths, mask),
             };

@@ -3,6 +3,7 @@
 
 use candle_core::Tensor;
 
+use super::shared_angles::SharedAngles;
 use super::transform::Places;
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::Result;
@@ -18,6 +19,7 @@ impl MultiHeadAttention {
         xs: &Tensor,
         starts: &[usize],
         mask: &AttentionMask,
+        angles: &SharedAngles,
     ) -> Result<Option<Tensor>> {
         let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
         let tracked = xs.track_op() || self.qkv.tracks_gradient();
@@ -29,7 +31,7 @@ impl MultiHeadAttention {
         let inputs = AttentionInputs::self_attention(&xs, mask);
         let mask = self.positioned(&inputs, longest, longest, None)?;
         let dtype = accumulate_in(self.qkv.weight());
-        let [q, k, v] = self.project(&inputs, dtype, Places { rows: Some(starts), ..Places::default() })?;
+        let [q, k, v] = self.project(&inputs, dtype, Places { rows: Some((starts, angles)), ..Places::default() })?;
         let inputs = AttentionInputs { mask: &mask, ..inputs };
         let options = self.sdpa_options(&inputs, &AttentionOptions::default());
         let Some(context) = attend_rows([&q, &k, &v], starts, &options)? else { return Ok(None) };

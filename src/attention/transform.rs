@@ -3,6 +3,7 @@
 use candle_core::{D, DType, Tensor};
 
 use super::MultiHeadAttention;
+use super::shared_angles::SharedAngles;
 use crate::checkpoint::NormWeights;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::{Error, Result};
@@ -16,8 +17,8 @@ pub(super) struct Places<'a> {
     /// Rows and columns, if the tokens are patches of an image.
     pub grid: Option<[usize; 2]>,
     /// Where each row starts and the last one ends, if the tokens are those of several, one after the other; each row
-    /// then begins at position 0.
-    pub rows: Option<&'a [usize]>,
+    /// then begins at position 0. With it what was made for the same rows before.
+    pub rows: Option<(&'a [usize], &'a SharedAngles)>,
 }
 
 impl Default for Places<'_> {
@@ -39,9 +40,8 @@ impl MultiHeadAttention {
             (self.normalised(&self.limited(q)?, 0)?, self.normalised(&self.limited(k)?, 1)?, self.limited(v)?);
         let (s_q, s_kv) = (q.dim(1)?, k.dim(1)?);
         let (angles_q, angles_k, style) = match &self.config.position {
-            Position::Rotary(rotary) if let Some(starts) = places.rows => {
-                let lengths = starts.windows(2).map(|ends| ends[1] - ends[0]);
-                let angles = rotary.angles_of_texts(lengths, self.config.head_dim(), q.dtype(), q.device())?;
+            Position::Rotary(rotary) if let Some((starts, shared)) = places.rows => {
+                let angles = shared.of(rotary, starts, self.config.head_dim(), q.dtype(), q.device())?;
                 (angles.clone(), angles, rotary.style)
             }
             Position::Rotary(rotary) => {

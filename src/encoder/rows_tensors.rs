@@ -4,6 +4,7 @@
 use candle_core::{DType, Module, Tensor};
 
 use super::bert::BertModel;
+use crate::attention::shared_angles::SharedAngles;
 use crate::error::Result;
 
 impl BertModel {
@@ -22,8 +23,9 @@ impl BertModel {
         if let Some(projection) = &self.projection {
             hidden = projection.forward(&hidden, hidden.dtype())?;
         }
+        let angles = SharedAngles::default();
         for layer in &self.layers {
-            hidden = layer.forward_texts(&hidden, lengths)?;
+            hidden = layer.forward_texts(&hidden, lengths, &angles)?;
         }
         if let Some(norm) = &self.final_norm {
             hidden = norm.forward(&hidden)?;
