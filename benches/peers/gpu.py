@@ -1,8 +1,8 @@
 """Ours against PyTorch and transformers on one NVIDIA GPU, taking turns in one run.
 
-Run: python3 benches/peers/gpu.py --ours BINARY --output FOLDER
-     with PyTorch and transformers installed for CUDA. BINARY is our side, built for CUDA:
-     cargo build --release --bench peers --features cuda (or flash-attn)
+Run: cargo build --release --bench peers --features cuda (or flash-attn)
+     python3 benches/peers/gpu.py --output FOLDER
+     with PyTorch and transformers installed for CUDA; --ours names our side where it was built elsewhere.
 
 Each case is first checked: the sides must agree. Then they take turns, round by round; what is told is the median of
 each, the median of the ratios of a round, and the rate of the useful arithmetic as a share of what the card does in one
@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SHAPES = [(1, 128), (32, 128), (8, 512), (1, 4096), (4, 4096), (1, 16384)]
 # hidden_size, num_attention_heads, num_hidden_layers, intermediate_size
 MODELS = {"MiniLM-L6": (384, 12, 6, 1536), "BERT-base": (768, 12, 12, 3072)}
@@ -29,7 +30,9 @@ WARM = 0.1
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ours", required=True, type=Path, help="our side")
+    built = [p for p in (ROOT / "target/release/deps").glob("peers-*") if not p.suffix]
+    newest = max(built, key=lambda p: p.stat().st_mtime, default=ROOT / "target/release/deps/peers")
+    parser.add_argument("--ours", default=newest, type=Path, help="our side")
     parser.add_argument("--output", required=True, type=Path, help="the folder for gpu.md")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu tries the script itself")
     parser.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["bf16", "f32"])
