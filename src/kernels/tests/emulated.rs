@@ -226,11 +226,11 @@ fn emulated_kernels_in_many_sizes() {
     for sizes in all {
         let what = format!("{sizes:?}");
         let [q, k, v] = qkv::<f32>(&mut random, sizes);
-        check(&mut emulator, &GPUS, &sized(sizes, [&q, &k, &v], Mask::default()), 2e-6, &what);
+        check(&mut emulator, &[GPUS[0], GPUS[3]], &sized(sizes, [&q, &k, &v], Mask::default()), 2e-6, &what);
         let [q, k, v] = qkv::<f16>(&mut random, sizes);
-        check(&mut emulator, &GPUS, &sized(sizes, [&q, &k, &v], Mask::default()), 1.5e-3, &what);
+        check(&mut emulator, &GPUS[1..2], &sized(sizes, [&q, &k, &v], Mask::default()), 1.5e-3, &what);
         let [q, k, v] = qkv::<bf16>(&mut random, sizes);
-        check(&mut emulator, &GPUS, &sized(sizes, [&q, &k, &v], Mask::default()), 1e-2, &what);
+        check(&mut emulator, &GPUS[2..], &sized(sizes, [&q, &k, &v], Mask::default()), 1e-2, &what);
     }
 }
 
@@ -238,7 +238,7 @@ fn emulated_kernels_in_many_sizes() {
 #[ignore = "needs a C++ compiler"]
 fn emulated_kernels_under_every_mask() {
     let (mut random, mut emulator) = (Random(4), Emulator::new());
-    for (s_q, s_kv) in [(5, 7), (70, 50), (33, 200)] {
+    for (s_q, s_kv) in [(5, 7), (70, 90)] {
         let (b, h) = (2, 4);
         let keep: Vec<u8> = (0..b * s_q * s_kv).map(|_| u8::from(random.next() > -0.3)).collect();
         let mut bias: Vec<f32> = random.numbers(h * s_kv);
