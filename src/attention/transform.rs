@@ -109,6 +109,10 @@ pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize)
 /// xs `(b, s, h, d)`.
 pub(super) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
+    // candle's kernels for NVIDIA GPUs cannot sum over nothing.
+    if xs.elem_count() == 0 {
+        return Ok(xs.clone());
+    }
     let dtype = xs.dtype();
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let xs = xs.to_dtype(wide)?;

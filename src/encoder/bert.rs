@@ -160,6 +160,11 @@ impl BertModel {
                 format!("at most {longest} tokens, by max_position_embeddings"),
             ));
         }
+        // candle's kernels for NVIDIA GPUs cannot look up nothing.
+        if ids.elem_count() == 0 {
+            let table = &self.word_embeddings;
+            return Ok(Tensor::zeros((b, s, table.dim(1)?), table.dtype(), table.device())?);
+        }
         let words = lookup("ids", &self.word_embeddings, ids)?; // (b, s, hidden)
         let words = match (&self.token_type_embeddings, token_type_ids) {
             (None, _) => words,

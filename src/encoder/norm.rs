@@ -64,6 +64,10 @@ impl Module for LayerNorm {
                 Error::shape("the input of layer norm", xs.dims(), format!("(…, {})", self.weight.dims()[0])).into()
             );
         }
+        // candle's kernels for NVIDIA GPUs cannot sum over nothing.
+        if xs.elem_count() == 0 {
+            return Ok(xs.clone());
+        }
         let dtype = xs.dtype();
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let xs = xs.to_dtype(wide)?;

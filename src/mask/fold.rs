@@ -120,6 +120,7 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
+    use crate::mask::Part;
 
     /// Scores of 0 under what `folded` says, as `dense` would give them.
     fn scores(folded: &Folded, call: CallShape) -> Vec<f32> {
@@ -185,6 +186,29 @@ mod tests {
             let want: Vec<f32> =
                 keep.iter().zip(bias).map(|(keep, bias)| if *keep == 0.0 { f32::NEG_INFINITY } else { bias }).collect();
             assert_eq!(folded, want, "{mask}");
+        }
+    }
+
+    #[test]
+    fn no_mask_stays_in_integers_that_gpus_cannot_compare() {
+        let call = CallShape { b: 2, h: 1, s_q: 3, s_kv: 3 };
+        let device = Device::Cpu;
+        let mask = Tensor::new(&[[3i64, 0, 3], [0, 1, 1]], &device).unwrap();
+        let masks = |dtype: DType| {
+            let mask = mask.to_dtype(dtype).unwrap();
+            let masks = [AttentionMask::keep(&mask), AttentionMask::drop(&mask), AttentionMask::segments(&mask, &mask)];
+            masks.map(Result::unwrap)
+        };
+        for dtype in [DType::I16, DType::I32] {
+            for (mask, want) in masks(dtype).into_iter().zip(masks(DType::U8)) {
+                let got = scores(&mask.folded(call, &device).unwrap(), call);
+                assert_eq!(got, scores(&want.folded(call, &device).unwrap(), call), "{mask} in {dtype:?}");
+                let [Part::Keep(kept) | Part::Drop(kept) | Part::Segments { queries: kept, .. }] = &mask.parts[..]
+                else {
+                    panic!("{mask}");
+                };
+                assert_eq!(kept.dtype(), DType::I64);
+            }
         }
     }
 }

@@ -92,7 +92,7 @@ impl AttentionMask {
     pub fn keep(mask: &Tensor) -> Result<Self> {
         integer("keep mask", mask)?;
         two_to_four_dims("keep mask", mask)?;
-        Ok(Self::part(Part::Keep(mask.clone())))
+        Ok(Self::part(Part::Keep(comparable(mask)?)))
     }
 
     /// Nonzero = hidden, the convention of `key_padding_mask` and boolean `attn_mask` in PyTorch's
@@ -104,7 +104,7 @@ impl AttentionMask {
     pub fn drop(mask: &Tensor) -> Result<Self> {
         integer("drop mask", mask)?;
         two_to_four_dims("drop mask", mask)?;
-        Ok(Self::part(Part::Drop(mask.clone())))
+        Ok(Self::part(Part::Drop(comparable(mask)?)))
     }
 
     /// Numbers added to the scaled scores, of a shape that broadcasts to `(b, h, s_q, s_kv)`: fewer dimensions are the
@@ -194,7 +194,7 @@ impl AttentionMask {
                 return Err(Error::shape(name, ids.dims(), "(b, s)"));
             }
         }
-        Ok(Self::part(Part::Segments { queries: queries.clone(), keys: keys.clone() }))
+        Ok(Self::part(Part::Segments { queries: comparable(queries)?, keys: comparable(keys)? }))
     }
 
     /// A key is seen if both masks let it be seen; additive masks add up.
@@ -288,6 +288,15 @@ fn integer(name: &str, tensor: &Tensor) -> Result<()> {
         return Ok(());
     }
     Err(Error::dtype(name, tensor.dtype(), "an integer dtype such as u8"))
+}
+
+/// GPUs have no operations on i16 and i32: there such a mask becomes i64, on the CPU.
+fn comparable(mask: &Tensor) -> Result<Tensor> {
+    let device = mask.device();
+    Ok(match mask.dtype() {
+        DType::I16 | DType::I32 => mask.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.to_device(device)?,
+        _ => mask.clone(),
+    })
 }
 
 fn two_to_four_dims(name: &str, tensor: &Tensor) -> Result<()> {

@@ -33,10 +33,16 @@ pub(super) fn attend(
 
     use super::numbers_together;
     use crate::kernels::cuda::{Launch, Params};
+    use crate::mask::AttentionMask;
     use crate::mask::check::CallShape;
 
     let CallShape { b, h, s_q, s_kv } = call.shape;
-    let folded = options.mask.folded(call.shape, q.device())?;
+    // Where every key is an appended one, no key is for the mask to say anything about.
+    let none = AttentionMask::none();
+    let mask = if s_kv == 0 { &none } else { options.mask };
+    let folded = mask.folded(call.shape, q.device())?;
+    let [bias, keep] = [folded.bias, folded.keep].map(|mask| mask.map(|mask| keys_within_reach(&mask)).transpose());
+    let (bias, keep) = (bias?, keep?);
     let sinks = options.sinks.map(|sinks| sinks.to_dtype(DType::F32)?.contiguous()).transpose()?;
     let params = Params {
         b: b as i32,
@@ -60,8 +66,8 @@ pub(super) fn attend(
         k: &k,
         v: &v,
         sinks: sinks.as_ref(),
-        bias: folded.bias.as_ref(),
-        keep: folded.keep.as_ref(),
+        bias: bias.as_ref(),
+        keep: keep.as_ref(),
         segments: folded.segments.as_ref(),
         slopes: folded.slopes,
         lengths: folded.lengths,
@@ -72,6 +78,14 @@ pub(super) fn attend(
         params,
     };
     launch.run()
+}
+
+/// The kernels reach the keys of a mask's row by 32 bits.
+#[cfg(feature = "cuda")]
+fn keys_within_reach(mask: &Tensor) -> Result<Tensor> {
+    let (keys, stride) = (mask.dims()[3], mask.stride()[3]);
+    let near = keys.saturating_mul(stride).saturating_mul(mask.dtype().size_in_bytes()) <= 1 << 32;
+    Ok(if keys == 1 || near { mask.clone() } else { mask.contiguous()? })
 }
 
 /// Without the feature no tensor is on an NVIDIA GPU.

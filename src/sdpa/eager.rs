@@ -3,8 +3,8 @@
 
 use candle_core::{D, DType, Tensor};
 
-use super::{Attended, Call, SdpaOptions};
-use crate::error::Result;
+use super::{Attended, Call, Place, SdpaOptions};
+use crate::error::{Error, Result};
 use crate::mask::check::CallShape;
 use crate::mask::{DenseMask, lowest_finite};
 
@@ -15,6 +15,7 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &
     let CallShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
     let (h_kv, group) = (call.h_kv, h / call.h_kv);
+    within_a_launch(call, keys)?;
     let compute = compute_dtype(call.dtype);
     // Widening first costs memory but keeps the scores and the sum of the softmax out of the narrow dtype.
     let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
@@ -48,6 +49,18 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &
     let output = output.reshape((b, h, s_q, call.d_v))?.transpose(1, 2)?.contiguous()?.to_dtype(call.dtype)?;
     let weights = options.return_weights.then(|| weights.to_dtype(call.dtype)).transpose()?;
     Ok(Attended { output, weights })
+}
+
+/// candle's kernels for NVIDIA GPUs count elements in 32 bits: past those they would never end.
+fn within_a_launch(call: &Call, keys: usize) -> Result<()> {
+    let CallShape { b, h, s_q, .. } = call.shape;
+    let scores = [b, h, s_q, keys].into_iter().fold(1usize, usize::saturating_mul);
+    match call.place {
+        Place::Cuda { .. } if scores > u32::MAX as usize - 1024 => {
+            Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU: a smaller batch"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The dtype of scores and softmax.
@@ -129,4 +142,21 @@ fn repeat_heads(k: &Tensor, group: usize) -> Result<Tensor> {
     }
     let (b, h_kv, s, d) = k.dims4()?;
     Ok(k.unsqueeze(2)?.broadcast_as((b, h_kv, group, s, d))?.reshape((b, h_kv * group, s, d))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_that_a_launch_cannot_count_are_refused() {
+        let of = |place, b| {
+            let shape = CallShape { b, h: 16, s_q: 4096, s_kv: 4096 };
+            let (d, dtype) = (64, DType::F32);
+            within_a_launch(&Call { shape, h_kv: 16, d, d_v: d, dtype, place, tracks_gradient: false }, 4096)
+        };
+        let cuda = Place::Cuda { capability: 90 };
+        assert!(of(cuda, 15).is_ok() && of(Place::Cpu, 16).is_ok());
+        assert!(of(cuda, 16).unwrap_err().to_string().contains("4294967296"));
+    }
 }

@@ -1,19 +1,19 @@
-//! Kernels compiled, kept and launched.
+//! Kernels launched.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute as Attribute;
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute as FunctionAttribute;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg, SyncOnDrop,
 };
-use candle_core::cuda_backend::cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Storage, StorageRef, Tensor};
 use half::{bf16, f16};
 
+use super::compile::ptx;
 use super::variant::{Gpu, Shape, Variant};
 use super::{Features, Params};
 use crate::error::{Error, Result};
@@ -29,11 +29,11 @@ pub(crate) struct Launch<'a> {
     pub v: &'a Tensor,
     /// `(h)`, f32.
     pub sinks: Option<&'a Tensor>,
-    /// `(b, h, s_q, s_kv)` with dimensions of 1 to be repeated, f32.
+    /// `(b, h, s_q, s_kv)` with dimensions of 1 to be repeated, f32. Where there are no keys, there is no mask.
     pub bias: Option<&'a Tensor>,
     /// Likewise, u8.
     pub keep: Option<&'a Tensor>,
-    /// `(b, s_q)` and `(b, s_kv)`, i64.
+    /// `(b, s_q)` and `(b, s_kv)`, i64, contiguous.
     pub segments: Option<&'a [Tensor; 2]>,
     pub slopes: Option<Vec<f32>>,
     pub lengths: Option<Vec<i32>>,
@@ -119,7 +119,6 @@ impl Launch<'_> {
             let [b, s, h, _] = held.strides::<4>();
             [b, s, h]
         };
-        let two = |held: Option<&Held>| held.map_or([0; 2], Held::strides);
         let four = |held: &Option<Held>| held.as_ref().map_or([0; 4], Held::strides);
         let params = Params {
             q: q_at,
@@ -142,8 +141,6 @@ impl Launch<'_> {
             v_strides: first_three(&v),
             bias_strides: four(&bias),
             keep_strides: four(&keep),
-            query_segment_strides: two(queries),
-            key_segment_strides: two(keys),
             aligned: i32::from(aligned),
             ..self.params
         };
@@ -159,12 +156,19 @@ fn start(device: &CudaDevice, params: Params, dtype: DType, features: Features) 
     let gpu = gpu(device)?;
     let jobs = params.b as usize * params.h_kv as usize;
     let rows = params.s_q as usize * (params.h / params.h_kv) as usize;
+    // Kernels count rows and keys in 32 bits, past the last ones by a tile.
+    let keys = params.s_kv as usize + params.appended as usize;
+    if let Some(many) = [rows, keys].into_iter().find(|count| *count > 1 << 30) {
+        return Err(Error::value("the number of queries of a head or of keys", many, "at most 2^30"));
+    }
     let shape = Shape { dtype, d: params.d as usize, d_v: params.d_v as usize, jobs, rows, features };
     let too_large = || Error::value("the numbers of a head", params.d.max(params.d_v), "at most 256");
     let variant = Variant::of(shape, gpu).ok_or_else(too_large)?;
     let blocks = variant.blocks(jobs, rows);
-    let blocks =
-        u32::try_from(blocks).map_err(|_| Error::value("the batch", blocks, "less than 2^32 blocks of work"))?;
+    let blocks = u32::try_from(blocks).ok().filter(|blocks| i32::try_from(*blocks).is_ok());
+    let blocks = blocks.ok_or_else(|| {
+        Error::value("the batch", format!("{jobs} heads of {rows} queries"), "less than 2^31 blocks of work")
+    })?;
     if blocks == 0 {
         return Ok(());
     }
@@ -244,59 +248,24 @@ impl Uploads {
     }
 }
 
+/// What there is to be known of a device, asked for once: asking takes away an error that an earlier call left behind and
+/// that is to be seen where it stops something.
 pub(crate) fn gpu(device: &CudaDevice) -> Result<Gpu> {
+    static KNOWN: Mutex<BTreeMap<usize, Gpu>> = Mutex::new(BTreeMap::new());
     let stream = device.cuda_stream();
+    let ordinal = stream.context().ordinal();
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(gpu) = known.get(&ordinal) {
+        return Ok(*gpu);
+    }
     let ask = |attribute| Ok::<_, Error>(stream.context().attribute(attribute).w()? as usize);
     let major = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    Ok(Gpu {
+    let gpu = Gpu {
         capability: (10 * major + minor) as u32,
         multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_memory: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-    })
-}
-
-/// The compiled kernel, made once a process.
-fn ptx(variant: Variant, capability: u32) -> Result<Arc<str>> {
-    static MADE: Mutex<Option<HashMap<(Variant, u32), Arc<str>>>> = Mutex::new(None);
-    // What a thread that panicked left behind is whole: one insertion is all that is done to it.
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let made = made.get_or_insert_default();
-    if let Some(ptx) = made.get(&(variant, capability)) {
-        return Ok(ptx.clone());
-    }
-    let mut options = vec![format!("--gpu-architecture=compute_{capability}"), "-std=c++17".into()];
-    options.extend(variant.definitions().iter().map(|definition| format!("-D{definition}")));
-    let options = CompileOptions { options, name: Some("attention.cu".into()), ..CompileOptions::default() };
-    let ptx = compile_ptx_with_opts(variant.source(include_str!("source/device.cuh")), options).w()?;
-    let ptx: Arc<str> = ptx.to_src().into();
-    made.insert((variant, capability), ptx.clone());
-    Ok(ptx)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Needs the compiler, no GPU.
-    #[test]
-    fn every_kernel_compiles() {
-        let gpus = [(75, 64), (80, 163), (89, 99), (90, 227)];
-        for (capability, kilobytes) in gpus {
-            let gpu = Gpu { capability, multiprocessors: 1, shared_memory: kilobytes << 10 };
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
-                for (d, d_v) in [(32, 32), (40, 40), (64, 64), (20, 72), (96, 96), (128, 128), (256, 256)] {
-                    let features = if d == 64 { vec![0, 1, 2, 4, 8, 16, 31] } else { vec![0] };
-                    for features in features {
-                        for rows in [1, 1000] {
-                            let shape = Shape { dtype, d, d_v, jobs: 8, rows, features: Features(features) };
-                            let variant = Variant::of(shape, gpu).unwrap();
-                            let ptx = ptx(variant, capability).unwrap();
-                            assert!(ptx.contains(".entry attention"), "{}", variant.name());
-                        }
-                    }
-                }
-            }
-        }
-    }
+    };
+    known.insert(ordinal, gpu);
+    Ok(gpu)
 }

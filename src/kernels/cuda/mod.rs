@@ -4,6 +4,8 @@
 //! types; [`Variant`] chooses. Tests run them on a CPU, by `source/emulator.hpp` in place of `source/device.cuh`.
 
 #[cfg(feature = "cuda")]
+mod compile;
+#[cfg(feature = "cuda")]
 mod launch;
 mod params;
 mod variant;

@@ -23,8 +23,6 @@ pub(crate) struct Params {
     pub v_strides: [i64; 3],
     pub bias_strides: [i64; 4],
     pub keep_strides: [i64; 4],
-    pub query_segment_strides: [i64; 2],
-    pub key_segment_strides: [i64; 2],
     pub b: i32,
     pub h: i32,
     pub h_kv: i32,

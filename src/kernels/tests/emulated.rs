@@ -151,7 +151,6 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize) -> 
         }
     };
     let segments = mask.segments.first();
-    let two = |segment: &Broadcast<i64>, axis: usize| [segment.strides[0] as i64, segment.strides[axis] as i64];
     Params {
         q: memory.hold(call.q.data),
         k: memory.hold(call.k.data),
@@ -174,8 +173,6 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize) -> 
         v_strides: signed(call.v.strides),
         bias_strides: mask.bias.first().map_or([0; 4], |bias| four(bias.strides)),
         keep_strides: mask.keep.first().map_or([0; 4], |keep| four(keep.strides)),
-        query_segment_strides: segments.map_or([0; 2], |[queries, _]| two(queries, 2)),
-        key_segment_strides: segments.map_or([0; 2], |[_, keys]| two(keys, 3)),
         b: call.batch.rows() as i32,
         h: call.h as i32,
         h_kv: call.h_kv as i32,
@@ -264,6 +261,8 @@ fn emulated_kernels_under_every_mask() {
             Mask { right: Some(0), starts: Some(vec![2, -1]), ..base() },
             Mask { keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, s_kv, 1] }], ..base() },
             Mask { bias: vec![Broadcast { data: &bias, strides: [0, s_kv, 0, 1] }], ..base() },
+            // As a transposed mask lies.
+            Mask { keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, 1, s_q] }], ..base() },
             Mask { segments: vec![[ids_of(s_q, 2), ids_of(s_kv, 3)]], ..base() },
             Mask { distances: distances(false), right: Some(0), ..base() },
             Mask { distances: distances(true), ..base() },

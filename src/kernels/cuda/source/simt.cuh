@@ -19,18 +19,35 @@
 // row r starts.
 template <int ROWS, int COLUMNS, int LD, typename Place>
 static __device__ __forceinline__ void fetch(float* to, int rows, int width, bool aligned, Place place) {
-    const int PER_READ = 16 / sizeof(element);
-    for (int n = threadIdx.x; n < ROWS * (COLUMNS / PER_READ); n += THREADS) {
-        int r = n / (COLUMNS / PER_READ), c = n % (COLUMNS / PER_READ) * PER_READ;
-        alignas(16) element numbers[PER_READ];
-        if (aligned && r < rows && c < width) {
-            *reinterpret_cast<uint4*>(numbers) = *reinterpret_cast<const uint4*>(place(r) + c);
-        } else {
-            for (int i = 0; i < PER_READ; ++i) numbers[i] = r < rows && c + i < width ? place(r)[c + i] : element(0);
+    if (!aligned) {
+#pragma unroll 1
+        for (int n = threadIdx.x; n < ROWS * COLUMNS; n += THREADS) {
+            const int r = n / COLUMNS, c = n % COLUMNS;
+            to[r * LD + c] = r < rows && c < width ? to_float(place(r)[c]) : 0;
         }
-        for (int i = 0; i < PER_READ; i += 4) {
-            *reinterpret_cast<float4*>(to + r * LD + c + i) = make_float4(
-                to_float(numbers[i]), to_float(numbers[i + 1]), to_float(numbers[i + 2]), to_float(numbers[i + 3]));
+        return;
+    }
+    const int PER_READ = 16 / sizeof(element), PER_ROW = COLUMNS / PER_READ;
+    // Four reads are on their way at a time.
+#pragma unroll 1
+    for (int n = threadIdx.x; n < ROWS * PER_ROW; n += 4 * THREADS) {
+        uint4 reads[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int r = (n + i * THREADS) / PER_ROW, c = (n + i * THREADS) % PER_ROW * PER_READ;
+            reads[i] = {0, 0, 0, 0};
+            if (r < ROWS && r < rows && c < width) reads[i] = *reinterpret_cast<const uint4*>(place(r) + c);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int r = (n + i * THREADS) / PER_ROW, c = (n + i * THREADS) % PER_ROW * PER_READ;
+            if (r >= ROWS) break;
+            const element* numbers = reinterpret_cast<const element*>(&reads[i]);
+#pragma unroll
+            for (int j = 0; j < PER_READ; j += 4) {
+                *reinterpret_cast<float4*>(to + r * LD + c + j) = make_float4(
+                    to_float(numbers[j]), to_float(numbers[j + 1]), to_float(numbers[j + 2]), to_float(numbers[j + 3]));
+            }
         }
     }
 }
@@ -105,15 +122,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
             }
         }
 
-        const bool all_seen = !FEATURES && start >= seen.inner_from && start + BN <= seen.inner_to;
+        // One branch for all scores, not one for each.
+        if (!FEATURES && start >= seen.inner_from && start + BN <= seen.inner_to) {
+#pragma unroll
+            for (int r = 0; r < RM; ++r)
+#pragma unroll
+                for (int c = 0; c < CN; ++c) scores[r][c] *= factor;
+        } else {
+#pragma unroll
+            for (int r = 0; r < RM; ++r)
+#pragma unroll
+                for (int c = 0; c < CN; ++c) scores[r][c] = score(p, job, row[r], start + x + 8 * c, scores[r][c]);
+        }
 #pragma unroll
         for (int r = 0; r < RM; ++r) {
             float largest = HIDDEN;
 #pragma unroll
-            for (int c = 0; c < CN; ++c) {
-                scores[r][c] = all_seen ? scores[r][c] * factor : score(p, job, row[r], start + x + 8 * c, scores[r][c]);
-                largest = fmaxf(largest, scores[r][c]);
-            }
+            for (int c = 0; c < CN; ++c) largest = fmaxf(largest, scores[r][c]);
             largest = fmaxf(largest, from_lane_xor(largest, 1));
             largest = fmaxf(largest, from_lane_xor(largest, 2));
             largest = fmaxf(largest, from_lane_xor(largest, 4));

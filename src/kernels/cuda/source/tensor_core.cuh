@@ -14,15 +14,21 @@
 // Begins to bring rows of `width` numbers into shared memory, zeros after `rows` and after `width`.
 template <int ROWS, int COLUMNS, int LD, typename Place>
 static __device__ __forceinline__ void fetch_begin(u16* to, int rows, int width, bool aligned, Place place) {
-    for (int n = threadIdx.x; n < ROWS * (COLUMNS / 8); n += THREADS) {
-        int r = n / (COLUMNS / 8), c = n % (COLUMNS / 8) * 8;
-        u16* at = to + r * LD + c;
-        if (aligned) {
-            bool there = r < rows && c < width;
-            copy_begin(at, place(there ? r : 0) + (there ? c : 0), there);
-        } else {
-            for (int i = 0; i < 8; ++i) at[i] = r < rows && c + i < width ? place(r)[c + i] : u16(0);
+    const int READS = ROWS * (COLUMNS / 8);
+    if (aligned) {
+#pragma unroll 4
+        for (int first = 0; first < READS; first += THREADS) {
+            const int n = first + threadIdx.x, r = n / (COLUMNS / 8), c = n % (COLUMNS / 8) * 8;
+            const bool there = r < rows && c < width;
+            if (READS % THREADS == 0 || n < READS)
+                copy_begin(to + r * LD + c, place(there ? r : 0) + (there ? c : 0), there);
         }
+        return;
+    }
+#pragma unroll 1
+    for (int n = threadIdx.x; n < ROWS * COLUMNS; n += THREADS) {
+        const int r = n / COLUMNS, c = n % COLUMNS;
+        to[r * LD + c] = r < rows && c < width ? place(r)[c] : u16(0);
     }
 }
 
@@ -107,7 +113,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
         __syncthreads();
         if (start + BN < end) fetch_keys(start + BN);
 
-        const bool all_seen = !FEATURES && start >= seen.inner_from && start + BN <= seen.inner_to;
+        // One branch for all scores, not one for each.
+        if (!FEATURES && start >= seen.inner_from && start + BN <= seen.inner_to) {
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int n = 0; n < BN / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) scores[t][n][i] *= factor;
+        } else {
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int n = 0; n < BN / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float& x = scores[t][n][i];
+                        x = score(p, job, row[t][i / 2], start + n * 8 + lane % 4 * 2 + i % 2, x);
+                    }
+        }
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
@@ -116,11 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
 #pragma unroll
                 for (int n = 0; n < BN / 8; ++n)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        float& x = scores[t][n][2 * half + i];
-                        x = all_seen ? x * factor : score(p, job, row[t][half], start + n * 8 + lane % 4 * 2 + i, x);
-                        largest = fmaxf(largest, x);
-                    }
+                    for (int i = 0; i < 2; ++i) largest = fmaxf(largest, scores[t][n][2 * half + i]);
                 largest = fmaxf(largest, from_lane_xor(largest, 1));
                 largest = fmaxf(largest, from_lane_xor(largest, 2));
                 float now = fmaxf(most[t][half], largest);
@@ -167,6 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
             }
         }
     }
+    // Where there was no key at all, the queries are still on their way to memory that another block may get.
+    copy_wait();
 
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
@@ -181,11 +203,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
             float last = last_factor(p, head, most[t][half], total);
             element* out = static_cast<element*>(p.out) + ((job.query_token + index / job.group) * p.h + head) * p.d_v;
 #pragma unroll
-            for (int n = 0; n < DV / 8; ++n)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    int column = n * 8 + lane % 4 * 2 + i;
-                    if (column < p.d_v) out[column] = from_float(result[t][n][2 * half + i] * last);
+            for (int n = 0; n < DV / 8; ++n) {
+                const int column = n * 8 + lane % 4 * 2;
+                const u32 both = pack(result[t][n][2 * half] * last, result[t][n][2 * half + 1] * last);
+                if (p.d_v % 2 == 0 && column < p.d_v) {
+                    *reinterpret_cast<u32*>(out + column) = both;
+                } else {
+                    if (column < p.d_v) out[column] = static_cast<u16>(both);
+                    if (column + 1 < p.d_v) out[column + 1] = static_cast<u16>(both >> 16);
                 }
+            }
         }
 }

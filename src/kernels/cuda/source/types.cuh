@@ -19,8 +19,8 @@ struct Params {
     const float* slopes;  // (h) or null: -slope times the distance is added to the scores
     const float* bias;    // broadcasts to (b, h, s_q, s_kv) by its strides, or null
     const unsigned char* keep;  // likewise; 0 = hidden
-    const i64* query_segments;  // (b, s_q) or null
-    const i64* key_segments;    // (b, s_kv)
+    const i64* query_segments;  // (b, s_q), packed, or null
+    const i64* key_segments;    // (b, s_kv), packed
     const int* lengths;     // (b) or null: keys that there are
     const int* padding;     // (b) or null: tokens that there are, as queries and as keys
     const int* query_ends;  // (b, s_q) or null: keys that a query sees
@@ -31,8 +31,6 @@ struct Params {
     i64 v_strides[3];
     i64 bias_strides[4];
     i64 keep_strides[4];
-    i64 query_segment_strides[2];
-    i64 key_segment_strides[2];
     int b, h, h_kv, s_q, s_kv;
     int appended;     // keys after s_kv that every query sees
     int d, d_v;

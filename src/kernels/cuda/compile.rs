@@ -1,0 +1,97 @@
+//! Kernels compiled by NVRTC, NVIDIA's compiler as a library.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts, sys};
+
+use super::variant::Variant;
+use crate::error::{Error, Result};
+
+type Made = HashMap<(Variant, u32), Arc<str>>;
+
+/// The compiled kernel, made once a process.
+pub(super) fn ptx(variant: Variant, capability: u32) -> Result<Arc<str>> {
+    static MADE: Mutex<Option<Made>> = Mutex::new(None);
+    // What a thread that panicked left behind is whole: one insertion is all that is done to it.
+    let made = || MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(ptx) = made().as_ref().and_then(|made| made.get(&(variant, capability))) {
+        return Ok(ptx.clone());
+    }
+    // Unlocked: while one kernel is compiled, others run. At worst two threads compile the same.
+    let ptx: Arc<str> = compiled(variant, capability)?.into();
+    Ok(made().get_or_insert_default().entry((variant, capability)).or_insert(ptx).clone())
+}
+
+fn compiled(variant: Variant, capability: u32) -> Result<String> {
+    let architecture = newest(&architectures()?, capability)
+        .ok_or_else(|| failed(format!("it no longer knows GPUs of compute capability {capability}")))?;
+    let mut options = vec![format!("--gpu-architecture=compute_{architecture}"), "-std=c++17".into()];
+    options.extend(variant.definitions().iter().map(|definition| format!("-D{definition}")));
+    let options = CompileOptions { options, name: Some("attention.cu".into()), ..CompileOptions::default() };
+    match compile_ptx_with_opts(variant.source(include_str!("source/device.cuh")), options) {
+        Ok(ptx) => Ok(ptx.to_src()),
+        Err(CompileError::CompileError { nvrtc, log, .. }) => {
+            Err(failed(format!("{nvrtc}: {}", log.to_string_lossy())))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The architectures that the compiler knows, 80 for 8.0.
+fn architectures() -> Result<Vec<i32>> {
+    let mut count = 0;
+    // SAFETY: it writes one number.
+    unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }.result().map_err(|error| failed(error.to_string()))?;
+    let mut all = vec![0; count.max(0) as usize];
+    // SAFETY: it writes as many numbers as it said before.
+    unsafe { sys::nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result().map_err(|error| failed(error.to_string()))?;
+    Ok(all)
+}
+
+/// The newest of them that a GPU can run: it may be younger than the compiler.
+fn newest(known: &[i32], capability: u32) -> Option<u32> {
+    known.iter().filter_map(|known| u32::try_from(*known).ok()).filter(|known| *known <= capability).max()
+}
+
+fn failed(reason: String) -> Error {
+    let reason = format!("NVRTC, which compiles its kernels, failed ({reason}); the backend eager runs without");
+    Error::Backend { backend: "cuda".into(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::kernels::cuda::variant::{Features, Gpu, Shape};
+
+    #[test]
+    fn a_gpu_younger_than_the_compiler_runs_what_that_knows() {
+        let known = [75, 80, 86, 90, 100, 120];
+        assert_eq!([75, 89, 103, 130].map(|gpu| newest(&known, gpu)), [75, 86, 100, 120].map(Some));
+        assert_eq!(newest(&known, 70), None);
+    }
+
+    /// Needs the compiler, no GPU.
+    #[test]
+    fn every_kernel_compiles() {
+        let gpus = [(75, 64), (80, 163), (89, 99), (90, 227), (999, 227)];
+        for (capability, kilobytes) in gpus {
+            let gpu = Gpu { capability, multiprocessors: 1, shared_memory: kilobytes << 10 };
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                for (d, d_v) in [(32, 32), (40, 40), (64, 64), (20, 72), (96, 96), (128, 128), (256, 256)] {
+                    let features = if d == 64 { vec![0, 1, 2, 4, 8, 16, 31] } else { vec![0] };
+                    for features in features {
+                        for rows in [1, 1000] {
+                            let shape = Shape { dtype, d, d_v, jobs: 8, rows, features: Features(features) };
+                            let variant = Variant::of(shape, gpu).unwrap();
+                            let ptx = ptx(variant, capability).unwrap();
+                            assert!(ptx.contains(".entry attention"), "{}", variant.name());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
