@@ -88,8 +88,8 @@ impl Part {
     fn add_to(&self, dense: &mut DenseMask, call: CallShape, dtype: DType, device: &Device) -> Result<()> {
         let CallShape { b, s_q, s_kv, .. } = call;
         match self {
-            Self::Keep(mask) => dense.keep(to_4d(&computable(mask)?.ne(0f64)?.to_device(device)?)?),
-            Self::Drop(mask) => dense.keep(to_4d(&computable(mask)?.eq(0f64)?.to_device(device)?)?),
+            Self::Keep(mask) => dense.keep(to_4d(&mask.ne(0f64)?.to_device(device)?)?),
+            Self::Drop(mask) => dense.keep(to_4d(&mask.eq(0f64)?.to_device(device)?)?),
             Self::Additive(mask) => {
                 // On the values, not on their gradient: which keys are hidden is no function one could derive.
                 // Not `gt`: a NaN is to be seen in the result.
@@ -118,19 +118,11 @@ impl Part {
             // Built elsewhere, from all parts together.
             Self::Causal | Self::Window { .. } | Self::Distances { .. } | Self::Starts(_) => Ok(()),
             Self::Segments { queries, keys } => {
-                let ids = |ids: &Tensor| computable(ids)?.to_dtype(DType::I64)?.to_device(device);
+                let ids = |ids: &Tensor| ids.to_dtype(DType::I64)?.to_device(device);
                 let (queries, keys) = (ids(queries)?.reshape((b, 1, s_q, 1))?, ids(keys)?.reshape((b, 1, 1, s_kv))?);
                 dense.keep(queries.broadcast_eq(&keys)?)
             }
         }
-    }
-}
-
-/// The integers where they can be compared and cast: GPUs can store i16 and i32, and no more.
-fn computable(integers: &Tensor) -> candle_core::Result<Tensor> {
-    match integers.dtype() {
-        DType::I16 | DType::I32 => integers.to_device(&Device::Cpu),
-        _ => Ok(integers.clone()),
     }
 }
 
