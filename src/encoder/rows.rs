@@ -12,10 +12,11 @@ use crate::projection::Dense;
 use crate::slice::with_numbers;
 
 impl BertModel {
-    /// Whether [`forward_ragged`](Self::forward_ragged) can run: on the CPU with weights that are no variables, not f64;
-    /// on an NVIDIA GPU.
+    /// Whether [`forward_ragged`](Self::forward_ragged) can run: not in f64; on the CPU with weights that are no variables,
+    /// or on an NVIDIA GPU.
     pub fn runs_ragged(&self) -> bool {
-        self.runs_on_rows() || self.word_embeddings.device().is_cuda()
+        let words = &self.word_embeddings;
+        self.runs_on_rows() || (words.device().is_cuda() && words.dtype() != DType::F64)
     }
 
     fn runs_on_rows(&self) -> bool {
