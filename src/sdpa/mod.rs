@@ -137,7 +137,7 @@ pub(crate) struct Call {
 /// # DTypes
 /// f16, bf16, f32, f64, the same for all three. Scores and softmax are f64 for f64 and f32 for the others; the output
 /// has the dtype of `q`. Where the processor has instructions for bf16, the CPU kernel rounds the weights to bf16 before
-/// it multiplies them with bf16 values, as PyTorch does.
+/// it multiplies them with bf16 values, as PyTorch does; so do tensor cores, in f16 too.
 /// # Masks
 /// See [`AttentionMask`]. A fully masked row gives zeros.
 /// # Backends
