@@ -16,7 +16,6 @@ Apache 2.0; the name of a host in six of them is put in other words), 6 to 217 t
 """
 
 import argparse
-import glob
 import os
 import platform
 import statistics
@@ -26,8 +25,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from ours import ROOT, Ours, newest
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 VENV = ROOT / "target" / "peers-venv"
 
 LAYERS = [
@@ -75,35 +75,8 @@ def enter_venv():
     sys.exit(subprocess.call([python, __file__, *sys.argv[1:]]))
 
 
-class Ours:
-    """Our program, told what to do line by line."""
-
-    def __init__(self, threads):
-        subprocess.check_call(["cargo", "build", "--release", "--benches", "-q"], cwd=ROOT)
-        built = [p for p in glob.glob(str(ROOT / "target/release/deps/peers-*")) if not Path(p).suffix]
-        environment = dict(os.environ, RAYON_NUM_THREADS=str(threads), CANDLE_NUM_THREADS=str(threads))
-        self.process = subprocess.Popen(
-            [max(built, key=os.path.getmtime)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-
-    def say(self, *words):
-        self.process.stdin.write("\t".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline().strip()
-        if not answer:
-            raise RuntimeError(f"our side stopped at {words}")
-        return answer
-
-    def run(self, times=1):
-        return min(map(float, self.say("run", times).split()))
-
-    def stop(self):
-        self.process.stdin.close()
-        self.process.wait()
+def our_side(threads):
+    return Ours(newest(), RAYON_NUM_THREADS=str(threads), CANDLE_NUM_THREADS=str(threads))
 
 
 def timed(call):
@@ -130,7 +103,7 @@ def onnx_session(model, inputs, names, path, threads):
 class Comparison:
     def __init__(self, options, threads, folder):
         self.options, self.threads, self.folder = options, threads, folder
-        self.ours, self.candle = Ours(threads), Ours(threads)
+        self.ours, self.candle = our_side(threads), our_side(threads)
         self.rows = []
 
     def path(self, name):
@@ -322,6 +295,7 @@ def main():
     enter_venv()
     import torch
 
+    subprocess.check_call(["cargo", "build", "--release", "--benches", "-q"], cwd=ROOT)
     rows = []
     for threads in options.threads:
         torch.set_num_threads(threads)

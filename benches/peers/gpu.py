@@ -13,13 +13,13 @@ Writes gpu.md into FOLDER.
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from ours import Ours, newest
+
 SHAPES = [(1, 128), (32, 128), (8, 512), (1, 4096), (4, 4096), (1, 16384)]
 # hidden_size, num_attention_heads, num_hidden_layers, intermediate_size
 MODELS = {"MiniLM-L6": (384, 12, 6, 1536), "BERT-base": (768, 12, 12, 3072)}
@@ -30,37 +30,16 @@ WARM = 0.1
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    built = [p for p in (ROOT / "target/release/deps").glob("peers-*") if not p.suffix]
-    newest = max(built, key=lambda p: p.stat().st_mtime, default=ROOT / "target/release/deps/peers")
-    parser.add_argument("--ours", default=newest, type=Path, help="our side")
+    parser.add_argument("--ours", default=newest(), type=Path, help="our side")
     parser.add_argument("--output", required=True, type=Path, help="the folder for gpu.md")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu tries the script itself")
     parser.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["bf16", "f32"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--most-tokens", type=int, default=1 << 20, help="leave larger shapes out")
     parsed = parser.parse_args()
-    if not parsed.ours.is_file():
-        parser.error(f"{parsed.ours} is no file: build it as --help says")
+    if not (parsed.ours and parsed.ours.is_file()):
+        parser.error(f"our side, {parsed.ours}, is no file: build it as --help says")
     return parsed
-
-
-class Ours:
-    """Our program, told what to do line by line."""
-
-    def __init__(self, binary, device):
-        self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.say("device", device)
-
-    def say(self, *words):
-        self.process.stdin.write("\t".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline().strip()
-        if not answer:
-            raise RuntimeError(f"our side stopped at {words}")
-        return answer
-
-    def run(self):
-        return min(map(float, self.say("run", 3).split()))
 
 
 def timed(call, synchronize):
@@ -83,7 +62,9 @@ class Comparison:
         self.options, self.folder, self.rows = options, folder, []
         self.synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
         # One process for each way of ours: what one has compiled and holds is not the other's.
-        self.ours = {name: Ours(options.ours, options.device) for name in ("ours", "composite")}
+        self.ours = {name: Ours(options.ours) for name in ("ours", "composite")}
+        for ours in self.ours.values():
+            ours.say("device", options.device)
         self.ours["composite"].say("backend", "eager")
         self.ceilings = {}
 
@@ -115,7 +96,7 @@ class Comparison:
             difference = (got - want.float().cpu()).abs().max().item()
             if not difference < AGREE[dtype]:
                 raise RuntimeError(f"{name}, {dtype}, {side}: the sides differ by {difference}")
-            sides[side] = ours.run
+            sides[side] = lambda ours=ours: ours.run(3)
         sides |= {peer: timed(call, self.synchronize) for peer, call in peers.items()}
         times = {side: [] for side in sides}
         with torch.inference_mode():
@@ -234,6 +215,8 @@ def main():
                 comparison.layers(dtype)
                 comparison.encoders(dtype)
         finally:
+            for ours in comparison.ours.values():
+                ours.stop()
             # A run that is cut short still tells what it measured.
             if comparison.rows:
                 write_table(comparison, options.output / "gpu.md")
