@@ -8,22 +8,29 @@ use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, com
 use super::variant::Variant;
 use crate::error::{Error, Result};
 
-type Made = HashMap<(Variant, u32), Arc<str>>;
+/// A kernel as a device loads it.
+pub(super) struct Compiled {
+    /// A name of its own among all kernels.
+    pub name: String,
+    pub ptx: String,
+}
+
+type Made = HashMap<(Variant, u32), Arc<Compiled>>;
 
 /// The compiled kernel, made once a process.
-pub(super) fn ptx(variant: Variant, capability: u32) -> Result<Arc<str>> {
+pub(super) fn compiled(variant: Variant, capability: u32) -> Result<Arc<Compiled>> {
     static MADE: Mutex<Option<Made>> = Mutex::new(None);
     // What a thread that panicked left behind is whole: one insertion is all that is done to it.
     let made = || MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(ptx) = made().as_ref().and_then(|made| made.get(&(variant, capability))) {
-        return Ok(ptx.clone());
+    if let Some(kernel) = made().as_ref().and_then(|made| made.get(&(variant, capability))) {
+        return Ok(kernel.clone());
     }
     // Unlocked: while one kernel is compiled, others run. At worst two threads compile the same.
-    let ptx: Arc<str> = compiled(variant, capability)?.into();
-    Ok(made().get_or_insert_default().entry((variant, capability)).or_insert(ptx).clone())
+    let kernel = Arc::new(Compiled { name: variant.name(), ptx: compile(variant, capability)? });
+    Ok(made().get_or_insert_default().entry((variant, capability)).or_insert(kernel).clone())
 }
 
-fn compiled(variant: Variant, capability: u32) -> Result<String> {
+fn compile(variant: Variant, capability: u32) -> Result<String> {
     let architecture = newest(&architectures()?, capability)
         .ok_or_else(|| failed(format!("it no longer knows GPUs of compute capability {capability}")))?;
     let mut options = vec![format!("--gpu-architecture=compute_{architecture}"), "-std=c++17".into()];
@@ -86,8 +93,8 @@ mod tests {
                         for rows in [1, 1000] {
                             let shape = Shape { dtype, d, d_v, jobs: 8, rows, features: Features(features) };
                             let variant = Variant::of(shape, gpu).unwrap();
-                            let ptx = ptx(variant, capability).unwrap();
-                            assert!(ptx.contains(".entry attention"), "{}", variant.name());
+                            let kernel = compiled(variant, capability).unwrap();
+                            assert!(kernel.ptx.contains(".entry attention"), "{}", variant.name());
                         }
                     }
                 }

@@ -13,7 +13,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Storage, StorageRef, Tensor};
 use half::{bf16, f16};
 
-use super::compile::ptx;
+use super::compile::compiled;
 use super::variant::{Gpu, Shape, Variant};
 use super::{Features, Params};
 use crate::error::{Error, Result};
@@ -172,8 +172,8 @@ fn start(device: &CudaDevice, params: Params, dtype: DType, features: Features) 
     if blocks == 0 {
         return Ok(());
     }
-    let ptx = ptx(variant, gpu.capability)?;
-    let function = device.get_or_load_custom_func("attention", &variant.name(), &ptx)?;
+    let kernel = compiled(variant, gpu.capability)?;
+    let function = device.get_or_load_custom_func("attention", &kernel.name, &kernel.ptx)?;
     let shared = variant.shared_bytes() as u32;
     function.set_attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32).w()?;
     let config =

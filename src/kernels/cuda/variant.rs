@@ -164,6 +164,8 @@ impl Variant {
             Kind::Simt => include_str!("source/simt.cuh"),
             Kind::TensorCores => include_str!("source/tensor_core.cuh"),
         };
-        [device, include_str!("source/types.cuh"), include_str!("source/mask.cuh"), kernel].join("\n")
+        let common =
+            [include_str!("source/types.cuh"), include_str!("source/job.cuh"), include_str!("source/mask.cuh")];
+        [device, &common.join("\n"), kernel].join("\n")
     }
 }

@@ -2,12 +2,13 @@
 
 use half::{bf16, f16};
 
+use super::masks::Numbers;
 use super::{Random, convert, isas, wide};
 use crate::kernels::attention::{Attention, attend};
 use crate::kernels::batch::Batch;
 use crate::kernels::element::Element;
 use crate::kernels::heads::Heads;
-use crate::kernels::mask::{Broadcast, Lengths, Mask};
+use crate::kernels::mask::{Lengths, Mask};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
@@ -144,34 +145,14 @@ fn every_kind_of_mask() {
         let (b, h) = (2, 3);
         let sizes = Sizes { b, s_q, s_kv, appended: 1, h, h_kv: 3, d: 12, d_v: 20 };
         let [q, k, v] = qkv::<f32>(&mut random, sizes);
-        let keep: Vec<u8> = (0..b * s_q * s_kv).map(|_| u8::from(random.next() > -0.3)).collect();
-        let mut bias: Vec<f32> = random.numbers(h * s_kv);
-        bias[1] = f32::MIN;
-        bias[2] = f32::NEG_INFINITY;
-        let ids: Vec<i64> = (0..b * s_q.max(s_kv)).map(|i| (i / 3 % 2) as i64).collect();
-        let ids_of = |s: usize, axis: usize| {
-            let mut strides = [s, 0, 0, 0];
-            strides[axis] = 1;
-            Broadcast { data: &ids[..], strides }
-        };
-        let rows: Vec<Vec<usize>> = (0..b).map(|b| (0..s_q).map(|i| (i * 5 + b) % (s_kv + 1)).collect()).collect();
-        let base = Mask::default;
-        let masks = [
-            Mask { lengths: vec![Lengths::Rows(vec![0, s_kv - 1])], ..base() },
-            Mask { lengths: vec![Lengths::Queries(rows), Lengths::Rows(vec![s_kv / 2, s_kv])], ..base() },
-            Mask { right: Some(0), ..base() },
-            Mask { left: Some(3), right: Some(2), ..base() },
-            Mask { left: Some(usize::MAX), right: Some(usize::MAX), ..base() },
-            Mask { keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, s_kv, 1] }], ..base() },
-            Mask { bias: vec![Broadcast { data: &bias, strides: [0, s_kv, 0, 1] }], ..base() },
-            Mask { segments: vec![[ids_of(s_q, 2), ids_of(s_kv, 3)]], ..base() },
-            Mask {
-                right: Some(0),
-                keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, s_kv, 1] }],
-                bias: vec![Broadcast { data: &bias, strides: [0, s_kv, 0, 1] }; 2],
-                ..base()
-            },
-        ];
+        let numbers = Numbers::new(&mut random, sizes);
+        let mut masks = numbers.masks();
+        masks.push(Mask {
+            right: Some(0),
+            keep: vec![numbers.keep()],
+            bias: vec![numbers.bias(); 2],
+            ..Mask::default()
+        });
         for mask in masks {
             let what = format!("{s_q} × {s_kv}, {mask:?}").chars().take(200).collect::<String>();
             for appended in [0, 1] {

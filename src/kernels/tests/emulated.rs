@@ -9,13 +9,14 @@ use half::{bf16, f16};
 use libloading::Library;
 
 use super::attention::{Sizes, naive, qkv, sized};
+use super::masks::Numbers;
 use super::{Random, wide};
 use crate::kernels::attention::Attention;
 use crate::kernels::batch::Batch;
 use crate::kernels::cuda::{Features, Gpu, Params, Shape, Variant};
 use crate::kernels::element::Element;
 use crate::kernels::heads::Heads;
-use crate::kernels::mask::{Broadcast, Distances, Lengths, Mask};
+use crate::kernels::mask::{Distances, Lengths, Mask};
 
 /// GPUs for which the same calls take different kernels and sizes.
 const GPUS: [Gpu; 4] = [
@@ -237,47 +238,30 @@ fn emulated_kernels_under_every_mask() {
     let (mut random, mut emulator) = (Random(4), Emulator::new());
     for (s_q, s_kv) in [(5, 7), (70, 90)] {
         let (b, h) = (2, 4);
-        let keep: Vec<u8> = (0..b * s_q * s_kv).map(|_| u8::from(random.next() > -0.3)).collect();
-        let mut bias: Vec<f32> = random.numbers(h * s_kv);
-        bias[1] = f32::MIN;
-        bias[2] = f32::NEG_INFINITY;
-        let ids: Vec<i64> = (0..b * s_q.max(s_kv)).map(|i| (i / 3 % 2) as i64).collect();
-        let ids_of = |s: usize, axis: usize| {
-            let mut strides = [s, 0, 0, 0];
-            strides[axis] = 1;
-            Broadcast { data: &ids[..], strides }
-        };
-        let rows: Vec<Vec<usize>> = (0..b).map(|b| (0..s_q).map(|i| (i * 5 + b) % (s_kv + 1)).collect()).collect();
+        let whole = Sizes { b, s_q, s_kv, appended: 0, h, h_kv: 2, d: 24, d_v: 16 };
+        let numbers = Numbers::new(&mut random, whole);
         let distances =
             |symmetric: bool| vec![Distances { slopes: (1..=h).map(|h| 0.1 * h as f32).collect(), symmetric }];
         let base = Mask::default;
-        let masks = [
-            Mask { lengths: vec![Lengths::Rows(vec![0, s_kv - 1])], ..base() },
-            Mask { lengths: vec![Lengths::Queries(rows), Lengths::Rows(vec![s_kv / 2, s_kv])], ..base() },
+        let mut masks = numbers.masks();
+        masks.extend([
             Mask { lengths: vec![Lengths::Padding(vec![s_q.min(s_kv) - 1, 2])], ..base() },
-            Mask { right: Some(0), ..base() },
-            Mask { left: Some(3), right: Some(2), ..base() },
-            Mask { left: Some(usize::MAX), right: Some(usize::MAX), ..base() },
             Mask { right: Some(0), starts: Some(vec![2, -1]), ..base() },
-            Mask { keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, s_kv, 1] }], ..base() },
-            Mask { bias: vec![Broadcast { data: &bias, strides: [0, s_kv, 0, 1] }], ..base() },
-            // As a transposed mask lies.
-            Mask { keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, 1, s_q] }], ..base() },
-            Mask { segments: vec![[ids_of(s_q, 2), ids_of(s_kv, 3)]], ..base() },
+            Mask { keep: vec![numbers.keep_transposed()], ..base() },
             Mask { distances: distances(false), right: Some(0), ..base() },
             Mask { distances: distances(true), ..base() },
             Mask {
                 right: Some(0),
                 lengths: vec![Lengths::Rows(vec![s_kv, s_kv / 2])],
-                keep: vec![Broadcast { data: &keep, strides: [s_q * s_kv, 0, s_kv, 1] }],
-                bias: vec![Broadcast { data: &bias, strides: [0, s_kv, 0, 1] }],
+                keep: vec![numbers.keep()],
+                bias: vec![numbers.bias()],
                 ..base()
             },
-        ];
+        ]);
         for mask in masks {
             let what = format!("{s_q} × {s_kv}, {mask:?}").chars().take(200).collect::<String>();
             for (appended, h_kv) in [(0, 2), (1, 4)] {
-                let sizes = Sizes { b, s_q, s_kv, appended, h, h_kv, d: 24, d_v: 16 };
+                let sizes = Sizes { appended, h_kv, ..whole };
                 let [q, k, v] = qkv::<f32>(&mut random, sizes);
                 check(&mut emulator, &GPUS[..1], &sized(sizes, [&q, &k, &v], mask.clone()), 3e-6, &what);
                 let [q, k, v] = qkv::<bf16>(&mut random, sizes);

@@ -3,6 +3,7 @@
 mod attention;
 mod emulated;
 mod functions;
+mod masks;
 mod pairs;
 mod products;
 

@@ -1,17 +1,6 @@
 // Who sees whom, and what is added to the scores.
 
-// The attention of one key-value head in one row of the batch: its queries are the rows of one matrix, query after query,
-// and for each query the heads of the group one after the other.
-struct Job {
-    int b, h_kv, group;
-    int s_q, s_kv;    // s_kv without appended keys
-    i64 query_token;  // where its first query is stored among all
-    const element* q;
-    const element* k;
-    const element* v;
-};
-
-// One row of that matrix.
+// One row of a job's queries.
 struct Row {
     int from, to;  // the keys that lengths and bands let it see
     bool there;    // whether there is such a row
@@ -29,28 +18,6 @@ struct Row {
     i64 segment;
 #endif
 };
-
-// `index` counts key-value heads within rows of the batch.
-static __device__ __forceinline__ Job job_of(const Params& p, int index) {
-    Job job;
-    job.b = index / p.h_kv;
-    job.h_kv = index % p.h_kv;
-    job.group = p.h / p.h_kv;
-    job.s_q = p.s_q;
-    job.s_kv = p.s_kv;
-    i64 q = job.b * p.q_strides[0], k = job.b * p.k_strides[0], v = job.b * p.v_strides[0];
-    job.query_token = static_cast<i64>(job.b) * p.s_q;
-    if (p.rows) {
-        int start = p.rows[job.b];
-        job.s_q = job.s_kv = p.rows[job.b + 1] - start;
-        q = start * p.q_strides[1], k = start * p.k_strides[1], v = start * p.v_strides[1];
-        job.query_token = start;
-    }
-    job.q = static_cast<const element*>(p.q) + q + static_cast<i64>(job.h_kv) * job.group * p.q_strides[2];
-    job.k = static_cast<const element*>(p.k) + k + job.h_kv * p.k_strides[2];
-    job.v = static_cast<const element*>(p.v) + v + job.h_kv * p.v_strides[2];
-    return job;
-}
 
 static __device__ __forceinline__ Row row_of(const Params& p, const Job& job, int index) {
     Row row;
@@ -142,10 +109,10 @@ static __device__ __forceinline__ float score(const Params& p, const Job& job, c
     return seen ? masked : appended ? product : HIDDEN;
 }
 
-// What a row's sum and result are multiplied by at its end: the sink takes its share, a row that sees nothing is zeros.
-static __device__ __forceinline__ float last_factor(const Params& p, int head, float most, float sum) {
+// What the result of row `index` is multiplied by at its end: the sink takes its share, a row that sees nothing is zeros.
+static __device__ __forceinline__ float last_factor(const Params& p, const Job& job, int index, float most, float sum) {
     if (!p.sinks) return sum == 0 ? 0 : 1 / sum;
-    float sink = p.sinks[head] * LOG2_E;
+    float sink = p.sinks[job.h_kv * job.group + index % job.group] * LOG2_E;
     float with = fmaxf(most, sink);
     if (with == HIDDEN) return 0;
     float scale = exp2_fast(most - with);

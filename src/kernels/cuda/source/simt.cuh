@@ -62,20 +62,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
     float* weights = v + BN * LD_V;
     Extent* extent = reinterpret_cast<Extent*>(weights + BM * LD_P);
 
-    const int rows_of_job = p.s_q * (p.h / p.h_kv);  // in a ragged batch those of the longest row
-    const int tiles = (rows_of_job + BM - 1) / BM;
-    const Job job = job_of(p, blockIdx.x / tiles);
-    // The last queries first: under a causal mask they have most to do.
-    const int first = (tiles - 1 - blockIdx.x % tiles) * BM;
+    int first;
+    const Job job = job_of_block(p, BM, first);
     if (first >= job.s_q * job.group) return;
     const int keys = job.s_kv + p.appended;
     const int y = threadIdx.x / 8, x = threadIdx.x % 8;
 
     if (threadIdx.x == 0) *extent = {keys, 0, 0, job.s_kv};
-    fetch<BM, D, LD_QK>(q, job.s_q * job.group - first, p.d, p.aligned, [&](int r) {
-        int index = first + r;
-        return job.q + (index / job.group) * p.q_strides[1] + (index % job.group) * p.q_strides[2];
-    });
+    fetch<BM, D, LD_QK>(q, job.s_q * job.group - first, p.d, p.aligned, [&](int r) { return query_at(p, job, first + r); });
     __syncthreads();
     Row row[RM];
     for (int r = 0; r < RM; ++r) {
@@ -139,14 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
             float largest = HIDDEN;
 #pragma unroll
             for (int c = 0; c < CN; ++c) largest = fmaxf(largest, scores[r][c]);
-            largest = fmaxf(largest, from_lane_xor(largest, 1));
-            largest = fmaxf(largest, from_lane_xor(largest, 2));
-            largest = fmaxf(largest, from_lane_xor(largest, 4));
-            float now = fmaxf(most[r], largest);
-            // A row that has seen nothing yet: exp2(-inf - 0) = 0, where -inf + inf would be NaN.
-            float base = now == HIDDEN ? 0 : now;
-            float rescale = exp2_fast(most[r] - base);
-            most[r] = now;
+            float rescale;
+            const float base = carry_on(most[r], largest_of<8>(largest), rescale);
             sum[r] *= rescale;
 #pragma unroll
             for (int c = 0; c < CV; ++c)
@@ -188,14 +176,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
 
 #pragma unroll
     for (int r = 0; r < RM; ++r) {
-        sum[r] += from_lane_xor(sum[r], 1);
-        sum[r] += from_lane_xor(sum[r], 2);
-        sum[r] += from_lane_xor(sum[r], 4);
+        const float total = sum_of<8>(sum[r]);
         const int index = first + y + r * ROWS_OF_THREADS;
         if (index >= job.s_q * job.group) continue;
-        const int head = job.h_kv * job.group + index % job.group;
-        float last = last_factor(p, head, most[r], sum[r]);
-        element* out = static_cast<element*>(p.out) + ((job.query_token + index / job.group) * p.h + head) * p.d_v;
+        const float last = last_factor(p, job, index, most[r], total);
+        element* out = result_at(p, job, index);
 #pragma unroll
         for (int c = 0; c < CV; ++c)
 #pragma unroll

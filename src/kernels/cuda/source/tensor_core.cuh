@@ -39,20 +39,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
     u16* v = k + BN * LD_QK;
     Extent* extent = reinterpret_cast<Extent*>(v + BN * LD_V);
 
-    const int rows_of_job = p.s_q * (p.h / p.h_kv);  // in a ragged batch those of the longest row
-    const int tiles = (rows_of_job + BM - 1) / BM;
-    const Job job = job_of(p, blockIdx.x / tiles);
-    // The last queries first: under a causal mask they have most to do.
-    const int first = (tiles - 1 - blockIdx.x % tiles) * BM;
+    int first;
+    const Job job = job_of_block(p, BM, first);
     if (first >= job.s_q * job.group) return;
     const int keys = job.s_kv + p.appended;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) *extent = {keys, 0, 0, job.s_kv};
-    fetch_begin<BM, D, LD_QK>(q, job.s_q * job.group - first, p.d, p.aligned, [&](int r) {
-        int index = first + r;
-        return job.q + (index / job.group) * p.q_strides[1] + (index % job.group) * p.q_strides[2];
-    });
+    fetch_begin<BM, D, LD_QK>(q, job.s_q * job.group - first, p.d, p.aligned, [&](int r) { return query_at(p, job, first + r); });
     __syncthreads();
     // The rows of this lane: two of each tile.
     Row row[TILES][2];
@@ -141,13 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
                 for (int n = 0; n < BN / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) largest = fmaxf(largest, scores[t][n][2 * half + i]);
-                largest = fmaxf(largest, from_lane_xor(largest, 1));
-                largest = fmaxf(largest, from_lane_xor(largest, 2));
-                float now = fmaxf(most[t][half], largest);
-                // A row that has seen nothing yet: exp2(-inf - 0) = 0, where -inf + inf would be NaN.
-                float base = now == HIDDEN ? 0 : now;
-                float rescale = exp2_fast(most[t][half] - base);
-                most[t][half] = now;
+                float rescale;
+                const float base = carry_on(most[t][half], largest_of<4>(largest), rescale);
                 sum[t][half] *= rescale;
 #pragma unroll
                 for (int n = 0; n < DV / 8; ++n) {
@@ -194,14 +183,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float total = sum[t][half];
-            total += from_lane_xor(total, 1);
-            total += from_lane_xor(total, 2);
+            const float total = sum_of<4>(sum[t][half]);
             const int index = first + (warp * TILES + t) * 16 + half * 8 + lane / 4;
             if (index >= job.s_q * job.group) continue;
-            const int head = job.h_kv * job.group + index % job.group;
-            float last = last_factor(p, head, most[t][half], total);
-            element* out = static_cast<element*>(p.out) + ((job.query_token + index / job.group) * p.h + head) * p.d_v;
+            const float last = last_factor(p, job, index, most[t][half], total);
+            element* out = result_at(p, job, index);
 #pragma unroll
             for (int n = 0; n < DV / 8; ++n) {
                 const int column = n * 8 + lane % 4 * 2;
