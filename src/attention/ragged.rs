@@ -123,7 +123,7 @@ impl MultiHeadAttention {
         let (Position::RelativeBuckets(relative), Some(table)) = (&self.config.position, &self.relative_bias) else {
             return Ok(None);
         };
-        let longest = starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
+        let longest = lengths(starts).max().unwrap_or(0);
         Ok(Some(positions.bias(relative, table, longest)?))
     }
 
@@ -269,6 +269,11 @@ pub(crate) struct Buffers {
 struct Inner<T> {
     qkv: Vec<T>,
     context: Vec<T>,
+}
+
+/// The lengths of rows that start there, the last of them ending at the last of these.
+pub(crate) fn lengths(starts: &[usize]) -> impl Iterator<Item = usize> + Clone {
+    starts.windows(2).map(|ends| ends[1] - ends[0])
 }
 
 /// Where each row starts, and where the last one ends. Lengths too large to add up end at `usize::MAX`, which is the

@@ -3,13 +3,13 @@
 
 use candle_core::Tensor;
 
+use super::ragged::lengths;
 use super::shared_angles::SharedAngles;
 use super::transform::Places;
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::Result;
 use crate::mask::AttentionMask;
-use crate::projection::accumulate_in;
-use crate::sdpa::attend_rows;
+use crate::sdpa::{backend_for_rows, fused};
 
 impl MultiHeadAttention {
     /// `xs` `(tokens, query_size)`, row `i` being the tokens `starts[i] .. starts[i + 1]` → `(tokens, output_size)`.
@@ -22,19 +22,21 @@ impl MultiHeadAttention {
         angles: &SharedAngles,
     ) -> Result<Option<Tensor>> {
         let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
-        let tracked = xs.track_op() || self.qkv.tracks_gradient();
-        if tracked || self.score.is_some() || appended || self.config.position.is_of_whole() {
+        if xs.dim(0)? == 0 || appended || self.config.position.is_of_whole() {
             return Ok(None);
         }
-        let longest = starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
+        let longest = lengths(starts).max().unwrap_or(0);
         let xs = xs.unsqueeze(0)?;
         let inputs = AttentionInputs::self_attention(&xs, mask);
         let mask = self.positioned(&inputs, longest, longest, None)?;
-        let dtype = accumulate_in(self.qkv.weight());
-        let [q, k, v] = self.project(&inputs, dtype, Places { rows: Some((starts, angles)), ..Places::default() })?;
         let inputs = AttentionInputs { mask: &mask, ..inputs };
         let options = self.sdpa_options(&inputs, &AttentionOptions::default());
-        let Some(context) = attend_rows([&q, &k, &v], starts, &options)? else { return Ok(None) };
+        let mut call = self.call(&inputs, &options, longest)?;
+        (call.shape.b, call.shape.s_q) = (starts.len() - 1, longest);
+        let Some(backend) = backend_for_rows(&call, &options)? else { return Ok(None) };
+        let places = Places { rows: Some((starts, angles)), ..Places::default() };
+        let [q, k, v] = self.project(&inputs, call.dtype, places)?;
+        let context = fused(backend, [&q, &k, &v], Some(starts), &call, &options)?;
         let (_, tokens, h, d_v) = context.dims4()?;
         let output = self.o_proj.forward(&context.reshape((1, tokens, h * d_v))?, xs.dtype())?;
         Ok(Some(output.squeeze(0)?))

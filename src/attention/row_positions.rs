@@ -4,6 +4,7 @@ use candle_core::{DType, Tensor, TensorId};
 use rayon::prelude::*;
 
 use super::bias::relative_bias;
+use super::ragged::lengths;
 use crate::error::Result;
 use crate::position::{RelativeBuckets, Rotary, RotaryStyle};
 
@@ -46,7 +47,7 @@ impl RowPositions {
     pub(super) fn rotate(&mut self, rotary: &Rotary, starts: &[usize], xs: &mut [f32], heads: usize, d: usize) {
         let tokens = starts.last().copied().unwrap_or(0);
         let width = xs.len().checked_div(tokens).unwrap_or(0);
-        let rows = starts.windows(2).map(|ends| ends[1] - ends[0]);
+        let rows = lengths(starts);
         let longest = rows.clone().max().unwrap_or(0);
         let mut rest = xs;
         for length in rows.filter(|length| *length > 0) {

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use candle_core::{DType, Device, Tensor};
 
+use super::ragged::lengths;
 use crate::error::Result;
 use crate::position::Rotary;
 
@@ -35,8 +36,7 @@ impl SharedAngles {
         if let Some(made) = all.iter().find(fits) {
             return Ok(made.angles.clone());
         }
-        let lengths = starts.windows(2).map(|ends| ends[1] - ends[0]);
-        let angles = rotary.angles_of_texts(lengths, head_dim, dtype, device)?;
+        let angles = rotary.angles_of_texts(lengths(starts), head_dim, dtype, device)?;
         all.push(Made { rotary: rotary.clone(), head_dim, dtype, angles: angles.clone() });
         Ok(angles)
     }

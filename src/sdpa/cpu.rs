@@ -22,8 +22,7 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     threads * kernels::scratch_floats(keys, call.d, call.d_v) * size_of::<f32>()
 }
 
-/// The attention of q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`. In a ragged batch `b` is 1 and `rows` says where
-/// the rows start and the last one ends.
+/// See [`fused`](super::fused).
 pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     match call.dtype {
         DType::F32 => run::<f32>(qkv, rows, call, options),
@@ -68,7 +67,7 @@ fn run<T: Element + WithDType>(
         h_kv: call.h_kv,
         d: call.d,
         d_v: call.d_v,
-        scale: options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5)) as f32,
+        scale: options.scale_of_products(call.d) as f32,
         softcap: options.softcap.map(|cap| cap as f32),
         sinks: sinks.as_deref(),
         mask,

@@ -20,8 +20,7 @@ pub(super) fn scratch_bytes(call: &Call, _options: &SdpaOptions) -> usize {
     size_of::<i32>() * call.shape.b * call.shape.s_q
 }
 
-/// The attention of q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`. In a ragged batch `b` is 1 and `rows` says where
-/// the rows start and the last one ends; `call` then has their number and the length of the longest.
+/// See [`fused`](super::fused).
 #[cfg(feature = "cuda")]
 pub(super) fn attend(
     [q, k, v]: [&Tensor; 3],
@@ -56,7 +55,7 @@ pub(super) fn attend(
         left: folded.left,
         right: folded.right,
         symmetric: i32::from(folded.symmetric),
-        scale: options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5)) as f32,
+        scale: options.scale_of_products(call.d) as f32,
         softcap: options.softcap.unwrap_or(0.0) as f32,
         ..Params::default()
     };

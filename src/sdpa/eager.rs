@@ -23,7 +23,7 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &
 
     let scores = match options.additive {
         None => {
-            let scale = options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5));
+            let scale = options.scale_of_products(call.d);
             // The queries of a group share their key head: as more rows of one matrix, no key is repeated.
             let q = (q * scale)?.reshape((b, h_kv, group * s_q, call.d))?;
             q.matmul(&k.t()?)?.reshape((b, h, s_q, keys))?

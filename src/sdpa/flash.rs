@@ -49,8 +49,7 @@ pub(super) fn scratch_bytes(call: &Call) -> usize {
     size_of::<f32>() * b * h * s_q
 }
 
-/// The attention of q `(b, s_q, h, d)`, k and v. In a ragged batch `b` is 1 and `rows` says where the rows start and the
-/// last one ends.
+/// See [`fused`](super::fused).
 #[cfg(feature = "flash-attn")]
 pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     use candle_flash_attn::{flash_attn_alibi_windowed_softcap, flash_attn_varlen_alibi_windowed_softcap};
@@ -61,7 +60,7 @@ pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, opt
     let slopes = sliding.distances.map(|(slopes, _)| slopes.into_iter().map(|slope| slope as f32).collect());
     let slopes = slopes.map(|slopes: Vec<f32>| Tensor::new(slopes, device)).transpose()?;
     let (slopes, left, right) = (slopes.as_ref(), sliding.left, sliding.right);
-    let scale = options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5)) as f32;
+    let scale = options.scale_of_products(call.d) as f32;
     let softcap = options.softcap.unwrap_or(0.0) as f32;
     let Some(rows) = rows else {
         return Ok(flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes, scale, left, right, softcap)?);

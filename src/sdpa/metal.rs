@@ -8,7 +8,7 @@ use std::f64::consts::{LN_2, LOG2_E};
 use candle_core::{DType, Tensor};
 
 use super::plan::{first_reason, no_fused_kernel};
-use super::{Attended, Call, Place, SdpaOptions};
+use super::{Call, Place, SdpaOptions};
 use crate::error::Result;
 use crate::mask::DenseMask;
 
@@ -59,8 +59,9 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     copies + scaled + mask
 }
 
-pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
-    attend_by(candle, q, k, v, call, options)
+/// The attention of q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`.
+pub(super) fn attend(qkv: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+    attend_by(candle, qkv, call, options)
 }
 
 /// Arguments: q, k, v, mask, causal, scale.
@@ -78,16 +79,9 @@ fn candle(
     candle_nn::ops::sdpa(q, k, v, mask, causal, scale, NO_CAP)
 }
 
-fn attend_by(
-    kernel: Kernel,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    call: &Call,
-    options: &SdpaOptions,
-) -> Result<Attended> {
+fn attend_by(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     let heads_first = |t: &Tensor| t.transpose(1, 2)?.contiguous();
-    let (q, scale) = scaled(q, options.scale.unwrap_or_else(|| (call.d as f64).powf(-0.5)))?;
+    let (q, scale) = scaled(q, options.scale_of_products(call.d))?;
     let (q, k, v) = (heads_first(&q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
     let causal = masks_by_itself(call, options);
     let (mut mask, mut seeing) = (None, None);
@@ -107,7 +101,7 @@ fn attend_by(
         }
         None => output,
     };
-    Ok(Attended { output: output.transpose(1, 2)?.contiguous()?, weights: None })
+    Ok(output.transpose(1, 2)?.contiguous()?)
 }
 
 fn keys(call: &Call, options: &SdpaOptions) -> usize {

@@ -8,7 +8,6 @@ mod eager;
 mod flash;
 mod metal;
 mod plan;
-mod rows;
 
 use candle_core::{DType, Device, Tensor};
 
@@ -16,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
 pub use plan::{Backend, Plan, Rejected};
-pub(crate) use rows::attend_rows;
 
 /// What [`attend`] is to compute.
 #[derive(Debug, Clone)]
@@ -58,6 +56,11 @@ impl<'a> SdpaOptions<'a> {
             return_weights: false,
             backend: None,
         }
+    }
+
+    /// The factor on products of heads of `d` numbers.
+    fn scale_of_products(&self, d: usize) -> f64 {
+        self.scale.unwrap_or_else(|| (d as f64).powf(-0.5))
     }
 
     /// Checks the numbers.
@@ -154,11 +157,40 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Resu
     }
     match plan.backend {
         Backend::Eager => eager::attend(q, k, v, &call, options),
-        Backend::Cpu => Ok(Attended { output: cpu::attend([q, k, v], None, &call, options)?, weights: None }),
-        Backend::Cuda => Ok(Attended { output: cuda::attend([q, k, v], None, &call, options)?, weights: None }),
-        Backend::FlashAttn => Ok(Attended { output: flash::attend([q, k, v], None, &call, options)?, weights: None }),
-        Backend::Metal => metal::attend(q, k, v, &call, options),
+        backend => Ok(Attended { output: fused(backend, [q, k, v], None, &call, options)?, weights: None }),
     }
+}
+
+/// The attention of q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)` by a backend that its plan allows. In a ragged batch
+/// `b` is 1 and `rows` says where the rows start and the last one ends; `call` then has their number and the length of the
+/// longest.
+pub(crate) fn fused(
+    backend: Backend,
+    qkv: [&Tensor; 3],
+    rows: Option<&[usize]>,
+    call: &Call,
+    options: &SdpaOptions,
+) -> Result<Tensor> {
+    match (backend, rows) {
+        (Backend::Cpu, _) => cpu::attend(qkv, rows, call, options),
+        (Backend::FlashAttn, _) => flash::attend(qkv, rows, call, options),
+        (Backend::Cuda, _) => cuda::attend(qkv, rows, call, options),
+        (Backend::Metal, None) => metal::attend(qkv, call, options),
+        (Backend::Metal, Some(_)) | (Backend::Eager, _) => {
+            let reason = "it is not fused, or not for ragged rows".to_string();
+            Err(Error::Backend { backend: backend.to_string(), reason })
+        }
+    }
+}
+
+/// The backend that runs ragged rows without padding, `None` if none does. `call` is as for [`fused`].
+pub(crate) fn backend_for_rows(call: &Call, options: &SdpaOptions) -> Result<Option<Backend>> {
+    options.mask.check(call.shape)?;
+    let backend = Plan::new(call, options)?.backend;
+    Ok(match backend {
+        Backend::Cpu | Backend::FlashAttn | Backend::Cuda => Some(backend),
+        Backend::Eager | Backend::Metal => None,
+    })
 }
 
 /// Whether a call with these options runs on the CPU's kernel.

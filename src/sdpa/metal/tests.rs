@@ -241,9 +241,9 @@ fn difference(call: &Call, options: &SdpaOptions) -> f32 {
     let dense = options.mask.dense(call.shape, options.appended_keys, DType::F32, &Device::Cpu).unwrap();
     let most = options.mask.dense_elements(call.shape, options.appended_keys);
     assert!(dense.keep.iter().chain(&dense.bias).all(|mask| mask.elem_count() <= most), "{}", options.mask);
-    let wide = |attended: Attended| attended.output.to_dtype(DType::F32).unwrap();
-    let ours = wide(attend_by(kernel, &q, &k, &v, call, options).unwrap());
-    let expected = wide(eager::attend(&q, &k, &v, call, options).unwrap());
+    let wide = |output: Tensor| output.to_dtype(DType::F32).unwrap();
+    let ours = wide(attend_by(kernel, [&q, &k, &v], call, options).unwrap());
+    let expected = wide(eager::attend(&q, &k, &v, call, options).unwrap().output);
     assert_eq!(ours.dims(), expected.dims());
     let numbers = |t: &Tensor| with_numbers(t, <[f32]>::to_vec).unwrap();
     let (ours, expected) = (numbers(&ours), numbers(&expected));
