@@ -7,6 +7,7 @@ mod config;
 #[cfg(feature = "encoder")]
 pub mod encoder;
 mod error;
+mod gpu;
 pub mod heads;
 mod kernels;
 mod mask;
@@ -21,6 +22,7 @@ mod select;
 mod setters;
 mod slice;
 mod spread;
+mod steps;
 #[cfg(feature = "train")]
 pub mod train;
 #[cfg(feature = "visualize")]

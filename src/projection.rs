@@ -11,6 +11,7 @@ use crate::kernels::{Element, Epilogue, Isa, Packed};
 use crate::sdpa::same_dtype_and_device;
 use crate::slice::{with_floats, with_numbers};
 use crate::spread::spread;
+use crate::steps::{self, Activated};
 
 /// `y = x Wᵀ + b` with W `(out, in)`.
 #[derive(Debug, Clone)]
@@ -72,16 +73,65 @@ impl Dense {
         if self.can_pack() && !xs.track_op() {
             return multiply(xs, self.packed()?, dtype);
         }
-        let (b, s, input) = xs.dims3()?;
+        let (b, s, _) = xs.dims3()?;
         // Rounding to a half type once, after the bias, as a fused addmm does.
-        let wide = accumulate_in(&self.weight);
-        let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
-        let ys = xs.matmul(&self.weight.to_dtype(wide)?.t()?)?;
+        let ys = self.product(xs)?;
         let ys = match &self.bias {
-            Some(bias) => ys.broadcast_add(&spread(&bias.to_dtype(wide)?, &ys)?)?,
+            Some(bias) => {
+                let activation = steps::Activation::None;
+                let step = Activated { activation, xs: &ys, bias: Some(bias), gate: None, gate_bias: None };
+                match step.run()? {
+                    Some(ys) => ys,
+                    None => ys.broadcast_add(&spread(&bias.to_dtype(ys.dtype())?, &ys)?)?,
+                }
+            }
             None => ys,
         };
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.weight.dim(0)?))?)
+    }
+
+    /// xs `(b, s, in)` → `(b · s, out)` without the bias, in the dtype in which products are summed.
+    fn product(&self, xs: &Tensor) -> Result<Tensor> {
+        let (b, s, input) = xs.dims3()?;
+        let wide = accumulate_in(&self.weight);
+        let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
+        Ok(xs.matmul(&self.weight.to_dtype(wide)?.t()?)?)
+    }
+
+    /// xs `(b, s, in)` → `(b, s, out)`: what [`forward`](Self::forward) gives, activated and multiplied with what `gate`
+    /// gives. `both` has the rows of `self` and of `gate` in one, and which of its halves `self` is. `None` if that takes
+    /// more than a step after the products.
+    #[cfg(feature = "encoder")]
+    pub(crate) fn forward_activated(
+        &self,
+        xs: &Tensor,
+        activation: steps::Activation,
+        gate: Option<&Self>,
+        both: Option<(&Self, usize)>,
+    ) -> Result<Option<Tensor>> {
+        let parts = [Some(self), gate].into_iter().flatten();
+        let tensors: Vec<_> = parts.flat_map(|part| [Some(&part.weight), part.bias.as_ref()]).collect();
+        if !steps::takes(xs, &tensors) {
+            return Ok(None);
+        }
+        let (b, s, _) = xs.dims3()?;
+        let out = self.weight.dim(0)?;
+        let (ys, factors) = match both {
+            Some((both, half)) => {
+                let all = both.product(xs)?;
+                (all.narrow(1, half * out, out)?, Some(all.narrow(1, (1 - half) * out, out)?))
+            }
+            None => (self.product(xs)?, gate.map(|gate| gate.product(xs)).transpose()?),
+        };
+        let step = Activated {
+            activation,
+            xs: &ys,
+            bias: self.bias.as_ref(),
+            gate: factors.as_ref(),
+            gate_bias: gate.and_then(|gate| gate.bias.as_ref()),
+        };
+        let Some(ys) = step.run()? else { return Ok(None) };
+        Ok(Some(ys.reshape((b, s, out))?))
     }
 
     /// Rows `start .. start + len` of the projection: a view, which follows the weights if they change.

@@ -7,7 +7,8 @@ use super::shared_angles::SharedAngles;
 use crate::checkpoint::NormWeights;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::{Error, Result};
-use crate::position::{Position, Rotary, RotaryGrid, cos_sin, rotate};
+use crate::position::{Position, Rotary, rotate};
+use crate::steps;
 
 /// Where the tokens of a call stand.
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +58,7 @@ impl MultiHeadAttention {
                 return Err(Error::value("a call with patches' positions", found, "as many of both"));
             }
             Position::RotaryGrid(rotary) => {
-                let angles = self.grid_angles(rotary, places.grid, &q)?;
+                let angles = rotary.angles(s_q, places.grid, self.config.head_dim(), q.dtype(), q.device())?;
                 (angles.clone(), angles, rotary.style)
             }
             _ => return Ok([q, k, v]),
@@ -71,14 +72,7 @@ impl MultiHeadAttention {
     }
 
     fn angles(&self, rotary: &Rotary, starts: &[usize], xs: &Tensor) -> Result<[Tensor; 2]> {
-        let s = xs.dim(1)?;
-        let rows: Vec<Vec<usize>> = starts.iter().map(|&start| (start..start + s).collect()).collect();
-        rotary.angles(&rows, self.config.head_dim(), xs.dtype(), xs.device())
-    }
-
-    fn grid_angles(&self, rotary: &RotaryGrid, grid: Option<[usize; 2]>, xs: &Tensor) -> Result<[Tensor; 2]> {
-        let (s, d) = (xs.dim(1)?, self.config.head_dim());
-        cos_sin(rotary.angles(s, grid, d)?, 1.0, (1, s, 1, d / 2), xs.dtype(), xs.device())
+        rotary.angles(starts, xs.dim(1)?, self.config.head_dim(), xs.dtype(), xs.device())
     }
 
     fn limited(&self, xs: Tensor) -> Result<Tensor> {
@@ -113,13 +107,26 @@ pub(super) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Re
     if xs.elem_count() == 0 {
         return Ok(xs.clone());
     }
+    let xs = match norm.over {
+        NormOver::Head => xs.clone(),
+        NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
+    };
+    let step = steps::Norm {
+        xs: &xs,
+        add: None,
+        weight: &weights.weight,
+        bias: weights.bias.as_ref(),
+        eps: norm.eps,
+        rms: norm.kind != NormKind::Layer,
+        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
+        keep_sum: false,
+    };
+    if let Some((_, ys)) = step.run()? {
+        return Ok(ys.reshape((b, s, h, d))?);
+    }
     let dtype = xs.dtype();
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let xs = xs.to_dtype(wide)?;
-    let xs = match norm.over {
-        NormOver::Head => xs,
-        NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
-    };
     let xs = match norm.kind {
         NormKind::Layer => xs.broadcast_sub(&xs.mean_keepdim(D::Minus1)?)?,
         NormKind::Rms | NormKind::RmsOffset => xs,

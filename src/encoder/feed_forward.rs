@@ -7,6 +7,7 @@ use crate::checkpoint::{DenseWeights, WeightSource};
 use crate::error::Result;
 use crate::kernels::{Element, Epilogue};
 use crate::projection::Dense;
+use crate::steps;
 
 /// What a family calls its projections, and which of them are gated: `last(activation(activated(x)) · plain(x))`
 /// ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
@@ -25,6 +26,8 @@ pub(super) enum Names {
 pub(super) struct FeedForward {
     activated: Dense,
     plain: Option<Dense>,
+    /// Both in one, where they are stored so, and which half is activated.
+    both: Option<(Dense, usize)>,
     activation: Activation,
     last: Dense,
 }
@@ -40,11 +43,11 @@ impl FeedForward {
             read_dense(&source, out, input, bias)
         };
         let dense = |name: &str, weights| Dense::new(&source.full_name(name), weights, inner, hidden);
-        let (activated, plain, last) = match names {
-            Names::Plain { first, last } => (dense(first, read(first, inner, hidden)?)?, None, last),
+        let (activated, plain, both, last) = match names {
+            Names::Plain { first, last } => (dense(first, read(first, inner, hidden)?)?, None, None, last),
             Names::Apart { activated, plain, last } => {
                 let read = |name| dense(name, read(name, inner, hidden)?);
-                (read(activated)?, Some(read(plain)?), last)
+                (read(activated)?, Some(read(plain)?), None, last)
             }
             Names::Halves { both, activated, last } => {
                 let weights = read(both, 2 * inner, hidden)?;
@@ -53,16 +56,24 @@ impl FeedForward {
                     let bias = weights.bias.as_ref().map(|bias| bias.narrow(0, which * inner, inner)).transpose()?;
                     dense(both, DenseWeights { weight: weights.weight.narrow(0, which * inner, inner)?, bias })
                 };
-                (half(activated)?, Some(half(1 - activated)?), last)
+                let parts = (half(activated)?, half(1 - activated)?);
+                let whole = Dense::new(&source.full_name(both), weights, 2 * inner, hidden)?;
+                (parts.0, Some(parts.1), Some((whole, activated)), last)
             }
         };
         let weights = read(last, hidden, inner)?;
         let last = Dense::new(&source.full_name(last), weights, hidden, inner)?;
-        Ok(Self { activated, plain, activation: config.hidden_act, last })
+        Ok(Self { activated, plain, both, activation: config.hidden_act, last })
     }
 
     /// xs `(b, s, hidden)` → the same.
     pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        if let Some(step) = step(self.activation)
+            && let both = self.both.as_ref().map(|(both, half)| (both, *half))
+            && let Some(inner) = self.activated.forward_activated(xs, step, self.plain.as_ref(), both)?
+        {
+            return self.last.forward(&inner, xs.dtype());
+        }
         let inner = self.activation.forward(&self.activated.forward(xs, xs.dtype())?)?;
         let inner = match &self.plain {
             Some(plain) => (inner * plain.forward(xs, xs.dtype())?)?,
@@ -115,6 +126,17 @@ impl FeedForward {
     fn last_rows<T: Element>(&self, inner: &[T], tokens: usize, outer: &mut Vec<f32>) -> Result<()> {
         self.last.packed()?.multiply(inner, tokens, Epilogue::None, outer);
         Ok(())
+    }
+}
+
+/// What GPUs do in one kernel.
+fn step(activation: Activation) -> Option<steps::Activation> {
+    match activation {
+        Activation::Gelu => Some(steps::Activation::Gelu),
+        Activation::NewGelu | Activation::GeluPytorchTanh => Some(steps::Activation::GeluTanh),
+        Activation::Silu | Activation::Swish => Some(steps::Activation::Silu),
+        Activation::Relu => Some(steps::Activation::Relu),
+        _ => None,
     }
 }
 

@@ -112,18 +112,24 @@ impl Layer {
     fn around(&self, xs: &Tensor, mut attend: impl FnMut(&Tensor) -> Result<Tensor>, train: bool) -> Result<Tensor> {
         let mut attend = |xs: &Tensor| drop_out(&attend(xs)?, self.dropout, train);
         let feed = |xs: &Tensor| drop_out(&self.feed_forward.forward(xs)?, self.dropout, train);
-        let norm = |xs: &Tensor, norm: Option<&LayerNorm>| norm.map_or(Ok(xs.clone()), |norm| Ok(norm.forward(xs)?));
-        let (first, second) = (self.attention_norm.as_ref(), Some(&self.output_norm));
+        let first = self.attention_norm.as_ref();
         if self.pre_norm {
-            let xs = (xs + attend(&norm(xs, first)?)?)?;
-            return Ok((&xs + feed(&norm(&xs, second)?)?)?);
+            let attended = match first {
+                Some(norm) => attend(&norm.forward(xs)?)?,
+                None => attend(xs)?,
+            };
+            let (xs, normalised) = self.output_norm.of_sum(xs, &attended)?;
+            return Ok((xs + feed(&normalised)?)?);
         }
         let attended = match &self.inner_norm {
-            Some(inner) => inner.forward(&(xs + attend(xs)?)?)?,
+            Some(inner) => inner.forward_sum(xs, &attend(xs)?)?,
             None => attend(xs)?,
         };
-        let xs = norm(&(xs + attended)?, first)?;
-        norm(&(&xs + feed(&xs)?)?, second)
+        let xs = match first {
+            Some(norm) => norm.forward_sum(xs, &attended)?,
+            None => (xs + attended)?,
+        };
+        self.output_norm.forward_sum(&xs, &feed(&xs)?)
     }
 
     pub fn runs_on_rows(&self) -> bool {

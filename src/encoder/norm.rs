@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{Isa, add_norm};
 use crate::slice::with_floats;
 use crate::spread::spread;
+use crate::steps;
 
 /// Layer normalisation over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
 /// ([Ba 2016](https://arxiv.org/abs/1607.06450)).
@@ -49,6 +50,50 @@ impl LayerNorm {
         Self::new(weight, zeros, eps)
     }
 
+    /// The sum of both, and it normalised.
+    pub(super) fn of_sum(&self, xs: &Tensor, add: &Tensor) -> Result<(Tensor, Tensor)> {
+        if let Some((Some(sum), ys)) = self.in_one_step(xs, Some(add), true)? {
+            return Ok((sum, ys));
+        }
+        let sum = (xs + add)?;
+        let ys = self.forward(&sum)?;
+        Ok((sum, ys))
+    }
+
+    /// The sum of both normalised.
+    pub(super) fn forward_sum(&self, xs: &Tensor, add: &Tensor) -> Result<Tensor> {
+        match self.in_one_step(xs, Some(add), false)? {
+            Some((_, ys)) => Ok(ys),
+            None => Ok(self.forward(&(xs + add)?)?),
+        }
+    }
+
+    /// As GPUs do it, if they do; with the sum, if it is wanted.
+    fn in_one_step(
+        &self,
+        xs: &Tensor,
+        add: Option<&Tensor>,
+        keep_sum: bool,
+    ) -> Result<Option<(Option<Tensor>, Tensor)>> {
+        if xs.dims().last() != self.weight.dims().first() || add.is_some_and(|add| add.dims() != xs.dims()) {
+            return Ok(None);
+        }
+        let rows = |xs: &Tensor| xs.reshape((1, (), 1, self.weight.dims()[0]));
+        let add = add.map(rows).transpose()?;
+        let step = steps::Norm {
+            xs: &rows(xs)?,
+            add: add.as_ref(),
+            weight: &self.weight,
+            bias: Some(&self.bias),
+            eps: self.eps,
+            rms: false,
+            offset: 0.0,
+            keep_sum,
+        };
+        let Some((sum, ys)) = step.run()? else { return Ok(None) };
+        Ok(Some((sum.map(|sum| sum.reshape(xs.shape())).transpose()?, ys.reshape(xs.shape())?)))
+    }
+
     /// Normalises rows of numbers, or their sum with `add`, in place.
     pub(super) fn add_rows(&self, isa: Isa, xs: &mut [f32], add: Option<&[f32]>) -> Result<()> {
         with_floats(&self.weight, |weight| {
@@ -67,6 +112,9 @@ impl Module for LayerNorm {
         // candle's kernels for NVIDIA GPUs cannot sum over nothing.
         if xs.elem_count() == 0 {
             return Ok(xs.clone());
+        }
+        if let Some((_, ys)) = self.in_one_step(xs, None, false)? {
+            return Ok(ys);
         }
         let dtype = xs.dtype();
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };

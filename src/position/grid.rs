@@ -1,5 +1,8 @@
 //! Positions of patches in an image.
 
+use candle_core::{DType, Device, Tensor};
+
+use super::tables::{self, Kind};
 use crate::error::{Error, Result};
 use crate::position::RotaryStyle;
 use crate::setters::setters;
@@ -77,8 +80,28 @@ impl RotaryGrid {
         Ok(())
     }
 
-    /// The angles of each of `tokens` tokens, `head_dim / 2` of them, token after token. `grid`: as the call says.
-    pub(crate) fn angles(&self, tokens: usize, grid: Option<[usize; 2]>, head_dim: usize) -> Result<Vec<f64>> {
+    /// Cosines and sines of the angles of `tokens` tokens, each `(1, tokens, 1, head_dim / 2)`. `grid`: as the call says.
+    pub(crate) fn angles(
+        &self,
+        tokens: usize,
+        grid: Option<[usize; 2]>,
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<[Tensor; 2]> {
+        let make = |_| {
+            let angles = self.radians(tokens, grid, head_dim)?;
+            let of = |f: fn(f64) -> f64| angles.iter().map(|angle| f(*angle)).collect();
+            Ok([of(f64::cos), of(f64::sin)])
+        };
+        let kind = Kind::Patches(self.clone(), grid, tokens);
+        let waves = tables::waves(&kind, head_dim, tokens, dtype, device, make)?;
+        let [cos, sin] = waves.map(|wave| wave.reshape((1, tokens, 1, head_dim / 2)));
+        Ok([cos?, sin?])
+    }
+
+    /// The angles of each of `tokens` tokens, `head_dim / 2` of them, token after token.
+    fn radians(&self, tokens: usize, grid: Option<[usize; 2]>, head_dim: usize) -> Result<Vec<f64>> {
         let [rows, columns] = self.grid_of(tokens, grid)?;
         let quarter = head_dim / 4;
         let frequencies: Vec<f64> = (0..quarter).map(|m| self.theta.powf(-(m as f64) / quarter as f64)).collect();

@@ -5,13 +5,14 @@ mod disentangled;
 mod grid;
 mod relative;
 mod rotary;
+mod tables;
 
 pub use alibi::{Alibi, AlibiSlopes};
 pub use disentangled::Disentangled;
 pub use grid::{GridCoordinates, RelativeGrid, RotaryGrid};
 pub use relative::RelativeBuckets;
+pub(crate) use rotary::rotate;
 pub use rotary::{Rotary, RotaryScaling, RotaryStyle};
-pub(crate) use rotary::{cos_sin, rotate};
 
 use crate::error::Result;
 

@@ -1,7 +1,9 @@
 use candle_core::{D, DType, Device, Tensor};
 
+use super::tables::{self, Kind};
 use crate::error::{Error, Result};
 use crate::setters::setters;
+use crate::steps;
 
 /// Which numbers of a head are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -233,20 +235,34 @@ impl Rotary {
         }
     }
 
-    /// Cosines and sines of the angles at `positions`, each `(rows, tokens, 1, pairs)`.
+    /// Cosines and sines of the angles of rows of `s` tokens, the first at `starts`: each `(rows, s, 1, pairs)`.
     pub(crate) fn angles(
         &self,
-        positions: &[Vec<usize>],
+        starts: &[usize],
+        s: usize,
         head_dim: usize,
         dtype: DType,
         device: &Device,
     ) -> Result<[Tensor; 2]> {
-        let length = positions.iter().flatten().max().map_or(0, |last| last + 1);
+        let length = starts.iter().max().map_or(0, |last| last + s);
+        let positions = starts.iter().flat_map(|start| *start..start + s);
         let pairs = self.dim.unwrap_or(head_dim) / 2;
-        let shape = (positions.len(), positions.first().map_or(0, Vec::len), 1, pairs);
-        let waves = self.waves(positions.iter().flatten().copied(), head_dim, length);
-        let [cos, sin] =
-            waves.map(|wave| Tensor::from_vec(wave, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
+        let shape = (starts.len(), s, 1, pairs);
+        if self.goes_by_length() {
+            let waves = self.waves(positions, head_dim, length);
+            let [cos, sin] =
+                waves.map(|wave| Tensor::from_vec(wave, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
+            return Ok([cos?, sin?]);
+        }
+        let make = |rows: usize| Ok(self.waves(0..rows, head_dim, rows));
+        let waves = tables::waves(&Kind::Positions(self.clone()), head_dim, length, dtype, device, make)?;
+        let [cos, sin] = match starts {
+            [start] => waves.map(|wave| wave.narrow(0, *start, s)?.reshape(shape)),
+            _ => {
+                let places = Tensor::from_iter(positions.map(|position| position as u32), device)?;
+                waves.map(|wave| wave.index_select(&places, 0)?.reshape(shape))
+            }
+        };
         Ok([cos?, sin?])
     }
 
@@ -295,23 +311,11 @@ impl Rotary {
     }
 }
 
-/// Cosines and sines of `angles`, times `factor`.
-pub(crate) fn cos_sin(
-    angles: Vec<f64>,
-    factor: f64,
-    shape: (usize, usize, usize, usize),
-    dtype: DType,
-    device: &Device,
-) -> Result<[Tensor; 2]> {
-    let of = |f: fn(f64) -> f64| {
-        let numbers: Vec<f64> = angles.iter().map(|&angle| f(angle) * factor).collect();
-        Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
-    };
-    Ok([of(f64::cos)?, of(f64::sin)?])
-}
-
 /// xs `(b, s, h, d)`, of each head's numbers as many rotated as there are angles `(rows, s, 1, pairs)`. Differentiable.
 pub(crate) fn rotate(xs: &Tensor, [cos, sin]: &[Tensor; 2], style: RotaryStyle) -> Result<Tensor> {
+    if let Some(ys) = steps::rotate(xs, [cos, sin], style == RotaryStyle::Interleaved)? {
+        return Ok(ys);
+    }
     let (b, s, h, d) = xs.dims4()?;
     let dim = 2 * cos.dim(D::Minus1)?;
     let rotated = xs.narrow(D::Minus1, 0, dim)?;

@@ -8,16 +8,44 @@ use crate::error::Result;
 
 /// Why the kernels cannot run a call, `None` if they can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let elsewhere = (!matches!(call.place, Place::Cuda { .. }), "the tensors are not on an NVIDIA GPU");
+    let elsewhere = (!matches!(call.place, Place::Cuda(_)), "the tensors are not on an NVIDIA GPU");
     // More do not fit into registers.
     let large = (call.d.max(call.d_v) > 256, "a head has more than 256 numbers");
     first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason([large]))
 }
 
-/// What is made of masks for the kernels.
-pub(super) fn scratch_bytes(call: &Call, _options: &SdpaOptions) -> usize {
+/// What is made of masks for the kernels, and what blocks that share keys leave.
+pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
+    let queries = call.shape.b * call.shape.s_q;
+    let partials = match splits(call, options) {
+        1 => 0,
+        splits => queries * call.shape.h * splits * (call.d_v + 2),
+    };
     // Lengths and places of rows, at most one number a query.
-    size_of::<i32>() * call.shape.b * call.shape.s_q
+    size_of::<i32>() * (queries + partials)
+}
+
+/// How many blocks share the keys of a query.
+#[cfg(any(test, feature = "cuda"))]
+pub(super) fn splits(call: &Call, options: &SdpaOptions) -> usize {
+    use crate::kernels::cuda::{Features, Shape, Variant};
+
+    let Place::Cuda(gpu) = call.place else { return 1 };
+    let shape = Shape {
+        dtype: call.dtype,
+        d: call.d,
+        d_v: call.d_v,
+        jobs: call.shape.b * call.h_kv,
+        rows: call.shape.s_q * (call.shape.h / call.h_kv),
+        keys: call.shape.s_kv + options.appended_keys,
+        features: Features::default(),
+    };
+    Variant::of(shape, gpu).map_or(1, |variant| variant.splits(shape, gpu))
+}
+
+#[cfg(not(any(test, feature = "cuda")))]
+pub(super) fn splits(_: &Call, _: &SdpaOptions) -> usize {
+    1
 }
 
 /// See [`fused`](super::fused).

@@ -56,7 +56,7 @@ fn within_a_launch(call: &Call, keys: usize) -> Result<()> {
     let CallShape { b, h, s_q, .. } = call.shape;
     let scores = [b, h, s_q, keys].into_iter().fold(1usize, usize::saturating_mul);
     match call.place {
-        Place::Cuda { .. } if scores > u32::MAX as usize - 1024 => {
+        Place::Cuda(_) if scores > u32::MAX as usize - 1024 => {
             Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU: a smaller batch"))
         }
         _ => Ok(()),
@@ -155,7 +155,7 @@ mod tests {
             let (d, dtype) = (64, DType::F32);
             within_a_launch(&Call { shape, h_kv: 16, d, d_v: d, dtype, place, tracks_gradient: false }, 4096)
         };
-        let cuda = Place::Cuda { capability: 90 };
+        let cuda = Place::Cuda(crate::gpu::Gpu::default());
         assert!(of(cuda, 15).is_ok() && of(Place::Cpu, 16).is_ok());
         assert!(of(cuda, 16).unwrap_err().to_string().contains("4294967296"));
     }

@@ -3,31 +3,33 @@
 use candle_core::{DType, Tensor};
 
 use super::plan::{first_reason, no_fused_kernel};
-use super::{Call, Place, SdpaOptions};
+use super::{Call, Place, SdpaOptions, cuda};
 use crate::error::Result;
+use crate::gpu::Gpu;
 use crate::mask::check::CallShape;
 
 /// Why it cannot run a call, `None` if it can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let Place::Cuda { capability } = call.place else {
+    let Place::Cuda(gpu) = call.place else {
         return Some("the tensors are not on an NVIDIA GPU".to_string());
     };
     let built = [(cfg!(not(feature = "flash-attn")), "the crate was built without its feature `flash-attn`")];
-    first_reason(built).or_else(|| no_fused_kernel(call, options)).or_else(|| limits(call, options, capability))
+    first_reason(built).or_else(|| no_fused_kernel(call, options)).or_else(|| limits(call, options, gpu))
 }
 
 /// What it cannot do, though fused kernels can.
-fn limits(call: &Call, options: &SdpaOptions, capability: u32) -> Option<String> {
+fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
     let CallShape { b, h, s_q, s_kv } = call.shape;
     let half = matches!(call.dtype, DType::F16 | DType::BF16);
     let reason = first_reason([
         (!half, "it takes f16 and bf16 only"),
-        (capability < 80, "the GPU is older than compute capability 8.0"),
+        (gpu.capability < 80, "the GPU is older than compute capability 8.0"),
         (call.d != call.d_v, "heads of values have another size than those of keys"),
         (!call.d.is_multiple_of(8), "the size of a head is no multiple of 8"),
         (call.d > 512, "a head has more than 512 numbers"),
         (options.sinks.is_some(), "it knows no sinks"),
         (options.appended_keys > 0, "it knows no keys outside the mask"),
+        (cuda::splits(call, options) > 1, "it leaves most of the GPU without work: blocks do not share a query's keys"),
         (b > 65_535 || h > 65_535, "more than 65535 rows or heads are no grid of a GPU"),
     ]);
     reason.or_else(|| {
@@ -97,6 +99,8 @@ mod tests {
     use super::*;
     use crate::mask::AttentionMask;
 
+    const GPU: Gpu = Gpu { capability: 80, multiprocessors: 108, shared_memory: 163 << 10 };
+
     fn call() -> Call {
         Call {
             shape: CallShape { b: 2, h: 4, s_q: 16, s_kv: 16 },
@@ -104,7 +108,7 @@ mod tests {
             d: 64,
             d_v: 64,
             dtype: DType::BF16,
-            place: Place::Cuda { capability: 80 },
+            place: Place::Cuda(GPU),
             tracks_gradient: false,
         }
     }
@@ -112,7 +116,7 @@ mod tests {
     #[test]
     fn what_it_cannot_do_goes_elsewhere() {
         let none = AttentionMask::none();
-        let reason = |call: Call, mask: &AttentionMask| limits(&call, &SdpaOptions::new(mask), 80).unwrap_or_default();
+        let reason = |call: Call, mask: &AttentionMask| limits(&call, &SdpaOptions::new(mask), GPU).unwrap_or_default();
         assert_eq!(reason(call(), &none), "");
         assert_eq!(reason(Call { d: 72, d_v: 72, ..call() }, &none), "");
         assert!(reason(Call { dtype: DType::F32, ..call() }, &none).contains("f16 and bf16"));
@@ -121,12 +125,15 @@ mod tests {
         assert!(reason(Call { d: 520, d_v: 520, ..call() }, &none).contains("512"));
         let many = CallShape { b: 70_000, ..call().shape };
         assert!(reason(Call { shape: many, ..call() }, &none).contains("65535"));
-        assert!(limits(&call(), &SdpaOptions::new(&none), 75).unwrap().contains("8.0"));
+        assert!(limits(&call(), &SdpaOptions::new(&none), Gpu { capability: 75, ..GPU }).unwrap().contains("8.0"));
         let sinks = Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap();
         let with = SdpaOptions { sinks: Some(&sinks), ..SdpaOptions::new(&none) };
-        assert!(limits(&call(), &with, 80).unwrap().contains("sinks"));
+        assert!(limits(&call(), &with, GPU).unwrap().contains("sinks"));
         let with = SdpaOptions { appended_keys: 1, ..SdpaOptions::new(&none) };
-        assert!(limits(&call(), &with, 80).unwrap().contains("outside the mask"));
+        assert!(limits(&call(), &with, GPU).unwrap().contains("outside the mask"));
+        let step = CallShape { b: 1, s_q: 1, s_kv: 4096, ..call().shape };
+        assert!(reason(Call { shape: step, ..call() }, &none).contains("without work"));
+        assert_eq!(reason(Call { shape: CallShape { b: 64, ..step }, ..call() }, &none), "");
 
         let more_queries = Call { shape: CallShape { s_q: 17, ..call().shape }, ..call() };
         assert_eq!(reason(more_queries, &none), "");

@@ -12,6 +12,7 @@ mod plan;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
+use crate::gpu::Gpu;
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
 pub use plan::{Backend, Plan, Rejected};
@@ -91,10 +92,7 @@ pub struct Attended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Cpu,
-    /// Its compute capability, 80 for 8.0.
-    Cuda {
-        capability: u32,
-    },
+    Cuda(Gpu),
     Metal,
 }
 
@@ -102,21 +100,21 @@ impl Place {
     pub(crate) fn of(device: &Device) -> Self {
         match device {
             Device::Cpu => Self::Cpu,
-            Device::Cuda(device) => Self::Cuda { capability: capability(device) },
+            Device::Cuda(device) => Self::Cuda(gpu(device)),
             Device::Metal(_) => Self::Metal,
         }
     }
 }
 
 #[cfg(feature = "cuda")]
-fn capability(device: &candle_core::CudaDevice) -> u32 {
+fn gpu(device: &candle_core::CudaDevice) -> Gpu {
     // A device that does not say is as old as can be.
-    crate::kernels::cuda::gpu(device).map_or(0, |gpu| gpu.capability)
+    crate::kernels::cuda::gpu(device).unwrap_or_default()
 }
 
 #[cfg(not(feature = "cuda"))]
-fn capability(_: &candle_core::CudaDevice) -> u32 {
-    0
+fn gpu(_: &candle_core::CudaDevice) -> Gpu {
+    Gpu::default()
 }
 
 /// The sizes and properties of a call from which a plan is made.

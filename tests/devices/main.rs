@@ -12,6 +12,8 @@ mod cases;
 #[path = "../suite/common/mod.rs"]
 mod common;
 mod covering;
+#[cfg(feature = "encoder")]
+mod encoder;
 mod inputs;
 mod judge;
 mod layer;
@@ -59,6 +61,12 @@ on_each_device! {
     layer_on_ragged_rows: layer::on_ragged_rows;
     layer_token_by_token: layer::token_by_token;
     layer_with_positions: layer::with_positions;
+    few_queries_over_many_keys: traps::few_queries_over_many_keys;
+}
+
+#[cfg(feature = "encoder")]
+on_each_device! {
+    encoders: encoder::padded_and_ragged;
 }
 
 /// The device, `None` where its absence is allowed.

@@ -44,6 +44,40 @@ pub fn more_rows_than_a_grid_has(device: &Device) {
     verdict.end(device);
 }
 
+/// A decoder's step: so few queries that a GPU has to share the keys of each among its parts.
+pub fn few_queries_over_many_keys(device: &Device) {
+    let mut verdict = Verdict::default();
+    let s_kv = 5000;
+    let lengths = [0, 3333];
+    let sees_lengths = |b: usize, _: usize, _: usize, j: usize| (j < lengths[b]).then_some(0.0);
+    let near = |s_q: usize| {
+        move |_: usize, _: usize, i: usize, j: usize| {
+            let position = i + s_kv - s_q;
+            (j <= position && j + 700 >= position).then_some(0.0)
+        }
+    };
+    for (number, dtype) in DTYPES.into_iter().enumerate() {
+        for (s_q, h, h_kv, d) in [(1, 8, 1, 128), (3, 2, 2, 64), (17, 4, 2, 40)] {
+            let mut random = Random::new(number as u64 + 5);
+            let mut tensor = |s: usize, h: usize| random.tensor(&[2, s, h, d], dtype);
+            let [q, k, v] = [tensor(s_q, h), tensor(s_kv, h_kv), tensor(s_kv, h_kv)];
+            let [q_there, k_there, v_there] = [&q, &k, &v].map(|t| t.to_device(device).unwrap());
+            let window = near(s_q);
+            let masks: [(AttentionMask, naive::Sees); 2] = [
+                (AttentionMask::lengths(&lengths), &sees_lengths),
+                (AttentionMask::causal().and(AttentionMask::window(Some(700), None)), &window),
+            ];
+            for (mask, sees) in masks {
+                let (want, _) = naive::attend(&q, &k, &v, &Score::Dot((d as f64).powf(-0.5)), sees);
+                let got = attend(&q_there, &k_there, &v_there, &SdpaOptions::new(&mask)).unwrap().output;
+                let name = format!("{s_q} queries, {h} and {h_kv} heads of {d}, {mask}");
+                verdict.compare(&name, What::Attention, dtype, &got, &want, largest(&v));
+            }
+        }
+    }
+    verdict.end(device);
+}
+
 /// A row of a batch is what it is alone: on the CPU to the bit, on others, whose products may be cut by the size of the
 /// batch, within the tolerance. Heads of one row do not lie one batch apart, so a collapsed batch would mix them.
 pub fn a_row_alone_and_in_a_batch(device: &Device) {

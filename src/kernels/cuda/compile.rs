@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts, sys};
 
+use super::rows::Rows;
 use super::variant::Variant;
 use crate::error::{Error, Result};
 
@@ -15,28 +16,61 @@ pub(super) struct Compiled {
     pub ptx: String,
 }
 
-type Made = HashMap<(Variant, u32), Arc<Compiled>>;
+/// What can be compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Program {
+    Attention(Variant),
+    Rows(Rows),
+}
+
+impl Program {
+    /// A name of its own among all programs.
+    fn name(self) -> String {
+        let what = match self {
+            Self::Attention(_) => "attention",
+            Self::Rows(_) => "rows",
+        };
+        format!("candle-attention {what} {}", self.definitions().join(" "))
+    }
+
+    fn definitions(self) -> Vec<String> {
+        match self {
+            Self::Attention(variant) => variant.definitions(),
+            Self::Rows(rows) => rows.definitions(),
+        }
+    }
+
+    fn source(self) -> String {
+        let device = include_str!("source/device.cuh");
+        match self {
+            Self::Attention(variant) => variant.source(device),
+            Self::Rows(rows) => rows.source(device),
+        }
+    }
+}
+
+type Made = HashMap<(Program, u32), Arc<Compiled>>;
 
 /// The compiled kernel, made once a process.
-pub(super) fn compiled(variant: Variant, capability: u32) -> Result<Arc<Compiled>> {
+pub(super) fn compiled(program: Program, capability: u32) -> Result<Arc<Compiled>> {
     static MADE: Mutex<Option<Made>> = Mutex::new(None);
     // What a thread that panicked left behind is whole: one insertion is all that is done to it.
     let made = || MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(kernel) = made().as_ref().and_then(|made| made.get(&(variant, capability))) {
+    if let Some(kernel) = made().as_ref().and_then(|made| made.get(&(program, capability))) {
         return Ok(kernel.clone());
     }
     // Unlocked: while one kernel is compiled, others run. At worst two threads compile the same.
-    let kernel = Arc::new(Compiled { name: variant.name(), ptx: compile(variant, capability)? });
-    Ok(made().get_or_insert_default().entry((variant, capability)).or_insert(kernel).clone())
+    let kernel = Arc::new(Compiled { name: program.name(), ptx: compile(program, capability)? });
+    Ok(made().get_or_insert_default().entry((program, capability)).or_insert(kernel).clone())
 }
 
-fn compile(variant: Variant, capability: u32) -> Result<String> {
+fn compile(program: Program, capability: u32) -> Result<String> {
     let architecture = newest(&architectures()?, capability)
         .ok_or_else(|| failed(format!("it no longer knows GPUs of compute capability {capability}")))?;
     let mut options = vec![format!("--gpu-architecture=compute_{architecture}"), "-std=c++17".into()];
-    options.extend(variant.definitions().iter().map(|definition| format!("-D{definition}")));
+    options.extend(program.definitions().iter().map(|definition| format!("-D{definition}")));
     let options = CompileOptions { options, name: Some("attention.cu".into()), ..CompileOptions::default() };
-    match compile_ptx_with_opts(variant.source(include_str!("source/device.cuh")), options) {
+    match compile_ptx_with_opts(program.source(), options) {
         Ok(ptx) => Ok(ptx.to_src()),
         Err(CompileError::CompileError { nvrtc, log, .. }) => {
             Err(failed(format!("{nvrtc}: {}", log.to_string_lossy())))
@@ -71,7 +105,8 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
-    use crate::kernels::cuda::variant::{Features, Gpu, Shape};
+    use crate::gpu::Gpu;
+    use crate::kernels::cuda::{Features, Shape};
 
     #[test]
     fn a_gpu_younger_than_the_compiler_runs_what_that_knows() {
@@ -85,16 +120,21 @@ mod tests {
     fn every_kernel_compiles() {
         let gpus = [(75, 64), (80, 163), (89, 99), (90, 227), (999, 227)];
         for (capability, kilobytes) in gpus {
-            let gpu = Gpu { capability, multiprocessors: 1, shared_memory: kilobytes << 10 };
+            let gpu = Gpu { capability, multiprocessors: 16, shared_memory: kilobytes << 10 };
             for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let rows = compiled(Program::Rows(Rows(dtype)), capability).unwrap();
+                for kernel in ["norm_rows", "activate_rows", "rotate_rows"] {
+                    assert!(rows.ptx.contains(&format!(".entry {kernel}")), "{kernel}, {dtype:?}");
+                }
                 for (d, d_v) in [(32, 32), (40, 40), (64, 64), (20, 72), (96, 96), (128, 128), (256, 256)] {
                     let features = if d == 64 { vec![0, 1, 2, 4, 8, 16, 31] } else { vec![0] };
                     for features in features {
-                        for rows in [1, 1000] {
-                            let shape = Shape { dtype, d, d_v, jobs: 8, rows, features: Features(features) };
+                        for (rows, keys) in [(1, 1000), (1000, 1000), (1, 1)] {
+                            let shape = Shape { dtype, d, d_v, jobs: 8, rows, keys, features: Features(features) };
                             let variant = Variant::of(shape, gpu).unwrap();
-                            let kernel = compiled(variant, capability).unwrap();
-                            assert!(kernel.ptx.contains(".entry attention"), "{}", variant.name());
+                            let kernel = compiled(Program::Attention(variant), capability).unwrap();
+                            assert!(kernel.ptx.contains(".entry attention"), "{}", kernel.name);
+                            assert_eq!(kernel.ptx.contains(".entry combine"), variant.split, "{}", kernel.name);
                         }
                     }
                 }

@@ -1,22 +1,16 @@
 //! Kernels launched.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
-
-use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute as Attribute;
-use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute as FunctionAttribute;
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg, SyncOnDrop,
-};
-use candle_core::cuda_backend::{CudaDType, WrapErr};
-use candle_core::op::BackpropOp;
-use candle_core::{CudaDevice, CudaStorage, DType, Layout, Storage, StorageRef, Tensor};
+use candle_core::cuda_backend::CudaDType;
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut, DeviceRepr};
+use candle_core::{CudaDevice, DType, Tensor};
 use half::{bf16, f16};
 
-use super::compile::compiled;
-use super::variant::{Gpu, Shape, Variant};
-use super::{Features, Params};
+use super::compile::{Program, compiled};
+use super::memory::{Held, Uploads, gpu, of_slice, optional};
+use super::queue::{Grid, start};
+use super::{Features, Params, Shape, Variant};
 use crate::error::{Error, Result};
+use crate::gpu::Gpu;
 
 // SAFETY: plain numbers, as the struct of the same fields in `source/types.cuh`.
 unsafe impl DeviceRepr for Params {}
@@ -60,6 +54,8 @@ impl Launch<'_> {
         let device = self.q.device().as_cuda_device()?;
         let (b, tokens, h, _) = self.q.dims4()?;
         let dims = (b, tokens, h, self.params.d_v as usize);
+        let heads = b * tokens * h;
+        let work = Work::of(&self, gpu(device)?)?;
         let stream = device.cuda_stream();
         let mut numbers = Uploads::default();
         let offsets = [
@@ -70,7 +66,7 @@ impl Launch<'_> {
             numbers.add(self.starts),
             numbers.add(self.rows),
         ];
-        let numbers = numbers.upload(device)?;
+        let numbers = numbers.upload(&stream)?;
         let (base, _numbers) = match &numbers {
             Some(numbers) => {
                 let (base, guard) = numbers.device_ptr(&stream);
@@ -95,16 +91,20 @@ impl Launch<'_> {
         let (queries_at, _queries) = optional::<i64>(queries, &stream)?;
         let (keys_at, _keys) = optional::<i64>(keys, &stream)?;
 
-        let features = [
-            (Features::SOFTCAP, self.params.softcap != 0.0),
-            (Features::SLOPES, slopes != 0),
-            (Features::BIAS, bias.is_some()),
-            (Features::KEEP, keep.is_some()),
-            (Features::SEGMENTS, segments.is_some()),
-        ];
-        let features = Features(features.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum());
+        let mut partials = match work.splits {
+            1 => None,
+            // SAFETY: the kernels write every number that they read of it.
+            splits => Some(unsafe { device.alloc::<f32>(heads * splits * (self.params.d_v as usize + 2))? }),
+        };
+        let (partials_at, partials_guard) = match &mut partials {
+            Some(partials) => {
+                let (at, guard) = partials.device_ptr_mut(&stream);
+                (at, Some(guard))
+            }
+            None => (0, None),
+        };
         // SAFETY: the kernel writes every number of it.
-        let mut out = unsafe { device.alloc::<T>(self.q.elem_count() / self.q.dim(3)? * self.params.d_v as usize)? };
+        let mut out = unsafe { device.alloc::<T>(heads * self.params.d_v as usize)? };
         let (out_at, out_guard) = out.device_ptr_mut(&stream);
         let per_read = 16 / size_of::<T>();
         let whole = |held: &Held, at: u64, d: i32| {
@@ -136,6 +136,8 @@ impl Launch<'_> {
             query_ends,
             starts,
             rows,
+            partials: partials_at,
+            splits: work.splits as i32,
             q_strides: first_three(&q),
             k_strides: first_three(&k),
             v_strides: first_three(&v),
@@ -144,128 +146,70 @@ impl Launch<'_> {
             aligned: i32::from(aligned),
             ..self.params
         };
-        start(device, params, self.q.dtype(), features)?;
-        drop(out_guard);
-        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(out, device.clone()));
-        Ok(Tensor::from_storage(storage, dims, BackpropOp::none(), false))
+        work.start(device, &params, heads)?;
+        drop((out_guard, partials_guard));
+        Ok(of_slice(out, device, dims))
+    }
+
+    fn features(&self) -> Features {
+        let features = [
+            (Features::SOFTCAP, self.params.softcap != 0.0),
+            (Features::SLOPES, self.slopes.is_some()),
+            (Features::BIAS, self.bias.is_some()),
+            (Features::KEEP, self.keep.is_some()),
+            (Features::SEGMENTS, self.segments.is_some()),
+        ];
+        Features(features.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum())
     }
 }
 
-/// Queues the kernel for these parameters.
-fn start(device: &CudaDevice, params: Params, dtype: DType, features: Features) -> Result<()> {
-    let gpu = gpu(device)?;
-    let jobs = params.b as usize * params.h_kv as usize;
-    let rows = params.s_q as usize * (params.h / params.h_kv) as usize;
-    // Kernels count rows and keys in 32 bits, past the last ones by a tile.
-    let keys = params.s_kv as usize + params.appended as usize;
-    if let Some(many) = [rows, keys].into_iter().find(|count| *count > 1 << 30) {
-        return Err(Error::value("the number of queries of a head or of keys", many, "at most 2^30"));
-    }
-    let shape = Shape { dtype, d: params.d as usize, d_v: params.d_v as usize, jobs, rows, features };
-    let too_large = || Error::value("the numbers of a head", params.d.max(params.d_v), "at most 256");
-    let variant = Variant::of(shape, gpu).ok_or_else(too_large)?;
-    let blocks = variant.blocks(jobs, rows);
-    let blocks = u32::try_from(blocks).ok().filter(|blocks| i32::try_from(*blocks).is_ok());
-    let blocks = blocks.ok_or_else(|| {
-        Error::value("the batch", format!("{jobs} heads of {rows} queries"), "less than 2^31 blocks of work")
-    })?;
-    if blocks == 0 {
-        return Ok(());
-    }
-    let kernel = compiled(variant, gpu.capability)?;
-    let function = device.get_or_load_custom_func("attention", &kernel.name, &kernel.ptx)?;
-    let shared = variant.shared_bytes() as u32;
-    function.set_attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32).w()?;
-    let config =
-        LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (variant.threads as u32, 1, 1), shared_mem_bytes: shared };
-    let mut builder = function.builder();
-    builder.arg(&params);
-    // SAFETY: the kernel takes a `Params` whose addresses the caller holds, and stays inside the shapes that it tells.
-    unsafe { builder.launch(config) }.w()?;
-    Ok(())
+/// The kernels of a call, and how they are spread over the GPU.
+struct Work {
+    variant: Variant,
+    capability: u32,
+    blocks: u32,
+    splits: usize,
 }
 
-/// A tensor's memory, locked for reading.
-struct Held<'a> {
-    storage: StorageRef<'a>,
-    layout: &'a Layout,
-}
-
-impl<'a> Held<'a> {
-    fn new(tensor: &'a Tensor) -> Self {
-        let (storage, layout) = tensor.storage_and_layout();
-        Self { storage, layout }
-    }
-
-    /// Where its first number is, and what tells the stream that it is read.
-    fn address<'s, T: CudaDType + DeviceRepr + 'static>(
-        &'s self,
-        stream: &'s CudaStream,
-    ) -> Result<(u64, SyncOnDrop<'s>)> {
-        match &*self.storage {
-            Storage::Cuda(storage) => {
-                let (at, guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
-                Ok((at + (self.layout.start_offset() * size_of::<T>()) as u64, guard))
-            }
-            other => {
-                let found = format!("{:?}", other.device().location());
-                Err(Error::Device { tensor: "a tensor".into(), found, expected: "an NVIDIA GPU".into() })
-            }
+impl Work {
+    fn of(launch: &Launch, gpu: Gpu) -> Result<Self> {
+        let params = &launch.params;
+        let jobs = params.b as usize * params.h_kv as usize;
+        let rows = params.s_q as usize * (params.h / params.h_kv) as usize;
+        let keys = params.s_kv as usize + params.appended as usize;
+        // Kernels count rows and keys in 32 bits, past the last ones by a tile.
+        if let Some(many) = [rows, keys].into_iter().find(|count| *count > 1 << 30) {
+            return Err(Error::value("the number of queries of a head or of keys", many, "at most 2^30"));
         }
+        let (dtype, d, d_v) = (launch.q.dtype(), params.d as usize, params.d_v as usize);
+        let shape = Shape { dtype, d, d_v, jobs, rows, keys, features: launch.features() };
+        let too_large = || Error::value("the numbers of a head", params.d.max(params.d_v), "at most 256");
+        let variant = Variant::of(shape, gpu).ok_or_else(too_large)?;
+        let blocks = variant.blocks(jobs, rows);
+        let blocks = u32::try_from(blocks).ok().filter(|blocks| i32::try_from(*blocks).is_ok()).ok_or_else(|| {
+            Error::value("the batch", format!("{jobs} heads of {rows} queries"), "less than 2^31 blocks of work")
+        })?;
+        Ok(Self { variant, capability: gpu.capability, blocks, splits: variant.splits(shape, gpu) })
     }
 
-    /// The strides, 0 where there is one for all.
-    fn strides<const N: usize>(&self) -> [i64; N] {
-        let mut strides = self.layout.dims().iter().zip(self.layout.stride());
-        std::array::from_fn(|_| strides.next().map_or(0, |(size, stride)| if *size == 1 { 0 } else { *stride as i64 }))
+    /// Queues the kernels. `heads`: query heads of all tokens.
+    fn start(&self, device: &CudaDevice, params: &Params, heads: usize) -> Result<()> {
+        if self.blocks == 0 {
+            return Ok(());
+        }
+        let kernel = compiled(Program::Attention(self.variant), self.capability)?;
+        let grid = Grid {
+            blocks: (self.blocks, self.splits as u32),
+            threads: self.variant.threads,
+            shared_bytes: self.variant.shared_bytes(),
+        };
+        // SAFETY: the kernel takes a `Params` whose addresses the caller holds, and stays inside the shapes that it tells.
+        unsafe { start(device, &kernel, "attention", grid, params)? };
+        if self.splits == 1 {
+            return Ok(());
+        }
+        let (threads, shared_bytes) = Variant::combine(params.d_v as usize);
+        // SAFETY: likewise.
+        unsafe { start(device, &kernel, "combine", Grid { blocks: (heads as u32, 1), threads, shared_bytes }, params) }
     }
-}
-
-fn optional<'s, T: CudaDType + DeviceRepr + 'static>(
-    held: Option<&'s Held>,
-    stream: &'s CudaStream,
-) -> Result<(u64, Option<SyncOnDrop<'s>>)> {
-    Ok(match held.map(|held| held.address::<T>(stream)).transpose()? {
-        Some((at, guard)) => (at, Some(guard)),
-        None => (0, None),
-    })
-}
-
-/// Small arrays that travel to the device together.
-#[derive(Default)]
-struct Uploads(Vec<i32>);
-
-impl Uploads {
-    /// Where the array begins, if there is one.
-    fn add(&mut self, numbers: Option<Vec<i32>>) -> Option<usize> {
-        let start = self.0.len();
-        self.0.extend(numbers?);
-        Some(start)
-    }
-
-    fn upload(self, device: &CudaDevice) -> Result<Option<CudaSlice<i32>>> {
-        Ok(if self.0.is_empty() { None } else { Some(device.clone_htod(&self.0)?) })
-    }
-}
-
-/// What there is to be known of a device, asked for once: asking takes away an error that an earlier call left behind and
-/// that is to be seen where it stops something.
-pub(crate) fn gpu(device: &CudaDevice) -> Result<Gpu> {
-    static KNOWN: Mutex<BTreeMap<usize, Gpu>> = Mutex::new(BTreeMap::new());
-    let stream = device.cuda_stream();
-    let ordinal = stream.context().ordinal();
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(gpu) = known.get(&ordinal) {
-        return Ok(*gpu);
-    }
-    let ask = |attribute| Ok::<_, Error>(stream.context().attribute(attribute).w()? as usize);
-    let major = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    let minor = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    let gpu = Gpu {
-        capability: (10 * major + minor) as u32,
-        multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared_memory: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-    };
-    known.insert(ordinal, gpu);
-    Ok(gpu)
 }

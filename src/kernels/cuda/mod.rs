@@ -1,18 +1,30 @@
 //! Fused attention on NVIDIA GPUs: CUDA C++ that is compiled by NVRTC where it runs, for the shape at hand.
 //!
-//! `source/` has two kernels, one on ordinary cores in f32 for any element type and any GPU, one on tensor cores for 16-bit
-//! types; [`Variant`] chooses. Tests run them on a CPU, by `source/emulator.hpp` in place of `source/device.cuh`.
+//! `source/` has two kernels of attention, one on ordinary cores in f32 for any element type and any GPU, one on tensor cores
+//! for 16-bit types, of which [`Variant`] chooses, and in `rows.cuh` what lies between products. Tests run them on a CPU, by
+//! `source/emulator.hpp` in place of `source/device.cuh`.
 
 #[cfg(feature = "cuda")]
 mod compile;
 #[cfg(feature = "cuda")]
 mod launch;
+#[cfg(feature = "cuda")]
+mod memory;
 mod params;
+#[cfg(feature = "cuda")]
+mod queue;
+mod rows;
+#[cfg(feature = "cuda")]
+mod rows_launch;
 mod variant;
 
 #[cfg(feature = "cuda")]
-pub(crate) use launch::{Launch, gpu};
+pub(crate) use launch::Launch;
+#[cfg(feature = "cuda")]
+pub(crate) use memory::gpu;
 pub(crate) use params::Params;
-pub(crate) use variant::Features;
 #[cfg(test)]
-pub(crate) use variant::{Gpu, Shape, Variant};
+pub(crate) use rows::{ActivateParams, NormParams, Places, RotateParams, Rows};
+#[cfg(feature = "cuda")]
+pub(crate) use rows_launch::{activated, norm, rotate};
+pub(crate) use variant::{Features, Shape, Variant};

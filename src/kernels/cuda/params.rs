@@ -18,6 +18,7 @@ pub(crate) struct Params {
     pub query_ends: u64,
     pub starts: u64,
     pub rows: u64,
+    pub partials: u64,
     pub q_strides: [i64; 3],
     pub k_strides: [i64; 3],
     pub v_strides: [i64; 3],
@@ -35,6 +36,7 @@ pub(crate) struct Params {
     pub right: i32,
     pub symmetric: i32,
     pub aligned: i32,
+    pub splits: i32,
     pub scale: f32,
     pub softcap: f32,
 }

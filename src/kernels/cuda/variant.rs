@@ -2,6 +2,8 @@
 
 use candle_core::DType;
 
+use crate::gpu::Gpu;
+
 /// What a kernel does with scores besides scaling them and looking at ranges of keys: bits, as in `source/types.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Features(pub u32);
@@ -12,16 +14,6 @@ impl Features {
     pub const BIAS: u32 = 4;
     pub const KEEP: u32 = 8;
     pub const SEGMENTS: u32 = 16;
-}
-
-/// What there is to be known of a GPU.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gpu {
-    /// Compute capability, 80 for 8.0.
-    pub capability: u32,
-    pub multiprocessors: usize,
-    /// Bytes of shared memory that a block may have.
-    pub shared_memory: usize,
 }
 
 /// What there is to be known of a call.
@@ -35,6 +27,8 @@ pub(crate) struct Shape {
     pub jobs: usize,
     /// Queries of a job times the heads that share its key-value head; of the longest row in a ragged batch.
     pub rows: usize,
+    /// Keys of a row of the batch, those that no mask knows included; of the longest row.
+    pub keys: usize,
     pub features: Features,
 }
 
@@ -59,7 +53,12 @@ pub(crate) struct Variant {
     pub rows: usize,
     pub keys: usize,
     pub threads: usize,
+    /// Whether several blocks share the keys of a tile of queries.
+    pub split: bool,
 }
+
+/// Warps of a block that puts the parts of split keys together.
+const COMBINE_WARPS: usize = 4;
 
 /// The largest head that the kernels keep in their registers.
 const LARGEST_HEAD: usize = 256;
@@ -68,8 +67,8 @@ const LARGEST_HEAD: usize = 256;
 type Tiles = [(usize, &'static [(usize, usize, usize)])];
 
 const SIMT: &Tiles = &[
-    (64, &[(128, 64, 128), (128, 32, 128), (64, 64, 128), (32, 32, 128), (16, 16, 128)]),
-    (128, &[(128, 64, 256), (64, 32, 128), (32, 32, 128), (16, 16, 128)]),
+    (64, &[(128, 64, 128), (128, 32, 128), (64, 64, 128), (32, 32, 128), (16, 64, 128)]),
+    (128, &[(128, 64, 256), (64, 32, 128), (32, 32, 128), (16, 32, 128)]),
     (LARGEST_HEAD, &[(64, 32, 256), (32, 16, 128), (16, 8, 128)]),
 ];
 
@@ -104,13 +103,32 @@ impl Variant {
                 rows,
                 keys,
                 threads,
+                split: false,
             })
             .filter(|variant| variant.shared_bytes() <= gpu.shared_memory);
         // Large tiles read the keys less often, but only pay where they leave no part of the GPU without work.
         let busy = |variant: &Self| {
             variant.rows < 2 * shape.rows && variant.blocks(shape.jobs, shape.rows) >= gpu.multiprocessors
         };
-        fitting.clone().find(busy).or(fitting.next_back())
+        let whole = fitting.clone().find(busy).or(fitting.next_back())?;
+        Some(Self { split: whole.splits(shape, gpu) > 1, ..whole })
+    }
+
+    /// How many blocks share the keys of a tile of queries, so that no part of the GPU is without work: a decoder's step
+    /// has one tile for each key-value head.
+    pub(crate) fn splits(&self, shape: Shape, gpu: Gpu) -> usize {
+        let blocks = self.blocks(shape.jobs, shape.rows);
+        if blocks == 0 || 2 * blocks > gpu.multiprocessors {
+            return 1;
+        }
+        // Less than four tiles a block are not worth the second launch.
+        let most = (shape.keys.div_ceil(self.keys) / 4).max(1);
+        (2 * gpu.multiprocessors / blocks).min(most)
+    }
+
+    /// Threads of a block of `combine`, and bytes of shared memory for heads of `d_v` numbers.
+    pub(crate) fn combine(d_v: usize) -> (usize, usize) {
+        (32 * COMBINE_WARPS, 4 * COMBINE_WARPS * (d_v + 2))
     }
 
     /// Blocks of a launch.
@@ -129,27 +147,19 @@ impl Variant {
             }
     }
 
-    /// A name of its own among all kernels.
-    pub(crate) fn name(&self) -> String {
-        format!("candle-attention {}", self.definitions().join(" "))
-    }
-
     /// The macros that make the kernel this one, `NAME=VALUE`.
     pub(crate) fn definitions(&self) -> Vec<String> {
-        let element = match self.dtype {
-            DType::F16 => 1,
-            DType::BF16 => 2,
-            _ => 0,
-        };
         let Self { d, d_v, rows, keys, threads, features: Features(features), .. } = self;
         let mut all = vec![
-            ("ELEMENT", element),
+            ("ELEMENT", element(self.dtype)),
             ("FEATURES", *features as usize),
             ("D", *d),
             ("DV", *d_v),
             ("BN", *keys),
             ("THREADS", *threads),
             ("TENSOR_CORES", usize::from(self.kind == Kind::TensorCores)),
+            ("SPLIT", usize::from(self.split)),
+            ("COMBINE_WARPS", COMBINE_WARPS),
         ];
         match self.kind {
             Kind::Simt => all.push(("BM", *rows)),
@@ -164,8 +174,22 @@ impl Variant {
             Kind::Simt => include_str!("source/simt.cuh"),
             Kind::TensorCores => include_str!("source/tensor_core.cuh"),
         };
-        let common =
-            [include_str!("source/types.cuh"), include_str!("source/job.cuh"), include_str!("source/mask.cuh")];
+        let common = [
+            include_str!("source/element.cuh"),
+            include_str!("source/types.cuh"),
+            include_str!("source/job.cuh"),
+            include_str!("source/mask.cuh"),
+            include_str!("source/output.cuh"),
+        ];
         [device, &common.join("\n"), kernel].join("\n")
+    }
+}
+
+/// The number that stands for an element type in the sources.
+pub(super) fn element(dtype: DType) -> usize {
+    match dtype {
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        _ => 0,
     }
 }

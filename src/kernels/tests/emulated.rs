@@ -2,18 +2,18 @@
 //! `cargo test --release --lib -- --ignored emulated`.
 
 use std::collections::HashMap;
-use std::path::Path;
-use std::process::Command;
 
 use half::{bf16, f16};
 use libloading::Library;
 
 use super::attention::{Sizes, naive, qkv, sized};
+use super::emulator::{EMULATOR, Memory, compile, dtype};
 use super::masks::Numbers;
 use super::{Random, wide};
+use crate::gpu::Gpu;
 use crate::kernels::attention::Attention;
 use crate::kernels::batch::Batch;
-use crate::kernels::cuda::{Features, Gpu, Params, Shape, Variant};
+use crate::kernels::cuda::{Features, Params, Shape, Variant};
 use crate::kernels::element::Element;
 use crate::kernels::heads::Heads;
 use crate::kernels::mask::{Distances, Lengths, Mask};
@@ -39,85 +39,49 @@ impl Emulator {
     }
 
     fn kernel(&mut self, variant: Variant) -> &Library {
-        let (folder, number) = (self.folder.path(), self.kernels.len());
-        self.kernels.entry(variant).or_insert_with(|| compile(variant, &folder.join(format!("{number}.so"))))
+        let to = self.folder.path().join(format!("{}.so", self.kernels.len()));
+        self.kernels.entry(variant).or_insert_with(|| {
+            let text = variant.source(EMULATOR) + include_str!("../cuda/source/emulated.cpp");
+            compile(&text, &variant.definitions(), &to)
+        })
     }
 
     fn run<T: Element>(&mut self, call: &Attention<T>, gpu: Gpu) -> Vec<T> {
-        let dtype = match std::any::type_name::<T>() {
-            "f32" => candle_core::DType::F32,
-            name if name.contains("bf16") => candle_core::DType::BF16,
-            _ => candle_core::DType::F16,
-        };
-        let jobs = call.batch.rows() * call.h_kv;
-        let longest = (0..call.batch.rows()).map(|b| call.batch.s_q(b)).max().unwrap_or(0);
-        let rows = longest * (call.h / call.h_kv);
-        let features = features(call);
-        let variant = Variant::of(Shape { dtype, d: call.d, d_v: call.d_v, jobs, rows, features }, gpu).unwrap();
+        let shape = shape(call);
+        let variant = Variant::of(shape, gpu).unwrap();
         let seed = self.random.0 as u32;
         self.random.next();
         let kernel = self.kernel(variant);
-        let mut memory = Memory { kernel, held: Vec::new() };
-        let size = call.batch.queries() * call.h * call.d_v;
-        let params = params(call, &mut memory, size);
+        let mut memory = Memory::new(kernel);
+        let heads = call.batch.queries() * call.h;
+        let size = heads * call.d_v;
+        let params = params(call, &mut memory, size, variant.splits(shape, gpu));
+        let (_, combine_bytes) = Variant::combine(call.d_v);
         // SAFETY: the library was made of this function's source; `params` is what it expects, by `params.rs`.
         unsafe {
-            let emulate = kernel.get::<unsafe extern "C" fn(*const Params, u32, usize, u32)>(b"emulate").unwrap();
-            emulate(&params, variant.blocks(jobs, rows) as u32, variant.shared_bytes(), seed);
+            let emulate = kernel.get::<unsafe extern "C" fn(&Params, &[u32; 2], &[usize; 2], u32)>(b"emulate").unwrap();
+            let blocks = [variant.blocks(shape.jobs, shape.rows) as u32, heads as u32];
+            emulate(&params, &blocks, &[variant.shared_bytes(), combine_bytes], seed);
             std::slice::from_raw_parts(params.out as *const T, size).to_vec()
         }
     }
 }
 
-fn compile(variant: Variant, to: &Path) -> Library {
-    let source = to.with_extension("cpp");
-    let text = variant.source(include_str!("../cuda/source/emulator.hpp"));
-    std::fs::write(&source, text + include_str!("../cuda/source/emulated.cpp")).unwrap();
-    let compiler = std::env::var("CXX").unwrap_or("c++".into());
-    let mut command = Command::new(&compiler);
-    command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o"]).arg(to).arg(&source);
-    command.args(variant.definitions().iter().map(|definition| format!("-D{definition}")));
-    let status = command.status().unwrap_or_else(|error| panic!("{compiler} does not run: {error}"));
-    assert!(status.success(), "{}", variant.name());
-    // SAFETY: it is our own and has no initialisation of its own.
-    unsafe { Library::new(to).unwrap() }
-}
-
-/// Arrays that end where memory ends, so that what is read after them traps.
-struct Memory<'a> {
-    kernel: &'a Library,
-    held: Vec<(u64, usize)>,
-}
-
-impl Memory<'_> {
-    /// The address of a copy of `numbers`, which ends at the end of memory if its bytes are a multiple of 16.
-    fn hold<T: Copy>(&mut self, numbers: &[T]) -> u64 {
-        let size = std::mem::size_of_val(numbers);
-        let bytes = size.next_multiple_of(16).max(16);
-        // SAFETY: `guarded` gives `bytes` bytes, aligned to 16.
-        unsafe {
-            let guarded = self.kernel.get::<unsafe extern "C" fn(usize) -> *mut u8>(b"guarded").unwrap();
-            let at = guarded(bytes);
-            std::ptr::copy_nonoverlapping(numbers.as_ptr().cast(), at, size);
-            self.held.push((at as u64, bytes));
-            at as u64
-        }
-    }
-
-    fn some<T: Copy>(&mut self, numbers: Option<Vec<T>>) -> u64 {
-        numbers.map_or(0, |numbers| self.hold(&numbers))
+fn shape<T: Element>(call: &Attention<T>) -> Shape {
+    let longest = |length: &dyn Fn(usize) -> usize| (0..call.batch.rows()).map(length).max().unwrap_or(0);
+    Shape {
+        dtype: dtype::<T>(),
+        d: call.d,
+        d_v: call.d_v,
+        jobs: call.batch.rows() * call.h_kv,
+        rows: longest(&|b| call.batch.s_q(b)) * (call.h / call.h_kv),
+        keys: longest(&|b| call.batch.s_kv(b)) + call.appended,
+        features: features(call),
     }
 }
 
-impl Drop for Memory<'_> {
-    fn drop(&mut self) {
-        for &(at, bytes) in &self.held {
-            // SAFETY: it came from `guarded`, with as many bytes.
-            unsafe {
-                self.kernel.get::<unsafe extern "C" fn(u64, usize)>(b"release").unwrap()(at, bytes);
-            }
-        }
-    }
+fn splits<T: Element>(call: &Attention<T>, gpu: Gpu) -> usize {
+    Variant::of(shape(call), gpu).unwrap().splits(shape(call), gpu)
 }
 
 fn features<T>(call: &Attention<T>) -> Features {
@@ -132,7 +96,7 @@ fn features<T>(call: &Attention<T>) -> Features {
     Features(all.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum())
 }
 
-fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize) -> Params {
+fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, splits: usize) -> Params {
     let signed = |strides: [usize; 3]| strides.map(|stride| stride as i64);
     let four = |strides: [usize; 4]| strides.map(|stride| stride as i64);
     let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
@@ -169,6 +133,7 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize) -> 
         query_ends: memory.some(find(|l| if let Lengths::Queries(rows) = l { Some(rows.concat()) } else { None })),
         starts: memory.some(mask.starts.as_ref().map(|starts| starts.iter().map(|s| *s as i32).collect())),
         rows: memory.some(rows),
+        partials: memory.some((splits > 1).then(|| vec![f32::NAN; size / call.d_v * splits * (call.d_v + 2)])),
         q_strides: signed(call.q.strides),
         k_strides: signed(call.k.strides),
         v_strides: signed(call.v.strides),
@@ -186,6 +151,7 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize) -> 
         right: limit(mask.right),
         symmetric: i32::from(mask.distances.first().is_some_and(|distances| distances.symmetric)),
         aligned: i32::from(whole(&call.q, call.d) && whole(&call.k, call.d) && whole(&call.v, call.d_v)),
+        splits: splits as i32,
         scale: call.scale,
         softcap: call.softcap.unwrap_or(0.0),
     }
@@ -290,15 +256,56 @@ fn emulated_kernels_cap_scores_and_know_sinks() {
     }
 }
 
+/// Few queries, many keys, and a GPU with more multiprocessors than there are tiles.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn emulated_kernels_share_the_keys_of_a_query() {
+    let (mut random, mut emulator) = (Random(7), Emulator::new());
+    let gpus = GPUS.map(|gpu| Gpu { multiprocessors: 132, ..gpu });
+    let (b, h, s_kv) = (2, 4, 1500);
+    let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
+    for (s_q, d, d_v, h_kv) in [(1, 64, 64, 1), (3, 80, 33, 2), (40, 24, 16, 4)] {
+        let sizes = Sizes { b, s_q, s_kv, appended: 0, h, h_kv, d, d_v };
+        let numbers = Numbers::new(&mut random, sizes);
+        let mut calls =
+            vec![(Mask::default(), 0, None), (Mask::default(), 3, None), (Mask::default(), 0, Some(&sinks))];
+        // Rows that see nothing, a window that most blocks see nothing of, a bias and an appended key.
+        let nothing = Mask { lengths: vec![Lengths::Rows(vec![0, 700])], ..Mask::default() };
+        calls.extend([(nothing.clone(), 0, None), (nothing.clone(), 0, Some(&sinks)), (nothing, 1, Some(&sinks))]);
+        calls.push((Mask { left: Some(100), right: Some(0), ..Mask::default() }, 0, None));
+        calls.push((Mask { bias: vec![numbers.bias()], keep: vec![numbers.keep()], ..Mask::default() }, 1, None));
+        for (mask, appended, sinks) in calls {
+            let sizes = Sizes { appended, ..sizes };
+            let what = format!("{sizes:?}, {sinks:?}, {mask:?}").chars().take(300).collect::<String>();
+            let sinks = sinks.map(|sinks| &sinks[..]);
+            let [q, k, v] = qkv::<f32>(&mut random, sizes);
+            let call = Attention { sinks, ..sized(sizes, [&q, &k, &v], mask.clone()) };
+            assert!(splits(&call, gpus[0]) > 1 && splits(&call, GPUS[0]) == 1);
+            check(&mut emulator, &[gpus[0], gpus[3]], &call, 3e-6, &what);
+            let [q, k, v] = qkv::<bf16>(&mut random, sizes);
+            let call = Attention { sinks, ..sized(sizes, [&q, &k, &v], mask) };
+            assert!(splits(&call, gpus[0]) > 1);
+            check(&mut emulator, &gpus[..1], &call, 2e-2, &what);
+        }
+    }
+}
+
 /// Rows of unequal length, in one tensor with keys and values as a packed projection leaves them.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn emulated_kernels_on_ragged_rows() {
-    fn ragged<T: Element>(emulator: &mut Emulator, random: &mut Random, tolerance: f64) {
-        let (h, h_kv, d, lengths) = (4, 2, 32, [3, 0, 150, 64, 1]);
-        let starts: Vec<usize> = [0, 3, 3, 153, 217, 218].to_vec();
+    fn ragged<T: Element>(
+        emulator: &mut Emulator,
+        random: &mut Random,
+        tolerance: f64,
+        (h, h_kv): (usize, usize),
+        lengths: &[usize],
+        gpus: &[Gpu],
+    ) {
+        let d = 32;
+        let starts: Vec<usize> = (0..=lengths.len()).map(|i| lengths[..i].iter().sum()).collect();
         let width = (h + 2 * h_kv) * d;
-        let qkv: Vec<T> = random.numbers(starts[5] * width);
+        let qkv: Vec<T> = random.numbers(starts[lengths.len()] * width);
         let part = |start: usize| Heads { data: &qkv[start * d..], strides: [0, width, d] };
         for (left, right) in [(None, None), (None, Some(0)), (Some(20), Some(20))] {
             let mask = Mask { left, right, ..Mask::default() };
@@ -317,9 +324,9 @@ fn emulated_kernels_on_ragged_rows() {
                 }
             };
             let call = of(part(0), part(h), part(h + h_kv), Batch::Ragged { starts: &starts });
-            for gpu in GPUS {
-                let got = wide(&emulator.run(&call, gpu));
-                for (length, start) in lengths.into_iter().zip(&starts) {
+            for gpu in gpus {
+                let got = wide(&emulator.run(&call, *gpu));
+                for (&length, start) in lengths.iter().zip(&starts) {
                     let row = |first: usize| Heads { data: &qkv[start * width + first * d..], strides: [0, width, d] };
                     let batch = Batch::Padded { b: 1, s_q: length, s_kv: length };
                     let want = naive(&of(row(0), row(h), row(h + h_kv), batch));
@@ -331,6 +338,11 @@ fn emulated_kernels_on_ragged_rows() {
         }
     }
     let (mut random, mut emulator) = (Random(6), Emulator::new());
-    ragged::<f32>(&mut emulator, &mut random, 2e-6);
-    ragged::<bf16>(&mut emulator, &mut random, 1e-2);
+    let lengths = [3, 0, 150, 64, 1];
+    ragged::<f32>(&mut emulator, &mut random, 2e-6, (4, 2), &lengths, &GPUS);
+    ragged::<bf16>(&mut emulator, &mut random, 1e-2, (4, 2), &lengths, &GPUS);
+    // Enough multiprocessors for the keys to be split.
+    let large = Gpu { multiprocessors: 500, ..GPUS[0] };
+    ragged::<f32>(&mut emulator, &mut random, 2e-6, (2, 2), &[5, 600], &[large]);
+    ragged::<bf16>(&mut emulator, &mut random, 1e-2, (2, 2), &[5, 600], &[large]);
 }

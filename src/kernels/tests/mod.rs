@@ -2,6 +2,8 @@
 
 mod attention;
 mod emulated;
+mod emulated_rows;
+mod emulator;
 mod functions;
 mod masks;
 mod pairs;

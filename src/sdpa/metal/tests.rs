@@ -7,6 +7,7 @@ use candle_core::{Device, IndexOp, Tensor};
 use half::{bf16, f16};
 
 use super::*;
+use crate::gpu::Gpu;
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
 use crate::sdpa::{self, Backend, eager};
@@ -51,7 +52,7 @@ fn what_the_kernel_gets_wrong_is_routed_away() {
     let plain = call(2, [4, 4], 40, 40, 64);
     let cases = [
         (Call { place: Place::Cpu, ..plain }, &none, "not on an Apple GPU"),
-        (Call { place: Place::Cuda { capability: 80 }, ..plain }, &none, "not on an Apple GPU"),
+        (Call { place: Place::Cuda(Gpu::default()), ..plain }, &none, "not on an Apple GPU"),
         (Call { dtype: DType::F64, ..plain }, &none, "computes in f32"),
         (Call { tracks_gradient: true, ..plain }, &none, "gradient"),
         (Call { d_v: 32, ..plain }, &none, "differ in head size"),

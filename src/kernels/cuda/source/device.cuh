@@ -8,9 +8,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 
 static __device__ __forceinline__ float bits_to_float(u32 bits) { return __uint_as_float(bits); }
-#if ELEMENT == 2
 static __device__ __forceinline__ u32 float_to_bits(float x) { return __float_as_uint(x); }
-#endif
+
+// 16 bytes at an address that is a multiple of 16.
+static __device__ __forceinline__ uint4 read_16(const void* p) { return *reinterpret_cast<const uint4*>(p); }
+static __device__ __forceinline__ void write_16(void* p, const uint4& x) { *reinterpret_cast<uint4*>(p) = x; }
 
 #if ELEMENT == 1
 static __device__ __forceinline__ float f16_to_float(u16 x) {

@@ -1,12 +1,10 @@
-// The door to an emulated kernel, at the end of its source. Sizes of memory are multiples of 16.
+// The door to emulated attention, at the end of its source.
 
-extern "C" void* guarded(size_t bytes) { return emulator::guarded(bytes); }
-
-extern "C" void release(void* memory, size_t bytes) {
-    emulator::release(static_cast<unsigned char*>(memory), bytes);
-}
-
-extern "C" void emulate(const Params* params, unsigned blocks, size_t shared_bytes, unsigned seed) {
+// A launch of `attention` and, if keys are split, one of `combine`: blocks and bytes of shared memory of each.
+extern "C" void emulate(const Params* params, const unsigned (&blocks)[2], const size_t (&shared_bytes)[2], unsigned seed) {
     Params copy = *params;
-    emulator::run([copy] { attention(copy); }, blocks, THREADS, shared_bytes, seed);
+    emulator::run([copy] { attention(copy); }, {blocks[0], static_cast<unsigned>(copy.splits)}, THREADS, shared_bytes[0], seed);
+#if SPLIT
+    emulator::run([copy] { combine(copy); }, {blocks[1], 1}, 32 * COMBINE_WARPS, shared_bytes[1], seed);
+#endif
 }

@@ -32,7 +32,7 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 
 namespace emulator {
 
-struct Index { unsigned x; };
+struct Index { unsigned x, y; };
 struct Copy { void* to; const void* from; bool there; };
 
 struct Fiber {
@@ -62,7 +62,8 @@ static std::function<void()> kernel;
 constexpr size_t SLOT = 64;
 
 [[noreturn]] static void fail(const char* what) {
-    std::fprintf(stderr, "emulated kernel, block %u, thread %u: %s\n", block_index.x, here ? here->index.x : 0, what);
+    std::fprintf(stderr, "emulated kernel, block %u, %u, thread %u: %s\n", block_index.x, block_index.y,
+                 here ? here->index.x : 0, what);
     std::abort();
 }
 
@@ -124,7 +125,7 @@ static void run_block(unsigned threads, std::mt19937& random, std::vector<unsign
         fiber.context.uc_stack.ss_sp = &stacks[i * STACK];
         fiber.context.uc_stack.ss_size = STACK;
         fiber.context.uc_link = nullptr;
-        fiber.index = {i};
+        fiber.index = {i, 0};
         fiber.copies.clear();
         fiber.ended = false;
         makecontext(&fiber.context, enter, 0);
@@ -151,17 +152,19 @@ static void run_block(unsigned threads, std::mt19937& random, std::vector<unsign
     }
 }
 
-static void run(std::function<void()> body, unsigned blocks, unsigned threads, size_t shared_bytes, unsigned seed) {
+static void run(std::function<void()> body, Index blocks, unsigned threads, size_t shared_bytes, unsigned seed) {
     kernel = body;
     fibers.resize(threads);
     published.assign(threads * SLOT, 0);
     std::vector<unsigned char> stacks(threads * STACK);
     std::mt19937 random(seed);
     shared = guarded(shared_bytes);
-    for (unsigned b = 0; b < blocks; ++b) {
-        std::memset(shared, 0xff, shared_bytes);
-        block_index = {b};
-        run_block(threads, random, stacks);
+    for (unsigned y = 0; y < blocks.y; ++y) {
+        for (unsigned x = 0; x < blocks.x; ++x) {
+            std::memset(shared, 0xff, shared_bytes);
+            block_index = {x, y};
+            run_block(threads, random, stacks);
+        }
     }
     release(shared, shared_bytes);
 }
@@ -180,6 +183,16 @@ static inline void atomicMax(int* at, int x) { *at = x > *at ? x : *at; }
 
 static inline float bits_to_float(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 static inline u32 float_to_bits(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
+
+static inline uint4 read_16(const void* p) {
+    emulator::check_aligned(p, 16);
+    return *static_cast<const uint4*>(p);
+}
+
+static inline void write_16(void* p, const uint4& x) {
+    emulator::check_aligned(p, 16);
+    *static_cast<uint4*>(p) = x;
+}
 
 static inline float exp2_fast(float x) { return std::exp2(x); }
 
@@ -279,3 +292,10 @@ static inline void copy_wait() {
     emulator::here->copies.clear();
 }
 #endif
+
+// Memory for what kernels read and write. `bytes` is a multiple of 16.
+extern "C" void* guarded(size_t bytes) { return emulator::guarded(bytes); }
+
+extern "C" void release(void* memory, size_t bytes) {
+    emulator::release(static_cast<unsigned char*>(memory), bytes);
+}

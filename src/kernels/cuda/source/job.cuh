@@ -42,29 +42,9 @@ static __device__ __forceinline__ Job job_of_block(const Params& p, int rows, in
     return job_of(p, static_cast<int>(blockIdx.x) / tiles);
 }
 
-// Where row `index` of a job's queries is, and where its result goes.
+// Where row `index` of a job's queries is.
 static __device__ __forceinline__ const element* query_at(const Params& p, const Job& job, int index) {
     return job.q + (index / job.group) * p.q_strides[1] + (index % job.group) * p.q_strides[2];
-}
-
-static __device__ __forceinline__ element* result_at(const Params& p, const Job& job, int index) {
-    const int head = job.h_kv * job.group + index % job.group;
-    return static_cast<element*>(p.out) + ((job.query_token + index / job.group) * p.h + head) * p.d_v;
-}
-
-// The largest number, or the sum, of those that LANES neighbours in a warp have.
-template <int LANES>
-static __device__ __forceinline__ float largest_of(float x) {
-#pragma unroll
-    for (int mask = 1; mask < LANES; mask *= 2) x = fmaxf(x, from_lane_xor(x, mask));
-    return x;
-}
-
-template <int LANES>
-static __device__ __forceinline__ float sum_of(float x) {
-#pragma unroll
-    for (int mask = 1; mask < LANES; mask *= 2) x += from_lane_xor(x, mask);
-    return x;
 }
 
 // The softmax goes on to scores up to `largest`: what is to be taken from them before exp2, and in `rescale` what sums and

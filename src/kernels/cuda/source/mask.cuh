@@ -108,13 +108,3 @@ static __device__ __forceinline__ float score(const Params& p, const Job& job, c
 #endif
     return seen ? masked : appended ? product : HIDDEN;
 }
-
-// What the result of row `index` is multiplied by at its end: the sink takes its share, a row that sees nothing is zeros.
-static __device__ __forceinline__ float last_factor(const Params& p, const Job& job, int index, float most, float sum) {
-    if (!p.sinks) return sum == 0 ? 0 : 1 / sum;
-    float sink = p.sinks[job.h_kv * job.group + index % job.group] * LOG2_E;
-    float with = fmaxf(most, sink);
-    if (with == HIDDEN) return 0;
-    float scale = exp2_fast(most - with);
-    return scale / (sum * scale + exp2_fast(sink - with));
-}

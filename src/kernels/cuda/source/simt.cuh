@@ -27,7 +27,7 @@ static __device__ __forceinline__ void fetch(float* to, int rows, int width, boo
         }
         return;
     }
-    const int PER_READ = 16 / sizeof(element), PER_ROW = COLUMNS / PER_READ;
+    const int PER_ROW = COLUMNS / PER_READ;
     // Four reads are on their way at a time.
 #pragma unroll 1
     for (int n = threadIdx.x; n < ROWS * PER_ROW; n += 4 * THREADS) {
@@ -36,17 +36,18 @@ static __device__ __forceinline__ void fetch(float* to, int rows, int width, boo
         for (int i = 0; i < 4; ++i) {
             const int r = (n + i * THREADS) / PER_ROW, c = (n + i * THREADS) % PER_ROW * PER_READ;
             reads[i] = {0, 0, 0, 0};
-            if (r < ROWS && r < rows && c < width) reads[i] = *reinterpret_cast<const uint4*>(place(r) + c);
+            if (r < ROWS && r < rows && c < width) reads[i] = read_16(place(r) + c);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int r = (n + i * THREADS) / PER_ROW, c = (n + i * THREADS) % PER_ROW * PER_READ;
             if (r >= ROWS) break;
-            const element* numbers = reinterpret_cast<const element*>(&reads[i]);
+            float numbers[PER_READ];
+            unpack(reads[i], numbers);
 #pragma unroll
             for (int j = 0; j < PER_READ; j += 4) {
-                *reinterpret_cast<float4*>(to + r * LD + c + j) = make_float4(
-                    to_float(numbers[j]), to_float(numbers[j + 1]), to_float(numbers[j + 2]), to_float(numbers[j + 3]));
+                *reinterpret_cast<float4*>(to + r * LD + c + j) =
+                    make_float4(numbers[j], numbers[j + 1], numbers[j + 2], numbers[j + 3]);
             }
         }
     }
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
     }
     __syncthreads();
     const Extent seen = *extent;
-    const float factor = p.scale * LOG2_E;
+    const float scale = p.scale * LOG2_E;
 
     float most[RM], sum[RM], result[RM][CV][4];
     for (int r = 0; r < RM; ++r) {
@@ -87,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
             for (int i = 0; i < 4; ++i) result[r][c][i] = 0;
     }
 
-    const int end = p.appended ? keys : seen.to;
-    for (int start = smaller(seen.from, job.s_kv) / BN * BN; start < end; start += BN) {
+    int end;
+    for (int start = keys_of_block(p, job, seen, end); start < end; start += BN) {
         fetch<BN, D, LD_QK>(k, keys - start, p.d, p.aligned, [&](int r) { return job.k + (start + r) * p.k_strides[1]; });
         fetch<BN, DV, LD_V>(v, keys - start, p.d_v, p.aligned, [&](int r) { return job.v + (start + r) * p.v_strides[1]; });
         __syncthreads();
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
 #pragma unroll
             for (int r = 0; r < RM; ++r)
 #pragma unroll
-                for (int c = 0; c < CN; ++c) scores[r][c] *= factor;
+                for (int c = 0; c < CN; ++c) scores[r][c] *= scale;
         } else {
 #pragma unroll
             for (int r = 0; r < RM; ++r)
@@ -179,14 +180,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
         const float total = sum_of<8>(sum[r]);
         const int index = first + y + r * ROWS_OF_THREADS;
         if (index >= job.s_q * job.group) continue;
-        const float last = last_factor(p, job, index, most[r], total);
-        element* out = result_at(p, job, index);
+        float factor;
+        written* out = begin_row(p, job, index, x == 0, most[r], total, factor);
 #pragma unroll
         for (int c = 0; c < CV; ++c)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int column = 4 * x + 32 * c + i;
-                if (column < p.d_v) out[column] = from_float(result[r][c][i] * last);
+                if (column < p.d_v) out[column] = to_written(result[r][c][i] * factor);
             }
     }
 }

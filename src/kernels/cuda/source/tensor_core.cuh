@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
         }
     __syncthreads();
     const Extent seen = *extent;
-    const float factor = p.scale * LOG2_E;
+    const float scale = p.scale * LOG2_E;
 
     float most[TILES][2], sum[TILES][2], result[TILES][DV / 8][4];
     for (int t = 0; t < TILES; ++t) {
@@ -69,8 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
     auto fetch_keys = [&](int start) {
         fetch_begin<BN, D, LD_QK>(k, keys - start, p.d, p.aligned, [&](int r) { return job.k + (start + r) * p.k_strides[1]; });
     };
-    const int end = p.appended ? keys : seen.to;
-    int start = smaller(seen.from, job.s_kv) / BN * BN;
+    int end, start = keys_of_block(p, job, seen, end);
     if (start < end) fetch_keys(start);
     for (; start < end; start += BN) {
         // The keys are there, and nobody reads the values of the last round any more.
@@ -114,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
 #pragma unroll
                 for (int n = 0; n < BN / 8; ++n)
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) scores[t][n][i] *= factor;
+                    for (int i = 0; i < 4; ++i) scores[t][n][i] *= scale;
         } else {
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
@@ -186,18 +185,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
             const float total = sum_of<4>(sum[t][half]);
             const int index = first + (warp * TILES + t) * 16 + half * 8 + lane / 4;
             if (index >= job.s_q * job.group) continue;
-            const float last = last_factor(p, job, index, most[t][half], total);
-            element* out = result_at(p, job, index);
+            float factor;
+            written* out = begin_row(p, job, index, lane % 4 == 0, most[t][half], total, factor);
 #pragma unroll
             for (int n = 0; n < DV / 8; ++n) {
                 const int column = n * 8 + lane % 4 * 2;
-                const u32 both = pack(result[t][n][2 * half] * last, result[t][n][2 * half + 1] * last);
+                const float low = result[t][n][2 * half] * factor, high = result[t][n][2 * half + 1] * factor;
+#if !SPLIT
                 if (p.d_v % 2 == 0 && column < p.d_v) {
-                    *reinterpret_cast<u32*>(out + column) = both;
-                } else {
-                    if (column < p.d_v) out[column] = static_cast<u16>(both);
-                    if (column + 1 < p.d_v) out[column + 1] = static_cast<u16>(both >> 16);
+                    *reinterpret_cast<u32*>(out + column) = pack(low, high);
+                    continue;
                 }
+#endif
+                if (column < p.d_v) out[column] = to_written(low);
+                if (column + 1 < p.d_v) out[column + 1] = to_written(high);
             }
         }
 }

@@ -1,0 +1,245 @@
+//! Steps between products that a GPU takes in one kernel each, where candle has one for each operation. They have no
+//! gradient. `None` where candle's operations have to do.
+
+#[cfg(all(test, not(feature = "cuda")))]
+#[path = "pretended.rs"]
+pub(crate) mod on_cuda;
+
+use candle_core::{DType, Tensor};
+
+use crate::error::Result;
+
+/// Rows normalised: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias`, in f32, rounded once.
+#[derive(Clone, Copy)]
+pub(crate) struct Norm<'a> {
+    /// `(b, s, h, size)`.
+    pub xs: &'a Tensor,
+    /// As `xs`: what is normalised is the sum.
+    pub add: Option<&'a Tensor>,
+    /// `(size)` or `(h, size)`.
+    pub weight: &'a Tensor,
+    /// As `weight`.
+    pub bias: Option<&'a Tensor>,
+    pub eps: f64,
+    /// Whether the mean stays: the variance is then the mean square.
+    pub rms: bool,
+    pub offset: f32,
+    /// Whether the sum is wanted.
+    pub keep_sum: bool,
+}
+
+impl Norm<'_> {
+    /// The sum, if it is wanted, and the normalised rows.
+    pub(crate) fn run(&self) -> Result<Option<(Option<Tensor>, Tensor)>> {
+        let parameters = [Some(self.weight), self.bias, self.add];
+        if self.xs.device().is_metal() && may_take(self.xs, &parameters) && self.weight.rank() == 1 {
+            return self.by_candle().map(Some);
+        }
+        if !takes(self.xs, &parameters) {
+            return Ok(None);
+        }
+        let [xs, weight] = [together(self.xs)?, self.weight.contiguous()?];
+        let [add, bias] = [self.add, self.bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
+        let (add, bias) = (add?, bias?);
+        let norm = Norm { xs: &xs, add: add.as_ref(), weight: &weight, bias: bias.as_ref(), ..*self };
+        on_cuda::norm(&norm).map(Some)
+    }
+
+    /// By candle's own kernels, in f32: for half types they round the mean and the factor. Those for NVIDIA GPUs take the
+    /// variance as a difference of two large sums, those for Apple's do not.
+    fn by_candle(&self) -> Result<(Option<Tensor>, Tensor)> {
+        let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.contiguous();
+        let sum = self.add.map(|add| self.xs + add).transpose()?;
+        let xs = sum.as_ref().unwrap_or(self.xs);
+        let weight = wide(self.weight)?;
+        let weight = if self.offset == 0.0 { weight } else { (weight + f64::from(self.offset))? };
+        let bias = self.bias.map(wide).transpose()?;
+        let eps = self.eps as f32;
+        let ys = match (self.rms, bias) {
+            (true, None) => candle_nn::ops::rms_norm(&wide(xs)?, &weight, eps)?,
+            (true, Some(bias)) => candle_nn::ops::rms_norm(&wide(xs)?, &weight, eps)?.broadcast_add(&bias)?,
+            (false, bias) => {
+                let bias = bias.map_or_else(|| weight.zeros_like(), Ok)?;
+                candle_nn::ops::layer_norm(&wide(xs)?, &weight, &bias, eps)?
+            }
+        };
+        let ys = ys.to_dtype(xs.dtype())?;
+        Ok((if self.keep_sum { Some(xs.clone()) } else { None }, ys))
+    }
+}
+
+/// What can be done with a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only feed-forwards activate"))]
+pub(crate) enum Activation {
+    None = 0,
+    /// `x · Φ(x)` by the error function.
+    Gelu = 1,
+    /// `x · Φ(x)` by the hyperbolic tangent.
+    GeluTanh = 2,
+    /// `x / (1 + e^-x)`.
+    Silu = 3,
+    Relu = 4,
+}
+
+/// `activation(xs + bias) · (gate + gate_bias)`, in f32, rounded once.
+#[derive(Clone, Copy)]
+pub(crate) struct Activated<'a> {
+    pub activation: Activation,
+    /// `(rows, size)`.
+    pub xs: &'a Tensor,
+    /// `(size)`.
+    pub bias: Option<&'a Tensor>,
+    /// As `xs`.
+    pub gate: Option<&'a Tensor>,
+    /// `(size)`.
+    pub gate_bias: Option<&'a Tensor>,
+}
+
+impl Activated<'_> {
+    /// `(rows, size)`.
+    pub(crate) fn run(&self) -> Result<Option<Tensor>> {
+        let more = self.xs.elem_count() > i32::MAX as usize;
+        if more || !takes(self.xs, &[self.bias, self.gate, self.gate_bias]) {
+            return Ok(None);
+        }
+        let xs = together(self.xs)?;
+        let gate = self.gate.map(together).transpose()?;
+        let [bias, gate_bias] = [self.bias, self.gate_bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
+        let (bias, gate_bias) = (bias?, gate_bias?);
+        let all = Activated {
+            activation: self.activation,
+            xs: &xs,
+            bias: bias.as_ref(),
+            gate: gate.as_ref(),
+            gate_bias: gate_bias.as_ref(),
+        };
+        on_cuda::activated(&all).map(Some)
+    }
+}
+
+/// Numbers `(b, s, h, d)`, of which the first `2 · pairs` of each head are turned by angles whose cosines and sines are
+/// `(b or 1, s, 1, pairs)`. `interleaved`: whether number `2 i` is turned with `2 i + 1`, or `i` with `i + pairs`.
+pub(crate) fn rotate(xs: &Tensor, [cos, sin]: [&Tensor; 2], interleaved: bool) -> Result<Option<Tensor>> {
+    if !takes(xs, &[Some(cos), Some(sin)]) {
+        return Ok(None);
+    }
+    on_cuda::rotate(&together(xs)?, [&cos.contiguous()?, &sin.contiguous()?], interleaved).map(Some)
+}
+
+/// Whether an NVIDIA GPU does a step on `xs` with these in one kernel.
+pub(crate) fn takes(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
+    #[cfg(all(test, not(feature = "cuda")))]
+    if on_cuda::pretended() {
+        return may_take(xs, others);
+    }
+    xs.device().is_cuda() && may_take(xs, others)
+}
+
+fn may_take(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
+    let fits = |other: &Tensor| other.dtype() == xs.dtype() && !other.track_op();
+    let float = matches!(xs.dtype(), DType::F16 | DType::BF16 | DType::F32);
+    float && !xs.track_op() && xs.elem_count() > 0 && others.iter().flatten().all(|other| fits(other))
+}
+
+/// The numbers of a row side by side.
+fn together(xs: &Tensor) -> candle_core::Result<Tensor> {
+    match xs.stride().last() {
+        Some(1) => Ok(xs.clone()),
+        _ => xs.contiguous(),
+    }
+}
+
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda as on_cuda;
+
+/// Without the feature no tensor is on an NVIDIA GPU.
+#[cfg(not(any(test, feature = "cuda")))]
+mod on_cuda {
+    use candle_core::Tensor;
+
+    use super::{Activated, Norm};
+    use crate::error::{Error, Result};
+
+    fn not_built<T>() -> Result<T> {
+        let reason = "the crate was built without its feature `cuda`".to_string();
+        Err(Error::Backend { backend: "cuda".into(), reason })
+    }
+
+    pub(super) fn norm(_: &Norm) -> Result<(Option<Tensor>, Tensor)> {
+        not_built()
+    }
+
+    pub(super) fn activated(_: &Activated) -> Result<Tensor> {
+        not_built()
+    }
+
+    pub(super) fn rotate(_: &Tensor, _: [&Tensor; 2], _: bool) -> Result<Tensor> {
+        not_built()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{D, Device};
+
+    use super::*;
+
+    /// What an Apple GPU is asked for, asked of the CPU.
+    #[test]
+    fn norms_by_candle_are_what_is_wanted() {
+        let device = Device::Cpu;
+        let random = |dims: &[usize]| Tensor::randn(0f32, 1.0, dims, &device).unwrap();
+        let (all, add) = (random(&[2, 3, 8, 20]), random(&[2, 3, 4, 20]));
+        let xs = all.narrow(2, 2, 4).unwrap();
+        let [weight, bias] = [0, 1].map(|_| random(&[20]));
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 3e-2)] {
+            let [xs, add, weight, bias] = [&xs, &add, &weight, &bias].map(|t| t.to_dtype(dtype).unwrap());
+            for (rms, offset, bias) in
+                [(false, 0.0, Some(&bias)), (false, 0.0, None), (true, 1.0, None), (true, 0.0, Some(&bias))]
+            {
+                for add in [None, Some(&add)] {
+                    let norm = Norm { xs: &xs, add, weight: &weight, bias, eps: 1e-5, rms, offset, keep_sum: true };
+                    let (sum, got) = norm.by_candle().unwrap();
+                    let sum = sum.unwrap();
+                    let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap();
+                    let want = add.map_or(wide(&xs), |add| wide(&(&xs + add).unwrap()));
+                    assert_eq!((sum.dtype(), got.dtype()), (dtype, dtype));
+                    assert_eq!(worst(&wide(&sum), &want), 0.0);
+                    let mean = want.mean_keepdim(D::Minus1).unwrap();
+                    let centred = if rms { want } else { want.broadcast_sub(&mean).unwrap() };
+                    let variance = (centred.sqr().unwrap().mean_keepdim(D::Minus1).unwrap() + 1e-5).unwrap();
+                    let want = centred.broadcast_div(&variance.sqrt().unwrap()).unwrap();
+                    let want = want.broadcast_mul(&(wide(&weight) + f64::from(offset)).unwrap()).unwrap();
+                    let want = bias.map_or(want.clone(), |bias| want.broadcast_add(&wide(bias)).unwrap());
+                    assert!(worst(&wide(&got), &want) < tolerance, "{dtype:?}, rms {rms}, offset {offset}");
+                }
+            }
+        }
+    }
+
+    fn worst(a: &Tensor, b: &Tensor) -> f64 {
+        (a - b).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
+    }
+
+    #[test]
+    fn elsewhere_candles_operations_have_to_do() {
+        let xs = Tensor::ones((1, 2, 1, 4), DType::F32, &Device::Cpu).unwrap();
+        let weight = Tensor::ones(4, DType::F32, &Device::Cpu).unwrap();
+        let norm = Norm {
+            xs: &xs,
+            add: None,
+            weight: &weight,
+            bias: None,
+            eps: 1e-5,
+            rms: true,
+            offset: 0.0,
+            keep_sum: false,
+        };
+        assert!(norm.run().unwrap().is_none());
+        let variable = candle_core::Var::from_tensor(&weight).unwrap();
+        assert!(may_take(&xs, &[Some(&weight)]) && !may_take(&xs, &[Some(variable.as_tensor())]));
+        assert!(!may_take(&xs, &[Some(&weight.to_dtype(DType::F16).unwrap())]));
+        assert!(!may_take(&xs.narrow(1, 0, 0).unwrap(), &[]));
+    }
+}

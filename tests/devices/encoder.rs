@@ -1,0 +1,70 @@
+//! Encoders of every kind: norms before and after, gated feed-forwards, rotations, relative biases.
+
+use std::path::Path;
+
+use candle_attention::AttentionMask;
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::encoder::{BertConfig, BertModel};
+use candle_core::{DType, Device, Tensor};
+
+use crate::cases::DTYPES;
+use crate::judge::{Verdict, What, at_home, largest};
+
+const MODELS: [&str; 9] = [
+    "tiny-bert",
+    "encoders/albert",
+    "encoders/distilbert",
+    "encoders/electra",
+    "encoders/gte",
+    "encoders/modernbert",
+    "encoders/mpnet",
+    "encoders/nomic_bert",
+    "encoders/roberta",
+];
+
+/// Padded and one after the other, against the same model in f64 on the CPU.
+pub fn padded_and_ragged(device: &Device) {
+    let mut verdict = Verdict::default();
+    for (name, dtype) in MODELS.into_iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype))) {
+        // Not where it was built: the program may run elsewhere.
+        let folder = Path::new("tests/fixtures").join(name);
+        let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let model = |dtype, device: &Device| BertModel::load(&config, &checkpoint.at("", dtype, device)).unwrap();
+        let (on_device, judge) = (model(dtype, device), rounded(&config, &checkpoint, dtype));
+
+        let lengths = [5, 13, 2];
+        let (b, longest) = (lengths.len(), 13);
+        let id = |i: usize| 3 + i as u32 * 7 % (config.vocab_size as u32 - 3);
+        let ids = Tensor::from_iter((0..b * longest).map(id), &Device::Cpu).unwrap().reshape((b, longest)).unwrap();
+        let mask = AttentionMask::lengths(&lengths);
+        let want = judge.forward(&ids, None, &mask).unwrap();
+        let got = on_device.forward(&ids.to_device(device).unwrap(), None, &mask).unwrap();
+        let text = |hidden: &Tensor, i: usize| hidden.get(i).unwrap().narrow(0, 0, lengths[i]).unwrap();
+        let wants: Vec<_> = (0..b).map(|i| text(&want, i)).collect();
+        for (i, want) in wants.iter().enumerate() {
+            let got = text(&got, i);
+            verdict.compare(&format!("{name}, text {i}"), What::Encoder, dtype, &got, want, largest(want));
+        }
+
+        let texts: Vec<u32> =
+            (0..b).flat_map(|i| ids.get(i).unwrap().to_vec1::<u32>().unwrap()[..lengths[i]].to_vec()).collect();
+        let got = on_device.forward_ragged(&texts, &vec![0; texts.len()], &lengths).unwrap();
+        let want = Tensor::cat(&wants, 0).unwrap();
+        // In f32 for any model.
+        let got = at_home(&got).to_dtype(dtype).unwrap();
+        verdict.compare(&format!("{name}, ragged"), What::Encoder, dtype, &got, &want, largest(&want));
+    }
+    verdict.end(device);
+}
+
+/// The model in f64, of weights as `dtype` rounds them.
+fn rounded(config: &BertConfig, checkpoint: &Checkpoint, dtype: DType) -> BertModel {
+    let names = checkpoint.names();
+    let tensors = names.map(|name| {
+        let tensor = checkpoint.tensor(name, &Device::Cpu).unwrap();
+        (name.to_string(), tensor.to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap())
+    });
+    let vb = candle_nn::VarBuilder::from_tensors(tensors.collect(), DType::F64, &Device::Cpu);
+    BertModel::load(config, &vb).unwrap()
+}
