@@ -142,3 +142,46 @@ pub(super) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Re
     };
     Ok(ys.reshape((b, s, h, d))?.to_dtype(dtype)?)
 }
+
+#[cfg(all(test, not(feature = "cuda")))]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::position::RotaryStyle;
+    use crate::steps::on_cuda::pretend;
+
+    fn worst(got: &Tensor, want: &Tensor) -> f32 {
+        let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
+        differences.max(0).unwrap().to_scalar().unwrap()
+    }
+
+    /// In one step, as NVIDIA GPUs do it, and by candle's operations.
+    #[test]
+    fn norms_and_rotations_in_one_step_are_the_same() {
+        let random = |dims: &[usize]| Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap();
+        let (b, s, h, d) = (2, 5, 3, 8);
+        // A part of a packed projection.
+        let xs = random(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
+        for (over, dims) in [(NormOver::Head, vec![d]), (NormOver::Head, vec![h, d]), (NormOver::AllHeads, vec![h * d])]
+        {
+            for (kind, bias) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::RmsOffset, false)] {
+                let norm = QkNorm { kind, over, eps: 1e-6 };
+                let weights = NormWeights { weight: random(&dims), bias: bias.then(|| random(&dims)) };
+                let want = normalise(&xs, &norm, &weights).unwrap();
+                let (got, steps) = pretend(|| normalise(&xs, &norm, &weights).unwrap());
+                assert_eq!((got.dims(), steps), (want.dims(), 1));
+                assert!(worst(&got, &want) < 1e-5, "{kind:?}, {over:?}, {dims:?}");
+            }
+        }
+        for (rows, pairs) in [(1, 4), (b, 4), (1, 2)] {
+            let angles = [0, 1].map(|_| random(&[rows, s, 1, pairs]));
+            for style in [RotaryStyle::HalfSplit, RotaryStyle::Interleaved] {
+                let want = rotate(&xs, &angles, style).unwrap();
+                let (got, steps) = pretend(|| rotate(&xs, &angles, style).unwrap());
+                assert_eq!((got.dims(), steps), (want.dims(), 1));
+                assert!(worst(&got, &want) < 1e-6, "{style:?}, {rows} rows, {pairs} pairs");
+            }
+        }
+    }
+}

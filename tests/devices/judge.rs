@@ -12,6 +12,7 @@ pub enum What {
     /// A layer, against its largest output.
     Layer,
     /// An encoder, likewise.
+    #[cfg_attr(not(feature = "encoder"), expect(dead_code, reason = "there is none"))]
     Encoder,
 }
 
