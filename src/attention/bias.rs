@@ -53,9 +53,13 @@ pub(super) fn relative_bias(
     s_q: usize,
     s_kv: usize,
 ) -> Result<Tensor> {
-    let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
-    let ahead = positions.flat_map(|position| (0..s_kv as i64).map(move |j| j - position));
-    let buckets: Vec<u32> = ahead.map(|ahead| relative.bucket(ahead) as u32).collect();
+    let mut buckets = Vec::with_capacity(starts.len() * s_q * s_kv);
+    for start in starts {
+        // Of each distance once: a logarithm for each query and key takes longer than a GPU's whole layer.
+        let last = start + s_q as i64 - 1;
+        let by_distance: Vec<u32> = (-last..s_kv as i64 - start).map(|ahead| relative.bucket(ahead) as u32).collect();
+        (0..s_q).for_each(|i| buckets.extend_from_slice(&by_distance[s_q - 1 - i..][..s_kv]));
+    }
     from_table(table, buckets, [starts.len(), s_q, s_kv])
 }
 

@@ -7,7 +7,7 @@ mod observe;
 pub(crate) mod ragged;
 mod ragged_tensors;
 mod row_positions;
-pub(crate) mod shared_angles;
+pub(crate) mod shared_positions;
 mod transform;
 mod weights;
 

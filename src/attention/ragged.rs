@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
 use super::row_positions::RowPositions;
-use super::shared_angles::SharedAngles;
+use super::shared_positions::SharedPositions;
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Broadcast, Distances, Element, Epilogue, Heads, Isa, Mask};
@@ -24,7 +24,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// If `xs` does not fit, the lengths do not add up to its tokens, or the mask is of another kind.
     pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
-        Ok(self.ragged(xs, lengths, mask, &SharedAngles::default())?)
+        Ok(self.ragged(xs, lengths, mask, &SharedPositions::default())?)
     }
 
     /// [`attend_ragged`](Self::attend_ragged) with what the layers of a model share.
@@ -33,7 +33,7 @@ impl MultiHeadAttention {
         xs: &Tensor,
         lengths: &[usize],
         mask: &AttentionMask,
-        angles: &SharedAngles,
+        shared: &SharedPositions,
     ) -> Result<Tensor> {
         let size = self.config.query_size();
         let (tokens, _) = xs
@@ -57,7 +57,7 @@ impl MultiHeadAttention {
             return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?);
         }
         if xs.track_op() || !self.runs_on_rows() {
-            return match self.ragged_of_tensors(xs, &starts, mask, angles)? {
+            return match self.ragged_of_tensors(xs, &starts, mask, shared)? {
                 Some(output) => Ok(output),
                 None => self.padded_ragged(xs, lengths, mask),
             };
@@ -124,7 +124,7 @@ impl MultiHeadAttention {
             return Ok(None);
         };
         let longest = lengths(starts).max().unwrap_or(0);
-        Ok(Some(positions.bias(relative, table, longest)?))
+        Ok(Some(positions.bias.of(relative, table, longest)?))
     }
 
     /// `rotate` turns the queries and keys of `(tokens, q k v)` in place.

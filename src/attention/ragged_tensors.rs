@@ -1,14 +1,17 @@
 //! Self-attention over rows of unequal length without padding, by operations on tensors: on GPUs, and on the CPU for
 //! layers with more between projection and attention than the pass over plain numbers knows.
 
+use std::borrow::Cow;
+
 use candle_core::Tensor;
 
 use super::ragged::lengths;
-use super::shared_angles::SharedAngles;
+use super::shared_positions::SharedPositions;
 use super::transform::Places;
 use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::Result;
 use crate::mask::AttentionMask;
+use crate::position::Position;
 use crate::sdpa::{backend_for_rows, fused};
 
 impl MultiHeadAttention {
@@ -19,7 +22,7 @@ impl MultiHeadAttention {
         xs: &Tensor,
         starts: &[usize],
         mask: &AttentionMask,
-        angles: &SharedAngles,
+        shared: &SharedPositions,
     ) -> Result<Option<Tensor>> {
         let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
         if xs.dim(0)? == 0 || appended || self.config.position.is_of_whole() {
@@ -28,13 +31,19 @@ impl MultiHeadAttention {
         let longest = lengths(starts).max().unwrap_or(0);
         let xs = xs.unsqueeze(0)?;
         let inputs = AttentionInputs::self_attention(&xs, mask);
-        let mask = self.positioned(&inputs, longest, longest, None)?;
+        let mask = match (&self.config.position, &self.relative_bias) {
+            (Position::RelativeBuckets(relative), Some(table)) => {
+                let bias = shared.bias(relative, table, longest)?;
+                Cow::Owned(mask.clone().and(AttentionMask::additive(&bias)?))
+            }
+            _ => self.positioned(&inputs, longest, longest, None)?,
+        };
         let inputs = AttentionInputs { mask: &mask, ..inputs };
         let options = self.sdpa_options(&inputs, &AttentionOptions::default());
         let mut call = self.call(&inputs, &options, longest)?;
         (call.shape.b, call.shape.s_q) = (starts.len() - 1, longest);
         let Some(backend) = backend_for_rows(&call, &options)? else { return Ok(None) };
-        let places = Places { rows: Some((starts, angles)), ..Places::default() };
+        let places = Places { rows: Some((starts, shared)), ..Places::default() };
         let [q, k, v] = self.project(&inputs, call.dtype, places)?;
         let context = fused(backend, [&q, &k, &v], Some(starts), &call, &options)?;
         let (_, tokens, h, d_v) = context.dims4()?;

@@ -1,12 +1,10 @@
-//! Where tokens stand in rows that lie one after the other: rotations in place, on plain numbers, and tables of biases.
+//! Where tokens stand in rows that lie one after the other: rotations in place, on plain numbers.
 
-use candle_core::{DType, Tensor, TensorId};
 use rayon::prelude::*;
 
-use super::bias::relative_bias;
 use super::ragged::lengths;
-use crate::error::Result;
-use crate::position::{RelativeBuckets, Rotary, RotaryStyle};
+use super::shared_positions::SharedBias;
+use crate::position::{Rotary, RotaryStyle};
 
 /// Tokens that one thread takes at a time.
 const CHUNK: usize = 64;
@@ -15,8 +13,7 @@ const CHUNK: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct RowPositions {
     turns: Vec<Turns>,
-    /// The table that it was made of, the length of the longest row, and the biases.
-    bias: Option<(TensorId, usize, Tensor)>,
+    pub(super) bias: SharedBias,
 }
 
 /// Cosines and sines of the positions from 0 on, `pairs` a position.
@@ -30,18 +27,6 @@ struct Turns {
 }
 
 impl RowPositions {
-    /// The biases `(1, h, length, length)` of a table `(num_buckets, h)`, in f32.
-    pub(super) fn bias(&mut self, relative: &RelativeBuckets, table: &Tensor, length: usize) -> Result<Tensor> {
-        if let Some((id, made_for, bias)) = &self.bias
-            && (*id, *made_for) == (table.id(), length)
-        {
-            return Ok(bias.clone());
-        }
-        let bias = relative_bias(relative, &table.to_dtype(DType::F32)?, &[0], length, length)?;
-        self.bias = Some((table.id(), length, bias.clone()));
-        Ok(bias)
-    }
-
     /// Rotates queries and keys, each row from position 0: in `xs`, row after row of tokens of one width, each token
     /// begins with `heads` heads of `d` numbers.
     pub(super) fn rotate(&mut self, rotary: &Rotary, starts: &[usize], xs: &mut [f32], heads: usize, d: usize) {

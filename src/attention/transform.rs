@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Tensor};
 
 use super::MultiHeadAttention;
-use super::shared_angles::SharedAngles;
+use super::shared_positions::SharedPositions;
 use crate::checkpoint::NormWeights;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ pub(super) struct Places<'a> {
     pub grid: Option<[usize; 2]>,
     /// Where each row starts and the last one ends, if the tokens are those of several, one after the other; each row
     /// then begins at position 0. With it what was made for the same rows before.
-    pub rows: Option<(&'a [usize], &'a SharedAngles)>,
+    pub rows: Option<(&'a [usize], &'a SharedPositions)>,
 }
 
 impl Default for Places<'_> {
@@ -42,7 +42,7 @@ impl MultiHeadAttention {
         let (s_q, s_kv) = (q.dim(1)?, k.dim(1)?);
         let (angles_q, angles_k, style) = match &self.config.position {
             Position::Rotary(rotary) if let Some((starts, shared)) = places.rows => {
-                let angles = shared.of(rotary, starts, self.config.head_dim(), q.dtype(), q.device())?;
+                let angles = shared.angles(rotary, starts, self.config.head_dim(), q.dtype(), q.device())?;
                 (angles.clone(), angles, rotary.style)
             }
             Position::Rotary(rotary) => {

@@ -6,7 +6,7 @@ use super::family::Family;
 use super::feed_forward::{FeedForward, Inner};
 use super::norm::LayerNorm;
 use crate::attention::ragged::Buffers;
-use crate::attention::shared_angles::SharedAngles;
+use crate::attention::shared_positions::SharedPositions;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed};
 use crate::checkpoint::{AttentionWeights, WeightSource};
 use crate::error::Result;
@@ -102,9 +102,9 @@ impl Layer {
     }
 
     /// As [`forward`](Self::forward) on texts of these lengths that lie one after the other, `(1, tokens, hidden)`.
-    pub fn forward_texts(&self, xs: &Tensor, lengths: &[usize], angles: &SharedAngles) -> Result<Tensor> {
+    pub fn forward_texts(&self, xs: &Tensor, lengths: &[usize], shared: &SharedPositions) -> Result<Tensor> {
         let attend =
-            |xs: &Tensor| Ok(self.attention.ragged(&xs.squeeze(0)?, lengths, &self.mask, angles)?.unsqueeze(0)?);
+            |xs: &Tensor| Ok(self.attention.ragged(&xs.squeeze(0)?, lengths, &self.mask, shared)?.unsqueeze(0)?);
         self.around(xs, attend, false)
     }
 

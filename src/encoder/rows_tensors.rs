@@ -4,7 +4,7 @@
 use candle_core::{DType, Module, Tensor};
 
 use super::bert::BertModel;
-use crate::attention::shared_angles::SharedAngles;
+use crate::attention::shared_positions::SharedPositions;
 use crate::error::Result;
 
 impl BertModel {
@@ -27,9 +27,9 @@ impl BertModel {
         if let Some(projection) = &self.projection {
             hidden = projection.forward(&hidden, hidden.dtype())?;
         }
-        let angles = SharedAngles::default();
+        let shared = SharedPositions::default();
         for layer in &self.layers {
-            hidden = layer.forward_texts(&hidden, lengths, &angles)?;
+            hidden = layer.forward_texts(&hidden, lengths, &shared)?;
         }
         if let Some(norm) = &self.final_norm {
             hidden = norm.forward(&hidden)?;
