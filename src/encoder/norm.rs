@@ -75,7 +75,8 @@ impl LayerNorm {
         add: Option<&Tensor>,
         keep_sum: bool,
     ) -> Result<Option<(Option<Tensor>, Tensor)>> {
-        if xs.dims().last() != self.weight.dims().first() || add.is_some_and(|add| add.dims() != xs.dims()) {
+        let fits = xs.dims().last() == self.weight.dims().first() && add.is_none_or(|add| add.dims() == xs.dims());
+        if !fits || !steps::Norm::takes(xs, &self.weight, [Some(&self.bias), add]) {
             return Ok(None);
         }
         let rows = |xs: &Tensor| xs.reshape((1, (), 1, self.weight.dims()[0]));

@@ -95,7 +95,10 @@ impl RotaryGrid {
             Ok([of(f64::cos), of(f64::sin)])
         };
         let kind = Kind::Patches(self.clone(), grid, tokens);
-        let waves = tables::waves(&kind, head_dim, tokens, dtype, device, make)?;
+        let waves = match tables::are_kept(tokens, head_dim, device)? {
+            true => tables::waves(&kind, head_dim, tokens, dtype, device, make)?,
+            false => tables::tensors(make(tokens)?, tokens, dtype, device)?,
+        };
         let [cos, sin] = waves.map(|wave| wave.reshape((1, tokens, 1, head_dim / 2)));
         Ok([cos?, sin?])
     }

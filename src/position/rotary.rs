@@ -248,22 +248,24 @@ impl Rotary {
         let positions = starts.iter().flat_map(|start| *start..start + s);
         let pairs = self.dim.unwrap_or(head_dim) / 2;
         let shape = (starts.len(), s, 1, pairs);
-        if self.goes_by_length() {
+        let shaped = |waves: [Tensor; 2]| {
+            let [cos, sin] = waves.map(|wave| wave.reshape(shape));
+            Ok([cos?, sin?])
+        };
+        if self.goes_by_length() || !tables::are_kept(length, head_dim, device)? {
             let waves = self.waves(positions, head_dim, length);
-            let [cos, sin] =
-                waves.map(|wave| Tensor::from_vec(wave, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
-            return Ok([cos?, sin?]);
+            return shaped(tables::tensors(waves, starts.len() * s, dtype, device)?);
         }
         let make = |rows: usize| Ok(self.waves(0..rows, head_dim, rows));
         let waves = tables::waves(&Kind::Positions(self.clone()), head_dim, length, dtype, device, make)?;
         let [cos, sin] = match starts {
-            [start] => waves.map(|wave| wave.narrow(0, *start, s)?.reshape(shape)),
+            [start] => waves.map(|wave| wave.narrow(0, *start, s)),
             _ => {
                 let places = Tensor::from_iter(positions.map(|position| position as u32), device)?;
-                waves.map(|wave| wave.index_select(&places, 0)?.reshape(shape))
+                waves.map(|wave| wave.index_select(&places, 0))
             }
         };
-        Ok([cos?, sin?])
+        shaped([cos?, sin?])
     }
 
     /// As [`angles`](Self::angles), of texts of these lengths one after the other, each from position 0:

@@ -1,7 +1,7 @@
 //! Cosines and sines made once, for all layers and calls that turn alike: of a thousand positions they take longer than the
 //! attention of a GPU.
 
-use std::sync::{Mutex, PoisonError};
+use std::cell::RefCell;
 
 use candle_core::{DType, Device, Tensor};
 
@@ -21,21 +21,52 @@ struct Table {
     kind: Kind,
     head_dim: usize,
     dtype: DType,
+    device: Device,
     rows: usize,
     /// `(rows, pairs)` each.
     waves: [Tensor; 2],
 }
 
-/// Those used last come first.
-static TABLES: Mutex<Vec<Table>> = Mutex::new(Vec::new());
+impl Table {
+    fn fits(&self, kind: &Kind, head_dim: usize, dtype: DType) -> bool {
+        self.kind == *kind && (self.head_dim, self.dtype) == (head_dim, dtype)
+    }
+}
 
-/// Tables kept.
+#[cfg(feature = "cuda")]
+impl Drop for Table {
+    fn drop(&mut self) {
+        if let Device::Cuda(device) = &self.device {
+            // The memory goes back to its own device, also when the thread ends with another one at hand.
+            let _ = device.cuda_stream().context().bind_to_thread();
+        }
+    }
+}
+
+thread_local! {
+    /// Those used last come first. Of each thread for itself: on NVIDIA GPUs each has a stream of its own, in whose order
+    /// memory is written, read and given back.
+    static TABLES: RefCell<Vec<Table>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Tables kept for a device.
 const KEPT: usize = 4;
-/// Numbers of the largest table that is kept.
-const LARGEST: usize = 1 << 22;
+/// Numbers of the largest table that is kept: 16,384 positions of heads of 128.
+const LARGEST: usize = 1 << 20;
 
-/// Cosines and sines `(rows, pairs)`, of at least so many rows as are asked for, or exactly so many where they are too many
-/// to be kept. `make` makes those of any number of rows.
+/// Whether so many rows are kept.
+pub(super) fn are_kept(rows: usize, head_dim: usize, device: &Device) -> Result<bool> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        // A graph that is recorded must not hold an address that is given back one day.
+        return Ok(rows * head_dim / 2 <= LARGEST && !crate::kernels::cuda::capturing(device)?);
+    }
+    let _ = device;
+    Ok(rows * head_dim / 2 <= LARGEST)
+}
+
+/// Cosines and sines `(rows, pairs)` of at least so many rows as are asked for, which [`are_kept`]. `make` makes those of any
+/// number of rows.
 pub(super) fn waves(
     kind: &Kind,
     head_dim: usize,
@@ -44,39 +75,40 @@ pub(super) fn waves(
     device: &Device,
     make: impl FnOnce(usize) -> Result<[Vec<f64>; 2]>,
 ) -> Result<[Tensor; 2]> {
-    let tensors = |rows: usize, waves: [Vec<f64>; 2]| {
-        let tensor = |wave: Vec<f64>| {
-            let pairs = wave.len() / rows.max(1);
-            Tensor::from_vec(wave, (rows, pairs), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
-        };
-        let [cos, sin] = waves.map(tensor);
-        Ok([cos?, sin?])
-    };
-    if rows * head_dim / 2 > LARGEST {
-        return tensors(rows, make(rows)?);
-    }
-    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
-    let fits = |table: &Table| {
-        table.kind == *kind
-            && (table.head_dim, table.dtype) == (head_dim, dtype)
-            && table.waves[0].device().same_device(device)
-    };
-    let found = tables.iter().position(fits).map(|i| tables.remove(i)).filter(|table| table.rows >= rows);
-    let table = match found {
-        Some(table) => table,
-        None => {
-            // Growing texts make a table a few times only.
-            let rows = match kind {
-                Kind::Positions(_) => rows.next_power_of_two().min(LARGEST / (head_dim / 2).max(1)),
-                Kind::Patches(..) => rows,
-            };
-            Table { kind: kind.clone(), head_dim, dtype, rows, waves: tensors(rows, make(rows)?)? }
+    TABLES.with_borrow_mut(|tables| {
+        let found = |table: &Table| table.device.same_device(device) && table.fits(kind, head_dim, dtype);
+        let old = tables.iter().position(found);
+        if let Some(i) = old.filter(|i| tables[*i].rows >= rows) {
+            tables[..=i].rotate_right(1);
+            return Ok(tables[0].waves.clone());
         }
+        // Growing texts make a table a few times only.
+        let rows = match kind {
+            Kind::Positions(_) => rows.next_power_of_two().min(LARGEST / (head_dim / 2).max(1)),
+            Kind::Patches(..) => rows,
+        };
+        let waves = tensors(make(rows)?, rows, dtype, device)?;
+        // What goes now goes in the order of the device that has just been asked for memory.
+        old.map(|i| tables.remove(i));
+        let (kind, device) = (kind.clone(), device.clone());
+        tables.insert(0, Table { kind, head_dim, dtype, device, rows, waves: waves.clone() });
+        let mut of_device = 0;
+        tables.retain(|table| {
+            of_device += usize::from(table.device.same_device(waves[0].device()));
+            of_device <= KEPT || !table.device.same_device(waves[0].device())
+        });
+        Ok(waves)
+    })
+}
+
+/// Cosines and sines of some rows as tensors `(rows, pairs)`.
+pub(super) fn tensors(waves: [Vec<f64>; 2], rows: usize, dtype: DType, device: &Device) -> Result<[Tensor; 2]> {
+    let tensor = |wave: Vec<f64>| {
+        let pairs = wave.len() / rows.max(1);
+        Tensor::from_vec(wave, (rows, pairs), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
     };
-    let waves = table.waves.clone();
-    tables.insert(0, table);
-    tables.truncate(KEPT);
-    Ok(waves)
+    let [cos, sin] = waves.map(tensor);
+    Ok([cos?, sin?])
 }
 
 #[cfg(test)]
@@ -88,7 +120,6 @@ mod tests {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    /// Tables are shared by tests that run at the same time: what is kept may go at any moment, what is given may not change.
     #[test]
     fn what_is_kept_is_what_would_be_made() {
         let cpu = Device::Cpu;
@@ -123,10 +154,24 @@ mod tests {
             let kind = Kind::Positions(Rotary::default().with_theta(theta));
             waves(&kind, 8, rows, DType::F32, &Device::Cpu, make).unwrap()[0].dim(0).unwrap()
         };
-        assert_eq!((of(1e3, 100), of(1e3, 128)), (128, 128));
-        assert_eq!(of(1e3, LARGEST / 4 + 1), LARGEST / 4 + 1, "as many as are asked for, not kept");
+        assert_eq!((of(1e3, 100), of(1e3, 128), of(1e3, 3)), (128, 128, 128));
         assert_eq!(of(1e3, LARGEST / 4 - 1), LARGEST / 4, "never more than the largest");
+        assert!(are_kept(LARGEST / 4, 8, &Device::Cpu).unwrap());
+        assert!(!are_kept(LARGEST / 4 + 1, 8, &Device::Cpu).unwrap());
         (0..10).for_each(|i| assert_eq!(of(2e3 + f64::from(i), 3), 4));
-        assert!(TABLES.lock().unwrap().len() <= KEPT);
+        TABLES.with_borrow(|tables| {
+            assert_eq!(tables.len(), KEPT);
+            assert!(tables[0].kind == Kind::Positions(Rotary::default().with_theta(2e3 + 9.0)));
+        });
+    }
+
+    /// A step far into a text makes the angles of its own tokens alone.
+    #[test]
+    fn far_positions_are_made_as_they_are_asked_for() {
+        let rotary = Rotary::default();
+        let got = rotary.angles(&[LARGEST, 5], 2, 8, DType::F64, &Device::Cpu).unwrap();
+        let want = rotary.waves([LARGEST, LARGEST + 1, 5, 6].into_iter(), 8, LARGEST + 2);
+        assert_eq!(numbers(&got[0]), want[0]);
+        assert_eq!(numbers(&got[1]), want[1]);
     }
 }

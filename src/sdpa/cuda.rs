@@ -11,7 +11,8 @@ pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<Strin
     let elsewhere = (!matches!(call.place, Place::Cuda(_)), "the tensors are not on an NVIDIA GPU");
     // More do not fit into registers.
     let large = (call.d.max(call.d_v) > 256, "a head has more than 256 numbers");
-    first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason([large]))
+    let built = (cfg!(not(any(test, feature = "cuda"))), "the crate was built without its feature `cuda`");
+    first_reason([elsewhere, built]).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason([large]))
 }
 
 /// What is made of masks for the kernels, and what blocks that share keys leave.

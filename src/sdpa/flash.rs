@@ -29,7 +29,10 @@ fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
         (call.d > 512, "a head has more than 512 numbers"),
         (options.sinks.is_some(), "it knows no sinks"),
         (options.appended_keys > 0, "it knows no keys outside the mask"),
-        (cuda::splits(call, options) > 1, "it leaves most of the GPU without work: blocks do not share a query's keys"),
+        (
+            options.backend.is_none() && cuda::splits(call, options) > 1,
+            "it leaves most of the GPU without work: blocks do not share a query's keys",
+        ),
         (b > 65_535 || h > 65_535, "more than 65535 rows or heads are no grid of a GPU"),
     ]);
     reason.or_else(|| {
@@ -98,6 +101,7 @@ mod tests {
 
     use super::*;
     use crate::mask::AttentionMask;
+    use crate::sdpa::Backend;
 
     const GPU: Gpu = Gpu { capability: 80, multiprocessors: 108, shared_memory: 163 << 10 };
 
@@ -134,6 +138,8 @@ mod tests {
         let step = CallShape { b: 1, s_q: 1, s_kv: 4096, ..call().shape };
         assert!(reason(Call { shape: step, ..call() }, &none).contains("without work"));
         assert_eq!(reason(Call { shape: CallShape { b: 64, ..step }, ..call() }, &none), "");
+        let forced = SdpaOptions { backend: Some(Backend::FlashAttn), ..SdpaOptions::new(&none) };
+        assert_eq!(limits(&Call { shape: step, ..call() }, &forced, GPU), None, "slower, but what was asked for");
 
         let more_queries = Call { shape: CallShape { s_q: 17, ..call().shape }, ..call() };
         assert_eq!(reason(more_queries, &none), "");

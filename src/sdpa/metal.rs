@@ -27,7 +27,10 @@ pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<Strin
     let (masked, grouped) = (!options.mask.is_none() && !masks_by_itself(call, options), call.shape.h != call.h_kv);
     let half = call.dtype != DType::F32;
     let needed = threadgroup_bytes(call.d, call.dtype);
-    let elsewhere = [(call.place != Place::Metal, "the tensors are not on an Apple GPU")];
+    let elsewhere = [
+        (call.place != Place::Metal, "the tensors are not on an Apple GPU"),
+        (cfg!(not(any(test, feature = "metal"))), "the crate was built without its feature `metal`"),
+    ];
     let own = [
         (options.softcap.is_some(), "it does not cap scores"),
         (options.sinks.is_some(), "it has no sinks"),

@@ -31,18 +31,23 @@ pub(crate) struct Norm<'a> {
 impl Norm<'_> {
     /// The sum, if it is wanted, and the normalised rows.
     pub(crate) fn run(&self) -> Result<Option<(Option<Tensor>, Tensor)>> {
-        let parameters = [Some(self.weight), self.bias, self.add];
-        if self.xs.device().is_metal() && may_take(self.xs, &parameters) && self.weight.rank() == 1 {
-            return self.by_candle().map(Some);
-        }
-        if !takes(self.xs, &parameters) {
+        if !Self::takes(self.xs, self.weight, [self.bias, self.add]) {
             return Ok(None);
+        }
+        if self.xs.device().is_metal() {
+            return self.by_candle().map(Some);
         }
         let [xs, weight] = [together(self.xs)?, self.weight.contiguous()?];
         let [add, bias] = [self.add, self.bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
         let (add, bias) = (add?, bias?);
         let norm = Norm { xs: &xs, add: add.as_ref(), weight: &weight, bias: bias.as_ref(), ..*self };
         on_cuda::norm(&norm).map(Some)
+    }
+
+    /// Whether a GPU normalises `xs` in one step: to be asked before anything is copied for it.
+    pub(crate) fn takes(xs: &Tensor, weight: &Tensor, [bias, add]: [Option<&Tensor>; 2]) -> bool {
+        let all = [Some(weight), bias, add];
+        takes(xs, &all) || cfg!(feature = "metal") && xs.device().is_metal() && weight.rank() == 1 && may_take(xs, &all)
     }
 
     /// By candle's own kernels, in f32: for half types they round the mean and the factor. Those for NVIDIA GPUs take the
@@ -59,7 +64,7 @@ impl Norm<'_> {
             (true, None) => candle_nn::ops::rms_norm(&wide(xs)?, &weight, eps)?,
             (true, Some(bias)) => candle_nn::ops::rms_norm(&wide(xs)?, &weight, eps)?.broadcast_add(&bias)?,
             (false, bias) => {
-                let bias = bias.map_or_else(|| weight.zeros_like(), Ok)?;
+                let bias = bias.map_or_else(|| weight.affine(0.0, 0.0), Ok)?;
                 candle_nn::ops::layer_norm(&wide(xs)?, &weight, &bias, eps)?
             }
         };
@@ -133,11 +138,12 @@ pub(crate) fn takes(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
     if on_cuda::pretended() {
         return may_take(xs, others);
     }
-    xs.device().is_cuda() && may_take(xs, others)
+    cfg!(feature = "cuda") && xs.device().is_cuda() && may_take(xs, others)
 }
 
 fn may_take(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
-    let fits = |other: &Tensor| other.dtype() == xs.dtype() && !other.track_op();
+    let fits =
+        |other: &Tensor| other.dtype() == xs.dtype() && !other.track_op() && other.device().same_device(xs.device());
     let float = matches!(xs.dtype(), DType::F16 | DType::BF16 | DType::F32);
     float && !xs.track_op() && xs.elem_count() > 0 && others.iter().flatten().all(|other| fits(other))
 }

@@ -66,7 +66,7 @@ impl Launch<'_> {
             numbers.add(self.starts),
             numbers.add(self.rows),
         ];
-        let numbers = numbers.upload(&stream)?;
+        let numbers = numbers.upload(device)?;
         let (base, _numbers) = match &numbers {
             Some(numbers) => {
                 let (base, guard) = numbers.device_ptr(&stream);

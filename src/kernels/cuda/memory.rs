@@ -1,11 +1,13 @@
 //! What kernels are told of tensors and of the device.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute as Attribute;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute as Attribute, CUstreamCaptureStatus};
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, SyncOnDrop};
-use candle_core::cuda_backend::{CudaDType, WrapErr};
+use candle_core::cuda_backend::{CudaDType, DeviceId, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, Layout, Shape, Storage, StorageRef, Tensor};
 
@@ -76,32 +78,53 @@ impl Uploads {
         Some(start)
     }
 
-    /// On the device of a stream, `None` if there is nothing.
-    pub fn upload(self, stream: &Arc<CudaStream>) -> Result<Option<Arc<CudaSlice<i32>>>> {
+    /// On the device, `None` if there is nothing.
+    pub fn upload(self, device: &CudaDevice) -> Result<Option<Rc<CudaSlice<i32>>>> {
         if self.0.is_empty() {
             return Ok(None);
         }
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |sent: &Sent| Arc::ptr_eq(&sent.stream, stream) && sent.numbers == self.0;
-        if let Some(sent) = last.iter().find(|sent| same(sent)) {
-            return Ok(Some(sent.there.clone()));
+        // A graph that is recorded must not hold an address that is given back one day.
+        if capturing(device)? {
+            return Ok(Some(Rc::new(device.clone_htod(&self.0)?)));
         }
-        let there = Arc::new(stream.clone_htod(&self.0).w()?);
-        last.push_front(Sent { stream: stream.clone(), numbers: self.0, there: there.clone() });
-        last.truncate(KEPT);
-        Ok(Some(there))
+        LAST.with_borrow_mut(|last| {
+            let last = last.entry(device.id()).or_default();
+            if let Some(sent) = last.iter().find(|sent| sent.numbers == self.0) {
+                return Ok(Some(sent.there.clone()));
+            }
+            let there = Rc::new(device.clone_htod(&self.0)?);
+            last.push_front(Sent { device: device.clone(), numbers: self.0, there: there.clone() });
+            last.truncate(KEPT);
+            Ok(Some(there))
+        })
     }
 }
 
-/// What was sent last: the layers of a model ask for the same, one after the other.
-static LAST: Mutex<VecDeque<Sent>> = Mutex::new(VecDeque::new());
+thread_local! {
+    /// What was sent last to each device: the layers of a model ask for the same, one after the other. Of each thread for
+    /// itself, since each has a stream of its own, in whose order memory is written, read and given back.
+    static LAST: RefCell<HashMap<DeviceId, VecDeque<Sent>>> = RefCell::default();
+}
 
 const KEPT: usize = 8;
 
 struct Sent {
-    stream: Arc<CudaStream>,
+    device: CudaDevice,
     numbers: Vec<i32>,
-    there: Arc<CudaSlice<i32>>,
+    there: Rc<CudaSlice<i32>>,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        // The memory goes back to its own device, also when the thread ends with another one at hand; where the driver is
+        // gone already there is nothing to give back.
+        let _ = self.device.cuda_stream().context().bind_to_thread();
+    }
+}
+
+/// Whether what this thread asks of the device is recorded for later.
+pub(crate) fn capturing(device: &CudaDevice) -> Result<bool> {
+    Ok(device.cuda_stream().capture_status().w()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// What there is to be known of a device, asked for once: asking takes away an error that an earlier call left behind and

@@ -21,7 +21,7 @@ mod variant;
 #[cfg(feature = "cuda")]
 pub(crate) use launch::Launch;
 #[cfg(feature = "cuda")]
-pub(crate) use memory::gpu;
+pub(crate) use memory::{capturing, gpu};
 pub(crate) use params::Params;
 #[cfg(test)]
 pub(crate) use rows::{ActivateParams, NormParams, Places, RotateParams, Rows};
