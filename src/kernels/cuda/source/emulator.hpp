@@ -4,7 +4,6 @@
 // waited for, addresses that must be aligned are looked at, a barrier that not all threads reach ends the program.
 
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,11 +31,44 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 
 namespace emulator {
 
+#if defined(__x86_64__) && defined(__GNUC__)
+// By hand: the system's own way asks the kernel at every change.
+typedef void* Context;
+
+__attribute__((naked, noinline)) static void change(Context*, Context*) {
+    asm("push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+        "mov %rsp, (%rdi)\n mov (%rsi), %rsp\n"
+        "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret");
+}
+
+static void begin(Context& context, void* stack, size_t size, void (*enter)()) {
+    void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + size) & ~uintptr_t(15));
+    *--top = nullptr;  // where `enter` would return to
+    *--top = reinterpret_cast<void*>(enter);
+    context = top - 6;
+}
+#else
+}  // namespace emulator
+#include <ucontext.h>
+namespace emulator {
+typedef ucontext_t Context;
+
+static void change(Context* from, Context* to) { swapcontext(from, to); }
+
+static void begin(Context& context, void* stack, size_t size, void (*enter)()) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = size;
+    context.uc_link = nullptr;
+    makecontext(&context, enter, 0);
+}
+#endif
+
 struct Index { unsigned x, y; };
 struct Copy { void* to; const void* from; bool there; };
 
 struct Fiber {
-    ucontext_t context;
+    Context context;
     Index index;
     std::vector<Copy> copies;
     bool ended;
@@ -56,7 +88,7 @@ static std::vector<unsigned char> published;  // of each thread, what its warp m
 static Fiber* here;
 static Index block_index;
 static unsigned char* shared;
-static ucontext_t scheduler;
+static Context scheduler;
 static bool progress;
 static std::function<void()> kernel;
 constexpr size_t SLOT = 64;
@@ -75,7 +107,7 @@ static void wait(Barrier& barrier) {
         ++barrier.generation;
         return;
     }
-    while (barrier.generation == generation) swapcontext(&here->context, &scheduler);
+    while (barrier.generation == generation) change(&here->context, &scheduler);
 }
 
 static Barrier& own_warp() { return warps[here->index.x / 32]; }
@@ -99,7 +131,7 @@ static void enter() {
     kernel();
     here->ended = true;
     progress = true;
-    swapcontext(&here->context, &scheduler);
+    change(&here->context, &scheduler);
 }
 
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -121,14 +153,10 @@ static void release(unsigned char* memory, size_t bytes) {
 static void run_block(unsigned threads, std::mt19937& random, std::vector<unsigned char>& stacks) {
     for (unsigned i = 0; i < threads; ++i) {
         Fiber& fiber = fibers[i];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = &stacks[i * STACK];
-        fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = nullptr;
         fiber.index = {i, 0};
         fiber.copies.clear();
         fiber.ended = false;
-        makecontext(&fiber.context, enter, 0);
+        begin(fiber.context, &stacks[i * STACK], STACK, enter);
     }
     block = {threads, 0, 0};
     warps.assign(threads / 32, Barrier{32, 0, 0});
@@ -142,7 +170,7 @@ static void run_block(unsigned threads, std::mt19937& random, std::vector<unsign
         for (unsigned i : order) {
             here = &fibers[i];
             if (here->ended) continue;
-            swapcontext(&scheduler, &here->context);
+            change(&scheduler, &here->context);
             left -= here->ended;
         }
         stuck = progress ? 0 : stuck + 1;
