@@ -77,17 +77,19 @@ impl Dense {
         // Rounding to a half type once, after the bias, as a fused addmm does.
         let ys = self.product(xs)?;
         let ys = match &self.bias {
-            Some(bias) => {
-                let activation = steps::Activation::None;
-                let step = Activated { activation, xs: &ys, bias: Some(bias), gate: None, gate_bias: None };
-                match step.run()? {
-                    Some(ys) => ys,
-                    None => ys.broadcast_add(&spread(&bias.to_dtype(ys.dtype())?, &ys)?)?,
-                }
-            }
+            Some(bias) => biased(ys, bias)?,
             None => ys,
         };
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.weight.dim(0)?))?)
+    }
+
+    /// As [`forward`](Self::forward) in the dtype of `xs`, the bias left to the next step where a GPU adds it there.
+    pub(crate) fn forward_unbiased(&self, xs: &Tensor) -> Result<Unbiased> {
+        let Some(bias) = self.bias.as_ref().filter(|bias| steps::takes(xs, &[Some(&self.weight), Some(*bias)])) else {
+            return Ok(self.forward(xs, xs.dtype())?.into());
+        };
+        let (b, s, _) = xs.dims3()?;
+        Ok(Unbiased { ys: self.product(xs)?.reshape((b, s, ()))?, bias: Some(bias.clone()) })
     }
 
     /// xs `(b, s, in)` → `(b · s, out)` without the bias, in the dtype in which products are summed.
@@ -138,6 +140,47 @@ impl Dense {
     fn rows(&self, start: usize, len: usize) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
         Ok(Self { weight: self.weight.narrow(0, start, len)?, bias, packed: Arc::default() })
+    }
+}
+
+/// What a projection makes, `(…, out)`, and the bias `(out)` that is still to be added to it, if any.
+#[derive(Debug, Clone)]
+pub(crate) struct Unbiased {
+    pub ys: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+impl From<Tensor> for Unbiased {
+    fn from(ys: Tensor) -> Self {
+        Self { ys, bias: None }
+    }
+}
+
+impl Unbiased {
+    /// With its bias.
+    pub(crate) fn whole(self) -> Result<Tensor> {
+        match &self.bias {
+            None => Ok(self.ys),
+            Some(bias) => {
+                let xs = self.ys.flatten_to(D::Minus2)?;
+                Ok(biased(xs, bias)?.reshape(self.ys.shape())?)
+            }
+        }
+    }
+
+    /// The same numbers in another shape.
+    pub(crate) fn map(self, reshape: impl FnOnce(Tensor) -> candle_core::Result<Tensor>) -> Result<Self> {
+        Ok(Self { ys: reshape(self.ys)?, bias: self.bias })
+    }
+}
+
+/// ys `(rows, out)` plus the bias `(out)`.
+fn biased(ys: Tensor, bias: &Tensor) -> Result<Tensor> {
+    let activation = steps::Activation::None;
+    let step = Activated { activation, xs: &ys, bias: Some(bias), gate: None, gate_bias: None };
+    match step.run()? {
+        Some(ys) => Ok(ys),
+        None => Ok(ys.broadcast_add(&spread(&bias.to_dtype(ys.dtype())?, &ys)?)?),
     }
 }
 

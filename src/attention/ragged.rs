@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{self, Attention, Batch, Broadcast, Distances, Element, Epilogue, Heads, Isa, Mask};
 use crate::mask::AttentionMask;
 use crate::position::Position;
+use crate::projection::Unbiased;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
 use crate::slice::{Slice, with_numbers};
 
@@ -24,17 +25,18 @@ impl MultiHeadAttention {
     /// # Errors
     /// If `xs` does not fit, the lengths do not add up to its tokens, or the mask is of another kind.
     pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
-        Ok(self.ragged(xs, lengths, mask, &SharedPositions::default())?)
+        Ok(self.ragged(xs, lengths, mask, &SharedPositions::default())?.whole()?)
     }
 
-    /// [`attend_ragged`](Self::attend_ragged) with what the layers of a model share.
+    /// [`attend_ragged`](Self::attend_ragged) with what the layers of a model share, the last bias left to the next step
+    /// where a GPU adds it there.
     pub(crate) fn ragged(
         &self,
         xs: &Tensor,
         lengths: &[usize],
         mask: &AttentionMask,
         shared: &SharedPositions,
-    ) -> Result<Tensor> {
+    ) -> Result<Unbiased> {
         let size = self.config.query_size();
         let (tokens, _) = xs
             .dims2()
@@ -54,19 +56,20 @@ impl MultiHeadAttention {
         }
         crate::sdpa::same_dtype_and_device("xs", xs, self.qkv.weight())?;
         if self.config.num_attention_heads == 0 {
-            return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?);
+            return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?.into());
         }
         if xs.track_op() || !self.runs_on_rows() {
             return match self.ragged_of_tensors(xs, &starts, mask, shared)? {
                 Some(output) => Ok(output),
-                None => self.padded_ragged(xs, lengths, mask),
+                None => Ok(self.padded_ragged(xs, lengths, mask)?.into()),
             };
         }
-        match xs.dtype() {
+        let output = match xs.dtype() {
             DType::F16 => self.ragged_of::<f16>(xs, &starts, mask),
             DType::BF16 => self.ragged_of::<bf16>(xs, &starts, mask),
             _ => self.ragged_of::<f32>(xs, &starts, mask),
-        }
+        };
+        Ok(output?.into())
     }
 
     fn ragged_of<T: Element + WithDType>(&self, xs: &Tensor, starts: &[usize], mask: &AttentionMask) -> Result<Tensor> {

@@ -12,6 +12,7 @@ use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::position::Position;
+use crate::projection::Unbiased;
 use crate::sdpa::{backend_for_rows, fused};
 
 impl MultiHeadAttention {
@@ -23,7 +24,7 @@ impl MultiHeadAttention {
         starts: &[usize],
         mask: &AttentionMask,
         shared: &SharedPositions,
-    ) -> Result<Option<Tensor>> {
+    ) -> Result<Option<Unbiased>> {
         let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
         if xs.dim(0)? == 0 || appended || self.config.position.is_of_whole() {
             return Ok(None);
@@ -47,7 +48,11 @@ impl MultiHeadAttention {
         let [q, k, v] = self.project(&inputs, call.dtype, places)?;
         let context = fused(backend, [&q, &k, &v], Some(starts), &call, &options)?;
         let (_, tokens, h, d_v) = context.dims4()?;
-        let output = self.o_proj.forward(&context.reshape((1, tokens, h * d_v))?, xs.dtype())?;
-        Ok(Some(output.squeeze(0)?))
+        let context = context.reshape((1, tokens, h * d_v))?;
+        let output = match context.dtype() == xs.dtype() {
+            true => self.o_proj.forward_unbiased(&context)?,
+            false => self.o_proj.forward(&context, xs.dtype())?.into(),
+        };
+        output.map(|ys| ys.squeeze(0)).map(Some)
     }
 }

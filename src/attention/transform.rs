@@ -114,6 +114,7 @@ pub(super) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Re
     let step = steps::Norm {
         xs: &xs,
         add: None,
+        add_bias: None,
         weight: &weights.weight,
         bias: weights.bias.as_ref(),
         eps: norm.eps,

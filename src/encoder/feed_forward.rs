@@ -6,7 +6,7 @@ use super::config::BertConfig;
 use crate::checkpoint::{DenseWeights, WeightSource};
 use crate::error::Result;
 use crate::kernels::{Element, Epilogue};
-use crate::projection::Dense;
+use crate::projection::{Dense, Unbiased};
 use crate::steps;
 
 /// What a family calls its projections, and which of them are gated: `last(activation(activated(x)) · plain(x))`
@@ -66,20 +66,20 @@ impl FeedForward {
         Ok(Self { activated, plain, both, activation: config.hidden_act, last })
     }
 
-    /// xs `(b, s, hidden)` → the same.
-    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+    /// xs `(b, s, hidden)` → the same, the last bias left to the next step where a GPU adds it there.
+    pub fn forward(&self, xs: &Tensor) -> Result<Unbiased> {
         if let Some(step) = step(self.activation)
             && let both = self.both.as_ref().map(|(both, half)| (both, *half))
             && let Some(inner) = self.activated.forward_activated(xs, step, self.plain.as_ref(), both)?
         {
-            return self.last.forward(&inner, xs.dtype());
+            return self.last.forward_unbiased(&inner);
         }
         let inner = self.activation.forward(&self.activated.forward(xs, xs.dtype())?)?;
         let inner = match &self.plain {
             Some(plain) => (inner * plain.forward(xs, xs.dtype())?)?,
             None => inner,
         };
-        self.last.forward(&inner, xs.dtype())
+        Ok(self.last.forward(&inner, xs.dtype())?.into())
     }
 
     pub fn runs_on_rows(&self) -> bool {

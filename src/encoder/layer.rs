@@ -9,9 +9,10 @@ use crate::attention::ragged::Buffers;
 use crate::attention::shared_positions::SharedPositions;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed};
 use crate::checkpoint::{AttentionWeights, WeightSource};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::Isa;
 use crate::mask::AttentionMask;
+use crate::projection::Unbiased;
 use crate::select::unpruned;
 
 /// Attention and feed-forward, each added to its input. What is normalised is the sum or, in a pre-norm family
@@ -87,14 +88,14 @@ impl Layer {
     ) -> Result<(Tensor, Option<Observed>)> {
         let own = mask.clone().and(self.mask.clone());
         let mut seen = None;
-        let attend = |xs: &Tensor| -> Result<Tensor> {
+        let attend = |xs: &Tensor| -> Result<Unbiased> {
             let inputs = AttentionInputs::self_attention(xs, &own);
             Ok(match observe {
                 Some(what) => {
                     let observed = self.attention.observe(&inputs, options, what)?;
-                    seen.insert(observed).output.clone()
+                    seen.insert(observed).output.clone().into()
                 }
-                None => self.attention.attend_with(&inputs, options)?.output,
+                None => self.attention.attend_with(&inputs, options)?.output.into(),
             })
         };
         let output = self.around(xs, attend, options.train)?;
@@ -103,33 +104,40 @@ impl Layer {
 
     /// As [`forward`](Self::forward) on texts of these lengths that lie one after the other, `(1, tokens, hidden)`.
     pub fn forward_texts(&self, xs: &Tensor, lengths: &[usize], shared: &SharedPositions) -> Result<Tensor> {
-        let attend =
-            |xs: &Tensor| Ok(self.attention.ragged(&xs.squeeze(0)?, lengths, &self.mask, shared)?.unsqueeze(0)?);
+        let attend = |xs: &Tensor| {
+            let attended = self.attention.ragged(&xs.squeeze(0)?, lengths, &self.mask, shared)?;
+            attended.map(|ys| ys.unsqueeze(0))
+        };
         self.around(xs, attend, false)
     }
 
     /// All of the layer around its attention.
-    fn around(&self, xs: &Tensor, mut attend: impl FnMut(&Tensor) -> Result<Tensor>, train: bool) -> Result<Tensor> {
-        let mut attend = |xs: &Tensor| drop_out(&attend(xs)?, self.dropout, train);
-        let feed = |xs: &Tensor| drop_out(&self.feed_forward.forward(xs)?, self.dropout, train);
+    fn around(&self, xs: &Tensor, mut attend: impl FnMut(&Tensor) -> Result<Unbiased>, train: bool) -> Result<Tensor> {
+        let drop = |xs: Unbiased| match train && self.dropout > 0.0 {
+            true => Ok(drop_out(&xs.whole()?, self.dropout, train)?.into()),
+            false => Ok::<_, Error>(xs),
+        };
+        let mut attend = |xs: &Tensor| drop(attend(xs)?);
+        let feed = |xs: &Tensor| drop(self.feed_forward.forward(xs)?);
         let first = self.attention_norm.as_ref();
         if self.pre_norm {
             let attended = match first {
                 Some(norm) => attend(&norm.forward(xs)?)?,
                 None => attend(xs)?,
             };
-            let (xs, normalised) = self.output_norm.of_sum(xs, &attended)?;
-            return Ok((xs + feed(&normalised)?)?);
+            let (xs, normalised) = self.output_norm.of_sum(xs, attended)?;
+            return Ok((xs + feed(&normalised)?.whole()?)?);
         }
         let attended = match &self.inner_norm {
-            Some(inner) => inner.forward_sum(xs, &attend(xs)?)?,
+            Some(inner) => inner.forward_sum(xs, attend(xs)?)?.into(),
             None => attend(xs)?,
         };
         let xs = match first {
-            Some(norm) => norm.forward_sum(xs, &attended)?,
-            None => (xs + attended)?,
+            Some(norm) => norm.forward_sum(xs, attended)?,
+            None => (xs + attended.whole()?)?,
         };
-        self.output_norm.forward_sum(&xs, &feed(&xs)?)
+        let fed = feed(&xs)?;
+        self.output_norm.forward_sum(&xs, fed)
     }
 
     pub fn runs_on_rows(&self) -> bool {

@@ -3,6 +3,7 @@ use candle_core::{D, DType, Module, Tensor};
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
 use crate::kernels::{Isa, add_norm};
+use crate::projection::Unbiased;
 use crate::slice::with_floats;
 use crate::spread::spread;
 use crate::steps;
@@ -51,20 +52,20 @@ impl LayerNorm {
     }
 
     /// The sum of both, and it normalised.
-    pub(super) fn of_sum(&self, xs: &Tensor, add: &Tensor) -> Result<(Tensor, Tensor)> {
-        if let Some((Some(sum), ys)) = self.in_one_step(xs, Some(add), true)? {
+    pub(super) fn of_sum(&self, xs: &Tensor, add: Unbiased) -> Result<(Tensor, Tensor)> {
+        if let Some((Some(sum), ys)) = self.in_one_step(xs, Some(&add), true)? {
             return Ok((sum, ys));
         }
-        let sum = (xs + add)?;
+        let sum = (xs + add.whole()?)?;
         let ys = self.forward(&sum)?;
         Ok((sum, ys))
     }
 
     /// The sum of both normalised.
-    pub(super) fn forward_sum(&self, xs: &Tensor, add: &Tensor) -> Result<Tensor> {
-        match self.in_one_step(xs, Some(add), false)? {
+    pub(super) fn forward_sum(&self, xs: &Tensor, add: Unbiased) -> Result<Tensor> {
+        match self.in_one_step(xs, Some(&add), false)? {
             Some((_, ys)) => Ok(ys),
-            None => Ok(self.forward(&(xs + add)?)?),
+            None => Ok(self.forward(&(xs + add.whole()?)?)?),
         }
     }
 
@@ -72,11 +73,12 @@ impl LayerNorm {
     fn in_one_step(
         &self,
         xs: &Tensor,
-        add: Option<&Tensor>,
+        add: Option<&Unbiased>,
         keep_sum: bool,
     ) -> Result<Option<(Option<Tensor>, Tensor)>> {
+        let (add, add_bias) = (add.map(|add| &add.ys), add.and_then(|add| add.bias.as_ref()));
         let fits = xs.dims().last() == self.weight.dims().first() && add.is_none_or(|add| add.dims() == xs.dims());
-        if !fits || !steps::Norm::takes(xs, &self.weight, [Some(&self.bias), add]) {
+        if !fits || !steps::Norm::takes(xs, &self.weight, [Some(&self.bias), add, add_bias]) {
             return Ok(None);
         }
         let rows = |xs: &Tensor| xs.reshape((1, (), 1, self.weight.dims()[0]));
@@ -84,6 +86,7 @@ impl LayerNorm {
         let step = steps::Norm {
             xs: &rows(xs)?,
             add: add.as_ref(),
+            add_bias,
             weight: &self.weight,
             bias: Some(&self.bias),
             eps: self.eps,

@@ -14,7 +14,8 @@ pub enum Backend {
     Eager,
     /// The fused CPU kernel.
     Cpu,
-    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows.
+    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows. So few
+    /// queries that most of the GPU would have no work, as a decoder's step, go to [`Cuda`](Self::Cuda), unless forced.
     FlashAttn,
     /// The crate's own fused kernels on NVIDIA GPUs: f16, bf16 and f32, any mask, heads of up to 256 numbers. They are
     /// compiled when a shape is first met, which takes about a second.

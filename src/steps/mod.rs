@@ -16,6 +16,8 @@ pub(crate) struct Norm<'a> {
     pub xs: &'a Tensor,
     /// As `xs`: what is normalised is the sum.
     pub add: Option<&'a Tensor>,
+    /// `(size)`: added to each row of the sum.
+    pub add_bias: Option<&'a Tensor>,
     /// `(size)` or `(h, size)`.
     pub weight: &'a Tensor,
     /// As `weight`.
@@ -31,22 +33,30 @@ pub(crate) struct Norm<'a> {
 impl Norm<'_> {
     /// The sum, if it is wanted, and the normalised rows.
     pub(crate) fn run(&self) -> Result<Option<(Option<Tensor>, Tensor)>> {
-        if !Self::takes(self.xs, self.weight, [self.bias, self.add]) {
+        if !Self::takes(self.xs, self.weight, [self.bias, self.add, self.add_bias]) {
             return Ok(None);
         }
         if self.xs.device().is_metal() {
             return self.by_candle().map(Some);
         }
         let [xs, weight] = [together(self.xs)?, self.weight.contiguous()?];
-        let [add, bias] = [self.add, self.bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
-        let (add, bias) = (add?, bias?);
-        let norm = Norm { xs: &xs, add: add.as_ref(), weight: &weight, bias: bias.as_ref(), ..*self };
+        let [add, add_bias, bias] =
+            [self.add, self.add_bias, self.bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
+        let (add, add_bias, bias) = (add?, add_bias?, bias?);
+        let norm = Norm {
+            xs: &xs,
+            add: add.as_ref(),
+            add_bias: add_bias.as_ref(),
+            weight: &weight,
+            bias: bias.as_ref(),
+            ..*self
+        };
         on_cuda::norm(&norm).map(Some)
     }
 
     /// Whether a GPU normalises `xs` in one step: to be asked before anything is copied for it.
-    pub(crate) fn takes(xs: &Tensor, weight: &Tensor, [bias, add]: [Option<&Tensor>; 2]) -> bool {
-        let all = [Some(weight), bias, add];
+    pub(crate) fn takes(xs: &Tensor, weight: &Tensor, [bias, add, add_bias]: [Option<&Tensor>; 3]) -> bool {
+        let all = [Some(weight), bias, add, add_bias];
         takes(xs, &all) || cfg!(feature = "metal") && xs.device().is_metal() && weight.rank() == 1 && may_take(xs, &all)
     }
 
@@ -55,6 +65,8 @@ impl Norm<'_> {
     fn by_candle(&self) -> Result<(Option<Tensor>, Tensor)> {
         let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.contiguous();
         let sum = self.add.map(|add| self.xs + add).transpose()?;
+        let biased = self.add_bias.map(|bias| sum.as_ref().unwrap_or(self.xs).broadcast_add(bias)).transpose()?;
+        let sum = biased.or(sum);
         let xs = sum.as_ref().unwrap_or(self.xs);
         let weight = wide(self.weight)?;
         let weight = if self.offset == 0.0 { weight } else { (weight + f64::from(self.offset))? };
@@ -205,7 +217,17 @@ mod tests {
                 [(false, 0.0, Some(&bias)), (false, 0.0, None), (true, 1.0, None), (true, 0.0, Some(&bias))]
             {
                 for add in [None, Some(&add)] {
-                    let norm = Norm { xs: &xs, add, weight: &weight, bias, eps: 1e-5, rms, offset, keep_sum: true };
+                    let norm = Norm {
+                        xs: &xs,
+                        add,
+                        add_bias: None,
+                        weight: &weight,
+                        bias,
+                        eps: 1e-5,
+                        rms,
+                        offset,
+                        keep_sum: true,
+                    };
                     let (sum, got) = norm.by_candle().unwrap();
                     let sum = sum.unwrap();
                     let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap();
@@ -235,6 +257,7 @@ mod tests {
         let norm = Norm {
             xs: &xs,
             add: None,
+            add_bias: None,
             weight: &weight,
             bias: None,
             eps: 1e-5,

@@ -36,6 +36,10 @@ pub(super) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
     if let Some(add) = norm.add {
         xs.iter_mut().zip(add.flatten_all()?.to_vec1::<f32>()?).for_each(|(x, y)| *x += y);
     }
+    if let Some(bias) = norm.add_bias {
+        let bias = bias.to_vec1::<f32>()?;
+        xs.iter_mut().enumerate().for_each(|(i, x)| *x += bias[i % size]);
+    }
     let weight = norm.weight.flatten_all()?.to_vec1::<f32>()?;
     let bias = norm.bias.map(|bias| bias.flatten_all()?.to_vec1::<f32>()).transpose()?;
     for (r, row) in xs.chunks(size).enumerate() {

@@ -21,6 +21,7 @@ pub(crate) struct Places {
 pub(crate) struct NormParams {
     pub x: u64,
     pub add: u64,
+    pub add_bias: u64,
     pub weight: u64,
     pub bias: u64,
     pub sum: u64,

@@ -43,9 +43,10 @@ fn norm_as<T: Number>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
     let stream = device.cuda_stream();
     let xs = Held::new(norm.xs);
     let weight = Held::new(norm.weight);
-    let [add, bias] = [norm.add, norm.bias].map(|tensor| tensor.map(Held::new));
+    let [add, add_bias, bias] = [norm.add, norm.add_bias, norm.bias].map(|tensor| tensor.map(Held::new));
     let (x_at, _xs) = xs.address::<T>(&stream)?;
     let (add_at, _add) = optional::<T>(add.as_ref(), &stream)?;
+    let (add_bias_at, _add_bias) = optional::<T>(add_bias.as_ref(), &stream)?;
     let (weight_at, _weight) = weight.address::<T>(&stream)?;
     let (bias_at, _bias) = optional::<T>(bias.as_ref(), &stream)?;
     // SAFETY: the kernel writes every number of both.
@@ -55,10 +56,11 @@ fn norm_as<T: Number>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
     let (out_at, out_guard) = out.device_ptr_mut(&stream);
     let (sum_at, sum_guard) = sum.as_mut().map(|sum| sum.device_ptr_mut(&stream)).unzip();
     let places = places(&xs, dims)?;
-    let aligned = aligned::<T>(&[x_at, add_at, weight_at, bias_at], &places.strides, size);
+    let aligned = aligned::<T>(&[x_at, add_at, add_bias_at, weight_at, bias_at], &places.strides, size);
     let params = NormParams {
         x: x_at,
         add: add_at,
+        add_bias: add_bias_at,
         weight: weight_at,
         bias: bias_at,
         sum: sum_at.unwrap_or(0),

@@ -137,7 +137,7 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
     for view in views {
         let [_, _, h, size] = view.dims;
         let (rows, count) = (view.rows(), view.rows() * size);
-        // Added, a sum wanted, a bias, a weight for each head, the mean stays, something added to the weight.
+        // Added, which comes with a bias of its own where a sum is wanted, a sum wanted, a bias, a weight for each head, the mean stays, something added to the weight.
         let kinds = [
             (false, false, true, false, false, 0.0),
             (true, true, true, false, false, 0.0),
@@ -150,15 +150,18 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
             let parameters = if by_head { h * size } else { size };
             let random = &mut emulator.random;
             let xs: Vec<T> = random.numbers(view.room());
-            let [add, weight, bias] = [count, parameters, parameters].map(|count| random.numbers::<T>(count));
+            let [add, add_bias, weight, bias] =
+                [count, size, parameters, parameters].map(|count| random.numbers::<T>(count));
             let sum = memory.hold(&vec![0xffu8; count * size_of::<T>()]);
             let (x, add_at) = (memory.hold(&xs), memory.some(with_add.then(|| add.clone())));
+            let add_bias_at = memory.some(keep_sum.then(|| add_bias.clone()));
             let (weight_at, bias_at) = (memory.hold(&weight), memory.some(with_bias.then(|| bias.clone())));
             let eps = 1e-5;
             let blocks = Rows::blocks_of_rows(rows);
             let got = emulator.run::<T, _>("emulate_norm", blocks, count, &mut memory, |out| NormParams {
                 x: at::<T>(x, view.start),
                 add: add_at,
+                add_bias: add_bias_at,
                 weight: weight_at,
                 bias: bias_at,
                 sum: if keep_sum { sum } else { 0 },
@@ -172,13 +175,14 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 eps,
                 aligned: i32::from(view.aligned::<T>()),
             });
-            let [xs, add, weight, bias] = [&xs, &add, &weight, &bias].map(|numbers| wide(numbers));
+            let [xs, add, add_bias, weight, bias] = [&xs, &add, &add_bias, &weight, &bias].map(|numbers| wide(numbers));
             let (mut sums, mut want) = (Vec::new(), Vec::new());
             for r in 0..rows {
                 let row: Vec<f64> = (0..size)
                     .map(|c| {
                         let add = if with_add { f64::from(add[r * size + c]) } else { 0.0 };
-                        f64::from(xs[view.row(r) + c]) + add
+                        let add_bias = if keep_sum { f64::from(add_bias[c]) } else { 0.0 };
+                        f64::from(xs[view.row(r) + c]) + add + add_bias
                     })
                     .collect();
                 let mean = if rms { 0.0 } else { row.iter().sum::<f64>() / size as f64 };

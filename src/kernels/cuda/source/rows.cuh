@@ -50,6 +50,7 @@ static __device__ __forceinline__ i64 place(const Places& p, i64 row) {
 struct NormParams {
     const element* x;       // (b, s, h, size)
     const element* add;     // packed, or null: what is normalised is the sum
+    const element* add_bias;  // (size), or null: of each row of `add`
     const element* weight;  // (size), or (h, size) by its stride
     const element* bias;    // likewise, or null
     element* sum;           // packed, or null
@@ -70,6 +71,7 @@ static __device__ __forceinline__ void norm_one(const NormParams& p, i64 r, int 
     auto numbers = [&](int c, float (&x)[PER]) {
         load<PER>(from + c, x);
         if (p.add) add_to<PER>(x, p.add + packed + c);
+        if (p.add_bias) add_to<PER>(x, p.add_bias + c);
     };
     float mean = 0, square = 0;
     if (!p.rms) {
