@@ -46,6 +46,7 @@ pub use config::BertConfig;
 pub use cross_encoder::{CrossEncoder, Ranked};
 pub use fill_mask::{Fill, FillMask};
 pub use fingerprint::fingerprint;
+#[cfg(feature = "train")]
 pub(crate) use fingerprint::hex;
 pub use forward::{ForwardOptions, Forwarded};
 #[cfg(feature = "hub")]
