@@ -94,8 +94,9 @@ pub(super) fn waves(
         tables.insert(0, Table { kind, head_dim, dtype, device, rows, waves: waves.clone() });
         let mut of_device = 0;
         tables.retain(|table| {
-            of_device += usize::from(table.device.same_device(waves[0].device()));
-            of_device <= KEPT || !table.device.same_device(waves[0].device())
+            let here = table.device.same_device(waves[0].device());
+            of_device += usize::from(here);
+            !here || of_device <= KEPT
         });
         Ok(waves)
     })

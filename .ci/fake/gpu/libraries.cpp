@@ -2,6 +2,7 @@
 // emulator of its tests.
 
 #include "common.hpp"
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
@@ -19,10 +20,12 @@ int nvrtcDestroyProgram(Program** program) { delete *program; return 0; }
 int nvrtcCompileProgram(Program* program, int count, const char* const* options) {
     gpu::Lock lock(gpu::one);
     static std::map<std::string, std::string> made;
-    static const std::string folder = [] {
+    // Never destroyed: it is still needed when the program ends.
+    static const std::string& folder = *[] {
         char name[] = "/tmp/emulated-gpu-XXXXXX";
         if (!mkdtemp(name)) fail("no folder for kernels");
-        return std::string(name);
+        std::atexit([] { std::filesystem::remove_all(folder); });
+        return new std::string(name);
     }();
     std::string definitions;
     for (int i = 0; i < count; ++i)

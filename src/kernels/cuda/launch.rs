@@ -1,12 +1,10 @@
 //! Kernels launched.
 
-use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut, DeviceRepr};
-use candle_core::{CudaDevice, DType, Tensor};
-use half::{bf16, f16};
+use candle_core::{CudaDevice, Tensor};
 
 use super::compile::{Program, compiled};
-use super::memory::{Held, Uploads, gpu, of_slice, optional};
+use super::memory::{Held, Number, Uploads, aligned, for_number_of, gpu, of_slice, optional};
 use super::queue::{Grid, start};
 use super::{Features, Params, Shape, Variant};
 use crate::error::{Error, Result};
@@ -42,113 +40,7 @@ pub(crate) struct Launch<'a> {
 impl Launch<'_> {
     /// `(b, s_q, h, d_v)`, packed, in the dtype of `q`.
     pub(crate) fn run(self) -> Result<Tensor> {
-        match self.q.dtype() {
-            DType::F32 => self.run_as::<f32>(),
-            DType::F16 => self.run_as::<f16>(),
-            DType::BF16 => self.run_as::<bf16>(),
-            other => Err(Error::dtype("q", other, "f32, f16 or bf16")),
-        }
-    }
-
-    fn run_as<T: CudaDType + DeviceRepr + 'static>(self) -> Result<Tensor> {
-        let device = self.q.device().as_cuda_device()?;
-        let (b, tokens, h, _) = self.q.dims4()?;
-        let dims = (b, tokens, h, self.params.d_v as usize);
-        let heads = b * tokens * h;
-        let work = Work::of(&self, gpu(device)?)?;
-        let stream = device.cuda_stream();
-        let mut numbers = Uploads::default();
-        let offsets = [
-            numbers.add(self.slopes.map(|slopes| slopes.into_iter().map(|slope| slope.to_bits() as i32).collect())),
-            numbers.add(self.lengths),
-            numbers.add(self.padding),
-            numbers.add(self.query_ends),
-            numbers.add(self.starts),
-            numbers.add(self.rows),
-        ];
-        let numbers = numbers.upload(device)?;
-        let (base, _numbers) = match &numbers {
-            Some(numbers) => {
-                let (base, guard) = numbers.device_ptr(&stream);
-                (base, Some(guard))
-            }
-            None => (0, None),
-        };
-        let [slopes, lengths, padding, query_ends, starts, rows] =
-            offsets.map(|offset| offset.map_or(0, |offset| base + 4 * offset as u64));
-
-        // The guards hold the memory until the launch is queued.
-        let [q, k, v] = [self.q, self.k, self.v].map(Held::new);
-        let [bias, keep, sinks] = [self.bias, self.keep, self.sinks].map(|tensor| tensor.map(Held::new));
-        let segments = self.segments.map(|segments| segments.each_ref().map(Held::new));
-        let (q_at, _q) = q.address::<T>(&stream)?;
-        let (k_at, _k) = k.address::<T>(&stream)?;
-        let (v_at, _v) = v.address::<T>(&stream)?;
-        let (bias_at, _bias) = optional::<f32>(bias.as_ref(), &stream)?;
-        let (keep_at, _keep) = optional::<u8>(keep.as_ref(), &stream)?;
-        let (sinks_at, _sinks) = optional::<f32>(sinks.as_ref(), &stream)?;
-        let [queries, keys] = [0, 1].map(|i| segments.as_ref().map(|segments| &segments[i]));
-        let (queries_at, _queries) = optional::<i64>(queries, &stream)?;
-        let (keys_at, _keys) = optional::<i64>(keys, &stream)?;
-
-        let mut partials = match work.splits {
-            1 => None,
-            // SAFETY: the kernels write every number that they read of it.
-            splits => Some(unsafe { device.alloc::<f32>(heads * splits * (self.params.d_v as usize + 2))? }),
-        };
-        let (partials_at, partials_guard) = match &mut partials {
-            Some(partials) => {
-                let (at, guard) = partials.device_ptr_mut(&stream);
-                (at, Some(guard))
-            }
-            None => (0, None),
-        };
-        // SAFETY: the kernel writes every number of it.
-        let mut out = unsafe { device.alloc::<T>(heads * self.params.d_v as usize)? };
-        let (out_at, out_guard) = out.device_ptr_mut(&stream);
-        let per_read = 16 / size_of::<T>();
-        let whole = |held: &Held, at: u64, d: i32| {
-            let strides = held.strides::<4>();
-            at.is_multiple_of(16)
-                && (d as usize).is_multiple_of(per_read)
-                && strides[..3].iter().all(|stride| (*stride as usize).is_multiple_of(per_read))
-        };
-        let aligned =
-            whole(&q, q_at, self.params.d) && whole(&k, k_at, self.params.d) && whole(&v, v_at, self.params.d_v);
-        let first_three = |held: &Held| {
-            let [b, s, h, _] = held.strides::<4>();
-            [b, s, h]
-        };
-        let four = |held: &Option<Held>| held.as_ref().map_or([0; 4], Held::strides);
-        let params = Params {
-            q: q_at,
-            k: k_at,
-            v: v_at,
-            out: out_at,
-            sinks: sinks_at,
-            slopes,
-            bias: bias_at,
-            keep: keep_at,
-            query_segments: queries_at,
-            key_segments: keys_at,
-            lengths,
-            padding,
-            query_ends,
-            starts,
-            rows,
-            partials: partials_at,
-            splits: work.splits as i32,
-            q_strides: first_three(&q),
-            k_strides: first_three(&k),
-            v_strides: first_three(&v),
-            bias_strides: four(&bias),
-            keep_strides: four(&keep),
-            aligned: i32::from(aligned),
-            ..self.params
-        };
-        work.start(device, &params, heads)?;
-        drop((out_guard, partials_guard));
-        Ok(of_slice(out, device, dims))
+        for_number_of!(self.q, run_as(self))
     }
 
     fn features(&self) -> Features {
@@ -161,6 +53,101 @@ impl Launch<'_> {
         ];
         Features(features.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum())
     }
+}
+
+fn run_as<T: Number>(launch: Launch) -> Result<Tensor> {
+    let device = launch.q.device().as_cuda_device()?;
+    let (b, tokens, h, _) = launch.q.dims4()?;
+    let dims = (b, tokens, h, launch.params.d_v as usize);
+    let heads = b * tokens * h;
+    let work = Work::of(&launch, gpu(device)?)?;
+    let stream = device.cuda_stream();
+    let mut numbers = Uploads::default();
+    let offsets = [
+        numbers.add(launch.slopes.map(|slopes| slopes.into_iter().map(|slope| slope.to_bits() as i32).collect())),
+        numbers.add(launch.lengths),
+        numbers.add(launch.padding),
+        numbers.add(launch.query_ends),
+        numbers.add(launch.starts),
+        numbers.add(launch.rows),
+    ];
+    let numbers = numbers.upload(device)?;
+    let (base, _numbers) = match &numbers {
+        Some(numbers) => {
+            let (base, guard) = numbers.device_ptr(&stream);
+            (base, Some(guard))
+        }
+        None => (0, None),
+    };
+    let [slopes, lengths, padding, query_ends, starts, rows] =
+        offsets.map(|offset| offset.map_or(0, |offset| base + 4 * offset as u64));
+
+    // The guards hold the memory until the launch is queued.
+    let [q, k, v] = [launch.q, launch.k, launch.v].map(Held::new);
+    let [bias, keep, sinks] = [launch.bias, launch.keep, launch.sinks].map(|tensor| tensor.map(Held::new));
+    let segments = launch.segments.map(|segments| segments.each_ref().map(Held::new));
+    let (q_at, _q) = q.address::<T>(&stream)?;
+    let (k_at, _k) = k.address::<T>(&stream)?;
+    let (v_at, _v) = v.address::<T>(&stream)?;
+    let (bias_at, _bias) = optional::<f32>(bias.as_ref(), &stream)?;
+    let (keep_at, _keep) = optional::<u8>(keep.as_ref(), &stream)?;
+    let (sinks_at, _sinks) = optional::<f32>(sinks.as_ref(), &stream)?;
+    let [queries, keys] = [0, 1].map(|i| segments.as_ref().map(|segments| &segments[i]));
+    let (queries_at, _queries) = optional::<i64>(queries, &stream)?;
+    let (keys_at, _keys) = optional::<i64>(keys, &stream)?;
+
+    let mut partials = match work.splits {
+        1 => None,
+        // SAFETY: the kernels write every number that they read of it.
+        splits => Some(unsafe { device.alloc::<f32>(heads * splits * (launch.params.d_v as usize + 2))? }),
+    };
+    let (partials_at, partials_guard) = match &mut partials {
+        Some(partials) => {
+            let (at, guard) = partials.device_ptr_mut(&stream);
+            (at, Some(guard))
+        }
+        None => (0, None),
+    };
+    // SAFETY: the kernel writes every number of it.
+    let mut out = unsafe { device.alloc::<T>(heads * launch.params.d_v as usize)? };
+    let (out_at, out_guard) = out.device_ptr_mut(&stream);
+    let first_three = |held: &Held| {
+        let [b, s, h, _] = held.strides::<4>();
+        [b, s, h]
+    };
+    let (q_strides, k_strides, v_strides) = (first_three(&q), first_three(&k), first_three(&v));
+    let aligned = aligned::<T>(&[q_at, k_at], &[q_strides, k_strides].concat(), launch.params.d as usize)
+        && aligned::<T>(&[v_at], &v_strides, launch.params.d_v as usize);
+    let four = |held: &Option<Held>| held.as_ref().map_or([0; 4], Held::strides);
+    let params = Params {
+        q: q_at,
+        k: k_at,
+        v: v_at,
+        out: out_at,
+        sinks: sinks_at,
+        slopes,
+        bias: bias_at,
+        keep: keep_at,
+        query_segments: queries_at,
+        key_segments: keys_at,
+        lengths,
+        padding,
+        query_ends,
+        starts,
+        rows,
+        partials: partials_at,
+        splits: work.splits as i32,
+        q_strides,
+        k_strides,
+        v_strides,
+        bias_strides: four(&bias),
+        keep_strides: four(&keep),
+        aligned: i32::from(aligned),
+        ..launch.params
+    };
+    work.start(device, &params, heads)?;
+    drop((out_guard, partials_guard));
+    Ok(of_slice(out, device, dims))
 }
 
 /// The kernels of a call, and how they are spread over the GPU.

@@ -9,10 +9,37 @@ use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute as Attri
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, SyncOnDrop};
 use candle_core::cuda_backend::{CudaDType, DeviceId, WrapErr};
 use candle_core::op::BackpropOp;
-use candle_core::{CudaDevice, CudaStorage, Layout, Shape, Storage, StorageRef, Tensor};
+use candle_core::{CudaDevice, CudaStorage, Layout, Shape, Storage, StorageRef, Tensor, WithDType};
+use half::{bf16, f16};
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+
+/// A type of numbers that the kernels know.
+pub(super) trait Number: CudaDType + DeviceRepr + WithDType {}
+impl Number for f32 {}
+impl Number for f16 {}
+impl Number for bf16 {}
+
+/// Calls a function that is generic over a [`Number`] for the one that a tensor has.
+macro_rules! for_number_of {
+    ($tensor:expr, $function:ident($($argument:expr),*)) => {
+        match $tensor.dtype() {
+            candle_core::DType::F32 => $function::<f32>($($argument),*),
+            candle_core::DType::F16 => $function::<half::f16>($($argument),*),
+            candle_core::DType::BF16 => $function::<half::bf16>($($argument),*),
+            other => Err(crate::error::Error::dtype("a tensor", other, "f32, f16 or bf16")),
+        }
+    };
+}
+pub(super) use for_number_of;
+
+/// Whether rows of `size` numbers at these addresses, some 0, and so many numbers apart can be read 16 bytes at a time.
+pub(super) fn aligned<T: Number>(addresses: &[u64], strides: &[i64], size: usize) -> bool {
+    let per_read = 16 / size_of::<T>();
+    let whole = |stride: &i64| stride.unsigned_abs().is_multiple_of(per_read as u64);
+    addresses.iter().all(|at| at.is_multiple_of(16)) && strides.iter().all(whole) && size.is_multiple_of(per_read)
+}
 
 /// A tensor's memory, locked for reading.
 pub(super) struct Held<'a> {

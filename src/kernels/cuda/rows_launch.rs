@@ -1,22 +1,14 @@
 //! What lies between products, over tensors on one NVIDIA GPU.
 
-use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{DevicePtrMut, DeviceRepr};
-use candle_core::{CudaDevice, DType, Tensor, WithDType};
-use half::{bf16, f16};
+use candle_core::{CudaDevice, DType, Tensor};
 
 use super::compile::{Program, compiled};
-use super::memory::{Held, gpu, of_slice, optional};
+use super::memory::{Held, Number, aligned, for_number_of, gpu, of_slice, optional};
 use super::queue::{Grid, start};
 use super::rows::{ActivateParams, NormParams, Places, RotateParams, Rows};
 use crate::error::{Error, Result};
 use crate::steps::{Activated, Norm};
-
-/// A type of numbers that the kernels know.
-trait Number: CudaDType + DeviceRepr + WithDType {}
-impl Number for f32 {}
-impl Number for f16 {}
-impl Number for bf16 {}
 
 // SAFETY: plain numbers, as the structs of the same fields in `source/rows.cuh`; likewise the others.
 unsafe impl DeviceRepr for NormParams {}
@@ -28,12 +20,7 @@ unsafe impl DeviceRepr for RotateParams {}
 /// The sum, if it is wanted, and the normalised rows, packed. Rows are not empty, the numbers of one lie together; all else
 /// is contiguous.
 pub(crate) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
-    match norm.xs.dtype() {
-        DType::F32 => norm_as::<f32>(norm),
-        DType::F16 => norm_as::<f16>(norm),
-        DType::BF16 => norm_as::<bf16>(norm),
-        other => Err(unknown(other)),
-    }
+    for_number_of!(norm.xs, norm_as(norm))
 }
 
 fn norm_as<T: Number>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
@@ -83,12 +70,7 @@ fn norm_as<T: Number>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
 /// The activated numbers `(rows, size)`, packed. They are not empty and less than 2^31; those of a row lie together, biases are
 /// contiguous.
 pub(crate) fn activated(step: &Activated) -> Result<Tensor> {
-    match step.xs.dtype() {
-        DType::F32 => activated_as::<f32>(step),
-        DType::F16 => activated_as::<f16>(step),
-        DType::BF16 => activated_as::<bf16>(step),
-        other => Err(unknown(other)),
-    }
+    for_number_of!(step.xs, activated_as(step))
 }
 
 fn activated_as<T: Number>(step: &Activated) -> Result<Tensor> {
@@ -130,12 +112,7 @@ fn activated_as<T: Number>(step: &Activated) -> Result<Tensor> {
 /// Numbers `(b, s, h, d)`, those of a head together, not empty, of which the first `2 · pairs` of each head are turned by
 /// angles whose cosines and sines are `(b or 1, s, 1, pairs)`, contiguous, of the same dtype: f32, f16 or bf16.
 pub(crate) fn rotate(xs: &Tensor, angles: [&Tensor; 2], interleaved: bool) -> Result<Tensor> {
-    match xs.dtype() {
-        DType::F32 => rotate_as::<f32>(xs, angles, interleaved),
-        DType::F16 => rotate_as::<f16>(xs, angles, interleaved),
-        DType::BF16 => rotate_as::<bf16>(xs, angles, interleaved),
-        other => Err(unknown(other)),
-    }
+    for_number_of!(xs, rotate_as(xs, angles, interleaved))
 }
 
 fn rotate_as<T: Number>(xs: &Tensor, angles: [&Tensor; 2], interleaved: bool) -> Result<Tensor> {
@@ -187,18 +164,7 @@ fn places(xs: &Held, (_, s, h, _): (usize, usize, usize, usize)) -> Result<Place
     Ok(Places { strides: [b_stride, s_stride, h_stride], s: count("tokens", s)?, h: count("heads", h)? })
 }
 
-/// Whether rows of `size` numbers at these addresses, some 0, and so many numbers apart can be read 16 bytes at a time.
-fn aligned<T: Number>(addresses: &[u64], strides: &[i64], size: usize) -> bool {
-    let per = Rows(T::DTYPE).per_read();
-    let whole = |stride: &i64| stride.unsigned_abs().is_multiple_of(per as u64);
-    addresses.iter().all(|at| at.is_multiple_of(16)) && strides.iter().all(whole) && size.is_multiple_of(per)
-}
-
 /// Kernels count in 32 bits.
 fn count(what: &str, count: usize) -> Result<i32> {
     i32::try_from(count).map_err(|_| Error::value(format!("the number of {what}"), count, "less than 2^31"))
-}
-
-fn unknown(dtype: DType) -> Error {
-    Error::dtype("a tensor", dtype, "f32, f16 or bf16")
 }
