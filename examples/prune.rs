@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_attention::encoder::{ImportanceBy, SentenceEncoder, write_pruned};
-use candle_attention::heads::{HeadImportance, RankedHead};
+use candle_attention::pruning::{HeadImportance, RankedHead};
 use candle_core::{DType, Tensor};
 use clap::{Parser, ValueEnum};
 use plotters::prelude::SeriesLabelPosition;

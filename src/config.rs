@@ -1,6 +1,6 @@
 use crate::error::{Error, Result};
+use crate::macros::setters;
 use crate::position::{Disentangled, Position};
-use crate::setters::setters;
 
 /// How a query is compared with a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

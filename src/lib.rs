@@ -1,38 +1,33 @@
 #![doc = include_str!("../README.md")]
 
 mod attention;
-mod cache;
 pub mod checkpoint;
 mod config;
 #[cfg(feature = "encoder")]
 pub mod encoder;
 mod error;
-mod gpu;
-pub mod heads;
+mod families;
+mod io;
 mod kernels;
+mod macros;
 mod mask;
-mod part;
+mod ops;
 pub mod position;
-mod projection;
-mod ragged;
+pub mod pruning;
 pub mod sdpa;
 #[cfg(feature = "encoder")]
 pub mod search;
-mod select;
-mod setters;
-mod slice;
-mod spread;
-mod steps;
+mod tensor;
 #[cfg(feature = "train")]
 pub mod train;
 #[cfg(feature = "visualize")]
 pub mod visualize;
+pub mod weights;
 
+pub use attention::kv_cache::KvCache;
 pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed, TopKeys};
-pub use cache::KvCache;
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};
-pub use mask::AttentionMask;
+pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;
-pub use ragged::PaddedIds;
 pub use sdpa::{Attended, Backend, Plan};

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use arbitrary::{Result, Unstructured};
-use candle_attention::checkpoint::{AttentionWeights, Checkpoint, LayerInfo, ModelAttention, detect, write_layers};
+use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelAttention, detect, write_layers};
+use candle_attention::weights::AttentionWeights;
 use candle_attention::{AttentionInputs, AttentionOptions, KvCache, MultiHeadAttention, Position};
 use candle_attention_fuzz::{Folder, config, entries, header, safetensors, says, template};
 use candle_core::{DType, Device, Tensor};

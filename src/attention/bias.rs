@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use candle_core::Tensor;
 
-use super::{AttentionInputs, MultiHeadAttention};
+use crate::attention::{AttentionInputs, MultiHeadAttention};
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::position::{Position, RelativeBuckets};
@@ -12,7 +12,7 @@ use crate::position::{Position, RelativeBuckets};
 impl MultiHeadAttention {
     /// The mask of a call of `s_q` queries over `s_kv` keys with what positions add to the scores. `starts`: the key at which query 0 of
     /// each row stands, if the last query does not stand at the last key.
-    pub(super) fn positioned<'a>(
+    pub(crate) fn positioned<'a>(
         &self,
         inputs: &AttentionInputs<'a>,
         s_q: usize,
@@ -46,7 +46,7 @@ impl MultiHeadAttention {
 }
 
 /// `(rows, h, s_q, s_kv)` of a table `(num_buckets, h)`. `starts`: the key at which query 0 stands.
-pub(super) fn relative_bias(
+pub(crate) fn relative_bias(
     relative: &RelativeBuckets,
     table: &Tensor,
     starts: &[i64],

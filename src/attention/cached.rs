@@ -1,14 +1,15 @@
 //! Calls that go on where the last one ended.
 
-use super::transform::Places;
-use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
-use crate::cache::{Held, Kind, KvCache};
+use crate::attention::kv_cache::{Held, Kind, KvCache};
+use crate::attention::transform::Places;
+use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
+use crate::ops::accumulate_in;
 use crate::position::Position;
-use crate::projection::accumulate_in;
-use crate::sdpa::{self, Attended, Plan};
+use crate::sdpa;
+use crate::sdpa::{Attended, Plan};
 
 impl MultiHeadAttention {
     /// As [`attend_with`](Self::attend_with) for the next tokens of a sequence: `inputs` are the new ones, their keys and

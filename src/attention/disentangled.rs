@@ -4,18 +4,18 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{D, Tensor};
 
-use super::MultiHeadAttention;
-use super::transform::normalise;
-use crate::checkpoint::DisentangledWeights;
+use crate::attention::MultiHeadAttention;
+use crate::attention::transform::normalise;
 use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm};
 use crate::error::{Error, Result};
+use crate::ops::{Dense, Qkv, accumulate_in};
 use crate::position::{Disentangled, Position};
-use crate::projection::{Dense, Qkv, accumulate_in};
-use crate::sdpa::same_dtype_and_device;
+use crate::tensor::same_dtype_and_device;
+use crate::weights::DisentangledWeights;
 
 /// The embeddings of distances and what they are projected by.
 #[derive(Debug, Clone)]
-pub(super) struct DistanceEmbeddings {
+pub(crate) struct DistanceEmbeddings {
     weights: DisentangledWeights,
     key: Option<Dense>,
     query: Option<Dense>,
@@ -122,7 +122,7 @@ impl DistanceEmbeddings {
 impl MultiHeadAttention {
     /// What distances add to the scores of q `(b, s_q, h, d)` and k `(b, s_kv, h, d)`: `(b, h, s_q, s_kv)`. The last query
     /// stands at the last key.
-    pub(super) fn distance_scores(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
+    pub(crate) fn distance_scores(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
         let (Position::Disentangled(asked), Some(distances)) = (&self.config.position, &self.distances) else {
             return Ok(None);
         };

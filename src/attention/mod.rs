@@ -1,31 +1,31 @@
 mod bias;
+mod build;
 mod cached;
 mod disentangled;
-mod fresh;
-mod inputs;
+mod init;
+pub(crate) mod kv_cache;
 mod observe;
+mod options;
 pub(crate) mod ragged;
-mod ragged_tensors;
-mod row_positions;
-pub(crate) mod shared_positions;
 mod transform;
-mod weights;
 
 use std::borrow::Cow;
 
 use candle_core::{DType, Module, Tensor};
 
-use crate::checkpoint::{AttentionWeights, NormWeights, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
+use crate::ops::{Dense, Qkv, accumulate_in};
 use crate::position::Position;
-use crate::projection::{Dense, Qkv, accumulate_in};
-use crate::sdpa::{self, Attended, Call, Place, Plan, SdpaOptions};
+use crate::sdpa;
+use crate::sdpa::{Attended, Call, Place, Plan, SdpaOptions};
+use crate::weights::{AttentionWeights, NormWeights};
 use disentangled::DistanceEmbeddings;
-pub use inputs::{AttentionInputs, AttentionOptions};
 pub use observe::{Observe, Observed, TopKeys};
+pub use options::{AttentionInputs, AttentionOptions};
 use transform::Places;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
@@ -311,7 +311,7 @@ impl MultiHeadAttention {
             if !mask.dtype().is_float() {
                 return Err(Error::dtype("head_mask", mask.dtype(), "a floating dtype"));
             }
-            sdpa::same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
+            crate::tensor::same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
         }
         let sizes = [self.config.query_size(), self.config.key_size(), self.config.value_size()];
         let named = [("query", query, sizes[0]), ("key", key, sizes[1]), ("value", value, sizes[2])];
@@ -320,7 +320,7 @@ impl MultiHeadAttention {
                 let s = if name == "query" { "s_q" } else { "s_kv" };
                 return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
             }
-            sdpa::same_dtype_and_device(name, tensor, self.qkv.weight())?;
+            crate::tensor::same_dtype_and_device(name, tensor, self.qkv.weight())?;
         }
         let (b, s_kv) = (query.dims()[0], key.dims()[1]);
         for (name, tensor, size) in [("key", key, sizes[1]), ("value", value, sizes[2])] {

@@ -4,13 +4,14 @@ use std::borrow::Cow;
 
 use candle_core::{D, DType, Device, Tensor};
 
-use super::{AttentionInputs, AttentionOptions, MultiHeadAttention};
+use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
+use crate::macros::setters;
 use crate::mask::check::CallShape;
-use crate::projection::accumulate_in;
-use crate::sdpa::{self, Backend, SdpaOptions};
-use crate::select;
-use crate::setters::setters;
+use crate::ops::accumulate_in;
+use crate::sdpa;
+use crate::sdpa::{Backend, SdpaOptions};
+use crate::tensor::select;
 
 /// Weights that are alive at a time: what bounds the memory of summaries.
 const BLOCK: usize = 1 << 21;
@@ -150,7 +151,7 @@ impl MultiHeadAttention {
         let all = what.heads.is_none();
         let select = |t: &Tensor, dim: usize, group: usize| match all {
             true => Ok(t.clone()),
-            false => select::select(t, &heads.iter().map(|head| head / group).collect::<Vec<_>>(), dim),
+            false => select(t, &heads.iter().map(|head| head / group).collect::<Vec<_>>(), dim),
         };
         let group = h / self.config.num_key_value_heads();
         let (q, k) = (select(&compared.q, 2, 1)?, select(&compared.k, 2, group)?);

@@ -2,17 +2,16 @@
 
 use candle_core::{D, DType, Tensor};
 
-use super::MultiHeadAttention;
-use super::shared_positions::SharedPositions;
-use crate::checkpoint::NormWeights;
+use crate::attention::MultiHeadAttention;
+use crate::attention::ragged::shared_positions::SharedPositions;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::{Error, Result};
 use crate::position::{Position, Rotary, rotate};
-use crate::steps;
+use crate::weights::NormWeights;
 
 /// Where the tokens of a call stand.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Places<'a> {
+pub(crate) struct Places<'a> {
     /// The position of the first token, of all rows or of each.
     pub starts: &'a [usize],
     /// Rows and columns, if the tokens are patches of an image.
@@ -30,13 +29,13 @@ impl Default for Places<'_> {
 
 impl MultiHeadAttention {
     /// Whether queries, keys and values go into attention as they are projected.
-    pub(super) fn is_untransformed(&self) -> bool {
+    pub(crate) fn is_untransformed(&self) -> bool {
         let rotated = matches!(self.config.position, Position::Rotary(_) | Position::RotaryGrid(_));
         self.qk_norm.is_none() && self.config.clip_qkv.is_none() && !rotated
     }
 
     /// Queries, keys and values by head, `(b, s, h, d)`, as attention compares them.
-    pub(super) fn transform(&self, [q, k, v]: [Tensor; 3], places: Places) -> Result<[Tensor; 3]> {
+    pub(crate) fn transform(&self, [q, k, v]: [Tensor; 3], places: Places) -> Result<[Tensor; 3]> {
         let (q, k, v) =
             (self.normalised(&self.limited(q)?, 0)?, self.normalised(&self.limited(k)?, 1)?, self.limited(v)?);
         let (s_q, s_kv) = (q.dim(1)?, k.dim(1)?);
@@ -67,7 +66,7 @@ impl MultiHeadAttention {
     }
 
     /// [`transform`](Self::transform) of queries alone, of a layer without positions.
-    pub(super) fn transform_queries(&self, q: Tensor) -> Result<Tensor> {
+    pub(crate) fn transform_queries(&self, q: Tensor) -> Result<Tensor> {
         self.normalised(&self.limited(q)?, 0)
     }
 
@@ -92,7 +91,7 @@ impl MultiHeadAttention {
 }
 
 /// The shape that a parameter of a norm has to have, which may be one a head.
-pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
+pub(crate) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
     match (over, parameter.rank()) {
         (NormOver::AllHeads, _) => vec![h * d],
         (NormOver::Head, 2) => vec![h, d],
@@ -101,7 +100,7 @@ pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize)
 }
 
 /// xs `(b, s, h, d)`.
-pub(super) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
+pub(crate) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
     // candle's kernels for NVIDIA GPUs cannot sum over nothing.
     if xs.elem_count() == 0 {
@@ -111,7 +110,7 @@ pub(super) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Re
         NormOver::Head => xs.clone(),
         NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
     };
-    let step = steps::Norm {
+    let step = crate::ops::Norm {
         xs: &xs,
         add: None,
         add_bias: None,
@@ -149,8 +148,8 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+    use crate::ops::on_cuda::pretend;
     use crate::position::RotaryStyle;
-    use crate::steps::on_cuda::pretend;
 
     fn worst(got: &Tensor, want: &Tensor) -> f32 {
         let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();

@@ -12,10 +12,10 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Vi
 use crate::error::{Error, Result};
 
 /// The most bytes of a header or an index that are read; safetensors has the same limit.
-pub(super) const MOST: u64 = 100_000_000;
+pub(crate) const MOST: u64 = 100_000_000;
 
 /// A JSON object of names in which none may come twice: most readers would take the last one.
-pub(super) struct Unique<V>(pub BTreeMap<String, V>);
+pub(crate) struct Unique<V>(pub BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -54,7 +54,7 @@ struct Header {
 }
 
 /// Checks what a header says about each of its tensors. What concerns the file as a whole is left to safetensors.
-pub(super) fn check(path: &Path) -> Result<()> {
+pub(crate) fn check(path: &Path) -> Result<()> {
     let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
     let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
     let mut size = [0; 8];

@@ -1,18 +1,20 @@
 use candle_core::{DType, Device};
 use serde_json::Value;
 
-use super::family::{Held, Layer};
-use super::layout::{NORMS, detect};
-use super::read::{AttentionWeights, infer_config};
-use super::source::{WeightSource, join};
-use super::tables::{EMBEDDINGS, RELATIVE, TABLE_BESIDE, read_embeddings};
-use super::{Checkpoint, Layout};
 use crate::attention::MultiHeadAttention;
+use crate::checkpoint::detect::{NORMS, detect};
+use crate::checkpoint::position_weights::{EMBEDDINGS, RELATIVE, TABLE_BESIDE, read_embeddings};
+use crate::checkpoint::read::infer_config;
+use crate::checkpoint::source::{WeightSource, join};
+use crate::checkpoint::{Checkpoint, Layout};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
+use crate::families::{Held, Layer};
+use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::position::Position;
-use crate::select::unpruned;
+use crate::tensor::unpruned;
+use crate::weights::AttentionWeights;
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -149,7 +151,7 @@ const MOST_BIASES: usize = 1 << 24;
 
 /// The weights of the layer at `prefix`, to which `source` points, with the tables that layers share from where the
 /// family keeps them below `root`.
-pub(super) fn read<S: WeightSource>(
+pub(crate) fn read<S: WeightSource>(
     HfAttentionConfig { config, pruned_heads: pruned, .. }: &HfAttentionConfig,
     prefix: &str,
     source: &S,
@@ -223,24 +225,6 @@ fn heads(layer: &Layer) -> Result<usize> {
         }
     }
     Err(Error::config("num_attention_heads", "absent", format!("one of {}", HEADS.join(", "))))
-}
-
-/// As [`number`]; a whole number may be written as a float.
-pub(super) fn optional(section: &Value, key: &str) -> Result<Option<usize>> {
-    match section.get(key).and_then(Value::as_f64) {
-        Some(n) if n >= 1.0 && n.fract() == 0.0 => Ok(Some(n as usize)),
-        _ => number(section, key),
-    }
-}
-
-pub(super) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
-    match section.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
-            Some(n) => Ok(Some(n)),
-            None => Err(Error::value(format!("config key `{key}`"), value, "a whole number")),
-        },
-    }
 }
 
 fn not_applied(section: &Value) -> Vec<(String, &'static str)> {

@@ -7,13 +7,13 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 
-use super::dry::Shapes;
-use super::hf_config::{HfAttentionConfig, config_from_json, read};
-use super::layout::detect;
-use super::open::Checkpoint;
-use super::source::{WeightSource, join};
-use super::table::LAYOUTS;
+use crate::checkpoint::detect::detect;
+use crate::checkpoint::hf_config::{HfAttentionConfig, config_from_json, read};
+use crate::checkpoint::open::Checkpoint;
+use crate::checkpoint::shape_only::Shapes;
+use crate::checkpoint::source::{WeightSource, join};
 use crate::error::Result;
+use crate::families::layouts::LAYOUTS;
 
 /// An attention layer of a checkpoint.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -21,7 +21,7 @@ use crate::error::Result;
 pub struct LayerInfo {
     /// The prefix of its tensors.
     pub prefix: String,
-    /// The name of its [`Layout`](super::Layout).
+    /// The name of its [`Layout`](crate::checkpoint::Layout).
     pub layout: &'static str,
     /// The families that publish this layout.
     pub families: &'static str,

@@ -2,23 +2,14 @@
 
 use candle_core::Tensor;
 
-use super::layout::NORMS;
-use super::source::WeightSource;
+use crate::checkpoint::detect::NORMS;
+use crate::checkpoint::source::WeightSource;
 use crate::config::{AttentionConfig, NormOver};
 use crate::error::{Error, Result};
-
-/// The parameters of a norm of queries or keys: `(d)`, the same for every head; `(heads, d)`, one for each; or
-/// `(heads · d)`, over all heads.
-#[derive(Debug, Clone)]
-pub struct NormWeights {
-    /// The factors.
-    pub weight: Tensor,
-    /// What is added after them.
-    pub bias: Option<Tensor>,
-}
+use crate::weights::NormWeights;
 
 /// Reads the norms if there are any; the configuration has to say of what kind they are.
-pub(super) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
+pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
     let there = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
     let found = NORMS.iter().find(|names| names.iter().any(|name| there(name)));
     let norm = match (&config.qk_norm, found) {

@@ -7,8 +7,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use safetensors::tensor::TensorView;
 
-use super::header::{self, Unique};
-use super::source::{WeightSource, join, missing, wrong_shape};
+use crate::checkpoint::header;
+use crate::checkpoint::header::Unique;
+use crate::checkpoint::source::{WeightSource, join, missing, wrong_shape};
 use crate::error::{Error, Result};
 
 const SINGLE: &str = "model.safetensors";
@@ -150,17 +151,17 @@ impl Checkpoint {
         Ok(map)
     }
 
-    pub(super) fn first_shard(&self) -> &Path {
+    pub(crate) fn first_shard(&self) -> &Path {
         self.inner.shards.first().map_or(&self.inner.path, |(path, _)| path)
     }
 
     /// The shape and dtype of a tensor.
-    pub(super) fn header(&self, name: &str) -> Result<(Vec<usize>, String)> {
+    pub(crate) fn header(&self, name: &str) -> Result<(Vec<usize>, String)> {
         let view = self.view(name)?;
         Ok((view.shape().to_vec(), format!("{:?}", view.dtype())))
     }
 
-    pub(super) fn view(&self, name: &str) -> Result<TensorView<'_>> {
+    pub(crate) fn view(&self, name: &str) -> Result<TensorView<'_>> {
         let &shard = self.inner.tensors.get(name).ok_or_else(|| missing(name.to_string()))?;
         let (path, shard) = &self.inner.shards[shard];
         shard.get(name).map_err(|e| Error::file(path, e))
@@ -239,7 +240,7 @@ impl WeightSource for CheckpointSource {
 
 impl CheckpointSource {
     /// A tensor that must have this shape and be one of floats.
-    pub(super) fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+    pub(crate) fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
         use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
         let view = self.checkpoint.view(&name)?;

@@ -1,91 +1,14 @@
 use candle_core::Tensor;
 
-use super::layout::{BIAS_KV, SCORE, SINKS, detect};
-use super::names::{DenseNames, FusedOrder, Layout, QkvNames, Stored};
-use super::norms::{NormWeights, read_norms};
-use super::source::{WeightSource, wrong_shape};
-use super::tables::{read_disentangled, read_table};
+use crate::checkpoint::detect::{BIAS_KV, SCORE, SINKS, detect};
+use crate::checkpoint::norms::read_norms;
+use crate::checkpoint::position_weights::{read_disentangled, read_table};
+use crate::checkpoint::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
+use crate::families::layout::{DenseNames, Layout, QkvNames, Stored};
 use crate::position::Position;
-
-/// A projection as plain tensors.
-#[derive(Debug, Clone)]
-pub struct DenseWeights {
-    /// `(out, in)`.
-    pub weight: Tensor,
-    /// `(out)`.
-    pub bias: Option<Tensor>,
-}
-
-/// The input projections as plain tensors.
-#[derive(Debug, Clone)]
-pub enum QkvWeights {
-    /// Query, key, value.
-    Split(Box<[DenseWeights; 3]>),
-    /// The rows of query, key and value in one.
-    Packed(DenseWeights),
-    /// In one, in another order of rows.
-    Ordered(DenseWeights, FusedOrder),
-    /// One weight in another order of rows, and biases of query, key and value in their own.
-    OrderedSplitBias {
-        /// The rows of query, key and value.
-        weight: Tensor,
-        /// Those of query, key and value.
-        biases: [Option<Tensor>; 3],
-        /// The order of the rows.
-        order: FusedOrder,
-    },
-}
-
-impl QkvWeights {
-    pub(crate) fn tracks_gradient(&self) -> bool {
-        let dense = |dense: &DenseWeights| dense.weight.track_op() || dense.bias.iter().any(Tensor::track_op);
-        match self {
-            Self::Split(parts) => parts.iter().any(dense),
-            Self::Packed(all) | Self::Ordered(all, _) => dense(all),
-            Self::OrderedSplitBias { weight, biases, .. } => {
-                weight.track_op() || biases.iter().flatten().any(Tensor::track_op)
-            }
-        }
-    }
-}
-
-/// What disentangled attention needs beside queries and keys ([`Disentangled`](crate::position::Disentangled)).
-#[derive(Debug, Clone)]
-pub struct DisentangledWeights {
-    /// The embeddings of distances, `(embeddings, hidden_size)`; `None` only until they are found where layers share them.
-    pub embeddings: Option<Tensor>,
-    /// Their norm, `(hidden_size)`.
-    pub norm: Option<NormWeights>,
-    /// Their projection to keys (`c2p`), `(h · d, hidden_size)`, if it is not the layer's own.
-    pub key: Option<DenseWeights>,
-    /// Their projection to queries (`p2c`), `(h · d, hidden_size)`, if it is not the layer's own.
-    pub query: Option<DenseWeights>,
-}
-
-/// All weights of one attention layer, whatever layout they came from.
-///
-/// A tensor that is a variable stays connected to it: what is here is a view, so a layer made of these learns.
-#[derive(Debug, Clone)]
-pub struct AttentionWeights {
-    /// `(h · d, query_size)`, `(h_kv · d, key_size)`, `(h_kv · d_v, value_size)`.
-    pub qkv: QkvWeights,
-    /// `(output_size, h · d_v)`.
-    pub o: DenseWeights,
-    /// One more key and value that every query sees, `(h_kv · d)` and `(h_kv · d_v)`.
-    pub bias_kv: Option<[Tensor; 2]>,
-    /// The vector of additive scoring, `(h, d)`.
-    pub score: Option<Tensor>,
-    /// The norms of queries and keys.
-    pub qk_norm: Option<[NormWeights; 2]>,
-    /// A score a head that takes part in the softmax without a value, `(h)`.
-    pub sinks: Option<Tensor>,
-    /// The biases of relative positions, `(num_buckets, h)` or `(offsets, h)`.
-    pub relative_bias: Option<Tensor>,
-    /// What compares queries and keys with distances.
-    pub disentangled: Option<DisentangledWeights>,
-}
+use crate::weights::{AttentionWeights, DenseWeights, FusedOrder, QkvWeights};
 
 impl AttentionWeights {
     /// Reads the layer that `source` points at, in whatever layout it is.

@@ -3,7 +3,7 @@ use candle_nn::VarBuilder;
 
 use crate::error::{Error, Result};
 
-/// Where a layer's weights come from: a [`VarBuilder`], or a prefix of a [`Checkpoint`](super::Checkpoint).
+/// Where a layer's weights come from: a [`VarBuilder`], or a prefix of a [`Checkpoint`](crate::checkpoint::Checkpoint).
 pub trait WeightSource: Sized {
     /// The source one component further down: `self` at `a`, child `b` is `a.b`.
     fn child(&self, name: &str) -> Self;
@@ -67,7 +67,7 @@ impl WeightSource for VarBuilder<'_> {
 }
 
 /// `prefix.name`, where the prefix may be empty.
-pub(super) fn join(prefix: &str, name: &str) -> String {
+pub(crate) fn join(prefix: &str, name: &str) -> String {
     match (prefix, name) {
         ("", name) => name.to_string(),
         (prefix, "") => prefix.to_string(),
@@ -75,10 +75,10 @@ pub(super) fn join(prefix: &str, name: &str) -> String {
     }
 }
 
-pub(super) fn missing(name: String) -> Error {
+pub(crate) fn missing(name: String) -> Error {
     Error::MissingTensor { name, why: "the checkpoint does not hold it".to_string() }
 }
 
-pub(super) fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
+pub(crate) fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
     Error::Tensor { name, found: format!("has shape {found:?}"), expected: format!("{expected:?}") }
 }

@@ -5,15 +5,16 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::layout::{BIAS_KV, SCORE, SINKS, detect};
-use super::names::{DenseNames, FusedOrder, Layout, QkvNames, Stored};
-use super::read::{AttentionWeights, DenseWeights, QkvWeights};
-use super::source::join;
-use super::table::{GROUPED, HEADS_APART, NORMS_OF};
-use super::tables::EMBEDDINGS;
+use crate::checkpoint::detect::{BIAS_KV, SCORE, SINKS, detect};
+use crate::checkpoint::position_weights::EMBEDDINGS;
+use crate::checkpoint::source::join;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::part::renamed;
+use crate::families::layout::{DenseNames, Layout, QkvNames, Stored};
+use crate::families::layouts::{GROUPED, HEADS_APART, NORMS_OF};
+use crate::io::write_atomic;
+use crate::weights::FusedOrder;
+use crate::weights::{AttentionWeights, DenseWeights, QkvWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -99,7 +100,7 @@ impl AttentionWeights {
 
 /// Writes layers `(prefix, weights, configuration)` to one safetensors file in `layout`: to a temporary file beside it
 /// first, so that nothing half-written is left. `metadata` goes into the header; take that of the source
-/// ([`Checkpoint::metadata`](super::Checkpoint::metadata)) to keep it.
+/// ([`Checkpoint::metadata`](crate::checkpoint::Checkpoint::metadata)) to keep it.
 ///
 /// # Errors
 /// Those of [`AttentionWeights::to_layout`]; a file that cannot be written.
@@ -116,7 +117,7 @@ pub fn write_layers(
             tensors.insert(join(prefix, &name), tensor.to_device(&Device::Cpu)?.contiguous()?);
         }
     }
-    renamed(path, |part| write_tensors(part, path, tensors, metadata))
+    write_atomic(path, |part| write_tensors(part, path, tensors, metadata))
 }
 
 /// Writes a safetensors file with the permissions of an ordinary new one; the library gives those of a temporary file.
@@ -161,7 +162,7 @@ impl Writer<'_> {
             };
             Ok([part(0)?, part(1)?, part(2)?])
         };
-        let ordered = crate::projection::in_order(qkv, rows, self.config.num_key_value_heads())?;
+        let ordered = crate::weights::in_order(qkv, rows, self.config.num_key_value_heads())?;
         match ordered.as_ref().unwrap_or(qkv) {
             QkvWeights::Split(parts) => Ok(*parts.clone()),
             QkvWeights::Packed(all) => cut(all),
@@ -295,7 +296,7 @@ fn joined(parts: &[&DenseWeights]) -> Result<DenseWeights> {
     Ok(DenseWeights { weight: Tensor::cat(&weights, 0)?, bias })
 }
 
-impl super::Checkpoint {
+impl crate::checkpoint::Checkpoint {
     /// What the header says about the file itself, that of the first shard.
     ///
     /// # Errors

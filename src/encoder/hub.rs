@@ -8,10 +8,10 @@ use hf_hub::repository::RepoTypeModel;
 use hf_hub::{HFClient, HFError, HFRepositorySync};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::pipeline::modules;
 use crate::checkpoint::{Checkpoint, read_index};
+use crate::encoder::sentence::pipeline::modules;
 use crate::error::{Error, Result};
-use crate::setters::setters;
+use crate::macros::setters;
 
 /// Where and how a model is brought from the hub. What is `None` comes from the environment: `HF_ENDPOINT`, `HF_TOKEN`,
 /// `HF_HOME`, `HF_HUB_CACHE`, and `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
@@ -63,7 +63,7 @@ impl HubOptions {
     }
 }
 
-/// Brings the files that [`SentenceEncoder`](super::SentenceEncoder) needs of the model `id` into the hub's cache, and
+/// Brings the files that [`SentenceEncoder`](crate::encoder::SentenceEncoder) needs of the model `id` into the hub's cache, and
 /// gives the folder where they lie together. All are of one commit.
 ///
 /// Each file that arrives is checked against the size that the hub announced; one that is not whole is removed from the

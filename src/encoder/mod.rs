@@ -6,57 +6,31 @@
 //! BERT's families differ in names, in how tokens know their place, in their feed-forward part and in where they
 //! normalise; see [`BertConfig`] for those that are known.
 
-#[cfg(feature = "visualize")]
-mod attention_maps;
-mod bert;
-mod classifier;
-mod config;
-mod cross_encoder;
-mod family;
-mod feed_forward;
-mod files;
-mod fill_mask;
-mod fingerprint;
-mod forward;
-mod gate;
-mod hidden;
+mod heads;
 #[cfg(feature = "hub")]
 mod hub;
-mod importance;
-mod keys;
-mod layer;
-mod masked_lm;
-mod norm;
-mod options;
-mod pipeline;
-mod pooling;
-mod prune;
-mod rows;
-mod rows_tensors;
+mod model;
+mod pruning;
 mod sentence;
-mod text_classifier;
-mod texts;
-mod tokenizer;
+mod text;
 
-#[cfg(feature = "visualize")]
-pub use attention_maps::MapOptions;
-pub use bert::BertModel;
-pub use classifier::SequenceClassifier;
-pub use config::BertConfig;
-pub use cross_encoder::{CrossEncoder, Ranked};
-pub use fill_mask::{Fill, FillMask};
-pub use fingerprint::fingerprint;
-#[cfg(feature = "train")]
-pub(crate) use fingerprint::hex;
-pub use forward::{ForwardOptions, Forwarded};
+pub use heads::classifier::SequenceClassifier;
+pub use heads::masked_lm::MaskedLm;
+pub use heads::pooling::{Pooling, PoolingMode};
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
-pub use importance::ImportanceBy;
-pub use masked_lm::MaskedLm;
-pub use norm::LayerNorm;
-pub use options::EncodeOptions;
-pub use pooling::{Pooling, PoolingMode};
-pub use prune::write_pruned;
+pub use model::bert::BertModel;
+pub use model::config::BertConfig;
+pub use model::norm::LayerNorm;
+pub use model::options::{ForwardOptions, Forwarded};
+pub use pruning::importance::ImportanceBy;
+pub use pruning::prune::write_pruned;
 pub use sentence::SentenceEncoder;
-pub use text_classifier::{Label, TextClassifier};
-pub use tokenizer::Text;
+pub use sentence::fingerprint::fingerprint;
+#[cfg(feature = "visualize")]
+pub use text::attention_maps::MapOptions;
+pub use text::cross_encoder::{CrossEncoder, Ranked};
+pub use text::fill_mask::{Fill, FillMask};
+pub use text::options::EncodeOptions;
+pub use text::text_classifier::{Label, TextClassifier};
+pub use text::tokenizer::Text;

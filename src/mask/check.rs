@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
-use super::{AttentionMask, Part};
 use crate::error::{Error, Result};
+use crate::mask::{AttentionMask, Part};
 
 /// The sizes of one attention call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 use candle_core::{DType, Device, Tensor};
 
-use super::check::CallShape;
-use super::{AttentionMask, Part};
 use crate::error::Result;
+use crate::mask::check::CallShape;
+use crate::mask::{AttentionMask, Part};
 
 /// A mask as tensors that broadcast to `(b, h, s_q, s_kv)`, for backends that need one.
 #[derive(Debug, Clone)]

@@ -2,11 +2,11 @@
 
 use candle_core::{Device, Tensor};
 
-use super::AttentionMask;
-use super::check::CallShape;
-use super::dense::distances;
 use crate::error::Result;
-use crate::kernels::Lengths;
+use crate::kernels::cpu::Lengths;
+use crate::mask::AttentionMask;
+use crate::mask::check::CallShape;
+use crate::mask::dense::distances;
 
 /// What a mask says, each kind once. Numbers are the host's, tensors the device's.
 #[derive(Debug, Default)]

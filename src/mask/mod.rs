@@ -4,7 +4,8 @@ pub(crate) mod check;
 mod dense;
 #[cfg(any(test, feature = "cuda"))]
 mod fold;
-mod select;
+mod padded;
+mod slice;
 mod structure;
 
 use candle_core::{DType, Device, Tensor};
@@ -12,6 +13,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use dense::Band;
 pub(crate) use dense::{DenseMask, lowest_finite};
+pub use padded::PaddedIds;
 
 /// Which keys each query may attend to.
 ///

@@ -1,9 +1,9 @@
 use candle_core::{DType, Device, Tensor};
 
-use super::dense::{Band, left_pad_dims, lowest_finite, to_4d};
-use super::{AttentionMask, Part};
 use crate::error::Result;
-use crate::kernels::{Distances, Lengths};
+use crate::kernels::cpu::{Distances, Lengths};
+use crate::mask::dense::{Band, left_pad_dims, lowest_finite, to_4d};
+use crate::mask::{AttentionMask, Part};
 
 /// A mask with its structure kept: what fused kernels read.
 #[derive(Debug, Default)]

@@ -36,7 +36,7 @@ impl Default for Alibi {
 }
 
 impl Alibi {
-    crate::setters::setters! {
+    crate::macros::setters! {
         /// Sets the slopes.
         with_slopes, slopes: AlibiSlopes = slopes;
         /// Sets whether keys after the query count by their distance too.

@@ -1,5 +1,5 @@
 use crate::error::{Error, Result};
-use crate::setters::setters;
+use crate::macros::setters;
 
 /// Disentangled attention (DeBERTa, [He 2021](https://arxiv.org/abs/2006.03654)): a score is the sum of what the query
 /// says about the key (as everywhere), about the key's distance (`c2p`), and what the key says about the query's

@@ -2,17 +2,17 @@
 
 mod alibi;
 mod disentangled;
-mod grid;
-mod relative;
+mod rope_cache;
 mod rotary;
-mod tables;
+mod rotary_grid;
+mod t5_bias;
 
 pub use alibi::{Alibi, AlibiSlopes};
 pub use disentangled::Disentangled;
-pub use grid::{GridCoordinates, RelativeGrid, RotaryGrid};
-pub use relative::RelativeBuckets;
 pub(crate) use rotary::rotate;
 pub use rotary::{Rotary, RotaryScaling, RotaryStyle};
+pub use rotary_grid::{GridCoordinates, RelativeGrid, RotaryGrid};
+pub use t5_bias::RelativeBuckets;
 
 use crate::error::Result;
 

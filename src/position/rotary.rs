@@ -1,9 +1,9 @@
 use candle_core::{D, DType, Device, Tensor};
 
-use super::tables::{self, Kind};
 use crate::error::{Error, Result};
-use crate::setters::setters;
-use crate::steps;
+use crate::macros::setters;
+use crate::position::rope_cache;
+use crate::position::rope_cache::Kind;
 
 /// Which numbers of a head are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -252,12 +252,12 @@ impl Rotary {
             let [cos, sin] = waves.map(|wave| wave.reshape(shape));
             Ok([cos?, sin?])
         };
-        if self.goes_by_length() || !tables::are_kept(length, head_dim, device)? {
+        if self.goes_by_length() || !rope_cache::are_kept(length, head_dim, device)? {
             let waves = self.waves(positions, head_dim, length);
-            return shaped(tables::tensors(waves, starts.len() * s, dtype, device)?);
+            return shaped(rope_cache::tensors(waves, starts.len() * s, dtype, device)?);
         }
         let make = |rows: usize| Ok(self.waves(0..rows, head_dim, rows));
-        let waves = tables::waves(&Kind::Positions(self.clone()), head_dim, length, dtype, device, make)?;
+        let waves = rope_cache::waves(&Kind::Positions(self.clone()), head_dim, length, dtype, device, make)?;
         let [cos, sin] = match starts {
             [start] => waves.map(|wave| wave.narrow(0, *start, s)),
             _ => {
@@ -315,7 +315,7 @@ impl Rotary {
 
 /// xs `(b, s, h, d)`, of each head's numbers as many rotated as there are angles `(rows, s, 1, pairs)`. Differentiable.
 pub(crate) fn rotate(xs: &Tensor, [cos, sin]: &[Tensor; 2], style: RotaryStyle) -> Result<Tensor> {
-    if let Some(ys) = steps::rotate(xs, [cos, sin], style == RotaryStyle::Interleaved)? {
+    if let Some(ys) = crate::ops::rotate(xs, [cos, sin], style == RotaryStyle::Interleaved)? {
         return Ok(ys);
     }
     let (b, s, h, d) = xs.dims4()?;

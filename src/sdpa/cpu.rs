@@ -2,12 +2,13 @@
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
-use super::plan::{first_reason, no_fused_kernel};
-use super::{Call, Place, SdpaOptions, numbers_together};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
+use crate::kernels::cpu as kernels;
+use crate::kernels::cpu::{Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
 use crate::mask::check::CallShape;
-use crate::slice::{Slice, with_floats};
+use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::{Call, Place, SdpaOptions, numbers_together};
+use crate::tensor::{Slice, with_f32_slice};
 
 /// Why the kernel cannot run a call, `None` if it can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -22,7 +23,7 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     threads * kernels::scratch_floats(keys, call.d, call.d_v) * size_of::<f32>()
 }
 
-/// See [`fused`](super::fused).
+/// See [`fused`](crate::sdpa::fused).
 pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     match call.dtype {
         DType::F32 => run::<f32>(qkv, rows, call, options),
@@ -54,7 +55,7 @@ fn run<T: Element + WithDType>(
         keep: keep.iter().map(broadcast).collect(),
         bias: bias.iter().map(broadcast).collect(),
     };
-    let sinks = options.sinks.map(|sinks| with_floats(sinks, <[f32]>::to_vec)).transpose()?;
+    let sinks = options.sinks.map(|sinks| with_f32_slice(sinks, <[f32]>::to_vec)).transpose()?;
     let (q, k, v) = (numbers_together(q)?, numbers_together(k)?, numbers_together(v)?);
     let (q, k, v) = (Slice::<T>::new(&q)?, Slice::<T>::new(&k)?, Slice::<T>::new(&v)?);
     let attention = Attention {

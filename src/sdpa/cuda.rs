@@ -2,9 +2,9 @@
 
 use candle_core::Tensor;
 
-use super::plan::{first_reason, no_fused_kernel};
-use super::{Call, Place, SdpaOptions};
 use crate::error::Result;
+use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::{Call, Place, SdpaOptions};
 
 /// Why the kernels cannot run a call, `None` if they can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -49,7 +49,7 @@ pub(super) fn splits(_: &Call, _: &SdpaOptions) -> usize {
     1
 }
 
-/// See [`fused`](super::fused).
+/// See [`fused`](crate::sdpa::fused).
 #[cfg(feature = "cuda")]
 pub(super) fn attend(
     [q, k, v]: [&Tensor; 3],
@@ -120,5 +120,5 @@ fn keys_within_reach(mask: &Tensor) -> Result<Tensor> {
 #[cfg(not(feature = "cuda"))]
 pub(super) fn attend(_: [&Tensor; 3], _: Option<&[usize]>, _: &Call, _: &SdpaOptions) -> Result<Tensor> {
     let reason = "the crate was built without its feature `cuda`".to_string();
-    Err(crate::error::Error::Backend { backend: super::Backend::Cuda.to_string(), reason })
+    Err(crate::error::Error::Backend { backend: crate::sdpa::Backend::Cuda.to_string(), reason })
 }

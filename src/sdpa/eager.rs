@@ -3,10 +3,10 @@
 
 use candle_core::{D, DType, Tensor};
 
-use super::{Attended, Call, Place, SdpaOptions};
 use crate::error::{Error, Result};
 use crate::mask::check::CallShape;
 use crate::mask::{DenseMask, lowest_finite};
+use crate::sdpa::{Attended, Call, Place, SdpaOptions};
 
 /// Elements of the `(b, h, queries, s_kv, d)` tensor that additive scoring makes at a time.
 const ADDITIVE_CHUNK: usize = 1 << 22;
@@ -155,7 +155,7 @@ mod tests {
             let (d, dtype) = (64, DType::F32);
             within_a_launch(&Call { shape, h_kv: 16, d, d_v: d, dtype, place, tracks_gradient: false }, 4096)
         };
-        let cuda = Place::Cuda(crate::gpu::Gpu::default());
+        let cuda = Place::Cuda(crate::kernels::cuda::Gpu::default());
         assert!(of(cuda, 15).is_ok() && of(Place::Cpu, 16).is_ok());
         assert!(of(cuda, 16).unwrap_err().to_string().contains("4294967296"));
     }

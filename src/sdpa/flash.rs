@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Tensor};
 
-use super::plan::{first_reason, no_fused_kernel};
-use super::{Call, Place, SdpaOptions, cuda};
 use crate::error::Result;
-use crate::gpu::Gpu;
+use crate::kernels::cuda::Gpu;
 use crate::mask::check::CallShape;
+use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::{Call, Place, SdpaOptions, cuda};
 
 /// Why it cannot run a call, `None` if it can.
 pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -54,7 +54,7 @@ pub(super) fn scratch_bytes(call: &Call) -> usize {
     size_of::<f32>() * b * h * s_q
 }
 
-/// See [`fused`](super::fused).
+/// See [`fused`](crate::sdpa::fused).
 #[cfg(feature = "flash-attn")]
 pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     use candle_flash_attn::{flash_attn_alibi_windowed_softcap, flash_attn_varlen_alibi_windowed_softcap};
@@ -92,7 +92,7 @@ fn readable(t: &Tensor) -> Result<Tensor> {
 #[cfg(not(feature = "flash-attn"))]
 pub(super) fn attend(_: [&Tensor; 3], _: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     let reason = reason_against(call, options).unwrap_or_default();
-    Err(crate::error::Error::Backend { backend: super::Backend::FlashAttn.to_string(), reason })
+    Err(crate::error::Error::Backend { backend: crate::sdpa::Backend::FlashAttn.to_string(), reason })
 }
 
 #[cfg(test)]

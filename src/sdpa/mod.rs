@@ -12,9 +12,10 @@ mod plan;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
+use crate::kernels::cuda::Gpu;
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
+use crate::tensor::same_dtype_and_device;
 pub use plan::{Backend, Plan, Rejected};
 
 /// What [`attend`] is to compute.
@@ -255,19 +256,6 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
         place: Place::of(q.device()),
         tracks_gradient: tracked || options.mask.tracks_gradient(),
     })
-}
-
-/// Checks that `tensor` has the dtype and the device of `like`.
-pub(crate) fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) -> Result<()> {
-    if tensor.dtype() != like.dtype() {
-        return Err(Error::dtype(name, tensor.dtype(), like.dtype().as_str()));
-    }
-    if !tensor.device().same_device(like.device()) {
-        let (found, expected) =
-            (format!("{:?}", tensor.device().location()), format!("{:?}", like.device().location()));
-        return Err(Error::Device { tensor: name.to_string(), found, expected });
-    }
-    Ok(())
 }
 
 /// Fused kernels follow strides between heads, tokens and rows, but want the numbers of a head side by side.

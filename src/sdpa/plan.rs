@@ -2,9 +2,9 @@ use std::fmt;
 
 use candle_core::DType;
 
-use super::{Call, SdpaOptions, cpu, cuda, eager, flash, metal};
 use crate::error::{Error, Result};
-use crate::kernels::Isa;
+use crate::kernels::cpu::Isa;
+use crate::sdpa::{Call, SdpaOptions, cpu, cuda, eager, flash, metal};
 
 /// A way to run attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

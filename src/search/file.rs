@@ -7,9 +7,9 @@ use std::path::Path;
 use half::f16;
 use safetensors::{Dtype, SafeTensors};
 
-use super::index::{Index, Key};
 use crate::error::{Error, Result};
-use crate::part::renamed;
+use crate::io::write_atomic;
+use crate::search::index::{Index, Key};
 
 /// What the metadata says in every index; the number is that of this format.
 const FORMAT: (&str, &str) = ("format", "candle-attention search index 1");
@@ -76,7 +76,7 @@ impl Index<'_> {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         check_place(path)?;
-        renamed(path, |part| {
+        write_atomic(path, |part| {
             let file = std::fs::File::create(part).map_err(|e| Error::io(part, e))?;
             self.write(file).map_err(|e| Error::io(part, e))
         })

@@ -2,9 +2,9 @@ use candle_core::{DType, Device};
 use half::f16;
 use sha2::{Digest, Sha256};
 
-use super::nearest;
 use crate::encoder::{EncodeOptions, Ranked, SentenceEncoder};
 use crate::error::{Error, Result};
+use crate::search::nearest;
 
 /// A text in a file: the first half of its SHA-256.
 pub(super) type Key = [u8; 16];
@@ -31,7 +31,7 @@ pub struct Index<'a> {
 impl<'a> Index<'a> {
     /// An index of `texts` that holds no vector yet; `size` is that of an embedding. `model` stands for all that the
     /// vectors depend on beside the texts: [`fingerprint`](crate::encoder::fingerprint), and dtype and prompt where they
-    /// vary. Equal texts are embedded once each: see [`Lines`](super::Lines).
+    /// vary. Equal texts are embedded once each: see [`Lines`](crate::search::Lines).
     ///
     /// # Errors
     /// A size of 0.

@@ -1,6 +1,6 @@
 use crate::encoder::BertConfig;
 use crate::error::{Error, Result};
-use crate::setters::setters;
+use crate::macros::setters;
 
 /// What is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -149,7 +149,7 @@ impl TrainConfig {
             "hidden_act": "gelu",
             "hidden_dropout_prob": 0.0,
             "hidden_size": self.hidden_size,
-            "initializer_range": super::student::STDEV,
+            "initializer_range": crate::train::student::STDEV,
             "intermediate_size": self.intermediate_size,
             "layer_norm_eps": 1e-12,
             "max_position_embeddings": self.max_position_embeddings,

@@ -6,13 +6,13 @@ use std::path::Path;
 use candle_core::Tensor;
 use sha2::{Digest, Sha256};
 
-use crate::encoder::hex;
 use crate::error::{Error, Result};
-use crate::part::renamed;
+use crate::io::hex;
+use crate::io::write_atomic;
 
 /// Writes a temporary file beside `path`, then gives it its name.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    renamed(path, |part| std::fs::write(part, bytes).map_err(|e| Error::io(path, e)))
+    write_atomic(path, |part| std::fs::write(part, bytes).map_err(|e| Error::io(path, e)))
 }
 
 /// Writes tensors and what the header says of them.

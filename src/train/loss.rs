@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::batches::generator;
-use super::student::{Student, WORDS, unit};
-use super::vocabulary::{MASK, SPECIAL};
 use crate::error::{Error, Result};
-use crate::ragged::PaddedIds;
+use crate::mask::PaddedIds;
+use crate::train::batches::generator;
+use crate::train::student::{Student, WORDS, unit};
+use crate::train::vocabulary::{MASK, SPECIAL};
 
 /// The share of tokens that are asked for, and what is put in their place: as in BERT
 /// ([Devlin 2019](https://arxiv.org/abs/1810.04805)).

@@ -40,7 +40,7 @@ pub fn agreement(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
 
 /// Cosine similarity of each with each.
 fn similarities(xs: &Tensor) -> Result<Vec<Vec<f32>>> {
-    let unit = super::student::unit(&xs.to_dtype(DType::F32)?)?;
+    let unit = crate::train::student::unit(&xs.to_dtype(DType::F32)?)?;
     Ok(unit.matmul(&unit.t()?)?.to_vec2()?)
 }
 

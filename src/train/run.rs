@@ -3,17 +3,18 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Tokenizer;
 
-use super::adamw::AdamW;
-use super::batches::Batches;
-use super::config::{Kind, TrainConfig};
-use super::files::{fingerprint, make_folder};
-use super::loss::Objective;
-use super::state::{self, State};
-use super::student::{Student, unit};
-use super::teacher::{Teacher, basis};
-use super::{vocabulary, write};
 use crate::error::{Error, Result};
-use crate::ragged::PaddedIds;
+use crate::mask::PaddedIds;
+use crate::train::adamw::AdamW;
+use crate::train::batches::Batches;
+use crate::train::config::{Kind, TrainConfig};
+use crate::train::files::{fingerprint, make_folder};
+use crate::train::loss::Objective;
+use crate::train::state;
+use crate::train::state::State;
+use crate::train::student::{Student, unit};
+use crate::train::teacher::{Teacher, basis};
+use crate::train::{vocabulary, write};
 
 /// A run: a student, what it learns from, and how far it is.
 ///

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 
-use super::adamw::AdamW;
-use super::config::TrainConfig;
-use super::files::write_tensors;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::train::adamw::AdamW;
+use crate::train::config::TrainConfig;
+use crate::train::files::write_tensors;
 
 /// A run's file in its folder.
 pub(super) const FILE: &str = "run.safetensors";

@@ -6,11 +6,11 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use fastrand::Rng;
 
-use super::batches::generator;
-use super::config::{Kind, TrainConfig};
 use crate::encoder::{BertModel, Pooling, PoolingMode};
 use crate::error::Result;
-use crate::ragged::PaddedIds;
+use crate::mask::PaddedIds;
+use crate::train::batches::generator;
+use crate::train::config::{Kind, TrainConfig};
 
 /// Standard deviation of fresh matrices.
 pub(super) const STDEV: f64 = 0.05;

@@ -3,11 +3,11 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 
-use super::files::{fingerprint, make_folder, write_tensors};
-use super::student::unit;
 use crate::checkpoint::Checkpoint;
 use crate::encoder::{EncodeOptions, SentenceEncoder};
 use crate::error::{Error, Result};
+use crate::train::files::{fingerprint, make_folder, write_tensors};
+use crate::train::student::unit;
 
 /// Texts that are encoded between two calls of a progress function.
 const CHUNK: usize = 4096;

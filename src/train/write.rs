@@ -7,10 +7,10 @@ use candle_core::Tensor;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
-use super::config::TrainConfig;
-use super::files::{make_folder, write, write_tensors};
-use super::vocabulary::to_json;
 use crate::error::{Error, Result};
+use crate::train::config::TrainConfig;
+use crate::train::files::{make_folder, write, write_tensors};
+use crate::train::vocabulary::to_json;
 
 pub(super) fn folder(
     folder: &Path,

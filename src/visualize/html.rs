@@ -8,9 +8,9 @@ use flate2::{Compression, write::ZlibEncoder};
 use quick_xml::escape::escape;
 use rayon::prelude::*;
 
-use super::maps::AttentionMaps;
-use super::ramp;
 use crate::error::{Error, Result};
+use crate::visualize::colormap;
+use crate::visualize::maps::AttentionMaps;
 
 /// Weights are kept, and shown, to four decimals.
 const UNITS: f64 = 10_000.0;
@@ -22,8 +22,8 @@ struct Data<'a> {
     /// The queries, where there are none.
     keys: Option<&'a [String]>,
     layers: Vec<LayerData<'a>>,
-    light: &'a ramp::Ramp,
-    dark: &'a ramp::Ramp,
+    light: &'a colormap::Ramp,
+    dark: &'a colormap::Ramp,
 }
 
 #[derive(serde::Serialize)]
@@ -48,8 +48,8 @@ impl AttentionMaps {
             queries: &self.queries,
             keys: (self.keys != self.queries).then_some(&self.keys),
             layers: self.layers.iter().map(|l| LayerData { layer: l.layer, heads: &l.heads }).collect(),
-            light: &ramp::LIGHT,
-            dark: &ramp::DARK,
+            light: &colormap::LIGHT,
+            dark: &colormap::DARK,
         };
         let json = serde_json::to_string(&data).map_err(candle_core::Error::wrap)?;
         let heads: Vec<(usize, usize)> =

@@ -1,7 +1,7 @@
 use candle_core::{D, DType, Tensor};
 
-use super::label::visible;
 use crate::error::{Error, Result};
+use crate::visualize::label::visible;
 
 /// Attention weights of some layers and heads, with names for the queries and keys.
 #[derive(Debug, Clone)]

@@ -15,12 +15,12 @@
 //! # Ok::<(), candle_attention::Error>(())
 //! ```
 
+mod colormap;
 mod html;
 mod label;
 mod maps;
 #[cfg(feature = "png")]
 mod png;
-mod ramp;
 mod svg;
 mod terminal;
 

@@ -2,8 +2,8 @@
 
 use resvg::{tiny_skia, usvg};
 
-use super::maps::AttentionMaps;
 use crate::error::{Error, Result};
+use crate::visualize::maps::AttentionMaps;
 
 impl AttentionMaps {
     /// The picture of [`svg`](Self::svg) as a PNG file, `scale` pixels for each of its own, with the system's fonts.

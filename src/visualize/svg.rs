@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use quick_xml::escape::escape;
 
-use super::label::{fit, width};
-use super::maps::{AttentionMaps, LayerMaps};
-use super::ramp::{self, color, level};
 use crate::error::Result;
+use crate::visualize::colormap;
+use crate::visualize::colormap::{color, level};
+use crate::visualize::label::{fit, width};
+use crate::visualize::maps::{AttentionMaps, LayerMaps};
 
 /// Colours that are told apart.
 const LEVELS: usize = 48;
@@ -101,7 +102,7 @@ impl AttentionMaps {
             MARGIN + 10,
             escape(fit(&title, room as usize))
         );
-        let largest = ramp::largest(&layer.weights);
+        let largest = colormap::largest(&layer.weights);
         for at in 0..layer.heads.len() {
             self.write_head(&mut svg, &sheet, layer, at, largest);
         }
@@ -121,7 +122,7 @@ impl AttentionMaps {
         );
         for (level, path) in self.paths(sheet, self.of_head(layer, at), largest).iter().enumerate().skip(1) {
             if !path.is_empty() {
-                let [r, g, b] = color(&ramp::LIGHT, level as f32 / (LEVELS - 1) as f32);
+                let [r, g, b] = color(&colormap::LIGHT, level as f32 / (LEVELS - 1) as f32);
                 let _ = write!(svg, "<path stroke=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\"/>");
             }
         }
@@ -156,7 +157,7 @@ impl AttentionMaps {
             let mut levels = vec![0; sheet.columns];
             for weights in weights.chunks(self.keys.len()).skip(row * sheet.block).take(sheet.block) {
                 for (shown, block) in levels.iter_mut().zip(weights.chunks(sheet.block)) {
-                    let level = level(ramp::largest(block), largest);
+                    let level = level(colormap::largest(block), largest);
                     *shown = (*shown).max((level * (LEVELS - 1) as f32).round() as usize);
                 }
             }
@@ -193,8 +194,8 @@ fn write_names(svg: &mut String, sheet: &Sheet, names: &[String], place: impl Fn
 fn write_scale(svg: &mut String, x: usize, y: usize, largest: f32) {
     let wide = 192;
     svg.push_str("<defs><linearGradient id=\"scale\">");
-    for (i, [r, g, b]) in ramp::LIGHT.iter().enumerate() {
-        let at = i as f32 / (ramp::LIGHT.len() - 1) as f32;
+    for (i, [r, g, b]) in colormap::LIGHT.iter().enumerate() {
+        let at = i as f32 / (colormap::LIGHT.len() - 1) as f32;
         let _ = write!(svg, "<stop offset=\"{at}\" stop-color=\"#{r:02x}{g:02x}{b:02x}\"/>");
     }
     let _ = writeln!(

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use super::label::{fit, letters, width};
-use super::maps::AttentionMaps;
-use super::ramp::{self, color, level};
 use crate::error::Result;
+use crate::visualize::colormap;
+use crate::visualize::colormap::{color, level};
+use crate::visualize::label::{fit, letters, width};
+use crate::visualize::maps::AttentionMaps;
 
 /// How a terminal shows weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl TerminalColor {
     }
 
     fn cell(self, level: f32) -> String {
-        let [r, g, b] = color(&ramp::DARK, level);
+        let [r, g, b] = color(&colormap::DARK, level);
         match self {
             Self::None => [" ", "░", "▒", "▓", "█"][(level * 4.0).round() as usize].repeat(2),
             Self::TrueColor => format!("\x1b[48;2;{r};{g};{b}m  "),
@@ -70,7 +71,7 @@ impl AttentionMaps {
     /// A layer or head that is not there.
     pub fn terminal(&self, layer: usize, head: usize, color: TerminalColor, columns: usize) -> Result<String> {
         let weights = self.weights(layer, head)?;
-        let largest = ramp::largest(weights);
+        let largest = colormap::largest(weights);
         let names: Vec<String> = self.queries.iter().map(|name| fit(name, LABEL)).collect();
         let left = names.iter().map(|name| width(name)).max().unwrap_or(0);
         // Name, space, cells, two spaces, number, space, name.
@@ -86,7 +87,7 @@ impl AttentionMaps {
                 text.extend(row[start..end].iter().map(|&weight| color.cell(level(weight, largest))));
                 text.push_str(color.end());
                 if end == self.keys.len() {
-                    let most = ramp::largest(row);
+                    let most = colormap::largest(row);
                     let key = row.iter().position(|&weight| weight == most).unwrap_or(0);
                     let _ = write!(text, "  {most:.4} {}", fit(&self.keys[key], LABEL));
                 }

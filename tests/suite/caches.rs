@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use candle_attention::checkpoint::QkvWeights;
 use candle_attention::position::{Alibi, RelativeBuckets, Rotary};
+use candle_attention::weights::QkvWeights;
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
     NormOver, Position, QkNorm,

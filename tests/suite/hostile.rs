@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
-use candle_attention::checkpoint::{Checkpoint, NormWeights};
+use candle_attention::checkpoint::Checkpoint;
 use candle_attention::position::{Alibi, AlibiSlopes, Disentangled};
+use candle_attention::weights::NormWeights;
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, NormKind, NormOver,
     Position, QkNorm,

@@ -1,8 +1,8 @@
 //! The layer itself: dropout, returned weights, grouped heads, plans, and what it says to wrong input.
 
-use candle_attention::checkpoint::{AttentionWeights, DenseWeights, QkvWeights};
 use candle_attention::position::{Alibi, AlibiSlopes, Position, RelativeBuckets, Rotary, RotaryScaling};
 use candle_attention::sdpa::{SdpaOptions, attend};
+use candle_attention::weights::{AttentionWeights, DenseWeights, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
 };

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use candle_attention::checkpoint::{AttentionWeights, Checkpoint, LAYOUTS, config_from_json, detect, write_layers};
+use candle_attention::checkpoint::{Checkpoint, LAYOUTS, config_from_json, detect, write_layers};
+use candle_attention::weights::AttentionWeights;
 use candle_attention::{AttentionConfig, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};

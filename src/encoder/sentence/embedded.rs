@@ -4,14 +4,14 @@ use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 use sha2::{Digest, Sha256};
 
-use super::SentenceEncoder;
-use crate::encoder::bert::BertModel;
-use crate::encoder::config::BertConfig;
-use crate::encoder::fingerprint::hex;
-use crate::encoder::pipeline::{Pipeline, Prompts};
-use crate::encoder::texts::Texts;
-use crate::encoder::tokenizer::Tokenizer;
+use crate::encoder::model::bert::BertModel;
+use crate::encoder::model::config::BertConfig;
+use crate::encoder::sentence::SentenceEncoder;
+use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
+use crate::encoder::text::batches::Texts;
+use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
+use crate::io::hex;
 
 const CONFIG: &[u8] = include_bytes!("../../../weights/config.json");
 const TOKENIZER: &[u8] = include_bytes!("../../../weights/tokenizer.json");

@@ -105,7 +105,7 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
-    use crate::gpu::Gpu;
+    use crate::kernels::cuda::Gpu;
     use crate::kernels::cuda::{Features, Shape};
 
     #[test]

@@ -8,7 +8,7 @@ use super::memory::{Held, Number, Uploads, aligned, for_number_of, gpu, of_slice
 use super::queue::{Grid, start};
 use super::{Features, Params, Shape, Variant};
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
+use crate::kernels::cuda::Gpu;
 
 // SAFETY: plain numbers, as the struct of the same fields in `source/types.cuh`.
 unsafe impl DeviceRepr for Params {}

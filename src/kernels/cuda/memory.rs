@@ -13,7 +13,7 @@ use candle_core::{CudaDevice, CudaStorage, Layout, Shape, Storage, StorageRef, T
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
+use crate::kernels::cuda::Gpu;
 
 /// A type of numbers that the kernels know.
 pub(super) trait Number: CudaDType + DeviceRepr + WithDType {}

@@ -6,25 +6,34 @@
 
 #[cfg(feature = "cuda")]
 mod compile;
+mod device;
 #[cfg(feature = "cuda")]
 mod launch;
 #[cfg(feature = "cuda")]
 mod memory;
+#[cfg(any(test, feature = "cuda"))]
 mod params;
 #[cfg(feature = "cuda")]
 mod queue;
+#[cfg(any(test, feature = "cuda"))]
 mod rows;
 #[cfg(feature = "cuda")]
 mod rows_launch;
+#[cfg(test)]
+mod tests;
+#[cfg(any(test, feature = "cuda"))]
 mod variant;
 
+pub(crate) use device::Gpu;
 #[cfg(feature = "cuda")]
 pub(crate) use launch::Launch;
 #[cfg(feature = "cuda")]
 pub(crate) use memory::{capturing, gpu};
+#[cfg(any(test, feature = "cuda"))]
 pub(crate) use params::Params;
 #[cfg(test)]
 pub(crate) use rows::{ActivateParams, NormParams, Places, RotateParams, Rows};
 #[cfg(feature = "cuda")]
 pub(crate) use rows_launch::{activated, norm, rotate};
+#[cfg(any(test, feature = "cuda"))]
 pub(crate) use variant::{Features, Shape, Variant};

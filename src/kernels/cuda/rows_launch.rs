@@ -8,7 +8,7 @@ use super::memory::{Held, Number, aligned, for_number_of, gpu, of_slice, optiona
 use super::queue::{Grid, start};
 use super::rows::{ActivateParams, NormParams, Places, RotateParams, Rows};
 use crate::error::{Error, Result};
-use crate::steps::{Activated, Norm};
+use crate::ops::{Activated, Norm};
 
 // SAFETY: plain numbers, as the structs of the same fields in `source/rows.cuh`; likewise the others.
 unsafe impl DeviceRepr for NormParams {}

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use crate::gpu::Gpu;
+use crate::kernels::cuda::Gpu;
 
 /// What a kernel does with scores besides scaling them and looking at ranges of keys: bits, as in `source/types.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -6,12 +6,13 @@ use std::collections::HashSet;
 use candle_core::{Device, IndexOp, Tensor};
 use half::{bf16, f16};
 
-use super::*;
-use crate::gpu::Gpu;
+use crate::kernels::cuda::Gpu;
 use crate::mask::AttentionMask;
 use crate::mask::check::CallShape;
-use crate::sdpa::{self, Backend, eager};
-use crate::slice::with_numbers;
+use crate::sdpa;
+use crate::sdpa::metal::*;
+use crate::sdpa::{Backend, eager};
+use crate::tensor::with_slice;
 
 fn call(b: usize, [h, h_kv]: [usize; 2], s_q: usize, s_kv: usize, d: usize) -> Call {
     let shape = CallShape { b, h, s_q, s_kv };
@@ -246,7 +247,7 @@ fn difference(call: &Call, options: &SdpaOptions) -> f32 {
     let ours = wide(attend_by(kernel, [&q, &k, &v], call, options).unwrap());
     let expected = wide(eager::attend(&q, &k, &v, call, options).unwrap().output);
     assert_eq!(ours.dims(), expected.dims());
-    let numbers = |t: &Tensor| with_numbers(t, <[f32]>::to_vec).unwrap();
+    let numbers = |t: &Tensor| with_slice(t, <[f32]>::to_vec).unwrap();
     let (ours, expected) = (numbers(&ours), numbers(&expected));
     assert!(ours.iter().chain(&expected).all(|x| x.is_finite()), "{}", options.mask);
     ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
@@ -339,7 +340,7 @@ fn half_types_are_scaled_before_they_are_rounded() {
     let (scaled_q, scale) = scaled(&q, 0.125).unwrap();
     let factor = scale * std::f32::consts::LOG2_E;
     assert_eq!((bf16::from_f32(factor), f16::from_f32(factor)), (bf16::ONE, f16::ONE));
-    let wide = |t: &Tensor| with_numbers(&t.to_dtype(DType::F32).unwrap(), <[f32]>::to_vec).unwrap();
+    let wide = |t: &Tensor| with_slice(&t.to_dtype(DType::F32).unwrap(), <[f32]>::to_vec).unwrap();
     let expected: Vec<f32> = wide(&q).iter().map(|x| bf16::from_f32(x * (0.125 * LOG2_E) as f32).to_f32()).collect();
     assert_eq!(wide(&scaled_q), expected);
 }

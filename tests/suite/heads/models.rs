@@ -3,7 +3,7 @@
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, write_pruned};
-use candle_attention::heads::PrunedHeads;
+use candle_attention::pruning::PrunedHeads;
 use candle_core::{DType, Tensor};
 
 use super::{CPU, TEXTS, encoder};

@@ -1,0 +1,104 @@
+//! Layers that are yet to learn.
+
+use candle_nn::{Init, VarBuilder};
+
+use crate::attention::MultiHeadAttention;
+use crate::attention::build::qkv_sizes;
+use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
+use crate::error::Result;
+use crate::position::Position;
+use crate::weights::{AttentionWeights, DenseWeights, DisentangledWeights, NormWeights, QkvWeights};
+
+impl MultiHeadAttention {
+    /// A fresh layer, trainable if `vb` stands on a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
+    /// `(out, in)` and, as `config.bias` says, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
+    /// `score.weight` `(h, head_dim)` for additive scoring.
+    ///
+    /// Weights start Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases at zero,
+    /// as in PyTorch.
+    ///
+    /// # Errors
+    /// An invalid configuration; a `vb` that holds tensors of other shapes.
+    pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
+        config.validate()?;
+        let (rows, inputs) = qkv_sizes(config);
+        let bias = config.bias;
+        let qkv = QkvWeights::Split(Box::new([
+            fresh_dense(&vb.pp("q_proj"), rows[0], inputs[0], bias.q)?,
+            fresh_dense(&vb.pp("k_proj"), rows[1], inputs[1], bias.k)?,
+            fresh_dense(&vb.pp("v_proj"), rows[2], inputs[2], bias.v)?,
+        ]));
+        let context = config.num_attention_heads * config.value_head_dim();
+        let o = fresh_dense(&vb.pp("o_proj"), config.output_size(), context, bias.o)?;
+        let extra = |name: &str, rows: usize| {
+            let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows as f64).sqrt() };
+            vb.get_with_hints((1, 1, rows), name, init)?.reshape(rows)
+        };
+        let bias_kv = match config.add_bias_kv {
+            true => Some([extra("bias_k", rows[1])?, extra("bias_v", rows[2])?]),
+            false => None,
+        };
+        let score = match config.scoring {
+            Scoring::ScaledDotProduct => None,
+            Scoring::Additive => {
+                let d = config.head_dim();
+                let bound = (1.0 / d as f64).sqrt();
+                let init = Init::Uniform { lo: -bound, up: bound };
+                Some(vb.pp("score").get_with_hints((config.num_attention_heads, d), "weight", init)?)
+            }
+        };
+        let qk_norm = match config.qk_norm {
+            Some(norm) => {
+                let fresh = |name: &str, heads: usize| fresh_norm(&vb.pp(name), &norm, heads, config.head_dim());
+                Some([fresh("q_norm", config.num_attention_heads)?, fresh("k_norm", config.num_key_value_heads())?])
+            }
+            None => None,
+        };
+        let small = Init::Randn { mean: 0.0, stdev: 0.02 };
+        let relative_bias = match config.position.bias_table_rows() {
+            Some(rows) => {
+                let shape = (rows, config.num_attention_heads);
+                Some(vb.pp("relative_attention_bias").get_with_hints(shape, "weight", small)?)
+            }
+            None => None,
+        };
+        let disentangled = match &config.position {
+            Position::Disentangled(asked) => {
+                let width = config.hidden_size;
+                let own = |needed: bool, name: &str| {
+                    let needed = needed && !asked.share_att_key;
+                    needed.then(|| fresh_dense(&vb.pp(name), rows[0], width, true)).transpose()
+                };
+                let table = vb.pp("rel_embeddings");
+                let layer = |eps| QkNorm { kind: NormKind::Layer, over: NormOver::Head, eps };
+                let norm = asked.norm_eps.map(|eps| fresh_norm(&table.pp("LayerNorm"), &layer(eps), 1, width));
+                Some(DisentangledWeights {
+                    embeddings: Some(table.get_with_hints((asked.embeddings(), width), "weight", small)?),
+                    norm: norm.transpose()?,
+                    key: own(asked.c2p, "pos_key_proj")?,
+                    query: own(asked.p2c, "pos_query_proj")?,
+                })
+            }
+            _ => None,
+        };
+        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, relative_bias, disentangled };
+        Self::from_weights(config, weights)
+    }
+}
+
+fn fresh_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<NormWeights> {
+    let size = if norm.over == NormOver::AllHeads { heads * d } else { d };
+    // Either way the norm starts with factors of 1.
+    let one = if norm.kind == NormKind::RmsOffset { 0.0 } else { 1.0 };
+    let weight = vb.get_with_hints(size, "weight", Init::Const(one))?;
+    let layer = norm.kind == NormKind::Layer;
+    let bias = layer.then(|| vb.get_with_hints(size, "bias", Init::Const(0.0))).transpose()?;
+    Ok(NormWeights { weight, bias })
+}
+
+fn fresh_dense(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<DenseWeights> {
+    let bound = (6.0 / (out + input) as f64).sqrt();
+    let weight = vb.get_with_hints((out, input), "weight", Init::Uniform { lo: -bound, up: bound })?;
+    let bias = bias.then(|| vb.get_with_hints(out, "bias", Init::Const(0.0))).transpose()?;
+    Ok(DenseWeights { weight, bias })
+}

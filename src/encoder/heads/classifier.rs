@@ -1,0 +1,173 @@
+use candle_core::{Module, Tensor};
+use candle_nn::Activation;
+use serde_json::Value;
+
+use crate::checkpoint::WeightSource;
+use crate::encoder::model::bert::{BertModel, body};
+use crate::encoder::model::config::BertConfig;
+use crate::encoder::model::feed_forward::read_dense;
+use crate::encoder::model::hidden::{Hidden, wide};
+use crate::encoder::model::norm::LayerNorm;
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+use crate::ops::Dense;
+
+/// What stands between the hidden state of a text and its logits.
+struct Names {
+    /// Under the model's own prefix, if the first is its pooler.
+    pooler: bool,
+    first: &'static str,
+    activation: Between,
+    norm: Option<&'static str>,
+    last: &'static str,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Between {
+    Tanh,
+    Fixed(Activation),
+    /// `classifier_activation`.
+    Stated,
+}
+
+const BERT: Names =
+    Names { pooler: true, first: "pooler.dense", activation: Between::Tanh, norm: None, last: "classifier" };
+const ROBERTA: Names = Names {
+    pooler: false,
+    first: "classifier.dense",
+    activation: Between::Tanh,
+    norm: None,
+    last: "classifier.out_proj",
+};
+
+/// The head of each family's `ForSequenceClassification` in transformers.
+fn names(family: &str) -> Option<Names> {
+    Some(match family {
+        "bert" | "gte" => BERT,
+        "albert" => Names { first: "pooler", ..BERT },
+        "roberta" | "xlm-roberta" | "camembert" | "mpnet" | "jina_embeddings_v3" => ROBERTA,
+        // Whatever the activation of its layers.
+        "electra" => Names { activation: Between::Fixed(Activation::Gelu), ..ROBERTA },
+        "distilbert" => {
+            Names { pooler: false, first: "pre_classifier", activation: Between::Fixed(Activation::Relu), ..BERT }
+        }
+        "modernbert" => {
+            Names { pooler: false, first: "head.dense", activation: Between::Stated, norm: Some("head.norm"), ..BERT }
+        }
+        _ => return None,
+    })
+}
+
+/// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
+/// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
+/// configuration says so, the mean.
+#[derive(Debug, Clone)]
+pub struct SequenceClassifier {
+    pub(crate) model: BertModel,
+    means: bool,
+    first: Dense,
+    activation: Between,
+    norm: Option<LayerNorm>,
+    last: Dense,
+    labels: Vec<String>,
+}
+
+impl SequenceClassifier {
+    /// Reads model and head from the root of a checkpoint.
+    ///
+    /// # Errors
+    /// Those of [`BertModel::load`]; a family without such a head; a checkpoint without one; as many labels in
+    /// `id2label` as the head has not.
+    pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
+        let Some(names) = names(&config.model_type) else {
+            return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
+        };
+        let weight = format!("{}.weight", names.last);
+        if !source.contains(&weight) {
+            let why = "the checkpoint has no head for sequence classification".to_string();
+            return Err(Error::MissingTensor { name: source.full_name(&weight), why });
+        }
+        let labels = labels(config, source.shape(&weight)?.and_then(|shape| shape.first().copied()))?;
+        let hidden = config.hidden_size;
+        let body = body(config, source);
+        let first = match (&body, names.pooler) {
+            (Some(body), true) => body.child(names.first),
+            _ => source.child(names.first),
+        };
+        let last = source.child(names.last);
+        // ModernBERT's has a bias only if `classifier_bias` says so.
+        let bias = names.norm.is_none() || first.contains("bias");
+        Ok(Self {
+            model: BertModel::load(config, source)?,
+            means: means(config)?,
+            first: Dense::new(&first.full_name(""), read_dense(&first, hidden, hidden, bias)?, hidden, hidden)?,
+            activation: match names.activation {
+                Between::Stated => Between::Fixed(config.stated_activation("classifier_activation")?),
+                activation => activation,
+            },
+            norm: names.norm.map(|name| config.norm(hidden, &source.child(name))).transpose()?,
+            last: Dense::new(names.last, read_dense(&last, labels.len(), hidden, true)?, labels.len(), hidden)?,
+            labels,
+        })
+    }
+
+    /// The model below the head.
+    pub fn model(&self) -> &BertModel {
+        &self.model
+    }
+
+    /// What the logits stand for: `id2label`, or `LABEL_0` and so on.
+    pub fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
+    /// Token ids `(b, s)` u32, padded on the right, with `lengths` tokens in each row → logits `(b, labels)` in f32 (f64
+    /// for an f64 model).
+    ///
+    /// # Errors
+    /// As [`BertModel::forward`]; a row without tokens.
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
+        let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
+        self.logits(&Hidden { tokens, lengths: lengths.to_vec() })
+    }
+
+    /// `(b, labels)`.
+    pub(crate) fn logits(&self, hidden: &Hidden) -> Result<Tensor> {
+        let xs = if self.means { hidden.means()? } else { hidden.first()? }.unsqueeze(1)?; // (b, 1, hidden)
+        let dtype = wide(xs.dtype());
+        let xs = self.first.forward(&xs, dtype)?;
+        let xs = match self.activation {
+            Between::Fixed(activation) => activation.forward(&xs)?,
+            _ => xs.tanh()?,
+        };
+        let xs = match &self.norm {
+            Some(norm) => norm.forward(&xs)?,
+            None => xs,
+        };
+        Ok(self.last.forward(&xs, dtype)?.squeeze(1)?)
+    }
+}
+
+fn means(config: &BertConfig) -> Result<bool> {
+    match (config.model_type.as_str(), config.key("classifier_pooling").and_then(Value::as_str)) {
+        ("modernbert", Some("mean")) => Ok(true),
+        ("modernbert", Some(other)) if other != "cls" => Err(Error::config("classifier_pooling", other, "cls or mean")),
+        _ => Ok(false),
+    }
+}
+
+/// The names of `count` labels.
+fn labels(config: &BertConfig, count: Option<usize>) -> Result<Vec<String>> {
+    let stated = config.key("id2label").and_then(Value::as_object);
+    // With two unnamed ones, transformers writes none.
+    let count = count.or(stated.map(serde_json::Map::len)).unwrap_or(2);
+    let Some(stated) = stated else {
+        return Ok((0..count).map(|i| format!("LABEL_{i}")).collect());
+    };
+    let label = |i: usize| stated.get(&i.to_string()).and_then(Value::as_str).map(str::to_string);
+    let labels: Option<Vec<String>> = (0..count).map(label).collect();
+    labels.filter(|labels| labels.len() == stated.len()).ok_or_else(|| {
+        let found = format!("{} labels", stated.len());
+        Error::config("id2label", found, format!("{count} of them, numbered from 0: the head has as many rows"))
+    })
+}

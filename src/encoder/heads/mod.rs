@@ -1,0 +1,5 @@
+//! Task heads on hidden states: pooling, classification, masked-token prediction.
+
+pub(crate) mod classifier;
+pub(crate) mod masked_lm;
+pub(crate) mod pooling;

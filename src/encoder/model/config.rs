@@ -1,0 +1,255 @@
+use std::path::Path;
+
+use candle_nn::Activation;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+use crate::checkpoint::{WeightSource, as_in_model};
+use crate::config::AttentionConfig;
+use crate::encoder::model::config_keys::translate;
+use crate::encoder::model::family::{Family, Positions, Types};
+use crate::encoder::model::norm::LayerNorm;
+use crate::error::{Error, Result};
+use crate::io::json;
+use crate::mask::AttentionMask;
+use crate::pruning::PrunedHeads;
+
+/// The `config.json` of BERT or one of its kin: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
+/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE. The keys are BERT's; what other families call them is
+/// read as them. How a family's attention knows positions and what it masks is kept and applied, layer by layer.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(remote = "Self")]
+#[non_exhaustive]
+pub struct BertConfig {
+    /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
+    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3` or `gte`.
+    pub model_type: String,
+    /// Number of rows of the word embedding.
+    pub vocab_size: usize,
+    /// Width of the model.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub num_hidden_layers: usize,
+    /// Number of heads.
+    pub num_attention_heads: usize,
+    /// Width of the feed-forward part.
+    pub intermediate_size: usize,
+    /// Its activation.
+    pub hidden_act: Activation,
+    /// The longest input, in tokens.
+    pub max_position_embeddings: usize,
+    /// Number of segment types; DistilBERT, MPNet and ModernBERT have none.
+    #[serde(default)]
+    pub type_vocab_size: usize,
+    /// Added to the variance in layer normalisation.
+    #[serde(default = "eps")]
+    pub layer_norm_eps: f64,
+    /// Width of the embeddings, if not `hidden_size` (ELECTRA, ALBERT).
+    #[serde(default)]
+    pub embedding_size: Option<usize>,
+    /// Groups of layers that share their weights (ALBERT).
+    #[serde(default = "one")]
+    pub num_hidden_groups: usize,
+    /// Layers of a group (ALBERT).
+    #[serde(default = "one")]
+    pub inner_group_num: usize,
+    /// Numbers of an attention head, if not `hidden_size / num_attention_heads`.
+    #[serde(default)]
+    pub head_dim: Option<usize>,
+    /// Dropout on hidden states when training.
+    #[serde(default)]
+    pub hidden_dropout_prob: f64,
+    /// Dropout on attention weights when training.
+    #[serde(default)]
+    pub attention_probs_dropout_prob: f64,
+    /// `absolute`, or `alibi` in Jina-BERT; of no meaning in families without a table of positions.
+    #[serde(default = "absolute")]
+    pub position_embedding_type: String,
+    /// The id that fills short rows.
+    #[serde(default)]
+    pub pad_token_id: u32,
+    /// Heads that the file's layers no longer have, by their numbers in the unpruned model.
+    #[serde(default)]
+    pub pruned_heads: PrunedHeads,
+    /// Every key of the file, some of which only attention understands.
+    #[serde(skip)]
+    keys: Value,
+}
+
+impl<'de> Deserialize<'de> for BertConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        use serde::de::Error as _;
+        let mut keys = Map::deserialize(deserializer)?;
+        translate(&mut keys).map_err(D::Error::custom)?;
+        let keys = Value::Object(keys);
+        Ok(Self { keys: keys.clone(), ..Self::deserialize(keys).map_err(D::Error::custom)? })
+    }
+}
+
+fn absolute() -> String {
+    "absolute".to_string()
+}
+
+fn eps() -> f64 {
+    1e-12
+}
+
+fn one() -> usize {
+    1
+}
+
+impl BertConfig {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// If the file is missing, is of another family than BERT, or lacks a key; the error holds the path.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let config: Self = json(path)?;
+        config.validate().map_err(|e| Error::file(path, e))?;
+        Ok(config)
+    }
+
+    /// Checks what the model relies on.
+    ///
+    /// # Errors
+    /// [`Error::Config`], with the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let Some(family) = Family::of(&self.model_type, &self.position_embedding_type) else {
+            return Err(Error::config("model_type", &self.model_type, Family::names()));
+        };
+        if family.positions != Positions::InAttention && self.position_embedding_type != "absolute" {
+            return Err(Error::config("position_embedding_type", &self.position_embedding_type, "absolute"));
+        }
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("intermediate_size", self.intermediate_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("type_vocab_size", if family.types == Types::Always { self.type_vocab_size } else { 1 }),
+            ("embedding_size", self.embedding_size()),
+            ("num_hidden_groups", self.num_hidden_groups),
+            ("inner_group_num", self.inner_group_num),
+        ];
+        if let Some((field, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(Error::config(field, 0, "at least 1"));
+        }
+        // Layers that share their weights cost a file nothing.
+        const MOST: usize = 1 << 12;
+        let all = self.num_hidden_layers.saturating_mul(self.inner_group_num);
+        if all > MOST {
+            let allowed = format!("at most {MOST} layers in all");
+            return Err(Error::config("num_hidden_layers", self.num_hidden_layers, allowed));
+        }
+        if self.pad_token_id as usize >= self.vocab_size {
+            let allowed = format!("less than vocab_size = {}", self.vocab_size);
+            return Err(Error::config("pad_token_id", self.pad_token_id, allowed));
+        }
+        if self.num_hidden_groups > self.num_hidden_layers {
+            let allowed = format!("at most num_hidden_layers = {}", self.num_hidden_layers);
+            return Err(Error::config("num_hidden_groups", self.num_hidden_groups, allowed));
+        }
+        if self.first_position() >= self.max_position_embeddings {
+            let allowed = format!("more than {}, the position of the first token", self.first_position());
+            return Err(Error::config("max_position_embeddings", self.max_position_embeddings, allowed));
+        }
+        if !(0.0..1.0).contains(&self.hidden_dropout_prob) {
+            return Err(Error::config("hidden_dropout_prob", self.hidden_dropout_prob, "a number in [0, 1)"));
+        }
+        if let Some(kinds) = self.keys.get("layer_types").and_then(Value::as_array)
+            && kinds.len() < self.num_hidden_layers
+        {
+            let allowed = format!("one for each of {} layers", self.num_hidden_layers);
+            return Err(Error::config("layer_types", format!("{} kinds", kinds.len()), allowed));
+        }
+        self.pruned_heads.check(&vec![self.num_attention_heads; self.num_hidden_layers])?;
+        if !self.pruned_heads.is_empty() && family.shares_layers() {
+            let allowed = format!("none: layers of {} share their weights", self.model_type);
+            return Err(Error::config("pruned_heads", &self.pruned_heads, allowed));
+        }
+        self.attention().validate()
+    }
+
+    /// The attention layers' sizes. What a family adds to them, such as rotary positions, comes when a layer is read.
+    pub fn attention(&self) -> AttentionConfig {
+        let config = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
+        let config = AttentionConfig { head_dim: self.head_dim, ..config };
+        config.with_dropout(self.attention_probs_dropout_prob)
+    }
+
+    /// The attention of layer `index`, at which `source` points, as its model runs it, and what that masks.
+    pub(crate) fn attention_of<S: WeightSource>(
+        &self,
+        source: &S,
+        index: usize,
+    ) -> Result<(AttentionConfig, AttentionMask)> {
+        let mut config = self.attention();
+        let pruned = self.pruned_heads.of_layer(index);
+        if !pruned.is_empty() {
+            config.head_dim = Some(config.head_dim());
+            config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
+        }
+        as_in_model(&self.keys, source, config, &pruned)
+    }
+
+    /// Reads a layer normalisation.
+    pub(crate) fn norm<S: WeightSource>(&self, size: usize, source: &S) -> Result<LayerNorm> {
+        let stated = self.keys.get("norm_bias").and_then(Value::as_bool);
+        match stated.unwrap_or(self.model_type != "modernbert") {
+            true => LayerNorm::load(size, self.layer_norm_eps, source),
+            false => LayerNorm::load_without_bias(size, self.layer_norm_eps, source),
+        }
+    }
+
+    /// The longest text, in tokens.
+    pub fn max_tokens(&self) -> usize {
+        self.max_position_embeddings.saturating_sub(self.first_position())
+    }
+
+    pub(crate) fn embedding_size(&self) -> usize {
+        self.embedding_size.unwrap_or(self.hidden_size)
+    }
+
+    /// The position of a text's first token.
+    pub(crate) fn first_position(&self) -> usize {
+        self.uncounted().map_or(0, |pad| pad as usize + 1)
+    }
+
+    /// The id of tokens that do not count in positions and all stand at the position of that number.
+    pub(crate) fn uncounted(&self) -> Option<u32> {
+        match self.family().positions {
+            Positions::Table | Positions::InAttention => None,
+            Positions::AfterPad => Some(self.pad_token_id),
+            Positions::After(id) => Some(id),
+        }
+    }
+
+    pub(crate) fn has_types(&self) -> bool {
+        match self.family().types {
+            Types::Always => true,
+            Types::IfAny(_) => self.type_vocab_size > 0,
+            Types::Never => false,
+        }
+    }
+
+    /// Whether it is RoBERTa or a family that took over its tokenizers, which tell no segment types.
+    pub(crate) fn is_roberta(&self) -> bool {
+        matches!(self.family().positions, Positions::AfterPad) || self.model_type == "jina_embeddings_v3"
+    }
+
+    /// That of BERT if there is none, which `validate` does not let through.
+    pub(crate) fn family(&self) -> &'static Family {
+        Family::of(&self.model_type, &self.position_embedding_type).unwrap_or(Family::bert())
+    }
+
+    /// The activation that a key of the file names, GELU where it is silent.
+    pub(crate) fn stated_activation(&self, key: &'static str) -> Result<Activation> {
+        let Some(value) = self.key(key) else { return Ok(Activation::Gelu) };
+        Activation::deserialize(value).map_err(|_| Error::config(key, value, "an activation that candle has"))
+    }
+
+    /// A key of the file, whatever it means.
+    pub(crate) fn key(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key)
+    }
+}

@@ -1,0 +1,160 @@
+use candle_core::{DType, Device, Module, Tensor, WithDType};
+use candle_nn::Activation;
+use half::bf16;
+
+use crate::checkpoint::WeightSource;
+use crate::encoder::model::config::BertConfig;
+use crate::error::Result;
+use crate::kernels::cpu::{Element, Epilogue};
+use crate::ops::{Dense, Unbiased};
+use crate::weights::DenseWeights;
+
+/// What a family calls its projections, and which of them are gated: `last(activation(activated(x)) · plain(x))`
+/// ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// Not gated.
+    Plain { first: &'static str, last: &'static str },
+    /// Gated, both in one matrix; `activated` says which half, 0 or 1.
+    Halves { both: &'static str, activated: usize, last: &'static str },
+    /// Gated, each for itself.
+    Apart { activated: &'static str, plain: &'static str, last: &'static str },
+}
+
+/// The feed-forward part of a layer.
+#[derive(Debug, Clone)]
+pub(crate) struct FeedForward {
+    activated: Dense,
+    plain: Option<Dense>,
+    /// Both in one, where they are stored so, and which half is activated.
+    both: Option<(Dense, usize)>,
+    activation: Activation,
+    last: Dense,
+}
+
+impl FeedForward {
+    /// Reads it from the layer that `source` points at.
+    pub fn load<S: WeightSource>(config: &BertConfig, names: Names, source: &S) -> Result<Self> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let read = |name: &str, out, input| {
+            let source = source.child(name);
+            // Gated families leave biases out as they like.
+            let bias = matches!(names, Names::Plain { .. }) || source.contains("bias");
+            read_dense(&source, out, input, bias)
+        };
+        let dense = |name: &str, weights| Dense::new(&source.full_name(name), weights, inner, hidden);
+        let (activated, plain, both, last) = match names {
+            Names::Plain { first, last } => (dense(first, read(first, inner, hidden)?)?, None, None, last),
+            Names::Apart { activated, plain, last } => {
+                let read = |name| dense(name, read(name, inner, hidden)?);
+                (read(activated)?, Some(read(plain)?), None, last)
+            }
+            Names::Halves { both, activated, last } => {
+                let weights = read(both, 2 * inner, hidden)?;
+                // Views: they follow the weights if they change.
+                let half = |which: usize| {
+                    let bias = weights.bias.as_ref().map(|bias| bias.narrow(0, which * inner, inner)).transpose()?;
+                    dense(both, DenseWeights { weight: weights.weight.narrow(0, which * inner, inner)?, bias })
+                };
+                let parts = (half(activated)?, half(1 - activated)?);
+                let whole = Dense::new(&source.full_name(both), weights, 2 * inner, hidden)?;
+                (parts.0, Some(parts.1), Some((whole, activated)), last)
+            }
+        };
+        let weights = read(last, hidden, inner)?;
+        let last = Dense::new(&source.full_name(last), weights, hidden, inner)?;
+        Ok(Self { activated, plain, both, activation: config.hidden_act, last })
+    }
+
+    /// xs `(b, s, hidden)` → the same, the last bias left to the next step where a GPU adds it there.
+    pub fn forward(&self, xs: &Tensor) -> Result<Unbiased> {
+        if let Some(step) = step(self.activation)
+            && let both = self.both.as_ref().map(|(both, half)| (both, *half))
+            && let Some(inner) = self.activated.forward_activated(xs, step, self.plain.as_ref(), both)?
+        {
+            return self.last.forward_unbiased(&inner);
+        }
+        let inner = self.activation.forward(&self.activated.forward(xs, xs.dtype())?)?;
+        let inner = match &self.plain {
+            Some(plain) => (inner * plain.forward(xs, xs.dtype())?)?,
+            None => inner,
+        };
+        Ok(self.last.forward(&inner, xs.dtype())?.into())
+    }
+
+    pub fn runs_on_rows(&self) -> bool {
+        self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Dense::can_pack)
+    }
+
+    /// As [`forward`](Self::forward) on plain numbers; call only if [`runs_on_rows`](Self::runs_on_rows).
+    pub fn forward_rows(&self, xs: &[f32], tokens: usize, buffers: &mut Inner, outer: &mut Vec<f32>) -> Result<()> {
+        let Inner { f32, bf16, plain: factors } = buffers;
+        let Some(plain) = &self.plain else {
+            // What would be rounded before its next product anyway is not kept wider.
+            return match self.last.packed()?.rounds_to_bf16() {
+                true => {
+                    self.activated_rows(xs, tokens, bf16)?;
+                    self.last_rows(bf16, tokens, outer)
+                }
+                false => {
+                    self.activated_rows(xs, tokens, f32)?;
+                    self.last_rows(f32, tokens, outer)
+                }
+            };
+        };
+        self.activated_rows(xs, tokens, f32)?;
+        plain.packed()?.multiply(xs, tokens, Epilogue::None, factors);
+        f32.iter_mut().zip(factors).for_each(|(x, factor)| *x *= *factor);
+        self.last_rows(f32, tokens, outer)
+    }
+
+    fn activated_rows<T: Element + WithDType>(&self, xs: &[f32], tokens: usize, inner: &mut Vec<T>) -> Result<()> {
+        let epilogue = match self.activation {
+            Activation::Gelu => Some(Epilogue::Gelu),
+            Activation::NewGelu | Activation::GeluPytorchTanh => Some(Epilogue::GeluTanh),
+            Activation::Silu => Some(Epilogue::Silu),
+            _ => None,
+        };
+        self.activated.packed()?.multiply(xs, tokens, epilogue.unwrap_or(Epilogue::None), inner);
+        if epilogue.is_none() {
+            let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
+            *inner = self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?;
+        }
+        Ok(())
+    }
+
+    fn last_rows<T: Element>(&self, inner: &[T], tokens: usize, outer: &mut Vec<f32>) -> Result<()> {
+        self.last.packed()?.multiply(inner, tokens, Epilogue::None, outer);
+        Ok(())
+    }
+}
+
+/// What GPUs do in one kernel.
+fn step(activation: Activation) -> Option<crate::ops::Activation> {
+    match activation {
+        Activation::Gelu => Some(crate::ops::Activation::Gelu),
+        Activation::NewGelu | Activation::GeluPytorchTanh => Some(crate::ops::Activation::GeluTanh),
+        Activation::Silu | Activation::Swish => Some(crate::ops::Activation::Silu),
+        Activation::Relu => Some(crate::ops::Activation::Relu),
+        _ => None,
+    }
+}
+
+/// Memory that layers reuse: the wide part of a feed-forward in one dtype, and what it is multiplied with.
+#[derive(Debug, Default)]
+pub(crate) struct Inner {
+    f32: Vec<f32>,
+    bf16: Vec<bf16>,
+    plain: Vec<f32>,
+}
+
+/// Reads a projection `(out, input)`.
+pub(crate) fn read_dense<S: WeightSource>(source: &S, out: usize, input: usize, bias: bool) -> Result<DenseWeights> {
+    let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
+    Ok(DenseWeights { weight: source.get("weight", &[out, input])?, bias })
+}
+
+/// As [`read_dense`], with its bias, as a layer.
+pub(crate) fn dense<S: WeightSource>(source: &S, out: usize, input: usize) -> Result<Dense> {
+    Dense::new(&source.full_name(""), read_dense(source, out, input, true)?, out, input)
+}

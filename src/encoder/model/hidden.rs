@@ -1,0 +1,95 @@
+use candle_core::{DType, Device, Tensor};
+
+use crate::attention::ragged::starts;
+use crate::error::{Error, Result};
+
+/// What a model makes of a batch of texts.
+#[derive(Debug)]
+pub(crate) struct Hidden {
+    /// `(tokens, width)`: one text after the other; or `(b, s, width)`, padded on the right.
+    pub tokens: Tensor,
+    pub lengths: Vec<usize>,
+}
+
+impl Hidden {
+    /// Text `i`, `(tokens, width)`.
+    pub fn text(&self, i: usize) -> Result<Tensor> {
+        Ok(match self.tokens.rank() {
+            2 => self.tokens.narrow(0, starts(&self.lengths[..i])[i], self.lengths[i])?,
+            _ => self.tokens.get(i)?.narrow(0, 0, self.lengths[i])?,
+        })
+    }
+
+    /// The same padded on the right, `(b, s, width)`.
+    pub fn padded(&self) -> Result<Tensor> {
+        if self.tokens.rank() == 3 {
+            return Ok(self.tokens.clone());
+        }
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        let starts = starts(&self.lengths);
+        // Past a text's end its last token is repeated: any number that is finite does.
+        let place = |i: usize| (0..longest).map(move |j| (i, j));
+        let places = (0..self.lengths.len()).flat_map(place).map(|(i, j)| match self.lengths[i] {
+            0 => 0,
+            length => (starts[i] + j.min(length - 1)) as u32,
+        });
+        let places = Tensor::from_iter(places, self.tokens.device())?;
+        Ok(self.tokens.index_select(&places, 0)?.reshape((self.lengths.len(), longest, self.tokens.dim(1)?))?)
+    }
+
+    /// The first token of each text, `(b, width)`.
+    pub fn first(&self) -> Result<Tensor> {
+        if let Some(empty) = self.lengths.iter().position(|length| *length == 0) {
+            return Err(Error::value(format!("the number of tokens of text {empty}"), 0, "at least 1"));
+        }
+        Ok(match self.tokens.rank() {
+            2 => {
+                let mut starts: Vec<u32> = starts(&self.lengths).into_iter().map(|start| start as u32).collect();
+                starts.pop();
+                self.tokens.index_select(&Tensor::new(starts, self.tokens.device())?, 0)?
+            }
+            _ => self.tokens.narrow(1, 0, 1)?.squeeze(1)?,
+        })
+    }
+
+    /// The mean over the tokens of each text, `(b, width)`.
+    pub fn means(&self) -> Result<Tensor> {
+        let means = (0..self.lengths.len()).map(|i| Ok(self.text(i)?.mean(0)?)).collect::<Result<Vec<_>>>()?;
+        Ok(Tensor::stack(&means, 0)?)
+    }
+
+    /// Tokens `(text, place)`, each as a row.
+    pub fn tokens_at(&self, places: &[(usize, usize)]) -> Result<Tensor> {
+        let starts = starts(&self.lengths);
+        let (flat, row) = match self.tokens.rank() {
+            2 => (self.tokens.clone(), None),
+            _ => (self.tokens.flatten(0, 1)?, Some(self.tokens.dim(1)?)),
+        };
+        let place = |&(text, place): &(usize, usize)| (row.map_or(starts[text], |row| text * row) + place) as u32;
+        let places: Vec<u32> = places.iter().map(place).collect();
+        Ok(flat.index_select(&Tensor::new(places, self.tokens.device())?, 0)?)
+    }
+}
+
+/// The dtype of what comes out of a head: f32, or f64 for an f64 model.
+pub(crate) fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// Rows of numbers on the CPU, in f32.
+pub(crate) fn rows(xs: &Tensor) -> Result<Vec<Vec<f32>>> {
+    Ok(xs.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_padded_with_numbers_of_their_own() {
+        let tokens = Tensor::new(&[[1f32], [2.], [3.], [4.]], &Device::Cpu).unwrap();
+        let hidden = Hidden { tokens, lengths: vec![1, 0, 3] };
+        let padded = hidden.padded().unwrap().squeeze(2).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(padded, [[1., 1., 1.], [1., 1., 1.], [2., 3., 4.]]);
+    }
+}

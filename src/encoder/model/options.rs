@@ -1,0 +1,65 @@
+use candle_core::Tensor;
+
+use crate::attention::{AttentionOptions, Observe, Observed};
+use crate::error::{Error, Result};
+use crate::macros::setters;
+
+/// How one call of [`BertModel::forward_with`](crate::encoder::BertModel::forward_with) is to run. The default: inference, all
+/// heads, nothing observed.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct ForwardOptions<'a> {
+    /// Training: dropout is applied.
+    pub train: bool,
+    /// For each layer, what its heads' results are multiplied by: see
+    /// [`AttentionOptions::head_mask`](crate::AttentionOptions).
+    pub head_masks: Option<&'a [Tensor]>,
+    /// What to tell of the attention weights of which layers.
+    pub observe: Option<(&'a [usize], &'a Observe)>,
+}
+
+/// What a model gives back.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Forwarded {
+    /// Hidden states `(b, s, hidden_size)`.
+    pub hidden: Tensor,
+    /// The layers asked for, in the order of the model, each with what was seen of its weights.
+    pub observed: Vec<(usize, Observed)>,
+}
+
+impl<'a> ForwardOptions<'a> {
+    setters! {
+        /// Sets whether dropout is applied.
+        with_train, train: bool = train;
+        /// Sets what heads' results are multiplied by, a mask a layer.
+        with_head_masks, head_masks: &'a [Tensor] = Some(head_masks);
+    }
+
+    /// Sets what to tell of the attention weights of `layers`.
+    #[must_use]
+    pub fn with_observe(mut self, layers: &'a [usize], what: &'a Observe) -> Self {
+        self.observe = Some((layers, what));
+        self
+    }
+
+    pub(crate) fn check(&self, layers: usize) -> Result<()> {
+        if let Some(masks) = self.head_masks.filter(|masks| masks.len() != layers) {
+            return Err(Error::value("the number of head masks", masks.len(), format!("{layers}, one a layer")));
+        }
+        match self.observe.and_then(|(asked, _)| asked.iter().find(|layer| **layer >= layers)) {
+            Some(layer) => Err(Error::value("a layer to observe", layer, format!("less than {layers}"))),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn of_layer(&self, index: usize) -> AttentionOptions<'a> {
+        let mut options = AttentionOptions::default().with_train(self.train);
+        options.head_mask = self.head_masks.map(|masks| &masks[index]);
+        options
+    }
+
+    pub(crate) fn observed_in(&self, index: usize) -> Option<&'a Observe> {
+        self.observe.filter(|(layers, _)| layers.contains(&index)).map(|(_, what)| what)
+    }
+}

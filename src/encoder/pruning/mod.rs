@@ -1,0 +1,4 @@
+//! Head importance and pruning of whole encoders.
+
+pub(crate) mod importance;
+pub(crate) mod prune;

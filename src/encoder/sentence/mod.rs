@@ -1,0 +1,162 @@
+mod embedded;
+pub(crate) mod fingerprint;
+pub(crate) mod pipeline;
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::encoder::model::bert::BertModel;
+use crate::encoder::model::hidden::{Hidden, wide};
+use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
+use crate::encoder::text::batches::{Texts, transformer_of};
+use crate::encoder::text::options::EncodeOptions;
+use crate::encoder::text::tokenizer::Text;
+use crate::error::{Error, Result};
+use crate::io::json_or_default;
+
+/// Texts to vectors, as sentence-transformers does it: tokenizer, [`BertModel`], pooling, normalisation and maximum
+/// length are what the model's folder says.
+///
+/// Any number of threads may share one, by reference or in an `Arc`. On an Apple GPU a few batches run at a time and the
+/// others wait for their turn.
+///
+/// ```no_run
+/// use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+/// use candle_core::{DType, Device};
+/// let encoder = SentenceEncoder::from_folder("all-MiniLM-L6-v2", DType::F32, &Device::Cpu)?;
+/// let embeddings = encoder.encode(&["A cat sleeps.", "A kitten naps."], &EncodeOptions::default())?;
+/// assert_eq!(embeddings.dims(), [2, 384]);
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct SentenceEncoder {
+    pub(crate) model: BertModel,
+    pub(crate) texts: Texts,
+    pipeline: Pipeline,
+    prompts: Prompts,
+}
+
+impl SentenceEncoder {
+    /// The model of a folder as sentence-transformers or transformers saves it: `config.json`, `tokenizer.json`,
+    /// `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without it, tokens are
+    /// averaged and the mean is left as it is.
+    ///
+    /// # Errors
+    /// A file missing or malformed, named; a model, module or tensor that this version cannot run.
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        let folder = folder.as_ref();
+        let modules = pipeline::modules(folder)?;
+        let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
+        let model = BertModel::load(&config, &source)?;
+        Ok(Self {
+            texts,
+            pipeline: Pipeline::load(folder, modules.as_deref(), config.hidden_size, device)?,
+            prompts: json_or_default(&folder.join("config_sentence_transformers.json"))?,
+            model,
+        })
+    }
+
+    /// The model of a hub id such as `sentence-transformers/all-MiniLM-L6-v2`, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+    }
+
+    /// The number of numbers of an embedding.
+    pub fn embedding_size(&self) -> usize {
+        self.pipeline.output_size(self.model.config().hidden_size)
+    }
+
+    /// The number of tokens past which a text is cut off, special tokens included.
+    pub fn max_seq_length(&self) -> usize {
+        self.texts.max_seq_length
+    }
+
+    /// One vector a text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
+    ///
+    /// # Errors
+    /// A batch size of 0; a prompt that the model does not have; a token that the model does not have.
+    pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
+        let prompt = self.prompt(options.prompt_name)?;
+        let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
+        let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
+        let uncounted = self.uncounted(prompt)?;
+        let rows = self.texts.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
+        if rows.is_empty() {
+            let device = self.model.word_embeddings.device();
+            return Ok(Tensor::zeros((0, self.embedding_size()), wide(self.texts.dtype), device)?);
+        }
+        Ok(Tensor::cat(&rows, 0)?)
+    }
+
+    /// Where the model looks in a text, or in two that it reads together, by layer and head: their tokens and their
+    /// attention weights. A prompt is put before the first as in [`encode`](Self::encode). What is too long for the model
+    /// is cut off, of two the longer first.
+    ///
+    /// # Errors
+    /// A layer, head or prompt that is not there; a token that the model does not have.
+    #[cfg(feature = "visualize")]
+    pub fn attention<'a>(
+        &self,
+        text: impl Into<Text<'a>>,
+        options: &crate::encoder::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        let prompt = self.prompt(options.prompt_name)?;
+        let (first, second) = match text.into() {
+            Text::One(text) => (text, None),
+            Text::Pair(first, second) => (first, Some(second)),
+        };
+        let first = format!("{prompt}{first}");
+        let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
+        self.texts.attention(&self.model, prompted, options)
+    }
+
+    /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
+    pub(crate) fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
+        let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
+        let device = hidden.tokens.device();
+        // On a GPU a few large operations cost less than many small ones.
+        if hidden.tokens.rank() == 2 && device.is_cpu() {
+            let one = |i: usize| {
+                let (tokens, length) = (hidden.text(i)?.unsqueeze(0)?, hidden.lengths[i]);
+                let counts = Tensor::from_iter(counts(length, length), device)?.unsqueeze(0)?;
+                self.pipeline.forward(&tokens, &counts)
+            };
+            return (0..hidden.lengths.len()).map(one).collect();
+        }
+        let tokens = hidden.padded()?;
+        let (b, s, _) = tokens.dims3()?;
+        let counts: Vec<u8> = hidden.lengths.iter().flat_map(|&length| counts(length, s)).collect();
+        let vectors = self.pipeline.forward(&tokens, &Tensor::from_vec(counts, (b, s), device)?)?;
+        (0..b).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect()
+    }
+
+    pub(crate) fn prompt(&self, name: Option<&str>) -> Result<&str> {
+        let Some(name) = name.or(self.prompts.default_prompt_name.as_deref()) else {
+            return Ok("");
+        };
+        self.prompts.prompts.get(name).map(String::as_str).ok_or_else(|| {
+            let known = self.prompts.prompts.keys().map(String::as_str).collect::<Vec<_>>();
+            let known =
+                if known.is_empty() { "none: the model has no prompts".to_string() } else { known.join(" or ") };
+            Error::value("prompt_name", name, known)
+        })
+    }
+
+    /// Tokens at the start of a text with this prompt that pooling leaves out.
+    pub(crate) fn uncounted(&self, prompt: &str) -> Result<usize> {
+        if self.pipeline.include_prompt { Ok(0) } else { self.prompt_tokens(prompt) }
+    }
+
+    /// How many tokens at the start of a text come from the prompt: the start token and its own, not the end token.
+    fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
+        if prompt.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.texts.tokenizer.encode(&[Text::One(prompt)])?[0].len().saturating_sub(1))
+    }
+}

@@ -1,0 +1,285 @@
+//! What the files of a sentence-transformers folder say: which modules run after the transformer, and its limits.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
+use crate::error::{Error, Result};
+use crate::io::{json, json_or_default};
+use crate::ops::Dense;
+use crate::weights::DenseWeights;
+
+/// One entry of `modules.json`.
+#[derive(Debug, serde::Deserialize)]
+pub(crate) struct Module {
+    pub path: String,
+    #[serde(rename = "type")]
+    class: String,
+}
+
+impl Module {
+    /// The class without its Python module, which differs between versions of the library.
+    pub(crate) fn kind(&self) -> &str {
+        self.class.rsplit('.').next().unwrap_or(&self.class)
+    }
+}
+
+/// Reads `modules.json`; without one, the model is a transformer at the top and its tokens are averaged.
+pub(crate) fn modules(folder: &Path) -> Result<Option<Vec<Module>>> {
+    let path = folder.join("modules.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let modules: Vec<Module> = json(&path)?;
+    for module in &modules {
+        let inside = Path::new(&module.path).components().all(|part| matches!(part, Component::Normal(_)));
+        if !inside {
+            return Err(Error::file(&path, format!("module path `{}` leads out of the folder", module.path)));
+        }
+    }
+    match modules.first().map(Module::kind) {
+        Some("Transformer") => Ok(Some(modules)),
+        Some(other) => Err(Error::file(&path, format!("the first module is `{other}`, expected `Transformer`"))),
+        None => Err(Error::file(&path, "no modules, expected `Transformer` first")),
+    }
+}
+
+/// `config_sentence_transformers.json`.
+#[derive(Debug, Clone, Default, serde::Deserialize)]
+#[serde(default)]
+pub(crate) struct Prompts {
+    pub prompts: BTreeMap<String, String>,
+    pub default_prompt_name: Option<String>,
+}
+
+/// `sentence_bert_config.json`.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+struct TransformerConfig {
+    max_seq_length: Option<usize>,
+    do_lower_case: bool,
+}
+
+/// `tokenizer_config.json`.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+pub(crate) struct TokenizerConfig {
+    /// About 1e30 where no limit was known.
+    model_max_length: Option<f64>,
+    model_input_names: Option<Vec<String>>,
+    mask_token: Option<Token>,
+}
+
+/// A special token: its text, or an object that holds it.
+#[derive(Debug, serde::Deserialize)]
+#[serde(untagged)]
+enum Token {
+    Text(String),
+    Object { content: String },
+}
+
+impl TokenizerConfig {
+    pub fn load(transformer: &Path) -> Result<Self> {
+        json_or_default(&transformer.join("tokenizer_config.json"))
+    }
+
+    /// Whether the tokenizer gives segment types to the model.
+    pub fn gives_types(&self) -> bool {
+        self.model_input_names.as_ref().is_none_or(|names| names.iter().any(|name| name == "token_type_ids"))
+    }
+
+    pub fn mask_token(&self) -> Option<&str> {
+        self.mask_token.as_ref().map(|token| match token {
+            Token::Text(text) | Token::Object { content: text } => text.as_str(),
+        })
+    }
+}
+
+/// The longest input in tokens, and whether texts are to be lower-cased first.
+pub(crate) fn limits(transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
+    let own: TransformerConfig = json_or_default(&transformer.join("sentence_bert_config.json"))?;
+    let tokenizer = TokenizerConfig::load(transformer)?;
+    // A cast from float to integer saturates.
+    let stated = own.max_seq_length.or(tokenizer.model_max_length.map(|n| n as usize));
+    let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
+    if limit < 3 {
+        return Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"));
+    }
+    Ok((limit, own.do_lower_case))
+}
+
+/// What happens to the hidden states after the transformer.
+#[derive(Debug, Clone)]
+pub(crate) struct Pipeline {
+    pub pooling: Pooling,
+    /// Whether the tokens of a prompt count in pooling.
+    pub include_prompt: bool,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Normalize,
+    Dense { dense: Dense, activation: fn(&Tensor) -> candle_core::Result<Tensor> },
+}
+
+#[derive(serde::Deserialize)]
+struct PoolingConfig {
+    pooling_mode: Option<OneOrMore>,
+    #[serde(default = "yes")]
+    include_prompt: bool,
+    #[serde(flatten)]
+    others: BTreeMap<String, serde_json::Value>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(PoolingMode),
+    More(Vec<PoolingMode>),
+}
+
+/// The boolean keys of earlier versions, in the order in which their vectors are concatenated.
+const POOLING_KEYS: [(&str, PoolingMode); 6] = [
+    ("pooling_mode_cls_token", PoolingMode::Cls),
+    ("pooling_mode_max_tokens", PoolingMode::Max),
+    ("pooling_mode_mean_tokens", PoolingMode::Mean),
+    ("pooling_mode_mean_sqrt_len_tokens", PoolingMode::MeanSqrtLen),
+    ("pooling_mode_weightedmean_tokens", PoolingMode::WeightedMean),
+    ("pooling_mode_lasttoken", PoolingMode::LastToken),
+];
+
+impl PoolingConfig {
+    fn modes(&self) -> Vec<PoolingMode> {
+        match &self.pooling_mode {
+            Some(OneOrMore::One(mode)) => vec![*mode],
+            Some(OneOrMore::More(modes)) => modes.clone(),
+            None => {
+                let on = |key: &str| self.others.get(key).and_then(serde_json::Value::as_bool) == Some(true);
+                let modes: Vec<_> = POOLING_KEYS.iter().filter(|(key, _)| on(key)).map(|(_, mode)| *mode).collect();
+                if modes.is_empty() { vec![PoolingMode::Mean] } else { modes }
+            }
+        }
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct DenseConfig {
+    in_features: usize,
+    out_features: usize,
+    bias: bool,
+    #[serde(default = "tanh")]
+    activation_function: String,
+    #[serde(default)]
+    use_residual: bool,
+}
+
+fn tanh() -> String {
+    "torch.nn.modules.activation.Tanh".to_string()
+}
+
+impl Pipeline {
+    /// Reads the modules after the transformer. `width` is that of the hidden states.
+    pub(crate) fn load(folder: &Path, modules: Option<&[Module]>, width: usize, device: &Device) -> Result<Self> {
+        let mean = || Pooling::new(vec![PoolingMode::Mean]);
+        let Some(modules) = modules else {
+            return Ok(Self { pooling: mean()?, include_prompt: true, steps: Vec::new() });
+        };
+        let (mut pooling, mut include_prompt, mut steps) = (None, true, Vec::new());
+        let mut width = width;
+        for module in &modules[1..] {
+            let path = folder.join(&module.path);
+            match module.kind() {
+                "Pooling" if pooling.is_none() => {
+                    let config: PoolingConfig = json(&path.join("config.json"))?;
+                    include_prompt = config.include_prompt;
+                    let chosen = Pooling::new(config.modes()).map_err(|e| Error::file(path.join("config.json"), e))?;
+                    width = chosen.output_size(width);
+                    pooling = Some(chosen);
+                }
+                "Normalize" if pooling.is_some() => steps.push(Step::Normalize),
+                "Dense" if pooling.is_some() => {
+                    let (step, out) = load_dense(path, width, device)?;
+                    width = out;
+                    steps.push(step);
+                }
+                // It does nothing outside training.
+                "Dropout" => {}
+                other => {
+                    let reason = format!("module `{other}` at this place is not one this version runs");
+                    return Err(Error::file(folder.join("modules.json"), reason));
+                }
+            }
+        }
+        let pooling = match pooling {
+            Some(pooling) => pooling,
+            None => mean()?,
+        };
+        Ok(Self { pooling, include_prompt, steps })
+    }
+
+    /// The mean, brought to length 1.
+    pub(crate) fn unit_means() -> Result<Self> {
+        Ok(Self { pooling: Pooling::new(vec![PoolingMode::Mean])?, include_prompt: true, steps: vec![Step::Normalize] })
+    }
+
+    /// hidden `(b, s, width)`, mask `(b, s)` with 1 = counts → `(b, size)`.
+    pub(crate) fn forward(&self, hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let pooled = self.pooling.forward(hidden, mask)?;
+        self.steps.iter().try_fold(pooled, |xs, step| step.forward(&xs))
+    }
+
+    /// The size of an embedding for hidden states of `width`.
+    pub(crate) fn output_size(&self, width: usize) -> usize {
+        let dense = self.steps.iter().rev().find_map(|step| match step {
+            Step::Dense { dense, .. } => Some(dense.weight().dims()[0]),
+            Step::Normalize => None,
+        });
+        dense.unwrap_or_else(|| self.pooling.output_size(width))
+    }
+}
+
+fn load_dense(path: PathBuf, width: usize, device: &Device) -> Result<(Step, usize)> {
+    let file = path.join("config.json");
+    let config: DenseConfig = json(&file)?;
+    if config.in_features != width {
+        return Err(Error::file(file, format!("in_features is {}, expected {width}", config.in_features)));
+    }
+    if config.use_residual {
+        return Err(Error::file(file, "use_residual is true, which this version does not run"));
+    }
+    let activation = match config.activation_function.rsplit('.').next().unwrap_or_default() {
+        "Identity" => |xs: &Tensor| Ok(xs.clone()),
+        "Tanh" => Tensor::tanh,
+        "ReLU" => Tensor::relu,
+        "GELU" => Tensor::gelu_erf,
+        "SiLU" => Tensor::silu,
+        other => return Err(Error::file(file, format!("activation_function `{other}` is not one this version knows"))),
+    };
+    // In f32 whatever the model's dtype: it works on pooled vectors, which are f32.
+    let source = Checkpoint::open(path)?.at("linear", DType::F32, device);
+    let out = config.out_features;
+    let bias = config.bias.then(|| source.get("bias", &[out])).transpose()?;
+    let weights = DenseWeights { weight: source.get("weight", &[out, width])?, bias };
+    Ok((Step::Dense { dense: Dense::new("dense module", weights, out, width)?, activation }, out))
+}
+
+impl Step {
+    fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Normalize => l2_normalize(xs),
+            Self::Dense { dense, activation } => {
+                let dtype = xs.dtype();
+                let ys = dense.forward(&xs.to_dtype(DType::F32)?.unsqueeze(1)?, dtype)?.squeeze(1)?;
+                Ok(activation(&ys)?)
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Texts in batches through a model.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use tokenizers::Encoding;
+
+use crate::checkpoint::{Checkpoint, CheckpointSource};
+use crate::encoder::model::bert::{BertModel, in_table};
+use crate::encoder::model::config::BertConfig;
+use crate::encoder::model::hidden::Hidden;
+use crate::encoder::sentence::pipeline;
+use crate::encoder::sentence::pipeline::{Module, TokenizerConfig};
+use crate::encoder::text::options::EncodeOptions;
+use crate::encoder::text::semaphore::Gate;
+use crate::encoder::text::tokenizer::{Text, Tokenizer};
+use crate::error::{Error, Result};
+use crate::mask::PaddedIds;
+
+/// How texts become the input of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Texts {
+    pub tokenizer: Tokenizer,
+    pub max_seq_length: usize,
+    /// Whether the second text of a pair has another segment type than the first.
+    pair_types: bool,
+    pub dtype: DType,
+    device: Device,
+    /// How many batches run at a time.
+    pub gate: Gate,
+}
+
+/// Where in a folder the transformer itself is.
+pub(crate) fn transformer_of(folder: &Path, modules: Option<&[Module]>) -> std::path::PathBuf {
+    match modules {
+        Some([first, ..]) => folder.join(&first.path),
+        _ => folder.to_path_buf(),
+    }
+}
+
+impl Texts {
+    /// Reads tokenizer and limits from the folder of the transformer itself; also gives its configuration and weights.
+    pub fn load(transformer: &Path, dtype: DType, device: &Device) -> Result<(Self, BertConfig, CheckpointSource)> {
+        let config = BertConfig::from_file(transformer.join("config.json"))?;
+        let source = Checkpoint::open(transformer)?.at("", dtype, device);
+        let (max_seq_length, lower_case) = pipeline::limits(transformer, config.max_tokens())?;
+        let stated = TokenizerConfig::load(transformer)?;
+        let tokenizer = Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
+        let texts = Self::new(&config, tokenizer, max_seq_length, stated.gives_types(), dtype, device)?;
+        Ok((texts, config, source))
+    }
+
+    /// `gives_types`: whether the tokenizer gives segment types to the model.
+    pub fn new(
+        config: &BertConfig,
+        tokenizer: Tokenizer,
+        max_seq_length: usize,
+        gives_types: bool,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+            return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
+        }
+        let pair_types = config.has_types() && gives_types && !config.is_roberta();
+        let (device, gate) = (device.clone(), Gate::of(device));
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, gate })
+    }
+
+    /// Calls `run` with batches of the texts and what `model` makes of them; it gives something for each text of its
+    /// batch, and this gives all of that in the order of `texts`.
+    pub fn run<R>(
+        &self,
+        model: &BertModel,
+        texts: &[Text],
+        options: &EncodeOptions,
+        mut run: impl FnMut(&[&Encoding], Hidden) -> Result<Vec<R>>,
+    ) -> Result<Vec<R>> {
+        if options.batch_size == 0 {
+            return Err(Error::config("batch_size", 0, "at least 1"));
+        }
+        let encodings = self.tokenizer.encode(texts)?;
+        // Neighbours of like length waste least on padding.
+        let mut order: Vec<usize> = (0..encodings.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(encodings[i].len()));
+        let mut results: Vec<(usize, R)> = Vec::with_capacity(order.len());
+        while results.len() < order.len() {
+            // The first text of a batch is its longest.
+            let done = results.len();
+            let longest = encodings[order[done]].len().max(1);
+            let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
+            let batch: Vec<&Encoding> = order[done..done + count].iter().map(|&i| &encodings[i]).collect();
+            let place = self.gate.enter();
+            let made = run(&batch, self.hidden(model, &batch)?)?;
+            drop(place);
+            results.extend(order[done..].iter().copied().zip(made));
+            if let Some(on_progress) = options.on_progress {
+                on_progress(results.len(), order.len());
+            }
+        }
+        results.sort_by_key(|(original, _)| *original);
+        Ok(results.into_iter().map(|(_, result)| result).collect())
+    }
+
+    /// One text after the other where the model can: nothing is spent on padding, and what a text gives is the same in
+    /// any batch.
+    fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<Hidden> {
+        let Inputs { ids, types } = self.inputs(model, batch)?;
+        if model.runs_ragged() {
+            let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
+            let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
+            return Ok(Hidden { tokens, lengths });
+        }
+        let (padded, types) = self.pad(model, &ids, &types)?;
+        let tokens = model.forward(&padded.ids, Some(&types), &padded.mask())?;
+        Ok(Hidden { tokens, lengths: padded.lengths })
+    }
+
+    /// A batch as ids and segment types `(b, s)`, padded on the right.
+    pub fn padded(&self, model: &BertModel, batch: &[&Encoding]) -> Result<(PaddedIds, Tensor)> {
+        let Inputs { ids, types } = self.inputs(model, batch)?;
+        self.pad(model, &ids, &types)
+    }
+
+    fn pad(&self, model: &BertModel, ids: &[&[u32]], types: &[Vec<u32>]) -> Result<(PaddedIds, Tensor)> {
+        let padded = PaddedIds::new(ids, model.config().pad_token_id, &self.device)?;
+        Ok((padded, PaddedIds::new(types, 0, &self.device)?.ids))
+    }
+
+    /// Ids and segment types of each text, checked.
+    fn inputs<'a>(&self, model: &BertModel, batch: &[&'a Encoding]) -> Result<Inputs<'a>> {
+        let config = model.config();
+        let ids: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_ids()).collect();
+        let types = |encoding: &Encoding| match self.pair_types {
+            true => encoding.get_type_ids().to_vec(),
+            false => vec![0; encoding.len()],
+        };
+        let types: Vec<Vec<u32>> = batch.iter().map(|encoding| types(encoding)).collect();
+        for (ids, types) in ids.iter().zip(&types) {
+            // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
+            in_table("the tokens' ids", ids, config.vocab_size)?;
+            if config.has_types() {
+                in_table("the tokens' types", types, config.type_vocab_size)?;
+            }
+        }
+        Ok(Inputs { ids, types })
+    }
+}
+
+/// A batch's ids and segment types, text by text.
+struct Inputs<'a> {
+    ids: Vec<&'a [u32]>,
+    types: Vec<Vec<u32>>,
+}

@@ -1,0 +1,125 @@
+use std::path::Path;
+
+use candle_core::{DType, Device};
+use serde_json::{Map, Value};
+
+use crate::encoder::sentence::pipeline;
+use crate::encoder::text::batches::transformer_of;
+use crate::encoder::text::options::EncodeOptions;
+use crate::encoder::text::text_classifier::TextClassifier;
+use crate::error::{Error, Result};
+use crate::io::{json, json_or_default};
+
+/// Pairs of texts to scores, as the `CrossEncoder` of sentence-transformers: both texts go through the model together.
+/// The score is the sigmoid of the logit, unless the model's files name another activation.
+///
+/// ```no_run
+/// use candle_attention::encoder::{CrossEncoder, EncodeOptions};
+/// use candle_core::{DType, Device};
+/// let encoder = CrossEncoder::from_folder("ms-marco-MiniLM-L6-v2", DType::F32, &Device::Cpu)?;
+/// let documents = ["Paris has two million inhabitants.", "Bread is baked.", "London is large."];
+/// for ranked in encoder.rank("How many people live in Paris?", &documents, &EncodeOptions::default())? {
+///     println!("{:.3} {}", ranked.score, documents[ranked.index]); // the best first
+/// }
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct CrossEncoder {
+    classifier: TextClassifier,
+    sigmoid: bool,
+}
+
+/// A document and its score.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ranked {
+    /// Its place in the list that was given.
+    pub index: usize,
+    /// How well it fits the query.
+    pub score: f32,
+}
+
+impl CrossEncoder {
+    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
+    ///
+    /// # Errors
+    /// Those of [`TextClassifier::from_folder`]; more than one label; an activation other than a sigmoid or none.
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        let folder = folder.as_ref();
+        let classifier = TextClassifier::from_folder(folder, dtype, device)?;
+        if classifier.labels().len() != 1 {
+            let found = format!("{} labels", classifier.labels().len());
+            return Err(Error::value("the head of a cross-encoder", found, "one (`TextClassifier` takes more)"));
+        }
+        Ok(Self { classifier, sigmoid: sigmoid(folder)? })
+    }
+
+    /// The model of a hub id, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+    }
+
+    /// The score of each pair.
+    ///
+    /// # Errors
+    /// A batch size of 0; a prompt; a token that the model does not have.
+    pub fn scores(&self, pairs: &[(&str, &str)], options: &EncodeOptions) -> Result<Vec<f32>> {
+        let logits = self.classifier.logits(pairs, options)?.into_iter().flatten();
+        Ok(match self.sigmoid {
+            true => logits.map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+            false => logits.collect(),
+        })
+    }
+
+    /// The documents by their score with `query`, the best first.
+    ///
+    /// # Errors
+    /// As [`scores`](Self::scores).
+    pub fn rank(&self, query: &str, documents: &[&str], options: &EncodeOptions) -> Result<Vec<Ranked>> {
+        let pairs: Vec<(&str, &str)> = documents.iter().map(|document| (query, *document)).collect();
+        let scores = self.scores(&pairs, options)?.into_iter().enumerate();
+        let mut ranked: Vec<Ranked> = scores.map(|(index, score)| Ranked { index, score }).collect();
+        ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+        Ok(ranked)
+    }
+
+    /// Where the model looks in a pair, by layer and head: see
+    /// [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention).
+    ///
+    /// # Errors
+    /// As [`TextClassifier::attention`].
+    #[cfg(feature = "visualize")]
+    pub fn attention(
+        &self,
+        query: &str,
+        document: &str,
+        options: &crate::encoder::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        self.classifier.attention((query, document), options)
+    }
+}
+
+/// Whether scores are sigmoids: by default, with one label, they are.
+fn sigmoid(folder: &Path) -> Result<bool> {
+    const OWN: &str = "config_sentence_transformers.json";
+    let modules = pipeline::modules(folder)?;
+    let transformer = transformer_of(folder, modules.as_deref()).join("config.json");
+    let (own, config): (Map<String, Value>, Value) = (json_or_default(&folder.join(OWN))?, json(&transformer)?);
+    // By version of the library, the latest first.
+    let stated = [
+        (folder.join(OWN), own.get("activation_fn")),
+        (transformer.clone(), config.pointer("/sentence_transformers/activation_fn")),
+        (transformer.clone(), config.get("sbert_ce_default_activation_function")),
+    ];
+    let Some((file, name)) = stated.iter().find_map(|(file, name)| Some((file, name.as_ref()?.as_str()?))) else {
+        return Ok(true);
+    };
+    match name.rsplit('.').next() {
+        Some("Sigmoid") => Ok(true),
+        Some("Identity") => Ok(false),
+        _ => Err(Error::file(file, format!("the activation function `{name}` is not one this version knows"))),
+    }
+}

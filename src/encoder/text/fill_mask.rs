@@ -1,0 +1,124 @@
+use std::path::Path;
+
+use candle_core::{D, DType, Device};
+use candle_nn::ops::softmax;
+
+use crate::encoder::heads::masked_lm::MaskedLm;
+use crate::encoder::model::hidden::rows;
+use crate::encoder::sentence::pipeline::TokenizerConfig;
+use crate::encoder::text::batches::Texts;
+use crate::encoder::text::options::{EncodeOptions, without_prompt};
+use crate::encoder::text::tokenizer::Text;
+use crate::error::{Error, Result};
+
+/// Texts with holes to the tokens that fit, as the `fill-mask` pipeline of transformers.
+///
+/// ```no_run
+/// use candle_attention::encoder::FillMask;
+/// use candle_core::{DType, Device};
+/// let model = FillMask::from_folder("bert-base-uncased", DType::F32, &Device::Cpu)?;
+/// for fill in &model.fill_mask(&format!("Paris is the {} of France.", model.mask_token()), 5)?[0] {
+///     println!("{:.3} {}", fill.score, fill.token); // the most probable first
+/// }
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct FillMask {
+    head: MaskedLm,
+    texts: Texts,
+    mask: (String, u32),
+}
+
+/// A token and how probable it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fill {
+    /// The token as text; a space before it belongs to it.
+    pub token: String,
+    /// Its id.
+    pub id: u32,
+    /// Its probability.
+    pub score: f32,
+}
+
+impl FillMask {
+    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards). The mask token is that of
+    /// `tokenizer_config.json`, else `[MASK]` or `<mask>`.
+    ///
+    /// # Errors
+    /// A file missing or malformed, named; those of [`MaskedLm::load`]; a tokenizer without a mask token.
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        let folder = folder.as_ref();
+        let (texts, config, source) = Texts::load(folder, dtype, device)?;
+        let stated = TokenizerConfig::load(folder)?;
+        let mut names = stated.mask_token().into_iter().chain(["[MASK]", "<mask>"]);
+        let mask = names.find_map(|name| Some((name.to_string(), texts.tokenizer.id(name)?)));
+        let Some(mask) = mask else {
+            return Err(Error::file(folder.join("tokenizer.json"), "it has no mask token such as `[MASK]`"));
+        };
+        Ok(Self { head: MaskedLm::load(&config, &source)?, texts, mask })
+    }
+
+    /// The model of a hub id, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+    }
+
+    /// The model and its head.
+    pub fn head(&self) -> &MaskedLm {
+        &self.head
+    }
+
+    /// What stands for a hole in a text.
+    pub fn mask_token(&self) -> &str {
+        &self.mask.0
+    }
+
+    /// For each hole in `text`, the `top_k` most probable tokens, the most probable first.
+    ///
+    /// # Errors
+    /// A text without a hole that is not cut off; a token that the model does not have.
+    pub fn fill_mask(&self, text: &str, top_k: usize) -> Result<Vec<Vec<Fill>>> {
+        Ok(self.fill_masks(&[text], top_k, &EncodeOptions::default())?.remove(0))
+    }
+
+    /// [`fill_mask`](Self::fill_mask) for each of the texts.
+    ///
+    /// # Errors
+    /// As [`fill_mask`](Self::fill_mask); a batch size of 0; a prompt.
+    pub fn fill_masks(&self, texts: &[&str], top_k: usize, options: &EncodeOptions) -> Result<Vec<Vec<Vec<Fill>>>> {
+        without_prompt(options.prompt_name)?;
+        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
+        self.texts.run(&self.head.model, &texts, options, |batch, hidden| {
+            let mut places = Vec::new();
+            for (text, encoding) in batch.iter().enumerate() {
+                let before = places.len();
+                let holes = encoding.get_ids().iter().enumerate().filter(|(_, id)| **id == self.mask.1);
+                places.extend(holes.map(|(place, _)| (text, place)));
+                if places.len() == before {
+                    let expected = format!("at least one `{}` within the maximum length", self.mask.0);
+                    return Err(Error::value("the number of holes in a text", 0, expected));
+                }
+            }
+            // Only these are decoded: a vocabulary is wide.
+            let xs = hidden.tokens_at(&places)?.unsqueeze(0)?; // (1, holes, hidden)
+            let scores = rows(&softmax(&self.head.logits(&xs)?.squeeze(0)?, D::Minus1)?)?;
+            let mut fills: Vec<Vec<Vec<Fill>>> = vec![Vec::new(); batch.len()];
+            for ((text, _), scores) in places.into_iter().zip(scores) {
+                fills[text].push(self.best(&scores, top_k)?);
+            }
+            Ok(fills)
+        })
+    }
+
+    fn best(&self, scores: &[f32], top_k: usize) -> Result<Vec<Fill>> {
+        let mut ids: Vec<u32> = (0..scores.len() as u32).collect();
+        let score = |id: &u32| scores[*id as usize];
+        ids.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        let fill = |id: u32| Ok(Fill { token: self.texts.tokenizer.text(id)?, id, score: scores[id as usize] });
+        ids.into_iter().take(top_k).map(fill).collect()
+    }
+}

@@ -1,0 +1,11 @@
+//! From text to model output: tokenizing, batching, and the models that take text.
+
+#[cfg(feature = "visualize")]
+pub(crate) mod attention_maps;
+pub(crate) mod batches;
+pub(crate) mod cross_encoder;
+pub(crate) mod fill_mask;
+pub(crate) mod options;
+pub(crate) mod semaphore;
+pub(crate) mod text_classifier;
+pub(crate) mod tokenizer;

@@ -1,0 +1,160 @@
+use std::path::Path;
+
+use candle_core::{DType, Device};
+use candle_nn::ops::{sigmoid, softmax_last_dim};
+use serde_json::Value;
+
+use crate::encoder::heads::classifier::SequenceClassifier;
+use crate::encoder::model::config::BertConfig;
+use crate::encoder::model::hidden::rows;
+use crate::encoder::sentence::pipeline;
+use crate::encoder::text::batches::{Texts, transformer_of};
+use crate::encoder::text::options::{EncodeOptions, without_prompt};
+use crate::encoder::text::tokenizer::Text;
+use crate::error::{Error, Result};
+
+/// Texts, or pairs of texts, to the probabilities of labels, as the `text-classification` pipeline of transformers has
+/// them: one label or `multi_label_classification`, a sigmoid each; `regression`, the logits; otherwise a softmax.
+///
+/// ```no_run
+/// use candle_attention::encoder::{EncodeOptions, TextClassifier};
+/// use candle_core::{DType, Device};
+/// let classifier = TextClassifier::from_folder("distilbert-base-uncased-finetuned-sst-2-english", DType::F32, &Device::Cpu)?;
+/// for labels in classifier.classify(&["A warm, funny film."], &EncodeOptions::default())? {
+///     println!("{} {:.3}", labels[0].label, labels[0].score); // the most probable first
+/// }
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct TextClassifier {
+    head: SequenceClassifier,
+    texts: Texts,
+    function: Function,
+}
+
+/// A label and how probable it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Label {
+    /// Its name.
+    pub label: String,
+    /// Its probability.
+    pub score: f32,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Function {
+    Sigmoid,
+    Softmax,
+    Identity,
+}
+
+impl Function {
+    fn of(config: &BertConfig, labels: usize) -> Result<Self> {
+        match config.key("problem_type").and_then(Value::as_str) {
+            Some("regression") => Ok(Self::Identity),
+            Some("multi_label_classification") => Ok(Self::Sigmoid),
+            Some("single_label_classification") | None => Ok(if labels == 1 { Self::Sigmoid } else { Self::Softmax }),
+            Some(other) => {
+                let allowed = "regression, single_label_classification or multi_label_classification";
+                Err(Error::config("problem_type", other, allowed))
+            }
+        }
+    }
+}
+
+impl TextClassifier {
+    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
+    ///
+    /// # Errors
+    /// A file missing or malformed, named; those of [`SequenceClassifier::load`].
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        let folder = folder.as_ref();
+        let modules = pipeline::modules(folder)?;
+        if let Some([_, other, ..]) = modules.as_deref() {
+            let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
+            return Err(Error::file(folder.join("modules.json"), reason));
+        }
+        let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
+        let head = SequenceClassifier::load(&config, &source)?;
+        Ok(Self { function: Function::of(&config, head.labels().len())?, head, texts })
+    }
+
+    /// The model of a hub id, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+    }
+
+    /// The model and its head.
+    pub fn head(&self) -> &SequenceClassifier {
+        &self.head
+    }
+
+    /// What the numbers of [`logits`](Self::logits) stand for.
+    pub fn labels(&self) -> &[String] {
+        self.head.labels()
+    }
+
+    /// The labels of each text, the most probable first.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits).
+    pub fn classify<'a, T: Into<Text<'a>> + Copy>(
+        &self,
+        texts: &[T],
+        options: &EncodeOptions,
+    ) -> Result<Vec<Vec<Label>>> {
+        let numbers = self.numbers(texts, options, |head, logits| {
+            Ok(match head.function {
+                Function::Sigmoid => sigmoid(&logits)?,
+                Function::Softmax => softmax_last_dim(&logits)?,
+                Function::Identity => logits,
+            })
+        })?;
+        let labelled = |scores: Vec<f32>| {
+            let labels = self.labels().iter().cloned().zip(scores);
+            let mut labels: Vec<Label> = labels.map(|(label, score)| Label { label, score }).collect();
+            labels.sort_by(|a, b| b.score.total_cmp(&a.score));
+            labels
+        };
+        Ok(numbers.into_iter().map(labelled).collect())
+    }
+
+    /// The logits of each text, one a label.
+    ///
+    /// # Errors
+    /// A batch size of 0; a prompt; a token that the model does not have.
+    pub fn logits<'a, T: Into<Text<'a>> + Copy>(&self, texts: &[T], options: &EncodeOptions) -> Result<Vec<Vec<f32>>> {
+        self.numbers(texts, options, |_, logits| Ok(logits))
+    }
+
+    /// Where the model looks in a text, or in two that it reads together: see
+    /// [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention).
+    ///
+    /// # Errors
+    /// A layer or head that is not there; a prompt; a token that the model does not have.
+    #[cfg(feature = "visualize")]
+    pub fn attention<'a>(
+        &self,
+        text: impl Into<Text<'a>>,
+        options: &crate::encoder::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        without_prompt(options.prompt_name)?;
+        self.texts.attention(&self.head.model, text.into(), options)
+    }
+
+    fn numbers<'a, T: Into<Text<'a>> + Copy>(
+        &self,
+        texts: &[T],
+        options: &EncodeOptions,
+        function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
+    ) -> Result<Vec<Vec<f32>>> {
+        without_prompt(options.prompt_name)?;
+        let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
+        self.texts
+            .run(&self.head.model, &texts, options, |_, hidden| rows(&function(self, self.head.logits(&hidden)?)?))
+    }
+}

@@ -1,0 +1,39 @@
+//! Reading JSON files, and whole numbers from parsed JSON.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+
+/// Reads a JSON file.
+#[cfg(feature = "encoder")]
+pub(crate) fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    serde_json::from_slice(&text).map_err(|e| Error::file(path, e))
+}
+
+/// Reads a JSON file, or gives the default if there is none.
+#[cfg(feature = "encoder")]
+pub(crate) fn json_or_default<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
+    if path.exists() { json(path) } else { Ok(T::default()) }
+}
+
+/// As [`number`]; a whole number may be written as a float.
+pub(crate) fn whole_number(section: &Value, key: &str) -> Result<Option<usize>> {
+    match section.get(key).and_then(Value::as_f64) {
+        Some(n) if n >= 1.0 && n.fract() == 0.0 => Ok(Some(n as usize)),
+        _ => number(section, key),
+    }
+}
+
+pub(crate) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
+    match section.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+            Some(n) => Ok(Some(n)),
+            None => Err(Error::value(format!("config key `{key}`"), value, "a whole number")),
+        },
+    }
+}

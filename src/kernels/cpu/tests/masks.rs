@@ -1,0 +1,65 @@
+//! Masks that every attention kernel is tried with.
+
+use super::Random;
+use super::attention::Sizes;
+use crate::kernels::cpu::mask::{Broadcast, Lengths, Mask};
+
+/// The numbers that masks are made of.
+pub(in crate::kernels) struct Numbers {
+    sizes: Sizes,
+    keep: Vec<u8>,
+    bias: Vec<f32>,
+    ids: Vec<i64>,
+}
+
+impl Numbers {
+    pub(in crate::kernels) fn new(random: &mut Random, sizes: Sizes) -> Self {
+        let Sizes { b, s_q, s_kv, h, .. } = sizes;
+        let keep = (0..b * s_q * s_kv).map(|_| u8::from(random.next() > -0.3)).collect();
+        let mut bias: Vec<f32> = random.numbers(h * s_kv);
+        bias[1] = f32::MIN;
+        bias[2] = f32::NEG_INFINITY;
+        Self { sizes, keep, bias, ids: (0..b * s_q.max(s_kv)).map(|i| (i / 3 % 2) as i64).collect() }
+    }
+
+    /// One for each row, query and key.
+    pub(in crate::kernels) fn keep(&self) -> Broadcast<'_, u8> {
+        Broadcast { data: &self.keep, strides: [self.sizes.s_q * self.sizes.s_kv, 0, self.sizes.s_kv, 1] }
+    }
+
+    /// The same numbers as a transposed mask lies.
+    pub(in crate::kernels) fn keep_transposed(&self) -> Broadcast<'_, u8> {
+        Broadcast { strides: [self.sizes.s_q * self.sizes.s_kv, 0, 1, self.sizes.s_q], ..self.keep() }
+    }
+
+    /// One for each head and key.
+    pub(in crate::kernels) fn bias(&self) -> Broadcast<'_, f32> {
+        Broadcast { data: &self.bias, strides: [0, self.sizes.s_kv, 0, 1] }
+    }
+
+    pub(in crate::kernels) fn ids(&self, s: usize, axis: usize) -> Broadcast<'_, i64> {
+        let mut strides = [s, 0, 0, 0];
+        strides[axis] = 1;
+        Broadcast { data: &self.ids, strides }
+    }
+
+    /// Each kind alone, for two rows.
+    pub(in crate::kernels) fn masks(&self) -> Vec<Mask<'_>> {
+        let Sizes { b, s_q, s_kv, .. } = self.sizes;
+        let ends = |b: usize| (0..s_q).map(|i| (i * 5 + b) % (s_kv + 1)).collect();
+        let base = Mask::default;
+        vec![
+            Mask { lengths: vec![Lengths::Rows(vec![0, s_kv - 1])], ..base() },
+            Mask {
+                lengths: vec![Lengths::Queries((0..b).map(ends).collect()), Lengths::Rows(vec![s_kv / 2, s_kv])],
+                ..base()
+            },
+            Mask { right: Some(0), ..base() },
+            Mask { left: Some(3), right: Some(2), ..base() },
+            Mask { left: Some(usize::MAX), right: Some(usize::MAX), ..base() },
+            Mask { keep: vec![self.keep()], ..base() },
+            Mask { bias: vec![self.bias()], ..base() },
+            Mask { segments: vec![[self.ids(s_q, 2), self.ids(s_kv, 3)]], ..base() },
+        ]
+    }
+}

@@ -1,0 +1,348 @@
+//! The CUDA kernels on an emulator against loops over f64. They are C++ and need a compiler, `c++` or what `CXX` names:
+//! `cargo test --release --lib -- --ignored emulated`.
+
+use std::collections::HashMap;
+
+use half::{bf16, f16};
+use libloading::Library;
+
+use super::emulator::{EMULATOR, Memory, compile, dtype};
+use crate::kernels::cpu::Attention;
+use crate::kernels::cpu::Batch;
+use crate::kernels::cpu::Element;
+use crate::kernels::cpu::Heads;
+use crate::kernels::cpu::tests::attention::{Sizes, naive, qkv, sized};
+use crate::kernels::cpu::tests::masks::Numbers;
+use crate::kernels::cpu::tests::{Random, wide};
+use crate::kernels::cpu::{Distances, Lengths, Mask};
+use crate::kernels::cuda::Gpu;
+use crate::kernels::cuda::{Features, Params, Shape, Variant};
+
+/// GPUs for which the same calls take different kernels and sizes.
+const GPUS: [Gpu; 4] = [
+    Gpu { capability: 90, multiprocessors: 1, shared_memory: 227 << 10 },
+    Gpu { capability: 89, multiprocessors: 1, shared_memory: 99 << 10 },
+    Gpu { capability: 80, multiprocessors: 108, shared_memory: 163 << 10 },
+    Gpu { capability: 75, multiprocessors: 40, shared_memory: 48 << 10 },
+];
+
+/// Kernels compiled so far.
+struct Emulator {
+    folder: tempfile::TempDir,
+    kernels: HashMap<Variant, Library>,
+    random: Random,
+}
+
+impl Emulator {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), kernels: HashMap::new(), random: Random(11) }
+    }
+
+    fn kernel(&mut self, variant: Variant) -> &Library {
+        let to = self.folder.path().join(format!("{}.so", self.kernels.len()));
+        self.kernels.entry(variant).or_insert_with(|| {
+            let text = variant.source(EMULATOR) + include_str!("../source/emulated.cpp");
+            compile(&text, &variant.definitions(), &to)
+        })
+    }
+
+    fn run<T: Element>(&mut self, call: &Attention<T>, gpu: Gpu) -> Vec<T> {
+        let shape = shape(call);
+        let variant = Variant::of(shape, gpu).unwrap();
+        let seed = self.random.0 as u32;
+        self.random.next();
+        let kernel = self.kernel(variant);
+        let mut memory = Memory::new(kernel);
+        let heads = call.batch.queries() * call.h;
+        let size = heads * call.d_v;
+        let params = params(call, &mut memory, size, variant.splits(shape, gpu));
+        let (_, combine_bytes) = Variant::combine(call.d_v);
+        // SAFETY: the library was made of this function's source; `params` is what it expects, by `params.rs`.
+        unsafe {
+            let emulate = kernel.get::<unsafe extern "C" fn(&Params, &[u32; 2], &[usize; 2], u32)>(b"emulate").unwrap();
+            let blocks = [variant.blocks(shape.jobs, shape.rows) as u32, heads as u32];
+            emulate(&params, &blocks, &[variant.shared_bytes(), combine_bytes], seed);
+            std::slice::from_raw_parts(params.out as *const T, size).to_vec()
+        }
+    }
+}
+
+fn shape<T: Element>(call: &Attention<T>) -> Shape {
+    let longest = |length: &dyn Fn(usize) -> usize| (0..call.batch.rows()).map(length).max().unwrap_or(0);
+    Shape {
+        dtype: dtype::<T>(),
+        d: call.d,
+        d_v: call.d_v,
+        jobs: call.batch.rows() * call.h_kv,
+        rows: longest(&|b| call.batch.s_q(b)) * (call.h / call.h_kv),
+        keys: longest(&|b| call.batch.s_kv(b)) + call.appended,
+        features: features(call),
+    }
+}
+
+fn splits<T: Element>(call: &Attention<T>, gpu: Gpu) -> usize {
+    Variant::of(shape(call), gpu).unwrap().splits(shape(call), gpu)
+}
+
+fn features<T>(call: &Attention<T>) -> Features {
+    let mask = &call.mask;
+    let all = [
+        (Features::SOFTCAP, call.softcap.is_some()),
+        (Features::SLOPES, !mask.distances.is_empty()),
+        (Features::BIAS, !mask.bias.is_empty()),
+        (Features::KEEP, !mask.keep.is_empty()),
+        (Features::SEGMENTS, !mask.segments.is_empty()),
+    ];
+    Features(all.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum())
+}
+
+fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, splits: usize) -> Params {
+    let signed = |strides: [usize; 3]| strides.map(|stride| stride as i64);
+    let four = |strides: [usize; 4]| strides.map(|stride| stride as i64);
+    let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
+    let ints = |numbers: &[usize]| numbers.iter().map(|n| *n as i32).collect::<Vec<_>>();
+    let mask = &call.mask;
+    let find =
+        |wanted: fn(&Lengths) -> Option<Vec<usize>>| mask.lengths.iter().find_map(wanted).map(|rows| ints(&rows));
+    let whole = |heads: &Heads<T>, d: usize| {
+        let per = 16 / size_of::<T>();
+        d.is_multiple_of(per) && heads.strides.iter().all(|stride| stride.is_multiple_of(per))
+    };
+    let (s_q, s_kv, rows) = match call.batch {
+        Batch::Padded { s_q, s_kv, .. } => (s_q, s_kv, None),
+        Batch::Ragged { starts } => {
+            let longest = starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
+            (longest, longest, Some(ints(starts)))
+        }
+    };
+    let segments = mask.segments.first();
+    Params {
+        q: memory.hold(call.q.data),
+        k: memory.hold(call.k.data),
+        v: memory.hold(call.v.data),
+        // NaN: what is not written shows.
+        out: memory.hold(&vec![0xffu8; size * size_of::<T>()]),
+        sinks: memory.some(call.sinks.map(<[f32]>::to_vec)),
+        slopes: memory.some(mask.distances.first().map(|distances| distances.slopes.clone())),
+        bias: memory.some(mask.bias.first().map(|bias| bias.data.to_vec())),
+        keep: memory.some(mask.keep.first().map(|keep| keep.data.to_vec())),
+        query_segments: memory.some(segments.map(|[queries, _]| queries.data.to_vec())),
+        key_segments: memory.some(segments.map(|[_, keys]| keys.data.to_vec())),
+        lengths: memory.some(find(|l| if let Lengths::Rows(rows) = l { Some(rows.clone()) } else { None })),
+        padding: memory.some(find(|l| if let Lengths::Padding(rows) = l { Some(rows.clone()) } else { None })),
+        query_ends: memory.some(find(|l| if let Lengths::Queries(rows) = l { Some(rows.concat()) } else { None })),
+        starts: memory.some(mask.starts.as_ref().map(|starts| starts.iter().map(|s| *s as i32).collect())),
+        rows: memory.some(rows),
+        partials: memory.some((splits > 1).then(|| vec![f32::NAN; size / call.d_v * splits * (call.d_v + 2)])),
+        q_strides: signed(call.q.strides),
+        k_strides: signed(call.k.strides),
+        v_strides: signed(call.v.strides),
+        bias_strides: mask.bias.first().map_or([0; 4], |bias| four(bias.strides)),
+        keep_strides: mask.keep.first().map_or([0; 4], |keep| four(keep.strides)),
+        b: call.batch.rows() as i32,
+        h: call.h as i32,
+        h_kv: call.h_kv as i32,
+        s_q: s_q as i32,
+        s_kv: s_kv as i32,
+        appended: call.appended as i32,
+        d: call.d as i32,
+        d_v: call.d_v as i32,
+        left: limit(mask.left),
+        right: limit(mask.right),
+        symmetric: i32::from(mask.distances.first().is_some_and(|distances| distances.symmetric)),
+        aligned: i32::from(whole(&call.q, call.d) && whole(&call.k, call.d) && whole(&call.v, call.d_v)),
+        splits: splits as i32,
+        scale: call.scale,
+        softcap: call.softcap.unwrap_or(0.0),
+    }
+}
+
+fn check<T: Element>(emulator: &mut Emulator, gpus: &[Gpu], call: &Attention<T>, tolerance: f64, what: &str) {
+    let want = naive(call);
+    for gpu in gpus {
+        let got = emulator.run(call, *gpu);
+        assert_eq!(got.len(), want.len());
+        for (i, (got, want)) in wide(&got).iter().zip(&want).enumerate() {
+            let error = (f64::from(*got) - want).abs();
+            assert!(error <= tolerance + tolerance * want.abs(), "{what}, {gpu:?}: [{i}] {got}, want {want}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn emulated_kernels_in_many_sizes() {
+    let (mut random, mut emulator) = (Random(3), Emulator::new());
+    let base = Sizes { b: 2, s_q: 70, s_kv: 70, appended: 0, h: 4, h_kv: 2, d: 64, d_v: 64 };
+    let all = [
+        base,
+        Sizes { s_q: 1, s_kv: 333, h_kv: 1, ..base },
+        Sizes { s_q: 7, s_kv: 65, h_kv: 4, d: 32, d_v: 32, ..base },
+        Sizes { b: 1, s_q: 333, s_kv: 130, d: 40, d_v: 40, ..base },
+        Sizes { s_q: 65, s_kv: 64, d: 20, d_v: 33, ..base },
+        Sizes { b: 1, s_q: 140, s_kv: 65, d: 80, d_v: 80, ..base },
+        Sizes { b: 1, s_q: 64, s_kv: 100, d: 128, d_v: 128, ..base },
+        Sizes { b: 1, s_q: 130, s_kv: 70, h: 2, d: 256, d_v: 256, ..base },
+        Sizes { b: 1, s_q: 33, s_kv: 70, h: 2, d: 72, d_v: 250, ..base },
+        Sizes { s_q: 3, s_kv: 0, appended: 1, ..base },
+        Sizes { s_q: 9, s_kv: 64, appended: 2, ..base },
+    ];
+    for sizes in all {
+        let what = format!("{sizes:?}");
+        let [q, k, v] = qkv::<f32>(&mut random, sizes);
+        check(&mut emulator, &[GPUS[0], GPUS[3]], &sized(sizes, [&q, &k, &v], Mask::default()), 2e-6, &what);
+        let [q, k, v] = qkv::<f16>(&mut random, sizes);
+        check(&mut emulator, &GPUS[1..2], &sized(sizes, [&q, &k, &v], Mask::default()), 1.5e-3, &what);
+        let [q, k, v] = qkv::<bf16>(&mut random, sizes);
+        check(&mut emulator, &GPUS[2..], &sized(sizes, [&q, &k, &v], Mask::default()), 1e-2, &what);
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn emulated_kernels_under_every_mask() {
+    let (mut random, mut emulator) = (Random(4), Emulator::new());
+    for (s_q, s_kv) in [(5, 7), (70, 90)] {
+        let (b, h) = (2, 4);
+        let whole = Sizes { b, s_q, s_kv, appended: 0, h, h_kv: 2, d: 24, d_v: 16 };
+        let numbers = Numbers::new(&mut random, whole);
+        let distances =
+            |symmetric: bool| vec![Distances { slopes: (1..=h).map(|h| 0.1 * h as f32).collect(), symmetric }];
+        let base = Mask::default;
+        let mut masks = numbers.masks();
+        masks.extend([
+            Mask { lengths: vec![Lengths::Padding(vec![s_q.min(s_kv) - 1, 2])], ..base() },
+            Mask { right: Some(0), starts: Some(vec![2, -1]), ..base() },
+            Mask { keep: vec![numbers.keep_transposed()], ..base() },
+            Mask { distances: distances(false), right: Some(0), ..base() },
+            Mask { distances: distances(true), ..base() },
+            Mask {
+                right: Some(0),
+                lengths: vec![Lengths::Rows(vec![s_kv, s_kv / 2])],
+                keep: vec![numbers.keep()],
+                bias: vec![numbers.bias()],
+                ..base()
+            },
+        ]);
+        for mask in masks {
+            let what = format!("{s_q} × {s_kv}, {mask:?}").chars().take(200).collect::<String>();
+            for (appended, h_kv) in [(0, 2), (1, 4)] {
+                let sizes = Sizes { appended, h_kv, ..whole };
+                let [q, k, v] = qkv::<f32>(&mut random, sizes);
+                check(&mut emulator, &GPUS[..1], &sized(sizes, [&q, &k, &v], mask.clone()), 3e-6, &what);
+                let [q, k, v] = qkv::<bf16>(&mut random, sizes);
+                check(&mut emulator, &GPUS[..1], &sized(sizes, [&q, &k, &v], mask.clone()), 2e-2, &what);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn emulated_kernels_cap_scores_and_know_sinks() {
+    let (mut random, mut emulator) = (Random(5), Emulator::new());
+    let sizes = Sizes { b: 2, s_q: 20, s_kv: 80, appended: 0, h: 4, h_kv: 2, d: 24, d_v: 16 };
+    let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
+    for (softcap, sinks) in [(Some(0.7), None), (None, Some(&sinks[..])), (Some(30.0), Some(&sinks[..]))] {
+        // The first row sees nothing: with a sink, too, it gets zeros.
+        let mask = Mask { lengths: vec![Lengths::Rows(vec![0, 80])], right: Some(0), ..Mask::default() };
+        let what = format!("{softcap:?}, {sinks:?}");
+        let [q, k, v] = qkv::<f32>(&mut random, sizes);
+        let call = Attention { softcap, sinks, ..sized(sizes, [&q, &k, &v], mask.clone()) };
+        check(&mut emulator, &GPUS[..1], &call, 3e-6, &what);
+        let [q, k, v] = qkv::<f16>(&mut random, sizes);
+        let call = Attention { softcap, sinks, ..sized(sizes, [&q, &k, &v], mask) };
+        check(&mut emulator, &GPUS[..1], &call, 2e-3, &what);
+    }
+}
+
+/// Few queries, many keys, and a GPU with more multiprocessors than there are tiles.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn emulated_kernels_share_the_keys_of_a_query() {
+    let (mut random, mut emulator) = (Random(7), Emulator::new());
+    let gpus = GPUS.map(|gpu| Gpu { multiprocessors: 132, ..gpu });
+    let (b, h, s_kv) = (2, 4, 1500);
+    let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
+    for (s_q, d, d_v, h_kv) in [(1, 64, 64, 1), (3, 80, 33, 2), (40, 24, 16, 4)] {
+        let sizes = Sizes { b, s_q, s_kv, appended: 0, h, h_kv, d, d_v };
+        let numbers = Numbers::new(&mut random, sizes);
+        let mut calls =
+            vec![(Mask::default(), 0, None), (Mask::default(), 3, None), (Mask::default(), 0, Some(&sinks))];
+        // Rows that see nothing, a window that most blocks see nothing of, a bias and an appended key.
+        let nothing = Mask { lengths: vec![Lengths::Rows(vec![0, 700])], ..Mask::default() };
+        calls.extend([(nothing.clone(), 0, None), (nothing.clone(), 0, Some(&sinks)), (nothing, 1, Some(&sinks))]);
+        calls.push((Mask { left: Some(100), right: Some(0), ..Mask::default() }, 0, None));
+        calls.push((Mask { bias: vec![numbers.bias()], keep: vec![numbers.keep()], ..Mask::default() }, 1, None));
+        for (mask, appended, sinks) in calls {
+            let sizes = Sizes { appended, ..sizes };
+            let what = format!("{sizes:?}, {sinks:?}, {mask:?}").chars().take(300).collect::<String>();
+            let sinks = sinks.map(|sinks| &sinks[..]);
+            let [q, k, v] = qkv::<f32>(&mut random, sizes);
+            let call = Attention { sinks, ..sized(sizes, [&q, &k, &v], mask.clone()) };
+            assert!(splits(&call, gpus[0]) > 1 && splits(&call, GPUS[0]) == 1);
+            check(&mut emulator, &[gpus[0], gpus[3]], &call, 3e-6, &what);
+            let [q, k, v] = qkv::<bf16>(&mut random, sizes);
+            let call = Attention { sinks, ..sized(sizes, [&q, &k, &v], mask) };
+            assert!(splits(&call, gpus[0]) > 1);
+            check(&mut emulator, &gpus[..1], &call, 2e-2, &what);
+        }
+    }
+}
+
+/// Rows of unequal length, in one tensor with keys and values as a packed projection leaves them.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn emulated_kernels_on_ragged_rows() {
+    fn ragged<T: Element>(
+        emulator: &mut Emulator,
+        random: &mut Random,
+        tolerance: f64,
+        (h, h_kv): (usize, usize),
+        lengths: &[usize],
+        gpus: &[Gpu],
+    ) {
+        let d = 32;
+        let starts: Vec<usize> = (0..=lengths.len()).map(|i| lengths[..i].iter().sum()).collect();
+        let width = (h + 2 * h_kv) * d;
+        let qkv: Vec<T> = random.numbers(starts[lengths.len()] * width);
+        let part = |start: usize| Heads { data: &qkv[start * d..], strides: [0, width, d] };
+        for (left, right) in [(None, None), (None, Some(0)), (Some(20), Some(20))] {
+            let mask = Mask { left, right, ..Mask::default() };
+            let of = |q, k, v, batch| Attention {
+                scale: 0.2,
+                ..Attention {
+                    q,
+                    k,
+                    v,
+                    batch,
+                    ..sized(
+                        Sizes { b: 1, s_q: 1, s_kv: 1, appended: 0, h, h_kv, d, d_v: d },
+                        [&qkv[..], &qkv[..], &qkv[..]],
+                        mask.clone(),
+                    )
+                }
+            };
+            let call = of(part(0), part(h), part(h + h_kv), Batch::Ragged { starts: &starts });
+            for gpu in gpus {
+                let got = wide(&emulator.run(&call, *gpu));
+                for (&length, start) in lengths.iter().zip(&starts) {
+                    let row = |first: usize| Heads { data: &qkv[start * width + first * d..], strides: [0, width, d] };
+                    let batch = Batch::Padded { b: 1, s_q: length, s_kv: length };
+                    let want = naive(&of(row(0), row(h), row(h + h_kv), batch));
+                    for (got, want) in got[start * h * d..].iter().zip(want) {
+                        assert!((f64::from(*got) - want).abs() <= tolerance * (1.0 + want.abs()), "{got}, want {want}");
+                    }
+                }
+            }
+        }
+    }
+    let (mut random, mut emulator) = (Random(6), Emulator::new());
+    let lengths = [3, 0, 150, 64, 1];
+    ragged::<f32>(&mut emulator, &mut random, 2e-6, (4, 2), &lengths, &GPUS);
+    ragged::<bf16>(&mut emulator, &mut random, 1e-2, (4, 2), &lengths, &GPUS);
+    // Enough multiprocessors for the keys to be split.
+    let large = Gpu { multiprocessors: 500, ..GPUS[0] };
+    ragged::<f32>(&mut emulator, &mut random, 2e-6, (2, 2), &[5, 600], &[large]);
+    ragged::<bf16>(&mut emulator, &mut random, 1e-2, (2, 2), &[5, 600], &[large]);
+}

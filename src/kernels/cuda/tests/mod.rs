@@ -1,0 +1,5 @@
+//! The CUDA kernels on an emulator of a GPU.
+
+mod emulated;
+mod emulated_rows;
+mod emulator;

@@ -1,0 +1,151 @@
+//! Smaller projections in the place of masked heads.
+
+use candle_core::Tensor;
+
+use crate::attention::MultiHeadAttention;
+use crate::config::{AttentionConfig, NormOver};
+use crate::error::{Error, Result};
+use crate::position::{AlibiSlopes, Position};
+use crate::tensor;
+use crate::weights::{AttentionWeights, DenseWeights, DisentangledWeights, NormWeights, QkvWeights};
+
+impl MultiHeadAttention {
+    /// The layer without these heads: the same result as with a [`head_mask`](crate::AttentionOptions::head_mask) of 0
+    /// for them, for less work ([Michel 2019](https://arxiv.org/abs/1905.10650)). Without any head, what is left is the
+    /// bias of the output projection.
+    ///
+    /// Key-value heads that nobody asks any more are left out too. Where the query heads that are left no longer share
+    /// them evenly, some are there twice or more, and the layer may become larger: leave whole groups out, or as many
+    /// heads of each.
+    ///
+    /// The weights are copies that are no variables; to train the layer on, write it and load it as variables.
+    ///
+    /// # Errors
+    /// A head that there is not; norms over all heads together, in which every head has a say.
+    pub fn prune_heads(&self, heads: &[usize]) -> candle_core::Result<Self> {
+        Ok(self.pruned(heads)?)
+    }
+
+    fn pruned(&self, heads: &[usize]) -> Result<Self> {
+        let config = self.config();
+        let h = config.num_attention_heads;
+        if let Some(head) = heads.iter().find(|head| **head >= h) {
+            return Err(Error::value("a head to prune", head, format!("less than {h}, the layer's heads")));
+        }
+        if config.qk_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) {
+            let found = "a norm over all heads";
+            return Err(Error::value("qk_norm of a layer to prune", found, "one over each head: every head is in it"));
+        }
+        let kept = Kept::new(config, heads);
+        let weights = kept.weights(config, self.weights()?)?;
+        Self::from_weights(&kept.config(config), weights)
+    }
+}
+
+/// The heads that stay.
+struct Kept {
+    /// Of the queries.
+    q: Vec<usize>,
+    /// Of the keys and values, one for each that the new layer has: some twice where they are no longer shared evenly.
+    kv: Vec<usize>,
+}
+
+impl Kept {
+    fn new(config: &AttentionConfig, pruned: &[usize]) -> Self {
+        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        let q: Vec<usize> = (0..h).filter(|head| !pruned.contains(head)).collect();
+        let group = h / h_kv.max(1);
+        let asking = |kv: usize| q.iter().filter(|head| **head / group == kv).count();
+        let kv: Vec<usize> = (0..h_kv).filter(|kv| asking(*kv) > 0).collect();
+        let together = kv.iter().fold(0, |all, kv| greatest_common_divisor(all, asking(*kv)));
+        let copies = |kv: &usize| std::iter::repeat_n(*kv, asking(*kv) / together);
+        Self { kv: kv.iter().flat_map(copies).collect(), q }
+    }
+
+    fn config(&self, config: &AttentionConfig) -> AttentionConfig {
+        let mut config = config
+            .clone()
+            .with_head_dim(config.head_dim())
+            .with_value_head_dim(config.value_head_dim())
+            .with_num_key_value_heads(self.kv.len());
+        if let Position::Alibi(alibi) = &mut config.position {
+            let slopes = alibi.of_heads(config.num_attention_heads);
+            alibi.slopes = AlibiSlopes::Given(self.q.iter().map(|&head| slopes[head]).collect());
+        }
+        config.num_attention_heads = self.q.len();
+        config
+    }
+
+    fn weights(&self, config: &AttentionConfig, weights: AttentionWeights) -> Result<AttentionWeights> {
+        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, relative_bias, disentangled } = weights;
+        let QkvWeights::Split(parts) = qkv else { unreachable!("a layer gives its projections apart") };
+        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        let [q, k, v] = *parts;
+        let per_head = |t: &Tensor, heads: usize, kept: &[usize], dim: usize| -> Result<Tensor> {
+            let mut dims = t.dims().to_vec();
+            let size = dims[dim] / heads.max(1);
+            dims.splice(dim..=dim, [heads, size]);
+            let selected = select(&t.reshape(dims)?, kept, dim)?;
+            let mut dims = t.dims().to_vec();
+            dims[dim] = kept.len() * size;
+            Ok(selected.reshape(dims)?)
+        };
+        let dense = |part: &DenseWeights, heads: usize, kept: &[usize]| -> Result<DenseWeights> {
+            Ok(DenseWeights {
+                weight: per_head(&part.weight, heads, kept, 0)?,
+                bias: part.bias.as_ref().map(|bias| per_head(bias, heads, kept, 0)).transpose()?,
+            })
+        };
+        // One for every head, or one for each.
+        let norm = |norm: &NormWeights, kept: &[usize]| -> Result<NormWeights> {
+            let of = |t: &Tensor| if t.rank() == 2 { select(t, kept, 0) } else { copy(t) };
+            Ok(NormWeights { weight: of(&norm.weight)?, bias: norm.bias.as_ref().map(of).transpose()? })
+        };
+        let disentangled = match &disentangled {
+            Some(distances) => Some(DisentangledWeights {
+                key: distances.key.as_ref().map(|key| dense(key, h, &self.q)).transpose()?,
+                query: distances.query.as_ref().map(|query| dense(query, h, &self.q)).transpose()?,
+                embeddings: distances.embeddings.as_ref().map(copy).transpose()?,
+                norm: distances.norm.as_ref().map(|one| norm(one, &[])).transpose()?,
+            }),
+            None => None,
+        };
+        Ok(AttentionWeights {
+            qkv: QkvWeights::Split(Box::new([
+                dense(&q, h, &self.q)?,
+                dense(&k, h_kv, &self.kv)?,
+                dense(&v, h_kv, &self.kv)?,
+            ])),
+            o: DenseWeights {
+                weight: per_head(&o.weight, h, &self.q, 1)?,
+                bias: o.bias.as_ref().map(copy).transpose()?,
+            },
+            bias_kv: match bias_kv {
+                Some([k, v]) => Some([per_head(&k, h_kv, &self.kv, 0)?, per_head(&v, h_kv, &self.kv, 0)?]),
+                None => None,
+            },
+            score: score.map(|score| select(&score, &self.q, 0)).transpose()?,
+            qk_norm: match &qk_norm {
+                Some([q, k]) => Some([norm(q, &self.q)?, norm(k, &self.kv)?]),
+                None => None,
+            },
+            sinks: sinks.map(|sinks| select(&sinks, &self.q, 0)).transpose()?,
+            relative_bias: relative_bias.map(|table| select(&table, &self.q, 1)).transpose()?,
+            disentangled,
+        })
+    }
+}
+
+/// A copy that tracks no gradient and shares no memory.
+fn copy(t: &Tensor) -> Result<Tensor> {
+    Ok(t.detach().copy()?)
+}
+
+/// Some of the slices of a tensor along a dimension, as a copy that tracks no gradient.
+fn select(t: &Tensor, kept: &[usize], dim: usize) -> Result<Tensor> {
+    tensor::select(&t.detach(), kept, dim)
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
