@@ -100,7 +100,7 @@ fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAtte
         let source = checkpoint.at(&arguments.prefix, dtype, device);
         let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
         let layout = detect(&source)?.name;
-        return Ok((MultiHeadAttention::load(&config, source)?, layout, AttentionMask::none()));
+        return Ok((MultiHeadAttention::load(&config, source)?, layout, AttentionMask::full()));
     };
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
@@ -155,7 +155,7 @@ impl Inputs {
             (None, None) => (query.clone(), query.clone()),
             (None, Some(_)) => return Err(missing("key").into()),
         };
-        let mut mask = AttentionMask::none();
+        let mut mask = AttentionMask::full();
         if let Some(keep) = tensors.get("attention_mask") {
             if keep.rank() != 2 {
                 let dims = keep.dims();

@@ -109,7 +109,7 @@ fn layer(place: &Place, checkpoint: &str, heads: usize, input: &str, dtype: DTyp
     let layer = MultiHeadAttention::load(&infer_config(&source, heads)?, source)?;
     let input = Checkpoint::open(input)?;
     let (xs, lengths, mask) =
-        (input.tensor("query", &CPU)?.to_dtype(dtype)?.to_device(device)?, lengths_of(&input)?, AttentionMask::none());
+        (input.tensor("query", &CPU)?.to_dtype(dtype)?.to_device(device)?, lengths_of(&input)?, AttentionMask::full());
     let mut options = AttentionOptions::default();
     options.backend = place.backend;
     Ok(Box::new(move || match &lengths {

@@ -5,7 +5,7 @@ use crate::attention::transform::Places;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::ops::accumulate_in;
 use crate::position::Position;
 use crate::sdpa;
@@ -71,7 +71,7 @@ impl MultiHeadAttention {
             let found = format!("{s} queries and {} keys", inputs.key.dim(1)?);
             return Err(Error::value("a cached call", found, "as many new keys as queries"));
         }
-        let shape = CallShape { b, h: self.config.num_attention_heads, s_q: s, s_kv: cache.keys_after(s, lengths) };
+        let shape = AttnShape { b, h: self.config.num_attention_heads, s_q: s, s_kv: cache.keys_after(s, lengths) };
         inputs.mask.check(shape)?;
         let starts = cache.lengths(b);
         let first = [starts.first().copied().unwrap_or(0)];

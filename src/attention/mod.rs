@@ -17,7 +17,7 @@ use crate::checkpoint::WeightSource;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::ops::{Dense, Qkv, accumulate_in};
 use crate::position::Position;
 use crate::sdpa;
@@ -110,7 +110,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// If `xs` does not fit.
     pub fn forward_t(&self, xs: &Tensor, train: bool) -> candle_core::Result<Tensor> {
-        let mask = AttentionMask::none();
+        let mask = AttentionMask::full();
         let inputs = AttentionInputs::self_attention(xs, &mask);
         self.attend_with(&inputs, &AttentionOptions::default().with_train(train)).map(|attended| attended.output)
     }
@@ -166,7 +166,7 @@ impl MultiHeadAttention {
         let tracked =
             tracked.chain(&self.score).chain(&self.sinks).chain(&self.relative_bias).chain(norms).any(Tensor::track_op);
         let mut call = Call {
-            shape: CallShape { b, h: config.num_attention_heads, s_q, s_kv },
+            shape: AttnShape { b, h: config.num_attention_heads, s_q, s_kv },
             h_kv: config.num_key_value_heads(),
             d: config.head_dim(),
             d_v: config.value_head_dim(),

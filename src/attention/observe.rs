@@ -7,7 +7,7 @@ use candle_core::{D, DType, Device, Tensor};
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::macros::setters;
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::ops::accumulate_in;
 use crate::sdpa;
 use crate::sdpa::{Backend, SdpaOptions};
@@ -160,7 +160,7 @@ impl MultiHeadAttention {
         let mask = if all { compared.mask } else { Cow::Owned(compared.mask.of_heads(&heads)?) };
         let sinks = self.sinks.as_ref().map(|sinks| select(sinks, 0, 1)).transpose()?;
         let score = self.score.as_ref().map(|score| select(score, 0, 1)).transpose()?;
-        let call = CallShape { b, h: heads.len(), s_q, s_kv };
+        let call = AttnShape { b, h: heads.len(), s_q, s_kv };
 
         // On a GPU, a half type would round entropies and distances away.
         let told = if q.dtype() == DType::F64 { DType::F64 } else { DType::F32 };

@@ -262,7 +262,7 @@ impl<'a> Layer<'a> {
     /// The mask that the model always applies in this layer.
     pub fn mask(&self) -> Result<AttentionMask> {
         if self.cross {
-            return Ok(AttentionMask::none());
+            return Ok(AttentionMask::full());
         }
         let clip_text = self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some();
         let clip_text = clip_text && self.model_type.starts_with("clip");
@@ -282,7 +282,7 @@ impl<'a> Layer<'a> {
             // EmbeddingGemma states the width of both sides together.
             (Some(window), false) => AttentionMask::window(Some(window / 2), Some(window / 2)),
             (None, true) => AttentionMask::causal(),
-            (None, false) => AttentionMask::none(),
+            (None, false) => AttentionMask::full(),
         })
     }
 }

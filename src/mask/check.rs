@@ -5,7 +5,7 @@ use crate::mask::{AttentionMask, Part};
 
 /// The sizes of one attention call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CallShape {
+pub(crate) struct AttnShape {
     pub b: usize,
     pub h: usize,
     pub s_q: usize,
@@ -14,14 +14,14 @@ pub(crate) struct CallShape {
 
 impl AttentionMask {
     /// Checks every part against the call.
-    pub(crate) fn check(&self, call: CallShape) -> Result<()> {
+    pub(crate) fn check(&self, call: AttnShape) -> Result<()> {
         self.parts.iter().try_for_each(|part| part.check(call))
     }
 }
 
 impl Part {
-    fn check(&self, call: CallShape) -> Result<()> {
-        let CallShape { b, s_q, s_kv, .. } = call;
+    fn check(&self, call: AttnShape) -> Result<()> {
+        let AttnShape { b, s_q, s_kv, .. } = call;
         match self {
             Self::Keep(mask) => boolean_shape("keep mask", mask, call),
             Self::Drop(mask) => boolean_shape("drop mask", mask, call),
@@ -81,8 +81,8 @@ impl Part {
 }
 
 /// Accepts `(b|1, s_kv)`, `(b|1, s_q|1, s_kv|1)` and `(b|1, h|1, s_q|1, s_kv|1)`.
-fn boolean_shape(name: &str, mask: &Tensor, call: CallShape) -> Result<()> {
-    let CallShape { b, h, s_q, s_kv } = call;
+fn boolean_shape(name: &str, mask: &Tensor, call: AttnShape) -> Result<()> {
+    let AttnShape { b, h, s_q, s_kv } = call;
     let or_one = |n: usize, want: usize| n == want || n == 1;
     let fits = match *mask.dims() {
         [rows, keys] => or_one(rows, b) && keys == s_kv,

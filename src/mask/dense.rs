@@ -1,7 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::mask::check::CallShape;
+use crate::mask::check::AttnShape;
 use crate::mask::{AttentionMask, Part};
 
 /// A mask as tensors that broadcast to `(b, h, s_q, s_kv)`, for backends that need one.
@@ -15,7 +15,7 @@ pub(crate) struct DenseMask {
 
 impl AttentionMask {
     /// Builds the tensors for `call`. The last `always` keys, beyond `call.s_kv`, are seen by every query.
-    pub(crate) fn dense(&self, call: CallShape, always: usize, dtype: DType, device: &Device) -> Result<DenseMask> {
+    pub(crate) fn dense(&self, call: AttnShape, always: usize, dtype: DType, device: &Device) -> Result<DenseMask> {
         let mut dense = DenseMask { keep: None, bias: None };
         let starts = self.query_starts(call);
         // A single query that stands at the last key sees all that a band without a left edge could hide.
@@ -39,8 +39,8 @@ impl AttentionMask {
 
 impl AttentionMask {
     /// How many places the tensors of [`dense`](Self::dense) have, at most.
-    pub(crate) fn dense_elements(&self, call: CallShape, always: usize) -> usize {
-        let CallShape { b, h, s_q, s_kv } = call;
+    pub(crate) fn dense_elements(&self, call: AttnShape, always: usize) -> usize {
+        let AttnShape { b, h, s_q, s_kv } = call;
         let rows = if self.parts.iter().any(|part| matches!(part, Part::Starts(_))) { b } else { 1 };
         let dims = |part: &Part| match part {
             Part::Keep(mask) | Part::Drop(mask) => match *mask.dims() {
@@ -85,8 +85,8 @@ impl DenseMask {
 
 impl Part {
     /// Compares and casts where the mask lies, then moves the result: not every device has every dtype.
-    fn add_to(&self, dense: &mut DenseMask, call: CallShape, dtype: DType, device: &Device) -> Result<()> {
-        let CallShape { b, s_q, s_kv, .. } = call;
+    fn add_to(&self, dense: &mut DenseMask, call: AttnShape, dtype: DType, device: &Device) -> Result<()> {
+        let AttnShape { b, s_q, s_kv, .. } = call;
         match self {
             Self::Keep(mask) => dense.keep(to_4d(&mask.ne(0f64)?.to_device(device)?)?),
             Self::Drop(mask) => dense.keep(to_4d(&mask.eq(0f64)?.to_device(device)?)?),
@@ -151,8 +151,8 @@ impl Band {
     }
 
     /// `starts`: where query 0 stands, for all rows or for each.
-    fn keep(&self, call: CallShape, starts: &[i64], device: &Device) -> Result<Tensor> {
-        let CallShape { s_q, s_kv, .. } = call;
+    fn keep(&self, call: AttnShape, starts: &[i64], device: &Device) -> Result<Tensor> {
+        let AttnShape { s_q, s_kv, .. } = call;
         let mut keep = vec![0u8; starts.len() * s_q * s_kv];
         let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
         for (position, row) in positions.zip(keep.chunks_mut(s_kv.max(1))) {
@@ -169,7 +169,7 @@ impl Band {
 
 impl AttentionMask {
     /// The key at which query 0 stands: one for all rows, or one for each.
-    pub(super) fn query_starts(&self, call: CallShape) -> Vec<i64> {
+    pub(super) fn query_starts(&self, call: AttnShape) -> Vec<i64> {
         let stated = self.parts.iter().find_map(|part| match part {
             Part::Starts(starts) => Some(starts.clone()),
             _ => None,
@@ -179,8 +179,8 @@ impl AttentionMask {
 }
 
 /// `-slope · distance`, `(rows, h, s_q, s_kv)`.
-pub(super) fn distances(slopes: &[f64], symmetric: bool, call: CallShape, starts: &[i64]) -> Result<Tensor> {
-    let CallShape { s_q, s_kv, .. } = call;
+pub(super) fn distances(slopes: &[f64], symmetric: bool, call: AttnShape, starts: &[i64]) -> Result<Tensor> {
+    let AttnShape { s_q, s_kv, .. } = call;
     let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
     let distance = |before: i64| -(if symmetric { before.abs() } else { before }) as f64;
     let distances: Vec<f64> = positions.flat_map(|p| (0..s_kv as i64).map(move |j| distance(p - j))).collect();

@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use crate::error::Result;
 use crate::kernels::cpu::Lengths;
 use crate::mask::AttentionMask;
-use crate::mask::check::CallShape;
+use crate::mask::check::AttnShape;
 use crate::mask::dense::distances;
 
 /// What a mask says, each kind once. Numbers are the host's, tensors the device's.
@@ -34,7 +34,7 @@ pub(crate) struct Folded {
 }
 
 impl AttentionMask {
-    pub(crate) fn folded(&self, call: CallShape, device: &Device) -> Result<Folded> {
+    pub(crate) fn folded(&self, call: AttnShape, device: &Device) -> Result<Folded> {
         let structure = self.structure(device)?;
         let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
         let mut folded = Folded {
@@ -123,8 +123,8 @@ mod tests {
     use crate::mask::Part;
 
     /// Scores of 0 under what `folded` says, as `dense` would give them.
-    fn scores(folded: &Folded, call: CallShape) -> Vec<f32> {
-        let CallShape { b, h, s_q, s_kv } = call;
+    fn scores(folded: &Folded, call: AttnShape) -> Vec<f32> {
+        let AttnShape { b, h, s_q, s_kv } = call;
         let shape = (b, h, s_q, s_kv);
         let read = |tensor: &Option<Tensor>| {
             let wide = |t: &Tensor| t.broadcast_as(shape)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn parts_of_one_kind_become_one() {
-        let call = CallShape { b: 2, h: 2, s_q: 3, s_kv: 5 };
+        let call = AttnShape { b: 2, h: 2, s_q: 3, s_kv: 5 };
         let device = Device::Cpu;
         let ids = |ids: [[u32; 5]; 2], s: usize| Tensor::new(&ids, &device).unwrap().narrow(1, 0, s).unwrap();
         let segments = |a: [[u32; 5]; 2]| AttentionMask::segments(&ids(a, 3), &ids(a, 5)).unwrap();
@@ -164,11 +164,11 @@ mod tests {
         let half = bias.to_dtype(DType::F16).unwrap();
         let keep = Tensor::new(&[[1u8, 1, 0, 1, 1], [0, 1, 1, 1, 1]], &device).unwrap();
         let masks = [
-            AttentionMask::none(),
+            AttentionMask::full(),
             AttentionMask::lengths(&[5, 2]).and(AttentionMask::lengths(&[1, 4])).and(AttentionMask::padding(&[3, 3])),
             AttentionMask::padding(&[3, 1]).and(AttentionMask::query_lengths(&[[1usize, 5, 3], [4, 0, 2]])),
             AttentionMask::causal().and(AttentionMask::window(Some(1), None)).and(AttentionMask::starts(vec![0, 2])),
-            AttentionMask::keep(&keep).unwrap().and(AttentionMask::drop(&keep.narrow(0, 1, 1).unwrap()).unwrap()),
+            AttentionMask::keep(&keep).unwrap().and(AttentionMask::exclude(&keep.narrow(0, 1, 1).unwrap()).unwrap()),
             AttentionMask::additive(&bias).unwrap().and(AttentionMask::additive(&(&half * 0.5).unwrap()).unwrap()),
             segments([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]]).and(segments([[5, 5, 5, 6, 6], [5, 5, 6, 5, 6]])),
             AttentionMask::distances(vec![0.5, 1.0], false)
@@ -191,12 +191,13 @@ mod tests {
 
     #[test]
     fn no_mask_stays_in_integers_that_gpus_cannot_compare() {
-        let call = CallShape { b: 2, h: 1, s_q: 3, s_kv: 3 };
+        let call = AttnShape { b: 2, h: 1, s_q: 3, s_kv: 3 };
         let device = Device::Cpu;
         let mask = Tensor::new(&[[3i64, 0, 3], [0, 1, 1]], &device).unwrap();
         let masks = |dtype: DType| {
             let mask = mask.to_dtype(dtype).unwrap();
-            let masks = [AttentionMask::keep(&mask), AttentionMask::drop(&mask), AttentionMask::segments(&mask, &mask)];
+            let masks =
+                [AttentionMask::keep(&mask), AttentionMask::exclude(&mask), AttentionMask::segments(&mask, &mask)];
             masks.map(Result::unwrap)
         };
         for dtype in [DType::I16, DType::I32] {

@@ -1,6 +1,6 @@
 //! Which keys a query may see, as a value that keeps its structure.
 
-pub(crate) mod check;
+mod check;
 mod dense;
 #[cfg(any(test, feature = "cuda"))]
 mod fold;
@@ -11,13 +11,14 @@ mod structure;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
+pub(crate) use check::AttnShape;
 use dense::Band;
 pub(crate) use dense::{DenseMask, lowest_finite};
 pub use padded::PaddedIds;
 
 /// Which keys each query may attend to.
 ///
-/// `true` (or 1) means *attend*; [`drop`](Self::drop) takes the opposite convention. A mask is described, not
+/// `true` (or 1) means *attend*; [`exclude`](Self::exclude) takes the opposite convention. A mask is described, not
 /// materialised: lengths stay lengths and causal stays causal, so that a backend can skip what is hidden. Masks are
 /// joined by [`and`](Self::and): a key is seen if every one of them lets it be seen.
 ///
@@ -79,7 +80,7 @@ pub(crate) struct Sliding {
 
 impl AttentionMask {
     /// Every query sees every key.
-    pub fn none() -> Self {
+    pub fn full() -> Self {
         Self::default()
     }
 
@@ -103,7 +104,7 @@ impl AttentionMask {
     ///
     /// # Errors
     /// As [`keep`](Self::keep).
-    pub fn drop(mask: &Tensor) -> Result<Self> {
+    pub fn exclude(mask: &Tensor) -> Result<Self> {
         integer("drop mask", mask)?;
         two_to_four_dims("drop mask", mask)?;
         Ok(Self::part(Part::Drop(comparable(mask)?)))
@@ -211,14 +212,14 @@ impl AttentionMask {
         Self::part(Part::Starts(starts))
     }
 
-    /// Whether this is [`none`](Self::none).
-    pub fn is_none(&self) -> bool {
+    /// Whether this is [`full`](Self::full).
+    pub fn is_full(&self) -> bool {
         self.parts.is_empty()
     }
 
     /// Whether it is [`causal`](Self::causal) and no more.
     pub(crate) fn is_causal(&self) -> bool {
-        !self.is_none() && self.parts.iter().all(|part| matches!(part, Part::Causal))
+        !self.is_full() && self.parts.iter().all(|part| matches!(part, Part::Causal))
     }
 
     /// Whether it does not only hide keys.
@@ -262,8 +263,8 @@ impl AttentionMask {
 
 impl std::fmt::Display for AttentionMask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.is_none() {
-            return f.write_str("none");
+        if self.is_full() {
+            return f.write_str("full");
         }
         for (i, part) in self.parts.iter().enumerate() {
             f.write_str(if i == 0 { "" } else { " and " })?;

@@ -3,12 +3,12 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::mask::check::CallShape;
+use crate::mask::check::AttnShape;
 use crate::mask::{AttentionMask, Part};
 
 impl AttentionMask {
     /// What the queries `start .. start + len` of `call` see, as a mask for a call of these alone.
-    pub(crate) fn of_queries(&self, start: usize, len: usize, call: CallShape) -> Result<Self> {
+    pub(crate) fn of_queries(&self, start: usize, len: usize, call: AttnShape) -> Result<Self> {
         let slice = |mask: &Tensor, dim: usize| match mask.dim(dim)? {
             1 => Ok(mask.clone()),
             _ => mask.narrow(dim, start, len),

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use crate::error::{Error, Result};
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, Place, SdpaOptions, numbers_together};
 use crate::tensor::{Slice, with_f32_slice};
@@ -39,7 +39,7 @@ fn run<T: Element + WithDType>(
     call: &Call,
     options: &SdpaOptions,
 ) -> Result<Tensor> {
-    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
     let (tensor_rows, tokens, ..) = q.dims4()?;
     let structure = options.mask.structure(&Device::Cpu)?;
     let keep = structure.keep.iter().map(Slice::<u8>::new).collect::<Result<Vec<_>>>()?;

@@ -62,11 +62,11 @@ pub(super) fn attend(
     use super::numbers_together;
     use crate::kernels::cuda::{Launch, Params};
     use crate::mask::AttentionMask;
-    use crate::mask::check::CallShape;
+    use crate::mask::AttnShape;
 
-    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
     // Where every key is an appended one, no key is for the mask to say anything about.
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     let mask = if s_kv == 0 { &none } else { options.mask };
     let folded = mask.folded(call.shape, q.device())?;
     let [bias, keep] = [folded.bias, folded.keep].map(|mask| mask.map(|mask| keys_within_reach(&mask)).transpose());

@@ -4,7 +4,7 @@
 use candle_core::{D, DType, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::mask::{DenseMask, lowest_finite};
 use crate::sdpa::{Attended, Call, Place, SdpaOptions};
 
@@ -12,7 +12,7 @@ use crate::sdpa::{Attended, Call, Place, SdpaOptions};
 const ADDITIVE_CHUNK: usize = 1 << 22;
 
 pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
-    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
     let (h_kv, group) = (call.h_kv, h / call.h_kv);
     within_a_launch(call, keys)?;
@@ -53,7 +53,7 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &
 
 /// candle's kernels for NVIDIA GPUs count elements in 32 bits: past those they would never end.
 fn within_a_launch(call: &Call, keys: usize) -> Result<()> {
-    let CallShape { b, h, s_q, .. } = call.shape;
+    let AttnShape { b, h, s_q, .. } = call.shape;
     let scores = [b, h, s_q, keys].into_iter().fold(1usize, usize::saturating_mul);
     match call.place {
         Place::Cuda(_) if scores > u32::MAX as usize - 1024 => {
@@ -74,9 +74,9 @@ fn compute_dtype(dtype: DType) -> DType {
 /// Three score matrices are alive at the peak of the softmax, a fourth with a mask; beside them lie the contiguous
 /// copies of q, k and v.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
-    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
-    let matrices = if options.mask.is_none() { 3 } else { 4 };
+    let matrices = if options.mask.is_full() { 3 } else { 4 };
     let scores = b * h * s_q * keys;
     let copies = b * s_q * h * call.d + b * keys * call.h_kv * (call.d + call.d_v);
     let features = if options.additive.is_some() { ADDITIVE_CHUNK.min(scores * call.d) * 2 } else { 0 };
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn scores_that_a_launch_cannot_count_are_refused() {
         let of = |place, b| {
-            let shape = CallShape { b, h: 16, s_q: 4096, s_kv: 4096 };
+            let shape = AttnShape { b, h: 16, s_q: 4096, s_kv: 4096 };
             let (d, dtype) = (64, DType::F32);
             within_a_launch(&Call { shape, h_kv: 16, d, d_v: d, dtype, place, tracks_gradient: false }, 4096)
         };

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use crate::error::Result;
 use crate::kernels::cuda::Gpu;
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, Place, SdpaOptions, cuda};
 
@@ -19,7 +19,7 @@ pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<Strin
 
 /// What it cannot do, though fused kernels can.
 fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
-    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
     let half = matches!(call.dtype, DType::F16 | DType::BF16);
     let reason = first_reason([
         (!half, "it takes f16 and bf16 only"),
@@ -50,7 +50,7 @@ fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
 
 /// The logarithms of the softmax's sums, which nobody asked for.
 pub(super) fn scratch_bytes(call: &Call) -> usize {
-    let CallShape { b, h, s_q, .. } = call.shape;
+    let AttnShape { b, h, s_q, .. } = call.shape;
     size_of::<f32>() * b * h * s_q
 }
 
@@ -107,7 +107,7 @@ mod tests {
 
     fn call() -> Call {
         Call {
-            shape: CallShape { b: 2, h: 4, s_q: 16, s_kv: 16 },
+            shape: AttnShape { b: 2, h: 4, s_q: 16, s_kv: 16 },
             h_kv: 2,
             d: 64,
             d_v: 64,
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_it_cannot_do_goes_elsewhere() {
-        let none = AttentionMask::none();
+        let none = AttentionMask::full();
         let reason = |call: Call, mask: &AttentionMask| limits(&call, &SdpaOptions::new(mask), GPU).unwrap_or_default();
         assert_eq!(reason(call(), &none), "");
         assert_eq!(reason(Call { d: 72, d_v: 72, ..call() }, &none), "");
@@ -127,7 +127,7 @@ mod tests {
         assert!(reason(Call { d_v: 32, ..call() }, &none).contains("another size"));
         assert!(reason(Call { d: 20, d_v: 20, ..call() }, &none).contains("multiple of 8"));
         assert!(reason(Call { d: 520, d_v: 520, ..call() }, &none).contains("512"));
-        let many = CallShape { b: 70_000, ..call().shape };
+        let many = AttnShape { b: 70_000, ..call().shape };
         assert!(reason(Call { shape: many, ..call() }, &none).contains("65535"));
         assert!(limits(&call(), &SdpaOptions::new(&none), Gpu { capability: 75, ..GPU }).unwrap().contains("8.0"));
         let sinks = Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap();
@@ -135,13 +135,13 @@ mod tests {
         assert!(limits(&call(), &with, GPU).unwrap().contains("sinks"));
         let with = SdpaOptions { appended_keys: 1, ..SdpaOptions::new(&none) };
         assert!(limits(&call(), &with, GPU).unwrap().contains("outside the mask"));
-        let step = CallShape { b: 1, s_q: 1, s_kv: 4096, ..call().shape };
+        let step = AttnShape { b: 1, s_q: 1, s_kv: 4096, ..call().shape };
         assert!(reason(Call { shape: step, ..call() }, &none).contains("without work"));
-        assert_eq!(reason(Call { shape: CallShape { b: 64, ..step }, ..call() }, &none), "");
+        assert_eq!(reason(Call { shape: AttnShape { b: 64, ..step }, ..call() }, &none), "");
         let forced = SdpaOptions { backend: Some(Backend::FlashAttn), ..SdpaOptions::new(&none) };
         assert_eq!(limits(&Call { shape: step, ..call() }, &forced, GPU), None, "slower, but what was asked for");
 
-        let more_queries = Call { shape: CallShape { s_q: 17, ..call().shape }, ..call() };
+        let more_queries = Call { shape: AttnShape { s_q: 17, ..call().shape }, ..call() };
         assert_eq!(reason(more_queries, &none), "");
         assert!(reason(more_queries, &AttentionMask::causal()).contains("before the first key"));
         let slopes = |symmetric| AttentionMask::distances(vec![0.5; 4], symmetric);
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn elsewhere_or_unbuilt_it_says_so() {
-        let none = AttentionMask::none();
+        let none = AttentionMask::full();
         let options = SdpaOptions::new(&none);
         let on_cpu = Call { place: Place::Cpu, ..call() };
         assert!(reason_against(&on_cpu, &options).unwrap().contains("NVIDIA"));

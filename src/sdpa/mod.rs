@@ -14,7 +14,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttentionMask;
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::tensor::same_dtype_and_device;
 pub use plan::{Backend, Plan, Rejected};
 
@@ -121,7 +121,7 @@ fn gpu(_: &candle_core::CudaDevice) -> Gpu {
 /// The sizes and properties of a call from which a plan is made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
-    pub shape: CallShape,
+    pub shape: AttnShape,
     pub h_kv: usize,
     pub d: usize,
     pub d_v: usize,
@@ -244,7 +244,7 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
         }
     }
     options.validate()?;
-    let shape = CallShape { b, h, s_q, s_kv };
+    let shape = AttnShape { b, h, s_q, s_kv };
     options.mask.check(shape)?;
     let tracked = [q, k, v].into_iter().chain(options.additive).chain(options.sinks).any(Tensor::track_op);
     Ok(Call {
@@ -265,7 +265,7 @@ fn numbers_together(t: &Tensor) -> Result<Tensor> {
 
 /// No key or no query at all: every row is fully masked.
 fn nothing_to_see(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
-    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
     let zeros = |dims: [usize; 4]| Tensor::zeros(&dims, call.dtype, q.device());
     let weights = options.return_weights.then(|| zeros([b, h, s_q, s_kv + options.appended_keys])).transpose()?;
     Ok(Attended { output: zeros([b, s_q, h, call.d_v])?, weights })

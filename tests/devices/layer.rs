@@ -134,7 +134,7 @@ pub fn under_every_mask(device: &Device) {
 pub fn on_ragged_rows(device: &Device) {
     const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
     let mut verdict = Verdict::default();
-    let masks = [AttentionMask::none(), AttentionMask::causal(), AttentionMask::window(Some(2), Some(1))];
+    let masks = [AttentionMask::full(), AttentionMask::causal(), AttentionMask::window(Some(2), Some(1))];
     for layer in layers(device) {
         let hidden = layer.config.hidden_size;
         let xs = Random::new(61).tensor(&[LENGTHS.iter().sum(), hidden], layer.dtype);
@@ -247,7 +247,7 @@ pub fn with_positions(device: &Device) {
         let layer = Layer::new(config, dtype, device);
         let xs = Random::new(63).tensor(&[2, 23, 64], dtype);
         let (there, wide_xs) = (xs.to_device(device).unwrap(), wide(&xs));
-        for mask in [AttentionMask::none(), AttentionMask::causal(), AttentionMask::padding(&[9, 23])] {
+        for mask in [AttentionMask::full(), AttentionMask::causal(), AttentionMask::padding(&[9, 23])] {
             let want = layer.wide().attend(&wide_xs, &wide_xs, &wide_xs, &mask).unwrap();
             let got = layer.on_device.attend(&there, &there, &there, &mask).unwrap();
             layer.judge(&mut verdict, &mask.to_string(), &got, &want);

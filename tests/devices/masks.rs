@@ -117,7 +117,7 @@ impl Kind {
             };
             let sees = when(move |b, h, i, j| (look(b, h, i, j) != 0.0) != drop);
             match drop {
-                true => (AttentionMask::drop(&place(mask.to_dtype(DType::U32).unwrap())).unwrap(), sees),
+                true => (AttentionMask::exclude(&place(mask.to_dtype(DType::U32).unwrap())).unwrap(), sees),
                 false => (AttentionMask::keep(&place(mask)).unwrap(), sees),
             }
         };
@@ -126,7 +126,7 @@ impl Kind {
             (0..b).map(|row| if b == 1 { s_kv.div_ceil(2) } else { row * s_kv / (b - 1) }).collect();
         let position = move |i: usize| i as i64 + s_kv as i64 - s_q as i64;
         match self {
-            Self::None => (AttentionMask::none(), when(|_, _, _, _| true)),
+            Self::None => (AttentionMask::full(), when(|_, _, _, _| true)),
             Self::Causal => (AttentionMask::causal(), when(move |_, _, i, j| j as i64 <= position(i))),
             Self::Window => {
                 let (left, right) = (s_kv / 3, 2);

@@ -294,7 +294,7 @@ fn a_folder_with_something_wrong_is_named() {
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
     let model = BertModel::load(&config(), &checkpoint.at("", DType::F32, &CPU)).unwrap();
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::U32, &CPU).unwrap();
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     says(model.forward(&zeros(&[1, 41]), None, &none), &["ids has shape [1, 41]", "at most 40 tokens"]);
     says(model.forward(&zeros(&[4]), None, &none), &["ids has shape [4]", "(b, s)"]);
     let ids = |id: u32| Tensor::new(&[[1, id]], &CPU).unwrap();

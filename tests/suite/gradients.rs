@@ -104,9 +104,9 @@ fn masks(random: &mut Random) -> Vec<AttentionMask> {
     let segments =
         |s: usize| Tensor::from_vec((0..B * s).map(|i| (i % 2) as u32).collect(), (B, s), &Device::Cpu).unwrap();
     vec![
-        AttentionMask::none(),
+        AttentionMask::full(),
         AttentionMask::keep(&random.booleans(&[B, S_Q, S_KV], 0.6)).unwrap(),
-        AttentionMask::drop(&random.booleans(&[B, S_KV], 0.3)).unwrap(),
+        AttentionMask::exclude(&random.booleans(&[B, S_KV], 0.3)).unwrap(),
         AttentionMask::additive(&random.tensor(&[S_Q, S_KV], DType::F64)).unwrap(),
         // The first row of the batch sees nothing.
         AttentionMask::lengths(&[0, 4]),
@@ -265,7 +265,7 @@ fn positions_with_weights() {
         let width = config.hidden_size;
         let xs = Var::from_tensor(&random.tensor(&[B, S_Q, width], DType::F64)).unwrap();
         let weighting = random.tensor(&[B, S_Q, width], DType::F64);
-        let mask = AttentionMask::none();
+        let mask = AttentionMask::full();
         let inputs = AttentionInputs::self_attention(&xs, &mask);
         let loss = || loss(&layer, &inputs, &weighting);
         let grads = loss().backward().unwrap();

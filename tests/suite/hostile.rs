@@ -278,7 +278,7 @@ fn a_cache_of_no_window_is_an_error() {
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU);
     let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb).unwrap();
     let xs = Tensor::ones((1, 3, 8), DType::F32, &CPU).unwrap();
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
     let called = layer.attend_cached(&inputs, &mut KvCache::rotating(0), &AttentionOptions::default());
     says(called, &["the window of a rotating cache is 0, expected at least 1"]);

@@ -75,7 +75,7 @@ fn as_in_candle_transformers() {
     let ids = Tensor::new(&[[2u32, 9, 5, 1, 18, 3, 7], [4, 4, 0, 8, 11, 2, 6]], &CPU).unwrap();
     let want = theirs.unwrap().forward(&ids).unwrap();
     let ours = load(config(), &tensors).unwrap();
-    let got = ours.forward(&ids, None, &AttentionMask::none()).unwrap();
+    let got = ours.forward(&ids, None, &AttentionMask::full()).unwrap();
     assert_close("jina", &got, &want, TOLERANCE);
     assert!(ours.runs_ragged());
     let flat = ids.flatten_all().unwrap().to_vec1::<u32>().unwrap();
@@ -146,6 +146,6 @@ fn the_variant_for_code() {
 
     let model = load(config(), &tensors).unwrap();
     let ids = Tensor::new(&[ids], &CPU).unwrap();
-    let got = model.forward(&ids, None, &AttentionMask::none()).unwrap().squeeze(0).unwrap();
+    let got = model.forward(&ids, None, &AttentionMask::full()).unwrap().squeeze(0).unwrap();
     assert_close("code", &got, &xs, TOLERANCE);
 }

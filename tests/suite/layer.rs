@@ -79,7 +79,7 @@ fn dropout_is_on_the_weights() {
         let layer = bare(0.25, dtype);
         let query = Random::new(24).tensor(&[3, 16, 16], dtype);
         let value = Tensor::eye(16, dtype, &Device::Cpu).unwrap().broadcast_as((3, 16, 16)).unwrap();
-        let mask = AttentionMask::none();
+        let mask = AttentionMask::full();
         let inputs = AttentionInputs { query: &query, key: &query, value: &value, mask: &mask };
         let run = |train| {
             layer.attend_with(&inputs, &AttentionOptions::default().with_train(train).with_weights(true)).unwrap()
@@ -112,13 +112,13 @@ fn nothing_in_gives_nothing_out() {
     }
     // Without any key but a learned and a zero one.
     let (extra, _) = fresh(&AttentionConfig::new(8, 2).with_add_bias_kv(true).with_add_zero_attn(true));
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     let got = extra.attend(&zeros([2, 3, 8]), &zeros([2, 0, 8]), &zeros([2, 0, 8]), &none).unwrap();
     assert!(numbers(&got).iter().any(|n| *n != 0.0));
     // Queries without any key: zeros, so the output is the bias of the output projection.
     let bias = map.data().lock().unwrap()["o_proj.bias"].clone();
     bias.set(&Random::new(25).tensor(&[8], DType::F32)).unwrap();
-    let got = layer.attend(&zeros([2, 3, 8]), &zeros([2, 0, 8]), &zeros([2, 0, 8]), &AttentionMask::none()).unwrap();
+    let got = layer.attend(&zeros([2, 3, 8]), &zeros([2, 0, 8]), &zeros([2, 0, 8]), &AttentionMask::full()).unwrap();
     assert_close("bias", &got, &bias.broadcast_as((2, 3, 8)).unwrap(), 0.0);
 }
 
@@ -165,7 +165,7 @@ fn the_plan_names_every_backend() {
     let vb = VarBuilder::from_tensors(frozen, DType::F32, &Device::Cpu);
     let frozen = MultiHeadAttention::load(&AttentionConfig::new(8, 2).with_dropout(0.5), vb).unwrap();
     let xs = Random::new(26).tensor(&[2, 3, 8], DType::F32);
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &none);
     let plain = AttentionOptions::default();
 
@@ -263,7 +263,7 @@ fn a_bad_input_is_named() {
     let (layer, _) = fresh(&AttentionConfig::new(8, 2).with_key_size(6).with_value_size(4));
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
     let (query, key, value) = (zeros(&[2, 3, 8]), zeros(&[2, 5, 6]), zeros(&[2, 5, 4]));
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     assert!(layer.attend(&query, &key, &value, &none).is_ok());
     says(layer.attend(&zeros(&[3, 8]), &key, &value, &none), &["query has shape [3, 8]", "(b, s_q, 8)"]);
     says(layer.attend(&zeros(&[2, 3, 9]), &key, &value, &none), &["query has shape [2, 3, 9]", "(b, s_q, 8)"]);
@@ -283,13 +283,13 @@ fn a_bad_mask_is_named() {
         Tensor::zeros((2, 3, 8), DType::F32, &Device::Cpu).unwrap(),
         Tensor::zeros((2, 5, 8), DType::F32, &Device::Cpu).unwrap(),
     );
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     let run = |mask: AttentionMask| layer.attend(&query, &key, &key, &mask);
     let ones = |dims: &[usize]| Tensor::ones(dims, DType::U8, &Device::Cpu).unwrap();
     let float = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
     says(run(AttentionMask::keep(&ones(&[2, 3])).unwrap()), &["keep mask has shape [2, 3]", "[2, 5]", "[2, 2, 3, 5]"]);
     // A 3-D mask of batch · heads rows, as PyTorch wants it, is no mask here.
-    says(run(AttentionMask::drop(&ones(&[4, 3, 5])).unwrap()), &["drop mask has shape [4, 3, 5]", "[2, 3, 5]"]);
+    says(run(AttentionMask::exclude(&ones(&[4, 3, 5])).unwrap()), &["drop mask has shape [4, 3, 5]", "[2, 3, 5]"]);
     says(run(AttentionMask::additive(&float(&[3, 6])).unwrap()), &["additive mask has shape [3, 6]", "[2, 2, 3, 5]"]);
     says(run(AttentionMask::lengths(&[1])), &["the number of rows in lengths is 1", "2, the batch size"]);
     says(run(AttentionMask::lengths(&[5, 6])), &["lengths[1] is 6", "at most 5"]);
@@ -301,7 +301,7 @@ fn a_bad_mask_is_named() {
 
     says(AttentionMask::keep(&float(&[2, 5])), &["keep mask has dtype f32", "an integer dtype"]);
     says(AttentionMask::keep(&ones(&[5])), &["keep mask has shape [5]", "(b, s_kv)"]);
-    says(AttentionMask::drop(&float(&[2, 5])), &["drop mask has dtype f32"]);
+    says(AttentionMask::exclude(&float(&[2, 5])), &["drop mask has dtype f32"]);
     says(AttentionMask::additive(&ones(&[2, 5])), &["additive mask has dtype u8", "`keep`"]);
     says(AttentionMask::additive(&float(&[1, 1, 1, 1, 5])), &["additive mask has shape"]);
     says(AttentionMask::lengths_tensor(&float(&[2])), &["lengths has dtype f32"]);

@@ -31,7 +31,7 @@ fn family(name: &str, layout: &str) {
         .with_num_key_value_heads(family.kv_heads)
         .with_head_dim(family.head_dim);
     let layer = MultiHeadAttention::load(&config, source).unwrap();
-    let mut mask = if family.causal == 1 { AttentionMask::causal() } else { AttentionMask::none() };
+    let mut mask = if family.causal == 1 { AttentionMask::causal() } else { AttentionMask::full() };
     if let Some(keep) = golden.try_get(&format!("{name}.mask")) {
         mask = mask.and(AttentionMask::keep(&keep).unwrap());
     }

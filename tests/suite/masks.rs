@@ -50,7 +50,7 @@ fn broadcast(tensor: &Tensor) -> impl Fn(usize, usize, usize, usize) -> f64 + 's
 /// Each kind of mask with the same thing said as a function.
 fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
     let Sizes { b, s_q, s_kv, h, .. } = sizes;
-    let mut masks: Vec<(AttentionMask, Sees)> = vec![(AttentionMask::none(), when(|_, _, _, _| true))];
+    let mut masks: Vec<(AttentionMask, Sees)> = vec![(AttentionMask::full(), when(|_, _, _, _| true))];
 
     for dims in [vec![b, s_kv], vec![b, s_q, s_kv], vec![b, h, s_q, s_kv], vec![1, 1, s_q, s_kv], vec![1, s_kv]] {
         let keep = random.booleans(&dims, 0.7);
@@ -64,7 +64,7 @@ fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
         masks.push((AttentionMask::keep(&keep).unwrap(), when(move |b, h, i, j| look(b, h, i, j) != 0.0)));
         let look = broadcast(&four);
         let drop = keep.to_dtype(DType::I64).unwrap();
-        masks.push((AttentionMask::drop(&drop).unwrap(), when(move |b, h, i, j| look(b, h, i, j) == 0.0)));
+        masks.push((AttentionMask::exclude(&drop).unwrap(), when(move |b, h, i, j| look(b, h, i, j) == 0.0)));
     }
 
     for dims in [vec![b, h, s_q, s_kv], vec![h, 1, s_kv], vec![s_q, s_kv], vec![s_kv]] {
@@ -209,7 +209,7 @@ fn caps_and_sinks_under_every_mask() {
         }
     }
     let [q, k, v] = qkv(&mut random, SIZES[0], DType::F32);
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let sinks = candle_core::Var::from_tensor(&random.tensor(&[SIZES[0].h], DType::F32)).unwrap();
     let mut options = SdpaOptions::new(&mask);
     options.sinks = Some(&sinks);
@@ -233,7 +233,7 @@ fn additive_scoring_in_pieces() {
     let [q, k, v] = qkv(&mut random, sizes, DType::F64);
     let w = random.tensor(&[2, 64], DType::F64);
     let (want, _) = naive::attend(&q, &k, &v, &Score::Additive(&w, 0.5), &|_, _, _, _| Some(0.0));
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let mut options = SdpaOptions::new(&mask);
     (options.additive, options.scale) = (Some(&w), Some(0.5));
     assert_close("additive", &attend(&q, &k, &v, &options).unwrap().output, &want, 1e-12);
@@ -258,7 +258,7 @@ fn strided_inputs() {
 
 #[test]
 fn nothing_to_attend_to_gives_zeros() {
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let mut options = SdpaOptions::new(&mask);
     options.return_weights = true;
     for (b, s_q, s_kv) in [(2, 3, 0), (2, 0, 3), (0, 3, 3), (0, 0, 0)] {
@@ -277,7 +277,7 @@ fn by_hand() {
     let q = Tensor::new(&[[[[1f64]]]], &device).unwrap();
     let k = Tensor::new(&[[[[0f64]], [[3f64.ln()]]]], &device).unwrap();
     let v = Tensor::new(&[[[[10f64, 0.0]], [[20.0, 4.0]]]], &device).unwrap();
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let mut options = SdpaOptions::new(&mask);
     options.return_weights = true;
     let got = attend(&q, &k, &v, &options).unwrap();

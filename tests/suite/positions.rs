@@ -16,7 +16,7 @@ fn layer(position: Position) -> MultiHeadAttention {
 }
 
 fn attend(layer: &MultiHeadAttention, queries: &Tensor, keys: &Tensor, options: &AttentionOptions) -> Tensor {
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let inputs = AttentionInputs { query: queries, key: keys, value: keys, mask: &mask };
     layer.attend_with(&inputs, options).unwrap().output
 }
@@ -58,7 +58,7 @@ fn a_grid_is_what_the_call_says() {
 #[test]
 fn what_does_not_fit_is_named() {
     let xs = Random::new(3).tensor(&[1, 7, 16], DType::F32);
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
     let options = AttentionOptions::default();
     let rotary = layer(Position::RotaryGrid(RotaryGrid::new(50.0)));

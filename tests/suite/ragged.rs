@@ -61,7 +61,7 @@ fn a_ragged_batch_equals_its_rows_alone() {
     let tokens = LENGTHS.iter().sum::<usize>();
     let config = AttentionConfig::new(24, 4).with_num_key_value_heads(2).with_head_dim(8).with_value_head_dim(5);
     let plain = AttentionConfig::new(24, 3);
-    let none = AttentionMask::none;
+    let none = AttentionMask::full;
     let masks = || [none(), AttentionMask::causal(), AttentionMask::window(Some(2), Some(1))];
     let rotary = || Rotary::default().with_theta(30.0);
     let dynamic = RotaryScaling::Dynamic { factor: 3.0, original_max_position_embeddings: 20 };
@@ -109,7 +109,7 @@ fn a_ragged_batch_equals_its_rows_alone() {
 fn a_row_keeps_its_bits() {
     let layer = frozen(&AttentionConfig::new(24, 3), DType::F32);
     let xs = Random::new(62).tensor(&[LENGTHS.iter().sum(), 24], DType::F32);
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     let together = layer.attend_ragged(&xs, &LENGTHS, &none).unwrap();
     for ((row, got), length) in rows(&xs).iter().zip(rows(&together)).zip(LENGTHS) {
         let alone = layer.attend_ragged(row, &[length], &none).unwrap();
@@ -134,7 +134,7 @@ fn padding_is_taken_off_and_put_back() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let layer = frozen(&config, dtype);
         let xs = random.tensor(&[4, 20, 48], dtype);
-        for mask in [AttentionMask::none(), AttentionMask::causal(), AttentionMask::window(Some(4), Some(2))] {
+        for mask in [AttentionMask::full(), AttentionMask::causal(), AttentionMask::window(Some(4), Some(2))] {
             let lengths = [20, 3, 0, 11];
             let mask = mask.and(AttentionMask::padding(&lengths));
             let inputs = AttentionInputs::self_attention(&xs, &mask);
@@ -146,7 +146,7 @@ fn padding_is_taken_off_and_put_back() {
             assert!(numbers(&weights.narrow(0, 1, 1).unwrap().narrow(2, 3, 17).unwrap()).iter().all(|w| *w == 0.0));
             // The tokens of a row have the bits that they have alone.
             let alone = xs.narrow(0, 1, 1).unwrap().narrow(1, 0, 3).unwrap();
-            let alone = layer.attend_ragged(&alone.squeeze(0).unwrap(), &[3], &AttentionMask::none()).unwrap();
+            let alone = layer.attend_ragged(&alone.squeeze(0).unwrap(), &[3], &AttentionMask::full()).unwrap();
             let row = got.narrow(0, 1, 1).unwrap().narrow(1, 0, 3).unwrap();
             if mask.to_string().starts_with("padding") {
                 assert_eq!(numbers(&row), numbers(&alone));
@@ -179,7 +179,7 @@ fn a_ragged_batch_learns() {
 fn what_is_wrong_is_named() {
     let layer = frozen(&AttentionConfig::new(8, 2), DType::F32);
     let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &CPU).unwrap();
-    let none = AttentionMask::none();
+    let none = AttentionMask::full();
     let xs = zeros(&[5, 8], DType::F32);
     says(layer.attend_ragged(&zeros(&[1, 5, 8], DType::F32), &[5], &none), &["xs has shape [1, 5, 8]", "(tokens, 8)"]);
     says(layer.attend_ragged(&zeros(&[5, 7], DType::F32), &[5], &none), &["xs has shape [5, 7]"]);
@@ -234,7 +234,7 @@ fn the_encoder_ragged_and_padded() {
     let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
     let ragged = model.forward_ragged(&ids[..lengths[0]], &types[..lengths[0]], &lengths[..1]).unwrap();
     let dense = Tensor::new(&ids[..lengths[0]], &CPU).unwrap().unsqueeze(0).unwrap();
-    let dense = model.forward(&dense, None, &AttentionMask::none()).unwrap().squeeze(0).unwrap();
+    let dense = model.forward(&dense, None, &AttentionMask::full()).unwrap().squeeze(0).unwrap();
     assert_close("silu", &ragged, &dense, 1e-5);
 }
 

@@ -41,35 +41,35 @@ fn keep(file: &str, name: &str) -> AttentionMask {
 
 #[test]
 fn d2l_in_pytorch() {
-    run("d2l_torch.safetensors", "toy", None, 5, AttentionMask::none());
-    run("d2l_torch.safetensors", "lens2d", None, 5, AttentionMask::none());
-    run("d2l_torch.safetensors", "nolens", None, 4, AttentionMask::none());
+    run("d2l_torch.safetensors", "toy", None, 5, AttentionMask::full());
+    run("d2l_torch.safetensors", "lens2d", None, 5, AttentionMask::full());
+    run("d2l_torch.safetensors", "nolens", None, 4, AttentionMask::full());
 }
 
 #[test]
 fn d2l_in_pytorch_with_explicit_sizes() {
-    run("d2l_torch_old.safetensors", "sizes", None, 5, AttentionMask::none());
-    run("d2l_torch_old.safetensors", "sizes_bias", None, 5, AttentionMask::none());
+    run("d2l_torch_old.safetensors", "sizes", None, 5, AttentionMask::full());
+    run("d2l_torch_old.safetensors", "sizes_bias", None, 5, AttentionMask::full());
 }
 
 #[test]
 fn d2l_in_jax() {
     for (case, heads) in [("toy", 5), ("lens2d", 5), ("nolens", 4)] {
-        run("d2l_jax.safetensors", case, None, heads, AttentionMask::none());
+        run("d2l_jax.safetensors", case, None, heads, AttentionMask::full());
     }
 }
 
 #[test]
 fn d2l_in_keras() {
     for (case, heads) in [("toy", 5), ("lens2d", 5), ("nolens", 4)] {
-        run("d2l_keras.safetensors", case, None, heads, AttentionMask::none());
+        run("d2l_keras.safetensors", case, None, heads, AttentionMask::full());
     }
 }
 
 #[test]
 fn d2l_in_mxnet() {
     for (case, heads) in [("toy", 5), ("lens2d", 5), ("nolens", 4)] {
-        run("d2l_mxnet.safetensors", case, None, heads, AttentionMask::none());
+        run("d2l_mxnet.safetensors", case, None, heads, AttentionMask::full());
     }
 }
 
@@ -129,7 +129,7 @@ fn flax_modules() {
 #[test]
 fn keras_module() {
     let heads = Golden::open("keras_mha.safetensors").get("self.layer.query.kernel").dim(1).unwrap();
-    run("keras_mha.safetensors", "self", None, heads, AttentionMask::none());
+    run("keras_mha.safetensors", "self", None, heads, AttentionMask::full());
     let heads = Golden::open("keras_mha.safetensors").get("cross.layer.query.kernel").dim(1).unwrap();
     run("keras_mha.safetensors", "cross", None, heads, keep("keras_mha.safetensors", "cross.keep"));
 }
@@ -138,15 +138,15 @@ fn keras_module() {
 fn torch_multihead_attention() {
     let file = "torch_mha.safetensors";
     let golden = Golden::open(file);
-    let drop = |case: &str| AttentionMask::drop(&golden.get(&format!("{case}.drop"))).unwrap();
+    let drop = |case: &str| AttentionMask::exclude(&golden.get(&format!("{case}.drop"))).unwrap();
     let zero_attn = Some(AttentionConfig::new(24, 4).with_add_zero_attn(true));
-    run(file, "packed", None, 4, AttentionMask::none());
-    run(file, "packed_nobias", None, 4, AttentionMask::none());
+    run(file, "packed", None, 4, AttentionMask::full());
+    run(file, "packed_nobias", None, 4, AttentionMask::full());
     run(file, "cross", None, 4, drop("cross"));
-    run(file, "split", None, 4, AttentionMask::none());
+    run(file, "split", None, 4, AttentionMask::full());
     run(file, "bias_kv", None, 4, drop("bias_kv"));
     run(file, "zero_attn", zero_attn.clone(), 4, drop("zero_attn"));
-    let bias_kv_zero = golden.try_get("bias_kv_zero.drop").map(|drop| AttentionMask::drop(&drop).unwrap());
+    let bias_kv_zero = golden.try_get("bias_kv_zero.drop").map(|drop| AttentionMask::exclude(&drop).unwrap());
     run(file, "bias_kv_zero", zero_attn, 4, bias_kv_zero.unwrap_or_default());
     run(file, "additive", None, 4, AttentionMask::additive(&golden.get("additive.additive")).unwrap());
     run(file, "causal", None, 4, AttentionMask::causal());

@@ -228,7 +228,7 @@ fn a_model_shows_where_it_looks_in_a_pair() {
     let what = Observe::default().with_weights(true);
     let forward = ForwardOptions::default().with_observe(&[0, 1], &what);
     let types = row(vec![0, 0, 0, 0, 1, 1, 1, 1]);
-    let forwarded = model.forward_with(&row(ids), Some(&types), &AttentionMask::none(), &forward).unwrap();
+    let forwarded = model.forward_with(&row(ids), Some(&types), &AttentionMask::full(), &forward).unwrap();
     for (layer, observed) in forwarded.observed {
         let want = observed.weights.unwrap().get(0).unwrap();
         for head in 0..want.dims()[0] {

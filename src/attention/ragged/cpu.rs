@@ -22,7 +22,7 @@ impl MultiHeadAttention {
     /// the padding and taking it off again, but where a fused kernel runs nothing is spent on padding, and on the CPU a
     /// row's result is bitwise the same alone and in any batch.
     ///
-    /// `mask` may be `none`, `causal` or a `window`, each within a row.
+    /// `mask` may be `full`, `causal` or a `window`, each within a row.
     ///
     /// # Errors
     /// If `xs` does not fit, the lengths do not add up to its tokens, or the mask is of another kind.
@@ -54,7 +54,7 @@ impl MultiHeadAttention {
             ));
         }
         if !mask.is_band() {
-            return Err(Error::value("the mask of a ragged batch", mask, "none, causal or a window"));
+            return Err(Error::value("the mask of a ragged batch", mask, "full, causal or a window"));
         }
         crate::tensor::same_dtype_and_device("xs", xs, self.qkv.weight())?;
         if self.config.num_attention_heads == 0 {

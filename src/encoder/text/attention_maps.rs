@@ -48,7 +48,7 @@ impl Texts {
         let forward = ForwardOptions::default().with_observe(&layers, &what);
         let _place = self.gate.enter();
         // One text: nothing is padded.
-        let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::none(), &forward)?;
+        let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::full(), &forward)?;
 
         let tokens: Vec<String> = (0..encoding.len()).map(|i| name(&encoding, &read, i)).collect();
         let title = match text {

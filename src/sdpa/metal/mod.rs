@@ -24,7 +24,7 @@ const THREADGROUP_MEMORY: usize = 32 << 10;
 /// Why this backend cannot run a call, `None` if it can.
 pub(crate) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
     let (s_q, keys) = (call.shape.s_q, keys(call, options));
-    let (masked, grouped) = (!options.mask.is_none() && !masks_by_itself(call, options), call.shape.h != call.h_kv);
+    let (masked, grouped) = (!options.mask.is_full() && !masks_by_itself(call, options), call.shape.h != call.h_kv);
     let half = call.dtype != DType::F32;
     let needed = threadgroup_bytes(call.d, call.dtype);
     let elsewhere = [

@@ -8,14 +8,14 @@ use half::{bf16, f16};
 
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttentionMask;
-use crate::mask::check::CallShape;
+use crate::mask::AttnShape;
 use crate::sdpa;
 use crate::sdpa::metal::*;
 use crate::sdpa::{Backend, eager};
 use crate::tensor::with_slice;
 
 fn call(b: usize, [h, h_kv]: [usize; 2], s_q: usize, s_kv: usize, d: usize) -> Call {
-    let shape = CallShape { b, h, s_q, s_kv };
+    let shape = AttnShape { b, h, s_q, s_kv };
     Call { shape, h_kv, d, d_v: d, dtype: DType::F32, place: Place::Metal, tracks_gradient: false }
 }
 
@@ -26,7 +26,7 @@ fn reason(call: Call, mask: &AttentionMask) -> String {
 #[test]
 fn calls_of_every_day_are_taken() {
     let masks = [
-        AttentionMask::none(),
+        AttentionMask::full(),
         AttentionMask::causal(),
         AttentionMask::lengths(&[40, 0]),
         AttentionMask::padding(&[40, 7]),
@@ -42,14 +42,14 @@ fn calls_of_every_day_are_taken() {
             }
         }
     }
-    let unmasked = AttentionMask::none();
+    let unmasked = AttentionMask::full();
     assert_eq!(reason(call(2, [4, 2], 40, 7, 64), &unmasked), "");
     assert_eq!(reason(call(2, [4, 4], 7, 40, 64), &AttentionMask::causal()), "");
 }
 
 #[test]
 fn what_the_kernel_gets_wrong_is_routed_away() {
-    let (none, causal) = (AttentionMask::none(), AttentionMask::causal());
+    let (none, causal) = (AttentionMask::full(), AttentionMask::causal());
     let plain = call(2, [4, 4], 40, 40, 64);
     let cases = [
         (Call { place: Place::Cpu, ..plain }, &none, "not on an Apple GPU"),
@@ -81,7 +81,7 @@ fn what_the_kernel_gets_wrong_is_routed_away() {
 
 #[test]
 fn options_that_the_kernel_does_not_have_are_routed_away() {
-    let (mask, extra) = (AttentionMask::none(), Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap());
+    let (mask, extra) = (AttentionMask::full(), Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap());
     let plain = SdpaOptions::new(&mask);
     let cases = [
         (SdpaOptions { return_weights: true, ..plain.clone() }, "weights are asked for"),
@@ -112,7 +112,7 @@ fn numbers_added_to_scores_are_not_rounded_to_half_types() {
 #[test]
 fn tensors_elsewhere_cannot_be_forced_onto_it() {
     let q = Tensor::zeros((1, 4, 2, 64), DType::F32, &Device::Cpu).unwrap();
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let options = SdpaOptions { backend: Some(Backend::Metal), ..SdpaOptions::new(&mask) };
     let error = sdpa::attend(&q, &q, &q, &options).unwrap_err().to_string();
     assert!(error.contains("not on an Apple GPU"), "{error}");
@@ -234,7 +234,7 @@ fn random(dims: [usize; 4], seed: f64, dtype: DType) -> Tensor {
 
 /// The largest difference between the kernel's path and the composite one, both without a NaN.
 fn difference(call: &Call, options: &SdpaOptions) -> f32 {
-    let CallShape { b, h, s_q, s_kv } = call.shape;
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
     let q = random([b, s_q, h, call.d], 0.0, call.dtype);
     let (k, v) =
@@ -270,7 +270,7 @@ fn it_gives_what_the_composite_path_gives() {
     let ids = Tensor::from_vec(vec![0i32, 0, 1, 1, 1, 2, 0, 0, 0, 0, 0, 0], (2, 6), cpu).unwrap();
     let others = Tensor::from_vec(vec![0i32, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0], (2, 6), cpu).unwrap();
     let masks = [
-        AttentionMask::none(),
+        AttentionMask::full(),
         AttentionMask::causal(),
         AttentionMask::lengths(&[6, 6]),
         AttentionMask::lengths(&[0, 4]),
@@ -279,7 +279,7 @@ fn it_gives_what_the_composite_path_gives() {
         AttentionMask::window(Some(1), Some(0)).and(AttentionMask::lengths(&[2, 6])),
         AttentionMask::causal().and(AttentionMask::lengths(&[6, 3])),
         AttentionMask::keep(&some).unwrap(),
-        AttentionMask::drop(&queries_only).unwrap(),
+        AttentionMask::exclude(&queries_only).unwrap(),
         AttentionMask::segments(&ids, &others).unwrap(),
     ];
     for mask in &masks {
@@ -318,7 +318,7 @@ fn masks_of_numbers_give_what_the_composite_path_gives() {
 
 #[test]
 fn other_shapes_give_what_the_composite_path_gives() {
-    let (none, causal, lengths) = (AttentionMask::none(), AttentionMask::causal(), AttentionMask::lengths(&[4, 0]));
+    let (none, causal, lengths) = (AttentionMask::full(), AttentionMask::causal(), AttentionMask::lengths(&[4, 0]));
     let cases = [
         (call(2, [4, 2], 6, 3, 32), &none, 0),
         (call(2, [4, 2], 3, 6, 32), &none, 0),
@@ -350,7 +350,7 @@ fn its_scratch_is_counted_without_a_score_matrix() {
     let bytes = |call: &Call, mask: &AttentionMask| scratch_bytes(call, &SdpaOptions::new(mask));
     let plain = call(2, [4, 2], 40, 40, 64);
     let copies = (2 * 2 * 40 * 4 * 64 + 2 * 40 * 2 * 2 * 64) * 4;
-    assert_eq!(bytes(&plain, &AttentionMask::none()), copies);
+    assert_eq!(bytes(&plain, &AttentionMask::full()), copies);
     assert_eq!(bytes(&plain, &AttentionMask::causal()), copies);
     assert_eq!(bytes(&plain, &AttentionMask::lengths(&[40, 3])), copies + 2 * 40 * 5);
     assert_eq!(bytes(&plain, &AttentionMask::padding(&[40, 3])), copies + 2 * 40 * 40 * 5);

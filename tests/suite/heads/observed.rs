@@ -11,11 +11,11 @@ fn masks(b: usize, s_q: usize, s_kv: usize) -> Vec<AttentionMask> {
     let mut random = Random::new(4);
     let ids = |s: usize| Tensor::from_vec((0..b * s).map(|i| (i / 3 % 2) as u32).collect(), (b, s), &CPU).unwrap();
     let mut masks = vec![
-        AttentionMask::none(),
+        AttentionMask::full(),
         AttentionMask::causal(),
         AttentionMask::window(Some(2), Some(1)).and(AttentionMask::lengths(&vec![s_kv - 1; b])),
         AttentionMask::keep(&random.booleans(&[b, 6, s_q, s_kv], 0.7)).unwrap(),
-        AttentionMask::drop(&random.booleans(&[1, s_q, s_kv], 0.3)).unwrap(),
+        AttentionMask::exclude(&random.booleans(&[1, s_q, s_kv], 0.3)).unwrap(),
         AttentionMask::additive(&random.tensor(&[6, s_q, s_kv], DType::F32)).unwrap(),
         AttentionMask::additive(&random.tensor(&[s_kv], DType::F32)).unwrap(),
         AttentionMask::query_lengths(&vec![(0..s_q).map(|i| i % s_kv).collect::<Vec<_>>(); b]),
@@ -125,7 +125,7 @@ fn long_inputs_are_observed_in_blocks() {
 fn what_cannot_be_observed_is_named() {
     let layer = layer(&AttentionConfig::new(16, 2), 5);
     let xs = Random::new(6).tensor(&[1, 4, 16], DType::F32);
-    let mask = AttentionMask::none();
+    let mask = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
     let options = AttentionOptions::default();
     let observe = |what: Observe| layer.observe(&inputs, &options, &what);
