@@ -1,4 +1,76 @@
-#![doc = include_str!("../README.md")]
+//! Multi-head attention for [Candle](candle_core): one layer for every kind of mask, position scheme and published
+//! checkpoint layout, and a text encoder built on it.
+//!
+//! [`MultiHeadAttention`] is a [`candle_nn::Module`]. It is trainable, runs on CPUs, NVIDIA GPUs and Apple GPUs, loads its
+//! weights from safetensors files in any known layout, and reports which kernel a call runs on.
+//!
+//! # A new layer
+//!
+//! ```
+//! use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use candle_nn::{VarBuilder, VarMap};
+//!
+//! let parameters = VarMap::new();
+//! let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
+//! let attention = MultiHeadAttention::new(&AttentionConfig::new(64, 4), vb)?; // hidden_size, num_attention_heads
+//!
+//! let xs = Tensor::randn(0f32, 1., (2, 5, 64), &Device::Cpu)?; // (b, s, hidden_size)
+//! assert_eq!(attention.forward(&xs)?.dims(), [2, 5, 64]);
+//!
+//! let mask = AttentionMask::causal().and(AttentionMask::lengths(&[5, 3]));
+//! assert_eq!(attention.attend(&xs, &xs, &xs, &mask)?.dims(), [2, 5, 64]); // queries, keys, values, mask
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A layer of a checkpoint
+//!
+//! ```no_run
+//! use candle_attention::{AttentionConfig, MultiHeadAttention, checkpoint::Checkpoint};
+//! use candle_core::{DType, Device};
+//!
+//! let checkpoint = Checkpoint::open("all-MiniLM-L6-v2")?; // a folder, a .safetensors file, or a sharded index
+//! let layer = checkpoint.at("encoder.layer.0.attention", DType::F32, &Device::Cpu);
+//! let attention = MultiHeadAttention::load(&AttentionConfig::new(384, 12), layer)?;
+//! # Ok::<(), candle_attention::Error>(())
+//! ```
+//!
+//! # Modules
+//!
+//! | Module | Contents |
+//! |---|---|
+//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`KvCache`], [`Plan`], [`Error`] |
+//! | [`position`] | rotary embeddings, ALiBi, relative biases, disentangled attention |
+//! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
+//! | [`weights`] | the weights of a layer as plain tensors |
+//! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
+//! | [`pruning`] | head importance and head pruning |
+//! | `encoder` | sentence embeddings, classifiers, cross-encoders, masked-token prediction |
+//! | `search` | semantic search over the lines of a text |
+//! | `train` | training a small encoder |
+//! | `visualize` | attention maps for the terminal, as SVG and as HTML |
+//!
+//! # Cargo features
+//!
+//! | Feature | Default | Adds |
+//! |---|---|---|
+//! | `encoder` | yes | the modules `encoder` and `search` |
+//! | `train` | yes | the module `train` |
+//! | `visualize` | yes | the module `visualize` |
+//! | `hub` | no | downloads from the Hugging Face Hub |
+//! | `png` | no | attention maps as PNG |
+//! | `cuda`, `cudnn`, `flash-attn` | no | NVIDIA GPUs |
+//! | `metal` | no | Apple GPUs |
+//! | `accelerate`, `mkl` | no | CPU products by Apple's or Intel's library |
+//!
+//! With `default-features = false` the layer, its checkpoints and pruning remain, which depend only on candle and on crates
+//! that candle itself needs. A feature changes speed or reach, never the result that a call defines.
+//!
+//! # Errors
+//!
+//! What runs inside a `forward` (`forward`, `attend` and its variants) returns [`candle_core::Result`]. Everything that
+//! builds, loads, plans, inspects, prunes or writes returns [`Result`] with this crate's [`Error`].
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;
 pub mod checkpoint;
@@ -31,3 +103,16 @@ pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;
 pub use sdpa::{Attended, Backend, Plan};
+
+/// Compiles the code blocks of the README and of `docs/` as doctests.
+#[cfg(all(doctest, feature = "encoder"))]
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/checkpoints.md")]
+    struct Checkpoints;
+    #[doc = include_str!("../docs/encoder.md")]
+    struct Encoder;
+    #[doc = include_str!("../docs/pruning-and-attention-maps.md")]
+    struct PruningAndAttentionMaps;
+}
