@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::hint::black_box;
 
-use candle_attention::sdpa::{SdpaOptions, attend};
+use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, ProjectionBias};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -30,7 +30,7 @@ fn attention(criterion: &mut Criterion) {
                 let name = format!("{dtype:?} {b}x{s}");
                 group.throughput(Throughput::Elements((b * 12 * s * s) as u64));
                 group.bench_function(BenchmarkId::new(name, &mask), |bencher: &mut Bencher| {
-                    bencher.iter(|| attend(black_box(&q), &k, &v, &SdpaOptions::new(&mask)).expect("attention"));
+                    bencher.iter(|| attend_bshd(black_box(&q), &k, &v, &SdpaOptions::new(&mask)).expect("attention"));
                 });
             }
         }

@@ -71,14 +71,14 @@ fn attend(arguments: &Arguments) -> Result<()> {
     let (config, mask) = (layer.config(), own_mask.and(inputs.mask));
 
     let call = AttentionInputs { query: &inputs.query, key: &inputs.key, value: &inputs.value, mask: &mask };
-    let options = AttentionOptions::default().with_weights(arguments.weights);
+    let options = AttentionOptions::default().with_return_attention_weights(arguments.weights);
     if arguments.plan {
         println!("{}", layer.plan(&call, &options)?);
     }
     let attended = layer.attend_with(&call, &options)?;
     let shape = attended.output.dims().to_vec();
     let mut results = HashMap::from([("output".to_string(), attended.output)]);
-    results.extend(attended.weights.map(|weights| ("weights".to_string(), weights)));
+    results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
     shared::save_tensors(&results, &arguments.output)?;
     let position = match &config.position {
         Position::None => String::new(),

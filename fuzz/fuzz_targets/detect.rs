@@ -83,7 +83,7 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
         let zero = (&output * 0.0).unwrap().sum_all().unwrap().to_dtype(DType::F32).unwrap();
         assert_eq!(zero.to_scalar::<f32>().unwrap(), 0.0, "NaN of plain weights: {config:?}");
     }
-    let weighted = model.layer.attend_with(&inputs, &options.with_weights(true)).expect("with weights").output;
+    let weighted = model.layer.attend_with(&inputs, &options.with_return_attention_weights(true)).expect("with weights").output;
     assert_eq!(weighted.dims(), output.dims());
     let one_input = [config.key_size(), config.value_size()] == [config.query_size(); 2];
     if !one_input || tokens != 3 || matches!(config.position, Position::Disentangled(_)) {

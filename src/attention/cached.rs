@@ -9,7 +9,7 @@ use crate::mask::AttnShape;
 use crate::ops::accumulate_in;
 use crate::position::Position;
 use crate::sdpa;
-use crate::sdpa::{Attended, Plan};
+use crate::sdpa::{AttentionOutput, Plan};
 
 impl MultiHeadAttention {
     /// As [`attend_with`](Self::attend_with) for the next tokens of a sequence: `inputs` are the new ones, their keys and
@@ -26,7 +26,7 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         cache: &mut KvCache,
         options: &AttentionOptions,
-    ) -> candle_core::Result<Attended> {
+    ) -> candle_core::Result<AttentionOutput> {
         Ok(self.cached(inputs, None, cache, options)?)
     }
 
@@ -41,7 +41,7 @@ impl MultiHeadAttention {
         lengths: &[usize],
         cache: &mut KvCache,
         options: &AttentionOptions,
-    ) -> candle_core::Result<Attended> {
+    ) -> candle_core::Result<AttentionOutput> {
         Ok(self.cached(inputs, Some(lengths), cache, options)?)
     }
 
@@ -51,7 +51,7 @@ impl MultiHeadAttention {
         lengths: Option<&[usize]>,
         cache: &mut KvCache,
         options: &AttentionOptions,
-    ) -> Result<Attended> {
+    ) -> Result<AttentionOutput> {
         self.check(inputs, options)?;
         if self.config.num_attention_heads == 0 {
             return self.without_heads(inputs.query);
@@ -96,7 +96,7 @@ impl MultiHeadAttention {
         let mask = self.positioned(&inputs, inputs.query.dim(1)?, keys.dim(1)?, starts.as_deref())?;
         let inputs = AttentionInputs { mask: &mask, ..inputs };
         let sdpa_options = self.sdpa_options(&inputs, options);
-        self.finish(sdpa::attend(&q, &keys, &values, &sdpa_options)?, &inputs, options)
+        self.finish(sdpa::attend_bshd(&q, &keys, &values, &sdpa_options)?, &inputs, options)
     }
 
     /// Cross-attention to a memory whose keys and values are made once.
@@ -105,7 +105,7 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         cache: &mut KvCache,
         options: &AttentionOptions,
-    ) -> Result<Attended> {
+    ) -> Result<AttentionOutput> {
         if self.config.position != Position::None {
             // Where a chunk's queries stand against another sequence, only the whole sequence tells.
             return Err(Error::config("position", &self.config.position, "none where the cache is one of a memory"));
@@ -127,7 +127,7 @@ impl MultiHeadAttention {
         let q = self.qkv.query(inputs.query, self.config.head_dim(), accumulate_in(self.qkv.weight()))?;
         let q = self.transform_queries(q)?.to_dtype(dtype)?;
         let [keys, values] = &held;
-        let attended = sdpa::attend(&q, keys, values, &sdpa_options)?;
+        let attended = sdpa::attend_bshd(&q, keys, values, &sdpa_options)?;
         let attended = self.finish(attended, inputs, options)?;
         cache.keep_memory(held);
         Ok(attended)

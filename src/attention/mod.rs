@@ -21,7 +21,7 @@ use crate::mask::AttnShape;
 use crate::ops::{Dense, Qkv, accumulate_in};
 use crate::position::Position;
 use crate::sdpa;
-use crate::sdpa::{Attended, Call, Place, Plan, SdpaOptions};
+use crate::sdpa::{AttentionOutput, Call, DeviceKind, Plan, SdpaOptions};
 use crate::weights::{AttentionWeights, NormWeights};
 use disentangled::DistanceEmbeddings;
 pub use observe::{Observe, Observed, TopKeys};
@@ -134,7 +134,11 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// As [`attend`](Self::attend); a forced backend that cannot run the call.
-    pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> candle_core::Result<Attended> {
+    pub fn attend_with(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> candle_core::Result<AttentionOutput> {
         Ok(self.run(inputs, options)?)
     }
 
@@ -171,7 +175,7 @@ impl MultiHeadAttention {
             d: config.head_dim(),
             d_v: config.value_head_dim(),
             dtype: accumulate_in(self.qkv.weight()),
-            place: Place::of(inputs.query.device()),
+            device: DeviceKind::of(inputs.query.device()),
             tracks_gradient: tracked
                 || self.distances.as_ref().is_some_and(DistanceEmbeddings::tracks_gradient)
                 || self.qkv.tracks_gradient()
@@ -187,7 +191,7 @@ impl MultiHeadAttention {
         Ok(call)
     }
 
-    fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
+    fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
         self.check(inputs, options)?;
         if self.config.num_attention_heads == 0 {
             return self.without_heads(inputs.query);
@@ -202,10 +206,13 @@ impl MultiHeadAttention {
             && self.runs_unpadded(inputs, &call, &sdpa_options)
         {
             inputs.mask.check(call.shape)?;
-            return Ok(Attended { output: self.unpadded(inputs.query, lengths, &band)?, weights: None });
+            return Ok(AttentionOutput {
+                output: self.unpadded(inputs.query, lengths, &band)?,
+                attention_weights: None,
+            });
         }
         let Compared { q, k, v, mask } = self.compared(inputs, call.dtype, options.grid)?;
-        self.finish(sdpa::attend(&q, &k, &v, &SdpaOptions { mask: &mask, ..sdpa_options })?, inputs, options)
+        self.finish(sdpa::attend_bshd(&q, &k, &v, &SdpaOptions { mask: &mask, ..sdpa_options })?, inputs, options)
     }
 
     /// What is compared in a call whose mask knows positions already.
@@ -224,7 +231,12 @@ impl MultiHeadAttention {
     }
 
     /// The mask of heads and the output projection.
-    fn finish(&self, attended: Attended, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Attended> {
+    fn finish(
+        &self,
+        attended: AttentionOutput,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<AttentionOutput> {
         let (b, s_q, h, d_v) = attended.output.dims4()?;
         let dtype = inputs.query.dtype();
         let by_head = match options.head_mask {
@@ -235,19 +247,19 @@ impl MultiHeadAttention {
             None => attended.output,
         };
         let output = self.o_proj.forward(&by_head.reshape((b, s_q, h * d_v))?, dtype)?;
-        let weights = attended.weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
-        Ok(Attended { output, weights })
+        let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
+        Ok(AttentionOutput { output, attention_weights })
     }
 
     /// The output projection of nothing: its bias, for each query.
-    fn without_heads(&self, query: &Tensor) -> Result<Attended> {
+    fn without_heads(&self, query: &Tensor) -> Result<AttentionOutput> {
         let (b, s_q, _) = query.dims3()?;
         let shape = (b, s_q, self.config.output_size());
         let output = match self.o_proj.weights().bias {
             Some(bias) => bias.broadcast_as(shape)?,
             None => Tensor::zeros(shape, query.dtype(), query.device())?,
         };
-        Ok(Attended { output, weights: None })
+        Ok(AttentionOutput { output, attention_weights: None })
     }
 
     fn sdpa_options<'a>(&'a self, inputs: &AttentionInputs<'a>, options: &AttentionOptions) -> SdpaOptions<'a> {
@@ -258,7 +270,7 @@ impl MultiHeadAttention {
             sinks: self.sinks.as_ref(),
             additive: self.score.as_ref(),
             dropout: if options.train { self.config.dropout } else { 0.0 },
-            return_weights: options.return_weights,
+            return_attention_weights: options.return_attention_weights,
             backend: options.backend,
             ..SdpaOptions::new(inputs.mask)
         }

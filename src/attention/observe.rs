@@ -127,7 +127,7 @@ impl MultiHeadAttention {
                 inputs.query.device(),
             );
         }
-        let options = &options.with_weights(false);
+        let options = &options.with_return_attention_weights(false);
         let positioned = self.positioned(inputs, inputs.query.dim(1)?, s_kv, None)?;
         let inputs_by_position = AttentionInputs { mask: &positioned, ..*inputs };
         let sdpa = self.sdpa_options(&inputs_by_position, options);
@@ -139,7 +139,7 @@ impl MultiHeadAttention {
         let output = match call.dtype == wide {
             true => {
                 let sdpa = SdpaOptions { mask: &compared.mask, ..sdpa };
-                self.finish(sdpa::attend(&compared.q, &compared.k, &compared.v, &sdpa)?, inputs, options)?.output
+                self.finish(sdpa::attend_bshd(&compared.q, &compared.k, &compared.v, &sdpa)?, inputs, options)?.output
             }
             false => self.run(inputs, options)?.output,
         };
@@ -172,12 +172,12 @@ impl MultiHeadAttention {
             let sdpa = SdpaOptions {
                 sinks: sinks.as_ref(),
                 additive: score.as_ref(),
-                return_weights: true,
+                return_attention_weights: true,
                 backend: Some(Backend::Eager),
                 dropout: 0.0,
                 ..self.sdpa_options(&AttentionInputs { mask: &mask, ..*inputs }, options)
             };
-            let weights = sdpa::attend(&q.narrow(1, run.start, run.len())?, &k, &v, &sdpa)?.weights;
+            let weights = sdpa::attend_bshd(&q.narrow(1, run.start, run.len())?, &k, &v, &sdpa)?.attention_weights;
             let Some(weights) = weights else { continue };
             let weights = weights.to_dtype(told)?;
             parts.add(&weights, run.start, s_kv as i64 - s_q as i64, s_kv, what)?;

@@ -36,7 +36,7 @@ pub struct AttentionOptions<'a> {
     /// Training: dropout is applied.
     pub train: bool,
     /// Return the attention weights, as they are before dropout.
-    pub return_weights: bool,
+    pub return_attention_weights: bool,
     /// Use this backend or fail; `None` chooses.
     pub backend: Option<Backend>,
     /// Rows and columns of patches, for a layer with [`RotaryGrid`](crate::position::RotaryGrid) positions; `None` is the layer's
@@ -52,7 +52,7 @@ impl<'a> AttentionOptions<'a> {
         /// Sets whether dropout is applied.
         with_train, train: bool = train;
         /// Sets whether the weights are returned.
-        with_weights, return_weights: bool = return_weights;
+        with_return_attention_weights, return_attention_weights: bool = return_attention_weights;
         /// Forces a backend.
         with_backend, backend: Backend = Some(backend);
         /// Sets the rows and columns of patches.

@@ -7,12 +7,12 @@ use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
 use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
-use crate::sdpa::{Call, Place, SdpaOptions, numbers_together};
+use crate::sdpa::{Call, DeviceKind, SdpaOptions, last_dim_contiguous};
 use crate::tensor::{Slice, with_f32_slice};
 
 /// Why the kernel cannot run a call, `None` if it can.
-pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let elsewhere = (call.place != Place::Cpu, "the tensors are not on the CPU");
+pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let elsewhere = (call.device != DeviceKind::Cpu, "the tensors are not on the CPU");
     first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options))
 }
 
@@ -56,7 +56,7 @@ fn run<T: Element + WithDType>(
         bias: bias.iter().map(broadcast).collect(),
     };
     let sinks = options.sinks.map(|sinks| with_f32_slice(sinks, <[f32]>::to_vec)).transpose()?;
-    let (q, k, v) = (numbers_together(q)?, numbers_together(k)?, numbers_together(v)?);
+    let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);
     let (q, k, v) = (Slice::<T>::new(&q)?, Slice::<T>::new(&k)?, Slice::<T>::new(&v)?);
     let attention = Attention {
         q: heads(&q),

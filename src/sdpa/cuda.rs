@@ -4,11 +4,11 @@ use candle_core::Tensor;
 
 use crate::error::Result;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
-use crate::sdpa::{Call, Place, SdpaOptions};
+use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 /// Why the kernels cannot run a call, `None` if they can.
-pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let elsewhere = (!matches!(call.place, Place::Cuda(_)), "the tensors are not on an NVIDIA GPU");
+pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let elsewhere = (!matches!(call.device, DeviceKind::Cuda(_)), "the tensors are not on an NVIDIA GPU");
     // More do not fit into registers.
     let large = (call.d.max(call.d_v) > 256, "a head has more than 256 numbers");
     let built = (cfg!(not(any(test, feature = "cuda"))), "the crate was built without its feature `cuda`");
@@ -31,7 +31,7 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
 pub(super) fn splits(call: &Call, options: &SdpaOptions) -> usize {
     use crate::kernels::cuda::{Features, Shape, Variant};
 
-    let Place::Cuda(gpu) = call.place else { return 1 };
+    let DeviceKind::Cuda(gpu) = call.device else { return 1 };
     let shape = Shape {
         dtype: call.dtype,
         d: call.d,
@@ -59,7 +59,7 @@ pub(super) fn attend(
 ) -> Result<Tensor> {
     use candle_core::DType;
 
-    use super::numbers_together;
+    use super::last_dim_contiguous;
     use crate::kernels::cuda::{Launch, Params};
     use crate::mask::AttentionMask;
     use crate::mask::AttnShape;
@@ -88,7 +88,7 @@ pub(super) fn attend(
         softcap: options.softcap.unwrap_or(0.0) as f32,
         ..Params::default()
     };
-    let [q, k, v] = [numbers_together(q)?, numbers_together(k)?, numbers_together(v)?];
+    let [q, k, v] = [last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?];
     let launch = Launch {
         q: &q,
         k: &k,

@@ -6,12 +6,18 @@ use candle_core::{D, DType, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
 use crate::mask::{DenseMask, lowest_finite};
-use crate::sdpa::{Attended, Call, Place, SdpaOptions};
+use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions};
 
 /// Elements of the `(b, h, queries, s_kv, d)` tensor that additive scoring makes at a time.
 const ADDITIVE_CHUNK: usize = 1 << 22;
 
-pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
+pub(super) fn attend(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    call: &Call,
+    options: &SdpaOptions,
+) -> Result<AttentionOutput> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
     let (h_kv, group) = (call.h_kv, h / call.h_kv);
@@ -47,16 +53,16 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call, options: &
     };
     let output = dropped.reshape((b, h_kv, group * s_q, keys))?.matmul(&v)?; // (b, h_kv, group * s_q, d_v)
     let output = output.reshape((b, h, s_q, call.d_v))?.transpose(1, 2)?.contiguous()?.to_dtype(call.dtype)?;
-    let weights = options.return_weights.then(|| weights.to_dtype(call.dtype)).transpose()?;
-    Ok(Attended { output, weights })
+    let attention_weights = options.return_attention_weights.then(|| weights.to_dtype(call.dtype)).transpose()?;
+    Ok(AttentionOutput { output, attention_weights })
 }
 
 /// candle's kernels for NVIDIA GPUs count elements in 32 bits: past those they would never end.
 fn within_a_launch(call: &Call, keys: usize) -> Result<()> {
     let AttnShape { b, h, s_q, .. } = call.shape;
     let scores = [b, h, s_q, keys].into_iter().fold(1usize, usize::saturating_mul);
-    match call.place {
-        Place::Cuda(_) if scores > u32::MAX as usize - 1024 => {
+    match call.device {
+        DeviceKind::Cuda(_) if scores > u32::MAX as usize - 1024 => {
             Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU: a smaller batch"))
         }
         _ => Ok(()),
@@ -150,13 +156,13 @@ mod tests {
 
     #[test]
     fn scores_that_a_launch_cannot_count_are_refused() {
-        let of = |place, b| {
+        let of = |device, b| {
             let shape = AttnShape { b, h: 16, s_q: 4096, s_kv: 4096 };
             let (d, dtype) = (64, DType::F32);
-            within_a_launch(&Call { shape, h_kv: 16, d, d_v: d, dtype, place, tracks_gradient: false }, 4096)
+            within_a_launch(&Call { shape, h_kv: 16, d, d_v: d, dtype, device, tracks_gradient: false }, 4096)
         };
-        let cuda = Place::Cuda(crate::kernels::cuda::Gpu::default());
-        assert!(of(cuda, 15).is_ok() && of(Place::Cpu, 16).is_ok());
+        let cuda = DeviceKind::Cuda(crate::kernels::cuda::Gpu::default());
+        assert!(of(cuda, 15).is_ok() && of(DeviceKind::Cpu, 16).is_ok());
         assert!(of(cuda, 16).unwrap_err().to_string().contains("4294967296"));
     }
 }

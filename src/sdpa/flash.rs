@@ -6,11 +6,11 @@ use crate::error::Result;
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
-use crate::sdpa::{Call, Place, SdpaOptions, cuda};
+use crate::sdpa::{Call, DeviceKind, SdpaOptions, cuda};
 
 /// Why it cannot run a call, `None` if it can.
-pub(super) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let Place::Cuda(gpu) = call.place else {
+pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let DeviceKind::Cuda(gpu) = call.device else {
         return Some("the tensors are not on an NVIDIA GPU".to_string());
     };
     let built = [(cfg!(not(feature = "flash-attn")), "the crate was built without its feature `flash-attn`")];
@@ -88,10 +88,10 @@ fn readable(t: &Tensor) -> Result<Tensor> {
     Ok(if fits { t.clone() } else { t.force_contiguous()? })
 }
 
-/// Without the feature [`reason_against`] has a reason.
+/// Without the feature [`unsupported_reason`] has a reason.
 #[cfg(not(feature = "flash-attn"))]
 pub(super) fn attend(_: [&Tensor; 3], _: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
-    let reason = reason_against(call, options).unwrap_or_default();
+    let reason = unsupported_reason(call, options).unwrap_or_default();
     Err(crate::error::Error::Backend { backend: crate::sdpa::Backend::FlashAttn.to_string(), reason })
 }
 
@@ -112,7 +112,7 @@ mod tests {
             d: 64,
             d_v: 64,
             dtype: DType::BF16,
-            place: Place::Cuda(GPU),
+            device: DeviceKind::Cuda(GPU),
             tracks_gradient: false,
         }
     }
@@ -158,8 +158,8 @@ mod tests {
     fn elsewhere_or_unbuilt_it_says_so() {
         let none = AttentionMask::full();
         let options = SdpaOptions::new(&none);
-        let on_cpu = Call { place: Place::Cpu, ..call() };
-        assert!(reason_against(&on_cpu, &options).unwrap().contains("NVIDIA"));
-        assert_eq!(reason_against(&call(), &options).is_some(), cfg!(not(feature = "flash-attn")));
+        let on_cpu = Call { device: DeviceKind::Cpu, ..call() };
+        assert!(unsupported_reason(&on_cpu, &options).unwrap().contains("NVIDIA"));
+        assert_eq!(unsupported_reason(&call(), &options).is_some(), cfg!(not(feature = "flash-attn")));
     }
 }

@@ -39,7 +39,7 @@ pub struct SdpaOptions<'a> {
     /// Share of the weights to drop, in `[0, 1)`; 0 when not training.
     pub dropout: f64,
     /// Whether to return the weights.
-    pub return_weights: bool,
+    pub return_attention_weights: bool,
     /// Use this backend or fail; `None` chooses.
     pub backend: Option<Backend>,
 }
@@ -55,7 +55,7 @@ impl<'a> SdpaOptions<'a> {
             sinks: None,
             additive: None,
             dropout: 0.0,
-            return_weights: false,
+            return_attention_weights: false,
             backend: None,
         }
     }
@@ -82,22 +82,23 @@ impl<'a> SdpaOptions<'a> {
 
 /// What attention gives back.
 #[derive(Debug, Clone)]
-pub struct Attended {
-    /// [`attend`]: `(b, s_q, h, d_v)`. [`MultiHeadAttention`](crate::MultiHeadAttention): `(b, s_q, output_size)`.
+#[non_exhaustive]
+pub struct AttentionOutput {
+    /// [`attend_bshd`]: `(b, s_q, h, d_v)`. [`MultiHeadAttention`](crate::MultiHeadAttention): `(b, s_q, output_size)`.
     pub output: Tensor,
-    /// If asked for, the softmax before any dropout, `(b, h, s_q, s_kv)`. A fully masked row is all zeros.
-    pub weights: Option<Tensor>,
+    /// Output of the softmax before dropout, `(b, h, s_q, s_kv)`, if it was requested. A fully masked row is all zeros.
+    pub attention_weights: Option<Tensor>,
 }
 
 /// The kind of device that tensors are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum DeviceKind {
     Cpu,
     Cuda(Gpu),
     Metal,
 }
 
-impl Place {
+impl DeviceKind {
     pub(crate) fn of(device: &Device) -> Self {
         match device {
             Device::Cpu => Self::Cpu,
@@ -126,7 +127,7 @@ pub(crate) struct Call {
     pub d: usize,
     pub d_v: usize,
     pub dtype: DType,
-    pub place: Place,
+    pub device: DeviceKind,
     pub tracks_gradient: bool,
 }
 
@@ -148,15 +149,17 @@ pub(crate) struct Call {
 /// dropout, additive scoring and f64: [`Backend::Eager`], on any device. [`plan_for`] tells which, and why.
 /// # Errors
 /// A shape or dtype that does not fit, named; a forced backend that cannot run the call.
-pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Attended> {
+pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> candle_core::Result<AttentionOutput> {
     let call = call(q, k, v, options)?;
     let plan = Plan::new(&call, options)?;
     if call.shape.s_q == 0 || call.shape.s_kv + options.appended_keys == 0 || call.shape.b == 0 {
-        return nothing_to_see(q, &call, options);
+        return Ok(empty_output(q, &call, options)?);
     }
     match plan.backend {
-        Backend::Eager => eager::attend(q, k, v, &call, options),
-        backend => Ok(Attended { output: fused(backend, [q, k, v], None, &call, options)?, weights: None }),
+        Backend::Eager => Ok(eager::attend(q, k, v, &call, options)?),
+        backend => {
+            Ok(AttentionOutput { output: fused(backend, [q, k, v], None, &call, options)?, attention_weights: None })
+        }
     }
 }
 
@@ -183,7 +186,7 @@ pub(crate) fn fused(
 }
 
 /// The backend that runs ragged rows without padding, `None` if none does. `call` is as for [`fused`].
-pub(crate) fn backend_for_rows(call: &Call, options: &SdpaOptions) -> Result<Option<Backend>> {
+pub(crate) fn ragged_backend(call: &Call, options: &SdpaOptions) -> Result<Option<Backend>> {
     options.mask.check(call.shape)?;
     let backend = Plan::new(call, options)?.backend;
     Ok(match backend {
@@ -194,7 +197,7 @@ pub(crate) fn backend_for_rows(call: &Call, options: &SdpaOptions) -> Result<Opt
 
 /// Whether a call with these options runs on the CPU's kernel.
 pub(crate) fn runs_on_cpu_kernel(call: &Call, options: &SdpaOptions) -> bool {
-    matches!(options.backend, None | Some(Backend::Cpu)) && cpu::reason_against(call, options).is_none()
+    matches!(options.backend, None | Some(Backend::Cpu)) && cpu::unsupported_reason(call, options).is_none()
 }
 
 /// The backend that [`attend`] would use for these tensors, and why no other.
@@ -253,20 +256,21 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Cal
         d,
         d_v,
         dtype: q.dtype(),
-        place: Place::of(q.device()),
+        device: DeviceKind::of(q.device()),
         tracks_gradient: tracked || options.mask.tracks_gradient(),
     })
 }
 
 /// Fused kernels follow strides between heads, tokens and rows, but want the numbers of a head side by side.
-fn numbers_together(t: &Tensor) -> Result<Tensor> {
+fn last_dim_contiguous(t: &Tensor) -> Result<Tensor> {
     Ok(if t.stride()[3] == 1 || t.dims()[3] == 1 { t.clone() } else { t.contiguous()? })
 }
 
 /// No key or no query at all: every row is fully masked.
-fn nothing_to_see(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<Attended> {
+fn empty_output(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<AttentionOutput> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let zeros = |dims: [usize; 4]| Tensor::zeros(&dims, call.dtype, q.device());
-    let weights = options.return_weights.then(|| zeros([b, h, s_q, s_kv + options.appended_keys])).transpose()?;
-    Ok(Attended { output: zeros([b, s_q, h, call.d_v])?, weights })
+    let keys = s_kv + options.appended_keys;
+    let attention_weights = options.return_attention_weights.then(|| zeros([b, h, s_q, keys])).transpose()?;
+    Ok(AttentionOutput { output: zeros([b, s_q, h, call.d_v])?, attention_weights })
 }

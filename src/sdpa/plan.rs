@@ -55,6 +55,7 @@ impl std::str::FromStr for Backend {
 
 /// A backend that was not chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Rejected {
     /// The backend.
     pub backend: Backend,
@@ -64,6 +65,7 @@ pub struct Rejected {
 
 /// How a call will run: printed by `{}` as one line a fact.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Plan {
     /// The backend chosen.
     pub backend: Backend,
@@ -86,7 +88,7 @@ pub(super) fn no_fused_kernel(call: &Call, options: &SdpaOptions) -> Option<Stri
     first_reason([
         (call.dtype == DType::F64, "it computes in f32, the tensors are f64"),
         (call.tracks_gradient, "a gradient is tracked, and it has none"),
-        (options.return_weights, "weights are asked for, and it never has them whole"),
+        (options.return_attention_weights, "the attention weights are asked for, and it never stores all of them"),
         (options.dropout > 0.0, "it does not drop weights"),
         (options.additive.is_some(), "it scores by dot product only"),
     ])
@@ -96,10 +98,10 @@ impl Plan {
     pub(crate) fn new(call: &Call, options: &SdpaOptions) -> Result<Self> {
         let against = |backend: Backend| match backend {
             Backend::Eager => None,
-            Backend::Cpu => cpu::reason_against(call, options),
-            Backend::FlashAttn => flash::reason_against(call, options),
-            Backend::Cuda => cuda::reason_against(call, options),
-            Backend::Metal => metal::reason_against(call, options),
+            Backend::Cpu => cpu::unsupported_reason(call, options),
+            Backend::FlashAttn => flash::unsupported_reason(call, options),
+            Backend::Cuda => cuda::unsupported_reason(call, options),
+            Backend::Metal => metal::unsupported_reason(call, options),
         };
         let backend = match options.backend {
             Some(backend) => match against(backend) {

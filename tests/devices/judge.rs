@@ -7,7 +7,7 @@ use crate::common::{nan_max, numbers};
 /// What a result is of.
 #[derive(Debug, Clone, Copy)]
 pub enum What {
-    /// [`candle_attention::sdpa::attend`], against the largest value, of which an output is a mean.
+    /// [`candle_attention::sdpa::attend_bshd`], against the largest value, of which an output is a mean.
     Attention,
     /// A layer, against its largest output.
     Layer,

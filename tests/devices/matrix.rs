@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_attention::sdpa::{SdpaOptions, attend, plan_for};
+use candle_attention::sdpa::{SdpaOptions, attend_bshd, plan_for};
 use candle_attention::{AttentionMask, Backend, Error};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
@@ -61,18 +61,18 @@ impl Case {
         options.softcap = self.score.cap();
         options.sinks = sinks.as_ref();
         let plan = plan_for(&q, &k, &v, &options)?;
-        let chosen = attend(&q, &k, &v, &options)?.output;
+        let chosen = attend_bshd(&q, &k, &v, &options)?.output;
         let mut ran = Vec::new();
         for backend in plan.rejected.iter().map(|rejected| rejected.backend).chain([plan.backend]) {
             options.backend = Some(backend);
             let name = format!("{self:?} by {backend}");
             if plan_for(&q, &k, &v, &options).is_err() {
-                if attend(&q, &k, &v, &options).is_ok() {
+                if attend_bshd(&q, &k, &v, &options).is_ok() {
                     verdict.wrong(format!("{name}: refused by the plan and run all the same"));
                 }
                 continue;
             }
-            let output = attend(&q, &k, &v, &options)?.output;
+            let output = attend_bshd(&q, &k, &v, &options)?.output;
             verdict.compare(&name, What::Attention, self.dtype, &output, want, *scale);
             if backend == plan.backend {
                 verdict.same(&format!("{name}, chosen and forced"), &chosen, &output);
@@ -119,11 +119,11 @@ pub fn scoring_and_weights(device: &Device) {
         for (w, score) in [(None, Score::Dot(0.3)), (Some(&w), Score::Additive(&w_home, 0.3))] {
             let (want, want_weights) = naive::attend(&home(&q), &home(&k), &home(&v), &score, &sees);
             let mut options = SdpaOptions::new(&mask);
-            (options.scale, options.additive, options.return_weights) = (Some(0.3), w, true);
-            let got = attend(&q, &k, &v, &options).unwrap();
+            (options.scale, options.additive, options.return_attention_weights) = (Some(0.3), w, true);
+            let got = attend_bshd(&q, &k, &v, &options).unwrap();
             let name = format!("{kind:?} in {dtype:?}, additive: {}", w.is_some());
             verdict.compare(&name, What::Attention, dtype, &got.output, &want, largest(&v));
-            verdict.compare(&name, What::Attention, dtype, &got.weights.unwrap(), &want_weights, 1.0);
+            verdict.compare(&name, What::Attention, dtype, &got.attention_weights.unwrap(), &want_weights, 1.0);
         }
     }
     verdict.end(device);
@@ -135,7 +135,7 @@ pub fn nothing_at_all(device: &Device) {
     for (b, s_q, s_kv) in [(2, 3, 0), (2, 0, 3), (0, 3, 3)] {
         // candle cannot fill nothing on an NVIDIA GPU.
         let ones = |s: usize| Tensor::ones((b, s, 2, 32), DType::F32, &Device::Cpu).unwrap().to_device(device).unwrap();
-        let got = attend(&ones(s_q), &ones(s_kv), &ones(s_kv), &SdpaOptions::new(&mask)).unwrap().output;
+        let got = attend_bshd(&ones(s_q), &ones(s_kv), &ones(s_kv), &SdpaOptions::new(&mask)).unwrap().output;
         assert_eq!((got.dims(), largest(&got)), (&[b, s_q, 2, 32][..], 0.0));
     }
 }

@@ -1,7 +1,7 @@
 //! Shapes that devices have limits for.
 
 use candle_attention::AttentionMask;
-use candle_attention::sdpa::{SdpaOptions, attend, plan_for};
+use candle_attention::sdpa::{SdpaOptions, attend_bshd, plan_for};
 use candle_core::{DType, Device, Tensor};
 
 use crate::cases::DTYPES;
@@ -35,7 +35,7 @@ pub fn more_rows_than_a_grid_has(device: &Device) {
         for backend in plan.rejected.iter().map(|rejected| rejected.backend).chain([plan.backend]) {
             options.backend = Some(backend);
             if plan_for(&q, &k, &v, &options).is_ok() {
-                let got = attend(&q, &k, &v, &options).unwrap().output;
+                let got = attend_bshd(&q, &k, &v, &options).unwrap().output;
                 let name = format!("{b} rows of {s_q} queries and {s_kv} keys, {h} heads, by {backend}");
                 verdict.compare(&name, What::Attention, dtype, &got, &want, largest(&v));
             }
@@ -69,7 +69,7 @@ pub fn few_queries_over_many_keys(device: &Device) {
             ];
             for (mask, sees) in masks {
                 let (want, _) = naive::attend(&q, &k, &v, &Score::Dot((d as f64).powf(-0.5)), sees);
-                let got = attend(&q_there, &k_there, &v_there, &SdpaOptions::new(&mask)).unwrap().output;
+                let got = attend_bshd(&q_there, &k_there, &v_there, &SdpaOptions::new(&mask)).unwrap().output;
                 let name = format!("{s_q} queries, {h} and {h_kv} heads of {d}, {mask}");
                 verdict.compare(&name, What::Attention, dtype, &got, &want, largest(&v));
             }
@@ -88,10 +88,10 @@ pub fn a_row_alone_and_in_a_batch(device: &Device) {
         let [q, k, v] = [[3, 70, 4, 64], [3, 90, 2, 64], [3, 90, 2, 64]].map(|dims| tensor(&dims));
         let mask = AttentionMask::causal();
         let options = SdpaOptions::new(&mask);
-        let together = attend(&q, &k, &v, &options).unwrap().output;
+        let together = attend_bshd(&q, &k, &v, &options).unwrap().output;
         for row in 0..3 {
             let of = |t: &Tensor| t.narrow(0, row, 1).unwrap();
-            let alone = attend(&of(&q), &of(&k), &of(&v), &options).unwrap().output;
+            let alone = attend_bshd(&of(&q), &of(&k), &of(&v), &options).unwrap().output;
             let name = format!("row {row} in {dtype:?}");
             if device.is_cpu() {
                 verdict.same(&name, &alone, &of(&together));

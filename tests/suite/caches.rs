@@ -244,7 +244,7 @@ fn a_cache_outlives_a_change_of_backend() {
         let mut part = |start: usize, weights: bool| {
             let xs = xs.narrow(1, start, 3).unwrap();
             let inputs = AttentionInputs::self_attention(&xs, &causal);
-            layer.attend_cached(&inputs, &mut cache, &options().with_weights(weights)).unwrap().output
+            layer.attend_cached(&inputs, &mut cache, &options().with_return_attention_weights(weights)).unwrap().output
         };
         let got = Tensor::cat(&[part(0, first_with_weights), part(3, !first_with_weights)], 1).unwrap();
         assert_close("bf16", &got, &want, 5e-2);

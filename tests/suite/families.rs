@@ -59,7 +59,7 @@ fn family(name: &str) {
         println!("{what} ({}): output differs by at most {:e}", model.layout.name, max_diff(&got, &want));
         assert_close(&what, &got, &want, LAYER);
         chunks(&what, &model, get("chunks"), get("chunk_input"), get("chunk_output"));
-        let eager = model.layer.attend_with(&inputs, &options.with_weights(true)).unwrap();
+        let eager = model.layer.attend_with(&inputs, &options.with_return_attention_weights(true)).unwrap();
         assert_close(&what, &of_padding(&eager.output), &want, LAYER);
     }
 }

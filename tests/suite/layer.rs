@@ -1,7 +1,7 @@
 //! The layer itself: dropout, returned weights, grouped heads, plans, and what it says to wrong input.
 
 use candle_attention::position::{Alibi, AlibiSlopes, Position, RelativeBuckets, Rotary, RotaryScaling};
-use candle_attention::sdpa::{SdpaOptions, attend};
+use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::weights::{AttentionWeights, DenseWeights, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
@@ -54,10 +54,10 @@ fn grouped_heads_and_own_sizes_against_the_formula() {
 
     let mask = AttentionMask::causal();
     let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
-    let got = layer.attend_with(&inputs, &AttentionOptions::default().with_weights(true)).unwrap();
+    let got = layer.attend_with(&inputs, &AttentionOptions::default().with_return_attention_weights(true)).unwrap();
     assert_close("output", &got.output, &project(&context, "o_proj"), 1e-5);
-    assert_close("weights", &got.weights.unwrap(), &weights, 1e-5);
-    assert!(layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().weights.is_none());
+    assert_close("weights", &got.attention_weights.unwrap(), &weights, 1e-5);
+    assert!(layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().attention_weights.is_none());
 }
 
 /// A layer of one head whose output is its weights: values and output pass through unchanged.
@@ -82,12 +82,17 @@ fn dropout_is_on_the_weights() {
         let mask = AttentionMask::full();
         let inputs = AttentionInputs { query: &query, key: &query, value: &value, mask: &mask };
         let run = |train| {
-            layer.attend_with(&inputs, &AttentionOptions::default().with_train(train).with_weights(true)).unwrap()
+            layer
+                .attend_with(
+                    &inputs,
+                    &AttentionOptions::default().with_train(train).with_return_attention_weights(true),
+                )
+                .unwrap()
         };
         let (still, moved) = (run(false), run(true));
-        let weights = still.weights.unwrap().squeeze(1).unwrap();
+        let weights = still.attention_weights.unwrap().squeeze(1).unwrap();
         assert_close("weights pass through", &still.output, &weights, tolerance);
-        assert_eq!(numbers(&moved.weights.unwrap().squeeze(1).unwrap()), numbers(&weights));
+        assert_eq!(numbers(&moved.attention_weights.unwrap().squeeze(1).unwrap()), numbers(&weights));
         let mut dropped = 0;
         for (got, weight) in numbers(&moved.output).into_iter().zip(numbers(&weights)) {
             match got == 0.0 {
@@ -184,7 +189,7 @@ fn the_plan_names_every_backend() {
         (&trained, &inputs, plain, "a gradient is tracked"),
         (&frozen, &with_bias, plain, "a gradient is tracked"),
         (&frozen, &from_variable, plain, "a gradient is tracked"),
-        (&frozen, &inputs, plain.with_weights(true), "weights are asked for"),
+        (&frozen, &inputs, plain.with_return_attention_weights(true), "weights are asked for"),
         (&frozen, &inputs, plain.with_train(true), "it does not drop weights"),
     ];
     for (layer, inputs, options, reason) in falls_back {
@@ -314,7 +319,7 @@ fn a_bad_mask_is_named() {
     let mut options = SdpaOptions::new(&none);
     options.dropout = f64::NAN;
     let zeros = float(&[1, 2, 2, 4]);
-    says(attend(&zeros, &zeros, &zeros, &options), &["dropout is NaN", "[0, 1)"]);
+    says(attend_bshd(&zeros, &zeros, &zeros, &options), &["dropout is NaN", "[0, 1)"]);
     says("cup".parse::<Backend>(), &["the backend is cup", "eager, cpu, flash-attn, cuda or metal"]);
 }
 

@@ -1,7 +1,7 @@
 //! Every kind of mask in every dtype against the naive reference.
 
 use candle_attention::AttentionMask;
-use candle_attention::sdpa::{Backend, SdpaOptions, attend, plan_for};
+use candle_attention::sdpa::{Backend, SdpaOptions, attend_bshd, plan_for};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, assert_close, numbers, says};
@@ -153,11 +153,11 @@ fn every_mask_in_every_dtype() {
                 let what = format!("{mask} {dtype:?} {sizes:?}");
                 let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Dot(0.3), &sees);
                 let mut options = SdpaOptions::new(&mask);
-                (options.scale, options.return_weights) = (Some(0.3), true);
-                let eager = attend(&q, &k, &v, &options).unwrap();
-                assert_close(&what, &eager.weights.unwrap(), &want_weights, tolerance);
-                options.return_weights = false;
-                let fused = attend(&q, &k, &v, &options).unwrap();
+                (options.scale, options.return_attention_weights) = (Some(0.3), true);
+                let eager = attend_bshd(&q, &k, &v, &options).unwrap();
+                assert_close(&what, &eager.attention_weights.unwrap(), &want_weights, tolerance);
+                options.return_attention_weights = false;
+                let fused = attend_bshd(&q, &k, &v, &options).unwrap();
                 let backend = plan_for(&q, &k, &v, &options).unwrap().backend;
                 assert_eq!(backend, if dtype == DType::F64 { Backend::Eager } else { Backend::Cpu });
                 for output in [eager.output, fused.output] {
@@ -178,10 +178,10 @@ fn additive_scoring_under_every_mask() {
             let w = random.tensor(&[sizes.h, sizes.d], DType::F64);
             let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Additive(&w, 1.0), &sees);
             let mut options = SdpaOptions::new(&mask);
-            (options.additive, options.return_weights) = (Some(&w), true);
-            let got = attend(&q, &k, &v, &options).unwrap();
+            (options.additive, options.return_attention_weights) = (Some(&w), true);
+            let got = attend_bshd(&q, &k, &v, &options).unwrap();
             assert_close(&mask.to_string(), &got.output, &want, 1e-12);
-            assert_close(&mask.to_string(), &got.weights.unwrap(), &want_weights, 1e-12);
+            assert_close(&mask.to_string(), &got.attention_weights.unwrap(), &want_weights, 1e-12);
         }
     }
 }
@@ -200,11 +200,11 @@ fn caps_and_sinks_under_every_mask() {
                 let mut options = SdpaOptions::new(&mask);
                 (options.scale, options.softcap, options.sinks) = (Some(0.3), Some(0.8), Some(&sinks));
                 let what = format!("{mask} {dtype:?} {sizes:?}");
-                assert_close(&what, &attend(&q, &k, &v, &options).unwrap().output, &want, tolerance);
-                (options.return_weights, options.backend) = (true, Some(Backend::Eager));
-                let eager = attend(&q, &k, &v, &options).unwrap();
+                assert_close(&what, &attend_bshd(&q, &k, &v, &options).unwrap().output, &want, tolerance);
+                (options.return_attention_weights, options.backend) = (true, Some(Backend::Eager));
+                let eager = attend_bshd(&q, &k, &v, &options).unwrap();
                 assert_close(&what, &eager.output, &want, tolerance);
-                assert_close(&what, &eager.weights.unwrap(), &want_weights, tolerance);
+                assert_close(&what, &eager.attention_weights.unwrap(), &want_weights, tolerance);
             }
         }
     }
@@ -214,15 +214,15 @@ fn caps_and_sinks_under_every_mask() {
     let mut options = SdpaOptions::new(&mask);
     options.sinks = Some(&sinks);
     assert_eq!(plan_for(&q, &k, &v, &options).unwrap().backend, Backend::Eager);
-    let loss = attend(&q, &k, &v, &options).unwrap().output.sqr().unwrap().sum_all().unwrap();
+    let loss = attend_bshd(&q, &k, &v, &options).unwrap().output.sqr().unwrap().sum_all().unwrap();
     let gradient = loss.backward().unwrap().remove(&sinks).unwrap();
     // A larger sink leaves the keys less weight, and so a smaller output.
     assert!(numbers(&gradient).iter().all(|g| *g < 0.0));
     let wrong = random.tensor(&[SIZES[0].h + 1], DType::F32);
     options.sinks = Some(&wrong);
-    says(attend(&q, &k, &v, &options), &["sinks", "the heads of q"]);
+    says(attend_bshd(&q, &k, &v, &options), &["sinks", "the heads of q"]);
     (options.sinks, options.softcap) = (None, Some(0.0));
-    says(attend(&q, &k, &v, &options), &["softcap is 0", "a positive number"]);
+    says(attend_bshd(&q, &k, &v, &options), &["softcap is 0", "a positive number"]);
 }
 
 /// Additive scoring works through the queries in pieces when they are many; here there are several.
@@ -236,7 +236,7 @@ fn additive_scoring_in_pieces() {
     let mask = AttentionMask::full();
     let mut options = SdpaOptions::new(&mask);
     (options.additive, options.scale) = (Some(&w), Some(0.5));
-    assert_close("additive", &attend(&q, &k, &v, &options).unwrap().output, &want, 1e-12);
+    assert_close("additive", &attend_bshd(&q, &k, &v, &options).unwrap().output, &want, 1e-12);
 }
 
 /// Views with strides and offsets mean the same as their copies.
@@ -252,7 +252,7 @@ fn strided_inputs() {
     for (q, k, v) in [(part(0), part(1), part(2)), (heads_first.clone(), part(1), heads_first)] {
         let (want, _) =
             naive::attend(&q, &k, &v, &Score::Dot((d as f64).powf(-0.5)), &|_, _, i, j| (j <= i).then_some(0.0));
-        assert_close("strided", &attend(&q, &k, &v, &SdpaOptions::new(&mask)).unwrap().output, &want, 2e-6);
+        assert_close("strided", &attend_bshd(&q, &k, &v, &SdpaOptions::new(&mask)).unwrap().output, &want, 2e-6);
     }
 }
 
@@ -260,12 +260,12 @@ fn strided_inputs() {
 fn nothing_to_attend_to_gives_zeros() {
     let mask = AttentionMask::full();
     let mut options = SdpaOptions::new(&mask);
-    options.return_weights = true;
+    options.return_attention_weights = true;
     for (b, s_q, s_kv) in [(2, 3, 0), (2, 0, 3), (0, 3, 3), (0, 0, 0)] {
         let zeros = |s: usize| Tensor::zeros((b, s, 2, 4), DType::F32, &Device::Cpu).unwrap();
-        let got = attend(&zeros(s_q), &zeros(s_kv), &zeros(s_kv), &options).unwrap();
+        let got = attend_bshd(&zeros(s_q), &zeros(s_kv), &zeros(s_kv), &options).unwrap();
         assert_eq!(got.output.dims(), [b, s_q, 2, 4]);
-        assert_eq!(got.weights.unwrap().dims(), [b, 2, s_q, s_kv]);
+        assert_eq!(got.attention_weights.unwrap().dims(), [b, 2, s_q, s_kv]);
         assert!(numbers(&got.output).iter().all(|n| *n == 0.0));
     }
 }
@@ -279,9 +279,14 @@ fn by_hand() {
     let v = Tensor::new(&[[[[10f64, 0.0]], [[20.0, 4.0]]]], &device).unwrap();
     let mask = AttentionMask::full();
     let mut options = SdpaOptions::new(&mask);
-    options.return_weights = true;
-    let got = attend(&q, &k, &v, &options).unwrap();
-    assert_close("weights", &got.weights.unwrap(), &Tensor::new(&[[[[0.25f64, 0.75]]]], &device).unwrap(), 1e-15);
+    options.return_attention_weights = true;
+    let got = attend_bshd(&q, &k, &v, &options).unwrap();
+    assert_close(
+        "weights",
+        &got.attention_weights.unwrap(),
+        &Tensor::new(&[[[[0.25f64, 0.75]]]], &device).unwrap(),
+        1e-15,
+    );
     assert_close("output", &got.output, &Tensor::new(&[[[[17.5f64, 3.0]]]], &device).unwrap(), 1e-15);
 }
 
@@ -291,10 +296,10 @@ fn rows_are_independent() {
     let mut random = Random::new(5);
     let [q, k, v] = qkv(&mut random, SIZES[0], DType::F32);
     let mask = AttentionMask::causal();
-    let whole = attend(&q, &k, &v, &SdpaOptions::new(&mask)).unwrap().output;
+    let whole = attend_bshd(&q, &k, &v, &SdpaOptions::new(&mask)).unwrap().output;
     for row in 0..2 {
         let one = |t: &Tensor| t.narrow(0, row, 1).unwrap();
-        let alone = attend(&one(&q), &one(&k), &one(&v), &SdpaOptions::new(&mask)).unwrap().output;
+        let alone = attend_bshd(&one(&q), &one(&k), &one(&v), &SdpaOptions::new(&mask)).unwrap().output;
         assert_close("row", &alone, &one(&whole), 1e-6);
     }
 }

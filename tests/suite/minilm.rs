@@ -66,8 +66,9 @@ fn a_layer_returns_its_weights() {
     let xs = Random::new(50).tensor(&[2, 9, 384], DType::F32);
     let mask = AttentionMask::lengths(&[9, 4]);
     let inputs = AttentionInputs::self_attention(&xs, &mask);
-    let attended = layer.attend_with(&inputs, &AttentionOptions::default().with_weights(true)).unwrap();
-    let weights = attended.weights.unwrap();
+    let attended =
+        layer.attend_with(&inputs, &AttentionOptions::default().with_return_attention_weights(true)).unwrap();
+    let weights = attended.attention_weights.unwrap();
     assert_eq!(weights.dims(), [2, 12, 9, 9]);
     let sums = weights.sum(3).unwrap();
     assert_close("sums", &sums, &Tensor::ones((2, 12, 9), DType::F32, &Device::Cpu).unwrap(), 1e-5);

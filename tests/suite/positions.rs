@@ -102,7 +102,7 @@ fn half_types() {
         let layer = MultiHeadAttention::load(&config, vb).unwrap();
         let xs = xs.to_dtype(dtype).unwrap();
         let ys = attend(&layer, &xs, &xs, &AttentionOptions::default());
-        let eager = attend(&layer, &xs, &xs, &AttentionOptions::default().with_weights(true));
+        let eager = attend(&layer, &xs, &xs, &AttentionOptions::default().with_return_attention_weights(true));
         assert_eq!(ys.dtype(), dtype);
         [ys, eager].map(|ys| ys.to_dtype(DType::F64).unwrap())
     };

@@ -142,7 +142,8 @@ fn padding_is_taken_off_and_put_back() {
             let want = run(AttentionOptions::default().with_backend(Backend::Eager)).output;
             let got = run(AttentionOptions::default()).output;
             assert_near(&mask.to_string(), &got, &want);
-            let weights = run(AttentionOptions::default().with_weights(true)).weights.unwrap();
+            let weights =
+                run(AttentionOptions::default().with_return_attention_weights(true)).attention_weights.unwrap();
             assert!(numbers(&weights.narrow(0, 1, 1).unwrap().narrow(2, 3, 17).unwrap()).iter().all(|w| *w == 0.0));
             // The tokens of a row have the bits that they have alone.
             let alone = xs.narrow(0, 1, 1).unwrap().narrow(1, 0, 3).unwrap();

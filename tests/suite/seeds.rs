@@ -20,7 +20,7 @@ fn run(file: &str, case: &str, config: Option<AttentionConfig>, heads: usize, ma
         None => mask,
     };
     let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
-    let got = layer.attend_with(&inputs, &AttentionOptions::default().with_weights(true)).unwrap();
+    let got = layer.attend_with(&inputs, &AttentionOptions::default().with_return_attention_weights(true)).unwrap();
     let want = golden.get(&format!("{case}.output"));
     println!("{file} {case}: output differs by at most {:e}", max_diff(&got.output, &want));
     assert_within(&format!("{file} {case} output"), &got.output, &want, SEED);
@@ -28,7 +28,7 @@ fn run(file: &str, case: &str, config: Option<AttentionConfig>, heads: usize, ma
     let fused = layer.attend(&query, &key, &value, &mask).unwrap();
     println!("{file} {case}: fused output differs by at most {:e}", max_diff(&fused, &want));
     assert_within(&format!("{file} {case} fused output"), &fused, &want, SEED);
-    let weights = got.weights.unwrap();
+    let weights = got.attention_weights.unwrap();
     if let Some(want) = golden.try_get(&format!("{case}.weights")) {
         println!("{file} {case}: weights differ by at most {:e}", max_diff(&weights, &want));
         assert_within(&format!("{file} {case} weights"), &weights, &want, SEED);
@@ -114,10 +114,10 @@ fn d2l_additive_attention() {
     let layer = MultiHeadAttention::load(&config, vb).unwrap();
     let mask = AttentionMask::lengths_tensor(&get("lengths")).unwrap();
     let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
-    let got = layer.attend_with(&inputs, &AttentionOptions::default().with_weights(true)).unwrap();
+    let got = layer.attend_with(&inputs, &AttentionOptions::default().with_return_attention_weights(true)).unwrap();
     println!("d2l additive: output differs by at most {:e}", max_diff(&got.output, &get("output")));
     assert_within("output", &got.output, &get("output"), SEED);
-    assert_within("weights", &got.weights.unwrap().squeeze(1).unwrap(), &get("weights"), SEED);
+    assert_within("weights", &got.attention_weights.unwrap().squeeze(1).unwrap(), &get("weights"), SEED);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::ops::Unbiased;
 use crate::position::Position;
-use crate::sdpa::{backend_for_rows, fused};
+use crate::sdpa::{fused, ragged_backend};
 
 impl MultiHeadAttention {
     /// `xs` `(tokens, query_size)`, row `i` being the tokens `starts[i] .. starts[i + 1]` → `(tokens, output_size)`.
@@ -43,7 +43,7 @@ impl MultiHeadAttention {
         let options = self.sdpa_options(&inputs, &AttentionOptions::default());
         let mut call = self.call(&inputs, &options, longest)?;
         (call.shape.b, call.shape.s_q) = (starts.len() - 1, longest);
-        let Some(backend) = backend_for_rows(&call, &options)? else { return Ok(None) };
+        let Some(backend) = ragged_backend(&call, &options)? else { return Ok(None) };
         let places = Places { rows: Some((starts, shared)), ..Places::default() };
         let [q, k, v] = self.project(&inputs, call.dtype, places)?;
         let context = fused(backend, [&q, &k, &v], Some(starts), &call, &options)?;

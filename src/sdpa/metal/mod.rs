@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor};
 use crate::error::Result;
 use crate::mask::DenseMask;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
-use crate::sdpa::{Call, Place, SdpaOptions};
+use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 #[cfg(test)]
 mod tests;
@@ -22,13 +22,13 @@ const HEAD_SIZES: [usize; 8] = [32, 64, 72, 80, 96, 128, 256, 512];
 const THREADGROUP_MEMORY: usize = 32 << 10;
 
 /// Why this backend cannot run a call, `None` if it can.
-pub(crate) fn reason_against(call: &Call, options: &SdpaOptions) -> Option<String> {
+pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
     let (s_q, keys) = (call.shape.s_q, keys(call, options));
     let (masked, grouped) = (!options.mask.is_full() && !masks_by_itself(call, options), call.shape.h != call.h_kv);
     let half = call.dtype != DType::F32;
     let needed = threadgroup_bytes(call.d, call.dtype);
     let elsewhere = [
-        (call.place != Place::Metal, "the tensors are not on an Apple GPU"),
+        (call.device != DeviceKind::Metal, "the tensors are not on an Apple GPU"),
         (cfg!(not(any(test, feature = "metal"))), "the crate was built without its feature `metal`"),
     ];
     let own = [

@@ -16,11 +16,11 @@ use crate::tensor::with_slice;
 
 fn call(b: usize, [h, h_kv]: [usize; 2], s_q: usize, s_kv: usize, d: usize) -> Call {
     let shape = AttnShape { b, h, s_q, s_kv };
-    Call { shape, h_kv, d, d_v: d, dtype: DType::F32, place: Place::Metal, tracks_gradient: false }
+    Call { shape, h_kv, d, d_v: d, dtype: DType::F32, device: DeviceKind::Metal, tracks_gradient: false }
 }
 
 fn reason(call: Call, mask: &AttentionMask) -> String {
-    reason_against(&call, &SdpaOptions::new(mask)).unwrap_or_default()
+    unsupported_reason(&call, &SdpaOptions::new(mask)).unwrap_or_default()
 }
 
 #[test]
@@ -52,8 +52,8 @@ fn what_the_kernel_gets_wrong_is_routed_away() {
     let (none, causal) = (AttentionMask::full(), AttentionMask::causal());
     let plain = call(2, [4, 4], 40, 40, 64);
     let cases = [
-        (Call { place: Place::Cpu, ..plain }, &none, "not on an Apple GPU"),
-        (Call { place: Place::Cuda(Gpu::default()), ..plain }, &none, "not on an Apple GPU"),
+        (Call { device: DeviceKind::Cpu, ..plain }, &none, "not on an Apple GPU"),
+        (Call { device: DeviceKind::Cuda(Gpu::default()), ..plain }, &none, "not on an Apple GPU"),
         (Call { dtype: DType::F64, ..plain }, &none, "computes in f32"),
         (Call { tracks_gradient: true, ..plain }, &none, "gradient"),
         (Call { d_v: 32, ..plain }, &none, "differ in head size"),
@@ -84,14 +84,14 @@ fn options_that_the_kernel_does_not_have_are_routed_away() {
     let (mask, extra) = (AttentionMask::full(), Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap());
     let plain = SdpaOptions::new(&mask);
     let cases = [
-        (SdpaOptions { return_weights: true, ..plain.clone() }, "weights are asked for"),
+        (SdpaOptions { return_attention_weights: true, ..plain.clone() }, "weights are asked for"),
         (SdpaOptions { dropout: 0.1, ..plain.clone() }, "drop"),
         (SdpaOptions { additive: Some(&extra), ..plain.clone() }, "dot product only"),
         (SdpaOptions { softcap: Some(30.0), ..plain.clone() }, "cap"),
         (SdpaOptions { sinks: Some(&extra), ..plain }, "sinks"),
     ];
     for (options, expected) in cases {
-        let reason = reason_against(&call(2, [4, 4], 40, 40, 64), &options).unwrap();
+        let reason = unsupported_reason(&call(2, [4, 4], 40, 40, 64), &options).unwrap();
         assert!(reason.contains(expected), "{reason}");
     }
 }
@@ -114,7 +114,7 @@ fn tensors_elsewhere_cannot_be_forced_onto_it() {
     let q = Tensor::zeros((1, 4, 2, 64), DType::F32, &Device::Cpu).unwrap();
     let mask = AttentionMask::full();
     let options = SdpaOptions { backend: Some(Backend::Metal), ..SdpaOptions::new(&mask) };
-    let error = sdpa::attend(&q, &q, &q, &options).unwrap_err().to_string();
+    let error = sdpa::attend_bshd(&q, &q, &q, &options).unwrap_err().to_string();
     assert!(error.contains("not on an Apple GPU"), "{error}");
 }
 
@@ -239,7 +239,7 @@ fn difference(call: &Call, options: &SdpaOptions) -> f32 {
     let q = random([b, s_q, h, call.d], 0.0, call.dtype);
     let (k, v) =
         (random([b, keys, call.h_kv, call.d], 1.0, call.dtype), random([b, keys, call.h_kv, call.d], 2.0, call.dtype));
-    assert_eq!(reason_against(call, options), None, "{}", options.mask);
+    assert_eq!(unsupported_reason(call, options), None, "{}", options.mask);
     let dense = options.mask.dense(call.shape, options.appended_keys, DType::F32, &Device::Cpu).unwrap();
     let most = options.mask.dense_elements(call.shape, options.appended_keys);
     assert!(dense.keep.iter().chain(&dense.bias).all(|mask| mask.elem_count() <= most), "{}", options.mask);

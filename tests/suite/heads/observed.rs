@@ -52,7 +52,11 @@ fn observed_is_what_the_weights_say() {
                 let inputs = AttentionInputs::cross_attention(&xs, &memory, &mask);
                 let options = AttentionOptions::default();
                 let plain = layer.attend_with(&inputs, &options).unwrap().output;
-                let weights = layer.attend_with(&inputs, &options.with_weights(true)).unwrap().weights.unwrap();
+                let weights = layer
+                    .attend_with(&inputs, &options.with_return_attention_weights(true))
+                    .unwrap()
+                    .attention_weights
+                    .unwrap();
                 let ask = Observe::default()
                     .with_heads(&heads)
                     .with_queries(&queries)
@@ -113,7 +117,8 @@ fn long_inputs_are_observed_in_blocks() {
     let all = layer.observe(&inputs, &options, &ask).unwrap();
     let (entropy, top) = (all.entropy.unwrap(), all.top_keys.unwrap());
     assert_eq!((entropy.dims(), top.keys.dims()), (&[1, 2, 1500][..], &[1, 2, 1500, 3][..]));
-    let weights = layer.attend_with(&inputs, &options.with_weights(true)).unwrap().weights.unwrap();
+    let weights =
+        layer.attend_with(&inputs, &options.with_return_attention_weights(true)).unwrap().attention_weights.unwrap();
     let logs = (weights.clone() + 1e-30).unwrap().log().unwrap();
     let want = (&weights * logs).unwrap().sum(3).unwrap().neg().unwrap();
     assert_close("entropy", &entropy, &want, 1e-5);
