@@ -103,3 +103,16 @@ pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;
 pub use sdpa::{AttentionOutput, Backend, Plan};
+
+/// Compiles the code blocks of the README and of `docs/` as doctests.
+#[cfg(all(doctest, feature = "encoder"))]
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/checkpoints.md")]
+    struct Checkpoints;
+    #[doc = include_str!("../docs/encoder.md")]
+    struct Encoder;
+    #[doc = include_str!("../docs/pruning-and-attention-maps.md")]
+    struct PruningAndAttentionMaps;
+}
