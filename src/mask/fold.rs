@@ -35,7 +35,8 @@ pub(crate) struct Folded {
 
 impl AttentionMask {
     pub(crate) fn folded(&self, call: AttnShape, device: &Device) -> Result<Folded> {
-        let structure = self.structure(device)?;
+        let lowered = self.lower(device)?;
+        let structure = lowered.structure;
         let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
         let mut folded = Folded {
             starts: structure.starts.map(|starts| starts.into_iter().map(|start| start as i32).collect()),
@@ -45,12 +46,12 @@ impl AttentionMask {
         };
         for lengths in structure.lengths {
             match lengths {
-                Lengths::Rows(rows) => shortest(&mut folded.lengths, &rows),
+                Lengths::PerSequence(rows) => shortest(&mut folded.lengths, &rows),
                 Lengths::Padding(rows) => shortest(&mut folded.padding, &rows),
-                Lengths::Queries(rows) => shortest(&mut folded.query_ends, &rows.concat()),
+                Lengths::PerQuery(rows) => shortest(&mut folded.query_ends, &rows.concat()),
             }
         }
-        for tensor in structure.bias {
+        for tensor in lowered.bias {
             folded.add_bias(tensor)?;
         }
         for more in structure.distances {
@@ -66,10 +67,10 @@ impl AttentionMask {
                 }
             }
         }
-        for tensor in structure.keep {
+        for tensor in lowered.keep {
             folded.and_keep(tensor)?;
         }
-        for [queries, keys] in structure.segments {
+        for [queries, keys] in lowered.segments {
             match &folded.segments {
                 None => folded.segments = Some([queries, keys]),
                 Some(_) => {

@@ -4,6 +4,7 @@ mod check;
 mod dense;
 #[cfg(any(test, feature = "cuda"))]
 mod fold;
+mod lowered;
 mod padded;
 mod slice;
 mod structure;

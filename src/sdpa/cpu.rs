@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::{Error, Result};
 use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{Attention, Batch, Broadcast, Element, Heads, Isa, Mask};
+use crate::kernels::cpu::{Attention, Batch, Element, Heads, Isa};
 use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions, last_dim_contiguous};
@@ -41,20 +41,8 @@ fn run<T: Element + WithDType>(
 ) -> Result<Tensor> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let (tensor_rows, tokens, ..) = q.dims4()?;
-    let structure = options.mask.structure(&Device::Cpu)?;
-    let keep = structure.keep.iter().map(Slice::<u8>::new).collect::<Result<Vec<_>>>()?;
-    let bias = structure.bias.iter().map(Slice::<f32>::new).collect::<Result<Vec<_>>>()?;
-    let ids = structure.segments.iter().flatten().map(Slice::<i64>::new).collect::<Result<Vec<_>>>()?;
-    let mask = Mask {
-        lengths: structure.lengths,
-        distances: structure.distances,
-        starts: structure.starts,
-        left: structure.left,
-        right: structure.right,
-        segments: ids.chunks_exact(2).map(|pair| [ids_along(&pair[0], 2), ids_along(&pair[1], 3)]).collect(),
-        keep: keep.iter().map(broadcast).collect(),
-        bias: bias.iter().map(broadcast).collect(),
-    };
+    let mask = options.mask.lower(&Device::Cpu)?;
+    let mask = mask.slices()?;
     let sinks = options.sinks.map(|sinks| with_f32_slice(sinks, <[f32]>::to_vec)).transpose()?;
     let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);
     let (q, k, v) = (Slice::<T>::new(&q)?, Slice::<T>::new(&k)?, Slice::<T>::new(&v)?);
@@ -71,24 +59,12 @@ fn run<T: Element + WithDType>(
         scale: options.scale_of_products(call.d) as f32,
         softcap: options.softcap.map(|cap| cap as f32),
         sinks: sinks.as_deref(),
-        mask,
+        mask: mask.kernel_mask(),
         bf16: T::DTYPE == DType::BF16,
     };
     let mut output = Vec::new();
     kernels::attend(Isa::detect()?, &attention, &mut output);
     Ok(Tensor::from_vec(output, (tensor_rows, tokens, h, call.d_v), &Device::Cpu)?)
-}
-
-fn broadcast<'a, T: WithDType>(tensor: &'a Slice<T>) -> Broadcast<'a, T> {
-    Broadcast { data: tensor.data(), strides: tensor.strides() }
-}
-
-/// ids `(b, s)` along dimension `axis` of `(b, h, s_q, s_kv)`.
-fn ids_along<'a>(ids: &'a Slice<i64>, axis: usize) -> Broadcast<'a, i64> {
-    let [b, s] = ids.strides();
-    let mut strides = [b, 0, 0, 0];
-    strides[axis] = s;
-    Broadcast { data: ids.data(), strides }
 }
 
 /// `(b, s, h, d)`.

@@ -1,5 +1,7 @@
 //! Self-attention over rows of unequal length that lie one after the other, without padding.
 
+use std::borrow::Cow;
+
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
@@ -9,12 +11,12 @@ use crate::attention::ragged::{lengths, starts};
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{Attention, Batch, Broadcast, Distances, Element, Epilogue, Heads, Isa, Mask};
+use crate::kernels::cpu::{Attention, Batch, Element, Epilogue, Heads, Isa};
 use crate::mask::AttentionMask;
 use crate::ops::Unbiased;
 use crate::position::Position;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
-use crate::tensor::{Slice, with_slice};
+use crate::tensor::with_slice;
 
 impl MultiHeadAttention {
     /// Self-attention within each row of a ragged batch: `xs` `(tokens, query_size)` is the rows one after the other,
@@ -150,20 +152,15 @@ impl MultiHeadAttention {
         rotate(qkv);
 
         let from = |start: usize, size: usize| Heads { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
-        let mut structure = mask.structure(&Device::Cpu)?;
+        let mut mask = Cow::Borrowed(mask);
         if let Position::Alibi(alibi) = &self.config.position {
-            let slopes = alibi.of_heads(h).into_iter().map(|slope| slope as f32).collect();
-            structure.distances.push(Distances { slopes, symmetric: alibi.symmetric });
+            mask = Cow::Owned(mask.into_owned().and(AttentionMask::distances(alibi.of_heads(h), alibi.symmetric)));
         }
-        let bias = bias.map(Slice::<f32>::new).transpose()?;
-        let bias = bias.iter().map(|bias| Broadcast { data: bias.data(), strides: bias.strides() });
-        let mask = Mask {
-            left: structure.left,
-            right: structure.right,
-            distances: structure.distances,
-            bias: bias.collect(),
-            ..Mask::default()
-        };
+        if let Some(bias) = bias {
+            mask = Cow::Owned(mask.into_owned().and(AttentionMask::additive(bias)?));
+        }
+        let mask = mask.lower(&Device::Cpu)?;
+        let mask = mask.slices()?;
         let attention = Attention {
             q: from(0, d),
             k: from(h * d, d),
@@ -177,7 +174,7 @@ impl MultiHeadAttention {
             scale: self.config.scale() as f32,
             softcap: None,
             sinks: None,
-            mask,
+            mask: mask.kernel_mask(),
             bf16: weights.rounds_to_bf16(),
         };
         kernels::attend(Isa::detect()?, &attention, context);

@@ -1,4 +1,8 @@
-//! A mask as the attention kernel reads it: structure where there is some, strides where there is a tensor.
+//! The mask as the attention kernel reads it: rules over positions, and tensors as strided slices.
+//!
+//! Lengths, windows and distances stay rules ([`MaskStructure`]), because a rule costs no memory and gives the kernel the
+//! range of keys that a query can see before it computes a score: hidden key blocks are skipped. Only masks without such
+//! a rule are read from memory. The kernel owns these types; whoever calls it fills them.
 
 use std::ops::Range;
 
@@ -17,83 +21,106 @@ impl<T: Copy> Broadcast<'_, T> {
     }
 }
 
-/// How many keys there are, from the first.
-#[derive(Debug, Clone)]
+/// The number of visible keys, counted from the first key.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Lengths {
-    /// For each row of the batch.
-    Rows(Vec<usize>),
-    /// For each row and query.
-    Queries(Vec<Vec<usize>>),
-    /// For each row; queries after it see nothing.
+    /// `[b]`: the keys of each sequence.
+    PerSequence(Vec<usize>),
+    /// `[b][i]`: the keys that query `i` of sequence `b` sees.
+    PerQuery(Vec<Vec<usize>>),
+    /// `[b]`: the tokens of each sequence, as queries and as keys. The queries after them see no key.
     Padding(Vec<usize>),
 }
 
-/// `-slope · distance` for each head; keys after the query have a negative distance unless it is symmetric.
-#[derive(Debug, Clone)]
+impl Lengths {
+    /// The number of keys that query `i` of sequence `b` sees.
+    pub(crate) fn visible(&self, b: usize, i: usize) -> usize {
+        match self {
+            Self::PerSequence(lengths) => lengths[b],
+            Self::PerQuery(lengths) => lengths[b][i],
+            Self::Padding(lengths) if i < lengths[b] => lengths[b],
+            Self::Padding(_) => 0,
+        }
+    }
+}
+
+/// A linear bias on the scores, `-slopes[h] · distance`. The distance of a key after the query is negative, or, if
+/// `symmetric`, positive too.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Distances {
     pub slopes: Vec<f32>,
     pub symmetric: bool,
 }
 
-/// Which keys a query sees. Everything has to let a key be seen.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Mask<'a> {
+/// The rules of a mask that need no tensor. A key is visible if every rule allows it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct MaskStructure {
     pub lengths: Vec<Lengths>,
     pub distances: Vec<Distances>,
-    /// The key at which query 0 of each row stands; `None`: the last query stands at the last key.
+    /// `[b]`: the position of query 0 among the keys. `None` aligns the last query with the last key: `s_kv - s_q`.
     pub starts: Option<Vec<i64>>,
-    /// Keys before and after a query's own position, which for query `i` is `i + s_kv - s_q`.
+    /// The number of visible keys before a query's own position; `None` is no limit.
     pub left: Option<usize>,
+    /// The number of visible keys after a query's own position; `None` is no limit.
     pub right: Option<usize>,
-    /// Segment numbers of queries and keys, each `(b, s)`.
+}
+
+impl MaskStructure {
+    /// Limits the window to at most `left` keys before and `right` keys after a query's position.
+    pub(crate) fn narrow_window(&mut self, left: Option<usize>, right: Option<usize>) {
+        let narrower = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
+        (self.left, self.right) = (narrower(self.left, left), narrower(self.right, right));
+    }
+}
+
+/// The mask of one attention call. A key is visible if the structure and every tensor allow it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Mask<'a> {
+    pub structure: MaskStructure,
+    /// The segment ids of queries `(b, s_q)` and keys `(b, s_kv)`: a query sees the keys with its own id.
     pub segments: Vec<[Broadcast<'a, i64>; 2]>,
-    /// Nonzero = seen.
+    /// Nonzero = visible.
     pub keep: Vec<Broadcast<'a, u8>>,
-    /// Added to the scores; at or below the lowest finite f32 = hidden.
+    /// Added to the scores; a value at or below the lowest finite f32 hides the key.
     pub bias: Vec<Broadcast<'a, f32>>,
 }
 
+impl From<MaskStructure> for Mask<'_> {
+    fn from(structure: MaskStructure) -> Self {
+        Self { structure, ..Self::default() }
+    }
+}
+
 impl Mask<'_> {
-    /// The keys that lengths, causal masks and windows let query `i` of row `b` see.
+    /// The keys that lengths and windows let query `i` of sequence `b` see.
     pub(super) fn range(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> Range<usize> {
-        let mut end = s_kv;
-        for lengths in &self.lengths {
-            end = end.min(match lengths {
-                Lengths::Rows(rows) => rows[b],
-                Lengths::Queries(rows) => rows[b][i],
-                Lengths::Padding(rows) => {
-                    if i < rows[b] {
-                        rows[b]
-                    } else {
-                        0
-                    }
-                }
-            });
-        }
-        // Counted from `s_q` before the first key, so that it is never negative.
+        let MaskStructure { lengths, left, right, .. } = &self.structure;
+        let mut end = lengths.iter().fold(s_kv, |end, lengths| end.min(lengths.visible(b, i)));
+        // Counted from `s_q` keys before the first one, so that it is never negative.
         let position = (self.position(b, i, s_q, s_kv) + s_q as i64).max(0) as usize;
-        if let Some(right) = self.right {
+        if let Some(right) = *right {
             end = end.min(position.saturating_add(right).saturating_add(1).saturating_sub(s_q));
         }
-        let start = self.left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
+        let start = left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
         start..end.max(start)
     }
 
-    /// The key at which query `i` of row `b` stands.
+    /// The position of query `i` of sequence `b` among the keys.
     pub(super) fn position(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> i64 {
-        let start = self.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
+        let start = self.structure.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
         start + i as i64
     }
 
-    /// Whether anything but the range has a say.
-    pub(super) fn has_tensors(&self) -> bool {
-        !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty() && self.distances.is_empty())
+    /// Whether scores inside the [`range`](Self::range) change too.
+    pub(super) fn changes_scores(&self) -> bool {
+        let structured = !self.structure.distances.is_empty();
+        structured || !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty())
     }
 
-    /// Applies the tensors and distances to the scores of query `i`, which stands at the key `position`, with keys
+    /// Applies distances and tensors to the scores of query `i`, which stands at the key `position`, with the keys
     /// `from ..`.
     pub(super) fn apply(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, from: usize) {
-        for Distances { slopes, symmetric } in &self.distances {
+        for Distances { slopes, symmetric } in &self.structure.distances {
             for (score, j) in scores.iter_mut().zip(from as i64..) {
                 let distance = (position - j) as f32;
                 *score -= slopes[h] * if *symmetric { distance.abs() } else { distance };

@@ -41,6 +41,6 @@ pub(crate) use element::Element;
 pub(crate) use gemm::{Epilogue, Packed};
 pub(crate) use heads::Heads;
 pub(crate) use isa::Isa;
-pub(crate) use mask::{Broadcast, Distances, Lengths, Mask};
+pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
 #[cfg(feature = "encoder")]
 pub(crate) use rows::add_norm;

@@ -122,7 +122,7 @@ fn hide<T>(call: &Attention<T>, place: Place, i: usize, row: &mut [f32]) {
     let (from, to) = (inside(range.start), inside(range.end));
     row[..from].fill(f32::NEG_INFINITY);
     row[to.max(from)..].fill(f32::NEG_INFINITY);
-    if call.mask.has_tensors() && from < to {
+    if call.mask.changes_scores() && from < to {
         let position = call.mask.position(b, i, s_q, s_kv);
         call.mask.apply(&mut row[from..to], (b, h, i), position, start + from);
     }

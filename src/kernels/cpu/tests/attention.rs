@@ -8,7 +8,7 @@ use crate::kernels::cpu::attention::{Attention, attend};
 use crate::kernels::cpu::batch::Batch;
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::heads::Heads;
-use crate::kernels::cpu::mask::{Lengths, Mask};
+use crate::kernels::cpu::mask::{Lengths, Mask, MaskStructure};
 
 #[derive(Debug, Clone, Copy)]
 pub(in crate::kernels) struct Sizes {
@@ -152,7 +152,7 @@ fn every_kind_of_mask() {
         let numbers = Numbers::new(&mut random, sizes);
         let mut masks = numbers.masks();
         masks.push(Mask {
-            right: Some(0),
+            structure: MaskStructure { right: Some(0), ..MaskStructure::default() },
             keep: vec![numbers.keep()],
             bias: vec![numbers.bias(); 2],
             ..Mask::default()
@@ -181,7 +181,8 @@ fn scores_are_capped_and_sinks_take_their_share() {
             [(Some(0.7), None), (None, Some([0.5, -2.0, f32::NEG_INFINITY, 9.0])), (Some(30.0), Some([1.0; 4]))]
         {
             // The first row sees nothing: with a sink, too, it gets zeros.
-            let mask = Mask { lengths: vec![Lengths::Rows(vec![0, s_kv])], right: Some(0), ..Mask::default() };
+            let lengths = vec![Lengths::PerSequence(vec![0, s_kv])];
+            let mask = MaskStructure { lengths, right: Some(0), ..MaskStructure::default() }.into();
             let mut call = sized(sizes, [&q, &k, &v], mask);
             (call.softcap, call.sinks) = (softcap, sinks.as_ref().map(|sinks| &sinks[..]));
             check(&call, 2e-6, &format!("{softcap:?}, {sinks:?}"));
@@ -203,7 +204,8 @@ fn neighbours(bf16: bool) {
     for (length, padded, d) in [(1, 5, 32), (20, 64, 64), (65, 130, 40), (200, 450, 32)] {
         let sizes = Sizes { b: 3, s_q: padded, s_kv: padded, appended: 0, h: 2, h_kv: 2, d, d_v: d };
         let [q, k, v] = qkv::<f32>(&mut random, sizes);
-        let lengths = Mask { lengths: vec![Lengths::Rows(vec![padded, length, padded / 2])], ..Mask::default() };
+        let lengths = vec![Lengths::PerSequence(vec![padded, length, padded / 2])];
+        let lengths = MaskStructure { lengths, ..MaskStructure::default() }.into();
         let mut batch = sized(sizes, [&q, &k, &v], lengths);
         batch.bf16 = bf16;
         let alone_sizes = Sizes { b: 1, s_q: length, s_kv: length, ..sizes };
@@ -241,7 +243,8 @@ fn nan_is_not_lost() {
     let sizes = Sizes { b: 1, s_q: 2, s_kv: 20, appended: 0, h: 1, h_kv: 1, d: 8, d_v: 8 };
     let [q, mut k, v] = qkv::<f32>(&mut Random(4), sizes);
     k[3 * 8 + 1] = f32::NAN;
-    let mask = Mask { lengths: vec![Lengths::Queries(vec![vec![20, 3]])], ..Mask::default() };
+    let lengths = vec![Lengths::PerQuery(vec![vec![20, 3]])];
+    let mask = MaskStructure { lengths, ..MaskStructure::default() }.into();
     let mut call = sized(sizes, [&q, &k, &v], mask);
     for (isa, bf16) in isas().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
         let mut output = vec![0.0; 16];

@@ -2,7 +2,7 @@
 
 use super::Random;
 use super::attention::Sizes;
-use crate::kernels::cpu::mask::{Broadcast, Lengths, Mask};
+use crate::kernels::cpu::mask::{Broadcast, Lengths, Mask, MaskStructure};
 
 /// The numbers that masks are made of.
 pub(in crate::kernels) struct Numbers {
@@ -47,16 +47,20 @@ impl Numbers {
     pub(in crate::kernels) fn masks(&self) -> Vec<Mask<'_>> {
         let Sizes { b, s_q, s_kv, .. } = self.sizes;
         let ends = |b: usize| (0..s_q).map(|i| (i * 5 + b) % (s_kv + 1)).collect();
-        let base = Mask::default;
+        let (base, structured) = (Mask::default, MaskStructure::default);
         vec![
-            Mask { lengths: vec![Lengths::Rows(vec![0, s_kv - 1])], ..base() },
-            Mask {
-                lengths: vec![Lengths::Queries((0..b).map(ends).collect()), Lengths::Rows(vec![s_kv / 2, s_kv])],
-                ..base()
-            },
-            Mask { right: Some(0), ..base() },
-            Mask { left: Some(3), right: Some(2), ..base() },
-            Mask { left: Some(usize::MAX), right: Some(usize::MAX), ..base() },
+            MaskStructure { lengths: vec![Lengths::PerSequence(vec![0, s_kv - 1])], ..structured() }.into(),
+            MaskStructure {
+                lengths: vec![
+                    Lengths::PerQuery((0..b).map(ends).collect()),
+                    Lengths::PerSequence(vec![s_kv / 2, s_kv]),
+                ],
+                ..structured()
+            }
+            .into(),
+            MaskStructure { right: Some(0), ..structured() }.into(),
+            MaskStructure { left: Some(3), right: Some(2), ..structured() }.into(),
+            MaskStructure { left: Some(usize::MAX), right: Some(usize::MAX), ..structured() }.into(),
             Mask { keep: vec![self.keep()], ..base() },
             Mask { bias: vec![self.bias()], ..base() },
             Mask { segments: vec![[self.ids(s_q, 2), self.ids(s_kv, 3)]], ..base() },

@@ -14,7 +14,7 @@ use crate::kernels::cpu::Heads;
 use crate::kernels::cpu::tests::attention::{Sizes, naive, qkv, sized};
 use crate::kernels::cpu::tests::masks::Numbers;
 use crate::kernels::cpu::tests::{Random, wide};
-use crate::kernels::cpu::{Distances, Lengths, Mask};
+use crate::kernels::cpu::{Distances, Lengths, Mask, MaskStructure};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::cuda::{Features, Params, Shape, Variant};
 
@@ -88,7 +88,7 @@ fn features<T>(call: &Attention<T>) -> Features {
     let mask = &call.mask;
     let all = [
         (Features::SOFTCAP, call.softcap.is_some()),
-        (Features::SLOPES, !mask.distances.is_empty()),
+        (Features::SLOPES, !mask.structure.distances.is_empty()),
         (Features::BIAS, !mask.bias.is_empty()),
         (Features::KEEP, !mask.keep.is_empty()),
         (Features::SEGMENTS, !mask.segments.is_empty()),
@@ -102,8 +102,9 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, spl
     let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
     let ints = |numbers: &[usize]| numbers.iter().map(|n| *n as i32).collect::<Vec<_>>();
     let mask = &call.mask;
-    let find =
-        |wanted: fn(&Lengths) -> Option<Vec<usize>>| mask.lengths.iter().find_map(wanted).map(|rows| ints(&rows));
+    let find = |wanted: fn(&Lengths) -> Option<Vec<usize>>| {
+        mask.structure.lengths.iter().find_map(wanted).map(|rows| ints(&rows))
+    };
     let whole = |heads: &Heads<T>, d: usize| {
         let per = 16 / size_of::<T>();
         d.is_multiple_of(per) && heads.strides.iter().all(|stride| stride.is_multiple_of(per))
@@ -123,15 +124,15 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, spl
         // NaN: what is not written shows.
         out: memory.hold(&vec![0xffu8; size * size_of::<T>()]),
         sinks: memory.some(call.sinks.map(<[f32]>::to_vec)),
-        slopes: memory.some(mask.distances.first().map(|distances| distances.slopes.clone())),
+        slopes: memory.some(mask.structure.distances.first().map(|distances| distances.slopes.clone())),
         bias: memory.some(mask.bias.first().map(|bias| bias.data.to_vec())),
         keep: memory.some(mask.keep.first().map(|keep| keep.data.to_vec())),
         query_segments: memory.some(segments.map(|[queries, _]| queries.data.to_vec())),
         key_segments: memory.some(segments.map(|[_, keys]| keys.data.to_vec())),
-        lengths: memory.some(find(|l| if let Lengths::Rows(rows) = l { Some(rows.clone()) } else { None })),
+        lengths: memory.some(find(|l| if let Lengths::PerSequence(rows) = l { Some(rows.clone()) } else { None })),
         padding: memory.some(find(|l| if let Lengths::Padding(rows) = l { Some(rows.clone()) } else { None })),
-        query_ends: memory.some(find(|l| if let Lengths::Queries(rows) = l { Some(rows.concat()) } else { None })),
-        starts: memory.some(mask.starts.as_ref().map(|starts| starts.iter().map(|s| *s as i32).collect())),
+        query_ends: memory.some(find(|l| if let Lengths::PerQuery(rows) = l { Some(rows.concat()) } else { None })),
+        starts: memory.some(mask.structure.starts.as_ref().map(|starts| starts.iter().map(|s| *s as i32).collect())),
         rows: memory.some(rows),
         partials: memory.some((splits > 1).then(|| vec![f32::NAN; size / call.d_v * splits * (call.d_v + 2)])),
         q_strides: signed(call.q.strides),
@@ -147,9 +148,9 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, spl
         appended: call.appended as i32,
         d: call.d as i32,
         d_v: call.d_v as i32,
-        left: limit(mask.left),
-        right: limit(mask.right),
-        symmetric: i32::from(mask.distances.first().is_some_and(|distances| distances.symmetric)),
+        left: limit(mask.structure.left),
+        right: limit(mask.structure.right),
+        symmetric: i32::from(mask.structure.distances.first().is_some_and(|distances| distances.symmetric)),
         aligned: i32::from(whole(&call.q, call.d) && whole(&call.k, call.d) && whole(&call.v, call.d_v)),
         splits: splits as i32,
         scale: call.scale,
@@ -208,20 +209,23 @@ fn emulated_kernels_under_every_mask() {
         let numbers = Numbers::new(&mut random, whole);
         let distances =
             |symmetric: bool| vec![Distances { slopes: (1..=h).map(|h| 0.1 * h as f32).collect(), symmetric }];
-        let base = Mask::default;
+        let base = MaskStructure::default;
         let mut masks = numbers.masks();
         masks.extend([
-            Mask { lengths: vec![Lengths::Padding(vec![s_q.min(s_kv) - 1, 2])], ..base() },
-            Mask { right: Some(0), starts: Some(vec![2, -1]), ..base() },
-            Mask { keep: vec![numbers.keep_transposed()], ..base() },
-            Mask { distances: distances(false), right: Some(0), ..base() },
-            Mask { distances: distances(true), ..base() },
+            MaskStructure { lengths: vec![Lengths::Padding(vec![s_q.min(s_kv) - 1, 2])], ..base() }.into(),
+            MaskStructure { right: Some(0), starts: Some(vec![2, -1]), ..base() }.into(),
+            Mask { keep: vec![numbers.keep_transposed()], ..Mask::default() },
+            MaskStructure { distances: distances(false), right: Some(0), ..base() }.into(),
+            MaskStructure { distances: distances(true), ..base() }.into(),
             Mask {
-                right: Some(0),
-                lengths: vec![Lengths::Rows(vec![s_kv, s_kv / 2])],
+                structure: MaskStructure {
+                    right: Some(0),
+                    lengths: vec![Lengths::PerSequence(vec![s_kv, s_kv / 2])],
+                    ..base()
+                },
                 keep: vec![numbers.keep()],
                 bias: vec![numbers.bias()],
-                ..base()
+                ..Mask::default()
             },
         ]);
         for mask in masks {
@@ -245,7 +249,8 @@ fn emulated_kernels_cap_scores_and_know_sinks() {
     let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
     for (softcap, sinks) in [(Some(0.7), None), (None, Some(&sinks[..])), (Some(30.0), Some(&sinks[..]))] {
         // The first row sees nothing: with a sink, too, it gets zeros.
-        let mask = Mask { lengths: vec![Lengths::Rows(vec![0, 80])], right: Some(0), ..Mask::default() };
+        let lengths = vec![Lengths::PerSequence(vec![0, 80])];
+        let mask: Mask = MaskStructure { lengths, right: Some(0), ..MaskStructure::default() }.into();
         let what = format!("{softcap:?}, {sinks:?}");
         let [q, k, v] = qkv::<f32>(&mut random, sizes);
         let call = Attention { softcap, sinks, ..sized(sizes, [&q, &k, &v], mask.clone()) };
@@ -270,9 +275,11 @@ fn emulated_kernels_share_the_keys_of_a_query() {
         let mut calls =
             vec![(Mask::default(), 0, None), (Mask::default(), 3, None), (Mask::default(), 0, Some(&sinks))];
         // Rows that see nothing, a window that most blocks see nothing of, a bias and an appended key.
-        let nothing = Mask { lengths: vec![Lengths::Rows(vec![0, 700])], ..Mask::default() };
+        let lengths = vec![Lengths::PerSequence(vec![0, 700])];
+        let nothing: Mask = MaskStructure { lengths, ..MaskStructure::default() }.into();
         calls.extend([(nothing.clone(), 0, None), (nothing.clone(), 0, Some(&sinks)), (nothing, 1, Some(&sinks))]);
-        calls.push((Mask { left: Some(100), right: Some(0), ..Mask::default() }, 0, None));
+        let window = MaskStructure { left: Some(100), right: Some(0), ..MaskStructure::default() };
+        calls.push((window.into(), 0, None));
         calls.push((Mask { bias: vec![numbers.bias()], keep: vec![numbers.keep()], ..Mask::default() }, 1, None));
         for (mask, appended, sinks) in calls {
             let sizes = Sizes { appended, ..sizes };
@@ -308,7 +315,7 @@ fn emulated_kernels_on_ragged_rows() {
         let qkv: Vec<T> = random.numbers(starts[lengths.len()] * width);
         let part = |start: usize| Heads { data: &qkv[start * d..], strides: [0, width, d] };
         for (left, right) in [(None, None), (None, Some(0)), (Some(20), Some(20))] {
-            let mask = Mask { left, right, ..Mask::default() };
+            let mask: Mask = MaskStructure { left, right, ..MaskStructure::default() }.into();
             let of = |q, k, v, batch| Attention {
                 scale: 0.2,
                 ..Attention {

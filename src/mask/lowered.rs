@@ -1,0 +1,58 @@
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::kernels::cpu::{Broadcast, Mask, MaskStructure};
+use crate::tensor::Slice;
+
+/// A mask in the form that fused kernels read: rules over positions where there are some, tensors for the rest.
+#[derive(Debug, Default)]
+pub(crate) struct LoweredMask {
+    pub structure: MaskStructure,
+    /// Segment ids of queries `(b, s_q)` and keys `(b, s_kv)`, i64.
+    pub segments: Vec<[Tensor; 2]>,
+    /// u8 tensors that broadcast to `(b, h, s_q, s_kv)`, 4-D; nonzero = visible.
+    pub keep: Vec<Tensor>,
+    /// f32 tensors that broadcast to `(b, h, s_q, s_kv)`, 4-D; a value at or below the lowest finite f32 hides the key.
+    pub bias: Vec<Tensor>,
+}
+
+impl LoweredMask {
+    /// Read access to the tensors, which must be on the CPU.
+    pub(crate) fn slices(&self) -> Result<MaskSlices<'_>> {
+        let pairs = self.segments.iter().map(|[queries, keys]| Ok([Slice::new(queries)?, Slice::new(keys)?]));
+        Ok(MaskSlices {
+            structure: &self.structure,
+            segments: pairs.collect::<Result<_>>()?,
+            keep: self.keep.iter().map(Slice::new).collect::<Result<_>>()?,
+            bias: self.bias.iter().map(Slice::new).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// A lowered mask whose tensors are locked for reading.
+pub(crate) struct MaskSlices<'a> {
+    structure: &'a MaskStructure,
+    segments: Vec<[Slice<'a, i64>; 2]>,
+    keep: Vec<Slice<'a, u8>>,
+    bias: Vec<Slice<'a, f32>>,
+}
+
+impl MaskSlices<'_> {
+    /// The argument of the CPU kernel.
+    pub(crate) fn kernel_mask(&self) -> Mask<'_> {
+        Mask {
+            structure: self.structure.clone(),
+            segments: self.segments.iter().map(|[q, k]| [ids_along(q, 2), ids_along(k, 3)]).collect(),
+            keep: self.keep.iter().map(|keep| Broadcast { data: keep.data(), strides: keep.strides() }).collect(),
+            bias: self.bias.iter().map(|bias| Broadcast { data: bias.data(), strides: bias.strides() }).collect(),
+        }
+    }
+}
+
+/// Segment ids `(b, s)` along dimension `axis` of `(b, h, s_q, s_kv)`.
+fn ids_along<'a>(ids: &'a Slice<i64>, axis: usize) -> Broadcast<'a, i64> {
+    let [b, s] = ids.strides();
+    let mut strides = [b, 0, 0, 0];
+    strides[axis] = s;
+    Broadcast { data: ids.data(), strides }
+}
