@@ -143,7 +143,6 @@ pub enum Error {
     Tokenizer(String),
 
     /// A model could not be brought from the hub.
-    #[cfg(feature = "hub")]
     #[error("hub: {id}: {reason}")]
     Hub {
         /// The model id.

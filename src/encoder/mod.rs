@@ -6,8 +6,8 @@
 //! BERT's families differ in names, in how tokens know their place, in their feed-forward part and in where they
 //! normalise; see [`BertConfig`] for those that are known.
 
+mod folder;
 mod heads;
-#[cfg(feature = "hub")]
 mod hub;
 mod model;
 mod pruning;
@@ -17,6 +17,7 @@ mod text;
 pub use heads::classifier::SequenceClassifier;
 pub use heads::masked_lm::MaskedLm;
 pub use heads::pooling::{Pooling, PoolingMode};
+pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
 pub use model::bert::BertModel;

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
 use crate::checkpoint::{Checkpoint, WeightSource, detect, write_tensors};
+use crate::encoder::folder::modules;
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::sentence::pipeline;
 use crate::error::{Error, Result};
 use crate::io::json;
 use crate::io::write_atomic;
@@ -60,7 +60,7 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
 }
 
 fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHeads> {
-    let inside = match pipeline::modules(folder)?.as_deref() {
+    let inside = match modules(folder)?.as_deref() {
         Some([first, ..]) => first.path.clone(),
         _ => String::new(),
     };

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::encoder::sentence::pipeline::modules;
+use crate::encoder::folder::modules;
 use crate::error::{Error, Result};
 use crate::io::hex;
 

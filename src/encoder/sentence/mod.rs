@@ -6,10 +6,11 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::hidden::{Hidden, wide};
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
-use crate::encoder::text::batches::{Texts, transformer_of};
+use crate::encoder::text::batches::Texts;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
@@ -46,7 +47,7 @@ impl SentenceEncoder {
     /// A file missing or malformed, named; a model, module or tensor that this version cannot run.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
-        let modules = pipeline::modules(folder)?;
+        let modules = modules(folder)?;
         let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
         let model = BertModel::load(&config, &source)?;
         Ok(Self {

@@ -1,51 +1,17 @@
 //! What the files of a sentence-transformers folder say: which modules run after the transformer, and its limits.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::encoder::folder::Module;
 use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
 use crate::error::{Error, Result};
-use crate::io::{json, json_or_default};
+use crate::io::json;
 use crate::ops::Dense;
 use crate::weights::DenseWeights;
-
-/// One entry of `modules.json`.
-#[derive(Debug, serde::Deserialize)]
-pub(crate) struct Module {
-    pub path: String,
-    #[serde(rename = "type")]
-    class: String,
-}
-
-impl Module {
-    /// The class without its Python module, which differs between versions of the library.
-    pub(crate) fn kind(&self) -> &str {
-        self.class.rsplit('.').next().unwrap_or(&self.class)
-    }
-}
-
-/// Reads `modules.json`; without one, the model is a transformer at the top and its tokens are averaged.
-pub(crate) fn modules(folder: &Path) -> Result<Option<Vec<Module>>> {
-    let path = folder.join("modules.json");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let modules: Vec<Module> = json(&path)?;
-    for module in &modules {
-        let inside = Path::new(&module.path).components().all(|part| matches!(part, Component::Normal(_)));
-        if !inside {
-            return Err(Error::file(&path, format!("module path `{}` leads out of the folder", module.path)));
-        }
-    }
-    match modules.first().map(Module::kind) {
-        Some("Transformer") => Ok(Some(modules)),
-        Some(other) => Err(Error::file(&path, format!("the first module is `{other}`, expected `Transformer`"))),
-        None => Err(Error::file(&path, "no modules, expected `Transformer` first")),
-    }
-}
 
 /// `config_sentence_transformers.json`.
 #[derive(Debug, Clone, Default, serde::Deserialize)]
@@ -53,62 +19,6 @@ pub(crate) fn modules(folder: &Path) -> Result<Option<Vec<Module>>> {
 pub(crate) struct Prompts {
     pub prompts: BTreeMap<String, String>,
     pub default_prompt_name: Option<String>,
-}
-
-/// `sentence_bert_config.json`.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
-struct TransformerConfig {
-    max_seq_length: Option<usize>,
-    do_lower_case: bool,
-}
-
-/// `tokenizer_config.json`.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
-pub(crate) struct TokenizerConfig {
-    /// About 1e30 where no limit was known.
-    model_max_length: Option<f64>,
-    model_input_names: Option<Vec<String>>,
-    mask_token: Option<Token>,
-}
-
-/// A special token: its text, or an object that holds it.
-#[derive(Debug, serde::Deserialize)]
-#[serde(untagged)]
-enum Token {
-    Text(String),
-    Object { content: String },
-}
-
-impl TokenizerConfig {
-    pub fn load(transformer: &Path) -> Result<Self> {
-        json_or_default(&transformer.join("tokenizer_config.json"))
-    }
-
-    /// Whether the tokenizer gives segment types to the model.
-    pub fn gives_types(&self) -> bool {
-        self.model_input_names.as_ref().is_none_or(|names| names.iter().any(|name| name == "token_type_ids"))
-    }
-
-    pub fn mask_token(&self) -> Option<&str> {
-        self.mask_token.as_ref().map(|token| match token {
-            Token::Text(text) | Token::Object { content: text } => text.as_str(),
-        })
-    }
-}
-
-/// The longest input in tokens, and whether texts are to be lower-cased first.
-pub(crate) fn limits(transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
-    let own: TransformerConfig = json_or_default(&transformer.join("sentence_bert_config.json"))?;
-    let tokenizer = TokenizerConfig::load(transformer)?;
-    // A cast from float to integer saturates.
-    let stated = own.max_seq_length.or(tokenizer.model_max_length.map(|n| n as usize));
-    let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
-    if limit < 3 {
-        return Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"));
-    }
-    Ok((limit, own.do_lower_case))
 }
 
 /// What happens to the hidden states after the transformer.

@@ -6,11 +6,10 @@ use candle_core::{DType, Device, Tensor};
 use tokenizers::Encoding;
 
 use crate::checkpoint::{Checkpoint, CheckpointSource};
+use crate::encoder::folder::{TokenizerConfig, limits};
 use crate::encoder::model::bert::{BertModel, in_table};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden::Hidden;
-use crate::encoder::sentence::pipeline;
-use crate::encoder::sentence::pipeline::{Module, TokenizerConfig};
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::semaphore::Gate;
 use crate::encoder::text::tokenizer::{Text, Tokenizer};
@@ -30,20 +29,12 @@ pub(crate) struct Texts {
     pub gate: Gate,
 }
 
-/// Where in a folder the transformer itself is.
-pub(crate) fn transformer_of(folder: &Path, modules: Option<&[Module]>) -> std::path::PathBuf {
-    match modules {
-        Some([first, ..]) => folder.join(&first.path),
-        _ => folder.to_path_buf(),
-    }
-}
-
 impl Texts {
     /// Reads tokenizer and limits from the folder of the transformer itself; also gives its configuration and weights.
     pub fn load(transformer: &Path, dtype: DType, device: &Device) -> Result<(Self, BertConfig, CheckpointSource)> {
         let config = BertConfig::from_file(transformer.join("config.json"))?;
         let source = Checkpoint::open(transformer)?.at("", dtype, device);
-        let (max_seq_length, lower_case) = pipeline::limits(transformer, config.max_tokens())?;
+        let (max_seq_length, lower_case) = limits(transformer, config.max_tokens())?;
         let stated = TokenizerConfig::load(transformer)?;
         let tokenizer = Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
         let texts = Self::new(&config, tokenizer, max_seq_length, stated.gives_types(), dtype, device)?;

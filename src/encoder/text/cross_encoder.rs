@@ -3,8 +3,7 @@ use std::path::Path;
 use candle_core::{DType, Device};
 use serde_json::{Map, Value};
 
-use crate::encoder::sentence::pipeline;
-use crate::encoder::text::batches::transformer_of;
+use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::text_classifier::TextClassifier;
 use crate::error::{Error, Result};
@@ -105,7 +104,7 @@ impl CrossEncoder {
 /// Whether scores are sigmoids: by default, with one label, they are.
 fn sigmoid(folder: &Path) -> Result<bool> {
     const OWN: &str = "config_sentence_transformers.json";
-    let modules = pipeline::modules(folder)?;
+    let modules = modules(folder)?;
     let transformer = transformer_of(folder, modules.as_deref()).join("config.json");
     let (own, config): (Map<String, Value>, Value) = (json_or_default(&folder.join(OWN))?, json(&transformer)?);
     // By version of the library, the latest first.

@@ -3,9 +3,9 @@ use std::path::Path;
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
+use crate::encoder::folder::TokenizerConfig;
 use crate::encoder::heads::masked_lm::MaskedLm;
 use crate::encoder::model::hidden::rows;
-use crate::encoder::sentence::pipeline::TokenizerConfig;
 use crate::encoder::text::batches::Texts;
 use crate::encoder::text::options::{EncodeOptions, without_prompt};
 use crate::encoder::text::tokenizer::Text;

@@ -4,11 +4,11 @@ use candle_core::{DType, Device};
 use candle_nn::ops::{sigmoid, softmax_last_dim};
 use serde_json::Value;
 
+use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden::rows;
-use crate::encoder::sentence::pipeline;
-use crate::encoder::text::batches::{Texts, transformer_of};
+use crate::encoder::text::batches::Texts;
 use crate::encoder::text::options::{EncodeOptions, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ impl TextClassifier {
     /// A file missing or malformed, named; those of [`SequenceClassifier::load`].
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
-        let modules = pipeline::modules(folder)?;
+        let modules = modules(folder)?;
         if let Some([_, other, ..]) = modules.as_deref() {
             let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
             return Err(Error::file(folder.join("modules.json"), reason));

@@ -9,7 +9,8 @@ use hf_hub::{HFClient, HFError, HFRepositorySync};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::checkpoint::{Checkpoint, read_index};
-use crate::encoder::sentence::pipeline::modules;
+use crate::encoder::folder::modules;
+use crate::encoder::hub::model_id::check_id;
 use crate::error::{Error, Result};
 use crate::macros::setters;
 
@@ -234,19 +235,6 @@ fn discard(path: &Path) {
         let _ = std::fs::remove_file(blob);
     }
     let _ = std::fs::remove_file(path);
-}
-
-/// `name` or `owner/name`, each of letters, digits, `.`, `_` and `-`.
-fn check_id(id: &str) -> Result<()> {
-    let plain = |part: &str| {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed)
-    };
-    let parts: Vec<&str> = id.split('/').collect();
-    if parts.len() <= 2 && parts.iter().all(|part| plain(part)) {
-        return Ok(());
-    }
-    Err(Error::value("the model", id, "a folder that exists, or a hub id such as owner/name"))
 }
 
 fn offline_by_environment() -> bool {
