@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// A projection as plain tensors.
 #[derive(Debug, Clone)]
-pub struct DenseWeights {
+pub struct LinearWeights {
     /// `(out, in)`.
     pub weight: Tensor,
     /// `(out)`.
@@ -17,11 +17,11 @@ pub struct DenseWeights {
 #[derive(Debug, Clone)]
 pub enum QkvWeights {
     /// Query, key, value.
-    Split(Box<[DenseWeights; 3]>),
+    Split(Box<[LinearWeights; 3]>),
     /// The rows of query, key and value in one.
-    Packed(DenseWeights),
+    Packed(LinearWeights),
     /// In one, in another order of rows.
-    Ordered(DenseWeights, FusedOrder),
+    Ordered(LinearWeights, FusedOrder),
     /// One weight in another order of rows, and biases of query, key and value in their own.
     OrderedSplitBias {
         /// The rows of query, key and value.
@@ -35,7 +35,7 @@ pub enum QkvWeights {
 
 impl QkvWeights {
     pub(crate) fn tracks_gradient(&self) -> bool {
-        let dense = |dense: &DenseWeights| dense.weight.track_op() || dense.bias.iter().any(Tensor::track_op);
+        let dense = |dense: &LinearWeights| dense.weight.track_op() || dense.bias.iter().any(Tensor::track_op);
         match self {
             Self::Split(parts) => parts.iter().any(dense),
             Self::Packed(all) | Self::Ordered(all, _) => dense(all),
@@ -54,9 +54,9 @@ pub struct DisentangledWeights {
     /// Their norm, `(hidden_size)`.
     pub norm: Option<NormWeights>,
     /// Their projection to keys (`c2p`), `(h · d, hidden_size)`, if it is not the layer's own.
-    pub key: Option<DenseWeights>,
+    pub key: Option<LinearWeights>,
     /// Their projection to queries (`p2c`), `(h · d, hidden_size)`, if it is not the layer's own.
-    pub query: Option<DenseWeights>,
+    pub query: Option<LinearWeights>,
 }
 
 /// All weights of one attention layer, whatever layout they came from.
@@ -67,7 +67,7 @@ pub struct AttentionWeights {
     /// `(h · d, query_size)`, `(h_kv · d, key_size)`, `(h_kv · d_v, value_size)`.
     pub qkv: QkvWeights,
     /// `(output_size, h · d_v)`.
-    pub o: DenseWeights,
+    pub o: LinearWeights,
     /// One more key and value that every query sees, `(h_kv · d)` and `(h_kv · d_v)`.
     pub bias_kv: Option<[Tensor; 2]>,
     /// The vector of additive scoring, `(h, d)`.
@@ -110,10 +110,10 @@ pub(crate) fn in_order(weights: &QkvWeights, rows: [usize; 3], h_kv: usize) -> R
         QkvWeights::Split(_) | QkvWeights::Packed(_) => None,
         QkvWeights::Ordered(all, order) => Some(QkvWeights::Packed(in_blocks(all, *order, rows, h_kv)?)),
         QkvWeights::OrderedSplitBias { weight, biases, order } => {
-            let all = in_blocks(&DenseWeights { weight: weight.clone(), bias: None }, *order, rows, h_kv)?;
+            let all = in_blocks(&LinearWeights { weight: weight.clone(), bias: None }, *order, rows, h_kv)?;
             let part = |i: usize| {
                 let weight = all.weight.narrow(0, rows[..i].iter().sum(), rows[i])?;
-                Ok::<_, Error>(DenseWeights { weight, bias: biases[i].clone() })
+                Ok::<_, Error>(LinearWeights { weight, bias: biases[i].clone() })
             };
             Some(QkvWeights::Split(Box::new([part(0)?, part(1)?, part(2)?])))
         }
@@ -121,7 +121,7 @@ pub(crate) fn in_order(weights: &QkvWeights, rows: [usize; 3], h_kv: usize) -> R
 }
 
 /// The rows of query, key and value one after the other.
-fn in_blocks(dense: &DenseWeights, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<DenseWeights> {
+fn in_blocks(dense: &LinearWeights, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<LinearWeights> {
     let [q, k, v] = rows;
     if dense.weight.dims().first() != Some(&(q + k + v)) {
         let expected = format!("({}, in)", q + k + v);
@@ -150,5 +150,5 @@ fn in_blocks(dense: &DenseWeights, order: FusedOrder, rows: [usize; 3], h_kv: us
     if order == FusedOrder::FourBlocks && (q != k || q != v || !q.is_multiple_of(4)) {
         return Err(Error::shape("fused q, k, v", dense.weight.dims(), "as many keys and values as queries, in fours"));
     }
-    Ok(DenseWeights { weight: ordered(&dense.weight)?, bias: dense.bias.as_ref().map(ordered).transpose()? })
+    Ok(LinearWeights { weight: ordered(&dense.weight)?, bias: dense.bias.as_ref().map(ordered).transpose()? })
 }

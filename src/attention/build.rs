@@ -7,7 +7,7 @@ use crate::attention::disentangled::DistanceEmbeddings;
 use crate::attention::transform::norm_shape;
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
-use crate::ops::{Dense, Qkv};
+use crate::ops::{Linear, Qkv};
 use crate::weights::{AttentionWeights, NormWeights};
 
 impl MultiHeadAttention {
@@ -24,7 +24,7 @@ impl MultiHeadAttention {
         let (rows, inputs) = qkv_sizes(config);
         let qkv = Qkv::new(qkv, rows, inputs, config.num_key_value_heads())?;
         let context = config.num_attention_heads * config.value_head_dim();
-        let o_proj = Dense::new("o_proj", o, config.output_size(), context)?;
+        let o_proj = Linear::new("o_proj", o, config.output_size(), context)?;
         let fits = |name: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
             true => crate::tensor::same_dtype_and_device(name, tensor, qkv.weight()),
             false => Err(Error::shape(name, tensor.dims(), format!("{want:?}"))),

@@ -6,7 +6,7 @@ use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::AttnShape;
-use crate::ops::accumulate_in;
+use crate::ops::accumulate_dtype;
 use crate::position::Position;
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Plan};
@@ -124,7 +124,7 @@ impl MultiHeadAttention {
                 [k.contiguous()?, v.contiguous()?]
             }
         };
-        let q = self.qkv.query(inputs.query, self.config.head_dim(), accumulate_in(self.qkv.weight()))?;
+        let q = self.qkv.query(inputs.query, self.config.head_dim(), accumulate_dtype(self.qkv.weight()))?;
         let q = self.transform_queries(q)?.to_dtype(dtype)?;
         let [keys, values] = &held;
         let attended = sdpa::attend_bshd(&q, keys, values, &sdpa_options)?;

@@ -8,7 +8,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::transform::normalise;
 use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm};
 use crate::error::{Error, Result};
-use crate::ops::{Dense, Qkv, accumulate_in};
+use crate::ops::{Linear, Qkv, accumulate_dtype};
 use crate::position::{Disentangled, Position};
 use crate::tensor::same_dtype_and_device;
 use crate::weights::DisentangledWeights;
@@ -17,8 +17,8 @@ use crate::weights::DisentangledWeights;
 #[derive(Debug, Clone)]
 pub(crate) struct DistanceEmbeddings {
     weights: DisentangledWeights,
-    key: Option<Dense>,
-    query: Option<Dense>,
+    key: Option<Linear>,
+    query: Option<Linear>,
     /// The projected embeddings, made when first needed, if they cannot change.
     projected: Arc<OnceLock<[Option<Tensor>; 2]>>,
 }
@@ -50,7 +50,7 @@ impl DistanceEmbeddings {
         let rows = config.num_attention_heads * config.head_dim();
         let own = |name: &str, needed: bool, weights: &Option<_>| match (needed && !asked.share_att_key, weights) {
             (false, None) => Ok(None),
-            (true, Some(weights)) => Dense::new(name, Clone::clone(weights), rows, config.hidden_size).map(Some),
+            (true, Some(weights)) => Linear::new(name, Clone::clone(weights), rows, config.hidden_size).map(Some),
             (true, None) => {
                 let why = "the configuration asks for it in disentangled attention".to_string();
                 Err(Error::MissingTensor { name: name.to_string(), why })
@@ -87,7 +87,7 @@ impl DistanceEmbeddings {
         let DisentangledWeights { embeddings, norm, .. } = &self.weights;
         let norm = norm.iter().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
         let tracked = embeddings.iter().chain(norm).any(Tensor::track_op);
-        tracked || [&self.key, &self.query].into_iter().flatten().any(Dense::tracks_gradient)
+        tracked || [&self.key, &self.query].into_iter().flatten().any(Linear::tracks_gradient)
     }
 
     /// The embeddings as keys `(embeddings, h · d)`, for `c2p`, and as queries, for `p2c`.
@@ -96,7 +96,7 @@ impl DistanceEmbeddings {
         if let Some(projected) = self.projected.get().filter(|_| fixed) {
             return Ok(projected.clone());
         }
-        let dtype = accumulate_in(qkv.weight());
+        let dtype = accumulate_dtype(qkv.weight());
         let Some(embeddings) = &self.weights.embeddings else { return Ok([None, None]) };
         let mut embeddings = embeddings.to_dtype(dtype)?.unsqueeze(0)?;
         if let (Some(eps), Some(weights)) = (asked.norm_eps, &self.weights.norm) {
@@ -104,7 +104,7 @@ impl DistanceEmbeddings {
             embeddings = normalise(&embeddings.unsqueeze(2)?, &norm, weights)?.squeeze(2)?;
         }
         // `shared`: the layer's own projection of queries (0) or keys (1).
-        let project = |needed: bool, own: &Option<Dense>, shared: usize| -> Result<Option<Tensor>> {
+        let project = |needed: bool, own: &Option<Linear>, shared: usize| -> Result<Option<Tensor>> {
             Ok(match (needed, own) {
                 (false, _) => None,
                 (true, Some(own)) => Some(own.forward(&embeddings, dtype)?.squeeze(0)?),

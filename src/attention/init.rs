@@ -7,7 +7,7 @@ use crate::attention::build::qkv_sizes;
 use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
 use crate::error::Result;
 use crate::position::Position;
-use crate::weights::{AttentionWeights, DenseWeights, DisentangledWeights, NormWeights, QkvWeights};
+use crate::weights::{AttentionWeights, DisentangledWeights, LinearWeights, NormWeights, QkvWeights};
 
 impl MultiHeadAttention {
     /// A fresh layer, trainable if `vb` stands on a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
@@ -96,9 +96,9 @@ fn fresh_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<
     Ok(NormWeights { weight, bias })
 }
 
-fn fresh_dense(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<DenseWeights> {
+fn fresh_dense(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bound = (6.0 / (out + input) as f64).sqrt();
     let weight = vb.get_with_hints((out, input), "weight", Init::Uniform { lo: -bound, up: bound })?;
     let bias = bias.then(|| vb.get_with_hints(out, "bias", Init::Const(0.0))).transpose()?;
-    Ok(DenseWeights { weight, bias })
+    Ok(LinearWeights { weight, bias })
 }

@@ -18,7 +18,7 @@ use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::AttnShape;
-use crate::ops::{Dense, Qkv, accumulate_in};
+use crate::ops::{Linear, Qkv, accumulate_dtype};
 use crate::position::Position;
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, Plan, SdpaOptions};
@@ -77,7 +77,7 @@ use transform::Places;
 pub struct MultiHeadAttention {
     config: AttentionConfig,
     qkv: Qkv,
-    o_proj: Dense,
+    o_proj: Linear,
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
     qk_norm: Option<[NormWeights; 2]>,
@@ -174,7 +174,7 @@ impl MultiHeadAttention {
             h_kv: config.num_key_value_heads(),
             d: config.head_dim(),
             d_v: config.value_head_dim(),
-            dtype: accumulate_in(self.qkv.weight()),
+            dtype: accumulate_dtype(self.qkv.weight()),
             device: DeviceKind::of(inputs.query.device()),
             tracks_gradient: tracked
                 || self.distances.as_ref().is_some_and(DistanceEmbeddings::tracks_gradient)
@@ -284,7 +284,7 @@ impl MultiHeadAttention {
             return self.qkv.forward(xs, sizes, dtype);
         }
         // Rounded once, after the transformations.
-        let wide = self.qkv.forward(xs, sizes, accumulate_in(self.qkv.weight()))?;
+        let wide = self.qkv.forward(xs, sizes, accumulate_dtype(self.qkv.weight()))?;
         let [q, k, v] = self.transform(wide, places)?;
         Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }

@@ -8,10 +8,10 @@ use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::macros::setters;
 use crate::mask::AttnShape;
-use crate::ops::accumulate_in;
+use crate::ops::accumulate_dtype;
 use crate::sdpa;
 use crate::sdpa::{Backend, SdpaOptions};
-use crate::tensor::select;
+use crate::tensor::{compute_dtype, select};
 
 /// Weights that are alive at a time: what bounds the memory of summaries.
 const BLOCK: usize = 1 << 21;
@@ -134,7 +134,7 @@ impl MultiHeadAttention {
         let call = self.call(&inputs_by_position, &sdpa, s_kv)?;
         positioned.check(call.shape)?;
         // As the plain path makes them.
-        let wide = accumulate_in(self.qkv.weight());
+        let wide = accumulate_dtype(self.qkv.weight());
         let compared = self.compared(&inputs_by_position, wide, options.grid)?;
         let output = match call.dtype == wide {
             true => {
@@ -163,7 +163,7 @@ impl MultiHeadAttention {
         let call = AttnShape { b, h: heads.len(), s_q, s_kv };
 
         // On a GPU, a half type would round entropies and distances away.
-        let told = if q.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let told = compute_dtype(q.dtype());
         let mut parts = Parts::default();
         let step = (BLOCK / (b * heads.len() * keys).max(1)).max(1);
         let seen: &[usize] = if heads.is_empty() { &[] } else { &queries };

@@ -1,11 +1,12 @@
 //! What happens to queries and keys between projection and attention: limits, norms, rotations.
 
-use candle_core::{D, DType, Tensor};
+use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::ragged::shared_positions::SharedPositions;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::{Error, Result};
+use crate::ops::Norm;
 use crate::position::{Position, Rotary, rotate};
 use crate::weights::NormWeights;
 
@@ -102,15 +103,11 @@ pub(crate) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize)
 /// xs `(b, s, h, d)`.
 pub(crate) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
-    // candle's kernels for NVIDIA GPUs cannot sum over nothing.
-    if xs.elem_count() == 0 {
-        return Ok(xs.clone());
-    }
     let xs = match norm.over {
         NormOver::Head => xs.clone(),
         NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
     };
-    let step = crate::ops::Norm {
+    let norm = Norm {
         xs: &xs,
         add: None,
         add_bias: None,
@@ -121,26 +118,8 @@ pub(crate) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Re
         offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
         keep_sum: false,
     };
-    if let Some((_, ys)) = step.run()? {
-        return Ok(ys.reshape((b, s, h, d))?);
-    }
-    let dtype = xs.dtype();
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let xs = xs.to_dtype(wide)?;
-    let xs = match norm.kind {
-        NormKind::Layer => xs.broadcast_sub(&xs.mean_keepdim(D::Minus1)?)?,
-        NormKind::Rms | NormKind::RmsOffset => xs,
-    };
-    let square = (xs.sqr()?.mean_keepdim(D::Minus1)? + norm.eps)?;
-    let ys = xs.broadcast_div(&square.sqrt()?)?;
-    let weight = weights.weight.to_dtype(wide)?;
-    let weight = if norm.kind == NormKind::RmsOffset { (weight + 1.0)? } else { weight };
-    let ys = ys.broadcast_mul(&weight)?;
-    let ys = match &weights.bias {
-        Some(bias) => ys.broadcast_add(&bias.to_dtype(wide)?)?,
-        None => ys,
-    };
-    Ok(ys.reshape((b, s, h, d))?.to_dtype(dtype)?)
+    let (_, ys) = norm.forward()?;
+    Ok(ys.reshape((b, s, h, d))?)
 }
 
 #[cfg(all(test, not(feature = "cuda")))]
@@ -148,7 +127,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::ops::on_cuda::pretend;
+    use crate::ops::on_cuda::with_mock_device;
     use crate::position::RotaryStyle;
 
     fn worst(got: &Tensor, want: &Tensor) -> f32 {
@@ -169,7 +148,7 @@ mod tests {
                 let norm = QkNorm { kind, over, eps: 1e-6 };
                 let weights = NormWeights { weight: random(&dims), bias: bias.then(|| random(&dims)) };
                 let want = normalise(&xs, &norm, &weights).unwrap();
-                let (got, steps) = pretend(|| normalise(&xs, &norm, &weights).unwrap());
+                let (got, steps) = with_mock_device(|| normalise(&xs, &norm, &weights).unwrap());
                 assert_eq!((got.dims(), steps), (want.dims(), 1));
                 assert!(worst(&got, &want) < 1e-5, "{kind:?}, {over:?}, {dims:?}");
             }
@@ -178,7 +157,7 @@ mod tests {
             let angles = [0, 1].map(|_| random(&[rows, s, 1, pairs]));
             for style in [RotaryStyle::HalfSplit, RotaryStyle::Interleaved] {
                 let want = rotate(&xs, &angles, style).unwrap();
-                let (got, steps) = pretend(|| rotate(&xs, &angles, style).unwrap());
+                let (got, steps) = with_mock_device(|| rotate(&xs, &angles, style).unwrap());
                 assert_eq!((got.dims(), steps), (want.dims(), 1));
                 assert!(worst(&got, &want) < 1e-6, "{style:?}, {rows} rows, {pairs} pairs");
             }

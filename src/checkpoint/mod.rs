@@ -12,7 +12,7 @@ mod shape_only;
 mod source;
 mod write;
 
-pub use crate::families::layout::{BiasPatterns, DenseNames, Layout, QkvNames, Stored};
+pub use crate::families::layout::{BiasPatterns, Layout, LinearNames, QkvNames, Stored};
 pub use crate::families::layouts::LAYOUTS;
 pub use detect::detect;
 #[cfg(feature = "encoder")]

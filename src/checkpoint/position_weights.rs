@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::families::layout::Layout;
 use crate::position::Position;
 use crate::weights::NormWeights;
-use crate::weights::{DenseWeights, DisentangledWeights};
+use crate::weights::{DisentangledWeights, LinearWeights};
 
 /// The biases of relative positions in one dimension, where a layer has a table of its own.
 pub(crate) const RELATIVE: &str = "relative_attention_bias.weight";
@@ -99,14 +99,14 @@ pub(crate) fn read_disentangled<S: WeightSource>(
         let allowed = format!("another: layout `{}` has no disentangled attention", layout.name);
         return Err(Error::config("position", &config.position, allowed));
     };
-    let own = |needed: bool, name: &str| -> Result<Option<DenseWeights>> {
+    let own = |needed: bool, name: &str| -> Result<Option<LinearWeights>> {
         if !needed || asked.share_att_key {
             return Ok(None);
         }
         let rows = config.num_attention_heads * config.head_dim();
         let bias = join(name, "bias");
         let bias = source.contains(&bias).then(|| source.get(&bias, &[rows])).transpose()?;
-        Ok(Some(DenseWeights { weight: source.get(&weight(name), &[rows, config.hidden_size])?, bias }))
+        Ok(Some(LinearWeights { weight: source.get(&weight(name), &[rows, config.hidden_size])?, bias }))
     };
     let table = source.child(EMBEDDINGS);
     let mut weights =

@@ -6,9 +6,9 @@ use crate::checkpoint::position_weights::{read_disentangled, read_table};
 use crate::checkpoint::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{DenseNames, Layout, QkvNames, Stored};
+use crate::families::layout::{Layout, LinearNames, QkvNames, Stored};
 use crate::position::Position;
-use crate::weights::{AttentionWeights, DenseWeights, FusedOrder, QkvWeights};
+use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
 
 impl AttentionWeights {
     /// Reads the layer that `source` points at, in whatever layout it is.
@@ -33,11 +33,11 @@ impl AttentionWeights {
         let all_rows = (0..3).map(|i| sizes.rows(i).0 * sizes.rows(i).1).sum();
         let qkv = match layout.qkv {
             QkvNames::Split(names) => {
-                let read = |i: usize| read_dense(source, names[i], sizes.rows(i), sizes.inputs[i], true);
+                let read = |i: usize| read_linear(source, names[i], sizes.rows(i), sizes.inputs[i], true);
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
             QkvNames::Fused(names, order) => {
-                let dense = read_dense(source, names, (all_rows, 1), one_input()?, true)?;
+                let dense = read_linear(source, names, (all_rows, 1), one_input()?, true)?;
                 match order {
                     FusedOrder::Blocks => QkvWeights::Packed(dense),
                     order => QkvWeights::Ordered(dense, order),
@@ -51,7 +51,7 @@ impl AttentionWeights {
                 if order == FusedOrder::Blocks {
                     let part = |i: usize| {
                         let weight = weight.narrow(0, rows[..i].iter().sum(), rows[i])?;
-                        Ok::<_, Error>(DenseWeights { weight, bias: biases[i].clone() })
+                        Ok::<_, Error>(LinearWeights { weight, bias: biases[i].clone() })
                     };
                     QkvWeights::Split(Box::new([part(0)?, part(1)?, part(2)?]))
                 } else {
@@ -65,11 +65,11 @@ impl AttentionWeights {
                     return Err(Error::config("value_size", v_size, allowed));
                 }
                 let rows = [1, 2].map(|i| sizes.rows(i).0 * sizes.rows(i).1);
-                let q = read_dense(source, q, sizes.rows(0), sizes.inputs[0], true)?;
-                let kv = read_dense(source, kv, (rows[0] + rows[1], 1), k_size, true)?;
+                let q = read_linear(source, q, sizes.rows(0), sizes.inputs[0], true)?;
+                let kv = read_linear(source, kv, (rows[0] + rows[1], 1), k_size, true)?;
                 let part = |start: usize, len: usize| {
                     let bias = kv.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
-                    Ok::<_, Error>(DenseWeights { weight: kv.weight.narrow(0, start, len)?, bias })
+                    Ok::<_, Error>(LinearWeights { weight: kv.weight.narrow(0, start, len)?, bias })
                 };
                 QkvWeights::Split(Box::new([q, part(0, rows[0])?, part(rows[0], rows[1])?]))
             }
@@ -77,7 +77,7 @@ impl AttentionWeights {
                 QkvWeights::Split(read_fused_bias(source, weights, bias, &sizes)?)
             }
         };
-        let o = read_dense(source, layout.o, sizes.rows_of_output, config.output_size(), false)?;
+        let o = read_linear(source, layout.o, sizes.rows_of_output, config.output_size(), false)?;
         check_rotary(source, config)?;
         let weights = Self {
             qkv,
@@ -119,13 +119,13 @@ impl Sizes {
 
 /// Reads a projection between heads `(count, size)` and a plain width, as `(out, in)`. `into_heads`: the heads are the
 /// output, else the input.
-fn read_dense<S: WeightSource>(
+fn read_linear<S: WeightSource>(
     source: &S,
-    names: DenseNames,
+    names: LinearNames,
     (count, size): (usize, usize),
     width: usize,
     into_heads: bool,
-) -> Result<DenseWeights> {
+) -> Result<LinearWeights> {
     let heads = count * size;
     let out = if into_heads { heads } else { width };
     let bias = |shape: &[usize]| match source.contains(names.bias) {
@@ -135,11 +135,11 @@ fn read_dense<S: WeightSource>(
     let (out, input) = if into_heads { (heads, width) } else { (width, heads) };
     match names.stored {
         Stored::OutIn => {
-            return Ok(DenseWeights { weight: source.get(names.weight, &[out, input])?, bias: bias(&[out])? });
+            return Ok(LinearWeights { weight: source.get(names.weight, &[out, input])?, bias: bias(&[out])? });
         }
         Stored::InOut => {
             let weight = source.get(names.weight, &[input, out])?.t()?;
-            return Ok(DenseWeights { weight, bias: bias(&[out])? });
+            return Ok(LinearWeights { weight, bias: bias(&[out])? });
         }
         Stored::Kernel => {}
     }
@@ -156,7 +156,7 @@ fn read_dense<S: WeightSource>(
         (true, false) => (vec![count, size, width], vec![width]),
     };
     let kernel = source.get(names.weight, &shape)?.reshape(((), out))?;
-    Ok(DenseWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
+    Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
 }
 
 fn read_fused_bias<S: WeightSource>(
@@ -164,14 +164,14 @@ fn read_fused_bias<S: WeightSource>(
     weights: [&str; 3],
     bias: &str,
     sizes: &Sizes,
-) -> Result<Box<[DenseWeights; 3]>> {
+) -> Result<Box<[LinearWeights; 3]>> {
     let rows = [0, 1, 2].map(|i| sizes.rows(i).0 * sizes.rows(i).1);
     let bias = source.contains(bias).then(|| source.get(bias, &[rows.iter().sum()])).transpose()?;
     let read = |i: usize| {
         let weight = source.get(weights[i], &[rows[i], sizes.inputs[i]])?;
         let start = rows[..i].iter().sum();
         let bias = bias.as_ref().map(|bias| bias.narrow(0, start, rows[i])).transpose()?;
-        Ok::<_, Error>(DenseWeights { weight, bias })
+        Ok::<_, Error>(LinearWeights { weight, bias })
     };
     Ok(Box::new([read(0)?, read(1)?, read(2)?]))
 }
@@ -240,7 +240,7 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
         }
     };
     let o = out_in(layout.o.weight, layout.o.stored, false)?;
-    let into = |names: DenseNames| out_in(names.weight, names.stored, true);
+    let into = |names: LinearNames| out_in(names.weight, names.stored, true);
     let [q, k, v] = match layout.qkv {
         QkvNames::Split(names) => [into(names[0])?, into(names[1])?, into(names[2])?],
         QkvNames::SplitFusedBias(names, _) => {

@@ -10,11 +10,11 @@ use crate::checkpoint::position_weights::EMBEDDINGS;
 use crate::checkpoint::source::join;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::families::layout::{DenseNames, Layout, QkvNames, Stored};
+use crate::families::layout::{Layout, LinearNames, QkvNames, Stored};
 use crate::families::layouts::{GROUPED, HEADS_APART, NORMS_OF};
 use crate::io::write_atomic;
 use crate::weights::FusedOrder;
-use crate::weights::{AttentionWeights, DenseWeights, QkvWeights};
+use crate::weights::{AttentionWeights, LinearWeights, QkvWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -152,13 +152,13 @@ impl Writer<'_> {
     }
 
     /// Queries, keys and values each for itself.
-    fn split(&self, qkv: &QkvWeights) -> Result<[DenseWeights; 3]> {
+    fn split(&self, qkv: &QkvWeights) -> Result<[LinearWeights; 3]> {
         let rows = self.rows();
-        let cut = |all: &DenseWeights| {
+        let cut = |all: &LinearWeights| {
             let part = |i: usize| {
                 let start = rows[..i].iter().sum();
                 let bias = all.bias.as_ref().map(|bias| bias.narrow(0, start, rows[i])).transpose()?;
-                Ok::<_, Error>(DenseWeights { weight: all.weight.narrow(0, start, rows[i])?, bias })
+                Ok::<_, Error>(LinearWeights { weight: all.weight.narrow(0, start, rows[i])?, bias })
             };
             Ok([part(0)?, part(1)?, part(2)?])
         };
@@ -170,7 +170,7 @@ impl Writer<'_> {
         }
     }
 
-    fn check(&self, weights: &AttentionWeights, [q, k, v]: [&DenseWeights; 3]) -> Result<()> {
+    fn check(&self, weights: &AttentionWeights, [q, k, v]: [&LinearWeights; 3]) -> Result<()> {
         let (layout, config) = (self.layout, self.config);
         let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
         if h != h_kv && !GROUPED.contains(&layout.name) {
@@ -220,7 +220,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn fused(&self, [q, k, v]: [&DenseWeights; 3], order: FusedOrder) -> Result<DenseWeights> {
+    fn fused(&self, [q, k, v]: [&LinearWeights; 3], order: FusedOrder) -> Result<LinearWeights> {
         let h_kv = self.config.num_key_value_heads();
         // Groups of the rows of each, then of all: the reverse of reading.
         let groups = match order {
@@ -242,15 +242,15 @@ impl Writer<'_> {
             [Some(a), Some(b), Some(c)] => Some(grouped([a, b, c])?),
             _ => None,
         };
-        Ok(DenseWeights { weight: grouped([&parts[0].weight, &parts[1].weight, &parts[2].weight])?, bias })
+        Ok(LinearWeights { weight: grouped([&parts[0].weight, &parts[1].weight, &parts[2].weight])?, bias })
     }
 
     /// `heads`: into how many heads the projection goes, if it is one of queries, keys or values alone.
     fn put(
         &self,
         to: &mut BTreeMap<String, Tensor>,
-        names: DenseNames,
-        dense: &DenseWeights,
+        names: LinearNames,
+        dense: &LinearWeights,
         heads: Option<usize>,
     ) -> Result<()> {
         let (out, input) = dense.weight.dims2()?;
@@ -271,7 +271,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn put_output(&self, to: &mut BTreeMap<String, Tensor>, o: &DenseWeights) -> Result<()> {
+    fn put_output(&self, to: &mut BTreeMap<String, Tensor>, o: &LinearWeights) -> Result<()> {
         let names = self.layout.o;
         self.put(to, names, o, None)?;
         if HEADS_APART.contains(&self.layout.name) {
@@ -285,7 +285,7 @@ impl Writer<'_> {
 }
 
 /// The rows of several projections of one input, one after the other.
-fn joined(parts: &[&DenseWeights]) -> Result<DenseWeights> {
+fn joined(parts: &[&LinearWeights]) -> Result<LinearWeights> {
     // candle cannot join empty tensors, those of a layer without heads.
     if parts.iter().all(|part| part.weight.elem_count() == 0) {
         return Ok(parts[0].clone());
@@ -293,7 +293,7 @@ fn joined(parts: &[&DenseWeights]) -> Result<DenseWeights> {
     let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
     let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
     let bias = if biases.len() == parts.len() { Some(Tensor::cat(&biases, 0)?) } else { None };
-    Ok(DenseWeights { weight: Tensor::cat(&weights, 0)?, bias })
+    Ok(LinearWeights { weight: Tensor::cat(&weights, 0)?, bias })
 }
 
 impl crate::checkpoint::Checkpoint {

@@ -15,7 +15,7 @@ pub enum Stored {
 
 /// The names of a projection's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DenseNames {
+pub struct LinearNames {
     /// The weight.
     pub weight: &'static str,
     /// The bias: `[out]`, or `[heads, d]` beside a three-dimensional kernel.
@@ -28,15 +28,15 @@ pub struct DenseNames {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkvNames {
     /// Three projections: query, key, value.
-    Split([DenseNames; 3]),
+    Split([LinearNames; 3]),
     /// One projection.
-    Fused(DenseNames, FusedOrder),
+    Fused(LinearNames, FusedOrder),
     /// One weight; biases of query and value, none of key.
     FusedSplitBias(&'static str, [&'static str; 2], FusedOrder),
     /// Three weights with one fused bias (`torch.nn.MultiheadAttention` with `kdim` or `vdim`).
     SplitFusedBias([&'static str; 3], &'static str),
     /// The query for itself; keys, then values in one.
-    Pair(DenseNames, DenseNames),
+    Pair(LinearNames, LinearNames),
 }
 
 /// Which of `[q, k, v, o]` have a bias: the combinations that a layout's families publish. Empty: any.
@@ -52,7 +52,7 @@ pub struct Layout {
     /// The input projections.
     pub qkv: QkvNames,
     /// The output projection.
-    pub o: DenseNames,
+    pub o: LinearNames,
     /// Which biases go together.
     pub biases: BiasPatterns,
 }
@@ -75,7 +75,7 @@ impl Layout {
     pub(crate) fn bias_names(&self) -> [&'static str; 4] {
         let [q, k, v] = match self.qkv {
             QkvNames::Split(qkv) => qkv.map(|dense| dense.bias),
-            QkvNames::Fused(DenseNames { bias, .. }, _) | QkvNames::SplitFusedBias(_, bias) => [bias; 3],
+            QkvNames::Fused(LinearNames { bias, .. }, _) | QkvNames::SplitFusedBias(_, bias) => [bias; 3],
             // No key has one; the query's stands for it.
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],

@@ -1,21 +1,21 @@
 //! The rows of known layouts.
 
-use crate::families::layout::{DenseNames, Layout, QkvNames, Stored};
+use crate::families::layout::{Layout, LinearNames, QkvNames, Stored};
 use crate::weights::FusedOrder;
 
 macro_rules! dense {
     ($name:literal) => {
-        DenseNames { weight: concat!($name, ".weight"), bias: concat!($name, ".bias"), stored: Stored::OutIn }
+        LinearNames { weight: concat!($name, ".weight"), bias: concat!($name, ".bias"), stored: Stored::OutIn }
     };
 }
 macro_rules! conv1d {
     ($name:literal) => {
-        DenseNames { weight: concat!($name, ".weight"), bias: concat!($name, ".bias"), stored: Stored::InOut }
+        LinearNames { weight: concat!($name, ".weight"), bias: concat!($name, ".bias"), stored: Stored::InOut }
     };
 }
 macro_rules! kernel {
     ($name:literal) => {
-        DenseNames { weight: concat!($name, ".kernel"), bias: concat!($name, ".bias"), stored: Stored::Kernel }
+        LinearNames { weight: concat!($name, ".kernel"), bias: concat!($name, ".bias"), stored: Stored::Kernel }
     };
 }
 macro_rules! split {
@@ -29,7 +29,7 @@ const NONE: [bool; 4] = [false; 4];
 const NO_KEY: [bool; 4] = [true, false, true, true];
 const NO_OUT: [bool; 4] = [true, true, true, false];
 const ONLY_OUT: [bool; 4] = [false, false, false, true];
-const IN_PROJ: DenseNames = DenseNames { weight: "in_proj_weight", bias: "in_proj_bias", stored: Stored::OutIn };
+const IN_PROJ: LinearNames = LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", stored: Stored::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
 
 /// Layouts whose families may have fewer key-value heads.

@@ -1,25 +1,27 @@
-//! Fused activations.
+//! Element-wise activation of the result of a product, with its bias and its gate in the same pass.
 
 use candle_core::Tensor;
 
-use super::{on_cuda, takes, together};
+use super::{last_dim_contiguous, on_cuda, supports_fused};
 use crate::error::Result;
+pub(crate) use crate::kernels::Activation;
 
-/// What can be done with a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only feed-forwards activate"))]
-pub(crate) enum Activation {
-    None = 0,
-    /// `x · Φ(x)` by the error function.
-    Gelu = 1,
-    /// `x · Φ(x)` by the hyperbolic tangent.
-    GeluTanh = 2,
-    /// `x / (1 + e^-x)`.
-    Silu = 3,
-    Relu = 4,
+#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the feed-forward part of an encoder activates"))]
+impl Activation {
+    /// The activation that computes what candle's does; `None` if no kernel has it.
+    pub(crate) fn from_candle(activation: candle_nn::Activation) -> Option<Self> {
+        use candle_nn::Activation as Candle;
+        Some(match activation {
+            Candle::Gelu => Self::Gelu,
+            Candle::NewGelu | Candle::GeluPytorchTanh => Self::GeluTanh,
+            Candle::Silu | Candle::Swish => Self::Silu,
+            Candle::Relu => Self::Relu,
+            _ => return None,
+        })
+    }
 }
 
-/// `activation(xs + bias) · (gate + gate_bias)`, in f32, rounded once.
+/// `activation(xs + bias) · (gate + gate_bias)`, computed in f32 and rounded once.
 #[derive(Clone, Copy)]
 pub(crate) struct Activated<'a> {
     pub activation: Activation,
@@ -27,30 +29,31 @@ pub(crate) struct Activated<'a> {
     pub xs: &'a Tensor,
     /// `(size)`.
     pub bias: Option<&'a Tensor>,
-    /// As `xs`.
+    /// `(rows, size)`.
     pub gate: Option<&'a Tensor>,
     /// `(size)`.
     pub gate_bias: Option<&'a Tensor>,
 }
 
 impl Activated<'_> {
-    /// `(rows, size)`.
-    pub(crate) fn run(&self) -> Result<Option<Tensor>> {
-        let more = self.xs.elem_count() > i32::MAX as usize;
-        if more || !takes(self.xs, &[self.bias, self.gate, self.gate_bias]) {
+    /// The activated rows `(rows, size)` by one kernel on an NVIDIA GPU; `None` where there is no such kernel.
+    pub(crate) fn fused(&self) -> Result<Option<Tensor>> {
+        // The kernel counts elements in 32 bits.
+        let too_large = self.xs.elem_count() > i32::MAX as usize;
+        if too_large || !supports_fused(self.xs, &[self.bias, self.gate, self.gate_bias]) {
             return Ok(None);
         }
-        let xs = together(self.xs)?;
-        let gate = self.gate.map(together).transpose()?;
+        let xs = last_dim_contiguous(self.xs)?;
+        let gate = self.gate.map(last_dim_contiguous).transpose()?;
         let [bias, gate_bias] = [self.bias, self.gate_bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
         let (bias, gate_bias) = (bias?, gate_bias?);
-        let all = Activated {
+        let activated = Activated {
             activation: self.activation,
             xs: &xs,
             bias: bias.as_ref(),
             gate: gate.as_ref(),
             gate_bias: gate_bias.as_ref(),
         };
-        on_cuda::activated(&all).map(Some)
+        on_cuda::activated(&activated).map(Some)
     }
 }

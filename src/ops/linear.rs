@@ -10,21 +10,21 @@ use crate::ops::Activated;
 use crate::ops::pack::{multiply, pack};
 use crate::tensor::broadcast_rows;
 use crate::tensor::same_dtype_and_device;
-use crate::weights::DenseWeights;
+use crate::weights::LinearWeights;
 
 /// `y = x Wᵀ + b` with W `(out, in)`.
 #[derive(Debug, Clone)]
-pub(crate) struct Dense {
+pub(crate) struct Linear {
     pub(super) weight: Tensor,
     pub(super) bias: Option<Tensor>,
     /// The weights as the CPU kernel reads them, made when first needed.
     pub(super) packed: Arc<OnceLock<Packed>>,
 }
 
-impl Dense {
+impl Linear {
     /// Checks that the weight is `(out, in)` and the bias `(out)`, of one dtype and on one device.
-    pub(crate) fn new(name: &str, weights: DenseWeights, out: usize, input: usize) -> Result<Self> {
-        let DenseWeights { weight, bias } = weights;
+    pub(crate) fn new(name: &str, weights: LinearWeights, out: usize, input: usize) -> Result<Self> {
+        let LinearWeights { weight, bias } = weights;
         let check = |what: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
             true => Ok(()),
             false => Err(Error::shape(format!("{name} {what}"), tensor.dims(), format!("{want:?}"))),
@@ -41,8 +41,8 @@ impl Dense {
         &self.weight
     }
 
-    pub(crate) fn weights(&self) -> DenseWeights {
-        DenseWeights { weight: self.weight.clone(), bias: self.bias.clone() }
+    pub(crate) fn weights(&self) -> LinearWeights {
+        LinearWeights { weight: self.weight.clone(), bias: self.bias.clone() }
     }
 
     pub(crate) fn tracks_gradient(&self) -> bool {
@@ -83,19 +83,20 @@ impl Dense {
     }
 
     /// As [`forward`](Self::forward) in the dtype of `xs`, the bias left to the next step where a GPU adds it there.
-    pub(crate) fn forward_unbiased(&self, xs: &Tensor) -> Result<Unbiased> {
-        let Some(bias) = self.bias.as_ref().filter(|bias| crate::ops::takes(xs, &[Some(&self.weight), Some(*bias)]))
+    pub(crate) fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
+        let Some(bias) =
+            self.bias.as_ref().filter(|bias| crate::ops::supports_fused(xs, &[Some(&self.weight), Some(*bias)]))
         else {
             return Ok(self.forward(xs, xs.dtype())?.into());
         };
         let (b, s, _) = xs.dims3()?;
-        Ok(Unbiased { ys: self.product(xs)?.reshape((b, s, ()))?, bias: Some(bias.clone()) })
+        Ok(PendingBias { ys: self.product(xs)?.reshape((b, s, ()))?, bias: Some(bias.clone()) })
     }
 
     /// xs `(b, s, in)` → `(b · s, out)` without the bias, in the dtype in which products are summed.
     fn product(&self, xs: &Tensor) -> Result<Tensor> {
         let (b, s, input) = xs.dims3()?;
-        let wide = accumulate_in(&self.weight);
+        let wide = accumulate_dtype(&self.weight);
         let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
         Ok(xs.matmul(&self.weight.to_dtype(wide)?.t()?)?)
     }
@@ -113,7 +114,7 @@ impl Dense {
     ) -> Result<Option<Tensor>> {
         let parts = [Some(self), gate].into_iter().flatten();
         let tensors: Vec<_> = parts.flat_map(|part| [Some(&part.weight), part.bias.as_ref()]).collect();
-        if !crate::ops::takes(xs, &tensors) {
+        if !crate::ops::supports_fused(xs, &tensors) {
             return Ok(None);
         }
         let (b, s, _) = xs.dims3()?;
@@ -132,7 +133,7 @@ impl Dense {
             gate: factors.as_ref(),
             gate_bias: gate.and_then(|gate| gate.bias.as_ref()),
         };
-        let Some(ys) = step.run()? else { return Ok(None) };
+        let Some(ys) = step.fused()? else { return Ok(None) };
         Ok(Some(ys.reshape((b, s, out))?))
     }
 
@@ -145,20 +146,20 @@ impl Dense {
 
 /// What a projection makes, `(…, out)`, and the bias `(out)` that is still to be added to it, if any.
 #[derive(Debug, Clone)]
-pub(crate) struct Unbiased {
+pub(crate) struct PendingBias {
     pub ys: Tensor,
     pub bias: Option<Tensor>,
 }
 
-impl From<Tensor> for Unbiased {
+impl From<Tensor> for PendingBias {
     fn from(ys: Tensor) -> Self {
         Self { ys, bias: None }
     }
 }
 
-impl Unbiased {
+impl PendingBias {
     /// With its bias.
-    pub(crate) fn whole(self) -> Result<Tensor> {
+    pub(crate) fn apply(self) -> Result<Tensor> {
         match &self.bias {
             None => Ok(self.ys),
             Some(bias) => {
@@ -176,9 +177,9 @@ impl Unbiased {
 
 /// ys `(rows, out)` plus the bias `(out)`.
 fn biased(ys: Tensor, bias: &Tensor) -> Result<Tensor> {
-    let activation = crate::ops::Activation::None;
+    let activation = crate::ops::Activation::Identity;
     let step = Activated { activation, xs: &ys, bias: Some(bias), gate: None, gate_bias: None };
-    match step.run()? {
+    match step.fused()? {
         Some(ys) => Ok(ys),
         None => Ok(ys.broadcast_add(&broadcast_rows(&bias.to_dtype(ys.dtype())?, &ys)?)?),
     }
@@ -186,7 +187,7 @@ fn biased(ys: Tensor, bias: &Tensor) -> Result<Tensor> {
 
 /// The dtype in which products are summed, and in which queries, keys and values are kept: on the CPU f32 for half
 /// types, which its matmul would round at every step; GPUs accumulate in f32 by themselves.
-pub(crate) fn accumulate_in(weight: &Tensor) -> DType {
+pub(crate) fn accumulate_dtype(weight: &Tensor) -> DType {
     match weight.dtype() {
         DType::F16 | DType::BF16 if weight.device().is_cpu() => DType::F32,
         dtype => dtype,

@@ -1,4 +1,6 @@
-//! A CPU that does these steps as a GPU would, so that tests see what is asked of one.
+//! A mock of the GPU kernels in plain Rust on CPU tensors, for tests of the code that decides when to call them.
+//!
+//! It checks the arguments and the number of calls, not the CUDA code: that runs in the tests of `kernels/cuda`.
 
 use std::cell::Cell;
 
@@ -8,31 +10,32 @@ use crate::error::Result;
 use crate::ops::{Activated, Activation, Norm};
 
 thread_local! {
-    static PRETENDED: Cell<bool> = const { Cell::new(false) };
-    static STEPS: Cell<usize> = const { Cell::new(0) };
+    static MOCKED: Cell<bool> = const { Cell::new(false) };
+    static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `run` on a CPU that is taken for a GPU; how many steps it was asked for.
-pub(crate) fn pretend<T>(run: impl FnOnce() -> T) -> (T, usize) {
-    PRETENDED.set(true);
-    STEPS.set(0);
+/// Runs `run` with the CPU in place of an NVIDIA GPU, and returns how many calls of kernels it made.
+pub(crate) fn with_mock_device<T>(run: impl FnOnce() -> T) -> (T, usize) {
+    MOCKED.set(true);
+    CALLS.set(0);
     let result = run();
-    PRETENDED.set(false);
-    (result, STEPS.get())
+    MOCKED.set(false);
+    (result, CALLS.get())
 }
 
-pub(crate) fn pretended() -> bool {
-    PRETENDED.get()
+pub(crate) fn is_mocked() -> bool {
+    MOCKED.get()
 }
 
-fn numbers(xs: &Tensor) -> Result<Vec<f32>> {
-    STEPS.set(STEPS.get() + usize::from(xs.rank() > 1));
+/// The elements of an input in row-major order; a kernel's first input counts as its call.
+fn elements(xs: &Tensor) -> Result<Vec<f32>> {
+    CALLS.set(CALLS.get() + usize::from(xs.rank() > 1));
     Ok(xs.flatten_all()?.to_vec1()?)
 }
 
 pub(crate) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
     let (_, _, h, size) = norm.xs.dims4()?;
-    let (mut xs, mut ys) = (numbers(norm.xs)?, Vec::new());
+    let (mut xs, mut ys) = (elements(norm.xs)?, Vec::new());
     if let Some(add) = norm.add {
         xs.iter_mut().zip(add.flatten_all()?.to_vec1::<f32>()?).for_each(|(x, y)| *x += y);
     }
@@ -52,7 +55,7 @@ pub(crate) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
             (x - mean) * factor * (weight[first + c] + norm.offset) + bias
         }));
     }
-    let tensor = |numbers: Vec<f32>| Tensor::from_vec(numbers, norm.xs.shape(), &Device::Cpu);
+    let tensor = |elements: Vec<f32>| Tensor::from_vec(elements, norm.xs.shape(), &Device::Cpu);
     Ok((if norm.keep_sum { Some(tensor(xs)?) } else { None }, tensor(ys)?))
 }
 
@@ -60,12 +63,12 @@ pub(crate) fn activated(step: &Activated) -> Result<Tensor> {
     let size = step.xs.dim(1)?;
     let of = |xs: Option<&Tensor>, bias: Option<&Tensor>| -> Result<Option<Vec<f32>>> {
         let Some(xs) = xs else { return Ok(None) };
-        let mut numbers = numbers(xs)?;
+        let mut elements = elements(xs)?;
         if let Some(bias) = bias {
             let bias = bias.to_vec1::<f32>()?;
-            numbers.iter_mut().enumerate().for_each(|(i, x)| *x += bias[i % size]);
+            elements.iter_mut().enumerate().for_each(|(i, x)| *x += bias[i % size]);
         }
-        Ok(Some(numbers))
+        Ok(Some(elements))
     };
     let mut xs = of(Some(step.xs), step.bias)?.unwrap_or_default();
     xs.iter_mut().for_each(|x| *x = activate(*x, step.activation));
@@ -77,7 +80,7 @@ pub(crate) fn activated(step: &Activated) -> Result<Tensor> {
 
 fn activate(x: f32, activation: Activation) -> f32 {
     match activation {
-        Activation::None => x,
+        Activation::Identity => x,
         Activation::Gelu => 0.5 * x * (1.0 + candle_core::cpu::erf::erf_f32(x * std::f32::consts::FRAC_1_SQRT_2)),
         Activation::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
@@ -90,9 +93,9 @@ fn activate(x: f32, activation: Activation) -> f32 {
 pub(crate) fn rotate(xs: &Tensor, [cos, sin]: [&Tensor; 2], interleaved: bool) -> Result<Tensor> {
     let (_, s, h, d) = xs.dims4()?;
     let (of, _, _, pairs) = cos.dims4()?;
-    let mut numbers = numbers(xs)?;
+    let mut elements = elements(xs)?;
     let (cos, sin) = (cos.flatten_all()?.to_vec1::<f32>()?, sin.flatten_all()?.to_vec1::<f32>()?);
-    for (r, row) in numbers.chunks_mut(d).enumerate() {
+    for (r, row) in elements.chunks_mut(d).enumerate() {
         let token = if of == 1 { r / h % s } else { r / h };
         for i in 0..pairs {
             let (first, second) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
@@ -101,5 +104,5 @@ pub(crate) fn rotate(xs: &Tensor, [cos, sin]: [&Tensor; 2], interleaved: bool) -
             (row[first], row[second]) = (x * cos - y * sin, y * cos + x * sin);
         }
     }
-    Ok(Tensor::from_vec(numbers, xs.shape(), &Device::Cpu)?)
+    Ok(Tensor::from_vec(elements, xs.shape(), &Device::Cpu)?)
 }

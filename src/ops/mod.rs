@@ -1,5 +1,9 @@
-//! Operations around attention, one function per operation whatever the device: linear, qkv, norm, activation,
-//! rotation. The fused ones have no gradient and return `None` where candle's own operations have to run.
+//! Operations around attention: linear layers, the packed query-key-value projection, norms, activations, rotations.
+//!
+//! Each operation is one function whatever the device: it runs a fused kernel where there is one for the call, and
+//! candle's differentiable operations otherwise. Kernels have no gradient, so a tensor that tracks operations never
+//! reaches one. The alternative, candle's `CustomOp` per kernel, was rejected: it cannot take the number of inputs that a
+//! fused step needs, and a backward pass would have to be written and kept equal for each.
 
 mod activation;
 mod linear;
@@ -12,41 +16,39 @@ mod qkv;
 mod rotation;
 
 pub(crate) use activation::{Activated, Activation};
-pub(crate) use linear::{Dense, Unbiased, accumulate_in};
+pub(crate) use linear::{Linear, PendingBias, accumulate_dtype};
 pub(crate) use norm::Norm;
 pub(crate) use qkv::Qkv;
 pub(crate) use rotation::rotate;
 
 use candle_core::{DType, Tensor};
 
-/// Whether an NVIDIA GPU does a step on `xs` with these in one kernel.
-pub(crate) fn takes(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda as on_cuda;
+
+/// Whether one kernel on an NVIDIA GPU can compute an operation of `xs` and these other tensors.
+pub(crate) fn supports_fused(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
     #[cfg(all(test, not(feature = "cuda")))]
-    if on_cuda::pretended() {
-        return may_take(xs, others);
+    if on_cuda::is_mocked() {
+        return fits_fused(xs, others);
     }
-    cfg!(feature = "cuda") && xs.device().is_cuda() && may_take(xs, others)
+    cfg!(feature = "cuda") && xs.device().is_cuda() && fits_fused(xs, others)
 }
 
-fn may_take(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
+/// Whether the fused kernels can read these tensors: one dtype that they have, one device, no gradient to track.
+fn fits_fused(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
     let fits =
         |other: &Tensor| other.dtype() == xs.dtype() && !other.track_op() && other.device().same_device(xs.device());
     let float = matches!(xs.dtype(), DType::F16 | DType::BF16 | DType::F32);
     float && !xs.track_op() && xs.elem_count() > 0 && others.iter().flatten().all(|other| fits(other))
 }
 
-/// The numbers of a row side by side.
-fn together(xs: &Tensor) -> candle_core::Result<Tensor> {
-    match xs.stride().last() {
-        Some(1) => Ok(xs.clone()),
-        _ => xs.contiguous(),
-    }
+/// The tensor itself if the elements of its last dimension are adjacent in memory, otherwise a contiguous copy.
+fn last_dim_contiguous(xs: &Tensor) -> candle_core::Result<Tensor> {
+    if xs.stride().last() == Some(&1) { Ok(xs.clone()) } else { xs.contiguous() }
 }
 
-#[cfg(feature = "cuda")]
-use crate::kernels::cuda as on_cuda;
-
-/// Without the feature no tensor is on an NVIDIA GPU.
+/// The kernels of a build without the feature `cuda`: never called, because no tensor is on an NVIDIA GPU then.
 #[cfg(not(any(test, feature = "cuda")))]
 mod on_cuda {
     use candle_core::Tensor;

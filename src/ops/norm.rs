@@ -1,44 +1,65 @@
-//! Fused normalization of rows.
+//! Layer normalization and RMS normalization of rows: one differentiable reference, and fused kernels on GPUs.
 
-use candle_core::{DType, Tensor};
+use candle_core::{D, DType, Tensor};
 
-use super::{may_take, on_cuda, takes, together};
+use super::{fits_fused, last_dim_contiguous, on_cuda, supports_fused};
 use crate::error::Result;
+use crate::tensor::{broadcast_rows, compute_dtype};
 
-/// Rows normalised: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias`, in f32, rounded once.
+/// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row
+/// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
 #[derive(Clone, Copy)]
 pub(crate) struct Norm<'a> {
-    /// `(b, s, h, size)`.
+    /// `(…, size)`; `(b, s, h, size)` if `weight` is per head.
     pub xs: &'a Tensor,
-    /// As `xs`: what is normalised is the sum.
+    /// A residual of the shape of `xs`: the sum of both is normalized.
     pub add: Option<&'a Tensor>,
-    /// `(size)`: added to each row of the sum.
+    /// `(size)`, added to each row of the sum: the bias of the projection that made `add`.
     pub add_bias: Option<&'a Tensor>,
-    /// `(size)` or `(h, size)`.
+    /// `(size)`, or `(h, size)` for one per head.
     pub weight: &'a Tensor,
-    /// As `weight`.
+    /// The shape of `weight`.
     pub bias: Option<&'a Tensor>,
     pub eps: f64,
-    /// Whether the mean stays: the variance is then the mean square.
+    /// RMS normalization: the mean is not subtracted, and the variance is the mean square.
     pub rms: bool,
+    /// Added to `weight` (1 for Gemma's RMS norm).
     pub offset: f32,
-    /// Whether the sum is wanted.
+    /// Whether the caller wants the sum too.
     pub keep_sum: bool,
 }
 
 impl Norm<'_> {
-    /// The sum, if it is wanted, and the normalised rows.
-    pub(crate) fn run(&self) -> Result<Option<(Option<Tensor>, Tensor)>> {
-        if !Self::takes(self.xs, self.weight, [self.bias, self.add, self.add_bias]) {
+    /// The sum, if `keep_sum`, and the normalized rows, both in the shape and dtype of `xs`. Differentiable.
+    pub(crate) fn forward(&self) -> Result<(Option<Tensor>, Tensor)> {
+        // candle's kernels for NVIDIA GPUs cannot reduce an empty tensor.
+        if self.xs.elem_count() == 0 {
+            return Ok((self.keep_sum.then(|| self.xs.clone()), self.xs.clone()));
+        }
+        match self.fused()? {
+            Some(outputs) => Ok(outputs),
+            None => self.reference(),
+        }
+    }
+
+    /// The sum and the normalized rows by one kernel, where the device has one and no gradient is tracked.
+    fn fused(&self) -> Result<Option<(Option<Tensor>, Tensor)>> {
+        let size = *self.weight.dims().last().unwrap_or(&0);
+        let same_shape = self.add.is_none_or(|add| add.dims() == self.xs.dims());
+        if !same_shape || self.xs.dims().last() != Some(&size) || !self.supports_fused() {
             return Ok(None);
         }
         if self.xs.device().is_metal() {
-            return self.by_candle().map(Some);
+            return self.by_candle_kernels().map(Some);
         }
-        let [xs, weight] = [together(self.xs)?, self.weight.contiguous()?];
-        let [add, add_bias, bias] =
-            [self.add, self.add_bias, self.bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
-        let (add, add_bias, bias) = (add?, add_bias?, bias?);
+        let rows = |xs: &Tensor| match xs.rank() {
+            4 => Ok(xs.clone()),
+            _ => xs.reshape((1, (), 1, size)), // (1, rows, 1, size)
+        };
+        let [xs, weight] = [last_dim_contiguous(&rows(self.xs)?)?, self.weight.contiguous()?];
+        let add = self.add.map(|add| rows(add)?.contiguous()).transpose()?;
+        let [add_bias, bias] = [self.add_bias, self.bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
+        let (add_bias, bias) = (add_bias?, bias?);
         let norm = Norm {
             xs: &xs,
             add: add.as_ref(),
@@ -47,49 +68,87 @@ impl Norm<'_> {
             bias: bias.as_ref(),
             ..*self
         };
-        on_cuda::norm(&norm).map(Some)
+        let (sum, ys) = on_cuda::norm(&norm)?;
+        let shaped = |ys: Tensor| ys.reshape(self.xs.shape());
+        Ok(Some((sum.map(shaped).transpose()?, shaped(ys)?)))
     }
 
-    /// Whether a GPU normalises `xs` in one step: to be asked before anything is copied for it.
-    pub(crate) fn takes(xs: &Tensor, weight: &Tensor, [bias, add, add_bias]: [Option<&Tensor>; 3]) -> bool {
-        let all = [Some(weight), bias, add, add_bias];
-        takes(xs, &all) || cfg!(feature = "metal") && xs.device().is_metal() && weight.rank() == 1 && may_take(xs, &all)
+    /// Whether one kernel can do this call; asked before anything is copied for it.
+    fn supports_fused(&self) -> bool {
+        let others = [Some(self.weight), self.bias, self.add, self.add_bias];
+        let metal = cfg!(feature = "metal") && self.xs.device().is_metal() && self.weight.rank() == 1;
+        supports_fused(self.xs, &others) || metal && fits_fused(self.xs, &others)
     }
 
-    /// By candle's own kernels, in f32: for half types they round the mean and the factor. Those for NVIDIA GPUs take the
-    /// variance as a difference of two large sums, those for Apple's do not.
-    fn by_candle(&self) -> Result<(Option<Tensor>, Tensor)> {
+    /// `xs + (add + add_bias)`.
+    fn sum(&self) -> Result<Tensor> {
+        let biased = |ys: &Tensor| match self.add_bias {
+            Some(bias) => ys.broadcast_add(&broadcast_rows(bias, ys)?).map_err(Into::into),
+            None => Ok::<_, crate::Error>(ys.clone()),
+        };
+        match self.add {
+            Some(add) => Ok((self.xs + biased(add)?)?),
+            None => biased(self.xs),
+        }
+    }
+
+    /// The formula in candle's differentiable operations, on any device.
+    ///
+    /// candle's own layer norm is not used: its fused path drops the gradient without an error, and it computes the
+    /// variance as the difference of two large sums. Here the mean is subtracted first, and half types are computed in f32.
+    fn reference(&self) -> Result<(Option<Tensor>, Tensor)> {
+        let sum = self.sum()?;
+        let wide = compute_dtype(sum.dtype());
+        let xs = sum.to_dtype(wide)?;
+        let centered = if self.rms { xs } else { xs.broadcast_sub(&xs.mean_keepdim(D::Minus1)?)? };
+        let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
+        let ys = centered.broadcast_div(&(variance + self.eps)?.sqrt()?)?;
+        let parameter = |tensor: &Tensor| match tensor.rank() {
+            1 => broadcast_rows(tensor, &ys),
+            _ => Ok(tensor.clone()),
+        };
+        let weight = self.weight.to_dtype(wide)?;
+        let weight = if self.offset == 0.0 { weight } else { (weight + f64::from(self.offset))? };
+        let weighted = ys.broadcast_mul(&parameter(&weight)?)?;
+        let ys = match self.bias {
+            Some(bias) => weighted.broadcast_add(&parameter(&bias.to_dtype(wide)?)?)?,
+            None => weighted,
+        };
+        let ys = ys.to_dtype(sum.dtype())?;
+        Ok((self.keep_sum.then_some(sum), ys))
+    }
+
+    /// The formula by candle's fused kernels, in f32 because for half types they round the mean and the factor. Only for
+    /// Apple GPUs: candle's kernels for NVIDIA GPUs compute the variance as the difference of two large sums.
+    fn by_candle_kernels(&self) -> Result<(Option<Tensor>, Tensor)> {
         let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.contiguous();
-        let sum = self.add.map(|add| self.xs + add).transpose()?;
-        let biased = self.add_bias.map(|bias| sum.as_ref().unwrap_or(self.xs).broadcast_add(bias)).transpose()?;
-        let sum = biased.or(sum);
-        let xs = sum.as_ref().unwrap_or(self.xs);
+        let sum = self.sum()?;
         let weight = wide(self.weight)?;
         let weight = if self.offset == 0.0 { weight } else { (weight + f64::from(self.offset))? };
         let bias = self.bias.map(wide).transpose()?;
-        let eps = self.eps as f32;
+        let (xs, eps) = (wide(&sum)?, self.eps as f32);
         let ys = match (self.rms, bias) {
-            (true, None) => candle_nn::ops::rms_norm(&wide(xs)?, &weight, eps)?,
-            (true, Some(bias)) => candle_nn::ops::rms_norm(&wide(xs)?, &weight, eps)?.broadcast_add(&bias)?,
+            (true, None) => candle_nn::ops::rms_norm(&xs, &weight, eps)?,
+            (true, Some(bias)) => candle_nn::ops::rms_norm(&xs, &weight, eps)?.broadcast_add(&bias)?,
             (false, bias) => {
                 let bias = bias.map_or_else(|| weight.affine(0.0, 0.0), Ok)?;
-                candle_nn::ops::layer_norm(&wide(xs)?, &weight, &bias, eps)?
+                candle_nn::ops::layer_norm(&xs, &weight, &bias, eps)?
             }
         };
-        let ys = ys.to_dtype(xs.dtype())?;
-        Ok((if self.keep_sum { Some(xs.clone()) } else { None }, ys))
+        let ys = ys.to_dtype(sum.dtype())?;
+        Ok((self.keep_sum.then_some(sum), ys))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{D, Device};
+    use candle_core::Device;
 
     use super::*;
 
-    /// What an Apple GPU is asked for, asked of the CPU.
+    /// Runs on the CPU what runs on Apple GPUs.
     #[test]
-    fn norms_by_candle_are_what_is_wanted() {
+    fn candle_kernels_match_the_formula() {
         let device = Device::Cpu;
         let random = |dims: &[usize]| Tensor::randn(0f32, 1.0, dims, &device).unwrap();
         let (all, add) = (random(&[2, 3, 8, 20]), random(&[2, 3, 4, 20]));
@@ -112,16 +171,16 @@ mod tests {
                         offset,
                         keep_sum: true,
                     };
-                    let (sum, got) = norm.by_candle().unwrap();
+                    let (sum, got) = norm.by_candle_kernels().unwrap();
                     let sum = sum.unwrap();
                     let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap();
                     let want = add.map_or(wide(&xs), |add| wide(&(&xs + add).unwrap()));
                     assert_eq!((sum.dtype(), got.dtype()), (dtype, dtype));
                     assert_eq!(worst(&wide(&sum), &want), 0.0);
                     let mean = want.mean_keepdim(D::Minus1).unwrap();
-                    let centred = if rms { want } else { want.broadcast_sub(&mean).unwrap() };
-                    let variance = (centred.sqr().unwrap().mean_keepdim(D::Minus1).unwrap() + 1e-5).unwrap();
-                    let want = centred.broadcast_div(&variance.sqrt().unwrap()).unwrap();
+                    let centered = if rms { want } else { want.broadcast_sub(&mean).unwrap() };
+                    let variance = (centered.sqr().unwrap().mean_keepdim(D::Minus1).unwrap() + 1e-5).unwrap();
+                    let want = centered.broadcast_div(&variance.sqrt().unwrap()).unwrap();
                     let want = want.broadcast_mul(&(wide(&weight) + f64::from(offset)).unwrap()).unwrap();
                     let want = bias.map_or(want.clone(), |bias| want.broadcast_add(&wide(bias)).unwrap());
                     assert!(worst(&wide(&got), &want) < tolerance, "{dtype:?}, rms {rms}, offset {offset}");
@@ -135,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_candles_operations_have_to_do() {
+    fn cpu_tensors_and_tracked_parameters_are_not_fused() {
         let xs = Tensor::ones((1, 2, 1, 4), DType::F32, &Device::Cpu).unwrap();
         let weight = Tensor::ones(4, DType::F32, &Device::Cpu).unwrap();
         let norm = Norm {
@@ -149,10 +208,10 @@ mod tests {
             offset: 0.0,
             keep_sum: false,
         };
-        assert!(norm.run().unwrap().is_none());
+        assert!(norm.fused().unwrap().is_none());
         let variable = candle_core::Var::from_tensor(&weight).unwrap();
-        assert!(may_take(&xs, &[Some(&weight)]) && !may_take(&xs, &[Some(variable.as_tensor())]));
-        assert!(!may_take(&xs, &[Some(&weight.to_dtype(DType::F16).unwrap())]));
-        assert!(!may_take(&xs.narrow(1, 0, 0).unwrap(), &[]));
+        assert!(fits_fused(&xs, &[Some(&weight)]) && !fits_fused(&xs, &[Some(variable.as_tensor())]));
+        assert!(!fits_fused(&xs, &[Some(&weight.to_dtype(DType::F16).unwrap())]));
+        assert!(!fits_fused(&xs.narrow(1, 0, 0).unwrap(), &[]));
     }
 }

@@ -1,15 +1,15 @@
 //! Weights packed for the CPU kernels, and products with them.
 
 use candle_core::{DType, Device, Tensor, WithDType};
-use half::{bf16, f16};
 
-use super::linear::Dense;
+use super::linear::Linear;
 use crate::error::Result;
-use crate::kernels::cpu::{Element, Epilogue, Isa, Packed};
-use crate::tensor::{with_f32_slice, with_slice};
+use crate::kernels::Activation;
+use crate::kernels::cpu::{Element, Isa, Packed};
+use crate::tensor::{for_cpu_element, with_f32_slice, with_slice};
 
 /// Packs the rows of one or more projections of the same input, one after the other.
-pub(super) fn pack(parts: &[&Dense]) -> Result<Packed> {
+pub(super) fn pack(parts: &[&Linear]) -> Result<Packed> {
     let k = parts[0].weight.dim(1)?;
     let (mut weights, mut biases) = (Vec::new(), Vec::new());
     for part in parts {
@@ -25,24 +25,13 @@ pub(super) fn pack(parts: &[&Dense]) -> Result<Packed> {
 
 /// xs `(b, s, in)` times packed weights → `(b, s, out)` in `dtype`.
 pub(super) fn multiply(xs: &Tensor, weights: &Packed, dtype: DType) -> Result<Tensor> {
-    match xs.dtype() {
-        DType::F16 => multiply_from::<f16>(xs, weights, dtype),
-        DType::BF16 => multiply_from::<bf16>(xs, weights, dtype),
-        _ => multiply_from::<f32>(&xs.to_dtype(DType::F32)?, weights, dtype),
-    }
+    let ys = for_cpu_element!(xs.dtype(), A => for_cpu_element!(dtype, O => multiply_as::<A, O>(xs, weights)));
+    Ok(ys?.to_dtype(dtype)?)
 }
 
-fn multiply_from<A: Element + WithDType>(xs: &Tensor, weights: &Packed, dtype: DType) -> Result<Tensor> {
-    match dtype {
-        DType::F16 => multiply_to::<A, f16>(xs, weights),
-        DType::BF16 => multiply_to::<A, bf16>(xs, weights),
-        _ => Ok(multiply_to::<A, f32>(xs, weights)?.to_dtype(dtype)?),
-    }
-}
-
-fn multiply_to<A: Element + WithDType, O: Element + WithDType>(xs: &Tensor, weights: &Packed) -> Result<Tensor> {
+fn multiply_as<A: Element + WithDType, O: Element + WithDType>(xs: &Tensor, weights: &Packed) -> Result<Tensor> {
     let (b, s, _) = xs.dims3()?;
     let mut ys = Vec::<O>::new();
-    with_slice(xs, |xs| weights.multiply::<A, O>(xs, b * s, Epilogue::None, &mut ys))?;
+    with_slice(&xs.to_dtype(A::DTYPE)?, |xs| weights.multiply::<A, O>(xs, b * s, Activation::Identity, &mut ys))?;
     Ok(Tensor::from_vec(ys, (b, s, weights.columns()), &Device::Cpu)?)
 }

@@ -4,19 +4,19 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{D, DType, Tensor};
 
-use super::linear::Dense;
+use super::linear::Linear;
 use super::pack::{multiply, pack};
 use crate::error::{Error, Result};
 use crate::kernels::cpu::{Isa, Packed};
 use crate::tensor::same_dtype_and_device;
-use crate::weights::{DenseWeights, QkvWeights, in_order};
+use crate::weights::{LinearWeights, QkvWeights, in_order};
 
 /// The projections of queries, keys and values.
 #[derive(Debug, Clone)]
 pub(crate) struct Qkv {
-    parts: Box<[Dense; 3]>,
+    parts: Box<[Linear; 3]>,
     /// All three in one, if they are stored so; `parts` are then views of it.
-    stored: Option<Dense>,
+    stored: Option<Linear>,
     /// The rows as they are stored, if that is another order and they may change: they are put in order for each call.
     unordered: Option<QkvWeights>,
     /// All three packed in one, made when first needed.
@@ -37,15 +37,15 @@ impl Qkv {
             let may_change = weights.tracks_gradient();
             return Ok(Self { unordered: may_change.then_some(weights), ..ordered });
         }
-        let packed = |all: DenseWeights| {
-            let all = Dense::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?;
+        let packed = |all: LinearWeights| {
+            let all = Linear::new("packed q, k, v", all, rows.iter().sum(), inputs[0])?;
             let [q, k, v] = rows;
             Ok::<_, Error>(([all.rows(0, q)?, all.rows(q, k)?, all.rows(q + k, v)?], Some(all)))
         };
         let (parts, stored) = match weights {
             QkvWeights::Split(dense) => {
                 let [q, k, v] = *dense;
-                let dense = |i: usize, weights| Dense::new(NAMES[i], weights, rows[i], inputs[i]);
+                let dense = |i: usize, weights| Linear::new(NAMES[i], weights, rows[i], inputs[i]);
                 let parts = [dense(0, q)?, dense(1, k)?, dense(2, v)?];
                 for (dense, name) in parts.iter().zip(NAMES) {
                     same_dtype_and_device(&format!("{name} weight"), &dense.weight, &parts[0].weight)?;
@@ -67,12 +67,12 @@ impl Qkv {
 
     /// Whether any weight tracks operations.
     pub(crate) fn tracks_gradient(&self) -> bool {
-        self.unordered.is_some() || self.parts.iter().any(Dense::tracks_gradient)
+        self.unordered.is_some() || self.parts.iter().any(Linear::tracks_gradient)
     }
 
     /// Whether one product with packed weights can make queries, keys and values of one input.
     pub(crate) fn can_pack(&self) -> bool {
-        let input = |dense: &Dense| dense.weight.dims()[1];
+        let input = |dense: &Linear| dense.weight.dims()[1];
         self.parts.iter().all(|part| part.can_pack() && input(part) == input(&self.parts[0]))
     }
 
@@ -89,7 +89,7 @@ impl Qkv {
 
     /// Whether the inputs of packed weights are rounded to bf16; `false` where none are packed.
     pub(crate) fn rounds_to_bf16(&self) -> Result<bool> {
-        let bf16 = self.weight().dtype() == DType::BF16 && self.parts.iter().all(Dense::can_pack);
+        let bf16 = self.weight().dtype() == DType::BF16 && self.parts.iter().all(Linear::can_pack);
         Ok(bf16 && Isa::detect()?.has_pairs())
     }
 
@@ -115,7 +115,7 @@ impl Qkv {
     pub(crate) fn weights(&self) -> Result<QkvWeights> {
         match self.in_order()? {
             Some(ordered) => ordered.weights(),
-            None => Ok(QkvWeights::Split(Box::new(self.parts.each_ref().map(Dense::weights)))),
+            None => Ok(QkvWeights::Split(Box::new(self.parts.each_ref().map(Linear::weights)))),
         }
     }
 
@@ -128,11 +128,11 @@ impl Qkv {
     }
 
     /// The projection of queries (0), keys (1) or values (2).
-    pub(crate) fn part(&self, i: usize) -> Result<Dense> {
+    pub(crate) fn part(&self, i: usize) -> Result<Linear> {
         match self.in_order()? {
             Some(ordered) => ordered.part(i),
             // Not packed together with the one that calls use.
-            None => Ok(Dense { packed: Arc::default(), ..self.parts[i].clone() }),
+            None => Ok(Linear { packed: Arc::default(), ..self.parts[i].clone() }),
         }
     }
 
@@ -159,17 +159,17 @@ impl Qkv {
 }
 
 /// Projections of inputs of one width as one, if they are no variables and all have a bias or none.
-fn joined(parts: &[Dense; 3]) -> Result<Option<DenseWeights>> {
+fn joined(parts: &[Linear; 3]) -> Result<Option<LinearWeights>> {
     let first = &parts[0];
     let alike =
-        |part: &Dense| part.weight.dims()[1] == first.weight.dims()[1] && part.bias.is_some() == first.bias.is_some();
+        |part: &Linear| part.weight.dims()[1] == first.weight.dims()[1] && part.bias.is_some() == first.bias.is_some();
     if !parts.iter().all(|part| alike(part) && !part.tracks_gradient()) {
         return Ok(None);
     }
     let weight = Tensor::cat(&parts.each_ref().map(|part| &part.weight), 0)?;
     let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
     let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
-    Ok(Some(DenseWeights { weight, bias }))
+    Ok(Some(LinearWeights { weight, bias }))
 }
 
 /// `(b, s, h · d)` → `(b, s, h, d)`.
@@ -190,7 +190,7 @@ mod tests {
         let device = Device::Cpu;
         let random = |dims: &[usize]| Tensor::randn(0f64, 1.0, dims, &device).unwrap();
         let (rows, input, sizes) = ([12, 6, 10], 7, [3, 3, 5]);
-        let dense = |i: usize| DenseWeights { weight: random(&[rows[i], input]), bias: Some(random(&[rows[i]])) };
+        let dense = |i: usize| LinearWeights { weight: random(&[rows[i], input]), bias: Some(random(&[rows[i]])) };
         let split = Qkv::new(QkvWeights::Split(Box::new([0, 1, 2].map(dense))), rows, [input; 3], 2).unwrap();
         let one = joined(&split.parts).unwrap().unwrap();
         let one = Qkv::new(QkvWeights::Packed(one), rows, [input; 3], 2).unwrap();
@@ -206,8 +206,8 @@ mod tests {
         }
         let odd = Qkv {
             parts: Box::new([0, 1, 2].map(|i| {
-                let DenseWeights { weight, bias } = dense(i);
-                Dense { weight, bias: bias.filter(|_| i != 1), packed: Arc::default() }
+                let LinearWeights { weight, bias } = dense(i);
+                Linear { weight, bias: bias.filter(|_| i != 1), packed: Arc::default() }
             })),
             ..split
         };

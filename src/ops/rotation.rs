@@ -1,15 +1,17 @@
-//! Fused rotary embedding.
+//! Rotary embedding by one kernel.
 
 use candle_core::Tensor;
 
-use super::{on_cuda, takes, together};
+use super::{last_dim_contiguous, on_cuda, supports_fused};
 use crate::error::Result;
 
-/// Numbers `(b, s, h, d)`, of which the first `2 · pairs` of each head are turned by angles whose cosines and sines are
-/// `(b or 1, s, 1, pairs)`. `interleaved`: whether number `2 i` is turned with `2 i + 1`, or `i` with `i + pairs`.
+/// Rotates the first `2 · pairs` elements of each head of `xs` `(b, s, h, d)` by angles given as cosines and sines
+/// `(b or 1, s, 1, pairs)`, on an NVIDIA GPU; `None` where there is no such kernel.
+///
+/// `interleaved` pairs element `2 i` with `2 i + 1` (GPT-J); otherwise `i` is paired with `i + pairs` (GPT-NeoX).
 pub(crate) fn rotate(xs: &Tensor, [cos, sin]: [&Tensor; 2], interleaved: bool) -> Result<Option<Tensor>> {
-    if !takes(xs, &[Some(cos), Some(sin)]) {
+    if !supports_fused(xs, &[Some(cos), Some(sin)]) {
         return Ok(None);
     }
-    on_cuda::rotate(&together(xs)?, [&cos.contiguous()?, &sin.contiguous()?], interleaved).map(Some)
+    on_cuda::rotate(&last_dim_contiguous(xs)?, [&cos.contiguous()?, &sin.contiguous()?], interleaved).map(Some)
 }

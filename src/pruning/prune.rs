@@ -7,7 +7,7 @@ use crate::config::{AttentionConfig, NormOver};
 use crate::error::{Error, Result};
 use crate::position::{AlibiSlopes, Position};
 use crate::tensor;
-use crate::weights::{AttentionWeights, DenseWeights, DisentangledWeights, NormWeights, QkvWeights};
+use crate::weights::{AttentionWeights, DisentangledWeights, LinearWeights, NormWeights, QkvWeights};
 
 impl MultiHeadAttention {
     /// The layer without these heads: the same result as with a [`head_mask`](crate::AttentionOptions::head_mask) of 0
@@ -90,8 +90,8 @@ impl Kept {
             dims[dim] = kept.len() * size;
             Ok(selected.reshape(dims)?)
         };
-        let dense = |part: &DenseWeights, heads: usize, kept: &[usize]| -> Result<DenseWeights> {
-            Ok(DenseWeights {
+        let dense = |part: &LinearWeights, heads: usize, kept: &[usize]| -> Result<LinearWeights> {
+            Ok(LinearWeights {
                 weight: per_head(&part.weight, heads, kept, 0)?,
                 bias: part.bias.as_ref().map(|bias| per_head(bias, heads, kept, 0)).transpose()?,
             })
@@ -116,7 +116,7 @@ impl Kept {
                 dense(&k, h_kv, &self.kv)?,
                 dense(&v, h_kv, &self.kv)?,
             ])),
-            o: DenseWeights {
+            o: LinearWeights {
                 weight: per_head(&o.weight, h, &self.q, 1)?,
                 bias: o.bias.as_ref().map(copy).transpose()?,
             },

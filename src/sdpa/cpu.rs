@@ -2,13 +2,13 @@
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{Attention, Batch, Element, Heads, Isa};
 use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions, last_dim_contiguous};
-use crate::tensor::{Slice, with_f32_slice};
+use crate::tensor::{Slice, for_cpu_element, with_f32_slice};
 
 /// Why the kernel cannot run a call, `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -25,12 +25,7 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
 
 /// See [`fused`](crate::sdpa::fused).
 pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
-    match call.dtype {
-        DType::F32 => run::<f32>(qkv, rows, call, options),
-        DType::F16 => run::<half::f16>(qkv, rows, call, options),
-        DType::BF16 => run::<half::bf16>(qkv, rows, call, options),
-        other => Err(Error::dtype("q", other, "f32, f16 or bf16")),
-    }
+    for_cpu_element!(call.dtype, T => run::<T>(qkv, rows, call, options))
 }
 
 fn run<T: Element + WithDType>(

@@ -1,12 +1,13 @@
 //! Attention by candle's own tensor operations. Only differentiable ones run here, whatever the inputs: a fused softmax
 //! would cut the gradient without a word.
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
 use crate::mask::{DenseMask, lowest_finite};
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions};
+use crate::tensor::compute_dtype;
 
 /// Elements of the `(b, h, queries, s_kv, d)` tensor that additive scoring makes at a time.
 const ADDITIVE_CHUNK: usize = 1 << 22;
@@ -66,14 +67,6 @@ fn within_a_launch(call: &Call, keys: usize) -> Result<()> {
             Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU: a smaller batch"))
         }
         _ => Ok(()),
-    }
-}
-
-/// The dtype of scores and softmax.
-fn compute_dtype(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
     }
 }
 
@@ -152,6 +145,8 @@ fn repeat_heads(k: &Tensor, group: usize) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
 
     #[test]

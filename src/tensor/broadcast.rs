@@ -1,9 +1,13 @@
+//! Broadcasting of vectors over rows, with a fast gradient.
+
 use candle_core::Tensor;
 
 use crate::error::Result;
 
-/// A vector as a row for each vector of `xs` along their last dimension, to be added or multiplied with a broadcast. While
-/// it is trained, the rows are made by a product: candle sums the gradient of a broadcast many times slower.
+/// A vector `(size)` in a shape that broadcasts over the rows of `xs` `(…, size)`.
+///
+/// A vector that tracks no gradient is returned as it is. One that does is expanded to the shape of `xs` by a matrix
+/// product with ones, because candle computes the gradient of a broadcast many times slower than that of a product.
 pub(crate) fn broadcast_rows(vector: &Tensor, xs: &Tensor) -> Result<Tensor> {
     let size = vector.elem_count();
     if !vector.track_op() || size == 0 {

@@ -1,40 +1,41 @@
-//! The numbers of a CPU tensor, without a copy.
+//! The elements of a CPU tensor as a slice, without a copy.
 
+use std::marker::PhantomData;
 use std::ops::Deref;
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
 
 use crate::error::{Error, Result};
 
-/// A CPU tensor's numbers, read-locked, and where in them it lies.
+/// A read lock on the memory of a CPU tensor of element type `T`.
 pub(crate) struct Slice<'a, T> {
     storage: Box<dyn Deref<Target = Storage> + 'a>,
     layout: &'a Layout,
-    numbers: std::marker::PhantomData<T>,
+    element: PhantomData<T>,
 }
 
 impl<'a, T: WithDType> Slice<'a, T> {
+    /// Locks the memory of `tensor`; an error if the tensor is not on the CPU or its elements are no `T`.
     pub(crate) fn new(tensor: &'a Tensor) -> Result<Self> {
         let (storage, layout) = tensor.storage_and_layout();
-        let slice = Self { storage: Box::new(storage), layout, numbers: std::marker::PhantomData };
-        slice.checked()?;
+        let slice = Self { storage: Box::new(storage), layout, element: PhantomData };
+        slice.checked_data()?;
         Ok(slice)
     }
 
-    fn checked(&self) -> Result<&[T]> {
+    fn checked_data(&self) -> Result<&[T]> {
         match &**self.storage {
             Storage::Cpu(storage) => Ok(&CpuStorage::as_slice::<T>(storage)?[self.layout.start_offset()..]),
             _ => Err(Error::Device { tensor: "a tensor".into(), found: "a GPU".into(), expected: "the CPU".into() }),
         }
     }
 
-    /// From the tensor's first number to the end of its memory.
+    /// From the tensor's first element to the end of its memory.
     pub(crate) fn data(&self) -> &[T] {
-        // `new` has seen that it is one.
-        self.checked().unwrap_or(&[])
+        self.checked_data().expect("`new` has checked the device and the dtype")
     }
 
-    /// The strides, 0 where there is one for all.
+    /// The strides in elements; 0 for a dimension of size 1, so that it broadcasts.
     pub(crate) fn strides<const N: usize>(&self) -> [usize; N] {
         let dims = self.layout.dims().iter().zip(self.layout.stride());
         let mut strides = dims.map(|(&size, &stride)| if size == 1 { 0 } else { stride });
@@ -42,14 +43,14 @@ impl<'a, T: WithDType> Slice<'a, T> {
     }
 }
 
-/// Calls `f` with the numbers of a CPU tensor of type `T`, one after the other.
+/// Calls `f` with the elements of a CPU tensor of element type `T`, in row-major order.
 pub(crate) fn with_slice<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -> Result<R> {
     let tensor = tensor.contiguous()?;
     let slice = Slice::<T>::new(&tensor)?;
     Ok(f(&slice.data()[..tensor.elem_count()]))
 }
 
-/// As [`with_slice`], converted to f32.
+/// Calls `f` with the elements of a CPU tensor of any dtype, converted to f32, in row-major order.
 pub(crate) fn with_f32_slice<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     with_slice(&tensor.to_dtype(DType::F32)?, f)
 }

@@ -1,11 +1,17 @@
-//! Small operations on candle tensors that candle does not have: CPU memory as slices, selection, broadcasting.
+//! Helpers over candle tensors: the memory of a CPU tensor as a slice, dispatch on the dtype, selection, broadcasting.
+//!
+//! The kernels of this crate read slices and the rest of the crate holds [`Tensor`](candle_core::Tensor)s. The
+//! conversion between both is here, once, and by reference: copying every input of a kernel into a `Vec` would be
+//! simpler and would cost more than some of the kernels.
 
 mod broadcast;
 mod check;
 mod cpu_slice;
+mod dtype;
 mod select;
 
 pub(crate) use broadcast::broadcast_rows;
 pub(crate) use check::same_dtype_and_device;
 pub(crate) use cpu_slice::{Slice, with_f32_slice, with_slice};
+pub(crate) use dtype::{compute_dtype, for_cpu_element};
 pub(crate) use select::{select, unpruned};

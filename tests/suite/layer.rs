@@ -2,7 +2,7 @@
 
 use candle_attention::position::{Alibi, AlibiSlopes, Position, RelativeBuckets, Rotary, RotaryScaling};
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
-use candle_attention::weights::{AttentionWeights, DenseWeights, QkvWeights};
+use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
 };
@@ -325,7 +325,7 @@ fn a_bad_mask_is_named() {
 
 #[test]
 fn weights_that_do_not_fit_are_named() {
-    let dense = |out: usize, input: usize| DenseWeights {
+    let dense = |out: usize, input: usize| LinearWeights {
         weight: Tensor::zeros((out, input), DType::F32, &Device::Cpu).unwrap(),
         bias: None,
     };

@@ -2,21 +2,22 @@
 
 use std::borrow::Cow;
 
-use candle_core::{DType, Device, Tensor, WithDType};
-use half::{bf16, f16};
+use candle_core::{Device, Tensor, WithDType};
+use half::bf16;
 
 use crate::attention::ragged::row_rotary::RowPositions;
 use crate::attention::ragged::shared_positions::SharedPositions;
 use crate::attention::ragged::{lengths, starts};
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
+use crate::kernels::Activation;
 use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{Attention, Batch, Element, Epilogue, Heads, Isa};
+use crate::kernels::cpu::{Attention, Batch, Element, Heads, Isa};
 use crate::mask::AttentionMask;
-use crate::ops::Unbiased;
+use crate::ops::PendingBias;
 use crate::position::Position;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
-use crate::tensor::with_slice;
+use crate::tensor::{for_cpu_element, with_slice};
 
 impl MultiHeadAttention {
     /// Self-attention within each row of a ragged batch: `xs` `(tokens, query_size)` is the rows one after the other,
@@ -29,7 +30,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// If `xs` does not fit, the lengths do not add up to its tokens, or the mask is of another kind.
     pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
-        Ok(self.ragged(xs, lengths, mask, &SharedPositions::default())?.whole()?)
+        Ok(self.ragged(xs, lengths, mask, &SharedPositions::default())?.apply()?)
     }
 
     /// [`attend_ragged`](Self::attend_ragged) with what the layers of a model share, the last bias left to the next step
@@ -40,7 +41,7 @@ impl MultiHeadAttention {
         lengths: &[usize],
         mask: &AttentionMask,
         shared: &SharedPositions,
-    ) -> Result<Unbiased> {
+    ) -> Result<PendingBias> {
         let size = self.config.query_size();
         let (tokens, _) = xs
             .dims2()
@@ -68,11 +69,7 @@ impl MultiHeadAttention {
                 None => Ok(self.padded_ragged(xs, lengths, mask)?.into()),
             };
         }
-        let output = match xs.dtype() {
-            DType::F16 => self.ragged_of::<f16>(xs, &starts, mask),
-            DType::BF16 => self.ragged_of::<bf16>(xs, &starts, mask),
-            _ => self.ragged_of::<f32>(xs, &starts, mask),
-        };
+        let output = for_cpu_element!(xs.dtype(), T => self.ragged_of::<T>(xs, &starts, mask));
         Ok(output?.into())
     }
 
@@ -107,7 +104,7 @@ impl MultiHeadAttention {
         if self.config.num_attention_heads == 0 {
             // A product of nothing: the bias.
             let tokens = starts.last().copied().unwrap_or(0);
-            self.o_proj.packed()?.multiply::<f32, O>(&[], tokens, Epilogue::None, output);
+            self.o_proj.packed()?.multiply::<f32, O>(&[], tokens, Activation::Identity, output);
             return Ok(());
         }
         let Buffers { f32, bf16, positions } = buffers;
@@ -148,7 +145,7 @@ impl MultiHeadAttention {
         let (d, d_v) = (self.config.head_dim(), self.config.value_head_dim());
         let weights = self.qkv.packed()?;
         let width = weights.columns(); // h · d + h_kv · d + h_kv · d_v
-        weights.multiply(xs, tokens, Epilogue::None, qkv);
+        weights.multiply(xs, tokens, Activation::Identity, qkv);
         rotate(qkv);
 
         let from = |start: usize, size: usize| Heads { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
@@ -178,7 +175,7 @@ impl MultiHeadAttention {
             bf16: weights.rounds_to_bf16(),
         };
         kernels::attend(Isa::detect()?, &attention, context);
-        self.o_proj.packed()?.multiply(context, tokens, Epilogue::None, output);
+        self.o_proj.packed()?.multiply(context, tokens, Activation::Identity, output);
         Ok(())
     }
 
@@ -191,11 +188,7 @@ impl MultiHeadAttention {
     /// Self-attention over padded rows `xs` `(b, s, query_size)` → `(b, s, output_size)`: what
     /// [`AttentionMask::padding`] says, on the tokens that are none.
     pub(crate) fn unpadded(&self, xs: &Tensor, lengths: &[usize], band: &AttentionMask) -> Result<Tensor> {
-        match xs.dtype() {
-            DType::F16 => self.unpadded_of::<f16>(xs, lengths, band),
-            DType::BF16 => self.unpadded_of::<bf16>(xs, lengths, band),
-            _ => self.unpadded_of::<f32>(xs, lengths, band),
-        }
+        for_cpu_element!(xs.dtype(), T => self.unpadded_of::<T>(xs, lengths, band))
     }
 
     fn unpadded_of<T: Element + WithDType>(
@@ -219,7 +212,7 @@ impl MultiHeadAttention {
         let width = self.config.output_size();
         let mut nothing = Vec::<T>::new();
         let packed = self.o_proj.packed()?;
-        packed.multiply(&vec![0f32; packed.inputs()], 1, Epilogue::None, &mut nothing);
+        packed.multiply(&vec![0f32; packed.inputs()], 1, Activation::Identity, &mut nothing);
         let mut output = Vec::with_capacity(b * s * width);
         for (&length, &start) in lengths.iter().zip(&starts) {
             output.extend_from_slice(&ys[start * width..][..length * width]);

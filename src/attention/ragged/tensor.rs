@@ -11,7 +11,7 @@ use crate::attention::transform::Places;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::Result;
 use crate::mask::AttentionMask;
-use crate::ops::Unbiased;
+use crate::ops::PendingBias;
 use crate::position::Position;
 use crate::sdpa::{fused, ragged_backend};
 
@@ -24,7 +24,7 @@ impl MultiHeadAttention {
         starts: &[usize],
         mask: &AttentionMask,
         shared: &SharedPositions,
-    ) -> Result<Option<Unbiased>> {
+    ) -> Result<Option<PendingBias>> {
         let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
         if xs.dim(0)? == 0 || appended || self.config.position.is_of_whole() {
             return Ok(None);
@@ -50,7 +50,7 @@ impl MultiHeadAttention {
         let (_, tokens, h, d_v) = context.dims4()?;
         let context = context.reshape((1, tokens, h * d_v))?;
         let output = match context.dtype() == xs.dtype() {
-            true => self.o_proj.forward_unbiased(&context)?,
+            true => self.o_proj.forward_pending_bias(&context)?,
             false => self.o_proj.forward(&context, xs.dtype())?.into(),
         };
         output.map(|ys| ys.squeeze(0)).map(Some)

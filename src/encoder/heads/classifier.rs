@@ -5,12 +5,13 @@ use serde_json::Value;
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::feed_forward::read_dense;
-use crate::encoder::model::hidden::{Hidden, wide};
+use crate::encoder::model::feed_forward::read_linear;
+use crate::encoder::model::hidden::Hidden;
 use crate::encoder::model::norm::LayerNorm;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ops::Dense;
+use crate::ops::Linear;
+use crate::tensor::compute_dtype;
 
 /// What stands between the hidden state of a text and its logits.
 struct Names {
@@ -65,10 +66,10 @@ fn names(family: &str) -> Option<Names> {
 pub struct SequenceClassifier {
     pub(crate) model: BertModel,
     means: bool,
-    first: Dense,
+    first: Linear,
     activation: Between,
     norm: Option<LayerNorm>,
-    last: Dense,
+    last: Linear,
     labels: Vec<String>,
 }
 
@@ -100,13 +101,13 @@ impl SequenceClassifier {
         Ok(Self {
             model: BertModel::load(config, source)?,
             means: means(config)?,
-            first: Dense::new(&first.full_name(""), read_dense(&first, hidden, hidden, bias)?, hidden, hidden)?,
+            first: Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?,
             activation: match names.activation {
                 Between::Stated => Between::Fixed(config.stated_activation("classifier_activation")?),
                 activation => activation,
             },
             norm: names.norm.map(|name| config.norm(hidden, &source.child(name))).transpose()?,
-            last: Dense::new(names.last, read_dense(&last, labels.len(), hidden, true)?, labels.len(), hidden)?,
+            last: Linear::new(names.last, read_linear(&last, labels.len(), hidden, true)?, labels.len(), hidden)?,
             labels,
         })
     }
@@ -134,7 +135,7 @@ impl SequenceClassifier {
     /// `(b, labels)`.
     pub(crate) fn logits(&self, hidden: &Hidden) -> Result<Tensor> {
         let xs = if self.means { hidden.means()? } else { hidden.first()? }.unsqueeze(1)?; // (b, 1, hidden)
-        let dtype = wide(xs.dtype());
+        let dtype = compute_dtype(xs.dtype());
         let xs = self.first.forward(&xs, dtype)?;
         let xs = match self.activation {
             Between::Fixed(activation) => activation.forward(&xs)?,

@@ -5,13 +5,13 @@ use serde_json::Value;
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::feed_forward::read_dense;
-use crate::encoder::model::hidden::wide;
+use crate::encoder::model::feed_forward::read_linear;
 use crate::encoder::model::norm::LayerNorm;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ops::Dense;
-use crate::weights::DenseWeights;
+use crate::ops::Linear;
+use crate::tensor::compute_dtype;
+use crate::weights::LinearWeights;
 
 /// What stands between a hidden state and the logits of the vocabulary.
 struct Names {
@@ -87,10 +87,10 @@ fn names(family: &str) -> Option<Names> {
 #[derive(Debug, Clone)]
 pub struct MaskedLm {
     pub(crate) model: BertModel,
-    first: Dense,
+    first: Linear,
     activation: Activation,
     norm: LayerNorm,
-    decoder: Dense,
+    decoder: Linear,
 }
 
 impl MaskedLm {
@@ -114,7 +114,7 @@ impl MaskedLm {
         let (vocabulary, width, hidden) = (config.vocab_size, config.embedding_size(), config.hidden_size);
         // ModernBERT's has biases only if `classifier_bias` and `decoder_bias` say so.
         let optional = config.model_type == "modernbert";
-        let weights = read_dense(&first, width, hidden, !optional || first.contains("bias"))?;
+        let weights = read_linear(&first, width, hidden, !optional || first.contains("bias"))?;
         let none = optional && config.key("decoder_bias") == Some(&Value::Bool(false));
         let bias = match (source.contains(names.bias), decoder.contains("bias")) {
             (true, _) => Some(source.get(names.bias, &[vocabulary])?),
@@ -125,14 +125,14 @@ impl MaskedLm {
         let tied = config.key("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(true);
         let weight = if tied { model.word_embeddings.clone() } else { decoder.get("weight", &[vocabulary, width])? };
         Ok(Self {
-            first: Dense::new(names.first, weights, width, hidden)?,
+            first: Linear::new(names.first, weights, width, hidden)?,
             activation: match names.activation {
                 Between::Hidden => config.hidden_act,
                 Between::Gelu => Activation::Gelu,
                 Between::Stated => config.stated_activation("classifier_activation")?,
             },
             norm: config.norm(width, &source.child(names.norm))?,
-            decoder: Dense::new(names.decoder, DenseWeights { weight, bias }, vocabulary, width)?,
+            decoder: Linear::new(names.decoder, LinearWeights { weight, bias }, vocabulary, width)?,
             model,
         })
     }
@@ -152,7 +152,7 @@ impl MaskedLm {
 
     /// xs `(b, s, hidden)` → `(b, s, vocab_size)`.
     pub(crate) fn logits(&self, xs: &Tensor) -> Result<Tensor> {
-        let dtype = wide(xs.dtype());
+        let dtype = compute_dtype(xs.dtype());
         let xs = self.activation.forward(&self.first.forward(xs, dtype)?)?;
         self.decoder.forward(&self.norm.forward(&xs)?, dtype)
     }

@@ -1,6 +1,7 @@
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, Tensor};
 
 use crate::error::{Error, Result};
+use crate::tensor::compute_dtype;
 
 /// How the tokens of a text become one vector, named as sentence-transformers names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
@@ -55,7 +56,7 @@ impl Pooling {
         if mask.dims() != [b, s] {
             return Err(Error::shape("mask", mask.dims(), format!("{:?}", [b, s])));
         }
-        let wide = if tokens.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let wide = compute_dtype(tokens.dtype());
         let (tokens, mask) = (tokens.to_dtype(wide)?, mask.to_dtype(wide)?);
         let pooled = self.modes.iter().map(|mode| mode.pool(&tokens, &mask)).collect::<Result<Vec<_>>>()?;
         Ok(Tensor::cat(&pooled, D::Minus1)?)

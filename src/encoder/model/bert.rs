@@ -3,13 +3,13 @@ use candle_core::{DType, Module, Tensor};
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::family::Positions;
-use crate::encoder::model::feed_forward::dense;
+use crate::encoder::model::feed_forward::load_linear;
 use crate::encoder::model::layer::{Layer, drop_out};
 use crate::encoder::model::norm::LayerNorm;
 use crate::encoder::model::options::{ForwardOptions, Forwarded};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ops::Dense;
+use crate::ops::Linear;
 use crate::position::Position;
 use crate::tensor::with_slice;
 
@@ -25,7 +25,7 @@ pub struct BertModel {
     pub(crate) token_type_embeddings: Option<Tensor>,
     pub(crate) embeddings_norm: LayerNorm,
     /// To the width of the model, where the embeddings have another.
-    pub(crate) projection: Option<Dense>,
+    pub(crate) projection: Option<Linear>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Option<LayerNorm>,
 }
@@ -79,7 +79,7 @@ impl BertModel {
             embeddings_norm: config.norm(size, &source.child(family.embeddings_norm))?,
             // ALBERT has one even where the widths are the same.
             projection: match size != config.hidden_size || projection.contains("weight") {
-                true => Some(dense(&projection, config.hidden_size, size)?),
+                true => Some(load_linear(&projection, config.hidden_size, size)?),
                 false => None,
             },
             layers: layers.into_iter().map(|(_, layer)| layer).collect(),

@@ -5,9 +5,10 @@ use half::bf16;
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::error::Result;
-use crate::kernels::cpu::{Element, Epilogue};
-use crate::ops::{Dense, Unbiased};
-use crate::weights::DenseWeights;
+use crate::kernels::cpu::Element;
+use crate::ops;
+use crate::ops::{Linear, PendingBias};
+use crate::weights::LinearWeights;
 
 /// What a family calls its projections, and which of them are gated: `last(activation(activated(x)) · plain(x))`
 /// ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
@@ -24,12 +25,12 @@ pub(crate) enum Names {
 /// The feed-forward part of a layer.
 #[derive(Debug, Clone)]
 pub(crate) struct FeedForward {
-    activated: Dense,
-    plain: Option<Dense>,
+    activated: Linear,
+    plain: Option<Linear>,
     /// Both in one, where they are stored so, and which half is activated.
-    both: Option<(Dense, usize)>,
+    both: Option<(Linear, usize)>,
     activation: Activation,
-    last: Dense,
+    last: Linear,
 }
 
 impl FeedForward {
@@ -40,9 +41,9 @@ impl FeedForward {
             let source = source.child(name);
             // Gated families leave biases out as they like.
             let bias = matches!(names, Names::Plain { .. }) || source.contains("bias");
-            read_dense(&source, out, input, bias)
+            read_linear(&source, out, input, bias)
         };
-        let dense = |name: &str, weights| Dense::new(&source.full_name(name), weights, inner, hidden);
+        let dense = |name: &str, weights| Linear::new(&source.full_name(name), weights, inner, hidden);
         let (activated, plain, both, last) = match names {
             Names::Plain { first, last } => (dense(first, read(first, inner, hidden)?)?, None, None, last),
             Names::Apart { activated, plain, last } => {
@@ -54,25 +55,25 @@ impl FeedForward {
                 // Views: they follow the weights if they change.
                 let half = |which: usize| {
                     let bias = weights.bias.as_ref().map(|bias| bias.narrow(0, which * inner, inner)).transpose()?;
-                    dense(both, DenseWeights { weight: weights.weight.narrow(0, which * inner, inner)?, bias })
+                    dense(both, LinearWeights { weight: weights.weight.narrow(0, which * inner, inner)?, bias })
                 };
                 let parts = (half(activated)?, half(1 - activated)?);
-                let whole = Dense::new(&source.full_name(both), weights, 2 * inner, hidden)?;
+                let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
                 (parts.0, Some(parts.1), Some((whole, activated)), last)
             }
         };
         let weights = read(last, hidden, inner)?;
-        let last = Dense::new(&source.full_name(last), weights, hidden, inner)?;
+        let last = Linear::new(&source.full_name(last), weights, hidden, inner)?;
         Ok(Self { activated, plain, both, activation: config.hidden_act, last })
     }
 
     /// xs `(b, s, hidden)` → the same, the last bias left to the next step where a GPU adds it there.
-    pub fn forward(&self, xs: &Tensor) -> Result<Unbiased> {
-        if let Some(step) = step(self.activation)
+    pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
+        if let Some(activation) = ops::Activation::from_candle(self.activation)
             && let both = self.both.as_ref().map(|(both, half)| (both, *half))
-            && let Some(inner) = self.activated.forward_activated(xs, step, self.plain.as_ref(), both)?
+            && let Some(inner) = self.activated.forward_activated(xs, activation, self.plain.as_ref(), both)?
         {
-            return self.last.forward_unbiased(&inner);
+            return self.last.forward_pending_bias(&inner);
         }
         let inner = self.activation.forward(&self.activated.forward(xs, xs.dtype())?)?;
         let inner = match &self.plain {
@@ -83,7 +84,7 @@ impl FeedForward {
     }
 
     pub fn runs_on_rows(&self) -> bool {
-        self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Dense::can_pack)
+        self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Linear::can_pack)
     }
 
     /// As [`forward`](Self::forward) on plain numbers; call only if [`runs_on_rows`](Self::runs_on_rows).
@@ -103,20 +104,15 @@ impl FeedForward {
             };
         };
         self.activated_rows(xs, tokens, f32)?;
-        plain.packed()?.multiply(xs, tokens, Epilogue::None, factors);
+        plain.packed()?.multiply(xs, tokens, ops::Activation::Identity, factors);
         f32.iter_mut().zip(factors).for_each(|(x, factor)| *x *= *factor);
         self.last_rows(f32, tokens, outer)
     }
 
     fn activated_rows<T: Element + WithDType>(&self, xs: &[f32], tokens: usize, inner: &mut Vec<T>) -> Result<()> {
-        let epilogue = match self.activation {
-            Activation::Gelu => Some(Epilogue::Gelu),
-            Activation::NewGelu | Activation::GeluPytorchTanh => Some(Epilogue::GeluTanh),
-            Activation::Silu => Some(Epilogue::Silu),
-            _ => None,
-        };
-        self.activated.packed()?.multiply(xs, tokens, epilogue.unwrap_or(Epilogue::None), inner);
-        if epilogue.is_none() {
+        let fused = ops::Activation::from_candle(self.activation);
+        self.activated.packed()?.multiply(xs, tokens, fused.unwrap_or(ops::Activation::Identity), inner);
+        if fused.is_none() {
             let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
             *inner = self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?;
         }
@@ -124,19 +120,8 @@ impl FeedForward {
     }
 
     fn last_rows<T: Element>(&self, inner: &[T], tokens: usize, outer: &mut Vec<f32>) -> Result<()> {
-        self.last.packed()?.multiply(inner, tokens, Epilogue::None, outer);
+        self.last.packed()?.multiply(inner, tokens, ops::Activation::Identity, outer);
         Ok(())
-    }
-}
-
-/// What GPUs do in one kernel.
-fn step(activation: Activation) -> Option<crate::ops::Activation> {
-    match activation {
-        Activation::Gelu => Some(crate::ops::Activation::Gelu),
-        Activation::NewGelu | Activation::GeluPytorchTanh => Some(crate::ops::Activation::GeluTanh),
-        Activation::Silu | Activation::Swish => Some(crate::ops::Activation::Silu),
-        Activation::Relu => Some(crate::ops::Activation::Relu),
-        _ => None,
     }
 }
 
@@ -149,12 +134,12 @@ pub(crate) struct Inner {
 }
 
 /// Reads a projection `(out, input)`.
-pub(crate) fn read_dense<S: WeightSource>(source: &S, out: usize, input: usize, bias: bool) -> Result<DenseWeights> {
+pub(crate) fn read_linear<S: WeightSource>(source: &S, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
-    Ok(DenseWeights { weight: source.get("weight", &[out, input])?, bias })
+    Ok(LinearWeights { weight: source.get("weight", &[out, input])?, bias })
 }
 
-/// As [`read_dense`], with its bias, as a layer.
-pub(crate) fn dense<S: WeightSource>(source: &S, out: usize, input: usize) -> Result<Dense> {
-    Dense::new(&source.full_name(""), read_dense(source, out, input, true)?, out, input)
+/// As [`read_linear`], with its bias, as a layer.
+pub(crate) fn load_linear<S: WeightSource>(source: &S, out: usize, input: usize) -> Result<Linear> {
+    Linear::new(&source.full_name(""), read_linear(source, out, input, true)?, out, input)
 }

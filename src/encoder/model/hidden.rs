@@ -71,11 +71,6 @@ impl Hidden {
     }
 }
 
-/// The dtype of what comes out of a head: f32, or f64 for an f64 model.
-pub(crate) fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 /// Rows of numbers on the CPU, in f32.
 pub(crate) fn rows(xs: &Tensor) -> Result<Vec<Vec<f32>>> {
     Ok(xs.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2()?)

@@ -12,7 +12,7 @@ use crate::encoder::model::norm::LayerNorm;
 use crate::error::{Error, Result};
 use crate::kernels::cpu::Isa;
 use crate::mask::AttentionMask;
-use crate::ops::Unbiased;
+use crate::ops::PendingBias;
 use crate::tensor::unpruned;
 use crate::weights::AttentionWeights;
 
@@ -89,7 +89,7 @@ impl Layer {
     ) -> Result<(Tensor, Option<Observed>)> {
         let own = mask.clone().and(self.mask.clone());
         let mut seen = None;
-        let attend = |xs: &Tensor| -> Result<Unbiased> {
+        let attend = |xs: &Tensor| -> Result<PendingBias> {
             let inputs = AttentionInputs::self_attention(xs, &own);
             Ok(match observe {
                 Some(what) => {
@@ -113,9 +113,14 @@ impl Layer {
     }
 
     /// All of the layer around its attention.
-    fn around(&self, xs: &Tensor, mut attend: impl FnMut(&Tensor) -> Result<Unbiased>, train: bool) -> Result<Tensor> {
-        let drop = |xs: Unbiased| match train && self.dropout > 0.0 {
-            true => Ok(drop_out(&xs.whole()?, self.dropout, train)?.into()),
+    fn around(
+        &self,
+        xs: &Tensor,
+        mut attend: impl FnMut(&Tensor) -> Result<PendingBias>,
+        train: bool,
+    ) -> Result<Tensor> {
+        let drop = |xs: PendingBias| match train && self.dropout > 0.0 {
+            true => Ok(drop_out(&xs.apply()?, self.dropout, train)?.into()),
             false => Ok::<_, Error>(xs),
         };
         let mut attend = |xs: &Tensor| drop(attend(xs)?);
@@ -127,7 +132,7 @@ impl Layer {
                 None => attend(xs)?,
             };
             let (xs, normalised) = self.output_norm.of_sum(xs, attended)?;
-            return Ok((xs + feed(&normalised)?.whole()?)?);
+            return Ok((xs + feed(&normalised)?.apply()?)?);
         }
         let attended = match &self.inner_norm {
             Some(inner) => inner.forward_sum(xs, attend(xs)?)?.into(),
@@ -135,7 +140,7 @@ impl Layer {
         };
         let xs = match first {
             Some(norm) => norm.forward_sum(xs, attended)?,
-            None => (xs + attended.whole()?)?,
+            None => (xs + attended.apply()?)?,
         };
         let fed = feed(&xs)?;
         self.output_norm.forward_sum(&xs, fed)

@@ -1,10 +1,9 @@
-use candle_core::{D, DType, Module, Tensor};
+use candle_core::{Module, Tensor};
 
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
 use crate::kernels::cpu::{Isa, add_norm};
-use crate::ops::Unbiased;
-use crate::tensor::broadcast_rows;
+use crate::ops::{Norm, PendingBias};
 use crate::tensor::with_f32_slice;
 
 /// Layer normalisation over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
@@ -50,42 +49,27 @@ impl LayerNorm {
         Self::new(weight, zeros, eps)
     }
 
-    /// The sum of both, and it normalised.
-    pub(crate) fn of_sum(&self, xs: &Tensor, add: Unbiased) -> Result<(Tensor, Tensor)> {
-        if let Some((Some(sum), ys)) = self.in_one_step(xs, Some(&add), true)? {
-            return Ok((sum, ys));
-        }
-        let sum = (xs + add.whole()?)?;
-        let ys = self.forward(&sum)?;
-        Ok((sum, ys))
+    /// The sum of both, and the normalized sum.
+    pub(crate) fn of_sum(&self, xs: &Tensor, add: PendingBias) -> Result<(Tensor, Tensor)> {
+        let (sum, ys) = self.normalize(xs, Some(&add), true)?;
+        Ok((sum.expect("`keep_sum` was set"), ys))
     }
 
-    /// The sum of both normalised.
-    pub(crate) fn forward_sum(&self, xs: &Tensor, add: Unbiased) -> Result<Tensor> {
-        match self.in_one_step(xs, Some(&add), false)? {
-            Some((_, ys)) => Ok(ys),
-            None => Ok(self.forward(&(xs + add.whole()?)?)?),
-        }
+    /// The normalized sum of both.
+    pub(crate) fn forward_sum(&self, xs: &Tensor, add: PendingBias) -> Result<Tensor> {
+        Ok(self.normalize(xs, Some(&add), false)?.1)
     }
 
-    /// As GPUs do it, if they do; with the sum, if it is wanted.
-    fn in_one_step(
-        &self,
-        xs: &Tensor,
-        add: Option<&Unbiased>,
-        keep_sum: bool,
-    ) -> Result<Option<(Option<Tensor>, Tensor)>> {
-        let (add, add_bias) = (add.map(|add| &add.ys), add.and_then(|add| add.bias.as_ref()));
-        let fits = xs.dims().last() == self.weight.dims().first() && add.is_none_or(|add| add.dims() == xs.dims());
-        if !fits || !crate::ops::Norm::takes(xs, &self.weight, [Some(&self.bias), add, add_bias]) {
-            return Ok(None);
+    /// The sum of `xs` and `add`, if `keep_sum`, and the normalized sum.
+    fn normalize(&self, xs: &Tensor, add: Option<&PendingBias>, keep_sum: bool) -> Result<(Option<Tensor>, Tensor)> {
+        if xs.dims().last() != self.weight.dims().first() {
+            let expected = format!("(…, {})", self.weight.dims()[0]);
+            return Err(Error::shape("the input of layer norm", xs.dims(), expected));
         }
-        let rows = |xs: &Tensor| xs.reshape((1, (), 1, self.weight.dims()[0]));
-        let add = add.map(rows).transpose()?;
-        let step = crate::ops::Norm {
-            xs: &rows(xs)?,
-            add: add.as_ref(),
-            add_bias,
+        let norm = Norm {
+            xs,
+            add: add.map(|add| &add.ys),
+            add_bias: add.and_then(|add| add.bias.as_ref()),
             weight: &self.weight,
             bias: Some(&self.bias),
             eps: self.eps,
@@ -93,8 +77,7 @@ impl LayerNorm {
             offset: 0.0,
             keep_sum,
         };
-        let Some((sum, ys)) = step.run()? else { return Ok(None) };
-        Ok(Some((sum.map(|sum| sum.reshape(xs.shape())).transpose()?, ys.reshape(xs.shape())?)))
+        norm.forward()
     }
 
     /// Normalises rows of numbers, or their sum with `add`, in place.
@@ -107,27 +90,6 @@ impl LayerNorm {
 
 impl Module for LayerNorm {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        if xs.dims().last() != self.weight.dims().first() {
-            return Err(
-                Error::shape("the input of layer norm", xs.dims(), format!("(…, {})", self.weight.dims()[0])).into()
-            );
-        }
-        // candle's kernels for NVIDIA GPUs cannot sum over nothing.
-        if xs.elem_count() == 0 {
-            return Ok(xs.clone());
-        }
-        if let Some((_, ys)) = self.in_one_step(xs, None, false)? {
-            return Ok(ys);
-        }
-        let dtype = xs.dtype();
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let xs = xs.to_dtype(wide)?;
-        let centred = xs.broadcast_sub(&xs.mean_keepdim(D::Minus1)?)?;
-        let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
-        let ys = centred.broadcast_div(&(variance + self.eps)?.sqrt()?)?;
-        let (weight, bias) =
-            (broadcast_rows(&self.weight.to_dtype(wide)?, &ys)?, broadcast_rows(&self.bias.to_dtype(wide)?, &ys)?);
-        let ys = ys.broadcast_mul(&weight)?.broadcast_add(&bias)?;
-        ys.to_dtype(dtype)
+        Ok(self.normalize(xs, None, false)?.1)
     }
 }

@@ -1,15 +1,14 @@
 //! BERT over rows that lie one after the other, on plain numbers: no padding, each step a single pass, buffers reused.
 
 use candle_core::{DType, Device, Tensor, WithDType};
-use half::{bf16, f16};
 
 use crate::attention::ragged::starts;
 use crate::encoder::model::bert::{BertModel, in_table};
 use crate::encoder::model::layer::{Layer, LayerBuffers};
 use crate::error::{Error, Result};
-use crate::kernels::cpu::{Element, Epilogue, Isa};
-use crate::ops::Dense;
-use crate::tensor::with_slice;
+use crate::kernels::cpu::{Element, Isa};
+use crate::ops::{Activation, Linear};
+use crate::tensor::{for_cpu_element, with_slice};
 
 impl BertModel {
     /// Whether [`forward_ragged`](Self::forward_ragged) can run: not in f64; on the CPU with weights that are no variables,
@@ -20,7 +19,7 @@ impl BertModel {
     }
 
     fn runs_on_rows(&self) -> bool {
-        self.layers.iter().all(Layer::runs_on_rows) && self.projection.as_ref().is_none_or(Dense::can_pack)
+        self.layers.iter().all(Layer::runs_on_rows) && self.projection.as_ref().is_none_or(Linear::can_pack)
     }
 
     /// Texts one after the other, without padding: their `ids` and segment types, and the number of tokens of each →
@@ -62,7 +61,7 @@ impl BertModel {
         self.embeddings_norm.add_rows(isa, &mut hidden, None)?;
         if let Some(projection) = &self.projection {
             let mut projected = Vec::new();
-            projection.packed()?.multiply(&hidden, tokens, Epilogue::None, &mut projected);
+            projection.packed()?.multiply(&hidden, tokens, Activation::Identity, &mut projected);
             hidden = projected;
         }
         let mut buffers = LayerBuffers::default();
@@ -77,11 +76,7 @@ impl BertModel {
 
     /// The sum of word, type and position embeddings.
     fn embed_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
-        match self.word_embeddings.dtype() {
-            DType::F16 => self.embed_rows_of::<f16>(ids, types, lengths),
-            DType::BF16 => self.embed_rows_of::<bf16>(ids, types, lengths),
-            _ => self.embed_rows_of::<f32>(ids, types, lengths),
-        }
+        for_cpu_element!(self.word_embeddings.dtype(), T => self.embed_rows_of::<T>(ids, types, lengths))
     }
 
     fn embed_rows_of<T: Element + WithDType>(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {

@@ -8,13 +8,14 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
-use crate::encoder::model::hidden::{Hidden, wide};
+use crate::encoder::model::hidden::Hidden;
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::Texts;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 use crate::io::json_or_default;
+use crate::tensor::compute_dtype;
 
 /// Texts to vectors, as sentence-transformers does it: tokenizer, [`BertModel`], pooling, normalisation and maximum
 /// length are what the model's folder says.
@@ -89,7 +90,7 @@ impl SentenceEncoder {
         let rows = self.texts.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
         if rows.is_empty() {
             let device = self.model.word_embeddings.device();
-            return Ok(Tensor::zeros((0, self.embedding_size()), wide(self.texts.dtype), device)?);
+            return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.texts.dtype), device)?);
         }
         Ok(Tensor::cat(&rows, 0)?)
     }

@@ -10,8 +10,8 @@ use crate::encoder::folder::Module;
 use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
 use crate::error::{Error, Result};
 use crate::io::json;
-use crate::ops::Dense;
-use crate::weights::DenseWeights;
+use crate::ops::Linear;
+use crate::weights::LinearWeights;
 
 /// `config_sentence_transformers.json`.
 #[derive(Debug, Clone, Default, serde::Deserialize)]
@@ -33,7 +33,7 @@ pub(crate) struct Pipeline {
 #[derive(Debug, Clone)]
 enum Step {
     Normalize,
-    Dense { dense: Dense, activation: fn(&Tensor) -> candle_core::Result<Tensor> },
+    Dense { dense: Linear, activation: fn(&Tensor) -> candle_core::Result<Tensor> },
 }
 
 #[derive(serde::Deserialize)]
@@ -177,8 +177,8 @@ fn load_dense(path: PathBuf, width: usize, device: &Device) -> Result<(Step, usi
     let source = Checkpoint::open(path)?.at("linear", DType::F32, device);
     let out = config.out_features;
     let bias = config.bias.then(|| source.get("bias", &[out])).transpose()?;
-    let weights = DenseWeights { weight: source.get("weight", &[out, width])?, bias };
-    Ok((Step::Dense { dense: Dense::new("dense module", weights, out, width)?, activation }, out))
+    let weights = LinearWeights { weight: source.get("weight", &[out, width])?, bias };
+    Ok((Step::Dense { dense: Linear::new("dense module", weights, out, width)?, activation }, out))
 }
 
 impl Step {

@@ -3,6 +3,21 @@
 
 use super::exp::exp;
 use super::simd::Simd;
+use crate::kernels::Activation;
+
+impl Activation {
+    /// The activation of each lane.
+    #[inline(always)]
+    pub(super) fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
+        match self {
+            Self::Identity => x,
+            Self::Gelu => gelu(s, x),
+            Self::GeluTanh => gelu_tanh(s, x),
+            Self::Silu => silu(s, x),
+            Self::Relu => s.max(x, s.splat(0.0)),
+        }
+    }
+}
 
 /// An odd function as `x · P(x²) / Q(x²)` between `-limit` and `limit`, beyond which it is constant in f32; highest
 /// powers first.

@@ -8,43 +8,18 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::element::Element;
-use super::gelu::{gelu, gelu_tanh, silu};
 use super::gemm_pairs::{pack_weights, pair_job};
 use super::isa::{Isa, Kernel};
 use super::output::Output;
 use super::pairs::Pair;
 use super::simd::Simd;
 use super::tile::{Rows, product};
+use crate::kernels::Activation;
 
 /// Rows that share a pass over the weights.
 const ROW_BLOCK: usize = 64;
 /// Multiply-adds below which a second thread costs more than it brings.
 const SERIAL: usize = 1 << 23;
-
-/// What happens to `x W + b` before it is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only feed-forwards activate"))]
-pub(crate) enum Epilogue {
-    None,
-    /// `x · Φ(x)` by the error function.
-    Gelu,
-    /// `x · Φ(x)` by the hyperbolic tangent.
-    GeluTanh,
-    /// `x / (1 + e^-x)`.
-    Silu,
-}
-
-impl Epilogue {
-    #[inline(always)]
-    pub(super) fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
-        match self {
-            Self::None => x,
-            Self::Gelu => gelu(s, x),
-            Self::GeluTanh => gelu_tanh(s, x),
-            Self::Silu => silu(s, x),
-        }
-    }
-}
 
 /// Weights `(n, k)` and a bias, packed for one instruction set: panels of columns of the product, in each the first term
 /// of every column, then the second; bf16 two terms at a time.
@@ -120,17 +95,23 @@ impl Packed {
     }
 
     /// `a` `(rows, k)` times the weights, plus the bias; `out` becomes `(rows, n)`.
-    pub(crate) fn multiply<A: Element, O: Element>(&self, a: &[A], rows: usize, epilogue: Epilogue, out: &mut Vec<O>) {
+    pub(crate) fn multiply<A: Element, O: Element>(
+        &self,
+        a: &[A],
+        rows: usize,
+        activation: Activation,
+        out: &mut Vec<O>,
+    ) {
         assert_eq!(a.len(), rows * self.k, "the input's size");
         out.clear();
         out.reserve(rows * self.n);
-        self.multiply_to(a, rows, epilogue, Output(out.as_mut_ptr()));
+        self.multiply_to(a, rows, activation, Output(out.as_mut_ptr()));
         // SAFETY: every row and every column of every panel was written.
         unsafe { out.set_len(rows * self.n) };
     }
 
     /// Writes `rows · n` numbers.
-    fn multiply_to<A: Element, O: Element>(&self, a: &[A], rows: usize, epilogue: Epilogue, out: Output<O>) {
+    fn multiply_to<A: Element, O: Element>(&self, a: &[A], rows: usize, activation: Activation, out: Output<O>) {
         let panels = self.bias.len() / self.width;
         let row_blocks = rows.div_ceil(ROW_BLOCK);
         let parallel = rows * self.n * self.k >= SERIAL && rayon::current_num_threads() > 1;
@@ -148,7 +129,7 @@ impl Packed {
                 to: rows.min((block + 1) * ROW_BLOCK),
                 first: (part * group).min(panels),
                 last: ((part + 1) * group).min(panels),
-                epilogue,
+                activation,
             };
             match &self.panels {
                 Panels::Floats(panels) => {
@@ -174,7 +155,7 @@ pub(super) struct Job<'a, A, O> {
     pub to: usize,
     pub first: usize,
     pub last: usize,
-    pub epilogue: Epilogue,
+    pub activation: Activation,
 }
 
 impl<A, O: Element> Job<'_, A, O> {
@@ -194,7 +175,7 @@ impl<A, O: Element> Job<'_, A, O> {
             // SAFETY: `bias` has `width` numbers; `multiply` made room for the output, and where it is no f32 or the
             // panel is not full, it is stored aside first.
             unsafe {
-                let sum = self.epilogue.apply(s, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
+                let sum = self.activation.apply(s, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
                 let to = if direct { self.out.0.cast::<f32>().add(at) } else { aside.as_mut_ptr() };
                 s.store(to.add(v * S::LANES), sum);
             }

@@ -38,7 +38,7 @@ mod x86_bf16;
 pub(crate) use attention::{Attention, attend, scratch_floats};
 pub(crate) use batch::Batch;
 pub(crate) use element::Element;
-pub(crate) use gemm::{Epilogue, Packed};
+pub(crate) use gemm::Packed;
 pub(crate) use heads::Heads;
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};

@@ -3,7 +3,8 @@
 use half::bf16;
 
 use super::{Random, convert, isas, scalar, wide};
-use crate::kernels::cpu::gemm::{Epilogue, Packed};
+use crate::kernels::Activation;
+use crate::kernels::cpu::gemm::Packed;
 use crate::kernels::cpu::simd::Portable;
 
 #[test]
@@ -16,17 +17,17 @@ fn products_of_odd_sizes() {
         let rounded = |numbers: &[f32]| wide(&convert::<bf16>(numbers));
         let (a_bf16, w_bf16) = (rounded(&a), rounded(&w));
         for isa in isas() {
-            for (epilogue, bias) in [
-                (Epilogue::None, Some(&bias[..])),
-                (Epilogue::Gelu, Some(&bias)),
-                (Epilogue::GeluTanh, Some(&bias)),
-                (Epilogue::None, None),
+            for (activation, bias) in [
+                (Activation::Identity, Some(&bias[..])),
+                (Activation::Gelu, Some(&bias)),
+                (Activation::GeluTanh, Some(&bias)),
+                (Activation::Identity, None),
             ] {
-                let what = format!("{} {rows}×{k}×{n} {epilogue:?}", isa.name());
+                let what = format!("{} {rows}×{k}×{n} {activation:?}", isa.name());
                 let packed = Packed::new(isa, &w, bias, n, k);
-                check(&packed, [&a, &w], bias, epilogue, [rows, k, n], &what);
+                check(&packed, [&a, &w], bias, activation, [rows, k, n], &what);
                 let packed = Packed::new_bf16(isa, &w_bf16, bias, n, k);
-                check(&packed, [&a_bf16, &w_bf16], bias, epilogue, [rows, k, n], &format!("{what} bf16"));
+                check(&packed, [&a_bf16, &w_bf16], bias, activation, [rows, k, n], &format!("{what} bf16"));
             }
         }
     }
@@ -36,26 +37,26 @@ fn check(
     packed: &Packed,
     [a, w]: [&[f32]; 2],
     bias: Option<&[f32]>,
-    epilogue: Epilogue,
+    activation: Activation,
     [rows, k, n]: [usize; 3],
     what: &str,
 ) {
     let mut got = vec![f32::NAN; rows * n];
-    packed.multiply(a, rows, epilogue, &mut got); // what is not written shows
+    packed.multiply(a, rows, activation, &mut got); // what is not written shows
     for (i, got) in got.iter().enumerate() {
         let (row, column) = (i / n, i % n);
         let pairs = a[row * k..][..k].iter().zip(&w[column * k..][..k]);
         let sum: f64 = pairs.map(|(a, w)| f64::from(*a) * f64::from(*w)).sum();
         let sum = sum + bias.map_or(0.0, |bias| f64::from(bias[column]));
         // The activations themselves have tests of their own; here it tells only that they were applied.
-        let want = f64::from(scalar(Portable, |v| epilogue.apply(Portable, v), sum as f32));
+        let want = f64::from(scalar(Portable, |v| activation.apply(Portable, v), sum as f32));
         let error = (f64::from(*got) - want).abs();
         assert!(error < 2e-5 + 2e-6 * want.abs(), "{what} [{row}, {column}]: {got}, want {want}");
     }
     // A row alone is the same row.
     let mut alone = vec![f32::NAN; n];
     let last = rows - 1;
-    packed.multiply(&a[last * k..], 1, epilogue, &mut alone);
+    packed.multiply(&a[last * k..], 1, activation, &mut alone);
     assert_eq!(alone, got[last * n..], "{what}");
 }
 
