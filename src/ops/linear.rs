@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{D, DType, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kernels::cpu::Packed;
+use crate::kernels::cpu::PackedWeights;
 use crate::ops::Activated;
 use crate::ops::pack::{multiply, pack};
 use crate::tensor::broadcast_rows;
@@ -18,7 +18,7 @@ pub(crate) struct Linear {
     pub(super) weight: Tensor,
     pub(super) bias: Option<Tensor>,
     /// The weights as the CPU kernel reads them, made when first needed.
-    pub(super) packed: Arc<OnceLock<Packed>>,
+    pub(super) packed: Arc<OnceLock<PackedWeights>>,
 }
 
 impl Linear {
@@ -57,7 +57,7 @@ impl Linear {
     }
 
     /// The packed weights; call only if [`can_pack`](Self::can_pack).
-    pub(crate) fn packed(&self) -> Result<&Packed> {
+    pub(crate) fn packed(&self) -> Result<&PackedWeights> {
         match self.packed.get() {
             Some(packed) => Ok(packed),
             None => {

@@ -7,7 +7,7 @@ use candle_core::{D, DType, Tensor};
 use super::linear::Linear;
 use super::pack::{multiply, pack};
 use crate::error::{Error, Result};
-use crate::kernels::cpu::{Isa, Packed};
+use crate::kernels::cpu::{Isa, PackedWeights};
 use crate::tensor::same_dtype_and_device;
 use crate::weights::{LinearWeights, QkvWeights, in_order};
 
@@ -20,7 +20,7 @@ pub(crate) struct Qkv {
     /// The rows as they are stored, if that is another order and they may change: they are put in order for each call.
     unordered: Option<QkvWeights>,
     /// All three packed in one, made when first needed.
-    packed: Arc<OnceLock<Packed>>,
+    packed: Arc<OnceLock<PackedWeights>>,
     /// The outputs of q, k, v.
     rows: [usize; 3],
     h_kv: usize,
@@ -77,7 +77,7 @@ impl Qkv {
     }
 
     /// The packed weights of all three; call only if [`can_pack`](Self::can_pack).
-    pub(crate) fn packed(&self) -> Result<&Packed> {
+    pub(crate) fn packed(&self) -> Result<&PackedWeights> {
         match self.packed.get() {
             Some(packed) => Ok(packed),
             None => {
@@ -90,7 +90,7 @@ impl Qkv {
     /// Whether the inputs of packed weights are rounded to bf16; `false` where none are packed.
     pub(crate) fn rounds_to_bf16(&self) -> Result<bool> {
         let bf16 = self.weight().dtype() == DType::BF16 && self.parts.iter().all(Linear::can_pack);
-        Ok(bf16 && Isa::detect()?.has_pairs())
+        Ok(bf16 && Isa::detect()?.has_bf16_dot())
     }
 
     /// Projects `[query, key, value]`, each `(b, s, in)`, and cuts the results into heads: `(b, s, h, d)` in `dtype`.

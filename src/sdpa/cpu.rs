@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
 use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{Attention, Batch, Element, Heads, Isa};
+use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa};
 use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions, last_dim_contiguous};
@@ -41,11 +41,11 @@ fn run<T: Element + WithDType>(
     let sinks = options.sinks.map(|sinks| with_f32_slice(sinks, <[f32]>::to_vec)).transpose()?;
     let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);
     let (q, k, v) = (Slice::<T>::new(&q)?, Slice::<T>::new(&k)?, Slice::<T>::new(&v)?);
-    let attention = Attention {
+    let attention = AttentionProblem {
         q: heads(&q),
         k: heads(&k),
         v: heads(&v),
-        batch: rows.map_or(Batch::Padded { b, s_q, s_kv }, |starts| Batch::Ragged { starts }),
+        batch: rows.map_or(Batch::Padded { b, s_q, s_kv }, |starts| Batch::Ragged { offsets: starts }),
         appended: options.appended_keys,
         h,
         h_kv: call.h_kv,
@@ -63,7 +63,7 @@ fn run<T: Element + WithDType>(
 }
 
 /// `(b, s, h, d)`.
-fn heads<'a, T: WithDType>(tensor: &'a Slice<T>) -> Heads<'a, T> {
+fn heads<'a, T: WithDType>(tensor: &'a Slice<T>) -> HeadsView<'a, T> {
     let [b, s, h, _] = tensor.strides::<4>();
-    Heads { data: tensor.data(), strides: [b, s, h] }
+    HeadsView { data: tensor.data(), strides: [b, s, h] }
 }

@@ -12,7 +12,7 @@ use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::Activation;
 use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{Attention, Batch, Element, Heads, Isa};
+use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa};
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::Position;
@@ -144,11 +144,12 @@ impl MultiHeadAttention {
         let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
         let (d, d_v) = (self.config.head_dim(), self.config.value_head_dim());
         let weights = self.qkv.packed()?;
-        let width = weights.columns(); // h · d + h_kv · d + h_kv · d_v
+        let width = weights.out_features(); // h · d + h_kv · d + h_kv · d_v
         weights.multiply(xs, tokens, Activation::Identity, qkv);
         rotate(qkv);
 
-        let from = |start: usize, size: usize| Heads { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
+        let from =
+            |start: usize, size: usize| HeadsView { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
         let mut mask = Cow::Borrowed(mask);
         if let Position::Alibi(alibi) = &self.config.position {
             mask = Cow::Owned(mask.into_owned().and(AttentionMask::distances(alibi.of_heads(h), alibi.symmetric)));
@@ -158,11 +159,11 @@ impl MultiHeadAttention {
         }
         let mask = mask.lower(&Device::Cpu)?;
         let mask = mask.slices()?;
-        let attention = Attention {
+        let attention = AttentionProblem {
             q: from(0, d),
             k: from(h * d, d),
             v: from((h + h_kv) * d, d_v),
-            batch: Batch::Ragged { starts },
+            batch: Batch::Ragged { offsets: starts },
             appended: 0,
             h,
             h_kv,
@@ -212,7 +213,7 @@ impl MultiHeadAttention {
         let width = self.config.output_size();
         let mut nothing = Vec::<T>::new();
         let packed = self.o_proj.packed()?;
-        packed.multiply(&vec![0f32; packed.inputs()], 1, Activation::Identity, &mut nothing);
+        packed.multiply(&vec![0f32; packed.in_features()], 1, Activation::Identity, &mut nothing);
         let mut output = Vec::with_capacity(b * s * width);
         for (&length, &start) in lengths.iter().zip(&starts) {
             output.extend_from_slice(&ys[start * width..][..length * width]);

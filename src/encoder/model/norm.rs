@@ -2,7 +2,7 @@ use candle_core::{Module, Tensor};
 
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
-use crate::kernels::cpu::{Isa, add_norm};
+use crate::kernels::cpu::{Isa, residual_layer_norm};
 use crate::ops::{Norm, PendingBias};
 use crate::tensor::with_f32_slice;
 
@@ -83,7 +83,7 @@ impl LayerNorm {
     /// Normalises rows of numbers, or their sum with `add`, in place.
     pub(crate) fn add_rows(&self, isa: Isa, xs: &mut [f32], add: Option<&[f32]>) -> Result<()> {
         with_f32_slice(&self.weight, |weight| {
-            with_f32_slice(&self.bias, |bias| add_norm(isa, xs, add, weight, bias, self.eps as f32))
+            with_f32_slice(&self.bias, |bias| residual_layer_norm(isa, xs, add, weight, bias, self.eps as f32))
         })?
     }
 }

@@ -93,7 +93,7 @@ impl BertModel {
                         // In the order in which `BertModel::forward` adds them.
                         let tables = [(words, id), (of_types, kind), (of_positions, position)];
                         for (table, row) in tables.into_iter().filter(|(table, _)| !table.is_empty()) {
-                            let row = T::floats(&table[row as usize * width..][..width], &mut buffer);
+                            let row = T::as_f32(&table[row as usize * width..][..width], &mut buffer);
                             sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
                         }
                     }

@@ -1,57 +1,35 @@
-//! Softmax attention without a score matrix: keys are taken in blocks, the softmax is carried along
-//! ([Milakov 2018](https://arxiv.org/abs/1805.02867), [Dao 2022](https://arxiv.org/abs/2205.14135)).
+//! Fused attention: softmax attention without a score matrix.
 //!
-//! What a query gets does not depend on the other queries, rows or heads of the call, nor on how the work is shared:
-//! scores and outputs are sums in a fixed order, blocks start at key 0 and are of one size. So a sequence's result is
-//! bitwise the same alone, in any batch, with any padding, on any number of threads.
+//! The keys are taken in blocks, and the softmax is updated from block to block
+//! ([Milakov 2018](https://arxiv.org/abs/1805.02867), [Dao 2022](https://arxiv.org/abs/2205.14135)). Memory is linear in
+//! the number of keys, and a tile of scores never leaves the L1 cache.
+//!
+//! The result of a query does not depend on the other queries, sequences or heads of the call, nor on how the work is
+//! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the result of
+//! a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
 use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::batch::Batch;
-use super::blocks::Floats;
-use super::blocks_pairs::Halves;
-use super::core::{BLOCK, Core, Tokens};
 use super::element::Element;
-use super::heads::Heads;
-use super::isa::{Isa, Kernel};
-use super::mask::Mask;
-use super::output::Output;
-use super::pairs::{PairDot, PairKernel};
-use super::simd::Simd;
-use super::soften::{Place, sees_any, soften};
+use super::isa::Isa;
+use super::isa::bf16_dot::Bf16Dot;
+use super::isa::kernel::{Bf16Kernel, Kernel};
+use super::isa::simd::Simd;
+use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
+use super::problem::AttentionProblem;
+use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::shared_out::SharedOut;
+use super::tile_bf16::TileBf16;
+use super::tile_f32::TileF32;
 
-/// Queries that go through a block of keys before the next one is fetched.
-const QUERIES: usize = 64;
-/// Multiply-adds below which a second thread costs more than it brings.
-const SERIAL: usize = 1 << 18;
+/// Queries that are multiplied with a key block before the next key block is fetched.
+const QUERY_BLOCK: usize = 64;
+/// Multiply-adds below which a second thread costs more than it gains.
+const MIN_PARALLEL_WORK: usize = 1 << 18;
 
-/// One call: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)`; ragged, `b` is 1 and the tokens
-/// of all rows follow each other.
-#[derive(Debug)]
-pub(crate) struct Attention<'a, T> {
-    pub q: Heads<'a, T>,
-    pub k: Heads<'a, T>,
-    pub v: Heads<'a, T>,
-    pub batch: Batch<'a>,
-    /// Keys after those under the mask, which every query sees.
-    pub appended: usize,
-    pub h: usize,
-    pub h_kv: usize,
-    pub d: usize,
-    pub d_v: usize,
-    pub scale: f32,
-    /// Scores become `softcap · tanh(score / softcap)` before they are masked.
-    pub softcap: Option<f32>,
-    /// A score a head that takes part in the softmax and has no value.
-    pub sinks: Option<&'a [f32]>,
-    pub mask: Mask<'a>,
-    /// Whether the products may round their operands to bf16, where there are instructions for that; sums stay f32.
-    pub bf16: bool,
-}
-
-/// Part of the queries of one row and one key-value head.
+/// Part of the queries of one sequence, for the query heads of one key-value head.
 #[derive(Clone, Copy)]
 struct Task {
     b: usize,
@@ -64,167 +42,174 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs the call; `to` becomes `(queries, h, d_v)`, one row's queries after the other's.
-pub(crate) fn attend<T: Element>(isa: Isa, call: &Attention<T>, to: &mut Vec<T>) {
-    let size = call.batch.queries() * call.h * call.d_v;
+/// Computes attention. `to` becomes `(queries, h, d_v)`, the queries of one sequence after those of the other.
+pub(crate) fn attend<T: Element>(isa: Isa, problem: &AttentionProblem<T>, to: &mut Vec<T>) {
+    let size = problem.batch.queries() * problem.h * problem.d_v;
     to.clear();
     to.reserve(size);
-    let output = Output(to.as_mut_ptr());
+    let out = SharedOut(to.as_mut_ptr());
     let run = |task: &Task| {
         SCRATCH.with_borrow_mut(|scratch| {
-            let work = Work { call, task: *task, scratch, output };
-            match call.bf16 && isa.has_pairs() {
-                true => isa.run_pairs(work),
-                false => isa.run(work),
-            }
+            let kernel = TaskKernel { problem, task: *task, scratch, out };
+            if problem.bf16 && isa.has_bf16_dot() { isa.run_bf16(kernel) } else { isa.run(kernel) }
         });
     };
-    let tasks = tasks(call);
-    match tasks.len() {
-        0 => {}
-        1 => run(&tasks[0]),
-        _ if work(call) < SERIAL => tasks.iter().for_each(run),
-        _ => tasks.par_iter().for_each(run),
+    let tasks = tasks(problem);
+    if tasks.len() > 1 && problem.multiply_adds() >= MIN_PARALLEL_WORK {
+        tasks.par_iter().for_each(run);
+    } else {
+        tasks.iter().for_each(run);
     }
-    // SAFETY: the tasks together are all queries of all heads, and each writes all of its own.
+    // SAFETY: the tasks cover all queries and heads, and each task writes all of its own.
     unsafe { to.set_len(size) };
 }
 
-/// A task with all it needs.
-struct Work<'a, T> {
-    call: &'a Attention<'a, T>,
-    task: Task,
-    scratch: &'a mut Vec<f32>,
-    output: Output<T>,
-}
-
-impl<T: Element> Kernel for Work<'_, T> {
-    #[inline(always)]
-    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        task_of(Floats::<S, MR, NR>(s), self);
-    }
-}
-
-impl<T: Element> PairKernel for Work<'_, T> {
-    #[inline(always)]
-    fn run<S: Simd, D: PairDot>(self, s: S, d: D) {
-        task_of(Halves(s, d), self);
-    }
-}
-
-/// Multiply-adds of the whole call, if nothing is masked.
-fn work<T>(call: &Attention<T>) -> usize {
-    let pairs: usize = (0..call.batch.rows()).map(|b| call.batch.s_q(b) * (call.batch.s_kv(b) + call.appended)).sum();
-    pairs * call.h * (call.d + call.d_v)
-}
-
-/// Floats that one thread needs beside its inputs and outputs: packed keys and values, and a little for the queries.
+/// Size in f32 values of the memory that one thread needs beside inputs and outputs: the packed keys and values, and the
+/// packed queries, sums and scores of a query block.
 pub(crate) fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
     let d_v = d_v.next_multiple_of(16);
-    keys.next_multiple_of(BLOCK) * (d + d_v) + QUERIES * (d + d_v + 2) + 8 * BLOCK + d
+    keys.next_multiple_of(KEY_BLOCK) * (d + d_v) + QUERY_BLOCK * (d + d_v + 2) + 8 * KEY_BLOCK + d
 }
 
-fn tasks<T>(call: &Attention<T>) -> Vec<Task> {
-    let heads = call.batch.rows() * call.h_kv;
-    // Each part packs the keys again, so only as many parts as keep all threads busy, and no short ones.
+fn tasks<T>(problem: &AttentionProblem<T>) -> Vec<Task> {
+    let batch = problem.batch;
+    let heads = batch.sequences() * problem.h_kv;
+    // Every task packs its keys again. So there are only as many tasks as keep all threads busy, and no short ones.
     let wanted = (2 * rayon::current_num_threads()).div_ceil(heads.max(1));
-    let of_head = |(b, h_kv): (usize, usize)| {
-        let s_q = call.batch.s_q(b);
-        let rows = s_q.div_ceil(wanted.min(s_q.div_ceil(2 * QUERIES)).max(1)).next_multiple_of(QUERIES);
-        (0..s_q).step_by(rows.max(1)).map(move |from| Task { b, h_kv, from, to: s_q.min(from + rows) })
+    let tasks_of_head = |(b, h_kv): (usize, usize)| {
+        let s_q = batch.s_q(b);
+        let queries = s_q.div_ceil(wanted.min(s_q.div_ceil(2 * QUERY_BLOCK)).max(1)).next_multiple_of(QUERY_BLOCK);
+        (0..s_q).step_by(queries.max(1)).map(move |from| Task { b, h_kv, from, to: s_q.min(from + queries) })
     };
-    (0..call.batch.rows()).flat_map(|b| (0..call.h_kv).map(move |h_kv| (b, h_kv))).flat_map(of_head).collect()
+    let heads = (0..batch.sequences()).flat_map(|b| (0..problem.h_kv).map(move |h_kv| (b, h_kv)));
+    heads.flat_map(tasks_of_head).collect()
 }
 
-/// The scratch memory of a task, cut up.
-struct Buffers<'a> {
+/// A task as a kernel.
+struct TaskKernel<'a, T> {
+    problem: &'a AttentionProblem<'a, T>,
+    task: Task,
+    scratch: &'a mut Vec<f32>,
+    out: SharedOut<T>,
+}
+
+impl<T: Element> Kernel for TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        self.run_with(TileF32::<S, MR, NR>(s));
+    }
+}
+
+impl<T: Element> Bf16Kernel for TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D) {
+        self.run_with(TileBf16(s, dot));
+    }
+}
+
+/// The scratch memory of a task, divided by purpose.
+struct Scratch<'a> {
     keys: &'a mut [f32],
     values: &'a mut [f32],
     queries: &'a mut [f32],
-    sums: &'a mut [f32],
-    max: &'a mut [f32],
-    total: &'a mut [f32],
+    output: &'a mut [f32],
+    row_max: &'a mut [f32],
+    row_sum: &'a mut [f32],
     scores: &'a mut [f32],
-    row: &'a mut [f32],
+    tokens: &'a mut [f32],
 }
 
-impl<'a> Buffers<'a> {
-    /// For `keys` keys, a multiple of the core's panel.
-    fn cut<C: Core>(scratch: &'a mut Vec<f32>, keys: usize, d: usize, width_v: usize) -> Self {
-        let (width, row) = (C::key_width(d), 2 * d + C::key_width(d) + 3 * width_v);
-        let sums = QUERIES * width_v;
-        let sizes =
-            [keys * width, C::values_before(keys, width_v), QUERIES * width, sums, QUERIES, QUERIES, C::SCORES, row];
+impl<'a> Scratch<'a> {
+    /// For `keys` keys, a multiple of the tile's panel.
+    fn divide<C: ScoreTile>(memory: &'a mut Vec<f32>, keys: usize, d: usize, width_v: usize) -> Self {
+        let width = C::key_width(d);
+        let sizes = [
+            keys * width,
+            C::values_offset(keys, width_v),
+            QUERY_BLOCK * width,
+            QUERY_BLOCK * width_v,
+            QUERY_BLOCK,
+            QUERY_BLOCK,
+            C::SCORES,
+            2 * d + width + 3 * width_v,
+        ];
         let total = sizes.iter().sum();
-        if scratch.len() < total {
-            scratch.resize(total, 0.0);
+        if memory.len() < total {
+            memory.resize(total, 0.0);
         }
-        let mut rest = scratch.as_mut_slice();
-        let [keys, values, queries, sums, max, total, scores, row] = sizes.map(|size| {
+        let mut rest = memory.as_mut_slice();
+        let [keys, values, queries, output, row_max, row_sum, scores, tokens] = sizes.map(|size| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
             rest = after;
             part
         });
-        Self { keys, values, queries, sums, max, total, scores, row }
+        Self { keys, values, queries, output, row_max, row_sum, scores, tokens }
     }
 }
 
-/// One task.
-#[inline(always)]
-fn task_of<C: Core, T: Element>(core: C, work: Work<T>) {
-    let Work { call, task: Task { b, h_kv, from, to }, scratch, output } = work;
-    let (s, d, d_v) = (core.simd(), call.d, call.d_v);
-    debug_assert!(BLOCK.is_multiple_of(C::PANEL) && QUERIES.is_multiple_of(C::ROWS));
-    let (width, width_v) = (C::key_width(d), C::value_width(d_v));
-    let (s_q, s_kv, row) = (call.batch.s_q(b), call.batch.s_kv(b), call.batch.start(b));
+impl<T: Element> TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run_with<C: ScoreTile>(self, tile: C) {
+        let Self { problem, task: Task { b, h_kv, from, to }, scratch, out } = self;
+        let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
+        const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL) && QUERY_BLOCK.is_multiple_of(C::ROWS)) };
+        let (width, width_v) = (C::key_width(d), C::value_width(d_v));
+        let (s_q, s_kv, start) = (problem.batch.s_q(b), problem.batch.s_kv(b), problem.batch.start(b));
 
-    // Keys that no query of the task sees are not even packed.
-    let seen = (from..to).map(|i| call.mask.range(b, i, s_q, s_kv));
-    let last = seen.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
-    let keys = if call.appended > 0 { s_kv + call.appended } else { last };
-    let buffers = Buffers::cut::<C>(scratch, keys.next_multiple_of(C::PANEL), d, width_v);
-    core.pack_keys(Tokens { heads: &call.k, row, h: h_kv, from: 0, count: keys, d }, buffers.row, buffers.keys);
-    let values = Tokens { heads: &call.v, row, h: h_kv, from: 0, count: keys, d: d_v };
-    core.pack_values(values, width_v, buffers.row, buffers.values);
+        // Keys after the last one that any query of the task sees are not even packed.
+        let ranges = (from..to).map(|i| problem.mask.range(b, i, s_q, s_kv));
+        let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
+        let keys = if problem.appended > 0 { s_kv + problem.appended } else { visible };
+        let scratch = Scratch::divide::<C>(scratch, keys.next_multiple_of(C::PANEL), d, width_v);
+        let packed_keys = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
+        tile.pack_keys(packed_keys, scratch.tokens, scratch.keys);
+        let packed_values = Tokens { heads: &problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
+        tile.pack_values(packed_values, width_v, scratch.tokens, scratch.values);
 
-    let (query_factor, factor) = C::split_scale(call.scale);
-    let group = call.h / call.h_kv;
-    for h in h_kv * group..(h_kv + 1) * group {
-        let sink = call.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
-        for first in (from..to).step_by(QUERIES) {
-            let rows = QUERIES.min(to - first);
-            let used = rows.next_multiple_of(C::ROWS);
-            let queries = Tokens { heads: &call.q, row, h, from: first, count: rows, d };
-            core.pack_queries(queries, query_factor, buffers.row, &mut buffers.queries[..used * width]);
-            buffers.sums[..used * width_v].fill(0.0);
-            buffers.max[..used].fill(sink);
-            buffers.total[..used].fill(if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 });
-            for block in (0..keys).step_by(BLOCK) {
-                let count = BLOCK.min(keys - block);
-                for tile in (0..rows).step_by(C::ROWS) {
-                    let rows = C::ROWS.min(rows - tile);
-                    let place = Place { b, h, s_q, s_kv, query: first + tile, rows, start: block, count, factor };
-                    if !sees_any(call, place) {
-                        continue;
+        let (query_factor, score_factor) = C::split_scale(problem.scale);
+        let group = problem.h / problem.h_kv;
+        for h in h_kv * group..(h_kv + 1) * group {
+            let sink = problem.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
+            for first in (from..to).step_by(QUERY_BLOCK) {
+                let rows = QUERY_BLOCK.min(to - first);
+                let used = rows.next_multiple_of(C::ROWS);
+                let queries = Tokens { heads: &problem.q, start, h, from: first, count: rows, d };
+                tile.pack_queries(queries, query_factor, scratch.tokens, &mut scratch.queries[..used * width]);
+                // A sink is a score that was seen before the first key, with a value of 0.
+                scratch.output[..used * width_v].fill(0.0);
+                scratch.row_max[..used].fill(sink);
+                scratch.row_sum[..used].fill(if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 });
+                for block in (0..keys).step_by(KEY_BLOCK) {
+                    let count = KEY_BLOCK.min(keys - block);
+                    for row in (0..rows).step_by(C::ROWS) {
+                        let rows = C::ROWS.min(rows - row);
+                        let pos = TilePos { b, h, s_q, s_kv, query: first + row, rows, start: block, count };
+                        if !any_visible(&problem.mask, pos) {
+                            continue;
+                        }
+                        let range = |size: usize| row * size..(row + C::ROWS) * size;
+                        let queries = &scratch.queries[range(width)];
+                        tile.scores(rows, queries, d, &scratch.keys[block * width..], count, scratch.scores);
+                        let mut state = SoftmaxState {
+                            row_max: &mut scratch.row_max[range(1)],
+                            row_sum: &mut scratch.row_sum[range(1)],
+                            output: &mut scratch.output[range(width_v)],
+                            width_v,
+                        };
+                        online_softmax_update(s, problem, pos, score_factor, scratch.scores, &mut state);
+                        let values = &scratch.values[C::values_offset(block, width_v)..];
+                        tile.accumulate_values(rows, scratch.scores, values, count, state.output, width_v);
                     }
-                    let of = |size: usize| tile * size..(tile + C::ROWS) * size;
-                    let queries = &buffers.queries[of(width)];
-                    core.scores(rows, queries, d, &buffers.keys[block * width..], count, buffers.scores);
-                    let (max, total) = (&mut buffers.max[of(1)], &mut buffers.total[of(1)]);
-                    let sums = &mut buffers.sums[of(width_v)];
-                    soften(s, call, place, buffers.scores, max, total, sums, width_v);
-                    let values = &buffers.values[C::values_before(block, width_v)..];
-                    core.add_values(rows, buffers.scores, values, count, sums, width_v);
                 }
-            }
-            for (i, sums) in buffers.sums.chunks_exact_mut(width_v).take(rows).enumerate() {
-                let total = buffers.total[i];
-                // A query that saw nothing has a total of 0 and sums of 0.
-                let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
-                sums.iter_mut().for_each(|x| *x *= factor);
-                let at = ((call.batch.queries_before(b) + first + i) * call.h + h) * d_v;
-                // SAFETY: `attend` made room for the output; this query and head belong to this task alone.
-                T::narrow(&sums[..d_v], unsafe { output.places(at, d_v) });
+                for (i, row) in scratch.output.chunks_exact_mut(width_v).take(rows).enumerate() {
+                    let row_sum = scratch.row_sum[i];
+                    // A query that sees no key has sums of 0, and its output is 0.
+                    let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
+                    row.iter_mut().for_each(|x| *x *= factor);
+                    let at = ((problem.batch.queries_before(b) + first + i) * problem.h + h) * d_v;
+                    // SAFETY: `attend` has reserved the output; only this task writes this query and head.
+                    T::downcast(&row[..d_v], unsafe { out.part(at, d_v) });
+                }
             }
         }
     }

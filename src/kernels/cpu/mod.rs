@@ -1,46 +1,55 @@
-//! CPU kernels over slices and strides. The algorithm is written once, generic over [`simd::Simd`]; an instruction set
-//! only instantiates it. All `unsafe` of the crate but one memory map is in here.
+//! CPU kernels over slices and strides: fused attention, products with packed weights, layer normalization.
+//!
+//! **Each algorithm is written once**, generic over [`Simd`](isa::simd::Simd), and an instruction set only instantiates
+//! it. Kernels written per instruction set would be several copies of the same loops, and the tests of one copy would say
+//! nothing about the next. Leaving the vectors to the compiler was rejected, too: it vectorizes a sum only by changing the
+//! order of its terms, which is not allowed to floating-point code, and it does not keep a tile of sums in registers.
+//!
+//! **An instruction set is a value**, a capability token that only run-time detection returns
+//! ([`InstructionSet`](isa::kernel::InstructionSet)). A binary runs on any processor, so the instructions may be missing,
+//! and to execute a missing one is undefined behavior. With tokens, the check is made once, the value proves it wherever it
+//! goes, and operations on registers are safe methods. Function pointers, or a check in each operation, would forbid
+//! inlining, and with it registers that live longer than one operation. [memchr](https://docs.rs/memchr) has the same
+//! design.
+//!
+//! **Attention takes the keys in blocks with an online softmax** ([Milakov 2018](https://arxiv.org/abs/1805.02867),
+//! [Rabe 2021](https://arxiv.org/abs/2112.05682), [Dao 2022](https://arxiv.org/abs/2205.14135)). A score matrix would be
+//! written to memory and read back three times, and it grows with the square of the sequence length. A tile of scores by
+//! one key block stays in the L1 cache. Blocks start at key 0 and have one size, so results do not depend on the batch.
+//!
+//! From the bottom up: [`isa`], [`math`], element types and the [`microkernel`]; then the attention problem, its masks,
+//! score tiles and online softmax; and packing and products beside them. Nothing here takes a `Tensor`, an
+//! attention mask of the API, or a configuration.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
-mod batch;
-mod blocks;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
-mod blocks_pairs;
-mod core;
 mod element;
-mod exp;
-mod gelu;
 mod gemm;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
-mod gemm_pairs;
-mod heads;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+mod gemm_bf16;
+mod gemm_f32;
+mod gemm_task;
 mod isa;
-mod mask;
-#[cfg(target_arch = "aarch64")]
-mod neon;
-mod output;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has such instructions
-mod pairs;
 #[cfg(feature = "encoder")]
-mod rows;
-mod simd;
-mod soften;
+mod layer_norm;
+mod mask;
+mod math;
+mod microkernel;
+mod online_softmax;
+mod packing;
+mod problem;
+mod score_tile;
+mod shared_out;
 #[cfg(test)]
 pub(super) mod tests;
-mod tile;
-#[cfg(target_arch = "x86_64")]
-mod x86;
-#[cfg(target_arch = "x86_64")]
-mod x86_bf16;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+mod tile_bf16;
+mod tile_f32;
 
-pub(crate) use attention::{Attention, attend, scratch_floats};
-pub(crate) use batch::Batch;
+pub(crate) use attention::{attend, scratch_floats};
 pub(crate) use element::Element;
-pub(crate) use gemm::Packed;
-pub(crate) use heads::Heads;
 pub(crate) use isa::Isa;
-pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
 #[cfg(feature = "encoder")]
-pub(crate) use rows::add_norm;
+pub(crate) use layer_norm::residual_layer_norm;
+pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
+pub(crate) use packing::PackedWeights;
+pub(crate) use problem::{AttentionProblem, Batch, HeadsView};

@@ -1,10 +1,53 @@
-//! The functions of single numbers.
+//! Functions of single values.
 
-use super::{isas, scalar};
-use crate::kernels::cpu::exp::exp;
-use crate::kernels::cpu::gelu::{gelu, gelu_tanh, silu, tanh};
+use super::isas;
+use crate::kernels::Activation;
 use crate::kernels::cpu::isa::Isa;
-use crate::kernels::cpu::simd::Portable;
+use crate::kernels::cpu::isa::kernel::Kernel;
+use crate::kernels::cpu::isa::simd::Simd;
+use crate::kernels::cpu::math::activation::tanh;
+use crate::kernels::cpu::math::exp::exp;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Function {
+    Exp,
+    Tanh,
+    Activation(Activation),
+}
+
+/// Applies a function to each value by itself.
+struct Evaluate<'a> {
+    function: Function,
+    xs: &'a mut [f32],
+}
+
+impl Kernel for Evaluate<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        for x in self.xs {
+            let v = s.splat(*x);
+            *x = s.first_lane(match self.function {
+                Function::Exp => exp(s, v),
+                Function::Tanh => tanh(s, v),
+                Function::Activation(activation) => activation.apply(s, v),
+            });
+        }
+    }
+}
+
+/// The function of `x`, with the given instruction set.
+pub(super) fn evaluate(isa: Isa, function: Function, x: f32) -> f32 {
+    let mut xs = [x];
+    isa.run(Evaluate { function, xs: &mut xs });
+    xs[0]
+}
+
+/// Calls `check` with the name of each instruction set and the function on it.
+fn on_each_isa(function: Function, check: impl Fn(&str, &dyn Fn(f32) -> f32)) {
+    for isa in isas() {
+        check(isa.name(), &|x| evaluate(isa, function, x));
+    }
+}
 
 fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
     assert_eq!(exp(0.0), 1.0, "{name}");
@@ -23,36 +66,16 @@ fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
     assert!(worst <= ulps, "{name}: {worst}");
 }
 
-/// Calls `$check` with a scalar version of `$function` for each instruction set.
-macro_rules! for_each_isa {
-    ($function:ident, $check:expr) => {
-        for isa in isas() {
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Amx(_) | Isa::Avx512Bf16(_) => {} // as AVX-512
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512(s) => $check(isa, &|x| scalar(s, |v| $function(s, v), x)),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2(s) => $check(isa, &|x| scalar(s, |v| $function(s, v), x)),
-                #[cfg(target_arch = "aarch64")]
-                Isa::Neon(s) => $check(isa, &|x| scalar(s, |v| $function(s, v), x)),
-                Isa::PortablePairs => {} // as portable
-                Isa::Portable => $check(isa, &|x| scalar(Portable, |v| $function(Portable, v), x)),
-            }
-        }
-    };
-}
-
 #[test]
-fn exp_is_right() {
-    for_each_isa!(exp, |isa: Isa, f: &dyn Fn(f32) -> f32| {
-        check_exp(isa.name(), f, if matches!(isa, Isa::Portable) { 3.0 } else { 2.0 });
+fn exp_is_within_its_error_bound() {
+    on_each_isa(Function::Exp, |name, f| {
+        check_exp(name, f, if name.starts_with("portable") { 3.0 } else { 2.0 });
     });
 }
 
-/// Against the series of the error function in f64.
+/// The reference is the series of the error function in f64.
 #[test]
-fn gelu_is_right() {
+fn gelu_is_within_its_error_bound() {
     let erf = |x: f64| {
         let mut term = x;
         let mut sum = x;
@@ -62,8 +85,7 @@ fn gelu_is_right() {
         }
         sum * 2.0 / std::f64::consts::PI.sqrt()
     };
-    for_each_isa!(gelu, |isa: Isa, f: &dyn Fn(f32) -> f32| {
-        let name = isa.name();
+    on_each_isa(Function::Activation(Activation::Gelu), |name, f| {
         assert_eq!((f(0.0), f(10.0), f(1e10)), (0.0, 10.0, 1e10), "{name}");
         assert!(f(-10.0).abs() < 1e-5 && f(f32::NAN).is_nan(), "{name}");
         let mut worst: f64 = 0.0;
@@ -77,11 +99,10 @@ fn gelu_is_right() {
     });
 }
 
-/// In units in the last place of the true value.
+/// The error is in units in the last place of the true value.
 #[test]
-fn tanh_is_right() {
-    for_each_isa!(tanh, |isa: Isa, f: &dyn Fn(f32) -> f32| {
-        let name = isa.name();
+fn tanh_is_within_its_error_bound() {
+    on_each_isa(Function::Tanh, |name, f| {
         assert_eq!((f(0.0), f(f32::INFINITY), f(-20.0)), (0.0, 1.0, -1.0), "{name}");
         assert!(f(f32::NAN).is_nan(), "{name}");
         let mut worst: f64 = 0.0;
@@ -97,9 +118,8 @@ fn tanh_is_right() {
 }
 
 #[test]
-fn gelu_by_tanh_is_right() {
-    for_each_isa!(gelu_tanh, |isa: Isa, f: &dyn Fn(f32) -> f32| {
-        let name = isa.name();
+fn gelu_by_tanh_is_within_its_error_bound() {
+    on_each_isa(Function::Activation(Activation::GeluTanh), |name, f| {
         assert_eq!((f(0.0), f(10.0)), (0.0, 10.0), "{name}");
         assert!(f(-10.0).abs() < 2e-6 && f(f32::NAN).is_nan(), "{name}");
         let mut worst: f64 = 0.0;
@@ -115,9 +135,8 @@ fn gelu_by_tanh_is_right() {
 }
 
 #[test]
-fn silu_is_right() {
-    for_each_isa!(silu, |isa: Isa, f: &dyn Fn(f32) -> f32| {
-        let name = isa.name();
+fn silu_is_within_its_error_bound() {
+    on_each_isa(Function::Activation(Activation::Silu), |name, f| {
         assert_eq!((f(0.0), f(100.0), f(-100.0)), (0.0, 100.0, 0.0), "{name}");
         assert!(f(f32::NAN).is_nan(), "{name}");
         let mut worst: f64 = 0.0;
@@ -128,5 +147,12 @@ fn silu_is_right() {
         }
         println!("{name}: silu is within {worst:.1e}");
         assert!(worst < 4e-7, "{name}: {worst}");
+    });
+}
+
+#[test]
+fn relu_is_exact() {
+    on_each_isa(Function::Activation(Activation::Relu), |name, f| {
+        assert_eq!([-1.5, -0.0, 0.0, 1.5, f32::INFINITY].map(f), [0.0, 0.0, 0.0, 1.5, f32::INFINITY], "{name}");
     });
 }

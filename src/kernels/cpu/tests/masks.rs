@@ -1,38 +1,38 @@
-//! Masks that every attention kernel is tried with.
+//! Masks that every attention kernel is tested with.
 
 use super::Random;
-use super::attention::Sizes;
+use super::reference::Sizes;
 use crate::kernels::cpu::mask::{Broadcast, Lengths, Mask, MaskStructure};
 
-/// The numbers that masks are made of.
-pub(in crate::kernels) struct Numbers {
+/// The tensors of the masks.
+pub(in crate::kernels) struct MaskTensors {
     sizes: Sizes,
     keep: Vec<u8>,
     bias: Vec<f32>,
     ids: Vec<i64>,
 }
 
-impl Numbers {
+impl MaskTensors {
     pub(in crate::kernels) fn new(random: &mut Random, sizes: Sizes) -> Self {
         let Sizes { b, s_q, s_kv, h, .. } = sizes;
         let keep = (0..b * s_q * s_kv).map(|_| u8::from(random.next() > -0.3)).collect();
-        let mut bias: Vec<f32> = random.numbers(h * s_kv);
+        let mut bias: Vec<f32> = random.values(h * s_kv);
         bias[1] = f32::MIN;
         bias[2] = f32::NEG_INFINITY;
         Self { sizes, keep, bias, ids: (0..b * s_q.max(s_kv)).map(|i| (i / 3 % 2) as i64).collect() }
     }
 
-    /// One for each row, query and key.
+    /// One value per sequence, query and key.
     pub(in crate::kernels) fn keep(&self) -> Broadcast<'_, u8> {
         Broadcast { data: &self.keep, strides: [self.sizes.s_q * self.sizes.s_kv, 0, self.sizes.s_kv, 1] }
     }
 
-    /// The same numbers as a transposed mask lies.
+    /// A transposed view of the same values.
     pub(in crate::kernels) fn keep_transposed(&self) -> Broadcast<'_, u8> {
         Broadcast { strides: [self.sizes.s_q * self.sizes.s_kv, 0, 1, self.sizes.s_q], ..self.keep() }
     }
 
-    /// One for each head and key.
+    /// One value per head and key.
     pub(in crate::kernels) fn bias(&self) -> Broadcast<'_, f32> {
         Broadcast { data: &self.bias, strides: [0, self.sizes.s_kv, 0, 1] }
     }
@@ -43,7 +43,7 @@ impl Numbers {
         Broadcast { data: &self.ids, strides }
     }
 
-    /// Each kind alone, for two rows.
+    /// Each kind of mask alone, for two sequences.
     pub(in crate::kernels) fn masks(&self) -> Vec<Mask<'_>> {
         let Sizes { b, s_q, s_kv, .. } = self.sizes;
         let ends = |b: usize| (0..s_q).map(|i| (i * 5 + b) % (s_kv + 1)).collect();

@@ -7,13 +7,13 @@ use half::{bf16, f16};
 use libloading::Library;
 
 use super::emulator::{EMULATOR, Memory, compile, dtype};
-use crate::kernels::cpu::Attention;
+use crate::kernels::cpu::AttentionProblem;
 use crate::kernels::cpu::Batch;
 use crate::kernels::cpu::Element;
-use crate::kernels::cpu::Heads;
-use crate::kernels::cpu::tests::attention::{Sizes, naive, qkv, sized};
-use crate::kernels::cpu::tests::masks::Numbers;
-use crate::kernels::cpu::tests::{Random, wide};
+use crate::kernels::cpu::HeadsView;
+use crate::kernels::cpu::tests::masks::MaskTensors;
+use crate::kernels::cpu::tests::reference::{Sizes, naive, problem, qkv};
+use crate::kernels::cpu::tests::{Random, upcast};
 use crate::kernels::cpu::{Distances, Lengths, Mask, MaskStructure};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::cuda::{Features, Params, Shape, Variant};
@@ -46,7 +46,7 @@ impl Emulator {
         })
     }
 
-    fn run<T: Element>(&mut self, call: &Attention<T>, gpu: Gpu) -> Vec<T> {
+    fn run<T: Element>(&mut self, call: &AttentionProblem<T>, gpu: Gpu) -> Vec<T> {
         let shape = shape(call);
         let variant = Variant::of(shape, gpu).unwrap();
         let seed = self.random.0 as u32;
@@ -67,24 +67,24 @@ impl Emulator {
     }
 }
 
-fn shape<T: Element>(call: &Attention<T>) -> Shape {
-    let longest = |length: &dyn Fn(usize) -> usize| (0..call.batch.rows()).map(length).max().unwrap_or(0);
+fn shape<T: Element>(call: &AttentionProblem<T>) -> Shape {
+    let longest = |length: &dyn Fn(usize) -> usize| (0..call.batch.sequences()).map(length).max().unwrap_or(0);
     Shape {
         dtype: dtype::<T>(),
         d: call.d,
         d_v: call.d_v,
-        jobs: call.batch.rows() * call.h_kv,
+        jobs: call.batch.sequences() * call.h_kv,
         rows: longest(&|b| call.batch.s_q(b)) * (call.h / call.h_kv),
         keys: longest(&|b| call.batch.s_kv(b)) + call.appended,
         features: features(call),
     }
 }
 
-fn splits<T: Element>(call: &Attention<T>, gpu: Gpu) -> usize {
+fn splits<T: Element>(call: &AttentionProblem<T>, gpu: Gpu) -> usize {
     Variant::of(shape(call), gpu).unwrap().splits(shape(call), gpu)
 }
 
-fn features<T>(call: &Attention<T>) -> Features {
+fn features<T>(call: &AttentionProblem<T>) -> Features {
     let mask = &call.mask;
     let all = [
         (Features::SOFTCAP, call.softcap.is_some()),
@@ -96,7 +96,7 @@ fn features<T>(call: &Attention<T>) -> Features {
     Features(all.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum())
 }
 
-fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, splits: usize) -> Params {
+fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usize, splits: usize) -> Params {
     let signed = |strides: [usize; 3]| strides.map(|stride| stride as i64);
     let four = |strides: [usize; 4]| strides.map(|stride| stride as i64);
     let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
@@ -105,13 +105,13 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, spl
     let find = |wanted: fn(&Lengths) -> Option<Vec<usize>>| {
         mask.structure.lengths.iter().find_map(wanted).map(|rows| ints(&rows))
     };
-    let whole = |heads: &Heads<T>, d: usize| {
+    let whole = |heads: &HeadsView<T>, d: usize| {
         let per = 16 / size_of::<T>();
         d.is_multiple_of(per) && heads.strides.iter().all(|stride| stride.is_multiple_of(per))
     };
     let (s_q, s_kv, rows) = match call.batch {
         Batch::Padded { s_q, s_kv, .. } => (s_q, s_kv, None),
-        Batch::Ragged { starts } => {
+        Batch::Ragged { offsets: starts } => {
             let longest = starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
             (longest, longest, Some(ints(starts)))
         }
@@ -140,7 +140,7 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, spl
         v_strides: signed(call.v.strides),
         bias_strides: mask.bias.first().map_or([0; 4], |bias| four(bias.strides)),
         keep_strides: mask.keep.first().map_or([0; 4], |keep| four(keep.strides)),
-        b: call.batch.rows() as i32,
+        b: call.batch.sequences() as i32,
         h: call.h as i32,
         h_kv: call.h_kv as i32,
         s_q: s_q as i32,
@@ -158,12 +158,12 @@ fn params<T: Element>(call: &Attention<T>, memory: &mut Memory, size: usize, spl
     }
 }
 
-fn check<T: Element>(emulator: &mut Emulator, gpus: &[Gpu], call: &Attention<T>, tolerance: f64, what: &str) {
+fn check<T: Element>(emulator: &mut Emulator, gpus: &[Gpu], call: &AttentionProblem<T>, tolerance: f64, what: &str) {
     let want = naive(call);
     for gpu in gpus {
         let got = emulator.run(call, *gpu);
         assert_eq!(got.len(), want.len());
-        for (i, (got, want)) in wide(&got).iter().zip(&want).enumerate() {
+        for (i, (got, want)) in upcast(&got).iter().zip(&want).enumerate() {
             let error = (f64::from(*got) - want).abs();
             assert!(error <= tolerance + tolerance * want.abs(), "{what}, {gpu:?}: [{i}] {got}, want {want}");
         }
@@ -191,11 +191,11 @@ fn emulated_kernels_in_many_sizes() {
     for sizes in all {
         let what = format!("{sizes:?}");
         let [q, k, v] = qkv::<f32>(&mut random, sizes);
-        check(&mut emulator, &[GPUS[0], GPUS[3]], &sized(sizes, [&q, &k, &v], Mask::default()), 2e-6, &what);
+        check(&mut emulator, &[GPUS[0], GPUS[3]], &problem(sizes, [&q, &k, &v], Mask::default()), 2e-6, &what);
         let [q, k, v] = qkv::<f16>(&mut random, sizes);
-        check(&mut emulator, &GPUS[1..2], &sized(sizes, [&q, &k, &v], Mask::default()), 1.5e-3, &what);
+        check(&mut emulator, &GPUS[1..2], &problem(sizes, [&q, &k, &v], Mask::default()), 1.5e-3, &what);
         let [q, k, v] = qkv::<bf16>(&mut random, sizes);
-        check(&mut emulator, &GPUS[2..], &sized(sizes, [&q, &k, &v], Mask::default()), 1e-2, &what);
+        check(&mut emulator, &GPUS[2..], &problem(sizes, [&q, &k, &v], Mask::default()), 1e-2, &what);
     }
 }
 
@@ -206,7 +206,7 @@ fn emulated_kernels_under_every_mask() {
     for (s_q, s_kv) in [(5, 7), (70, 90)] {
         let (b, h) = (2, 4);
         let whole = Sizes { b, s_q, s_kv, appended: 0, h, h_kv: 2, d: 24, d_v: 16 };
-        let numbers = Numbers::new(&mut random, whole);
+        let numbers = MaskTensors::new(&mut random, whole);
         let distances =
             |symmetric: bool| vec![Distances { slopes: (1..=h).map(|h| 0.1 * h as f32).collect(), symmetric }];
         let base = MaskStructure::default;
@@ -233,9 +233,9 @@ fn emulated_kernels_under_every_mask() {
             for (appended, h_kv) in [(0, 2), (1, 4)] {
                 let sizes = Sizes { appended, h_kv, ..whole };
                 let [q, k, v] = qkv::<f32>(&mut random, sizes);
-                check(&mut emulator, &GPUS[..1], &sized(sizes, [&q, &k, &v], mask.clone()), 3e-6, &what);
+                check(&mut emulator, &GPUS[..1], &problem(sizes, [&q, &k, &v], mask.clone()), 3e-6, &what);
                 let [q, k, v] = qkv::<bf16>(&mut random, sizes);
-                check(&mut emulator, &GPUS[..1], &sized(sizes, [&q, &k, &v], mask.clone()), 2e-2, &what);
+                check(&mut emulator, &GPUS[..1], &problem(sizes, [&q, &k, &v], mask.clone()), 2e-2, &what);
             }
         }
     }
@@ -253,10 +253,10 @@ fn emulated_kernels_cap_scores_and_know_sinks() {
         let mask: Mask = MaskStructure { lengths, right: Some(0), ..MaskStructure::default() }.into();
         let what = format!("{softcap:?}, {sinks:?}");
         let [q, k, v] = qkv::<f32>(&mut random, sizes);
-        let call = Attention { softcap, sinks, ..sized(sizes, [&q, &k, &v], mask.clone()) };
+        let call = AttentionProblem { softcap, sinks, ..problem(sizes, [&q, &k, &v], mask.clone()) };
         check(&mut emulator, &GPUS[..1], &call, 3e-6, &what);
         let [q, k, v] = qkv::<f16>(&mut random, sizes);
-        let call = Attention { softcap, sinks, ..sized(sizes, [&q, &k, &v], mask) };
+        let call = AttentionProblem { softcap, sinks, ..problem(sizes, [&q, &k, &v], mask) };
         check(&mut emulator, &GPUS[..1], &call, 2e-3, &what);
     }
 }
@@ -271,7 +271,7 @@ fn emulated_kernels_share_the_keys_of_a_query() {
     let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
     for (s_q, d, d_v, h_kv) in [(1, 64, 64, 1), (3, 80, 33, 2), (40, 24, 16, 4)] {
         let sizes = Sizes { b, s_q, s_kv, appended: 0, h, h_kv, d, d_v };
-        let numbers = Numbers::new(&mut random, sizes);
+        let numbers = MaskTensors::new(&mut random, sizes);
         let mut calls =
             vec![(Mask::default(), 0, None), (Mask::default(), 3, None), (Mask::default(), 0, Some(&sinks))];
         // Rows that see nothing, a window that most blocks see nothing of, a bias and an appended key.
@@ -286,11 +286,11 @@ fn emulated_kernels_share_the_keys_of_a_query() {
             let what = format!("{sizes:?}, {sinks:?}, {mask:?}").chars().take(300).collect::<String>();
             let sinks = sinks.map(|sinks| &sinks[..]);
             let [q, k, v] = qkv::<f32>(&mut random, sizes);
-            let call = Attention { sinks, ..sized(sizes, [&q, &k, &v], mask.clone()) };
+            let call = AttentionProblem { sinks, ..problem(sizes, [&q, &k, &v], mask.clone()) };
             assert!(splits(&call, gpus[0]) > 1 && splits(&call, GPUS[0]) == 1);
             check(&mut emulator, &[gpus[0], gpus[3]], &call, 3e-6, &what);
             let [q, k, v] = qkv::<bf16>(&mut random, sizes);
-            let call = Attention { sinks, ..sized(sizes, [&q, &k, &v], mask) };
+            let call = AttentionProblem { sinks, ..problem(sizes, [&q, &k, &v], mask) };
             assert!(splits(&call, gpus[0]) > 1);
             check(&mut emulator, &gpus[..1], &call, 2e-2, &what);
         }
@@ -312,29 +312,30 @@ fn emulated_kernels_on_ragged_rows() {
         let d = 32;
         let starts: Vec<usize> = (0..=lengths.len()).map(|i| lengths[..i].iter().sum()).collect();
         let width = (h + 2 * h_kv) * d;
-        let qkv: Vec<T> = random.numbers(starts[lengths.len()] * width);
-        let part = |start: usize| Heads { data: &qkv[start * d..], strides: [0, width, d] };
+        let qkv: Vec<T> = random.values(starts[lengths.len()] * width);
+        let part = |start: usize| HeadsView { data: &qkv[start * d..], strides: [0, width, d] };
         for (left, right) in [(None, None), (None, Some(0)), (Some(20), Some(20))] {
             let mask: Mask = MaskStructure { left, right, ..MaskStructure::default() }.into();
-            let of = |q, k, v, batch| Attention {
+            let of = |q, k, v, batch| AttentionProblem {
                 scale: 0.2,
-                ..Attention {
+                ..AttentionProblem {
                     q,
                     k,
                     v,
                     batch,
-                    ..sized(
+                    ..problem(
                         Sizes { b: 1, s_q: 1, s_kv: 1, appended: 0, h, h_kv, d, d_v: d },
                         [&qkv[..], &qkv[..], &qkv[..]],
                         mask.clone(),
                     )
                 }
             };
-            let call = of(part(0), part(h), part(h + h_kv), Batch::Ragged { starts: &starts });
+            let call = of(part(0), part(h), part(h + h_kv), Batch::Ragged { offsets: &starts });
             for gpu in gpus {
-                let got = wide(&emulator.run(&call, *gpu));
+                let got = upcast(&emulator.run(&call, *gpu));
                 for (&length, start) in lengths.iter().zip(&starts) {
-                    let row = |first: usize| Heads { data: &qkv[start * width + first * d..], strides: [0, width, d] };
+                    let row =
+                        |first: usize| HeadsView { data: &qkv[start * width + first * d..], strides: [0, width, d] };
                     let batch = Batch::Padded { b: 1, s_q: length, s_kv: length };
                     let want = naive(&of(row(0), row(h), row(h + h_kv), batch));
                     for (got, want) in got[start * h * d..].iter().zip(want) {

@@ -5,7 +5,7 @@ use libloading::Library;
 
 use super::emulator::{EMULATOR, Memory, compile, dtype};
 use crate::kernels::cpu::Element;
-use crate::kernels::cpu::tests::{Random, wide};
+use crate::kernels::cpu::tests::{Random, upcast};
 use crate::kernels::cuda::{ActivateParams, NormParams, Places, RotateParams, Rows};
 
 /// A tensor `(b, s, h, size)` in a larger one.
@@ -76,7 +76,7 @@ impl Emulator<'_> {
         unsafe {
             let door = self.kernels.get::<unsafe extern "C" fn(&P, u32, u32)>(door.as_bytes()).unwrap();
             door(&params, blocks as u32, self.random.0 as u32);
-            wide(std::slice::from_raw_parts(out as *const T, count))
+            upcast(std::slice::from_raw_parts(out as *const T, count))
         }
     }
 }
@@ -149,9 +149,9 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
             let mut memory = Memory::new(emulator.kernels);
             let parameters = if by_head { h * size } else { size };
             let random = &mut emulator.random;
-            let xs: Vec<T> = random.numbers(view.room());
+            let xs: Vec<T> = random.values(view.room());
             let [add, add_bias, weight, bias] =
-                [count, size, parameters, parameters].map(|count| random.numbers::<T>(count));
+                [count, size, parameters, parameters].map(|count| random.values::<T>(count));
             let sum = memory.hold(&vec![0xffu8; count * size_of::<T>()]);
             let (x, add_at) = (memory.hold(&xs), memory.some(with_add.then(|| add.clone())));
             let add_bias_at = memory.some(keep_sum.then(|| add_bias.clone()));
@@ -175,7 +175,8 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 eps,
                 aligned: i32::from(view.aligned::<T>()),
             });
-            let [xs, add, add_bias, weight, bias] = [&xs, &add, &add_bias, &weight, &bias].map(|numbers| wide(numbers));
+            let [xs, add, add_bias, weight, bias] =
+                [&xs, &add, &add_bias, &weight, &bias].map(|numbers| upcast(numbers));
             let (mut sums, mut want) = (Vec::new(), Vec::new());
             for r in 0..rows {
                 let row: Vec<f64> = (0..size)
@@ -199,7 +200,7 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
             check(&got, &want, tolerance, &what);
             if keep_sum {
                 // SAFETY: the kernel wrote so many there, and `memory` still holds them.
-                let got = wide(unsafe { std::slice::from_raw_parts(sum as *const T, count) });
+                let got = upcast(unsafe { std::slice::from_raw_parts(sum as *const T, count) });
                 check(&got, &sums, tolerance, &what);
             }
         }
@@ -235,9 +236,9 @@ fn activations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 let mut memory = Memory::new(emulator.kernels);
                 let random = &mut emulator.random;
                 // A gate is the second half of what a product made, or a tensor of its own.
-                let both: Vec<T> = random.numbers(rows * width);
+                let both: Vec<T> = random.values(rows * width);
                 let second = if width == 2 * size { size } else { 0 };
-                let biases: [Vec<T>; 2] = [random.numbers(size), random.numbers(size)];
+                let biases: [Vec<T>; 2] = [random.values(size), random.values(size)];
                 let x = memory.hold(&both);
                 let [bias, gate_bias] = biases.each_ref().map(|bias| memory.some(with_bias.then(|| bias.clone())));
                 let aligned = [size, width].iter().all(|n| n.is_multiple_of(Rows(dtype::<T>()).per_read()));
@@ -256,7 +257,7 @@ fn activations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                         activation: activation as i32,
                         aligned: i32::from(aligned),
                     });
-                let (both, biases) = (wide(&both), biases.map(|bias| wide(&bias)));
+                let (both, biases) = (upcast(&both), biases.map(|bias| upcast(&bias)));
                 let number = |r: usize, c: usize, first: usize, bias: &[f32]| {
                     f64::from(both[r * width + first + c]) + if with_bias { f64::from(bias[c]) } else { 0.0 }
                 };
@@ -294,9 +295,9 @@ fn rotations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
         for (interleaved, by_row) in [(false, false), (true, false), (false, true), (true, true)] {
             let [b, s, h, d] = view.dims;
             let mut memory = Memory::new(emulator.kernels);
-            let xs: Vec<T> = emulator.random.numbers(view.room());
+            let xs: Vec<T> = emulator.random.values(view.room());
             let angles = if by_row { b * s } else { s } * pairs;
-            let [cos, sin] = [0, 1].map(|_| emulator.random.numbers::<T>(angles));
+            let [cos, sin] = [0, 1].map(|_| emulator.random.values::<T>(angles));
             let (x, cos_at, sin_at) = (memory.hold(&xs), memory.hold(&cos), memory.hold(&sin));
             let (rows, count) = (view.rows(), view.rows() * d);
             let blocks = Rows::blocks_of_rows(rows);
@@ -312,7 +313,7 @@ fn rotations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 pairs: pairs as i32,
                 interleaved: i32::from(interleaved),
             });
-            let [xs, cos, sin] = [&xs, &cos, &sin].map(|numbers| wide(numbers));
+            let [xs, cos, sin] = [&xs, &cos, &sin].map(|numbers| upcast(numbers));
             let mut want = Vec::new();
             for r in 0..rows {
                 let mut row: Vec<f64> = xs[view.row(r)..][..d].iter().map(|x| f64::from(*x)).collect();

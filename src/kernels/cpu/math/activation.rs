@@ -1,33 +1,33 @@
-//! The activation `x · Φ(x)` ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) on vectors, by the error function and by
-//! the hyperbolic tangent, and that tangent for itself; and its relative `x · sigmoid(x)`.
+//! Activation functions on vectors: GELU ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) by the error function and
+//! by the hyperbolic tangent, SiLU, ReLU, and the hyperbolic tangent itself.
 
 use super::exp::exp;
-use super::simd::Simd;
 use crate::kernels::Activation;
+use crate::kernels::cpu::isa::simd::Simd;
 
 impl Activation {
     /// The activation of each lane.
     #[inline(always)]
-    pub(super) fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
+    pub(crate) fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
         match self {
             Self::Identity => x,
             Self::Gelu => gelu(s, x),
             Self::GeluTanh => gelu_tanh(s, x),
             Self::Silu => silu(s, x),
-            Self::Relu => s.max(x, s.splat(0.0)),
+            Self::Relu => relu(s, x),
         }
     }
 }
 
-/// An odd function as `x · P(x²) / Q(x²)` between `-limit` and `limit`, beyond which it is constant in f32; highest
-/// powers first.
+/// An odd function as `x · P(x²) / Q(x²)` for `|x| <= limit`; beyond the limit it is constant in f32. Coefficients of
+/// the highest powers come first.
 struct Rational<const M: usize, const N: usize> {
     limit: f32,
     p: [f32; M],
     q: [f32; N],
 }
 
-/// The error function (the coefficients of Eigen and XLA).
+/// The error function, with the coefficients of Eigen and XLA.
 #[allow(clippy::excessive_precision)]
 const ERF: Rational<7, 5> = Rational {
     limit: 4.0,
@@ -49,7 +49,7 @@ const ERF: Rational<7, 5> = Rational {
     ],
 };
 
-/// The hyperbolic tangent (the coefficients of Eigen and XLA).
+/// The hyperbolic tangent, with the coefficients of Eigen and XLA.
 #[allow(clippy::excessive_precision)]
 const TANH: Rational<7, 4> = Rational {
     limit: 9.0,
@@ -76,43 +76,50 @@ fn polynomial<S: Simd, const N: usize>(s: S, coefficients: &[f32; N], x: S::V) -
 
 impl<const M: usize, const N: usize> Rational<M, N> {
     #[inline(always)]
-    fn of<S: Simd>(&self, s: S, x: S::V) -> S::V {
-        // `max(limit, x)` gives the second where one is NaN, so that NaN goes through.
+    fn evaluate<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        // `min` and `max` return their second argument if one is NaN, so NaN passes.
         let x = s.max(s.splat(-self.limit), s.min(s.splat(self.limit), x));
         let square = s.mul(x, x);
         s.div(s.mul(x, polynomial(s, &self.p, square)), polynomial(s, &self.q, square))
     }
 }
 
-/// `tanh(x)`, within 6 units in the last place and never beyond ±1; NaN stays NaN.
+/// `tanh(x)`, within 6 units in the last place and never beyond ±1. NaN stays NaN.
 #[inline(always)]
-pub(super) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
-    s.max(s.splat(-1.0), s.min(s.splat(1.0), TANH.of(s, x)))
+pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    s.max(s.splat(-1.0), s.min(s.splat(1.0), TANH.evaluate(s, x)))
 }
 
-/// `x / 2 · (1 + erf(x / √2))`, within 4e-7 · max(1, |x|) of the true value; NaN stays NaN.
+/// GELU: `x / 2 · (1 + erf(x / √2))`, within 4e-7 · max(1, |x|) of the true value. NaN stays NaN.
 #[inline(always)]
-pub(super) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     let half = s.mul(x, s.splat(0.5));
-    s.mul_add(half, ERF.of(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2))), half)
+    s.mul_add(half, ERF.evaluate(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2))), half)
 }
 
-/// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`, within 4e-7 · max(1, |x|); NaN stays NaN.
+/// GELU by the hyperbolic tangent: `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`, within 4e-7 · max(1, |x|) of the
+/// true value. NaN stays NaN.
 #[inline(always)]
-pub(super) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
     const ROOT: f32 = 0.797_884_6;
     let cubic = s.mul_add(s.mul(x, x), s.splat(0.044_715 * ROOT), s.splat(ROOT));
     let half = s.mul(x, s.splat(0.5));
     s.mul_add(half, tanh(s, s.mul(x, cubic)), half)
 }
 
-/// `x / (1 + e^-x)`, within 4e-7 · max(1, |x|) of the true value; NaN stays NaN.
+/// SiLU, also called Swish: `x / (1 + e^-x)`, within 4e-7 · max(1, |x|) of the true value. NaN stays NaN.
 #[inline(always)]
-pub(super) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
     let negative = s.sub(zero, x);
-    // `exp` takes what is not positive: above 0 the fraction is 1 / (1 + e^-x), below it e^x / (1 + e^x).
+    // `exp` is defined for x <= 0 only. Above 0 the fraction is 1 / (1 + e^-x), below it is e^x / (1 + e^x).
     let below = exp(s, s.min(zero, x));
     let total = s.add(one, exp(s, s.min(x, negative)));
     s.mul(x, s.div(below, total))
+}
+
+/// ReLU: `max(x, 0)`. NaN becomes 0, as with `f32::max` (NEON: stays NaN).
+#[inline(always)]
+pub(crate) fn relu<S: Simd>(s: S, x: S::V) -> S::V {
+    s.max(x, s.splat(0.0))
 }

@@ -1,0 +1,44 @@
+//! The interface between kernels and the instruction sets that they run on.
+
+use super::bf16_dot::Bf16Dot;
+use super::simd::Simd;
+
+/// A kernel: work written once, generic over the vectors of an instruction set.
+///
+/// `run` must be `#[inline(always)]`. It is then compiled inside a function that enables the instructions by
+/// `#[target_feature]`, and so is every vector operation that it calls.
+pub(crate) trait Kernel {
+    /// The register tile is `MR` rows by `NR` vectors of `S`.
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S);
+}
+
+/// A kernel that multiplies bf16 pairs. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
+pub(crate) trait Bf16Kernel {
+    fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D);
+}
+
+/// An instruction set: its name, its detection, and how kernels run on it.
+///
+/// A value is a capability token. Its only constructor is [`detect`](Self::detect), so a value proves that this
+/// processor has the instructions. This is the reason why the safe methods of [`Simd`] and [`Bf16Dot`] may execute them.
+pub(crate) trait InstructionSet: Copy {
+    /// The name that the environment variable `CANDLE_ATTENTION_ISA` takes.
+    const NAME: &'static str;
+    /// Whether there are instructions that multiply bf16 pairs, and so a [`run_bf16`](Self::run_bf16).
+    const HAS_BF16_DOT: bool = false;
+
+    /// Checks that the processor and the operating system support the instructions.
+    fn detect() -> Option<Self>;
+
+    /// Multiply-adds per cycle on one port, in the fastest product that it has. The fastest instruction set of a
+    /// processor is its default.
+    fn speed(self) -> u32;
+
+    /// Runs a kernel inside a function that enables the instructions, with the register tile of this instruction set.
+    fn run<K: Kernel>(self, kernel: K);
+
+    /// Runs a kernel with bf16 products. Only for instruction sets with [`HAS_BF16_DOT`](Self::HAS_BF16_DOT).
+    fn run_bf16<K: Bf16Kernel>(self, _kernel: K) {
+        unreachable!("{} has no products of bf16 pairs", Self::NAME)
+    }
+}

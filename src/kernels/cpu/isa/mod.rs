@@ -1,0 +1,157 @@
+//! Instruction sets: which ones this processor has, and how a kernel runs on one of them.
+//!
+//! An instruction set is one file in this folder and one line in the table below. Its file has a type that implements
+//! [`InstructionSet`](kernel::InstructionSet) and [`Simd`](simd::Simd), with the size of its register tile and the reason
+//! for it; if it multiplies bf16 pairs, also [`Bf16Dot`](bf16_dot::Bf16Dot). Nothing else has to change: detection, the
+//! environment variable, dispatch and the tests that compare all instruction sets with the references read the table.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
+pub(crate) mod bf16_dot;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+pub(crate) mod kernel;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+mod portable;
+#[cfg(test)]
+mod portable_bf16;
+pub(crate) mod simd;
+
+use std::cmp::Reverse;
+use std::sync::OnceLock;
+
+use bf16_dot::{Bf16Dot, VECTOR_COLUMNS};
+use kernel::{Bf16Kernel, InstructionSet, Kernel};
+use simd::Simd;
+
+use crate::error::{Error, Result};
+
+/// The environment variable that chooses an instruction set.
+const VARIABLE: &str = "CANDLE_ATTENTION_ISA";
+
+/// Makes the enum [`Isa`] and its dispatch from the table of instruction sets.
+macro_rules! isas {
+    ($($(#[cfg($($condition:tt)+)])? $name:ident($type:ty),)+) => {
+        /// An instruction set that this processor has: [`Isa::detect`] and [`Isa::all`] are the only constructors.
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) enum Isa {
+            $($(#[cfg($($condition)+)])? $name($type),)+
+        }
+
+        impl Isa {
+            /// All instruction sets that this processor has, the fastest first.
+            pub(crate) fn all() -> Vec<Self> {
+                let mut all = Vec::new();
+                $(
+                    $(#[cfg($($condition)+)])?
+                    all.extend(<$type>::detect().map(|isa| (isa.speed(), Self::$name(isa))));
+                )+
+                all.sort_by_key(|(speed, _)| Reverse(*speed));
+                all.into_iter().map(|(_, isa)| isa).collect()
+            }
+
+            /// The name that the environment variable takes.
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $($(#[cfg($($condition)+)])? Self::$name(_) => <$type>::NAME,)+
+                }
+            }
+
+            /// Whether there are instructions that multiply bf16 pairs.
+            pub(crate) fn has_bf16_dot(self) -> bool {
+                match self {
+                    $($(#[cfg($($condition)+)])? Self::$name(_) => <$type>::HAS_BF16_DOT,)+
+                }
+            }
+
+            /// Runs a kernel with this instruction set.
+            pub(crate) fn run<K: Kernel>(self, kernel: K) {
+                match self {
+                    $($(#[cfg($($condition)+)])? Self::$name(isa) => isa.run(kernel),)+
+                }
+            }
+
+            /// Runs a kernel with bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
+            pub(crate) fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+                match self {
+                    $($(#[cfg($($condition)+)])? Self::$name(isa) => isa.run_bf16(kernel),)+
+                }
+            }
+        }
+    };
+}
+
+isas! {
+    #[cfg(target_arch = "x86_64")]
+    Amx(amx::Amx),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(avx512_bf16::Avx512Bf16),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon),
+    Portable(portable::Portable),
+    #[cfg(test)]
+    PortableBf16(portable_bf16::PortableBf16),
+}
+
+impl Isa {
+    /// The fastest instruction set of this processor, or the one that `CANDLE_ATTENTION_ISA` names.
+    ///
+    /// # Errors
+    /// If the variable names an instruction set that this processor does not have.
+    pub(crate) fn detect() -> Result<Self> {
+        static DETECTED: OnceLock<std::result::Result<Isa, String>> = OnceLock::new();
+        let detected = DETECTED.get_or_init(|| {
+            let all = Self::all();
+            let Ok(name) = std::env::var(VARIABLE) else { return Ok(all[0]) };
+            all.into_iter().find(|isa| isa.name() == name).ok_or(name)
+        });
+        detected.clone().map_err(|name| {
+            let names = Self::all().into_iter().map(Isa::name).collect::<Vec<_>>().join(" or ");
+            Error::value(VARIABLE, name, format!("{names}, which this processor has"))
+        })
+    }
+
+    /// Columns of the register tile.
+    pub(crate) fn tile_columns(self) -> usize {
+        let mut columns = 0;
+        self.run(TileColumns(&mut columns));
+        columns
+    }
+
+    /// Columns of the largest tile of bf16 products, and the step of their pairs. Only where
+    /// [`has_bf16_dot`](Self::has_bf16_dot).
+    pub(crate) fn bf16_tile_columns(self) -> (usize, usize) {
+        let (mut columns, mut step) = (0, 0);
+        self.run_bf16(Bf16TileColumns(&mut columns, &mut step));
+        (columns, step)
+    }
+}
+
+struct TileColumns<'a>(&'a mut usize);
+
+impl Kernel for TileColumns<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, _: S) {
+        *self.0 = NR * S::LANES;
+    }
+}
+
+struct Bf16TileColumns<'a>(&'a mut usize, &'a mut usize);
+
+impl Bf16Kernel for Bf16TileColumns<'_> {
+    #[inline(always)]
+    fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
+        (*self.0, *self.1) = (D::MAX_VECTORS * VECTOR_COLUMNS, D::PAIR_STEP);
+    }
+}

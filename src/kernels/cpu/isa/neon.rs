@@ -1,0 +1,121 @@
+//! NEON: 32 registers of 4 values, on every 64-bit Arm processor that Rust supports.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::mem::MaybeUninit;
+
+use half::f16;
+
+use super::kernel::{InstructionSet, Kernel};
+use super::simd::{Simd, register_ops};
+
+/// NEON.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Neon(());
+
+/// Register tile: 8 × 3 sums, 3 vectors of B and one broadcast value of A take 28 of the 32 registers. Each step has 24
+/// multiply-adds and 11 loads, and 24 independent sums are more than the 16 that hide the latency of 4 cycles on the
+/// four ports of the widest cores.
+const MR: usize = 8;
+const NR: usize = 3;
+
+impl InstructionSet for Neon {
+    const NAME: &'static str = "neon";
+
+    fn detect() -> Option<Self> {
+        std::arch::is_aarch64_feature_detected!("neon").then_some(Self(()))
+    }
+
+    fn speed(self) -> u32 {
+        4
+    }
+
+    /// The target enables NEON everywhere, so no function with a target feature is needed.
+    fn run<K: Kernel>(self, kernel: K) {
+        kernel.run::<_, MR, NR>(self);
+    }
+}
+
+// SAFETY: `load` and `store` access exactly 4 values.
+unsafe impl Simd for Neon {
+    type V = float32x4_t;
+    const LANES: usize = 4;
+
+    register_ops! {
+        (f32) -> float32x4_t:
+            splat(x) = vdupq_n_f32(x);
+        (float32x4_t) -> float32x4_t:
+            add(a, b) = vaddq_f32(a, b);
+            sub(a, b) = vsubq_f32(a, b);
+            mul(a, b) = vmulq_f32(a, b);
+            mul_add(a, b, c) = vfmaq_f32(c, a, b);
+            div(a, b) = vdivq_f32(a, b);
+            min(a, b) = vminq_f32(a, b);
+            max(a, b) = vmaxq_f32(a, b);
+            round(a) = vrndnq_f32(a);
+            ldexp(a, n) = {
+                let exponent = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
+                vmulq_f32(a, vreinterpretq_f32_s32(vshlq_n_s32::<23>(exponent)))
+            };
+            zero_below(x, limit, y) = vbslq_f32(vcltq_f32(x, limit), vdupq_n_f32(0.0), y);
+        (float32x4_t) -> f32:
+            reduce_add(a) = vaddvq_f32(a);
+            reduce_max(a) = vmaxvq_f32(a);
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> float32x4_t {
+        // SAFETY: the caller promises 4 values; `self` proves that the processor has NEON.
+        unsafe { vld1q_f32(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: float32x4_t) {
+        // SAFETY: the caller promises room for 4 values; `self` proves that the processor has NEON.
+        unsafe { vst1q_f32(to, a) }
+    }
+}
+
+/// Converts f16 to f32. Both slices have the same length.
+///
+/// The conversion is part of NEON, unlike f16 arithmetic, but has no intrinsic on stable Rust.
+#[inline(always)]
+pub(crate) fn f16_to_f32(from: &[f16], to: &mut [f32]) {
+    convert_by_four(from, to, f16::ZERO, |from| {
+        let mut to = [0.0; 4];
+        // SAFETY: every target of this architecture with a standard library has NEON; 4 values are read and written.
+        unsafe {
+            let wide: float32x4_t;
+            let from = vld1_u16(from.as_ptr().cast());
+            asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) from, options(pure, nomem, nostack));
+            vst1q_f32(to.as_mut_ptr(), wide);
+        }
+        to
+    });
+}
+
+/// Rounds f32 to the nearest f16, ties to even. Both slices have the same length.
+#[inline(always)]
+pub(crate) fn f32_to_f16(from: &[f32], to: &mut [MaybeUninit<f16>]) {
+    convert_by_four(from, to, 0.0, |from| {
+        let mut to = [f16::ZERO; 4];
+        // SAFETY: every target of this architecture with a standard library has NEON; 4 values are read and written.
+        unsafe {
+            let narrow: uint16x4_t;
+            let from = vld1q_f32(from.as_ptr());
+            asm!("fcvtn {0:v}.4h, {1:v}.4s", out(vreg) narrow, in(vreg) from, options(pure, nomem, nostack));
+            vst1_u16(to.as_mut_ptr().cast(), narrow);
+        }
+        to.map(MaybeUninit::new)
+    });
+}
+
+/// Converts four values at a time; the last four are filled up with `zero`.
+#[inline(always)]
+fn convert_by_four<A: Copy, B: Copy>(from: &[A], to: &mut [B], zero: A, convert: impl Fn(&[A; 4]) -> [B; 4]) {
+    let ((from, from_rest), (to, to_rest)) = (from.as_chunks(), to.as_chunks_mut());
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = convert(from));
+    if !from_rest.is_empty() {
+        let last = std::array::from_fn(|i| from_rest.get(i).copied().unwrap_or(zero));
+        to_rest.copy_from_slice(&convert(&last)[..to_rest.len()]);
+    }
+}

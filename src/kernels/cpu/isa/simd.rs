@@ -1,0 +1,84 @@
+//! The SIMD operations that each instruction set implements: vectors of f32 and what the kernels do with them.
+
+/// Vectors of f32. A value is a capability token: see [`InstructionSet`](super::kernel::InstructionSet).
+///
+/// The trait has only what the kernels need, so that a new instruction set is quickly written. All operations act on
+/// each lane by itself, except the two reductions.
+///
+/// # Safety
+/// `load` and `store` access `LANES` values at the pointer and nothing else.
+pub(crate) unsafe trait Simd: Copy + Send + Sync {
+    /// A vector of `LANES` values.
+    type V: Copy;
+    const LANES: usize;
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b + c`, rounded once where the processor can.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The larger value. If one is NaN: `b` (NEON: NaN).
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller value. If one is NaN: `b` (NEON: NaN).
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The nearest integer.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `a · 2^n` for an integral `n` from -126 to 127 and a normal result.
+    fn ldexp(self, a: Self::V, n: Self::V) -> Self::V;
+    /// 0 where `x < limit`; `y` elsewhere, also where `x` is NaN.
+    fn zero_below(self, x: Self::V, limit: Self::V, y: Self::V) -> Self::V;
+    /// The sum of all lanes, always added in the same order.
+    fn reduce_add(self, a: Self::V) -> f32;
+    /// The largest lane.
+    fn reduce_max(self, a: Self::V) -> f32;
+
+    /// # Safety
+    /// `LANES` values can be read at `from`.
+    unsafe fn load(self, from: *const f32) -> Self::V;
+    /// # Safety
+    /// `LANES` values can be written at `to`.
+    unsafe fn store(self, to: *mut f32, a: Self::V);
+
+    /// The first `LANES` values of a slice. The length check costs nothing where the compiler knows the length, as in
+    /// `chunks_exact(LANES)`.
+    #[inline(always)]
+    fn load_slice(self, from: &[f32]) -> Self::V {
+        assert!(from.len() >= Self::LANES);
+        // SAFETY: the length was checked.
+        unsafe { self.load(from.as_ptr()) }
+    }
+
+    /// Writes the first `LANES` values of a slice.
+    #[inline(always)]
+    fn store_slice(self, to: &mut [f32], a: Self::V) {
+        assert!(to.len() >= Self::LANES);
+        // SAFETY: the length was checked.
+        unsafe { self.store(to.as_mut_ptr(), a) }
+    }
+
+    /// Lane 0.
+    #[inline(always)]
+    fn first_lane(self, a: Self::V) -> f32 {
+        const { assert!(Self::LANES <= 16) };
+        let mut lanes = [0.0; 16];
+        self.store_slice(&mut lanes, a);
+        lanes[0]
+    }
+}
+
+/// Methods of [`Simd`] that are one expression over registers: `(arguments' type) -> result: name(arguments) = expression;`
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_macros))]
+macro_rules! register_ops {
+    ($(($argument:ty) -> $result:ty: $($name:ident($($x:ident),+) = $body:expr;)+)+) => {$($(
+        #[inline(always)]
+        fn $name(self, $($x: $argument),+) -> $result {
+            // SAFETY: the intrinsics access registers only, and `self` proves that the processor has them.
+            unsafe { $body }
+        }
+    )+)+};
+}
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_imports))]
+pub(super) use register_ops;

@@ -1,0 +1,82 @@
+//! Layer normalization, with the residual addition before it, in one pass over rows of activations.
+
+use rayon::prelude::*;
+
+use super::isa::Isa;
+use super::isa::kernel::Kernel;
+use super::isa::simd::Simd;
+
+/// Rows that one thread takes at a time.
+const ROW_CHUNK: usize = 64;
+
+/// Layer normalization of `xs`, or of `xs + residual`, in place ([Ba 2016](https://arxiv.org/abs/1607.06450)).
+///
+/// `xs` and `residual` are rows of `weight.len()` values. The variance is that of the centered values, which is exact even
+/// where the mean is large.
+pub(crate) fn residual_layer_norm(
+    isa: Isa,
+    xs: &mut [f32],
+    residual: Option<&[f32]>,
+    weight: &[f32],
+    bias: &[f32],
+    eps: f32,
+) {
+    let width = weight.len();
+    assert!(bias.len() == width && xs.len().is_multiple_of(width.max(1)), "rows of the width of the norm");
+    assert!(residual.is_none_or(|residual| residual.len() == xs.len()), "size of the residual");
+    let norm = |(chunk, xs): (usize, &mut [f32])| {
+        let at = chunk * ROW_CHUNK * width;
+        let residual = residual.map(|residual| &residual[at..at + xs.len()]);
+        isa.run(ResidualLayerNorm { xs, residual, weight, bias, eps });
+    };
+    if xs.len() > 4 * ROW_CHUNK * width && rayon::current_num_threads() > 1 {
+        xs.par_chunks_mut(ROW_CHUNK * width).enumerate().for_each(norm);
+    } else {
+        xs.chunks_mut(ROW_CHUNK * width.max(1)).enumerate().for_each(norm);
+    }
+}
+
+struct ResidualLayerNorm<'a> {
+    xs: &'a mut [f32],
+    residual: Option<&'a [f32]>,
+    weight: &'a [f32],
+    bias: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for ResidualLayerNorm<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        let Self { xs, residual, weight, bias, eps } = self;
+        let width = weight.len();
+        for (row, xs) in xs.chunks_exact_mut(width).enumerate() {
+            if let Some(residual) = residual {
+                let residual = &residual[row * width..][..width];
+                xs.iter_mut().zip(residual).for_each(|(x, residual)| *x += residual);
+            }
+            let mean = sum(s, xs, 0.0, false) / width as f32;
+            let variance = sum(s, xs, mean, true) / width as f32;
+            let factor = 1.0 / (variance + eps).sqrt();
+            for ((x, weight), bias) in xs.iter_mut().zip(weight).zip(bias) {
+                *x = (*x - mean) * factor * weight + bias;
+            }
+        }
+    }
+}
+
+/// `Σ (x - offset)`, or `Σ (x - offset)²` if `squares`.
+#[inline(always)]
+fn sum<S: Simd>(s: S, xs: &[f32], offset: f32, squares: bool) -> f32 {
+    let (mut sums, offsets) = (s.splat(0.0), s.splat(offset));
+    let vectors = xs.chunks_exact(S::LANES);
+    let mut rest = 0.0;
+    for x in vectors.remainder() {
+        let x = x - offset;
+        rest += if squares { x * x } else { x };
+    }
+    for vector in vectors {
+        let x = s.sub(s.load_slice(vector), offsets);
+        sums = if squares { s.mul_add(x, x, sums) } else { s.add(sums, x) };
+    }
+    s.reduce_add(sums) + rest
+}

@@ -1,0 +1,43 @@
+//! The microkernel: a product of a few rows with a few columns, held in registers.
+
+use super::isa::simd::Simd;
+
+/// Rows of values in memory: row `r` starts at `at + r · stride`.
+#[derive(Clone, Copy)]
+pub(super) struct StridedRows {
+    pub at: *const f32,
+    pub stride: usize,
+}
+
+/// `A · B` for `MR` rows of A and `NR` vectors of columns of B, over `k` terms.
+///
+/// The terms are added in order, so an element does not depend on which other elements are computed with it.
+///
+/// # Safety
+/// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values, `b_stride` values apart.
+#[inline(always)]
+pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize>(
+    s: S,
+    k: usize,
+    a: StridedRows,
+    b: *const f32,
+    b_stride: usize,
+) -> [[S::V; NR]; MR] {
+    let mut sums = [[s.splat(0.0); NR]; MR];
+    for term in 0..k {
+        // SAFETY: `term < k`, `n < NR` and `r < MR` stay inside the memory that the caller promises.
+        unsafe {
+            let mut columns = [s.splat(0.0); NR];
+            for (n, column) in columns.iter_mut().enumerate() {
+                *column = s.load(b.add(term * b_stride + n * S::LANES));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = s.splat(*a.at.add(r * a.stride + term));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = s.mul_add(x, column, *sum);
+                }
+            }
+        }
+    }
+    sums
+}

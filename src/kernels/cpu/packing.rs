@@ -1,0 +1,101 @@
+//! Weights of a projection, packed once for the products of one instruction set.
+
+use super::isa::Isa;
+use super::isa::bf16_dot::{Bf16x2, bf16x2};
+
+/// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
+///
+/// The packing is panels of as many output features as a register tile has columns. A panel holds the first input feature
+/// of each of its output features, then the second, and so on: the order in which the microkernel reads them. bf16
+/// weights are packed in pairs of input features.
+#[derive(Debug, Clone)]
+pub(crate) struct PackedWeights {
+    pub(super) isa: Isa,
+    pub(super) in_features: usize,
+    pub(super) out_features: usize,
+    /// Output features per panel.
+    pub(super) panel_width: usize,
+    pub(super) panels: Panels,
+    /// One value per output feature, zero-padded to whole panels.
+    pub(super) bias: Vec<f32>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Panels {
+    F32(Vec<f32>),
+    /// For inputs that are rounded to bf16, with f32 sums.
+    Bf16(Vec<Bf16x2>),
+}
+
+impl PackedWeights {
+    /// Packs `weight` `(out_features, in_features)` and `bias` `(out_features)`, zeros if there is none.
+    pub(crate) fn new(isa: Isa, weight: &[f32], bias: Option<&[f32]>, out_features: usize, in_features: usize) -> Self {
+        assert_eq!(weight.len(), out_features * in_features, "size of the weight");
+        let panel_width = isa.tile_columns();
+        let mut panels = vec![0.0; out_features.next_multiple_of(panel_width) * in_features];
+        for (feature, weights) in weight.chunks_exact(in_features.max(1)).enumerate() {
+            let (panel, column) = (feature / panel_width, feature % panel_width);
+            let panel = &mut panels[panel * panel_width * in_features..][..panel_width * in_features];
+            for (terms, weight) in panel.chunks_exact_mut(panel_width).zip(weights) {
+                terms[column] = *weight;
+            }
+        }
+        let bias = padded_bias(bias, out_features, panel_width);
+        Self { isa, in_features, out_features, panel_width, panels: Panels::F32(panels), bias }
+    }
+
+    /// Packs weights that are bf16 values. Where there are instructions for bf16 products, inputs will be rounded to bf16
+    /// and sums are f32. Elsewhere all is f32, as with [`new`](Self::new).
+    pub(crate) fn new_bf16(
+        isa: Isa,
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        out_features: usize,
+        in_features: usize,
+    ) -> Self {
+        if !isa.has_bf16_dot() {
+            return Self::new(isa, weight, bias, out_features, in_features);
+        }
+        assert_eq!(weight.len(), out_features * in_features, "size of the weight");
+        let (panel_width, pair_step) = isa.bf16_tile_columns();
+        let panels = Panels::Bf16(pack_bf16(weight, in_features, panel_width, pair_step));
+        let bias = padded_bias(bias, out_features, panel_width);
+        Self { isa, in_features, out_features, panel_width, panels, bias }
+    }
+
+    pub(crate) fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    pub(crate) fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Whether products round their inputs to bf16.
+    pub(crate) fn rounds_to_bf16(&self) -> bool {
+        matches!(self.panels, Panels::Bf16(_))
+    }
+}
+
+fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) -> Vec<f32> {
+    let mut padded = vec![0.0; out_features.next_multiple_of(panel_width)];
+    if let Some(bias) = bias {
+        padded[..out_features].copy_from_slice(bias);
+    }
+    padded
+}
+
+/// Packs bf16 weights, given in f32, as pairs. The pairs of an output feature are zero-padded to a multiple of `pair_step`.
+fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: usize) -> Vec<Bf16x2> {
+    let out_features = weight.len() / in_features.max(1);
+    let pairs = in_features.div_ceil(2).next_multiple_of(pair_step);
+    let mut panels = vec![0; out_features.next_multiple_of(panel_width) * pairs];
+    for (feature, weights) in weight.chunks_exact(in_features.max(1)).enumerate() {
+        let (panel, column) = (feature / panel_width, feature % panel_width);
+        let panel = &mut panels[panel * panel_width * pairs..][..panel_width * pairs];
+        for (to, terms) in panel.chunks_exact_mut(panel_width).zip(weights.chunks(2)) {
+            to[column] = bf16x2(terms[0], terms.get(1).copied().unwrap_or(0.0));
+        }
+    }
+    panels
+}

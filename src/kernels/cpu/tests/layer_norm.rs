@@ -1,0 +1,33 @@
+//! Layer normalization.
+
+use super::{Random, isas};
+use crate::kernels::cpu::layer_norm::residual_layer_norm;
+
+#[test]
+fn rows_of_odd_sizes_match_the_reference() {
+    let mut random = Random(6);
+    for (rows, width) in [(1, 1), (3, 7), (5, 16), (300, 33), (2, 384)] {
+        let (xs, residual): (Vec<f32>, Vec<f32>) = (random.values(rows * width), random.values(rows * width));
+        let (weight, bias): (Vec<f32>, Vec<f32>) = (random.values(width), random.values(width));
+        for isa in isas() {
+            for residual in [None, Some(&residual[..])] {
+                let mut got = xs.clone();
+                residual_layer_norm(isa, &mut got, residual, &weight, &bias, 1e-5);
+                for (row, got) in got.chunks(width).enumerate() {
+                    let value = |i: usize| {
+                        let at = row * width + i;
+                        // The residual is added in f32.
+                        f64::from(xs[at] + residual.map_or(0.0, |residual| residual[at]))
+                    };
+                    let mean = (0..width).map(value).sum::<f64>() / width as f64;
+                    let variance = (0..width).map(|i| (value(i) - mean).powi(2)).sum::<f64>() / width as f64;
+                    for (i, got) in got.iter().enumerate() {
+                        let normal = (value(i) - mean) / (variance + 1e-5).sqrt();
+                        let want = normal * f64::from(weight[i]) + f64::from(bias[i]);
+                        assert!((f64::from(*got) - want).abs() < 1e-5, "{} {rows}×{width}: {got}, {want}", isa.name());
+                    }
+                }
+            }
+        }
+    }
+}
