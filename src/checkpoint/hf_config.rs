@@ -9,7 +9,7 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::checkpoint::{Checkpoint, Layout};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::families::{Held, Layer};
+use crate::families::layer::{Layer, LayerContents};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::position::Position;
@@ -30,11 +30,6 @@ pub struct HfAttentionConfig {
     /// Heads that the layer no longer has, by their numbers in the unpruned model.
     pub pruned_heads: Vec<usize>,
 }
-
-/// Number of heads, by prefix of the layer and then by spelling.
-const DECODER_HEADS: [&str; 1] = ["decoder_attention_heads"];
-const ENCODER_HEADS: [&str; 1] = ["encoder_attention_heads"];
-const HEADS: [&str; 4] = ["num_attention_heads", "n_heads", "n_head", "num_heads"];
 
 const NOT_APPLIED: [(&str, &str); 14] = [
     ("rope_theta", "rotary positions"),
@@ -62,7 +57,7 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     let prefix = source.full_name("");
     let section = section(json, &prefix);
     let layer = Layer::new(section, &prefix);
-    let heads = heads(&layer)?;
+    let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads()?;
     let pruned = pruned_heads.len();
     let left = heads.checked_sub(pruned);
@@ -78,14 +73,14 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
     ];
     // A layer that lacks heads may lack key-value heads too, or all that would tell the size of one.
     let stated = stated.into_iter().take(if pruned == 0 { usize::MAX } else { 4 });
-    for (key, found) in stated.filter(|_| !layer.has_stages()) {
+    for (key, found) in stated.filter(|_| !layer.family.stages) {
         if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
     let (config, mask) = as_in_model(section, source, config, &pruned_heads)?;
-    let mut not_applied = if layer.is_known() { Vec::new() } else { not_applied(section) };
-    not_applied.extend(layer.unsupported().map(|what| (format!("model_type = {}", layer.model_type), what)));
+    let mut not_applied = if layer.family.complete { Vec::new() } else { not_applied(section) };
+    not_applied.extend(layer.family.unsupported.map(|what| (format!("model_type = {}", layer.model_type), what)));
     let layout = detect(source)?;
     let may_be_eva = ["timm-beit", "timm-eva"].contains(&layout.name) && layout.table_in(source).is_none();
     if may_be_eva && layer.model_type.is_empty() && section.get("use_rot_pos_emb").is_none() {
@@ -110,7 +105,8 @@ pub(crate) fn as_in_model<S: WeightSource>(
         Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
         None => None,
     };
-    let config = layer.configure(config, &Held { norms: NORMS.iter().flatten().any(norm), table, pruned })?;
+    let contents = LayerContents { norms: NORMS.iter().flatten().any(norm), bias_rows: table, pruned };
+    let config = layer.configure(config, &contents)?;
     config.validate()?;
     Ok((config, layer.mask()?))
 }
@@ -206,25 +202,6 @@ fn section<'a>(json: &'a Value, prefix: &str) -> &'a Value {
     let nested = [("vision", "vision_config"), ("text", "text_config"), ("language", "text_config")];
     let named = nested.iter().filter(|(part, _)| prefix.contains(part)).find_map(|(_, key)| json.get(key));
     named.unwrap_or(json)
-}
-
-fn heads(layer: &Layer) -> Result<usize> {
-    let by_prefix: &[&str] = match layer.prefix {
-        prefix if prefix.contains("decoder") => &DECODER_HEADS,
-        prefix if prefix.contains("encoder") => &ENCODER_HEADS,
-        _ => &[],
-    };
-    for key in by_prefix.iter().chain(&HEADS) {
-        // Swin has a number for each stage.
-        let of_stage = layer.section.get(key).and_then(|heads| heads.get(layer.index)).and_then(Value::as_u64);
-        if let Some(heads) = of_stage.and_then(|heads| usize::try_from(heads).ok()) {
-            return Ok(heads);
-        }
-        if let Some(heads) = number(layer.section, key)? {
-            return Ok(heads);
-        }
-    }
-    Err(Error::config("num_attention_heads", "absent", format!("one of {}", HEADS.join(", "))))
 }
 
 fn not_applied(section: &Value) -> Vec<(String, &'static str)> {

@@ -1,64 +1,48 @@
-//! Rotary positions as configurations state them.
+//! Rotary positions of a layer, from its family's row and the keys of its configuration.
 
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::Layer;
+use crate::families::family::RotaryRow;
+use crate::families::layer::Layer;
 use crate::io::{number, whole_number};
 use crate::position::{Rotary, RotaryScaling, RotaryStyle};
 
-const INTERLEAVED: &[&str] = &["gptj", "codegen", "cohere", "cohere2"];
-/// Families that may rotate only a share of a head's numbers, and that share where the configuration is silent.
-const PARTIAL: &[&str] = &["phi", "phi3", "stablelm", "persimmon", "gpt_neox", "nomic_bert"];
-const USUAL_SHARE: &[(&str, f64)] = &[("phi", 0.5), ("persimmon", 0.5), ("stablelm", 0.25), ("gpt_neox", 0.25)];
-/// The base where the configuration is silent and it is not 10,000.
-const USUAL_THETA: &[(&str, f64)] = &[
-    ("cohere", 500_000.0),
-    ("gpt_oss", 150_000.0),
-    ("nomic_bert", 1_000.0),
-    ("new", 160_000.0),
-    ("gte", 160_000.0),
-    ("jina_embeddings_v3", 20_000.0),
-];
-
 impl Layer<'_> {
-    pub(crate) fn rotary(&self, d: usize) -> Result<Rotary> {
-        let local = self.is_local()?;
+    pub(super) fn rotary(&self, row: &RotaryRow, d: usize) -> Result<Rotary> {
+        let windowed = self.has_window()?;
         let stated = self.section.get("rope_parameters").filter(|stated| !stated.is_null());
-        // Some families have one set for each kind of layer.
-        let kind = if local { "sliding_attention" } else { "full_attention" };
+        // Some families have one set per kind of layer.
+        let kind = if windowed { "sliding_attention" } else { "full_attention" };
         let stated = stated.map(|stated| stated.get(kind).unwrap_or(stated));
         let scaling = stated.or(self.section.get("rope_scaling")).filter(|scaling| !scaling.is_null());
-        let local_only = local && stated.is_none();
+        // Earlier spellings have a key of its own for the base of layers with a window.
+        let windowed = windowed && stated.is_none();
         let of =
             |key: &str| stated.and_then(|stated| stated.get(key)).or(self.section.get(key)).and_then(Value::as_f64);
-        let local_theta = if local_only { of("rope_local_base_freq").or(of("local_rope_theta")) } else { None };
-        let theta = local_theta.or(of("rope_theta")).or(of("global_rope_theta")).or(of("rotary_emb_base"));
+        let window_theta = if windowed { of("rope_local_base_freq").or(of("local_rope_theta")) } else { None };
+        let theta = window_theta.or(of("rope_theta")).or(of("global_rope_theta")).or(of("rotary_emb_base"));
         let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
-        let share = share.or(self.usual(USUAL_SHARE)).filter(|_| self.is(PARTIAL));
+        let share = row.share.map(|default| share.unwrap_or(default));
         let dim = match whole_number(self.section, "rotary_dim")? {
             Some(dim) => dim,
             None => share.map_or(d, |share| (share * d as f64) as usize),
         };
-        let interleaved = self.is(INTERLEAVED) || self.flag("rotary_emb_interleaved") == Some(true);
+        let interleaved = row.interleaved || self.flag("rotary_emb_interleaved") == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
-        let mut rotary = Rotary::default()
-            .with_dim(dim)
-            .with_style(style)
-            .with_theta(theta.or(self.usual(USUAL_THETA)).unwrap_or(10_000.0));
-        // Gemma 3 and OLMo 3 scale only the global layers.
-        let scaled = !(local_only && self.is(&["gemma3", "gemma3_text", "olmo3"]));
-        if let Some(scaling) = scaling.filter(|_| local_theta.is_none() && scaled) {
-            rotary = rotary.with_scaling(self.scaling(scaling)?);
+        let mut rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta.unwrap_or(row.theta));
+        let scaled = window_theta.is_none() && (row.scales_windowed || !windowed);
+        if let Some(scaling) = scaling.filter(|_| scaled) {
+            rotary = rotary.with_scaling(self.rotary_scaling(scaling)?);
         } else if let Some(factor) = self.float("rotary_scaling_factor") {
-            // NomicBERT's own word for it.
+            // NomicBERT's own key.
             let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
             rotary = rotary.with_scaling(RotaryScaling::Dynamic { factor, original_max_position_embeddings });
         }
         Ok(rotary)
     }
 
-    fn scaling(&self, scaling: &Value) -> Result<RotaryScaling> {
+    fn rotary_scaling(&self, scaling: &Value) -> Result<RotaryScaling> {
         let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(Value::as_str).unwrap_or("default");
         let float = |key: &str| scaling.get(key).and_then(Value::as_f64);
         let longest = || self.number("max_position_embeddings").map(|longest| longest.unwrap_or(2048));
@@ -82,7 +66,7 @@ impl Layer<'_> {
         Ok(match kind {
             "default" => RotaryScaling::None,
             "linear" => RotaryScaling::Linear { factor: factor()? },
-            // Here the longest text is the model's own.
+            // Here the original length is `max_position_embeddings` itself.
             "dynamic" => RotaryScaling::Dynamic { factor: factor()?, original_max_position_embeddings: longest()? },
             "yarn" => {
                 let by = |mscale: f64, factor: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };

@@ -1,5 +1,4 @@
 use candle_core::{Module, Tensor};
-use candle_nn::Activation;
 use serde_json::Value;
 
 use crate::checkpoint::WeightSource;
@@ -9,55 +8,10 @@ use crate::encoder::model::feed_forward::read_linear;
 use crate::encoder::model::hidden::Hidden;
 use crate::encoder::model::norm::LayerNorm;
 use crate::error::{Error, Result};
+use crate::families::task_heads::HeadActivation;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
 use crate::tensor::compute_dtype;
-
-/// What stands between the hidden state of a text and its logits.
-struct Names {
-    /// Under the model's own prefix, if the first is its pooler.
-    pooler: bool,
-    first: &'static str,
-    activation: Between,
-    norm: Option<&'static str>,
-    last: &'static str,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Between {
-    Tanh,
-    Fixed(Activation),
-    /// `classifier_activation`.
-    Stated,
-}
-
-const BERT: Names =
-    Names { pooler: true, first: "pooler.dense", activation: Between::Tanh, norm: None, last: "classifier" };
-const ROBERTA: Names = Names {
-    pooler: false,
-    first: "classifier.dense",
-    activation: Between::Tanh,
-    norm: None,
-    last: "classifier.out_proj",
-};
-
-/// The head of each family's `ForSequenceClassification` in transformers.
-fn names(family: &str) -> Option<Names> {
-    Some(match family {
-        "bert" | "gte" => BERT,
-        "albert" => Names { first: "pooler", ..BERT },
-        "roberta" | "xlm-roberta" | "camembert" | "mpnet" | "jina_embeddings_v3" => ROBERTA,
-        // Whatever the activation of its layers.
-        "electra" => Names { activation: Between::Fixed(Activation::Gelu), ..ROBERTA },
-        "distilbert" => {
-            Names { pooler: false, first: "pre_classifier", activation: Between::Fixed(Activation::Relu), ..BERT }
-        }
-        "modernbert" => {
-            Names { pooler: false, first: "head.dense", activation: Between::Stated, norm: Some("head.norm"), ..BERT }
-        }
-        _ => return None,
-    })
-}
 
 /// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
@@ -67,7 +21,7 @@ pub struct SequenceClassifier {
     pub(crate) model: BertModel,
     means: bool,
     first: Linear,
-    activation: Between,
+    activation: HeadActivation,
     norm: Option<LayerNorm>,
     last: Linear,
     labels: Vec<String>,
@@ -80,7 +34,7 @@ impl SequenceClassifier {
     /// Those of [`BertModel::load`]; a family without such a head; a checkpoint without one; as many labels in
     /// `id2label` as the head has not.
     pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
-        let Some(names) = names(&config.model_type) else {
+        let Some(names) = config.row().classifier else {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
         };
         let weight = format!("{}.weight", names.last);
@@ -96,14 +50,14 @@ impl SequenceClassifier {
             _ => source.child(names.first),
         };
         let last = source.child(names.last);
-        // ModernBERT's has a bias only if `classifier_bias` says so.
-        let bias = names.norm.is_none() || first.contains("bias");
+        let bias = !names.optional_bias || first.contains("bias");
         Ok(Self {
             model: BertModel::load(config, source)?,
-            means: means(config)?,
+            means: means(config, names.pooling_key)?,
             first: Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?,
             activation: match names.activation {
-                Between::Stated => Between::Fixed(config.stated_activation("classifier_activation")?),
+                HeadActivation::Stated => HeadActivation::Fixed(config.stated_activation("classifier_activation")?),
+                HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
                 activation => activation,
             },
             norm: names.norm.map(|name| config.norm(hidden, &source.child(name))).transpose()?,
@@ -138,7 +92,7 @@ impl SequenceClassifier {
         let dtype = compute_dtype(xs.dtype());
         let xs = self.first.forward(&xs, dtype)?;
         let xs = match self.activation {
-            Between::Fixed(activation) => activation.forward(&xs)?,
+            HeadActivation::Fixed(activation) => activation.forward(&xs)?,
             _ => xs.tanh()?,
         };
         let xs = match &self.norm {
@@ -149,11 +103,13 @@ impl SequenceClassifier {
     }
 }
 
-fn means(config: &BertConfig) -> Result<bool> {
-    match (config.model_type.as_str(), config.key("classifier_pooling").and_then(Value::as_str)) {
-        ("modernbert", Some("mean")) => Ok(true),
-        ("modernbert", Some(other)) if other != "cls" => Err(Error::config("classifier_pooling", other, "cls or mean")),
-        _ => Ok(false),
+/// Whether the head takes the mean of all tokens, by the key that selects it.
+fn means(config: &BertConfig, key: Option<&'static str>) -> Result<bool> {
+    let Some(key) = key else { return Ok(false) };
+    match config.key(key).and_then(Value::as_str) {
+        Some("mean") => Ok(true),
+        Some("cls") | None => Ok(false),
+        Some(other) => Err(Error::config(key, other, "cls or mean")),
     }
 }
 

@@ -8,79 +8,11 @@ use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::read_linear;
 use crate::encoder::model::norm::LayerNorm;
 use crate::error::{Error, Result};
+use crate::families::task_heads::HeadActivation;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
 use crate::tensor::compute_dtype;
 use crate::weights::LinearWeights;
-
-/// What stands between a hidden state and the logits of the vocabulary.
-struct Names {
-    first: &'static str,
-    activation: Between,
-    norm: &'static str,
-    decoder: &'static str,
-    /// The decoder's bias, where it does not lie under the decoder.
-    bias: &'static str,
-}
-
-enum Between {
-    /// That of the layers.
-    Hidden,
-    Gelu,
-    /// `classifier_activation`.
-    Stated,
-}
-
-const ROBERTA: Names = Names {
-    first: "lm_head.dense",
-    activation: Between::Gelu,
-    norm: "lm_head.layer_norm",
-    decoder: "lm_head.decoder",
-    bias: "lm_head.bias",
-};
-
-/// The head of each family's `ForMaskedLM` in transformers.
-fn names(family: &str) -> Option<Names> {
-    Some(match family {
-        "bert" => Names {
-            first: "cls.predictions.transform.dense",
-            activation: Between::Hidden,
-            norm: "cls.predictions.transform.LayerNorm",
-            decoder: "cls.predictions.decoder",
-            bias: "cls.predictions.bias",
-        },
-        "roberta" | "xlm-roberta" | "camembert" | "mpnet" | "jina_embeddings_v3" => ROBERTA,
-        "distilbert" => Names {
-            first: "vocab_transform",
-            activation: Between::Hidden,
-            norm: "vocab_layer_norm",
-            decoder: "vocab_projector",
-            bias: "vocab_projector.bias",
-        },
-        "electra" => Names {
-            first: "generator_predictions.dense",
-            activation: Between::Gelu,
-            norm: "generator_predictions.LayerNorm",
-            decoder: "generator_lm_head",
-            bias: "generator_lm_head.bias",
-        },
-        "albert" => Names {
-            first: "predictions.dense",
-            activation: Between::Hidden,
-            norm: "predictions.LayerNorm",
-            decoder: "predictions.decoder",
-            bias: "predictions.bias",
-        },
-        "modernbert" => Names {
-            first: "head.dense",
-            activation: Between::Stated,
-            norm: "head.norm",
-            decoder: "decoder",
-            bias: "decoder.bias",
-        },
-        _ => return None,
-    })
-}
 
 /// A [`BertModel`] with a head that says which token stands at a place: `E norm(activation(first(x))) + b`, `E` being the
 /// word embeddings unless `tie_word_embeddings` is false.
@@ -99,7 +31,7 @@ impl MaskedLm {
     /// # Errors
     /// Those of [`BertModel::load`]; a family without such a head; a checkpoint without one.
     pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
-        let Some(names) = names(&config.model_type) else {
+        let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
         };
         let (first, decoder) = (source.child(names.first), source.child(names.decoder));
@@ -112,8 +44,7 @@ impl MaskedLm {
         }
         let model = BertModel::load(config, source)?;
         let (vocabulary, width, hidden) = (config.vocab_size, config.embedding_size(), config.hidden_size);
-        // ModernBERT's has biases only if `classifier_bias` and `decoder_bias` say so.
-        let optional = config.model_type == "modernbert";
+        let optional = names.optional_bias;
         let weights = read_linear(&first, width, hidden, !optional || first.contains("bias"))?;
         let none = optional && config.key("decoder_bias") == Some(&Value::Bool(false));
         let bias = match (source.contains(names.bias), decoder.contains("bias")) {
@@ -127,9 +58,10 @@ impl MaskedLm {
         Ok(Self {
             first: Linear::new(names.first, weights, width, hidden)?,
             activation: match names.activation {
-                Between::Hidden => config.hidden_act,
-                Between::Gelu => Activation::Gelu,
-                Between::Stated => config.stated_activation("classifier_activation")?,
+                HeadActivation::Hidden => config.hidden_act,
+                HeadActivation::Fixed(activation) => activation,
+                HeadActivation::Tanh => return Err(Error::config("masked_lm activation", "tanh", "another")),
+                HeadActivation::Stated => config.stated_activation("classifier_activation")?,
             },
             norm: config.norm(width, &source.child(names.norm))?,
             decoder: Linear::new(names.decoder, LinearWeights { weight, bias }, vocabulary, width)?,

@@ -2,15 +2,14 @@ use candle_core::{DType, Module, Tensor};
 
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::family::Positions;
 use crate::encoder::model::feed_forward::load_linear;
 use crate::encoder::model::layer::{Layer, drop_out};
 use crate::encoder::model::norm::LayerNorm;
 use crate::encoder::model::options::{ForwardOptions, Forwarded};
 use crate::error::{Error, Result};
+use crate::families::block::AbsolutePositions;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
-use crate::position::Position;
 use crate::tensor::with_slice;
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or one of its kin without a head: token ids to hidden states.
@@ -39,17 +38,14 @@ impl BertModel {
         config.validate()?;
         let body = body(config, source);
         let source = body.as_ref().unwrap_or(source);
-        let family = config.family().in_source(source);
+        let row = config.row_in(source);
         let size = config.embedding_size();
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, size]);
-        let word_embeddings = table(family.words, config.vocab_size)?;
-        let places = family.layers(config);
-        let (attention, _) = config.attention_of(&source.child(&places[0]).child(family.attention), 0)?;
-        let relative = match &attention.position {
-            Position::RelativeBuckets(relative) => {
-                let shape = [relative.num_buckets, config.num_attention_heads];
-                Some(source.get("encoder.relative_attention_bias.weight", &shape)?)
-            }
+        let word_embeddings = table(row.word_embeddings, config.vocab_size)?;
+        let places = config.block_prefixes();
+        let (attention, _) = config.attention_of(&source.child(&places[0]).child(row.block.attention), 0)?;
+        let relative = match (row.relative_bias, attention.position.bias_table_rows()) {
+            (Some(name), Some(rows)) => Some(source.get(name, &[rows, config.num_attention_heads])?),
             _ => None,
         };
         let mut layers: Vec<(&String, Layer)> = Vec::new();
@@ -59,31 +55,34 @@ impl BertModel {
                 Some(shared) => shared,
                 None => {
                     let source = source.child(place);
-                    Layer::load(config, family, &source, index, relative.as_ref())?
+                    Layer::load(config, &row.block, &source, index, relative.as_ref())?
                 }
             };
             layers.push((place, layer));
         }
-        let projection = source.child(family.projection);
+        let projection = source.child(row.projection);
         Ok(Self {
             config: config.clone(),
             word_embeddings,
-            position_embeddings: match family.positions {
-                Positions::InAttention => None,
-                _ => Some(table("embeddings.position_embeddings", config.max_position_embeddings)?),
+            position_embeddings: match row.positions {
+                AbsolutePositions::None => None,
+                _ => Some(table(row.position_embeddings, config.max_position_embeddings)?),
             },
             token_type_embeddings: match config.has_types() {
-                true => Some(table("embeddings.token_type_embeddings", config.type_vocab_size)?),
+                true => Some(table(row.type_embeddings, config.type_vocab_size)?),
                 false => None,
             },
-            embeddings_norm: config.norm(size, &source.child(family.embeddings_norm))?,
+            embeddings_norm: match row.embeddings_norm {
+                Some(name) => config.norm(size, &source.child(name))?,
+                None => return Err(Error::config("model_type", &config.model_type, "one with a norm of embeddings")),
+            },
             // ALBERT has one even where the widths are the same.
             projection: match size != config.hidden_size || projection.contains("weight") {
                 true => Some(load_linear(&projection, config.hidden_size, size)?),
                 false => None,
             },
             layers: layers.into_iter().map(|(_, layer)| layer).collect(),
-            final_norm: match family.final_norm {
+            final_norm: match row.final_norm {
                 Some(name) => Some(config.norm(config.hidden_size, &source.child(name))?),
                 None => None,
             },
@@ -216,10 +215,10 @@ pub(crate) fn in_table(name: &str, ids: &[u32], rows: usize) -> Result<()> {
 
 /// Where the model itself is, if not at the root: under one of the prefixes that it has under a task's head.
 pub(crate) fn body<S: WeightSource>(config: &BertConfig, source: &S) -> Option<S> {
-    let family = config.family();
-    let words = format!("{}.weight", family.words);
+    let row = config.row();
+    let words = format!("{}.weight", row.word_embeddings);
     if source.contains(&words) {
         return None;
     }
-    family.prefixes.iter().map(|prefix| source.child(prefix)).find(|prefixed| prefixed.contains(&words))
+    row.prefixes.iter().map(|prefix| source.child(prefix)).find(|prefixed| prefixed.contains(&words))
 }

@@ -6,10 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::{WeightSource, as_in_model};
 use crate::config::AttentionConfig;
-use crate::encoder::model::config_keys::translate;
-use crate::encoder::model::family::{Family, Positions, Types};
+use crate::encoder::model::config_keys::{normalize_config_keys, supported_models};
 use crate::encoder::model::norm::LayerNorm;
 use crate::error::{Error, Result};
+use crate::families::block::{AbsolutePositions, Model, SegmentTypes};
+use crate::families::table;
 use crate::io::json;
 use crate::mask::AttentionMask;
 use crate::pruning::PrunedHeads;
@@ -80,7 +81,7 @@ impl<'de> Deserialize<'de> for BertConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         use serde::de::Error as _;
         let mut keys = Map::deserialize(deserializer)?;
-        translate(&mut keys).map_err(D::Error::custom)?;
+        normalize_config_keys(&mut keys).map_err(D::Error::custom)?;
         let keys = Value::Object(keys);
         Ok(Self { keys: keys.clone(), ..Self::deserialize(keys).map_err(D::Error::custom)? })
     }
@@ -115,10 +116,10 @@ impl BertConfig {
     /// # Errors
     /// [`Error::Config`], with the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
-        let Some(family) = Family::of(&self.model_type, &self.position_embedding_type) else {
-            return Err(Error::config("model_type", &self.model_type, Family::names()));
+        let Some(row) = self.find_row(|_| false) else {
+            return Err(Error::config("model_type", &self.model_type, supported_models()));
         };
-        if family.positions != Positions::InAttention && self.position_embedding_type != "absolute" {
+        if row.positions != AbsolutePositions::None && self.position_embedding_type != "absolute" {
             return Err(Error::config("position_embedding_type", &self.position_embedding_type, "absolute"));
         }
         let sizes = [
@@ -126,7 +127,7 @@ impl BertConfig {
             ("num_hidden_layers", self.num_hidden_layers),
             ("intermediate_size", self.intermediate_size),
             ("max_position_embeddings", self.max_position_embeddings),
-            ("type_vocab_size", if family.types == Types::Always { self.type_vocab_size } else { 1 }),
+            ("type_vocab_size", if row.types == SegmentTypes::Always { self.type_vocab_size } else { 1 }),
             ("embedding_size", self.embedding_size()),
             ("num_hidden_groups", self.num_hidden_groups),
             ("inner_group_num", self.inner_group_num),
@@ -163,7 +164,7 @@ impl BertConfig {
             return Err(Error::config("layer_types", format!("{} kinds", kinds.len()), allowed));
         }
         self.pruned_heads.check(&vec![self.num_attention_heads; self.num_hidden_layers])?;
-        if !self.pruned_heads.is_empty() && family.shares_layers() {
+        if !self.pruned_heads.is_empty() && row.shared_layers.is_some() {
             let allowed = format!("none: layers of {} share their weights", self.model_type);
             return Err(Error::config("pruned_heads", &self.pruned_heads, allowed));
         }
@@ -195,7 +196,7 @@ impl BertConfig {
     /// Reads a layer normalisation.
     pub(crate) fn norm<S: WeightSource>(&self, size: usize, source: &S) -> Result<LayerNorm> {
         let stated = self.keys.get("norm_bias").and_then(Value::as_bool);
-        match stated.unwrap_or(self.model_type != "modernbert") {
+        match stated.unwrap_or(self.row().block.norm_bias) {
             true => LayerNorm::load(size, self.layer_norm_eps, source),
             false => LayerNorm::load_without_bias(size, self.layer_norm_eps, source),
         }
@@ -217,29 +218,42 @@ impl BertConfig {
 
     /// The id of tokens that do not count in positions and all stand at the position of that number.
     pub(crate) fn uncounted(&self) -> Option<u32> {
-        match self.family().positions {
-            Positions::Table | Positions::InAttention => None,
-            Positions::AfterPad => Some(self.pad_token_id),
-            Positions::After(id) => Some(id),
+        match self.row().positions {
+            AbsolutePositions::Table | AbsolutePositions::None => None,
+            AbsolutePositions::AfterPad => Some(self.pad_token_id),
+            AbsolutePositions::After(id) => Some(id),
         }
     }
 
     pub(crate) fn has_types(&self) -> bool {
-        match self.family().types {
-            Types::Always => true,
-            Types::IfAny(_) => self.type_vocab_size > 0,
-            Types::Never => false,
+        match self.row().types {
+            SegmentTypes::Always => true,
+            SegmentTypes::Optional(_) => self.type_vocab_size > 0,
+            SegmentTypes::Never => false,
         }
     }
 
-    /// Whether it is RoBERTa or a family that took over its tokenizers, which tell no segment types.
-    pub(crate) fn is_roberta(&self) -> bool {
-        matches!(self.family().positions, Positions::AfterPad) || self.model_type == "jina_embeddings_v3"
+    /// The model's row, as far as the configuration decides it; BERT's if there is none, which `validate` rejects.
+    pub(crate) fn row(&self) -> &'static Model {
+        self.find_row(|_| false).unwrap_or(table::bert())
     }
 
-    /// That of BERT if there is none, which `validate` does not let through.
-    pub(crate) fn family(&self) -> &'static Family {
-        Family::of(&self.model_type, &self.position_embedding_type).unwrap_or(Family::bert())
+    /// The model's row, where the tensors under the model's own prefix decide between models of one configuration.
+    pub(crate) fn row_in<S: WeightSource>(&self, source: &S) -> &'static Model {
+        self.find_row(|name| source.contains(name)).unwrap_or(table::bert())
+    }
+
+    fn find_row(&self, holds: impl Fn(&str) -> bool) -> Option<&'static Model> {
+        let stated = |key: &str| match key {
+            "position_embedding_type" => Some(self.position_embedding_type.as_str()),
+            key => self.keys.get(key).and_then(Value::as_str),
+        };
+        table::model(&self.model_type, stated, holds)
+    }
+
+    /// The prefix of each block in the order in which they run. ALBERT's repeat: its blocks share their weights.
+    pub(crate) fn block_prefixes(&self) -> Vec<String> {
+        self.row().block_prefixes(self.num_hidden_layers, self.num_hidden_groups, self.inner_group_num)
     }
 
     /// The activation that a key of the file names, GELU where it is silent.

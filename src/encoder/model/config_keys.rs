@@ -1,84 +1,50 @@
-//! The `config.json` of each family in the words of BERT's.
+//! BERT's config keys for every family: renames keys, resolves gates, fills in defaults, rejects what is not implemented.
 
 use serde_json::{Map, Value};
 
-use crate::encoder::model::family::Family;
 use crate::error::{Error, Result};
+use crate::families::table;
 
-/// What DistilBERT calls BERT's keys.
-const DISTILBERT: &[(&str, &str)] = &[
-    ("dim", "hidden_size"),
-    ("n_layers", "num_hidden_layers"),
-    ("n_heads", "num_attention_heads"),
-    ("hidden_dim", "intermediate_size"),
-    ("activation", "hidden_act"),
-    ("dropout", "hidden_dropout_prob"),
-    ("attention_dropout", "attention_probs_dropout_prob"),
-];
-const MODERNBERT: &[(&str, &str)] = &[
-    ("hidden_activation", "hidden_act"),
-    ("norm_eps", "layer_norm_eps"),
-    ("mlp_dropout", "hidden_dropout_prob"),
-    ("attention_dropout", "attention_probs_dropout_prob"),
-];
-/// As Nomic's own code writes them; transformers writes BERT's.
-const NOMIC: &[(&str, &str)] = &[
-    ("n_embd", "hidden_size"),
-    ("n_layer", "num_hidden_layers"),
-    ("n_head", "num_attention_heads"),
-    ("n_inner", "intermediate_size"),
-    ("activation_function", "hidden_act"),
-    // Without a table of positions, the shorter length that may stand beside it is no limit.
-    ("n_positions", "max_position_embeddings"),
-    ("layer_norm_epsilon", "layer_norm_eps"),
-    ("resid_pdrop", "hidden_dropout_prob"),
-    ("attn_pdrop", "attention_probs_dropout_prob"),
-];
-
-/// What a gate's name says of its activation.
+/// The activation of each kind of gate ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
 const GATES: &[(&str, &str)] = &[("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu"), ("glu", "sigmoid")];
 
-/// The family of a configuration, whose keys become BERT's; what is null is taken for absent.
-pub(crate) fn translate(keys: &mut Map<String, Value>) -> Result<&'static Family> {
+/// The `model_type` values that are supported, for an error message.
+pub(crate) fn supported_models() -> String {
+    format!("{}, which this version runs", table::model_names().join(" or "))
+}
+
+/// Gives the keys of a `config.json` BERT's names. Keys that are null count as absent.
+///
+/// # Errors
+/// A `model_type` that is not supported; a key that switches on what is not implemented.
+pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()> {
     keys.retain(|_, value| !value.is_null());
     let text = |key: &str| keys.get(key).and_then(Value::as_str);
     let found = text("model_type").unwrap_or("absent");
-    let family = Family::of(found, text("position_embedding_type").unwrap_or("absolute"))
-        .ok_or_else(|| Error::config("model_type", found, Family::names()))?;
+    let row =
+        table::model(found, text, |_| false).ok_or_else(|| Error::config("model_type", found, supported_models()))?;
     let is_on = |value: &Value| *value != Value::Bool(false) && value.as_f64() != Some(0.0);
-    for key in family.off {
+    for key in row.unsupported_keys {
         if let Some(value) = keys.get(*key).filter(|value| is_on(value)) {
             return Err(Error::config(key, value, "false, or absent"));
         }
     }
-    if family.name == "nomic_bert" && keys.contains_key("activation_function") {
-        replace_gate(keys, "activation_function", &["swiglu", "geglu", "glu"])?;
+    if let Some(gate) = row.gate.filter(|gate| gate.required || keys.contains_key(gate.key)) {
+        replace_gate(keys, gate.key, gate.gates)?;
     }
-    if family.is_jina() {
-        // It decides, whatever `hidden_act` says.
-        replace_gate(keys, "feed_forward_type", &["geglu", "reglu"])?;
-        keys.extend(keys.get("feed_forward_type").cloned().map(|gate| ("hidden_act".to_string(), gate)));
-    }
-    let renamed = match family.name {
-        "distilbert" => DISTILBERT,
-        "modernbert" => MODERNBERT,
-        "nomic_bert" => NOMIC,
-        _ => &[],
-    };
-    for (theirs, ours) in renamed {
+    for (theirs, ours) in row.renamed_keys {
         if let Some(value) = keys.remove(*theirs) {
             keys.insert((*ours).to_string(), value);
         }
     }
-    // Theirs where nothing is said.
-    keys.entry("pad_token_id").or_insert(family.pad.into());
-    if let Some(types) = family.usual_types() {
+    keys.entry("pad_token_id").or_insert(row.pad_token_id.into());
+    if let Some(types) = row.default_type_vocab_size() {
         keys.entry("type_vocab_size").or_insert(types.into());
     }
-    Ok(family)
+    Ok(())
 }
 
-/// Puts the activation in the place of a gate's name.
+/// Replaces the name of a gate by its activation.
 fn replace_gate(keys: &mut Map<String, Value>, key: &'static str, allowed: &[&str]) -> Result<()> {
     let found = keys.get(key).and_then(Value::as_str).unwrap_or("absent").to_string();
     match GATES.iter().find(|(gate, _)| *gate == found && allowed.contains(gate)) {

@@ -5,22 +5,11 @@ use half::bf16;
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::error::Result;
+use crate::families::block::FeedForwardNames;
 use crate::kernels::cpu::Element;
 use crate::ops;
 use crate::ops::{Linear, PendingBias};
 use crate::weights::LinearWeights;
-
-/// What a family calls its projections, and which of them are gated: `last(activation(activated(x)) · plain(x))`
-/// ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Names {
-    /// Not gated.
-    Plain { first: &'static str, last: &'static str },
-    /// Gated, both in one matrix; `activated` says which half, 0 or 1.
-    Halves { both: &'static str, activated: usize, last: &'static str },
-    /// Gated, each for itself.
-    Apart { activated: &'static str, plain: &'static str, last: &'static str },
-}
 
 /// The feed-forward part of a layer.
 #[derive(Debug, Clone)]
@@ -35,22 +24,22 @@ pub(crate) struct FeedForward {
 
 impl FeedForward {
     /// Reads it from the layer that `source` points at.
-    pub fn load<S: WeightSource>(config: &BertConfig, names: Names, source: &S) -> Result<Self> {
+    pub fn load<S: WeightSource>(config: &BertConfig, names: FeedForwardNames, source: &S) -> Result<Self> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let read = |name: &str, out, input| {
             let source = source.child(name);
             // Gated families leave biases out as they like.
-            let bias = matches!(names, Names::Plain { .. }) || source.contains("bias");
+            let bias = matches!(names, FeedForwardNames::Plain { .. }) || source.contains("bias");
             read_linear(&source, out, input, bias)
         };
         let dense = |name: &str, weights| Linear::new(&source.full_name(name), weights, inner, hidden);
         let (activated, plain, both, last) = match names {
-            Names::Plain { first, last } => (dense(first, read(first, inner, hidden)?)?, None, None, last),
-            Names::Apart { activated, plain, last } => {
+            FeedForwardNames::Plain { first, last } => (dense(first, read(first, inner, hidden)?)?, None, None, last),
+            FeedForwardNames::Apart { activated, plain, last } => {
                 let read = |name| dense(name, read(name, inner, hidden)?);
                 (read(activated)?, Some(read(plain)?), None, last)
             }
-            Names::Halves { both, activated, last } => {
+            FeedForwardNames::Halves { both, activated, last } => {
                 let weights = read(both, 2 * inner, hidden)?;
                 // Views: they follow the weights if they change.
                 let half = |which: usize| {

@@ -6,10 +6,10 @@ use crate::attention::ragged::shared_positions::SharedPositions;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed};
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::family::Family;
 use crate::encoder::model::feed_forward::{FeedForward, Inner};
 use crate::encoder::model::norm::LayerNorm;
 use crate::error::{Error, Result};
+use crate::families::block::{Block, BlockNorms};
 use crate::kernels::cpu::Isa;
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
@@ -45,26 +45,31 @@ impl Layer {
     /// `index`: the layer's number. `relative`: the table of biases that all layers share, where there is one.
     pub fn load<S: WeightSource>(
         config: &BertConfig,
-        family: &Family,
+        block: &Block,
         source: &S,
         index: usize,
         relative: Option<&Tensor>,
     ) -> Result<Self> {
         let norm = |name: &str| config.norm(config.hidden_size, &source.child(name));
-        let pre_norm = family.final_norm.is_some();
-        let attention_norm = if pre_norm && index == 0 { None } else { Some(norm(family.attention_norm)?) };
-        let of_attention = source.child(family.attention);
+        let (pre_norm, [attention_name, output_name]) = match block.norms {
+            BlockNorms::Post { attention, feed_forward } => (false, [attention, feed_forward]),
+            BlockNorms::Pre { attention, feed_forward } => (true, [attention, feed_forward]),
+            BlockNorms::Sandwich { .. } => return Err(Error::config("norms", "on both sides", "before or after")),
+        };
+        let first = index > 0 || block.first_attention_norm;
+        let attention_norm = first.then(|| norm(attention_name)).transpose()?;
+        let of_attention = source.child(block.attention);
         let (attention, mask) = config.attention_of(&of_attention, index)?;
         let (mut weights, _) = AttentionWeights::read(&attention, &of_attention)?;
         weights.relative_bias =
             relative.map(|table| unpruned(table, &config.pruned_heads.of_layer(index))).transpose()?;
         Ok(Self {
-            inner_norm: family.inner_norm.map(norm).transpose()?,
+            inner_norm: block.inner_norm.map(norm).transpose()?,
             attention_norm,
             attention: MultiHeadAttention::from_weights(&attention, weights)?,
             mask,
-            feed_forward: FeedForward::load(config, family.feed_forward, source)?,
-            output_norm: norm(family.output_norm)?,
+            feed_forward: FeedForward::load(config, block.feed_forward, source)?,
+            output_norm: norm(output_name)?,
             pre_norm,
             dropout: config.hidden_dropout_prob,
         })

@@ -3,7 +3,6 @@
 pub(crate) mod bert;
 pub(crate) mod config;
 mod config_keys;
-pub(crate) mod family;
 pub(crate) mod feed_forward;
 pub(crate) mod hidden;
 pub(crate) mod layer;

@@ -96,14 +96,14 @@ fn replace(
     let root = checkpoint.at("", DType::F32, &Device::Cpu);
     let body = body(config, &root);
     let source = body.as_ref().unwrap_or(&root);
-    let family = config.family().in_source(source);
-    let places = family.layers(config);
+    let row = config.row_in(source);
+    let places = config.block_prefixes();
     let mut counts = Vec::new();
     for (index, _) in places.iter().enumerate() {
         counts.push(config.num_attention_heads - config.pruned_heads.of_layer(index).len());
     }
     heads.check(&counts)?;
-    if family.shares_layers() {
+    if row.shared_layers.is_some() {
         let allowed = "a model whose layers have weights of their own";
         return Err(Error::value("the model to prune", &config.model_type, allowed));
     }
@@ -112,7 +112,7 @@ fn replace(
         if of_layer.is_empty() {
             continue;
         }
-        let layer = source.child(place).child(family.attention);
+        let layer = source.child(place).child(row.block.attention);
         let (mut attention, _) = config.attention_of(&layer, index)?;
         let prefix = layer.full_name("");
         let mut weights = checkpoint.layer_weights(&prefix, &attention)?;

@@ -53,7 +53,7 @@ impl Texts {
         if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
             return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
         }
-        let pair_types = config.has_types() && gives_types && !config.is_roberta();
+        let pair_types = config.has_types() && gives_types && config.row().pair_types;
         let (device, gate) = (device.clone(), Gate::of(device));
         Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, gate })
     }

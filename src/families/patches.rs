@@ -1,0 +1,104 @@
+//! Positions of patches: BEiT's and Swin's tables of biases, rotary positions of EVA and DINOv3.
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::families::layer::Layer;
+use crate::position::{GridCoordinates, Position, RelativeGrid, RotaryGrid, RotaryStyle};
+
+impl Layer<'_> {
+    /// Positions by what checkpoint and configuration hold. `rows`: those of the layer's own table of biases.
+    pub(super) fn patch_positions(&self, rows: Option<usize>) -> Result<Position> {
+        if self.flag("use_rot_pos_emb") == Some(true) {
+            return self.eva_rotary();
+        }
+        let shared = self.flag("use_shared_relative_position_bias") == Some(true);
+        if rows.is_some() || shared {
+            return self.bias_table(rows);
+        }
+        Ok(Position::None)
+    }
+
+    pub(super) fn dino_rotary(&self) -> Result<Position> {
+        let registers = self.number("num_register_tokens")?.unwrap_or(0);
+        let rotary = RotaryGrid::new(self.float("rope_theta").unwrap_or(100.0));
+        let rotary = rotary.with_coordinates(GridCoordinates::Centred).with_prefix_tokens(registers.saturating_add(1));
+        Ok(Position::RotaryGrid(rotary))
+    }
+
+    /// The table of BEiT and Swin. Its size gives the grid if the configuration does not and the grid is a square.
+    fn bias_table(&self, rows: Option<usize>) -> Result<Position> {
+        let fits = |grid: [usize; 2]| {
+            let tables = [true, false].map(|class_token| RelativeGrid::new(grid, class_token));
+            tables.into_iter().find(|table| rows.is_none_or(|rows| table.table_rows() == rows))
+        };
+        let square = |offsets: usize| {
+            let side = offsets.isqrt();
+            (side * side == offsets && side % 2 == 1).then_some([side.div_ceil(2); 2])
+        };
+        let stated = self.grid()?;
+        let found = match (stated, rows) {
+            (Some(grid), _) => fits(grid),
+            (None, Some(rows)) => {
+                [rows.checked_sub(3), Some(rows)].into_iter().flatten().find_map(square).and_then(fits)
+            }
+            (None, None) => None,
+        };
+        found.map(Position::RelativeGrid).ok_or_else(|| {
+            let found = rows.map_or("absent".to_string(), |rows| format!("{rows} rows"));
+            let expected = match stated {
+                Some([height, width]) => format!("(2 · {height} - 1)(2 · {width} - 1) of them, or 3 more"),
+                None => "those of a square, or the config keys `img_size` and `patch_size`".to_string(),
+            };
+            Error::value("the table of relative position biases", found, expected)
+        })
+    }
+
+    /// Rotary positions of timm's EVA, whose keys are the arguments of its constructor.
+    fn eva_rotary(&self) -> Result<Position> {
+        if self.flag("rope_mixed_mode") == Some(true) {
+            return Err(Error::value("config key `rope_mixed_mode`", true, "false"));
+        }
+        let registers = self.number("num_reg_tokens")?.unwrap_or(0);
+        let class = usize::from(self.flag("class_token") != Some(false));
+        let mut rotary = RotaryGrid::new(self.float("rope_temperature").unwrap_or(10_000.0));
+        rotary.prefix_tokens = registers.saturating_add(class);
+        rotary.grid = self.grid()?;
+        if self.flag("rope_rotate_half") != Some(true) {
+            rotary.style = RotaryStyle::Interleaved;
+        }
+        if let Some([rows, columns]) = self.pair("ref_feat_shape")? {
+            rotary.coordinates = GridCoordinates::Reference { rows, columns };
+        }
+        Ok(Position::RotaryGrid(rotary))
+    }
+
+    /// Rows and columns of patches, if the configuration states image and patch sizes.
+    fn grid(&self) -> Result<Option<[usize; 2]>> {
+        let pair = |keys: [&str; 2]| Ok::<_, Error>(self.pair(keys[0])?.or(self.pair(keys[1])?));
+        if self.family.stages {
+            // The grid is that of a window, which is smaller than stated for a small image; the table has its size.
+            return Ok(None);
+        }
+        match (pair(["image_size", "img_size"])?, self.pair("patch_size")?) {
+            (Some([height, width]), Some([down, right])) if down > 0 && right > 0 => {
+                Ok(Some([height / down, width / right]))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The value of a key that is one number for both dimensions or a list of two.
+    fn pair(&self, key: &str) -> Result<Option<[usize; 2]>> {
+        let expected = || Error::value(format!("config key `{key}`"), &self.section[key], "one or two whole numbers");
+        let whole = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(expected);
+        match self.section.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Array(pair)) => match pair.as_slice() {
+                [a, b] => Ok(Some([whole(a)?, whole(b)?])),
+                _ => Err(expected()),
+            },
+            Some(value) => whole(value).map(|n| Some([n, n])),
+        }
+    }
+}
