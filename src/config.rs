@@ -1,6 +1,6 @@
 use crate::error::{Error, Result};
 use crate::macros::setters;
-use crate::position::{Disentangled, Position};
+use crate::position::{LayerSizes, Position};
 
 /// How a query is compared with a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -212,11 +212,25 @@ impl AttentionConfig {
 
     /// The factor on the scores.
     pub fn scale(&self) -> f64 {
-        self.scale.unwrap_or_else(|| match (self.scoring, &self.position) {
-            (Scoring::Additive, _) => 1.0,
-            (_, Position::Disentangled(disentangled)) => disentangled.scale(self.head_dim()),
-            _ => (self.head_dim() as f64).powf(-0.5),
+        self.scale.unwrap_or_else(|| match self.scoring {
+            Scoring::Additive => 1.0,
+            Scoring::ScaledDotProduct => {
+                let head_dim = self.head_dim();
+                self.position.scheme().default_scale(head_dim).unwrap_or_else(|| (head_dim as f64).powf(-0.5))
+            }
         })
+    }
+
+    /// The sizes that a position scheme needs.
+    pub(crate) fn sizes(&self) -> LayerSizes {
+        LayerSizes {
+            hidden_size: self.hidden_size,
+            query_size: self.query_size(),
+            key_size: self.key_size(),
+            num_attention_heads: self.num_attention_heads,
+            num_key_value_heads: self.num_key_value_heads(),
+            head_dim: self.head_dim(),
+        }
     }
 
     /// Checks every field.
@@ -263,19 +277,7 @@ impl AttentionConfig {
                 return Err(Error::config(field, value, "a positive number"));
             }
         }
-        self.position.validate(self.head_dim())?;
-        if let Position::Disentangled(distances) = &self.position {
-            self.validate_disentangled(distances)?;
-        }
-        if let Position::Alibi(alibi) = &self.position {
-            let slopes = alibi.of_heads(heads);
-            if slopes.len() != heads {
-                return Err(Error::config("position", "given slopes", format!("{heads} of them, one a head")));
-            }
-            if let Some(slope) = slopes.iter().find(|slope| !(**slope as f32).is_finite()) {
-                return Err(Error::config("position", format!("a slope of {slope}"), "finite ones"));
-            }
-        }
+        self.position.scheme().validate(&self.sizes())?;
         if let Some(norm) = self.qk_norm.filter(|norm| !((norm.eps as f32).is_finite() && norm.eps >= 0.0)) {
             return Err(Error::config("qk_norm eps", norm.eps, "a finite number from 0"));
         }
@@ -283,22 +285,6 @@ impl AttentionConfig {
             return Err(Error::config("dropout", self.dropout, "a number in [0, 1)"));
         }
         Ok(())
-    }
-
-    /// Distances are compared by head; where they go through the layer's own projections, they are as wide as tokens.
-    fn validate_disentangled(&self, distances: &Disentangled) -> Result<()> {
-        if self.num_key_value_heads() != self.num_attention_heads {
-            let allowed = "num_attention_heads for disentangled attention";
-            return Err(Error::config("num_key_value_heads", self.num_key_value_heads(), allowed));
-        }
-        let sizes = [("query_size", self.query_size()), ("key_size", self.key_size())];
-        match sizes.into_iter().find(|(_, size)| distances.share_att_key && *size != self.hidden_size) {
-            Some((field, size)) => {
-                let allowed = format!("hidden_size = {} where share_att_key is set", self.hidden_size);
-                Err(Error::config(field, size, allowed))
-            }
-            None => Ok(()),
-        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The weights of an attention layer as plain tensors, and the reordering of fused rows.
 
+use std::collections::BTreeMap;
+
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
@@ -46,17 +48,37 @@ impl QkvWeights {
     }
 }
 
-/// What disentangled attention needs beside queries and keys ([`Disentangled`](crate::position::Disentangled)).
-#[derive(Debug, Clone)]
-pub struct DisentangledWeights {
-    /// The embeddings of distances, `(embeddings, hidden_size)`; `None` only until they are found where layers share them.
-    pub embeddings: Option<Tensor>,
-    /// Their norm, `(hidden_size)`.
-    pub norm: Option<NormWeights>,
-    /// Their projection to keys (`c2p`), `(h · d, hidden_size)`, if it is not the layer's own.
-    pub key: Option<LinearWeights>,
-    /// Their projection to queries (`p2c`), `(h · d, hidden_size)`, if it is not the layer's own.
-    pub query: Option<LinearWeights>,
+/// The weights of a position scheme by name, such as T5's `relative_attention_bias.weight` `(num_buckets, h)`. Schemes
+/// without weights have none. The documentation of each scheme in [`position`](crate::position) lists its names and shapes.
+#[derive(Debug, Clone, Default)]
+pub struct PositionWeights(BTreeMap<String, Tensor>);
+
+impl PositionWeights {
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
+    /// Adds or replaces a tensor.
+    pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) {
+        self.0.insert(name.into(), tensor);
+    }
+
+    /// Whether there are no weights.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All names and tensors, ordered by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// The tensor of this name, which a layer that was built has.
+    pub(crate) fn require(&self, name: &str) -> Result<&Tensor> {
+        let why = || "the position scheme of the layer needs it".to_string();
+        self.get(name).ok_or_else(|| Error::MissingTensor { name: name.to_string(), why: why() })
+    }
 }
 
 /// All weights of one attention layer, whatever layout they came from.
@@ -76,10 +98,8 @@ pub struct AttentionWeights {
     pub qk_norm: Option<[NormWeights; 2]>,
     /// A score a head that takes part in the softmax without a value, `(h)`.
     pub sinks: Option<Tensor>,
-    /// The biases of relative positions, `(num_buckets, h)` or `(offsets, h)`.
-    pub relative_bias: Option<Tensor>,
-    /// What compares queries and keys with distances.
-    pub disentangled: Option<DisentangledWeights>,
+    /// The weights of the position scheme.
+    pub position: PositionWeights,
 }
 
 /// The parameters of a norm of queries or keys: `(d)`, the same for every head; `(heads, d)`, one for each; or

@@ -101,8 +101,8 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
 /// How many tokens to run: 3, or as many as there are patches and what stands before them.
 fn tokens(position: &Position) -> Option<usize> {
     let (before, [rows, columns]) = match position {
-        Position::RotaryGrid(rotary) => (rotary.prefix_tokens, rotary.grid.unwrap_or([2, 2])),
-        Position::RelativeGrid(relative) => (usize::from(relative.class_token), relative.grid),
+        Position::Rotary2d(rotary) => (rotary.prefix_tokens, rotary.grid.unwrap_or([2, 2])),
+        Position::RelativeBias2d(relative) => (usize::from(relative.class_token), relative.grid),
         _ => return Some(3),
     };
     rows.checked_mul(columns)?.checked_add(before)

@@ -3,12 +3,13 @@
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::disentangled::DistanceEmbeddings;
 use crate::attention::transform::norm_shape;
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::ops::{Linear, Qkv};
-use crate::weights::{AttentionWeights, NormWeights};
+use crate::position::{PositionState, Presence};
+use crate::tensor::same_dtype_and_device;
+use crate::weights::{AttentionWeights, NormWeights, PositionWeights};
 
 impl MultiHeadAttention {
     /// The layer made of these tensors.
@@ -20,13 +21,13 @@ impl MultiHeadAttention {
     /// An invalid configuration; a tensor that does not fit it.
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
-        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, relative_bias, disentangled } = weights;
+        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
         let (rows, inputs) = qkv_sizes(config);
         let qkv = Qkv::new(qkv, rows, inputs, config.num_key_value_heads())?;
         let context = config.num_attention_heads * config.value_head_dim();
         let o_proj = Linear::new("o_proj", o, config.output_size(), context)?;
         let fits = |name: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
-            true => crate::tensor::same_dtype_and_device(name, tensor, qkv.weight()),
+            true => same_dtype_and_device(name, tensor, qkv.weight()),
             false => Err(Error::shape(name, tensor.dims(), format!("{want:?}"))),
         };
         fits("o_proj weight", o_proj.weight(), &[config.output_size(), context])?;
@@ -61,21 +62,17 @@ impl MultiHeadAttention {
                 }
             }
         }
-        match (config.position.bias_table_rows(), &relative_bias) {
-            (Some(rows), Some(table)) => fits("relative_bias", table, &[rows, config.num_attention_heads])?,
-            (Some(_), None) => {
-                let position = &config.position;
-                let why = format!("positions are {position}; a table that layers share is given as a weight");
-                return Err(Error::MissingTensor { name: "relative_attention_bias.weight".to_string(), why });
-            }
-            (None, Some(_)) => {
-                let allowed = "one with a table of biases: there is a table";
-                return Err(Error::config("position", &config.position, allowed));
-            }
-            (None, None) => {}
-        }
-        let distances = DistanceEmbeddings::new(config, disentangled, qkv.weight())?;
-        Ok(Self { config: config.clone(), qkv, o_proj, bias_kv, score, qk_norm, sinks, relative_bias, distances })
+        check_position(config, &position, qkv.weight())?;
+        Ok(Self {
+            config: config.clone(),
+            qkv,
+            o_proj,
+            bias_kv,
+            score,
+            qk_norm,
+            sinks,
+            position: PositionState::new(position),
+        })
     }
 
     /// The layer's weights, to be written in any layout
@@ -91,9 +88,35 @@ impl MultiHeadAttention {
             score: self.score.clone(),
             qk_norm: self.qk_norm.clone(),
             sinks: self.sinks.clone(),
-            relative_bias: self.relative_bias.clone(),
-            disentangled: self.distances.as_ref().map(|distances| distances.weights().clone()),
+            position: self.position.weights().clone(),
         })
+    }
+}
+
+/// Checks that the weights of the position scheme are those that the configuration asks for.
+fn check_position(config: &AttentionConfig, weights: &PositionWeights, like: &Tensor) -> Result<()> {
+    let parameters = config.position.scheme().parameters(&config.sizes());
+    for parameter in &parameters {
+        let name = parameter.name;
+        match weights.get(name) {
+            Some(tensor) if tensor.dims() != parameter.shape => {
+                return Err(Error::shape(name, tensor.dims(), format!("{:?}", parameter.shape)));
+            }
+            Some(tensor) => same_dtype_and_device(name, tensor, like)?,
+            None if parameter.presence == Presence::Optional => {}
+            None => {
+                let why = format!("positions are {}; a tensor that layers share is given as a weight", config.position);
+                return Err(Error::MissingTensor { name: name.to_string(), why });
+            }
+        }
+    }
+    match weights.iter().find(|(name, _)| parameters.iter().all(|parameter| parameter.name != *name)) {
+        Some((name, _)) => Err(Error::config(
+            "position",
+            &config.position,
+            format!("a scheme with the weight `{name}`, which is given"),
+        )),
+        None => Ok(()),
     }
 }
 

@@ -1,13 +1,12 @@
 //! Calls that go on where the last one ended.
 
 use crate::attention::kv_cache::{Held, Kind, KvCache};
-use crate::attention::transform::Places;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::AttnShape;
 use crate::ops::accumulate_dtype;
-use crate::position::Position;
+use crate::position::TokenPositions;
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Plan};
 
@@ -59,7 +58,7 @@ impl MultiHeadAttention {
         if self.bias_kv.is_some() || self.config.add_zero_attn {
             return Err(Error::config("add_bias_kv or add_zero_attn", true, "false where there is a cache"));
         }
-        if self.config.position.is_of_whole() {
+        if self.config.position.scheme().needs_full_sequence() {
             let allowed = "another where there is a cache: these positions are of whole inputs";
             return Err(Error::config("position", &self.config.position, allowed));
         }
@@ -81,7 +80,8 @@ impl MultiHeadAttention {
         let dtype = cache.dtype().unwrap_or(call.dtype);
         // What cannot run has to be found before the cache changes.
         Plan::new(&call, &plain)?;
-        let [q, k, v] = self.project(inputs, dtype, Places { starts: of_rows, ..Places::default() })?;
+        let [q, k, v] =
+            self.project(inputs, dtype, &TokenPositions { starts: of_rows, ..TokenPositions::default() })?;
         let Held { keys, values, starts, lengths } = cache.append(k, v, lengths)?;
 
         let mut mask = inputs.mask.clone();
@@ -93,7 +93,7 @@ impl MultiHeadAttention {
             mask = mask.and(AttentionMask::starts(starts)).and(AttentionMask::lengths(lengths));
         }
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
-        let mask = self.positioned(&inputs, inputs.query.dim(1)?, keys.dim(1)?, starts.as_deref())?;
+        let mask = self.mask_with_bias(&inputs, inputs.query.dim(1)?, keys.dim(1)?, starts.as_deref(), None)?;
         let inputs = AttentionInputs { mask: &mask, ..inputs };
         let sdpa_options = self.sdpa_options(&inputs, options);
         self.finish(sdpa::attend_bshd(&q, &keys, &values, &sdpa_options)?, &inputs, options)
@@ -106,7 +106,7 @@ impl MultiHeadAttention {
         cache: &mut KvCache,
         options: &AttentionOptions,
     ) -> Result<AttentionOutput> {
-        if self.config.position != Position::None {
+        if !self.config.position.is_none() {
             // Where a chunk's queries stand against another sequence, only the whole sequence tells.
             return Err(Error::config("position", &self.config.position, "none where the cache is one of a memory"));
         }
@@ -120,7 +120,7 @@ impl MultiHeadAttention {
                 return Err(Error::shape("the memory", &inputs.key.dims()[..2], expected));
             }
             None => {
-                let [_, k, v] = self.project(inputs, dtype, Places::default())?;
+                let [_, k, v] = self.project(inputs, dtype, &TokenPositions::default())?;
                 [k.contiguous()?, v.contiguous()?]
             }
         };

@@ -6,8 +6,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::build::qkv_sizes;
 use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
 use crate::error::Result;
-use crate::position::Position;
-use crate::weights::{AttentionWeights, DisentangledWeights, LinearWeights, NormWeights, QkvWeights};
+use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
     /// A fresh layer, trainable if `vb` stands on a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
@@ -54,34 +53,11 @@ impl MultiHeadAttention {
             }
             None => None,
         };
-        let small = Init::Randn { mean: 0.0, stdev: 0.02 };
-        let relative_bias = match config.position.bias_table_rows() {
-            Some(rows) => {
-                let shape = (rows, config.num_attention_heads);
-                Some(vb.pp("relative_attention_bias").get_with_hints(shape, "weight", small)?)
-            }
-            None => None,
-        };
-        let disentangled = match &config.position {
-            Position::Disentangled(asked) => {
-                let width = config.hidden_size;
-                let own = |needed: bool, name: &str| {
-                    let needed = needed && !asked.share_att_key;
-                    needed.then(|| fresh_dense(&vb.pp(name), rows[0], width, true)).transpose()
-                };
-                let table = vb.pp("rel_embeddings");
-                let layer = |eps| QkNorm { kind: NormKind::Layer, over: NormOver::Head, eps };
-                let norm = asked.norm_eps.map(|eps| fresh_norm(&table.pp("LayerNorm"), &layer(eps), 1, width));
-                Some(DisentangledWeights {
-                    embeddings: Some(table.get_with_hints((asked.embeddings(), width), "weight", small)?),
-                    norm: norm.transpose()?,
-                    key: own(asked.c2p, "pos_key_proj")?,
-                    query: own(asked.p2c, "pos_query_proj")?,
-                })
-            }
-            _ => None,
-        };
-        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, relative_bias, disentangled };
+        let mut position = PositionWeights::default();
+        for parameter in config.position.scheme().parameters(&config.sizes()) {
+            position.insert(parameter.name, vb.get_with_hints(parameter.shape, parameter.name, parameter.init)?);
+        }
+        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, position };
         Self::from_weights(config, weights)
     }
 }

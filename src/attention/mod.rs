@@ -1,7 +1,5 @@
-mod bias;
 mod build;
 mod cached;
-mod disentangled;
 mod init;
 pub(crate) mod kv_cache;
 mod observe;
@@ -11,7 +9,7 @@ mod transform;
 
 use std::borrow::Cow;
 
-use candle_core::{DType, Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 
 use crate::checkpoint::WeightSource;
 use crate::config::AttentionConfig;
@@ -19,14 +17,13 @@ use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::mask::AttnShape;
 use crate::ops::{Linear, Qkv, accumulate_dtype};
-use crate::position::Position;
+use crate::position::ragged::BatchCache;
+use crate::position::{BiasCall, PositionState, ScoreCall, TokenPositions};
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, Plan, SdpaOptions};
 use crate::weights::{AttentionWeights, NormWeights};
-use disentangled::DistanceEmbeddings;
 pub use observe::{Observe, Observed, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
-use transform::Places;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -82,8 +79,7 @@ pub struct MultiHeadAttention {
     score: Option<Tensor>,
     qk_norm: Option<[NormWeights; 2]>,
     sinks: Option<Tensor>,
-    relative_bias: Option<Tensor>,
-    distances: Option<DistanceEmbeddings>,
+    position: PositionState,
 }
 
 impl MultiHeadAttention {
@@ -153,7 +149,7 @@ impl MultiHeadAttention {
     fn plan_of(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs, options)?;
         let s_kv = inputs.key.dim(1)?;
-        let mask = self.positioned(inputs, inputs.query.dim(1)?, s_kv, None)?;
+        let mask = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
         let options = self.sdpa_options(&inputs, options);
         let call = self.call(&inputs, &options, s_kv)?;
@@ -167,8 +163,7 @@ impl MultiHeadAttention {
         let (b, s_q, _) = inputs.query.dims3()?;
         let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
         let tracked = [inputs.query, inputs.key, inputs.value].into_iter().chain(self.bias_kv.iter().flatten());
-        let tracked =
-            tracked.chain(&self.score).chain(&self.sinks).chain(&self.relative_bias).chain(norms).any(Tensor::track_op);
+        let tracked = tracked.chain(&self.score).chain(&self.sinks).chain(norms).any(Tensor::track_op);
         let mut call = Call {
             shape: AttnShape { b, h: config.num_attention_heads, s_q, s_kv },
             h_kv: config.num_key_value_heads(),
@@ -177,7 +172,7 @@ impl MultiHeadAttention {
             dtype: accumulate_dtype(self.qkv.weight()),
             device: DeviceKind::of(inputs.query.device()),
             tracks_gradient: tracked
-                || self.distances.as_ref().is_some_and(DistanceEmbeddings::tracks_gradient)
+                || self.position.tracks_gradient()
                 || self.qkv.tracks_gradient()
                 || inputs.mask.tracks_gradient(),
         };
@@ -197,7 +192,7 @@ impl MultiHeadAttention {
             return self.without_heads(inputs.query);
         }
         let s_kv = inputs.key.dim(1)?;
-        let mask = self.positioned(inputs, inputs.query.dim(1)?, s_kv, None)?;
+        let mask = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
         let inputs = &AttentionInputs { mask: &mask, ..*inputs };
         let sdpa_options = self.sdpa_options(inputs, options);
         let call = self.call(inputs, &sdpa_options, s_kv)?;
@@ -215,6 +210,34 @@ impl MultiHeadAttention {
         self.finish(sdpa::attend_bshd(&q, &k, &v, &SdpaOptions { mask: &mask, ..sdpa_options })?, inputs, options)
     }
 
+    /// The mask of a call with the bias that depends on positions alone. `starts` and `cache` as in [`BiasCall`].
+    pub(crate) fn mask_with_bias<'a>(
+        &self,
+        inputs: &AttentionInputs<'a>,
+        s_q: usize,
+        s_kv: usize,
+        starts: Option<&[usize]>,
+        cache: Option<&BatchCache>,
+    ) -> Result<Cow<'a, AttentionMask>> {
+        Ok(match self.position_bias(s_q, s_kv, starts, inputs.query.device(), cache)? {
+            Some(bias) => Cow::Owned(inputs.mask.clone().and(bias)),
+            None => Cow::Borrowed(inputs.mask),
+        })
+    }
+
+    fn position_bias(
+        &self,
+        s_q: usize,
+        s_kv: usize,
+        starts: Option<&[usize]>,
+        device: &Device,
+        cache: Option<&BatchCache>,
+    ) -> Result<Option<AttentionMask>> {
+        let (heads, scale) = (self.config.num_attention_heads, self.config.scale());
+        let state = &self.position;
+        self.config.position.scheme().bias(&BiasCall { heads, scale, s_q, s_kv, starts, device, state, cache })
+    }
+
     /// What is compared in a call whose mask knows positions already.
     fn compared<'a>(
         &self,
@@ -222,8 +245,9 @@ impl MultiHeadAttention {
         dtype: DType,
         grid: Option<[usize; 2]>,
     ) -> Result<Compared<'a>> {
-        let [q, k, v] = self.project(inputs, dtype, Places { grid, ..Places::default() })?;
-        let mask = match self.distance_scores(&q, &k)? {
+        let [q, k, v] = self.project(inputs, dtype, &TokenPositions { grid, ..TokenPositions::default() })?;
+        let call = ScoreCall { q: &q, k: &k, qkv: &self.qkv, scale: self.config.scale(), state: &self.position };
+        let mask = match self.config.position.scheme().score_bias(&call)? {
             Some(scores) => Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&scores)?)),
             None => Cow::Borrowed(inputs.mask),
         };
@@ -277,7 +301,7 @@ impl MultiHeadAttention {
     }
 
     /// Queries, keys and values by head, `(b, s, h, d)` in `dtype`.
-    fn project(&self, inputs: &AttentionInputs, dtype: DType, places: Places) -> Result<[Tensor; 3]> {
+    fn project(&self, inputs: &AttentionInputs, dtype: DType, tokens: &TokenPositions) -> Result<[Tensor; 3]> {
         let sizes = [self.config.head_dim(), self.config.head_dim(), self.config.value_head_dim()];
         let xs = [inputs.query, inputs.key, inputs.value];
         if self.is_untransformed() {
@@ -285,7 +309,7 @@ impl MultiHeadAttention {
         }
         // Rounded once, after the transformations.
         let wide = self.qkv.forward(xs, sizes, accumulate_dtype(self.qkv.weight()))?;
-        let [q, k, v] = self.transform(wide, places)?;
+        let [q, k, v] = self.transform(wide, tokens)?;
         Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }
 
@@ -309,7 +333,7 @@ impl MultiHeadAttention {
 
     fn check(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
         if let Some([rows, columns]) = options.grid
-            && !matches!(self.config.position, Position::RotaryGrid(_))
+            && !self.config.position.scheme().uses_grid()
         {
             let allowed = format!("none: the layer's positions are {}", self.config.position);
             return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));

@@ -128,7 +128,7 @@ impl MultiHeadAttention {
             );
         }
         let options = &options.with_return_attention_weights(false);
-        let positioned = self.positioned(inputs, inputs.query.dim(1)?, s_kv, None)?;
+        let positioned = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
         let inputs_by_position = AttentionInputs { mask: &positioned, ..*inputs };
         let sdpa = self.sdpa_options(&inputs_by_position, options);
         let call = self.call(&inputs_by_position, &sdpa, s_kv)?;

@@ -39,7 +39,7 @@ pub struct AttentionOptions<'a> {
     pub return_attention_weights: bool,
     /// Use this backend or fail; `None` chooses.
     pub backend: Option<Backend>,
-    /// Rows and columns of patches, for a layer with [`RotaryGrid`](crate::position::RotaryGrid) positions; `None` is the layer's
+    /// Rows and columns of patches, for a layer with [`Rotary2d`](crate::position::Rotary2d) positions; `None` is the layer's
     /// own, or a square.
     pub grid: Option<[usize; 2]>,
     /// What each head's result is multiplied by before the output projection, `(h)` or, for each row, `(b, h)`, in any

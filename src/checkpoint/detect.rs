@@ -74,19 +74,18 @@ impl Layout {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
         let mut read = self.required();
-        let applied = |name: &str| read.contains(&name) || self.table() == Some(name);
+        let position: Vec<&str> = self.stored_position_names().chain([EMBEDDINGS]).collect();
+        let applied = |name: &str| read.contains(&name) || position.contains(&name);
         if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !applied(name) && source.contains(name)) {
             return unsupported(name, &format!("{why}, which this version does not apply"));
         }
         read.extend(self.bias_names());
         read.extend(BIAS_KV);
         read.extend([SCORE, SINKS]);
-        read.extend(self.table());
+        read.extend(&position);
         let names = source.names().unwrap_or_default();
         let below = |name: &str, part: &str| name.strip_prefix(part).is_some_and(|rest| rest.starts_with('.'));
-        let distances = self.distance_projections().into_iter().flatten();
-        let distances: Vec<&str> = distances.chain([EMBEDDINGS]).collect();
-        let of_distances = |name: &str| distances.iter().any(|part| below(name, part));
+        let of_position = |name: &str| position.iter().any(|part| below(name, part));
         let norm = |name: &str| NORMS.iter().flatten().any(|norm| below(name, norm));
         let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
         // GPT-2 and its kin keep their causal mask beside the weights.
@@ -94,7 +93,7 @@ impl Layout {
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
         match names
             .iter()
-            .find(|name| !read.contains(&name.as_str()) && !ignored(name) && !of_distances(name) && !causal(name))
+            .find(|name| !read.contains(&name.as_str()) && !ignored(name) && !of_position(name) && !causal(name))
         {
             Some(name) => unsupported(name, "it is not part of the layout; is the prefix that of the attention layer?"),
             None => Ok(()),

@@ -3,7 +3,7 @@ use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
 use crate::checkpoint::detect::{NORMS, detect};
-use crate::checkpoint::position_weights::{EMBEDDINGS, RELATIVE, TABLE_BESIDE, read_embeddings};
+use crate::checkpoint::position_weights::{RELATIVE, TABLE_2D, TABLE_BESIDE};
 use crate::checkpoint::read::infer_config;
 use crate::checkpoint::source::{WeightSource, join};
 use crate::checkpoint::{Checkpoint, Layout};
@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::families::layer::{Layer, LayerContents};
 use crate::io::number;
 use crate::mask::AttentionMask;
-use crate::position::Position;
-use crate::tensor::unpruned;
+use crate::position::{LayerSizes, Presence};
+use crate::tensor::select;
 use crate::weights::AttentionWeights;
 
 /// An attention configuration taken from a Hugging Face `config.json`.
@@ -154,25 +154,44 @@ pub(crate) fn read<S: WeightSource>(
     root: &S,
 ) -> Result<(AttentionWeights, &'static Layout)> {
     let (mut weights, layout) = AttentionWeights::read(config, source)?;
-    if let (Some(rows), None) = (config.position.bias_table_rows(), &weights.relative_bias) {
-        let name = match &config.position {
-            Position::RelativeGrid(_) => join(&beside_layers(prefix), TABLE_BESIDE),
-            _ => shared_table(prefix),
+    // A tensor that layers share keeps all heads when one of the layers loses some.
+    let sizes = config.sizes();
+    let whole = LayerSizes { num_attention_heads: sizes.num_attention_heads + pruned.len(), ..sizes };
+    let shared = config.position.scheme().parameters(&whole);
+    let shared = shared.into_iter().filter(|parameter| parameter.presence == Presence::Shared);
+    for parameter in shared.filter(|parameter| weights.position.get(parameter.name).is_none()).collect::<Vec<_>>() {
+        let name = shared_name(prefix, parameter.name);
+        let tensor = root.get(&name, &parameter.shape)?;
+        let tensor = match parameter.head_axis.filter(|_| !pruned.is_empty()) {
+            // If only headers are read, it is a view without elements, as large as the header claims.
+            Some(_) if tensor.elem_count() > MOST_BIASES => {
+                let allowed = format!("at most {MOST_BIASES} elements if heads are pruned");
+                return Err(Error::shape(name, tensor.dims(), allowed));
+            }
+            Some(axis) => {
+                let kept: Vec<usize> = (0..whole.num_attention_heads).filter(|head| !pruned.contains(head)).collect();
+                select(&tensor, &kept, axis)?
+            }
+            None => tensor,
         };
-        // A table that layers share stays whole where one of them loses heads.
-        let table = root.get(&name, &[rows, config.num_attention_heads + pruned.len()])?;
-        // Where only headers are read, it is a view without numbers, as large as a header likes.
-        if !pruned.is_empty() && table.elem_count() > MOST_BIASES {
-            let allowed = format!("at most {MOST_BIASES} numbers where heads are pruned");
-            return Err(Error::shape(name, table.dims(), allowed));
-        }
-        weights.relative_bias = Some(unpruned(&table, pruned)?);
-    }
-    if let Some(distances) = weights.disentangled.as_mut().filter(|distances| distances.embeddings.is_none()) {
-        let beside = root.child(&beside_layers(prefix));
-        read_embeddings(&beside.child(EMBEDDINGS), &beside.child("LayerNorm"), config, distances)?;
+        weights.position.insert(parameter.name, tensor);
     }
     Ok((weights, layout))
+}
+
+/// Where the layers of a stack keep a weight of their position scheme that they share: in the first of them (T5), or
+/// beside them.
+fn shared_name(prefix: &str, weight: &str) -> String {
+    let beside = beside_layers(prefix);
+    match weight {
+        RELATIVE => shared_table(prefix),
+        TABLE_2D => join(&beside, TABLE_BESIDE),
+        // DeBERTa's norm stands beside the embeddings, not below them.
+        _ => join(
+            &beside,
+            weight.strip_prefix("rel_embeddings.").filter(|name| name.starts_with("LayerNorm")).unwrap_or(weight),
+        ),
+    }
 }
 
 /// Where the layers of a stack keep the table that they share: in the first of them (T5), or beside them (MPNet).

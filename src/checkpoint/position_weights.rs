@@ -1,135 +1,120 @@
-//! Weights of positions: tables of biases, and embeddings of distances.
-
-use candle_core::Tensor;
+//! Weights of position schemes in checkpoints: bias tables, and embeddings of distances.
 
 use crate::checkpoint::source::{WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layout::Layout;
-use crate::position::Position;
-use crate::weights::NormWeights;
-use crate::weights::{DisentangledWeights, LinearWeights};
+use crate::position::Presence;
+use crate::weights::PositionWeights;
 
-/// The biases of relative positions in one dimension, where a layer has a table of its own.
+/// A bias table of distances, T5's name.
 pub(crate) const RELATIVE: &str = "relative_attention_bias.weight";
-/// The embeddings of distances, where a layer has its own; their norm is below.
+/// A bias table of offsets between patches, BEiT's name.
+pub(crate) const TABLE_2D: &str = "relative_position_bias_table";
+/// Embeddings of distances; their norm is stored below them.
 pub(crate) const EMBEDDINGS: &str = "rel_embeddings";
-const TABLE: &str = "relative_position_bias_table";
-/// A table of biases that all layers share, beside them (BEiT).
+/// A bias table that all layers share, stored beside them (BEiT).
 pub(crate) const TABLE_BESIDE: &str = "relative_position_bias.relative_position_bias_table";
 
-/// What the families of some layouts call a layer's table of biases.
-const TABLES: &[(&str, &str)] = &[
-    ("vit", "attention.relative_position_bias.relative_position_bias_table"),
-    ("timm-beit", TABLE),
-    ("timm", TABLE),
-    ("bert", "self.relative_position_bias_table"),
-    ("candle-attention", RELATIVE),
-    ("mpnet-attn", RELATIVE),
-];
+/// What a name belongs to, for error messages.
+const BIAS_TABLE: &str = "a table of biases";
+const DISENTANGLED: &str = "disentangled attention";
 
-/// What layouts call the projections of embedded distances to keys and to queries.
-const DISENTANGLED: &[(&str, [&str; 2])] = &[
-    ("deberta", ["self.pos_proj", "self.pos_q_proj"]),
-    ("deberta-v2", ["self.pos_key_proj", "self.pos_query_proj"]),
-    ("candle-attention", ["pos_key_proj", "pos_query_proj"]),
+/// `(what it belongs to, the name or its beginning in a position scheme, the same in the layout)`.
+type PositionNames = &'static [(&'static str, &'static str, &'static str)];
+
+/// What layouts call the weights of position schemes.
+const NAMES: &[(&str, PositionNames)] = &[
+    ("vit", &[(BIAS_TABLE, TABLE_2D, "attention.relative_position_bias.relative_position_bias_table")]),
+    ("timm-beit", &[(BIAS_TABLE, TABLE_2D, TABLE_2D)]),
+    ("timm", &[(BIAS_TABLE, TABLE_2D, TABLE_2D)]),
+    ("bert", &[(BIAS_TABLE, TABLE_2D, "self.relative_position_bias_table")]),
+    ("mpnet-attn", &[(BIAS_TABLE, RELATIVE, RELATIVE)]),
+    (
+        "deberta",
+        &[
+            (DISENTANGLED, "pos_key_proj", "self.pos_proj"),
+            (DISENTANGLED, "pos_query_proj", "self.pos_q_proj"),
+            (DISENTANGLED, EMBEDDINGS, EMBEDDINGS),
+        ],
+    ),
+    (
+        "deberta-v2",
+        &[
+            (DISENTANGLED, "pos_key_proj", "self.pos_key_proj"),
+            (DISENTANGLED, "pos_query_proj", "self.pos_query_proj"),
+            (DISENTANGLED, EMBEDDINGS, EMBEDDINGS),
+        ],
+    ),
+    (
+        "candle-attention",
+        &[
+            (BIAS_TABLE, RELATIVE, RELATIVE),
+            (BIAS_TABLE, TABLE_2D, TABLE_2D),
+            (DISENTANGLED, "pos_key_proj", "pos_key_proj"),
+            (DISENTANGLED, "pos_query_proj", "pos_query_proj"),
+            (DISENTANGLED, EMBEDDINGS, EMBEDDINGS),
+        ],
+    ),
 ];
 
 impl Layout {
-    /// What its families call a layer's own table of biases.
-    pub(crate) fn table(&self) -> Option<&'static str> {
-        TABLES.iter().find(|(layout, _)| *layout == self.name).map(|(_, table)| *table)
+    fn position_names(&self) -> PositionNames {
+        NAMES.iter().find(|(layout, _)| *layout == self.name).map_or(&[], |(_, names)| *names)
     }
 
-    /// Whether its families have tables for such positions.
-    pub(crate) fn holds_table(&self, position: &Position) -> bool {
-        match (self.table(), position) {
-            (Some(RELATIVE), Position::RelativeBuckets(_)) => true,
-            (Some(table), Position::RelativeGrid(_)) => table != RELATIVE || self.name == "candle-attention",
-            _ => false,
-        }
+    /// The layout's names of the weights of position schemes, or their beginnings.
+    pub(crate) fn stored_position_names(&self) -> impl Iterator<Item = &'static str> {
+        self.position_names().iter().map(|(_, _, stored)| *stored)
     }
 
-    /// What its families call the projections of embedded distances to keys and to queries.
-    pub(crate) fn distance_projections(&self) -> Option<[&'static str; 2]> {
-        DISENTANGLED.iter().find(|(layout, _)| *layout == self.name).map(|(_, names)| *names)
+    /// The layout's name of a weight of a position scheme, if its families have such weights.
+    pub(crate) fn position_name(&self, weight: &str) -> Option<String> {
+        self.position_names().iter().find_map(|(_, own, stored)| {
+            let rest = weight.strip_prefix(own)?;
+            (rest.is_empty() || rest.starts_with('.')).then(|| format!("{stored}{rest}"))
+        })
     }
 
-    /// The name of the table of biases that `source` holds, if it does.
+    /// The name of the bias table that `source` holds, if it does.
     pub(crate) fn table_in<S: WeightSource>(&self, source: &S) -> Option<&'static str> {
-        self.table().filter(|table| source.contains(table))
+        let tables = self.position_names().iter().filter(|(what, ..)| *what == BIAS_TABLE);
+        tables.map(|(_, _, stored)| *stored).find(|table| source.contains(table))
     }
 }
 
-/// A table of the layer's own; one that several layers share is given by whoever knows where it lies.
-pub(crate) fn read_table<S: WeightSource>(
+/// The weights of the layer's position scheme that `source` holds. Those that layers share are stored elsewhere
+/// ([`shared_name`]).
+pub(crate) fn read_position<S: WeightSource>(
     source: &S,
     config: &AttentionConfig,
     layout: &Layout,
-) -> Result<Option<Tensor>> {
-    match (config.position.bias_table_rows(), layout.table_in(source)) {
-        (Some(rows), Some(table)) => source.get(table, &[rows, config.num_attention_heads]).map(Some),
-        (None, Some(table)) => {
-            let allowed = format!("one with a table of biases: the checkpoint holds `{}`", source.full_name(table));
-            Err(Error::config("position", &config.position, allowed))
-        }
-        (_, None) => Ok(None),
-    }
-}
-
-/// The layer's own part of disentangled attention.
-pub(crate) fn read_disentangled<S: WeightSource>(
-    source: &S,
-    config: &AttentionConfig,
-    layout: &Layout,
-) -> Result<Option<DisentangledWeights>> {
-    let names = layout.distance_projections();
-    let weight = |name: &str| join(name, "weight");
-    let Position::Disentangled(asked) = &config.position else {
-        let held = names.into_iter().flatten().map(weight).find(|name| source.contains(name));
-        return match held {
-            Some(name) => {
-                let allowed = format!("disentangled: the checkpoint holds `{}`", source.full_name(&name));
-                Err(Error::config("position", &config.position, allowed))
+) -> Result<PositionWeights> {
+    let mut weights = PositionWeights::default();
+    let parameters = config.position.scheme().parameters(&config.sizes());
+    for parameter in &parameters {
+        let name = layout.position_name(parameter.name);
+        let held = name.filter(|name| parameter.presence == Presence::Required || source.contains(name));
+        match held {
+            Some(name) => weights.insert(parameter.name, source.get(&name, &parameter.shape)?),
+            None if parameter.presence == Presence::Required => {
+                let allowed = format!("another: layout `{}` has no `{}`", layout.name, parameter.name);
+                return Err(Error::config("position", &config.position, allowed));
             }
-            None => Ok(None),
-        };
-    };
-    let Some([key, query]) = names else {
-        let allowed = format!("another: layout `{}` has no disentangled attention", layout.name);
-        return Err(Error::config("position", &config.position, allowed));
-    };
-    let own = |needed: bool, name: &str| -> Result<Option<LinearWeights>> {
-        if !needed || asked.share_att_key {
-            return Ok(None);
+            None => {}
         }
-        let rows = config.num_attention_heads * config.head_dim();
-        let bias = join(name, "bias");
-        let bias = source.contains(&bias).then(|| source.get(&bias, &[rows])).transpose()?;
-        Ok(Some(LinearWeights { weight: source.get(&weight(name), &[rows, config.hidden_size])?, bias }))
-    };
-    let table = source.child(EMBEDDINGS);
-    let mut weights =
-        DisentangledWeights { embeddings: None, norm: None, key: own(asked.c2p, key)?, query: own(asked.p2c, query)? };
-    if table.contains("weight") {
-        read_embeddings(&table, &table.child("LayerNorm"), config, &mut weights)?;
     }
-    Ok(Some(weights))
-}
-
-/// Reads the embeddings of distances at `table`, and their norm at `norm` if the configuration has one.
-pub(crate) fn read_embeddings<S: WeightSource>(
-    table: &S,
-    norm: &S,
-    config: &AttentionConfig,
-    weights: &mut DisentangledWeights,
-) -> Result<()> {
-    let Position::Disentangled(asked) = &config.position else { return Ok(()) };
-    let width = config.hidden_size;
-    weights.embeddings = Some(table.get("weight", &[asked.embeddings(), width])?);
-    if asked.norm_eps.is_some() {
-        weights.norm =
-            Some(NormWeights { weight: norm.get("weight", &[width])?, bias: Some(norm.get("bias", &[width])?) });
+    // A weight that the configured scheme has no use for means that the configuration is wrong.
+    for (what, _, stored) in layout.position_names().iter().filter(|(_, own, _)| *own != EMBEDDINGS) {
+        let expected = layout
+            .position_names()
+            .iter()
+            .any(|(other, own, _)| other == what && parameters.iter().any(|parameter| parameter.name.starts_with(own)));
+        let name = if *what == BIAS_TABLE { (*stored).to_string() } else { join(stored, "weight") };
+        if !expected && source.contains(&name) {
+            let allowed = format!("one with {what}, because the checkpoint holds `{}`", source.full_name(&name));
+            return Err(Error::config("position", &config.position, allowed));
+        }
     }
-    Ok(())
+    Ok(weights)
 }

@@ -2,12 +2,11 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::{BIAS_KV, SCORE, SINKS, detect};
 use crate::checkpoint::norms::read_norms;
-use crate::checkpoint::position_weights::{read_disentangled, read_table};
+use crate::checkpoint::position_weights::read_position;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{Layout, LinearNames, QkvNames, Stored};
-use crate::position::Position;
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
 
 impl AttentionWeights {
@@ -89,8 +88,7 @@ impl AttentionWeights {
                 true => Some(source.get(SINKS, &[config.num_attention_heads])?),
                 false => None,
             },
-            relative_bias: read_table(source, config, layout)?,
-            disentangled: read_disentangled(source, config, layout)?,
+            position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
     }
@@ -193,7 +191,7 @@ fn read_bias_kv<S: WeightSource>(source: &S, sizes: &Sizes) -> Result<Option<[Te
 const FREQUENCIES: &str = "self.rotary_embeddings.inv_freq";
 
 fn check_rotary<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<()> {
-    if source.contains(FREQUENCIES) && !matches!(config.position, Position::Rotary(_)) {
+    if source.contains(FREQUENCIES) && !config.position.scheme().has_frequency_buffer() {
         let allowed = format!("rotary: the checkpoint holds `{}`", source.full_name(FREQUENCIES));
         return Err(Error::config("position", format!("{:?}", config.position), allowed));
     }

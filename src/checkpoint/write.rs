@@ -6,7 +6,6 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::detect::{BIAS_KV, SCORE, SINKS, detect};
-use crate::checkpoint::position_weights::EMBEDDINGS;
 use crate::checkpoint::source::join;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
@@ -72,19 +71,9 @@ impl AttentionWeights {
         }
         self.score.iter().for_each(|score| _ = put(SCORE, score.clone()));
         self.sinks.iter().for_each(|sinks| _ = put(SINKS, sinks.clone()));
-        if let (Some(table), Some(name)) = (&self.relative_bias, layout.table()) {
-            put(name, table.clone());
-        }
-        if let (Some(distances), Some(names)) = (&self.disentangled, layout.distance_projections()) {
-            for (name, dense) in names.into_iter().zip([&distances.key, &distances.query]) {
-                let Some(dense) = dense else { continue };
-                put(&format!("{name}.weight"), dense.weight.clone());
-                dense.bias.iter().for_each(|bias| _ = put(&format!("{name}.bias"), bias.clone()));
-            }
-            distances.embeddings.iter().for_each(|table| _ = put(&format!("{EMBEDDINGS}.weight"), table.clone()));
-            if let Some(norm) = &distances.norm {
-                put(&format!("{EMBEDDINGS}.LayerNorm.weight"), norm.weight.clone());
-                norm.bias.iter().for_each(|bias| _ = put(&format!("{EMBEDDINGS}.LayerNorm.bias"), bias.clone()));
+        for (name, tensor) in self.position.iter() {
+            if let Some(name) = layout.position_name(name) {
+                put(&name, tensor.clone());
             }
         }
         let names = NORMS_OF.iter().find(|(name, _)| *name == layout.name).map(|(_, names)| *names);
@@ -210,12 +199,9 @@ impl Writer<'_> {
         if weights.sinks.is_some() && layout.name != "candle-attention" {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
         }
-        if weights.relative_bias.is_some() && !layout.holds_table(&config.position) {
+        if weights.position.iter().any(|(name, _)| self.layout.position_name(name).is_none()) {
             let why = "one whose families have them, such as candle-attention";
             return Err(self.cannot(&format!("{} positions", config.position), why));
-        }
-        if weights.disentangled.is_some() && layout.distance_projections().is_none() {
-            return Err(self.cannot("disentangled attention", "DeBERTa's or candle-attention"));
         }
         Ok(())
     }

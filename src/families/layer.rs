@@ -8,7 +8,7 @@ use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scal
 use crate::families::table::layer_family;
 use crate::io::number;
 use crate::mask::AttentionMask;
-use crate::position::{Alibi, AlibiSlopes, Position, RelativeBuckets};
+use crate::position::{Alibi, AlibiFormula, AlibiSlopes, Position, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 4] = ["num_attention_heads", "n_heads", "n_head", "num_heads"];
@@ -110,10 +110,10 @@ impl<'a> Layer<'a> {
             config.position = self.position(d, contents)?;
         }
         let pruned = contents.pruned;
-        if let (Position::Alibi(alibi), false) = (&mut config.position, pruned.is_empty()) {
+        if !pruned.is_empty() {
             let all = config.num_attention_heads + pruned.len();
-            let slopes = alibi.of_heads(all).into_iter().enumerate().filter(|(head, _)| !pruned.contains(head));
-            alibi.slopes = AlibiSlopes::Given(slopes.map(|(_, slope)| slope).collect());
+            let kept: Vec<usize> = (0..all).filter(|head| !pruned.contains(head)).collect();
+            config.position.prune(&kept, all);
         }
         Ok(config)
     }
@@ -154,11 +154,11 @@ impl<'a> Layer<'a> {
             LayerPositions::Rotary(row)
                 if row.layers == RotaryLayers::UnlessAlibi && self.flag("alibi") == Some(true) =>
             {
-                Position::Alibi(Alibi::default().with_falcon(true))
+                Position::Alibi(Alibi::default().with_formula(AlibiFormula::Falcon))
             }
             // Jina-BERT, and whoever else states it.
             _ if stated == Some("alibi") => Position::Alibi(Alibi::default().with_symmetric(true)),
-            LayerPositions::MpnetBias => Position::RelativeBuckets(RelativeBuckets::new(32, 128, true)),
+            LayerPositions::MpnetBias => Position::T5RelativeBias(T5RelativeBias::new(32, 128, true)),
             LayerPositions::T5Bias => self.t5_bias()?,
             LayerPositions::Rotary(row) => match row.layers {
                 RotaryLayers::IfStated if stated != Some("rotary") => Position::None,
@@ -183,7 +183,7 @@ impl<'a> Layer<'a> {
         let buckets = self.number("relative_attention_num_buckets")?.unwrap_or(32);
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
         let bidirectional = !self.prefix.contains("decoder");
-        Ok(Position::RelativeBuckets(RelativeBuckets::new(buckets, distance, bidirectional)))
+        Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
     }
 
     /// Whether the layer has a sliding window.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::families::layer::Layer;
-use crate::position::{GridCoordinates, Position, RelativeGrid, RotaryGrid, RotaryStyle};
+use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, RotaryStyle};
 
 impl Layer<'_> {
     /// Positions by what checkpoint and configuration hold. `rows`: those of the layer's own table of biases.
@@ -21,15 +21,15 @@ impl Layer<'_> {
 
     pub(super) fn dino_rotary(&self) -> Result<Position> {
         let registers = self.number("num_register_tokens")?.unwrap_or(0);
-        let rotary = RotaryGrid::new(self.float("rope_theta").unwrap_or(100.0));
-        let rotary = rotary.with_coordinates(GridCoordinates::Centred).with_prefix_tokens(registers.saturating_add(1));
-        Ok(Position::RotaryGrid(rotary))
+        let rotary = Rotary2d::new(self.float("rope_theta").unwrap_or(100.0));
+        let rotary = rotary.with_coordinates(GridCoordinates::Centered).with_prefix_tokens(registers.saturating_add(1));
+        Ok(Position::Rotary2d(rotary))
     }
 
     /// The table of BEiT and Swin. Its size gives the grid if the configuration does not and the grid is a square.
     fn bias_table(&self, rows: Option<usize>) -> Result<Position> {
         let fits = |grid: [usize; 2]| {
-            let tables = [true, false].map(|class_token| RelativeGrid::new(grid, class_token));
+            let tables = [true, false].map(|class_token| RelativeBias2d::new(grid, class_token));
             tables.into_iter().find(|table| rows.is_none_or(|rows| table.table_rows() == rows))
         };
         let square = |offsets: usize| {
@@ -44,7 +44,7 @@ impl Layer<'_> {
             }
             (None, None) => None,
         };
-        found.map(Position::RelativeGrid).ok_or_else(|| {
+        found.map(Position::RelativeBias2d).ok_or_else(|| {
             let found = rows.map_or("absent".to_string(), |rows| format!("{rows} rows"));
             let expected = match stated {
                 Some([height, width]) => format!("(2 · {height} - 1)(2 · {width} - 1) of them, or 3 more"),
@@ -61,7 +61,7 @@ impl Layer<'_> {
         }
         let registers = self.number("num_reg_tokens")?.unwrap_or(0);
         let class = usize::from(self.flag("class_token") != Some(false));
-        let mut rotary = RotaryGrid::new(self.float("rope_temperature").unwrap_or(10_000.0));
+        let mut rotary = Rotary2d::new(self.float("rope_temperature").unwrap_or(10_000.0));
         rotary.prefix_tokens = registers.saturating_add(class);
         rotary.grid = self.grid()?;
         if self.flag("rope_rotate_half") != Some(true) {
@@ -70,7 +70,7 @@ impl Layer<'_> {
         if let Some([rows, columns]) = self.pair("ref_feat_shape")? {
             rotary.coordinates = GridCoordinates::Reference { rows, columns };
         }
-        Ok(Position::RotaryGrid(rotary))
+        Ok(Position::Rotary2d(rotary))
     }
 
     /// Rows and columns of patches, if the configuration states image and patch sizes.

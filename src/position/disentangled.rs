@@ -1,31 +1,53 @@
+//! DeBERTa's disentangled attention: queries and keys are also compared with embeddings of their distance.
+
+use std::fmt;
+
+use candle_core::{D, Tensor};
+use candle_nn::Init;
+
+use super::parameters::{LayerSizes, PositionParameter, Presence};
+use super::scheme::{PositionScheme, ScoreCall};
 use crate::error::{Error, Result};
 use crate::macros::setters;
+use crate::ops::{Linear, Norm, accumulate_dtype};
+use crate::weights::{LinearWeights, PositionWeights};
 
-/// Disentangled attention (DeBERTa, [He 2021](https://arxiv.org/abs/2006.03654)): a score is the sum of what the query
-/// says about the key (as everywhere), about the key's distance (`c2p`), and what the key says about the query's
-/// distance (`p2c`), distances being embedded and projected as tokens are. All three are scaled alike, so the scale is
-/// one over the square root of head size times the number of terms.
+const EMBEDDINGS: &str = "rel_embeddings.weight";
+const NORM: [&str; 2] = ["rel_embeddings.LayerNorm.weight", "rel_embeddings.LayerNorm.bias"];
+const KEY_PROJECTION: [&str; 2] = ["pos_key_proj.weight", "pos_key_proj.bias"];
+const QUERY_PROJECTION: [&str; 2] = ["pos_query_proj.weight", "pos_query_proj.bias"];
+
+/// Upper bound of the number of distances.
+const MAX_POSITIONS: usize = 1 << 20;
+
+/// Disentangled attention (DeBERTa, [He 2021](https://arxiv.org/abs/2006.03654)): a score is the sum of query · key, query ·
+/// distance (`c2p`) and key · distance (`p2c`), where distances are embedded and projected like tokens.
 ///
-/// The embeddings are one of the layer's weights, [`embeddings`](Self::embeddings) rows of `hidden_size` numbers.
+/// All terms have one scale: one over the square root of `head_dim` times the number of terms. The embeddings
+/// `rel_embeddings.weight` ([`embeddings`](Self::embeddings)`, hidden_size)` and the projections `pos_key_proj` and
+/// `pos_query_proj` are weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)). It needs as many
+/// key-value heads as query heads.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Disentangled {
-    /// Whether queries are compared with distances.
+    /// Whether queries are compared with distances; default true.
     pub c2p: bool,
-    /// Whether keys are compared with distances.
+    /// Whether keys are compared with distances; default true.
     pub p2c: bool,
-    /// Distances of this many and more count alike.
+    /// The distance in tokens from which on all share an embedding.
     pub max_relative_positions: usize,
-    /// Distances beyond half of this many share buckets by their logarithm (DeBERTa v2); `None` is one for each.
+    /// The number of buckets: distances beyond half of it share buckets by their logarithm (DeBERTa v2). `None`, the
+    /// default, gives every distance an embedding of its own.
     pub position_buckets: Option<usize>,
-    /// Distances are projected by the layer's own query and key projections (DeBERTa v3); otherwise by their own.
+    /// Whether the layer's own query and key projections also project distances (DeBERTa v3); default false.
     pub share_att_key: bool,
-    /// Added to the variance when the embeddings are normalised (`norm_rel_ebd`); `None` is no norm.
+    /// The epsilon of a LayerNorm of the embeddings (`norm_rel_ebd`); default no norm.
     pub norm_eps: Option<f64>,
 }
 
 impl Disentangled {
-    /// Both terms for distances up to `max_relative_positions`, one embedding each, projected for themselves, no norm.
+    /// Both terms for distances up to `max_relative_positions`, one embedding per distance, projections of their own, no
+    /// norm.
     pub fn new(max_relative_positions: usize) -> Self {
         Self {
             c2p: true,
@@ -44,18 +66,18 @@ impl Disentangled {
         with_p2c, p2c: bool = p2c;
         /// Sets the number of buckets.
         with_position_buckets, position_buckets: usize = Some(position_buckets);
-        /// Sets whether the layer's own projections are used.
+        /// Sets whether the layer's own projections project distances, too.
         with_share_att_key, share_att_key: bool = share_att_key;
-        /// Sets that the embeddings are normalised.
+        /// Sets the epsilon of a LayerNorm of the embeddings.
         with_norm_eps, norm_eps: f64 = Some(norm_eps);
     }
 
-    /// How many embeddings there are.
+    /// The number of embeddings.
     pub fn embeddings(&self) -> usize {
         2 * self.span()
     }
 
-    /// `1 / sqrt(head_dim · terms)`.
+    /// The factor on the scores: `1 / sqrt(head_dim · terms)`.
     pub fn scale(&self, head_dim: usize) -> f64 {
         let terms = 1 + usize::from(self.c2p) + usize::from(self.p2c);
         ((head_dim * terms) as f64).powf(-0.5)
@@ -65,28 +87,8 @@ impl Disentangled {
         self.position_buckets.unwrap_or(self.max_relative_positions)
     }
 
-    pub(crate) fn validate(&self) -> Result<()> {
-        let most = 1 << 20;
-        if !(1..=most).contains(&self.max_relative_positions) {
-            let allowed = format!("1 to {most}");
-            return Err(Error::config("max_relative_positions", self.max_relative_positions, allowed));
-        }
-        if let Some(buckets) = self.position_buckets
-            && !(2..2 * self.max_relative_positions.saturating_sub(1)).contains(&buckets)
-        {
-            let allowed = format!("2 or more, and half of it less than {} - 1", self.max_relative_positions);
-            return Err(Error::config("position_buckets", buckets, allowed));
-        }
-        match self.norm_eps {
-            Some(eps) if !(eps.is_finite() && eps >= 0.0) => {
-                Err(Error::config("layer_norm_eps", eps, "a number from 0"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The embedding of a query that stands `ahead` places after the key.
-    pub(crate) fn row(&self, ahead: i64) -> u32 {
+    /// The embedding of a query that stands `ahead` tokens after the key.
+    fn embedding_index(&self, ahead: i64) -> u32 {
         let span = self.span() as i64;
         let bucket = match self.position_buckets {
             Some(_) => self.bucket(ahead),
@@ -101,9 +103,161 @@ impl Disentangled {
         if distance <= middle {
             return ahead;
         }
-        // In f32, as the reference: where the logarithm is next to a whole number, its rounding decides.
+        // In f32, as in the reference: if the logarithm is next to a whole number, rounding decides the bucket.
         let farthest = (self.max_relative_positions - 1) as f32 / middle as f32;
         let log = (distance as f32 / middle as f32).ln() / farthest.ln() * (middle - 1) as f32;
         (log.ceil() as i64 + middle) * ahead.signum()
     }
+
+    /// The embeddings projected as keys `(embeddings, h · d)`, for `c2p`, and as queries, for `p2c`.
+    fn project(&self, call: &ScoreCall) -> Result<Vec<Option<Tensor>>> {
+        let weights = call.state.weights();
+        let dtype = accumulate_dtype(call.qkv.weight());
+        let mut embeddings = weights.require(EMBEDDINGS)?.to_dtype(dtype)?.unsqueeze(0)?; // (1, embeddings, hidden)
+        if let (Some(eps), Some(weight)) = (self.norm_eps, weights.get(NORM[0])) {
+            let bias = weights.get(NORM[1]);
+            let norm = Norm {
+                xs: &embeddings,
+                add: None,
+                add_bias: None,
+                weight,
+                bias,
+                eps,
+                rms: false,
+                offset: 0.0,
+                keep_sum: false,
+            };
+            embeddings = norm.forward()?.1;
+        }
+        let width = embeddings.dim(D::Minus1)?;
+        // `shared`: the layer's own projection of queries (0) or keys (1).
+        let project = |needed: bool, names: [&str; 2], shared: usize| -> Result<Option<Tensor>> {
+            if !needed {
+                return Ok(None);
+            }
+            let projection = match linear_weights(weights, names) {
+                Some(own) => Linear::new(names[0], own.clone(), own.weight.dim(0)?, width)?,
+                None => call.qkv.part(shared)?,
+            };
+            Ok(Some(projection.forward(&embeddings, dtype)?.squeeze(0)?))
+        };
+        Ok(vec![project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
+    }
+}
+
+fn linear_weights(weights: &PositionWeights, [weight, bias]: [&str; 2]) -> Option<LinearWeights> {
+    Some(LinearWeights { weight: weights.get(weight)?.clone(), bias: weights.get(bias).cloned() })
+}
+
+impl fmt::Display for Disentangled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "disentangled({} embeddings)", self.embeddings())
+    }
+}
+
+impl PositionScheme for Disentangled {
+    fn validate(&self, sizes: &LayerSizes) -> Result<()> {
+        if !(1..=MAX_POSITIONS).contains(&self.max_relative_positions) {
+            let allowed = format!("1 to {MAX_POSITIONS}");
+            return Err(Error::config("max_relative_positions", self.max_relative_positions, allowed));
+        }
+        if let Some(buckets) = self.position_buckets
+            && !(2..2 * self.max_relative_positions.saturating_sub(1)).contains(&buckets)
+        {
+            let allowed = format!("2 or more, and half of it less than {} - 1", self.max_relative_positions);
+            return Err(Error::config("position_buckets", buckets, allowed));
+        }
+        if let Some(eps) = self.norm_eps.filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
+            return Err(Error::config("layer_norm_eps", eps, "a finite number from 0"));
+        }
+        // Distances are compared per head.
+        if sizes.num_key_value_heads != sizes.num_attention_heads {
+            let allowed = "num_attention_heads for disentangled attention";
+            return Err(Error::config("num_key_value_heads", sizes.num_key_value_heads, allowed));
+        }
+        // If tokens and distances share projections, both have the same width.
+        let inputs = [("query_size", sizes.query_size), ("key_size", sizes.key_size)];
+        match inputs.into_iter().find(|(_, size)| self.share_att_key && *size != sizes.hidden_size) {
+            Some((field, size)) => {
+                let allowed = format!("hidden_size = {} if share_att_key is set", sizes.hidden_size);
+                Err(Error::config(field, size, allowed))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
+        let (width, rows) = (sizes.hidden_size, sizes.num_attention_heads * sizes.head_dim);
+        let parameter = |name, shape: &[usize], init, head_axis, presence| PositionParameter {
+            name,
+            shape: shape.to_vec(),
+            init,
+            head_axis,
+            presence,
+        };
+        let normal = Init::Randn { mean: 0.0, stdev: 0.02 };
+        let mut all = vec![parameter(EMBEDDINGS, &[self.embeddings(), width], normal, None, Presence::Shared)];
+        if self.norm_eps.is_some() {
+            for (name, value) in NORM.into_iter().zip([1.0, 0.0]) {
+                all.push(parameter(name, &[width], Init::Const(value), None, Presence::Shared));
+            }
+        }
+        let bound = (6.0 / (rows + width) as f64).sqrt();
+        for ([weight, bias], needed) in [(KEY_PROJECTION, self.c2p), (QUERY_PROJECTION, self.p2c)] {
+            if needed && !self.share_att_key {
+                let uniform = Init::Uniform { lo: -bound, up: bound };
+                all.push(parameter(weight, &[rows, width], uniform, Some(0), Presence::Required));
+                all.push(parameter(bias, &[rows], Init::Const(0.0), Some(0), Presence::Optional));
+            }
+        }
+        all
+    }
+
+    fn default_scale(&self, head_dim: usize) -> Option<f64> {
+        Some(self.scale(head_dim))
+    }
+
+    fn needs_full_sequence(&self) -> bool {
+        true
+    }
+
+    fn score_bias(&self, call: &ScoreCall) -> Result<Option<Tensor>> {
+        let (s_q, s_kv) = (call.q.dim(1)? as i64, call.k.dim(1)? as i64);
+        let start = s_kv - s_q;
+        let fixed = !call.state.tracks_gradient() && !call.qkv.tracks_gradient();
+        let mut projected = call.state.derived(fixed, || self.project(call))?.into_iter();
+        let (keys, queries) = (projected.next().flatten(), projected.next().flatten());
+        // Each distance only once, in the order in which the other side meets it; the first is only for the skew.
+        let mut terms = Vec::new();
+        if let Some(keys) = keys {
+            // Query i meets key j at `j - i` tokens, from the last query and the first key on.
+            let rows = (0..s_q + s_kv).map(|c| self.embedding_index(start - (c - s_q)));
+            terms.push(skewed_scores(call.q, &keys, rows.collect(), s_kv as usize)?);
+        }
+        if let Some(queries) = queries {
+            let rows = (0..s_q + s_kv).map(|c| self.embedding_index(start + (c - s_kv)));
+            terms.push(skewed_scores(call.k, &queries, rows.collect(), s_q as usize)?.transpose(2, 3)?);
+        }
+        let sum = match terms.as_slice() {
+            [] => return Ok(None),
+            [only] => only.clone(),
+            [c2p, p2c, ..] => (c2p + p2c)?,
+        };
+        Ok(Some((sum * call.scale)?))
+    }
+}
+
+/// The products of every token of xs `(b, s, h, d)` with the embeddings `(embeddings, h · d)` of its distances to `others`
+/// tokens: `(b, h, s, others)`. Token `i` meets token `j` at `rows[s + j - i]`. Differentiable.
+fn skewed_scores(xs: &Tensor, embeddings: &Tensor, rows: Vec<u32>, others: usize) -> Result<Tensor> {
+    let (b, s, h, d) = xs.dims4()?;
+    let n = rows.len();
+    let dtype = embeddings.dtype();
+    let rows = Tensor::from_vec(rows, n, xs.device())?;
+    let embeddings = embeddings.index_select(&rows, 0)?.reshape((n, h, d))?.permute((1, 2, 0))?; // (h, d, n)
+    let xs = xs.to_dtype(dtype)?.permute((2, 0, 1, 3))?.contiguous()?.reshape((h, b * s, d))?;
+    let scores = xs.matmul(&embeddings.contiguous()?)?; // (h, b · s, n)
+    // Each row starts one element before the row above it: with one element less per row, that is a rectangle.
+    let skewed = scores.reshape((h, b, s * n))?.narrow(D::Minus1, s, s * (n - 1))?.reshape((h, b, s, n - 1))?;
+    Ok(skewed.narrow(D::Minus1, 0, others)?.transpose(0, 1)?)
 }

@@ -1,35 +1,37 @@
-//! Cosines and sines made once, for all layers and calls that turn alike: of a thousand positions they take longer than the
-//! attention of a GPU.
+//! Cosines and sines of rotary positions, kept for all layers and calls that rotate alike.
+//!
+//! Computing them for a thousand positions takes longer than the attention itself on a GPU.
 
+use std::any::Any;
 use std::cell::RefCell;
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::position::{Rotary, RotaryGrid};
 
-/// What a table's rows are.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Kind {
-    /// Positions from 0 on.
-    Positions(Rotary),
-    /// The tokens of an image, with the rows and columns that a call gives.
-    Patches(RotaryGrid, Option<[usize; 2]>, usize),
+/// How a table may grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// Rows are positions 0, 1, …: a larger table serves shorter sequences, too.
+    PowerOfTwo,
+    /// The table is for exactly these rows.
+    Exact,
 }
 
 struct Table {
-    kind: Kind,
+    /// The scheme, and what else the rows depend on.
+    key: Box<dyn Any>,
     head_dim: usize,
     dtype: DType,
     device: Device,
     rows: usize,
     /// `(rows, pairs)` each.
-    waves: [Tensor; 2],
+    cos_sin: [Tensor; 2],
 }
 
 impl Table {
-    fn fits(&self, kind: &Kind, head_dim: usize, dtype: DType) -> bool {
-        self.kind == *kind && (self.head_dim, self.dtype) == (head_dim, dtype)
+    fn fits<K: PartialEq + 'static>(&self, key: &K, head_dim: usize, dtype: DType) -> bool {
+        self.key.downcast_ref::<K>() == Some(key) && (self.head_dim, self.dtype) == (head_dim, dtype)
     }
 }
 
@@ -37,38 +39,39 @@ impl Table {
 impl Drop for Table {
     fn drop(&mut self) {
         if let Device::Cuda(device) = &self.device {
-            // The memory goes back to its own device, also when the thread ends with another one at hand.
+            // The memory returns to its own device even if the thread ends while another device is current.
             let _ = device.cuda_stream().context().bind_to_thread();
         }
     }
 }
 
 thread_local! {
-    /// Those used last come first. Of each thread for itself: on NVIDIA GPUs each has a stream of its own, in whose order
-    /// memory is written, read and given back.
+    /// The most recently used first. One list per thread, because on NVIDIA GPUs each thread has a stream of its own, and
+    /// memory is written, read and freed in the order of that stream.
     static TABLES: RefCell<Vec<Table>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Tables kept for a device.
-const KEPT: usize = 4;
-/// Numbers of the largest table that is kept: 16,384 positions of heads of 128.
-const LARGEST: usize = 1 << 20;
+/// Tables kept per device.
+const MAX_TABLES: usize = 4;
+/// Elements of the largest table that is kept: 16,384 positions of heads of 128.
+const MAX_ELEMENTS: usize = 1 << 20;
 
-/// Whether so many rows are kept.
-pub(crate) fn are_kept(rows: usize, head_dim: usize, device: &Device) -> Result<bool> {
+/// Whether a table of so many rows may be kept.
+pub(crate) fn may_cache(rows: usize, head_dim: usize, device: &Device) -> Result<bool> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
-        // A graph that is recorded must not hold an address that is given back one day.
-        return Ok(rows * head_dim / 2 <= LARGEST && !crate::kernels::cuda::capturing(device)?);
+        // A CUDA graph that is being captured must not hold an address that may be freed later.
+        return Ok(rows * head_dim / 2 <= MAX_ELEMENTS && !crate::kernels::cuda::capturing(device)?);
     }
     let _ = device;
-    Ok(rows * head_dim / 2 <= LARGEST)
+    Ok(rows * head_dim / 2 <= MAX_ELEMENTS)
 }
 
-/// Cosines and sines `(rows, pairs)` of at least so many rows as are asked for, which [`are_kept`]. `make` makes those of any
+/// Cosines and sines `(rows, pairs)` of at least `rows` rows, which [`may_cache`] allows. `make` computes them for any
 /// number of rows.
-pub(crate) fn waves(
-    kind: &Kind,
+pub(crate) fn cos_sin<K: Clone + PartialEq + 'static>(
+    key: &K,
+    growth: Growth,
     head_dim: usize,
     rows: usize,
     dtype: DType,
@@ -76,103 +79,62 @@ pub(crate) fn waves(
     make: impl FnOnce(usize) -> Result<[Vec<f64>; 2]>,
 ) -> Result<[Tensor; 2]> {
     TABLES.with_borrow_mut(|tables| {
-        let found = |table: &Table| table.device.same_device(device) && table.fits(kind, head_dim, dtype);
+        let found = |table: &Table| table.device.same_device(device) && table.fits(key, head_dim, dtype);
         let old = tables.iter().position(found);
         if let Some(i) = old.filter(|i| tables[*i].rows >= rows) {
             tables[..=i].rotate_right(1);
-            return Ok(tables[0].waves.clone());
+            return Ok(tables[0].cos_sin.clone());
         }
-        // Growing texts make a table a few times only.
-        let rows = match kind {
-            Kind::Positions(_) => rows.next_power_of_two().min(LARGEST / (head_dim / 2).max(1)),
-            Kind::Patches(..) => rows,
+        let rows = match growth {
+            // Sequences that grow token by token make a new table only a few times.
+            Growth::PowerOfTwo => rows.next_power_of_two().min(MAX_ELEMENTS / (head_dim / 2).max(1)),
+            Growth::Exact => rows,
         };
-        let waves = tensors(make(rows)?, rows, dtype, device)?;
-        // What goes now goes in the order of the device that has just been asked for memory.
+        let cos_sin = tensors(make(rows)?, rows, dtype, device)?;
+        // Tables are freed in the order of the device from which memory was just requested.
         old.map(|i| tables.remove(i));
-        let (kind, device) = (kind.clone(), device.clone());
-        tables.insert(0, Table { kind, head_dim, dtype, device, rows, waves: waves.clone() });
+        let table = Table { key: Box::new(key.clone()), head_dim, dtype, device: device.clone(), rows, cos_sin };
+        let cos_sin = table.cos_sin.clone();
+        tables.insert(0, table);
         let mut of_device = 0;
         tables.retain(|table| {
-            let here = table.device.same_device(waves[0].device());
+            let here = table.device.same_device(device);
             of_device += usize::from(here);
-            !here || of_device <= KEPT
+            !here || of_device <= MAX_TABLES
         });
-        Ok(waves)
+        Ok(cos_sin)
     })
 }
 
-/// Cosines and sines of some rows as tensors `(rows, pairs)`.
-pub(crate) fn tensors(waves: [Vec<f64>; 2], rows: usize, dtype: DType, device: &Device) -> Result<[Tensor; 2]> {
-    let tensor = |wave: Vec<f64>| {
-        let pairs = wave.len() / rows.max(1);
-        Tensor::from_vec(wave, (rows, pairs), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+/// Cosines and sines of `rows` rows as tensors `(rows, pairs)`.
+pub(crate) fn tensors(cos_sin: [Vec<f64>; 2], rows: usize, dtype: DType, device: &Device) -> Result<[Tensor; 2]> {
+    let tensor = |values: Vec<f64>| {
+        let pairs = values.len() / rows.max(1);
+        Tensor::from_vec(values, (rows, pairs), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
     };
-    let [cos, sin] = waves.map(tensor);
+    let [cos, sin] = cos_sin.map(tensor);
     Ok([cos?, sin?])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::RotaryScaling;
-
-    fn numbers(tensor: &Tensor) -> Vec<f64> {
-        tensor.flatten_all().unwrap().to_vec1().unwrap()
-    }
 
     #[test]
-    fn what_is_kept_is_what_would_be_made() {
-        let cpu = Device::Cpu;
-        let plain = Rotary::default();
-        let all = [
-            plain.clone(),
-            plain.clone().with_dim(6),
-            plain.clone().with_theta(500.0),
-            plain.clone().with_scaling(RotaryScaling::Linear { factor: 2.0 }),
-            plain.clone().with_scaling(RotaryScaling::Dynamic { factor: 2.0, original_max_position_embeddings: 8 }),
-        ];
-        for (starts, s) in [(vec![0], 5), (vec![40], 1), (vec![3, 0, 70], 9), (vec![0], 200), (vec![7], 0)] {
-            for rotary in &all {
-                let length = starts.iter().max().unwrap() + s;
-                let positions = starts.iter().flat_map(|start| *start..start + s);
-                let want = rotary.waves(positions, 8, length);
-                let got = rotary.angles(&starts, s, 8, DType::F64, &cpu).unwrap();
-                for (got, want) in got.iter().zip(&want) {
-                    assert_eq!(got.dims(), [starts.len(), s, 1, rotary.dim.unwrap_or(8) / 2]);
-                    assert_eq!(numbers(got), *want, "{rotary:?}, {starts:?}, {s}");
-                }
-                let [half, _] = rotary.angles(&starts, s, 8, DType::BF16, &cpu).unwrap();
-                assert_eq!(half.dtype(), DType::BF16);
-            }
-        }
-    }
-
-    #[test]
-    fn no_more_is_kept_than_there_is_room_for() {
+    fn table_sizes_and_number_are_bounded() {
         let make = |rows: usize| Ok([vec![1.0; rows * 4], vec![0.0; rows * 4]]);
-        let of = |theta: f64, rows| {
-            let kind = Kind::Positions(Rotary::default().with_theta(theta));
-            waves(&kind, 8, rows, DType::F32, &Device::Cpu, make).unwrap()[0].dim(0).unwrap()
+        let of = |key: i32, rows| {
+            let made = cos_sin(&key, Growth::PowerOfTwo, 8, rows, DType::F32, &Device::Cpu, make).unwrap();
+            made[0].dim(0).unwrap()
         };
-        assert_eq!((of(1e3, 100), of(1e3, 128), of(1e3, 3)), (128, 128, 128));
-        assert_eq!(of(1e3, LARGEST / 4 - 1), LARGEST / 4, "never more than the largest");
-        assert!(are_kept(LARGEST / 4, 8, &Device::Cpu).unwrap());
-        assert!(!are_kept(LARGEST / 4 + 1, 8, &Device::Cpu).unwrap());
-        (0..10).for_each(|i| assert_eq!(of(2e3 + f64::from(i), 3), 4));
+        assert_eq!((of(1000, 100), of(1000, 128), of(1000, 3)), (128, 128, 128));
+        assert_eq!(of(1000, MAX_ELEMENTS / 4 - 1), MAX_ELEMENTS / 4, "never more than the largest");
+        assert!(may_cache(MAX_ELEMENTS / 4, 8, &Device::Cpu).unwrap());
+        assert!(!may_cache(MAX_ELEMENTS / 4 + 1, 8, &Device::Cpu).unwrap());
+        (0..10).for_each(|i| assert_eq!(of(2000 + i, 3), 4));
         TABLES.with_borrow(|tables| {
-            assert_eq!(tables.len(), KEPT);
-            assert!(tables[0].kind == Kind::Positions(Rotary::default().with_theta(2e3 + 9.0)));
+            assert_eq!(tables.len(), MAX_TABLES);
+            assert_eq!(tables[0].key.downcast_ref::<i32>(), Some(&2009));
         });
-    }
-
-    /// A step far into a text makes the angles of its own tokens alone.
-    #[test]
-    fn far_positions_are_made_as_they_are_asked_for() {
-        let rotary = Rotary::default();
-        let got = rotary.angles(&[LARGEST, 5], 2, 8, DType::F64, &Device::Cpu).unwrap();
-        let want = rotary.waves([LARGEST, LARGEST + 1, 5, 6].into_iter(), 8, LARGEST + 2);
-        assert_eq!(numbers(&got[0]), want[0]);
-        assert_eq!(numbers(&got[1]), want[1]);
     }
 }

@@ -5,9 +5,8 @@ use candle_core::Tensor;
 use crate::attention::MultiHeadAttention;
 use crate::config::{AttentionConfig, NormOver};
 use crate::error::{Error, Result};
-use crate::position::{AlibiSlopes, Position};
 use crate::tensor;
-use crate::weights::{AttentionWeights, DisentangledWeights, LinearWeights, NormWeights, QkvWeights};
+use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
     /// The layer without these heads: the same result as with a [`head_mask`](crate::AttentionOptions::head_mask) of 0
@@ -68,16 +67,13 @@ impl Kept {
             .with_head_dim(config.head_dim())
             .with_value_head_dim(config.value_head_dim())
             .with_num_key_value_heads(self.kv.len());
-        if let Position::Alibi(alibi) = &mut config.position {
-            let slopes = alibi.of_heads(config.num_attention_heads);
-            alibi.slopes = AlibiSlopes::Given(self.q.iter().map(|&head| slopes[head]).collect());
-        }
+        config.position.prune(&self.q, config.num_attention_heads);
         config.num_attention_heads = self.q.len();
         config
     }
 
     fn weights(&self, config: &AttentionConfig, weights: AttentionWeights) -> Result<AttentionWeights> {
-        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, relative_bias, disentangled } = weights;
+        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
         let QkvWeights::Split(parts) = qkv else { unreachable!("a layer gives its projections apart") };
         let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
         let [q, k, v] = *parts;
@@ -101,15 +97,16 @@ impl Kept {
             let of = |t: &Tensor| if t.rank() == 2 { select(t, kept, 0) } else { copy(t) };
             Ok(NormWeights { weight: of(&norm.weight)?, bias: norm.bias.as_ref().map(of).transpose()? })
         };
-        let disentangled = match &disentangled {
-            Some(distances) => Some(DisentangledWeights {
-                key: distances.key.as_ref().map(|key| dense(key, h, &self.q)).transpose()?,
-                query: distances.query.as_ref().map(|query| dense(query, h, &self.q)).transpose()?,
-                embeddings: distances.embeddings.as_ref().map(copy).transpose()?,
-                norm: distances.norm.as_ref().map(|one| norm(one, &[])).transpose()?,
-            }),
-            None => None,
-        };
+        let mut of_position = PositionWeights::default();
+        for parameter in config.position.scheme().parameters(&config.sizes()) {
+            if let Some(tensor) = position.get(parameter.name) {
+                let pruned = match parameter.head_axis {
+                    Some(axis) => per_head(tensor, h, &self.q, axis)?,
+                    None => copy(tensor)?,
+                };
+                of_position.insert(parameter.name, pruned);
+            }
+        }
         Ok(AttentionWeights {
             qkv: QkvWeights::Split(Box::new([
                 dense(&q, h, &self.q)?,
@@ -130,8 +127,7 @@ impl Kept {
                 None => None,
             },
             sinks: sinks.map(|sinks| select(&sinks, &self.q, 0)).transpose()?,
-            relative_bias: relative_bias.map(|table| select(&table, &self.q, 1)).transpose()?,
-            disentangled,
+            position: of_position,
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use candle_attention::position::{Alibi, Position, RelativeBuckets, Rotary, RotaryStyle};
+use candle_attention::position::{Alibi, Position, Rotary, RotaryStyle, T5RelativeBias};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, NormKind, NormOver,
     QkNorm,
@@ -237,7 +237,7 @@ pub fn with_positions(device: &Device) {
         plain().with_position(Position::Rotary(rotary().with_dim(16).with_style(RotaryStyle::Interleaved))),
         plain().with_position(Position::Alibi(Alibi::default())),
         plain().with_position(Position::Alibi(Alibi::default().with_symmetric(true))),
-        plain().with_position(Position::RelativeBuckets(RelativeBuckets::new(8, 12, true))),
+        plain().with_position(Position::T5RelativeBias(T5RelativeBias::new(8, 12, true))),
         norm(NormKind::Rms, NormOver::Head),
         norm(NormKind::Layer, NormOver::AllHeads),
         plain().with_softcap(1.5).with_clip_qkv(1.0),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use candle_attention::position::{Alibi, RelativeBuckets, Rotary};
+use candle_attention::position::{Alibi, Rotary, T5RelativeBias};
 use candle_attention::weights::QkvWeights;
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
@@ -35,7 +35,7 @@ fn configs() -> Vec<AttentionConfig> {
         base(),
         base().with_num_key_value_heads(2).with_position(Position::Rotary(Rotary::default().with_theta(50.0))),
         base().with_position(Position::Alibi(Alibi::default())).with_softcap(3.0),
-        base().with_position(Position::RelativeBuckets(RelativeBuckets::new(8, 12, false))),
+        base().with_position(Position::T5RelativeBias(T5RelativeBias::new(8, 12, false))),
         base().with_qk_norm(norm).with_position(Position::Rotary(Rotary::default().with_dim(4))).with_clip_qkv(0.9),
     ]
 }

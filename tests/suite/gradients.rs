@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use candle_attention::position::{Disentangled, Position, RelativeGrid, RotaryGrid};
+use candle_attention::position::{Disentangled, Position, RelativeBias2d, Rotary2d};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, ProjectionBias, Scoring,
 };
@@ -199,7 +199,7 @@ fn packed_self_attention() {
 #[test]
 fn positions_with_weights() {
     let mut random = Random::new(12);
-    let table = Position::RelativeGrid(RelativeGrid::new([1, 2], true));
+    let table = Position::RelativeBias2d(RelativeBias2d::new([1, 2], true));
     let forms: [Form; 4] = [
         (
             "disentangled, fused by head",
@@ -249,7 +249,7 @@ fn positions_with_weights() {
         ),
         (
             "rotations of patches",
-            AttentionConfig::new(8, 2).with_position(Position::RotaryGrid(RotaryGrid::new(20.0).with_grid([1, 2]))),
+            AttentionConfig::new(8, 2).with_position(Position::Rotary2d(Rotary2d::new(20.0).with_grid([1, 2]))),
             vec![
                 ("q_proj.weight", &[8, 8]),
                 ("k_proj.weight", &[8, 8]),

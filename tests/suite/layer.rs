@@ -1,8 +1,8 @@
 //! The layer itself: dropout, returned weights, grouped heads, plans, and what it says to wrong input.
 
-use candle_attention::position::{Alibi, AlibiSlopes, Position, RelativeBuckets, Rotary, RotaryScaling};
+use candle_attention::position::{Alibi, AlibiSlopes, Position, Rotary, RotaryScaling, T5RelativeBias};
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
-use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
+use candle_attention::weights::{AttentionWeights, LinearWeights, PositionWeights, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
 };
@@ -249,7 +249,7 @@ fn a_bad_configuration_is_named() {
         (rotary(Rotary::default().with_dim(2).with_theta(1.0).with_scaling(yarn)), "rope_theta = 1", "more than 1"),
         (rotary(Rotary::default().with_dim(2).with_scaling(dynamic)), "rotary dim = 2", "at least 4"),
         (
-            config().with_position(Position::RelativeBuckets(RelativeBuckets::new(2, 9, true))),
+            config().with_position(Position::T5RelativeBias(T5RelativeBias::new(2, 9, true))),
             "num_buckets = 2",
             "at least 4",
         ),
@@ -332,8 +332,7 @@ fn weights_that_do_not_fit_are_named() {
     let good = || AttentionWeights {
         qk_norm: None,
         sinks: None,
-        relative_bias: None,
-        disentangled: None,
+        position: PositionWeights::default(),
         qkv: QkvWeights::Split(Box::new([dense(8, 8), dense(8, 8), dense(8, 8)])),
         o: dense(8, 8),
         bias_kv: None,

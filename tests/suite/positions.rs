@@ -1,6 +1,6 @@
 //! Positions that only some layers have: what they refuse, and what follows from their definition.
 
-use candle_attention::position::{Disentangled, RelativeGrid, Rotary, RotaryGrid};
+use candle_attention::position::{Disentangled, RelativeBias2d, Rotary, Rotary2d};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Position,
 };
@@ -40,8 +40,8 @@ fn the_last_queries_stand_at_the_last_keys() {
 #[test]
 fn a_grid_is_what_the_call_says() {
     let xs = Random::new(2).tensor(&[1, 17, 16], DType::F32);
-    let any = RotaryGrid::new(50.0);
-    let (square, wide) = (layer(Position::RotaryGrid(any.clone())), RotaryGrid::new(50.0).with_grid([2, 8]));
+    let any = Rotary2d::new(50.0);
+    let (square, wide) = (layer(Position::Rotary2d(any.clone())), Rotary2d::new(50.0).with_grid([2, 8]));
     let options = AttentionOptions::default();
     let by_count = attend(&square, &xs, &xs, &options);
     let told = attend(&square, &xs, &xs, &options.with_grid([4, 4]));
@@ -49,7 +49,7 @@ fn a_grid_is_what_the_call_says() {
     let other = attend(&square, &xs, &xs, &options.with_grid([2, 8]));
     assert!((&other - &told).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap() > 1e-3);
     let weights = square.weights().unwrap();
-    let config = AttentionConfig::new(16, 2).with_position(Position::RotaryGrid(wide));
+    let config = AttentionConfig::new(16, 2).with_position(Position::Rotary2d(wide));
     let wide = MultiHeadAttention::from_weights(&config, weights).unwrap();
     assert_close("the layer's own", &attend(&wide, &xs, &xs, &options), &other, 0.0);
     assert_close("the call's own", &attend(&wide, &xs, &xs, &options.with_grid([4, 4])), &told, 0.0);
@@ -61,10 +61,10 @@ fn what_does_not_fit_is_named() {
     let mask = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
     let options = AttentionOptions::default();
-    let rotary = layer(Position::RotaryGrid(RotaryGrid::new(50.0)));
+    let rotary = layer(Position::Rotary2d(Rotary2d::new(50.0)));
     says(rotary.attend_with(&inputs, &options), &["the number of tokens is 7", "1 and 2 x 2 patches"]);
     says(rotary.attend_with(&inputs, &options.with_grid([usize::MAX, 2])), &["the number of tokens is 7"]);
-    let table = layer(Position::RelativeGrid(RelativeGrid::new([2, 2], true)));
+    let table = layer(Position::RelativeBias2d(RelativeBias2d::new([2, 2], true)));
     says(table.attend_with(&inputs, &options), &["7 and 7", "5 and 5: 1 and 2 x 2 patches"]);
     says(table.attend_with(&inputs, &options.with_grid([2, 3])), &["grid", "relative grid(2 x 2 patches"]);
     for mut cache in [KvCache::growing(), KvCache::cross()] {
@@ -75,8 +75,8 @@ fn what_does_not_fit_is_named() {
     let says_of = |position: Position, parts: &[&str]| {
         says(AttentionConfig::new(12, 2).with_position(position).validate(), parts);
     };
-    says_of(Position::RotaryGrid(RotaryGrid::new(50.0)), &["head_dim = 6", "multiple of 4"]);
-    says_of(Position::RelativeGrid(RelativeGrid::new([0, 2], false)), &["the grid of patches = 0"]);
+    says_of(Position::Rotary2d(Rotary2d::new(50.0)), &["head_dim = 6", "multiple of 4"]);
+    says_of(Position::RelativeBias2d(RelativeBias2d::new([0, 2], false)), &["the grid of patches = 0"]);
     says_of(Position::Disentangled(Disentangled::new(0)), &["max_relative_positions = 0"]);
     let buckets = Disentangled::new(4).with_position_buckets(6);
     says_of(Position::Disentangled(buckets), &["position_buckets = 6", "half of it less than 4 - 1"]);

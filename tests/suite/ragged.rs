@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
-use candle_attention::position::{Alibi, Position, RelativeBuckets, Rotary, RotaryScaling, RotaryStyle};
+use candle_attention::position::{Alibi, Position, Rotary, RotaryScaling, RotaryStyle, T5RelativeBias};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, Scoring,
 };
@@ -71,7 +71,7 @@ fn a_ragged_batch_equals_its_rows_alone() {
         Position::Rotary(rotary().with_scaling(dynamic)),
         Position::Alibi(Alibi::default()),
         Position::Alibi(Alibi::default().with_symmetric(true)),
-        Position::RelativeBuckets(RelativeBuckets::new(8, 12, true)),
+        Position::T5RelativeBias(T5RelativeBias::new(8, 12, true)),
     ];
     let positioned = positions.iter().flat_map(|position| {
         let config = config.clone().with_position(position.clone());

@@ -1,13 +1,8 @@
 //! Self-attention over rows of unequal length that lie one after the other, without padding.
 
-use std::borrow::Cow;
-
 use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
-use crate::attention::ragged::row_rotary::RowPositions;
-use crate::attention::ragged::shared_positions::SharedPositions;
-use crate::attention::ragged::{lengths, starts};
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::Activation;
@@ -15,7 +10,8 @@ use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa};
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
-use crate::position::Position;
+use crate::position::RaggedSupport;
+use crate::position::ragged::{BatchCache, RaggedBatch, offsets};
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
 use crate::tensor::{for_cpu_element, with_slice};
 
@@ -30,7 +26,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// If `xs` does not fit, the lengths do not add up to its tokens, or the mask is of another kind.
     pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
-        Ok(self.ragged(xs, lengths, mask, &SharedPositions::default())?.apply()?)
+        Ok(self.ragged(xs, lengths, mask, &BatchCache::default())?.apply()?)
     }
 
     /// [`attend_ragged`](Self::attend_ragged) with what the layers of a model share, the last bias left to the next step
@@ -40,7 +36,7 @@ impl MultiHeadAttention {
         xs: &Tensor,
         lengths: &[usize],
         mask: &AttentionMask,
-        shared: &SharedPositions,
+        cache: &BatchCache,
     ) -> Result<PendingBias> {
         let size = self.config.query_size();
         let (tokens, _) = xs
@@ -48,7 +44,7 @@ impl MultiHeadAttention {
             .ok()
             .filter(|(_, width)| *width == size)
             .ok_or_else(|| Error::shape("xs", xs.dims(), format!("(tokens, {size})")))?;
-        let starts = starts(lengths);
+        let starts = offsets(lengths);
         if starts[lengths.len()] != tokens {
             return Err(Error::value(
                 "the sum of lengths",
@@ -64,7 +60,7 @@ impl MultiHeadAttention {
             return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?.into());
         }
         if xs.track_op() || !self.runs_on_rows() {
-            return match self.ragged_of_tensors(xs, &starts, mask, shared)? {
+            return match self.ragged_of_tensors(xs, &starts, mask, cache)? {
                 Some(output) => Ok(output),
                 None => Ok(self.padded_ragged(xs, lengths, mask)?.into()),
             };
@@ -84,9 +80,8 @@ impl MultiHeadAttention {
         let plain = self.score.is_none() && self.bias_kv.is_none() && !self.config.add_zero_attn;
         let plain = plain && self.qk_norm.is_none() && self.config.clip_qkv.is_none();
         let plain = plain && self.config.softcap.is_none() && self.sinks.is_none();
-        let plain = plain && !matches!(&self.config.position, Position::Alibi(alibi) if alibi.falcon);
-        let plain = plain && !self.config.position.is_of_whole();
-        let fixed = self.relative_bias.as_ref().is_none_or(|table| !table.track_op());
+        let plain = plain && self.config.position.scheme().ragged_support() == RaggedSupport::CpuBuffers;
+        let fixed = !self.position.tracks_gradient();
         plain && fixed && self.qkv.can_pack() && self.o_proj.can_pack()
     }
 
@@ -107,63 +102,52 @@ impl MultiHeadAttention {
             self.o_proj.packed()?.multiply::<f32, O>(&[], tokens, Activation::Identity, output);
             return Ok(());
         }
-        let Buffers { f32, bf16, positions } = buffers;
-        let bias = self.bias_of_rows(starts, positions)?;
-        let rows = Rows { starts, mask, bias: bias.as_ref() };
-        let Position::Rotary(rotary) = &self.config.position else {
-            // What would be rounded before its next product anyway is not kept wider.
-            return match self.qkv.rounds_to_bf16()? {
-                true => self.attend_rows_by(xs, rows, |_| {}, bf16, output),
-                false => self.attend_rows_by(xs, rows, |_| {}, f32, output),
-            };
-        };
-        let (d, heads) = (self.config.head_dim(), self.config.num_attention_heads + self.config.num_key_value_heads());
-        let rotate = |qkv: &mut [f32]| positions.rotate(rotary, starts, qkv, heads, d);
-        self.attend_rows_by(xs, rows, rotate, f32, output)
-    }
-
-    /// The biases `(1, h, s, s)` of relative positions in the longest row, and so in all others.
-    fn bias_of_rows(&self, starts: &[usize], positions: &mut RowPositions) -> Result<Option<Tensor>> {
-        let (Position::RelativeBuckets(relative), Some(table)) = (&self.config.position, &self.relative_bias) else {
-            return Ok(None);
-        };
-        let longest = lengths(starts).max().unwrap_or(0);
-        Ok(Some(positions.bias.of(relative, table, longest)?))
+        let Buffers { f32, bf16, cache } = buffers;
+        let batch = RaggedBatch { offsets: starts, cache };
+        let position = &self.config.position;
+        if position.scheme().rotates() {
+            let heads = self.config.num_attention_heads + self.config.num_key_value_heads();
+            let rotate = |qkv: &mut [f32]| position.scheme().rotate_in_place(qkv, heads, self.config.head_dim(), batch);
+            return self.attend_rows_by(xs, batch, mask, rotate, f32, output);
+        }
+        // Elements that would be rounded before their next product anyway are not kept in f32.
+        if self.qkv.rounds_to_bf16()? {
+            self.attend_rows_by(xs, batch, mask, |_| Ok(()), bf16, output)
+        } else {
+            self.attend_rows_by(xs, batch, mask, |_| Ok(()), f32, output)
+        }
     }
 
     /// `rotate` turns the queries and keys of `(tokens, q k v)` in place.
     fn attend_rows_by<A: Element, T: Element, O: Element>(
         &self,
         xs: &[A],
-        Rows { starts, mask, bias }: Rows,
-        rotate: impl FnOnce(&mut [T]),
+        batch: RaggedBatch,
+        mask: &AttentionMask,
+        rotate: impl FnOnce(&mut [T]) -> Result<()>,
         Inner { qkv, context }: &mut Inner<T>,
         output: &mut Vec<O>,
     ) -> Result<()> {
-        let tokens = starts.last().copied().unwrap_or(0);
+        let tokens = batch.offsets.last().copied().unwrap_or(0);
         let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
         let (d, d_v) = (self.config.head_dim(), self.config.value_head_dim());
         let weights = self.qkv.packed()?;
         let width = weights.out_features(); // h · d + h_kv · d + h_kv · d_v
         weights.multiply(xs, tokens, Activation::Identity, qkv);
-        rotate(qkv);
+        rotate(qkv)?;
 
         let from =
             |start: usize, size: usize| HeadsView { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
-        let mut mask = Cow::Borrowed(mask);
-        if let Position::Alibi(alibi) = &self.config.position {
-            mask = Cow::Owned(mask.into_owned().and(AttentionMask::distances(alibi.of_heads(h), alibi.symmetric)));
-        }
-        if let Some(bias) = bias {
-            mask = Cow::Owned(mask.into_owned().and(AttentionMask::additive(bias)?));
-        }
+        let longest = batch.longest();
+        let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
+        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let mask = mask.lower(&Device::Cpu)?;
         let mask = mask.slices()?;
         let attention = AttentionProblem {
             q: from(0, d),
             k: from(h * d, d),
             v: from((h + h_kv) * d, d_v),
-            batch: Batch::Ragged { offsets: starts },
+            batch: Batch::Ragged { offsets: batch.offsets },
             appended: 0,
             h,
             h_kv,
@@ -199,7 +183,7 @@ impl MultiHeadAttention {
         band: &AttentionMask,
     ) -> Result<Tensor> {
         let (b, s, width) = xs.dims3()?;
-        let starts = starts(lengths);
+        let starts = offsets(lengths);
         let tokens = starts[lengths.len()];
         let mut rows = Vec::with_capacity(tokens * width);
         with_slice(xs, |xs: &[T]| {
@@ -246,19 +230,12 @@ impl MultiHeadAttention {
     }
 }
 
-/// The rows of a call: where they start, who sees whom in each, and what is added to the scores.
-struct Rows<'a> {
-    starts: &'a [usize],
-    mask: &'a AttentionMask,
-    bias: Option<&'a Tensor>,
-}
-
 /// Memory that calls reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     f32: Inner<f32>,
     bf16: Inner<bf16>,
-    positions: RowPositions,
+    cache: BatchCache,
 }
 
 #[derive(Debug, Default)]

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::families::block::AbsolutePositions;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
+use crate::position::{LayerSizes, PositionParameter};
 use crate::tensor::with_slice;
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or one of its kin without a head: token ids to hidden states.
@@ -44,10 +45,12 @@ impl BertModel {
         let word_embeddings = table(row.word_embeddings, config.vocab_size)?;
         let places = config.block_prefixes();
         let (attention, _) = config.attention_of(&source.child(&places[0]).child(row.block.attention), 0)?;
-        let relative = match (row.relative_bias, attention.position.bias_table_rows()) {
-            (Some(name), Some(rows)) => Some(source.get(name, &[rows, config.num_attention_heads])?),
-            _ => None,
+        let whole = LayerSizes { num_attention_heads: config.num_attention_heads, ..attention.sizes() };
+        let parameters = attention.position.scheme().parameters(&whole);
+        let read = |(name, parameter): (&'static str, &PositionParameter)| {
+            Ok::<_, Error>((parameter.name, source.get(name, &parameter.shape)?))
         };
+        let shared_bias = row.relative_bias.zip(parameters.first()).map(read).transpose()?;
         let mut layers: Vec<(&String, Layer)> = Vec::new();
         for (index, place) in places.iter().enumerate() {
             let shared = layers.iter().find(|(other, _)| *other == place).map(|(_, layer)| layer.clone());
@@ -55,7 +58,7 @@ impl BertModel {
                 Some(shared) => shared,
                 None => {
                     let source = source.child(place);
-                    Layer::load(config, &row.block, &source, index, relative.as_ref())?
+                    Layer::load(config, &row.block, &source, index, shared_bias.as_ref())?
                 }
             };
             layers.push((place, layer));

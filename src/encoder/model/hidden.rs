@@ -1,7 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
-use crate::attention::ragged::starts;
 use crate::error::{Error, Result};
+use crate::position::ragged::offsets;
 
 /// What a model makes of a batch of texts.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ impl Hidden {
     /// Text `i`, `(tokens, width)`.
     pub fn text(&self, i: usize) -> Result<Tensor> {
         Ok(match self.tokens.rank() {
-            2 => self.tokens.narrow(0, starts(&self.lengths[..i])[i], self.lengths[i])?,
+            2 => self.tokens.narrow(0, offsets(&self.lengths[..i])[i], self.lengths[i])?,
             _ => self.tokens.get(i)?.narrow(0, 0, self.lengths[i])?,
         })
     }
@@ -26,7 +26,7 @@ impl Hidden {
             return Ok(self.tokens.clone());
         }
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
-        let starts = starts(&self.lengths);
+        let starts = offsets(&self.lengths);
         // Past a text's end its last token is repeated: any number that is finite does.
         let place = |i: usize| (0..longest).map(move |j| (i, j));
         let places = (0..self.lengths.len()).flat_map(place).map(|(i, j)| match self.lengths[i] {
@@ -44,7 +44,7 @@ impl Hidden {
         }
         Ok(match self.tokens.rank() {
             2 => {
-                let mut starts: Vec<u32> = starts(&self.lengths).into_iter().map(|start| start as u32).collect();
+                let mut starts: Vec<u32> = offsets(&self.lengths).into_iter().map(|start| start as u32).collect();
                 starts.pop();
                 self.tokens.index_select(&Tensor::new(starts, self.tokens.device())?, 0)?
             }
@@ -60,7 +60,7 @@ impl Hidden {
 
     /// Tokens `(text, place)`, each as a row.
     pub fn tokens_at(&self, places: &[(usize, usize)]) -> Result<Tensor> {
-        let starts = starts(&self.lengths);
+        let starts = offsets(&self.lengths);
         let (flat, row) = match self.tokens.rank() {
             2 => (self.tokens.clone(), None),
             _ => (self.tokens.flatten(0, 1)?, Some(self.tokens.dim(1)?)),

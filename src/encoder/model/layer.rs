@@ -2,7 +2,6 @@ use candle_core::{Module, Tensor};
 use candle_nn::ops::dropout;
 
 use crate::attention::ragged::Buffers;
-use crate::attention::ragged::shared_positions::SharedPositions;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed};
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
@@ -13,6 +12,7 @@ use crate::families::block::{Block, BlockNorms};
 use crate::kernels::cpu::Isa;
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
+use crate::position::ragged::BatchCache;
 use crate::tensor::unpruned;
 use crate::weights::AttentionWeights;
 
@@ -42,13 +42,13 @@ pub(crate) struct LayerBuffers {
 }
 
 impl Layer {
-    /// `index`: the layer's number. `relative`: the table of biases that all layers share, where there is one.
+    /// `index`: the layer's number. `shared_bias`: name and table of the position bias that all layers share, if there is one.
     pub fn load<S: WeightSource>(
         config: &BertConfig,
         block: &Block,
         source: &S,
         index: usize,
-        relative: Option<&Tensor>,
+        shared_bias: Option<&(&'static str, Tensor)>,
     ) -> Result<Self> {
         let norm = |name: &str| config.norm(config.hidden_size, &source.child(name));
         let (pre_norm, [attention_name, output_name]) = match block.norms {
@@ -61,8 +61,9 @@ impl Layer {
         let of_attention = source.child(block.attention);
         let (attention, mask) = config.attention_of(&of_attention, index)?;
         let (mut weights, _) = AttentionWeights::read(&attention, &of_attention)?;
-        weights.relative_bias =
-            relative.map(|table| unpruned(table, &config.pruned_heads.of_layer(index))).transpose()?;
+        if let Some((name, table)) = shared_bias {
+            weights.position.insert(*name, unpruned(table, &config.pruned_heads.of_layer(index))?);
+        }
         Ok(Self {
             inner_norm: block.inner_norm.map(norm).transpose()?,
             attention_norm,
@@ -109,7 +110,7 @@ impl Layer {
     }
 
     /// As [`forward`](Self::forward) on texts of these lengths that lie one after the other, `(1, tokens, hidden)`.
-    pub fn forward_texts(&self, xs: &Tensor, lengths: &[usize], shared: &SharedPositions) -> Result<Tensor> {
+    pub fn forward_texts(&self, xs: &Tensor, lengths: &[usize], shared: &BatchCache) -> Result<Tensor> {
         let attend = |xs: &Tensor| {
             let attended = self.attention.ragged(&xs.squeeze(0)?, lengths, &self.mask, shared)?;
             attended.map(|ys| ys.unsqueeze(0))

@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
-use crate::attention::ragged::starts;
 use crate::encoder::model::bert::{BertModel, in_table};
 use crate::encoder::model::layer::{Layer, LayerBuffers};
 use crate::error::{Error, Result};
 use crate::kernels::cpu::{Element, Isa};
 use crate::ops::{Activation, Linear};
+use crate::position::ragged::offsets;
 use crate::tensor::{for_cpu_element, with_slice};
 
 impl BertModel {
@@ -33,7 +33,7 @@ impl BertModel {
             let found = "a model that is trained or f64, or on another device";
             return Err(Error::value("forward_ragged's model", found, "one on the CPU with fixed weights, or on CUDA"));
         }
-        let starts = starts(lengths);
+        let starts = offsets(lengths);
         let tokens = ids.len();
         if starts[lengths.len()] != tokens || token_type_ids.len() != tokens {
             let found = format!("{} and {}", starts[lengths.len()], token_type_ids.len());

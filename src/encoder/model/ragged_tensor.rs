@@ -3,9 +3,9 @@
 
 use candle_core::{DType, Module, Tensor};
 
-use crate::attention::ragged::shared_positions::SharedPositions;
 use crate::encoder::model::bert::BertModel;
 use crate::error::Result;
+use crate::position::ragged::BatchCache;
 
 impl BertModel {
     /// What [`forward_ragged`](Self::forward_ragged) does on a GPU; its arguments are checked.
@@ -27,7 +27,7 @@ impl BertModel {
         if let Some(projection) = &self.projection {
             hidden = projection.forward(&hidden, hidden.dtype())?;
         }
-        let shared = SharedPositions::default();
+        let shared = BatchCache::default();
         for layer in &self.layers {
             hidden = layer.forward_texts(&hidden, lengths, &shared)?;
         }

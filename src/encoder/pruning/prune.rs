@@ -16,6 +16,7 @@ use crate::io::json;
 use crate::io::write_atomic;
 use crate::position::Position;
 use crate::pruning::PrunedHeads;
+use crate::weights::PositionWeights;
 
 impl BertModel {
     /// The number of heads of each layer.
@@ -117,7 +118,7 @@ fn replace(
         let prefix = layer.full_name("");
         let mut weights = checkpoint.layer_weights(&prefix, &attention)?;
         // Tables that all layers share stay whole.
-        (attention.position, weights.relative_bias) = (Position::None, None);
+        (attention.position, weights.position) = (Position::None, PositionWeights::default());
         let layout = detect(&layer)?;
         for name in weights.to_layout(&attention, layout)?.keys() {
             tensors.remove(&layer.full_name(name));

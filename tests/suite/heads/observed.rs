@@ -1,6 +1,6 @@
 //! What is told of attention weights beside a call.
 
-use candle_attention::position::{Alibi, Disentangled, RelativeBuckets, Rotary};
+use candle_attention::position::{Alibi, Disentangled, Rotary, T5RelativeBias};
 use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Observe, Position, Scoring};
 use candle_core::{DType, Tensor};
 
@@ -38,7 +38,7 @@ fn observed_is_what_the_weights_say() {
         AttentionConfig::new(24, 6).with_scoring(Scoring::Additive),
         grouped.clone().with_position(Position::Rotary(Rotary::default())).with_softcap(0.7),
         AttentionConfig::new(24, 6).with_position(Position::Alibi(Alibi::default())),
-        AttentionConfig::new(24, 6).with_position(Position::RelativeBuckets(RelativeBuckets::new(8, 20, true))),
+        AttentionConfig::new(24, 6).with_position(Position::T5RelativeBias(T5RelativeBias::new(8, 20, true))),
         AttentionConfig::new(24, 6).with_position(Position::Disentangled(Disentangled::new(6))),
     ];
     let (heads, queries) = ([4, 1], [5, 6, 0, 2]);

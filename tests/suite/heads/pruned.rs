@@ -1,6 +1,6 @@
 //! Layers without some of their heads.
 
-use candle_attention::position::{Alibi, Disentangled, RelativeBuckets, Rotary};
+use candle_attention::position::{Alibi, Disentangled, Rotary, T5RelativeBias};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, NormKind, NormOver,
     Position, QkNorm, Scoring,
@@ -23,7 +23,7 @@ fn pruned_equals_masked() {
         grouped.with_add_bias_kv(true).with_value_head_dim(3),
         plain.clone().with_scoring(Scoring::Additive),
         plain.clone().with_position(Position::Alibi(Alibi::default())),
-        plain.clone().with_position(Position::RelativeBuckets(RelativeBuckets::new(8, 20, true))),
+        plain.clone().with_position(Position::T5RelativeBias(T5RelativeBias::new(8, 20, true))),
         plain.clone().with_position(Position::Disentangled(Disentangled::new(6))),
         plain.with_position(Position::Disentangled(Disentangled::new(6).with_share_att_key(true))),
     ];

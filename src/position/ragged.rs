@@ -1,0 +1,102 @@
+//! Ragged batches: where each sequence starts, and what the layers of a model compute once for a batch.
+
+use std::any::Any;
+use std::cell::RefCell;
+
+use crate::error::Result;
+
+/// A ragged batch: sequence `i` has the tokens `offsets[i] .. offsets[i + 1]`, at positions 0, 1, ….
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RaggedBatch<'a> {
+    /// Where each sequence starts and where the last one ends, like FlashAttention's `cu_seqlens`.
+    pub offsets: &'a [usize],
+    /// Intermediate results for this batch.
+    pub cache: &'a BatchCache,
+}
+
+impl RaggedBatch<'_> {
+    /// Tokens of each sequence.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> + Clone {
+        lengths(self.offsets)
+    }
+
+    /// Tokens of the longest sequence.
+    pub(crate) fn longest(&self) -> usize {
+        self.lengths().max().unwrap_or(0)
+    }
+}
+
+/// Tokens of each sequence between `offsets`.
+pub(crate) fn lengths(offsets: &[usize]) -> impl Iterator<Item = usize> + Clone {
+    offsets.windows(2).map(|ends| ends[1] - ends[0])
+}
+
+/// Where each sequence starts and where the last one ends.
+///
+/// The sum saturates at `usize::MAX`, which equals no number of tokens. A sum that wrapped around could equal the right one.
+pub(crate) fn offsets(lengths: &[usize]) -> Vec<usize> {
+    let mut offsets = vec![0];
+    offsets.extend(lengths.iter().scan(0usize, |end, length| {
+        *end = end.saturating_add(*length);
+        Some(*end)
+    }));
+    offsets
+}
+
+/// Results that depend only on the batch and the scheme, such as cosines or bias tables: one layer computes them, the
+/// others reuse them. Entries are found by type and key, so that a scheme can keep whatever it needs.
+#[derive(Debug, Default)]
+pub(crate) struct BatchCache {
+    entries: RefCell<Vec<Box<dyn Any + Send>>>,
+}
+
+impl BatchCache {
+    /// The value whose key `matches`, or that of `compute`. At most `limit` entries of these types are kept.
+    pub(crate) fn get_or_compute<K: Send + 'static, V: Clone + Send + 'static>(
+        &self,
+        limit: usize,
+        matches: impl Fn(&K) -> bool,
+        compute: impl FnOnce() -> Result<(K, V)>,
+    ) -> Result<V> {
+        let cached = |entry: &Box<dyn Any + Send>| {
+            let (key, value) = (**entry).downcast_ref::<(K, V)>()?;
+            matches(key).then(|| value.clone())
+        };
+        if let Some(value) = self.entries.borrow().iter().find_map(cached) {
+            return Ok(value);
+        }
+        let (key, value) = compute()?;
+        let mut entries = self.entries.borrow_mut();
+        let alike = entries.iter().filter(|entry| (***entry).is::<(K, V)>()).count();
+        if alike >= limit
+            && let Some(oldest) = entries.iter().position(|entry| (**entry).is::<(K, V)>())
+        {
+            entries.remove(oldest);
+        }
+        entries.push(Box::new((key, value.clone())));
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_overflow_match_no_number_of_tokens() {
+        assert_eq!(offsets(&[3, 0, 2]), [0, 3, 3, 5]);
+        assert_eq!(offsets(&[usize::MAX, 2]), [0, usize::MAX, usize::MAX]);
+        assert_eq!(lengths(&[0, 3, 3, 5]).collect::<Vec<_>>(), [3, 0, 2]);
+    }
+
+    #[test]
+    fn cached_values_are_found_by_type_and_key() {
+        let cache = BatchCache::default();
+        let get = |key: usize, value: u8| cache.get_or_compute(2, |k: &usize| *k == key, || Ok((key, value))).unwrap();
+        assert_eq!((get(1, 10), get(1, 11), get(2, 20)), (10, 10, 20));
+        let other = cache.get_or_compute(2, |k: &usize| *k == 1, || Ok((1, "text"))).unwrap();
+        assert_eq!(other, "text", "another type of value");
+        assert_eq!(get(3, 30), 30);
+        assert_eq!(get(1, 12), 12, "the oldest of three entries was removed");
+    }
+}

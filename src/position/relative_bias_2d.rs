@@ -1,0 +1,113 @@
+//! Relative position bias in two dimensions: a learned bias per head and offset between image patches.
+
+use std::fmt;
+
+use candle_nn::Init;
+
+use super::bias_table::bias_from_table;
+use super::parameters::{LayerSizes, PositionParameter, Presence};
+use super::scheme::{BiasCall, PositionScheme};
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+
+const TABLE: &str = "relative_position_bias_table";
+
+/// Upper bound of rows and columns of patches.
+const MAX_SIDE: usize = 1 << 10;
+
+/// A learned bias for every offset between two image patches (BEiT, [Bao 2021](https://arxiv.org/abs/2106.08254); Swin,
+/// [Liu 2021](https://arxiv.org/abs/2103.14030)).
+///
+/// The table `relative_position_bias_table` `(table_rows, num_attention_heads)` is a weight of the layer
+/// ([`PositionWeights`](crate::weights::PositionWeights)). It has `(2 rows - 1)(2 columns - 1)` rows, ordered by the offset
+/// of the query from the key, vertical offset first. With a class token three rows follow: class token to patch, patch to
+/// class token, class token to itself.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct RelativeBias2d {
+    /// Rows and columns of patches; at most 1024 each.
+    pub grid: [usize; 2],
+    /// Whether a class token precedes the patches.
+    pub class_token: bool,
+}
+
+impl RelativeBias2d {
+    /// A bias for `grid` rows and columns of patches.
+    pub fn new(grid: [usize; 2], class_token: bool) -> Self {
+        Self { grid, class_token }
+    }
+
+    crate::macros::setters! {
+        /// Sets the rows and columns of patches.
+        with_grid, grid: [usize; 2] = grid;
+        /// Sets whether a class token precedes the patches.
+        with_class_token, class_token: bool = class_token;
+    }
+
+    /// The number of rows of the table.
+    pub fn table_rows(&self) -> usize {
+        // Saturating, because the grid may not have been validated yet.
+        let [down, right] = self.grid.map(|side| side.saturating_mul(2).saturating_sub(1));
+        down.saturating_mul(right).saturating_add(if self.class_token { 3 } else { 0 })
+    }
+
+    /// The row of the table for each query and key: `(s_q, s_kv)`.
+    fn row_indices(&self, s_q: usize, s_kv: usize) -> Result<Vec<u32>> {
+        let [height, width] = self.grid;
+        let prefix = usize::from(self.class_token);
+        let tokens = prefix + height * width;
+        if [s_q, s_kv] != [tokens; 2] {
+            let expected = format!("{tokens} and {tokens}: {prefix} and {height} x {width} patches");
+            return Err(Error::value("the numbers of queries and keys", format!("{s_q} and {s_kv}"), expected));
+        }
+        let last = self.table_rows() - 1;
+        let row = |i: usize, j: usize| match (i.checked_sub(prefix), j.checked_sub(prefix)) {
+            (Some(i), Some(j)) => {
+                let down = i / width + height - 1 - j / width;
+                let right = i % width + width - 1 - j % width;
+                down * (2 * width - 1) + right
+            }
+            (None, Some(_)) => last - 2,
+            (Some(_), None) => last - 1,
+            (None, None) => last,
+        };
+        Ok((0..tokens).flat_map(|i| (0..tokens).map(move |j| row(i, j) as u32)).collect())
+    }
+}
+
+impl fmt::Display for RelativeBias2d {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, columns] = self.grid;
+        let token = if self.class_token { " and a class token" } else { "" };
+        write!(f, "relative grid({rows} x {columns} patches{token})")
+    }
+}
+
+impl PositionScheme for RelativeBias2d {
+    fn validate(&self, _: &LayerSizes) -> Result<()> {
+        match self.grid.iter().find(|side| !(1..=MAX_SIDE).contains(*side)) {
+            Some(side) => Err(Error::config("the grid of patches", side, format!("1 to {MAX_SIDE} rows and columns"))),
+            None => Ok(()),
+        }
+    }
+
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
+        vec![PositionParameter {
+            name: TABLE,
+            shape: vec![self.table_rows(), sizes.num_attention_heads],
+            init: Init::Randn { mean: 0.0, stdev: 0.02 },
+            head_axis: Some(1),
+            presence: Presence::Shared,
+        }]
+    }
+
+    fn needs_full_sequence(&self) -> bool {
+        true
+    }
+
+    fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
+        let table = call.state.weights().require(TABLE)?;
+        let rows = self.row_indices(call.s_q, call.s_kv)?;
+        Ok(Some(AttentionMask::additive(&bias_from_table(table, rows, [1, call.s_q, call.s_kv])?)?))
+    }
+}

@@ -1,0 +1,212 @@
+//! Context extension for rotary positions: how frequencies change for sequences longer than those of training.
+
+use std::f64::consts::TAU;
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// How the frequencies of [`Rotary`](crate::position::Rotary) change for sequences longer than those of training. All
+/// lengths are in tokens.
+#[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
+pub enum RotaryScaling {
+    /// They do not change.
+    #[default]
+    None,
+    /// Positions divided by `factor` ([Chen 2023](https://arxiv.org/abs/2306.15595)).
+    Linear {
+        /// The new maximum length divided by the original one.
+        factor: f64,
+    },
+    /// NTK-aware scaling: a larger base for sequences longer than the original maximum, depending on their length.
+    Dynamic {
+        /// The new maximum length divided by the original one.
+        factor: f64,
+        /// The maximum length in training.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN ([Peng 2023](https://arxiv.org/abs/2309.00071)): low frequencies are divided as in `Linear`, high ones stay,
+    /// those between are interpolated.
+    Yarn {
+        /// The new maximum length divided by the original one.
+        factor: f64,
+        /// The maximum length in training.
+        original_max_position_embeddings: usize,
+        /// Rotations over the original length above which a frequency stays; 32 in the paper.
+        beta_fast: f64,
+        /// Rotations below which a frequency is divided; 1 in the paper.
+        beta_slow: f64,
+        /// Factor on queries and keys; `None` is `0.1 · ln(factor) + 1`.
+        attention_factor: Option<f64>,
+        /// Whether the interpolation begins and ends at whole frequency indices.
+        truncate: bool,
+    },
+    /// LongRoPE ([Ding 2024](https://arxiv.org/abs/2402.13753)): each frequency is divided by a factor of its own, with one
+    /// set of factors for short sequences and one for long ones.
+    LongRope {
+        /// Factors for sequences up to the original maximum, one per frequency.
+        short_factor: Vec<f64>,
+        /// Factors for longer sequences, one per frequency.
+        long_factor: Vec<f64>,
+        /// The maximum length in training.
+        original_max_position_embeddings: usize,
+        /// Factor on queries and keys.
+        attention_factor: f64,
+    },
+    /// Llama 3: long wavelengths are divided, short ones stay, those between are interpolated.
+    Llama3 {
+        /// The new maximum length divided by the original one.
+        factor: f64,
+        /// The maximum length in training.
+        original_max_position_embeddings: usize,
+        /// The original length divided by the longest interpolated wavelength.
+        low_freq_factor: f64,
+        /// The original length divided by the shortest interpolated wavelength.
+        high_freq_factor: f64,
+    },
+}
+
+impl fmt::Display for RotaryScaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Linear { factor } => write!(f, "linear {factor}"),
+            Self::Dynamic { factor, .. } => write!(f, "dynamic {factor}"),
+            Self::Yarn { factor, .. } => write!(f, "yarn {factor}"),
+            Self::LongRope { .. } => f.write_str("longrope"),
+            Self::Llama3 { factor, .. } => write!(f, "llama3 {factor}"),
+        }
+    }
+}
+
+impl RotaryScaling {
+    /// Whether the frequencies depend on the length of the sequence.
+    pub(crate) fn depends_on_length(&self) -> bool {
+        matches!(self, Self::Dynamic { .. } | Self::LongRope { .. })
+    }
+
+    /// Checks the fields for `dim` rotated elements per head and base `theta`.
+    pub(crate) fn validate(&self, theta: f64, dim: usize) -> Result<()> {
+        let (factor, original) = match self {
+            Self::None => return Ok(()),
+            Self::LongRope { short_factor, long_factor, original_max_position_embeddings, .. } => {
+                for (field, factors) in [("short_factor", short_factor), ("long_factor", long_factor)] {
+                    if factors.len() != dim / 2 || !factors.iter().all(|f| f.is_finite() && *f > 0.0) {
+                        let found = format!("{} numbers", factors.len());
+                        return Err(Error::config(field, found, format!("{} positive ones", dim / 2)));
+                    }
+                }
+                (1.0, *original_max_position_embeddings)
+            }
+            Self::Linear { factor } => (*factor, 1),
+            Self::Dynamic { factor, original_max_position_embeddings: original }
+            | Self::Yarn { factor, original_max_position_embeddings: original, .. }
+            | Self::Llama3 { factor, original_max_position_embeddings: original, .. } => (*factor, *original),
+        };
+        let attention = match self {
+            Self::Yarn { attention_factor, .. } => attention_factor.unwrap_or(1.0),
+            Self::LongRope { attention_factor, .. } => *attention_factor,
+            _ => 1.0,
+        };
+        if !((attention as f32).is_finite() && attention > 0.0) {
+            return Err(Error::config("rope_scaling attention_factor", attention, "a positive number"));
+        }
+        match self {
+            // The interpolation takes logarithms to the base theta.
+            Self::Yarn { .. } if theta <= 1.0 => {
+                return Err(Error::config("rope_theta", theta, "more than 1 for yarn"));
+            }
+            Self::Yarn { beta_fast: high, beta_slow: low, .. } if !is_range(*low, *high) => {
+                let allowed = format!("from 0 to {high}, beta_fast");
+                return Err(Error::config("rope_scaling beta_slow", low, allowed));
+            }
+            Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } if !is_range(*low, *high) => {
+                let allowed = format!("from 0 to {high}, high_freq_factor");
+                return Err(Error::config("rope_scaling low_freq_factor", low, allowed));
+            }
+            Self::Dynamic { .. } if dim < 4 => {
+                return Err(Error::config("rotary dim", dim, "at least 4 for dynamic scaling"));
+            }
+            _ => {}
+        }
+        if !(factor.is_finite() && factor > 0.0) {
+            return Err(Error::config("rope_scaling factor", factor, "a positive number"));
+        }
+        if original == 0 {
+            return Err(Error::config("original_max_position_embeddings", 0, "at least 1"));
+        }
+        // Factors next to 0 are positive, but the frequencies divided by them overflow.
+        for length in [original, original.saturating_add(1)] {
+            let (frequencies, _) = self.frequencies(theta, dim, length);
+            if let Some(fastest) = frequencies.iter().find(|f| !(**f as f32).is_finite()) {
+                return Err(Error::config("rope_scaling", fastest, "frequencies that fit into f32"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The frequency of each of `dim / 2` pairs, in radians per position, and the factor on rotated elements, for a
+    /// sequence of `length` tokens.
+    pub(crate) fn frequencies(&self, theta: f64, dim: usize, length: usize) -> (Vec<f64>, f64) {
+        let of_base = |base: f64| (0..dim / 2).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect::<Vec<_>>();
+        let unscaled = of_base(theta);
+        match *self {
+            Self::None => (unscaled, 1.0),
+            Self::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
+                let factors = if length > self.original() as usize { long_factor } else { short_factor };
+                (unscaled.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), attention_factor)
+            }
+            Self::Linear { factor } => (unscaled.into_iter().map(|f| f / factor).collect(), 1.0),
+            Self::Dynamic { factor, original_max_position_embeddings: original } => {
+                let length = length.max(original) as f64;
+                let grown = factor * length / original as f64 - (factor - 1.0);
+                (of_base(theta * grown.powf(dim as f64 / (dim as f64 - 2.0))), 1.0)
+            }
+            Self::Yarn { factor, beta_fast, beta_slow, attention_factor, truncate, .. } => {
+                let original = self.original();
+                // The fractional index of the frequency with so many rotations over the original length.
+                let index = |rotations: f64| dim as f64 * (original / (rotations * TAU)).ln() / (2.0 * theta.ln());
+                let (low, high) = (index(beta_fast), index(beta_slow));
+                let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, mut high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                let interpolated = |(i, f): (usize, f64)| {
+                    let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    f / factor * divided + f * (1.0 - divided)
+                };
+                let attention = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                (unscaled.into_iter().enumerate().map(interpolated).collect(), attention_factor.unwrap_or(attention))
+            }
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
+                let original = self.original();
+                let interpolated = |f: f64| {
+                    let rotations = original * f / TAU;
+                    let kept = (rotations - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    match rotations {
+                        rotations if rotations < low_freq_factor => f / factor,
+                        rotations if rotations > high_freq_factor => f,
+                        _ => (1.0 - kept) * f / factor + kept * f,
+                    }
+                };
+                (unscaled.into_iter().map(interpolated).collect(), 1.0)
+            }
+        }
+    }
+
+    fn original(&self) -> f64 {
+        match self {
+            Self::None | Self::Linear { .. } => 1.0,
+            Self::Dynamic { original_max_position_embeddings: original, .. }
+            | Self::Yarn { original_max_position_embeddings: original, .. }
+            | Self::LongRope { original_max_position_embeddings: original, .. }
+            | Self::Llama3 { original_max_position_embeddings: original, .. } => *original as f64,
+        }
+    }
+}
+
+/// Whether two positive numbers are the ends of a range.
+fn is_range(low: f64, high: f64) -> bool {
+    low > 0.0 && low < high && high.is_finite()
+}

@@ -1,0 +1,138 @@
+//! `PositionScheme`: how a position scheme takes part in attention.
+
+use std::fmt;
+
+use candle_core::{Device, Tensor};
+
+use super::parameters::{LayerSizes, PositionParameter, PositionState};
+use super::ragged::{BatchCache, RaggedBatch};
+use crate::error::Result;
+use crate::mask::AttentionMask;
+use crate::ops::Qkv;
+
+/// Positions of the tokens of one call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TokenPositions<'a> {
+    /// The position of the first key: one for the whole batch, or one per sequence.
+    pub starts: &'a [usize],
+    /// Rows and columns, if the tokens are patches of an image and the call gives them.
+    pub grid: Option<[usize; 2]>,
+    /// The batch, if it is ragged.
+    pub ragged: Option<RaggedBatch<'a>>,
+}
+
+impl Default for TokenPositions<'_> {
+    fn default() -> Self {
+        Self { starts: &[0], grid: None, ragged: None }
+    }
+}
+
+/// A call of `s_q` queries over `s_kv` keys, as far as a bias needs it that depends on positions alone.
+pub(crate) struct BiasCall<'a> {
+    pub heads: usize,
+    /// The factor on the scores.
+    pub scale: f64,
+    pub s_q: usize,
+    pub s_kv: usize,
+    /// The key at which query 0 of each sequence stands; `None` if the last query stands at the last key.
+    pub starts: Option<&'a [usize]>,
+    pub device: &'a Device,
+    pub state: &'a PositionState,
+    /// For ragged batches, of which `s_q` and `s_kv` are the longest sequence.
+    pub cache: Option<&'a BatchCache>,
+}
+
+/// A call with its queries `(b, s_q, h, d)` and keys `(b, s_kv, h, d)`, for biases that depend on their content.
+pub(crate) struct ScoreCall<'a> {
+    pub q: &'a Tensor,
+    pub k: &'a Tensor,
+    /// The projections of the layer.
+    pub qkv: &'a Qkv,
+    /// The factor on the scores.
+    pub scale: f64,
+    pub state: &'a PositionState,
+}
+
+/// The fastest way to run a ragged batch that gives right results. Each includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RaggedSupport {
+    /// The batch is padded first: right for every scheme.
+    Padded,
+    /// Tensor operations: [`rotate`](PositionScheme::rotate) and [`bias`](PositionScheme::bias) handle
+    /// [`TokenPositions::ragged`] and [`BiasCall::cache`].
+    Tensors,
+    /// Buffers of the CPU kernel, too: a scheme that rotates implements
+    /// [`rotate_in_place`](PositionScheme::rotate_in_place), and a bias is a distance penalty or `(1, h, s, s)`.
+    CpuBuffers,
+}
+
+/// A position scheme: all that attention, pruning and checkpoints need of it.
+///
+/// Each default is right for a scheme that does not concern itself with it. A scheme needs at least
+/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias) or [`score_bias`](Self::score_bias).
+pub(crate) trait PositionScheme: fmt::Display {
+    /// Checks the fields of the scheme for a layer of these sizes.
+    fn validate(&self, _sizes: &LayerSizes) -> Result<()> {
+        Ok(())
+    }
+
+    /// The tensors that the scheme learns.
+    fn parameters(&self, _sizes: &LayerSizes) -> Vec<PositionParameter> {
+        Vec::new()
+    }
+
+    /// Adapts the scheme to a layer that keeps only the heads `kept` of `heads`.
+    fn prune(&mut self, _kept: &[usize], _heads: usize) {}
+
+    /// The factor on dot products, if it is not `head_dim^-0.5`.
+    fn default_scale(&self, _head_dim: usize) -> Option<f64> {
+        None
+    }
+
+    /// Whether queries and keys have to be all tokens of a sequence, which excludes a cache.
+    fn needs_full_sequence(&self) -> bool {
+        false
+    }
+
+    /// Whether a call may give the rows and columns of patches.
+    fn uses_grid(&self) -> bool {
+        false
+    }
+
+    /// Whether checkpoints may hold the frequencies as a tensor `rotary_emb.inv_freq`, which is computed here.
+    fn has_frequency_buffer(&self) -> bool {
+        false
+    }
+
+    /// How ragged batches run.
+    fn ragged_support(&self) -> RaggedSupport {
+        RaggedSupport::Padded
+    }
+
+    /// Whether [`rotate`](Self::rotate) changes queries and keys.
+    fn rotates(&self) -> bool {
+        false
+    }
+
+    /// Queries `(b, s_q, h, d)` and keys `(b, s_kv, h_kv, d)` with their positions applied. The last query stands at the
+    /// last key. Differentiable.
+    fn rotate(&self, q: Tensor, k: Tensor, _tokens: &TokenPositions) -> Result<[Tensor; 2]> {
+        Ok([q, k])
+    }
+
+    /// [`rotate`](Self::rotate) for a buffer of tokens of a ragged batch, each beginning with `heads` heads of `head_dim`
+    /// elements: queries, then keys.
+    fn rotate_in_place(&self, _xs: &mut [f32], _heads: usize, _head_dim: usize, _batch: RaggedBatch) -> Result<()> {
+        Ok(())
+    }
+
+    /// A mask term that is added to the scores and depends on positions alone.
+    fn bias(&self, _call: &BiasCall) -> Result<Option<AttentionMask>> {
+        Ok(None)
+    }
+
+    /// A bias `(b, h, s_q, s_kv)` of the scores that depends on queries and keys, too. Differentiable.
+    fn score_bias(&self, _call: &ScoreCall) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+}
