@@ -1,5 +1,6 @@
-//! The kernels by themselves: `cargo bench --bench kernels`; `RAYON_NUM_THREADS` sets the threads and
-//! `CANDLE_ATTENTION_ISA` the instruction set.
+//! Benchmarks of the kernels, without a model around them: `cargo bench --bench kernels`.
+//!
+//! `RAYON_NUM_THREADS` sets the number of threads, `CANDLE_ATTENTION_ISA` the instruction set.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -14,7 +15,7 @@ fn normal(dims: &[usize], dtype: DType) -> Tensor {
     Tensor::randn(0f32, 1., dims, &Device::Cpu).and_then(|t| t.to_dtype(dtype)).expect("a random tensor")
 }
 
-/// Attention alone, 12 heads of 64: throughput in query-key pairs.
+/// Attention without projections, with 12 heads of 64 values. Throughput in query-key pairs per second.
 fn attention(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("attention");
     for dtype in [DType::F32, DType::BF16] {
@@ -38,7 +39,7 @@ fn attention(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A whole layer of fixed weights, mostly its products: throughput in tokens.
+/// A layer with packed weights, where most of the time goes to the projections. Throughput in tokens per second.
 fn layer(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("layer");
     for dtype in [DType::F32, DType::BF16] {

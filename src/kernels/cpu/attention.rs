@@ -2,11 +2,11 @@
 //!
 //! The keys are taken in blocks, and the softmax is updated from block to block
 //! ([Milakov 2018](https://arxiv.org/abs/1805.02867), [Dao 2022](https://arxiv.org/abs/2205.14135)). Memory is linear in
-//! the number of keys, and a tile of scores never leaves the L1 cache.
+//! the number of keys, and a tile of scores stays in the L1 cache.
 //!
 //! The result of a query does not depend on the other queries, sequences or heads of the call, nor on how the work is
-//! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the result of
-//! a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
+//! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
+//! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
 use std::cell::RefCell;
 
@@ -64,8 +64,8 @@ pub(crate) fn attend<T: Element>(isa: Isa, problem: &AttentionProblem<T>, to: &m
     unsafe { to.set_len(size) };
 }
 
-/// Size in f32 values of the memory that one thread needs beside inputs and outputs: the packed keys and values, and the
-/// packed queries, sums and scores of a query block.
+/// Size in f32 values of the memory that one thread needs beside inputs and outputs: the packed keys and values, and
+/// the packed queries, sums and scores of a query block.
 pub(crate) fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
     let d_v = d_v.next_multiple_of(16);
     keys.next_multiple_of(KEY_BLOCK) * (d + d_v) + QUERY_BLOCK * (d + d_v + 2) + 8 * KEY_BLOCK + d

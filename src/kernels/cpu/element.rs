@@ -52,8 +52,8 @@ impl Element for f32 {
     }
 }
 
-/// Converted by `half`, which uses the processor's instructions. On Arm it asks for an extension that the conversion does
-/// not need, so NEON is used directly.
+/// Converted by `half`, which uses the processor's instructions. On Arm it asks for an extension that the conversion
+/// does not need, so NEON is used directly.
 impl Element for f16 {
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {

@@ -1,7 +1,7 @@
 //! Products of activations with packed weights.
 //!
-//! An element of the result is a sum over the input features in order, whatever the other rows are. So the result of a row
-//! is bitwise the same alone and in any batch, on any number of threads.
+//! An element of the result is a sum over the input features in order, whatever the other rows are. So the result of a
+//! row is bitwise the same alone and in any batch, on any number of threads.
 
 use rayon::prelude::*;
 

@@ -66,8 +66,8 @@ impl<A: Element, O: Element> Bf16Kernel for GemmBf16<'_, A, O> {
                     c_stride: width,
                     accumulate: false,
                 };
-                // SAFETY: `rounded` has `MAX_ROWS` rows of `pairs` from `first`, `terms` has `pairs` rows of `width`, and
-                // `sums` has room for the largest tile. This is a kernel under `run_bf16`.
+                // SAFETY: `rounded` has `MAX_ROWS` rows of `pairs` from `first`, `terms` has `pairs` rows of `width`,
+                // and `sums` has room for the largest tile. This is a kernel under `run_bf16`.
                 unsafe {
                     dot.multiply_tile(tile, rounded[first * pairs..].as_ptr(), terms.as_ptr(), sums.as_mut_ptr())
                 };

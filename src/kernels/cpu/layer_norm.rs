@@ -11,8 +11,8 @@ const ROW_CHUNK: usize = 64;
 
 /// Layer normalization of `xs`, or of `xs + residual`, in place ([Ba 2016](https://arxiv.org/abs/1607.06450)).
 ///
-/// `xs` and `residual` are rows of `weight.len()` values. The variance is that of the centered values, which is exact even
-/// where the mean is large.
+/// `xs` and `residual` are rows of `weight.len()` values. Values are centered before their squares are summed, so that
+/// a large mean costs no precision.
 pub(crate) fn residual_layer_norm(
     isa: Isa,
     xs: &mut [f32],

@@ -1,21 +1,23 @@
 //! CPU kernels over slices and strides: fused attention, products with packed weights, layer normalization.
 //!
 //! **Each algorithm is written once**, generic over [`Simd`](isa::simd::Simd), and an instruction set only instantiates
-//! it. Kernels written per instruction set would be several copies of the same loops, and the tests of one copy would say
-//! nothing about the next. Leaving the vectors to the compiler was rejected, too: it vectorizes a sum only by changing the
-//! order of its terms, which is not allowed to floating-point code, and it does not keep a tile of sums in registers.
+//! it. Kernels written per instruction set would be several copies of the same loops, and the tests of one copy would
+//! say nothing about the next. Leaving the vectors to the compiler was rejected, too: it may not change the
+//! order of the terms of a floating-point sum, so it does not vectorize one, and it does not keep a tile of sums in
+//! registers.
 //!
 //! **An instruction set is a value**, a capability token that only run-time detection returns
-//! ([`InstructionSet`](isa::kernel::InstructionSet)). A binary runs on any processor, so the instructions may be missing,
-//! and to execute a missing one is undefined behavior. With tokens, the check is made once, the value proves it wherever it
-//! goes, and operations on registers are safe methods. Function pointers, or a check in each operation, would forbid
-//! inlining, and with it registers that live longer than one operation. [memchr](https://docs.rs/memchr) has the same
-//! design.
+//! ([`InstructionSet`](isa::kernel::InstructionSet)). A binary runs on any processor, so the instructions may be
+//! missing, and to execute a missing one is undefined behavior. With tokens, the check is made once, the value proves
+//! it wherever it goes, and operations on registers are safe methods. Function pointers, or a check in each operation,
+//! would forbid inlining, and with it registers that live longer than one operation. [memchr](https://docs.rs/memchr)
+//! has the same design.
 //!
 //! **Attention takes the keys in blocks with an online softmax** ([Milakov 2018](https://arxiv.org/abs/1805.02867),
-//! [Rabe 2021](https://arxiv.org/abs/2112.05682), [Dao 2022](https://arxiv.org/abs/2205.14135)). A score matrix would be
-//! written to memory and read back three times, and it grows with the square of the sequence length. A tile of scores by
-//! one key block stays in the L1 cache. Blocks start at key 0 and have one size, so results do not depend on the batch.
+//! [Rabe 2021](https://arxiv.org/abs/2112.05682), [Dao 2022](https://arxiv.org/abs/2205.14135)). A score matrix would
+//! be written to memory and read back three times, and it grows with the square of the sequence length. A tile of
+//! scores by one key block stays in the L1 cache. Blocks start at key 0 and have one size, so results do not depend on
+//! the batch.
 //!
 //! From the bottom up: [`isa`], [`math`], element types and the [`microkernel`]; then the attention problem, its masks,
 //! score tiles and online softmax; and packing and products beside them. Nothing here takes a `Tensor`, an

@@ -7,7 +7,8 @@ use super::math::exp::exp;
 use super::problem::AttentionProblem;
 use super::score_tile::KEY_BLOCK;
 
-/// Position of a tile of scores: `rows` queries from `query`, of head `h` in sequence `b`, by `count` keys from `start`.
+/// Position of a tile of scores: `rows` queries from `query`, of head `h` in sequence `b`, by `count` keys from
+/// `start`.
 #[derive(Clone, Copy)]
 pub(super) struct TilePos {
     pub b: usize,
@@ -86,8 +87,8 @@ pub(super) fn online_softmax_update<S: Simd, T>(
     }
 }
 
-/// Multiplies scores with `factor`, then applies the softcap `cap · tanh(score / cap)`. The length of `row` is a multiple
-/// of `LANES`.
+/// Multiplies scores with `factor`, then applies the softcap `cap · tanh(score / cap)`. The length of `row` is a
+/// multiple of `LANES`.
 #[inline(always)]
 fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>, row: &mut [f32]) {
     if factor == 1.0 && softcap.is_none() {
@@ -103,8 +104,8 @@ fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>, row: &mut
     }
 }
 
-/// Applies the mask to the scores of query `i`, and sets those with hidden keys to -inf. `row` holds the scores with the
-/// keys of the tile.
+/// Applies the mask to the scores of query `i`, and sets those with hidden keys to -inf. `row` holds the scores with
+/// the keys of the tile.
 #[inline(always)]
 fn apply_mask(mask: &Mask, pos: TilePos, i: usize, row: &mut [f32]) {
     let TilePos { b, h, s_q, s_kv, start, .. } = pos;

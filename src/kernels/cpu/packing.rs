@@ -5,9 +5,9 @@ use super::isa::bf16_dot::{Bf16x2, bf16x2};
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
 ///
-/// The packing is panels of as many output features as a register tile has columns. A panel holds the first input feature
-/// of each of its output features, then the second, and so on: the order in which the microkernel reads them. bf16
-/// weights are packed in pairs of input features.
+/// The packing is panels of as many output features as a register tile has columns. A panel holds the first input
+/// feature of each of its output features, then the second, and so on: the order in which the microkernel reads them.
+/// bf16 weights are packed in pairs of input features.
 #[derive(Debug, Clone)]
 pub(crate) struct PackedWeights {
     pub(super) isa: Isa,
@@ -44,8 +44,8 @@ impl PackedWeights {
         Self { isa, in_features, out_features, panel_width, panels: Panels::F32(panels), bias }
     }
 
-    /// Packs weights that are bf16 values. Where there are instructions for bf16 products, inputs will be rounded to bf16
-    /// and sums are f32. Elsewhere all is f32, as with [`new`](Self::new).
+    /// Packs weights that are bf16 values. Where there are instructions for bf16 products, inputs will be rounded to
+    /// bf16 and sums are f32. Elsewhere everything is f32, as with [`new`](Self::new).
     pub(crate) fn new_bf16(
         isa: Isa,
         weight: &[f32],
@@ -85,7 +85,8 @@ fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) ->
     padded
 }
 
-/// Packs bf16 weights, given in f32, as pairs. The pairs of an output feature are zero-padded to a multiple of `pair_step`.
+/// Packs bf16 weights, given in f32, as pairs. The pairs of an output feature are zero-padded to a multiple of
+/// `pair_step`.
 fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: usize) -> Vec<Bf16x2> {
     let out_features = weight.len() / in_features.max(1);
     let pairs = in_features.div_ceil(2).next_multiple_of(pair_step);

@@ -4,8 +4,8 @@ use super::mask::Mask;
 
 /// One call of the attention kernel.
 ///
-/// Shapes: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)` with `keys = s_kv + appended`. In a
-/// ragged batch `b` is 1, and the tokens of all sequences follow each other.
+/// Shapes: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)` with `keys = s_kv + appended`. In
+/// a ragged batch `b` is 1, and the tokens of all sequences follow each other.
 #[derive(Debug)]
 pub(crate) struct AttentionProblem<'a, T> {
     pub q: HeadsView<'a, T>,

@@ -77,9 +77,11 @@ pub(super) trait ScoreTile: Copy {
     /// Packs queries times `factor`; the last tile is zero-padded. `buffer` has room for two tokens.
     fn pack_queries<T: Element>(self, queries: Tokens<T>, factor: f32, buffer: &mut [f32], to: &mut [f32]);
 
-    /// Writes the products of the tile's queries with `count` keys of a block: `(ROWS, KEY_BLOCK)`, the start of `scores`.
+    /// Writes the products of the tile's queries with `count` keys of a block: `(ROWS, KEY_BLOCK)`, the start of
+    /// `scores`.
     fn scores(self, rows: usize, queries: &[f32], d: usize, keys: &[f32], count: usize, scores: &mut [f32]);
-    /// Adds the products of the first `count` attention weights of each row with `values` to `output` `(ROWS, width_v)`.
+    /// Adds the products of the first `count` attention weights of each row with `values` to `output` `(ROWS,
+    /// width_v)`.
     fn accumulate_values(
         self,
         rows: usize,

@@ -6,8 +6,8 @@ use std::mem::MaybeUninit;
 #[derive(Clone, Copy)]
 pub(super) struct SharedOut<T>(pub *mut T);
 
-// SAFETY: the pointer is used by `part` and by kernels only, whose callers promise that no two threads write one element
-// and that the memory outlives the threads' work.
+// SAFETY: the pointer is used by `part` and by kernels only, whose callers promise that no two threads write one
+// element and that the memory outlives the threads' work.
 unsafe impl<T: Send> Send for SharedOut<T> {}
 // SAFETY: for the same reason.
 unsafe impl<T: Send> Sync for SharedOut<T> {}

@@ -101,8 +101,8 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
                 accumulate: false,
             };
             let keys = as_bf16x2(&keys[start * pairs..]).as_ptr();
-            // SAFETY: the assertions check the lengths of `ROWS` queries, a panel of keys, and `ROWS` rows of `KEY_BLOCK`
-            // scores, in which a panel from `start` fits. Only `run_bf16` makes a value of this type.
+            // SAFETY: the assertions check the lengths of `ROWS` queries, a panel of keys, and `ROWS` rows of
+            // `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_bf16` makes a value of this type.
             unsafe { self.1.multiply_tile(tile, as_bf16x2(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
         }
     }

@@ -73,8 +73,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         );
         for start in (0..count).step_by(panel) {
             let a = StridedRows { at: queries.as_ptr(), stride: d };
-            // SAFETY: the assertion checks the lengths. `start` is a multiple of `panel` below `count`, and `count` is at
-            // most `KEY_BLOCK`, which is a multiple of `panel`.
+            // SAFETY: the assertion checks the lengths. `start` is a multiple of `panel` below `count`, and `count` is
+            // at most `KEY_BLOCK`, which is a multiple of `panel`.
             unsafe {
                 let sums = microkernel::<S, MR, NR>(s, d, a, keys.as_ptr().add(start * d), panel);
                 for (r, sums) in sums.into_iter().enumerate() {
@@ -115,8 +115,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     }
 }
 
-/// How many of the `left` vectors to compute together: at most the three of a register tile. Four are two pairs, because
-/// a single vector would use the registers badly.
+/// How many of the `left` vectors to compute together: at most the three of a register tile. Four are two pairs,
+/// because a single vector would use the registers badly.
 #[inline(always)]
 pub(super) fn vectors_per_step(left: usize) -> usize {
     match left {

@@ -126,7 +126,7 @@ macro_rules! tiles {
 /// sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
 ///
 /// # Safety
-/// As for [`Bf16Dot::multiply_tile`].
+/// The conditions of [`Bf16Dot::multiply_tile`].
 #[inline(always)]
 unsafe fn microkernel<const TALL: bool, const WIDE: bool>(
     tile: Bf16Tile,

@@ -43,7 +43,7 @@ impl Avx512Bf16 {
     /// Computes a tile of `ROWS` rows by `VECTORS` vectors in registers.
     ///
     /// # Safety
-    /// As for [`Bf16Dot::multiply_tile`], but for `ROWS` rows and `VECTORS` vectors.
+    /// The conditions of [`Bf16Dot::multiply_tile`], with `ROWS` rows and `VECTORS` vectors.
     #[inline(always)]
     unsafe fn microkernel<const ROWS: usize, const VECTORS: usize>(
         self,
@@ -86,7 +86,7 @@ impl Avx512Bf16 {
     /// Computes the rows of a tile of `VECTORS` vectors: as many eights as there are, a four, ones.
     ///
     /// # Safety
-    /// As for [`Bf16Dot::multiply_tile`], but for `VECTORS` vectors.
+    /// The conditions of [`Bf16Dot::multiply_tile`], with `VECTORS` vectors.
     #[inline(always)]
     unsafe fn rows<const VECTORS: usize>(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
         let mut row = 0;

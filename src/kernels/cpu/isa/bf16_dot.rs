@@ -25,8 +25,8 @@ pub(crate) struct Bf16Tile {
 /// Instructions that multiply bf16 pairs. A value is a capability token: see
 /// [`InstructionSet`](super::kernel::InstructionSet).
 ///
-/// An element of a product is a sum over the pairs in order, whichever other elements are computed with it. Products are
-/// exact and sums are f32. Subnormal values count as 0.
+/// An element of a product is a sum over the pairs in order, whichever other elements are computed with it. Products
+/// are exact and sums are f32. Subnormal values count as 0.
 ///
 /// # Safety
 /// `multiply_tile` accesses the memory that its own safety section names, and nothing else.

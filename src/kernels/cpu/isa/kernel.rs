@@ -20,7 +20,8 @@ pub(crate) trait Bf16Kernel {
 /// An instruction set: its name, its detection, and how kernels run on it.
 ///
 /// A value is a capability token. Its only constructor is [`detect`](Self::detect), so a value proves that this
-/// processor has the instructions. This is the reason why the safe methods of [`Simd`] and [`Bf16Dot`] may execute them.
+/// processor has the instructions. This is the reason why the safe methods of [`Simd`] and [`Bf16Dot`] may execute
+/// them.
 pub(crate) trait InstructionSet: Copy {
     /// The name that the environment variable `CANDLE_ATTENTION_ISA` takes.
     const NAME: &'static str;

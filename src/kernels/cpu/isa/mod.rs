@@ -1,9 +1,10 @@
 //! Instruction sets: which ones this processor has, and how a kernel runs on one of them.
 //!
 //! An instruction set is one file in this folder and one line in the table below. Its file has a type that implements
-//! [`InstructionSet`](kernel::InstructionSet) and [`Simd`](simd::Simd), with the size of its register tile and the reason
-//! for it; if it multiplies bf16 pairs, also [`Bf16Dot`](bf16_dot::Bf16Dot). Nothing else has to change: detection, the
-//! environment variable, dispatch and the tests that compare all instruction sets with the references read the table.
+//! [`InstructionSet`](kernel::InstructionSet) and [`Simd`](simd::Simd), with the size of its register tile and the
+//! reason for it; if it multiplies bf16 pairs, also [`Bf16Dot`](bf16_dot::Bf16Dot). Nothing else has to change:
+//! detection, the environment variable, dispatch and the tests that compare all instruction sets with the references
+//! read the table.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

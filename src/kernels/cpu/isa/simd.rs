@@ -69,7 +69,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     }
 }
 
-/// Methods of [`Simd`] that are one expression over registers: `(arguments' type) -> result: name(arguments) = expression;`
+/// Writes the methods of [`Simd`] that are one expression over registers:
+/// `(type of the arguments) -> type of the result: name(arguments) = expression;`
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_macros))]
 macro_rules! register_ops {
     ($(($argument:ty) -> $result:ty: $($name:ident($($x:ident),+) = $body:expr;)+)+) => {$($(

@@ -75,7 +75,7 @@ fn every_kind_of_mask_matches_the_reference() {
             MaskStructure { starts: starts.clone(), left: Some(4), right: Some(1), ..base() }.into(),
         ]);
         for symmetric in [false, true] {
-            let distances = vec![Distances { slopes: vec![0.5, 0.01, 0.0], symmetric }];
+            let distances = vec![Distances { slopes: vec![1.0 / 64.0, 0.01, 0.0], symmetric }];
             masks.extend([
                 MaskStructure { distances: distances.clone(), ..base() }.into(),
                 MaskStructure { distances, starts: starts.clone(), right: Some(0), ..base() }.into(),
