@@ -87,8 +87,8 @@ fn attend(arguments: &Arguments) -> Result<()> {
     println!(
         "layout {layout}, {} heads of {}, {} key-value heads{position}, mask {mask}: output {shape:?}",
         config.num_attention_heads,
-        config.head_dim(),
-        config.num_key_value_heads(),
+        config.resolved_head_dim(),
+        config.resolved_num_key_value_heads(),
     );
     Ok(())
 }

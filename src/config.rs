@@ -1,60 +1,72 @@
+//! `AttentionConfig`: the validated configuration of an attention layer.
+
 use crate::error::{Error, Result};
 use crate::macros::setters;
 use crate::position::{LayerSizes, Position};
 
-/// How a query is compared with a key.
+/// The scoring function between a query and a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Scoring {
     /// `q · k · scale`, with `scale = head_dim^-0.5` unless set ([Vaswani 2017](https://arxiv.org/abs/1706.03762)).
     #[default]
     ScaledDotProduct,
-    /// `w · tanh(q + k) · scale`, with one vector `w` of `head_dim` numbers a head and `scale = 1` unless set
+    /// `w · tanh(q + k) · scale`, with a learned vector `w` of `head_dim` elements per head and `scale = 1` unless set
     /// ([Bahdanau 2015](https://arxiv.org/abs/1409.0473)).
     Additive,
 }
 
-/// How a norm of queries or keys is computed.
+/// The formula of a norm of queries or keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NormKind {
-    /// `x / sqrt(mean(x²) + eps) · weight` ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
+    /// RMS norm: `x / sqrt(mean(x²) + eps) · weight` ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
     Rms,
-    /// As `Rms`, times `1 + weight` (Gemma).
+    /// RMS norm with the factor `1 + weight` (Gemma).
     RmsOffset,
-    /// `(x - mean) / sqrt(var + eps) · weight + bias` ([Ba 2016](https://arxiv.org/abs/1607.06450)).
+    /// Layer norm: `(x - mean) / sqrt(var + eps) · weight + bias` ([Ba 2016](https://arxiv.org/abs/1607.06450)).
     Layer,
 }
 
-/// Which numbers a norm of queries or keys takes together.
+/// The elements over which a norm of queries or keys takes its mean and variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NormOver {
-    /// Those of one head.
+    /// The `head_dim` elements of one head.
     Head,
-    /// Those of all heads of a token (OLMo 2).
+    /// All heads of a token together (OLMo 2).
     AllHeads,
 }
 
-/// A norm of queries and one of keys, between projection and positions.
+/// Norms of queries and keys, applied between projection and positions.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct QkNorm {
-    /// The formula.
+    /// The formula: RMS norm, RMS norm with offset, or layer norm.
     pub kind: NormKind,
-    /// Over what.
+    /// Whether each head is normalized by itself, or all heads of a token together.
     pub over: NormOver,
-    /// Added to the mean square or variance.
+    /// Added to the mean square or the variance before the square root; finite, at least 0.
     pub eps: f64,
 }
 
-/// Which projections of a fresh layer have a bias. A loaded layer has those that its checkpoint holds.
+impl QkNorm {
+    /// A norm of queries and one of keys with the same formula.
+    pub fn new(kind: NormKind, over: NormOver, eps: f64) -> Self {
+        Self { kind, over, eps }
+    }
+}
+
+/// Which projections of a new layer have a bias. A loaded layer has the biases that its checkpoint contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProjectionBias {
-    /// Bias of the query projection.
+    /// Whether the query projection has a bias.
     pub q: bool,
-    /// Bias of the key projection.
+    /// Whether the key projection has a bias.
     pub k: bool,
-    /// Bias of the value projection.
+    /// Whether the value projection has a bias.
     pub v: bool,
-    /// Bias of the output projection.
+    /// Whether the output projection has a bias.
     pub o: bool,
 }
 
@@ -65,65 +77,67 @@ impl ProjectionBias {
     pub const NONE: Self = Self { q: false, k: false, v: false, o: false };
 }
 
-/// The numbers of an attention layer, named as Hugging Face configurations name them.
+/// The configuration of an attention layer, with the names of Hugging Face's `config.json`.
 ///
-/// Only `hidden_size` and `num_attention_heads` are needed; `None` means the default said beside each field.
-/// [`validate`](Self::validate) runs wherever a layer is made.
+/// Only `hidden_size` and `num_attention_heads` are required. `None` selects the default that each field documents, and the
+/// `resolved_…` methods return the value after defaults. Every constructor of a layer calls [`validate`](Self::validate).
 ///
 /// ```
 /// use candle_attention::AttentionConfig;
 /// let config = AttentionConfig::new(384, 12).with_num_key_value_heads(4).with_dropout(0.1);
-/// assert_eq!((config.head_dim(), config.num_key_value_heads()), (32, 4));
+/// assert_eq!((config.resolved_head_dim(), config.resolved_num_key_value_heads()), (32, 4));
 /// let error = AttentionConfig::new(384, 7).validate().unwrap_err();
 /// assert!(error.to_string().contains("num_attention_heads = 7"));
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct AttentionConfig {
-    /// Width of the model: the default for all four sizes below.
+    /// Size of the model's hidden states: the default of `query_size`, `key_size`, `value_size` and `output_size`.
     pub hidden_size: usize,
-    /// Number of query heads; 0 where all have been pruned, which needs `head_dim`.
+    /// Number of query heads; 0 if all have been pruned, in which case `head_dim` has to be set.
     pub num_attention_heads: usize,
-    /// Number of key and value heads, a divisor of `num_attention_heads`; default `num_attention_heads`.
+    /// Number of key-value heads, a divisor of `num_attention_heads`; default `num_attention_heads`.
     pub num_key_value_heads: Option<usize>,
-    /// Numbers a head for queries and keys; default `hidden_size / num_attention_heads`.
+    /// Size of each query and key head; default `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// Numbers a head for values; default `head_dim`.
+    /// Size of each value head; default `head_dim`.
     pub value_head_dim: Option<usize>,
-    /// Width of the query input; default `hidden_size`.
+    /// Size of the query input; default `hidden_size`.
     pub query_size: Option<usize>,
-    /// Width of the key input (`kdim` in PyTorch); default `hidden_size`.
+    /// Size of the key input (`kdim` in PyTorch); default `hidden_size`.
     pub key_size: Option<usize>,
-    /// Width of the value input (`vdim` in PyTorch); default `hidden_size`.
+    /// Size of the value input (`vdim` in PyTorch); default `hidden_size`.
     pub value_size: Option<usize>,
-    /// Width of the output; default `hidden_size`.
+    /// Size of the output; default `hidden_size`.
     pub output_size: Option<usize>,
-    /// Which projections of a fresh layer have a bias; default all.
+    /// Which projections of a new layer have a bias; default all.
     pub bias: ProjectionBias,
-    /// Factor on the scores; default as said at [`Scoring`] and [`Disentangled`](crate::position::Disentangled).
+    /// Factor on the scores; default `head_dim^-0.5` for dot products, except with
+    /// [`Disentangled`](crate::position::Disentangled) positions, and 1 for additive scoring.
     pub scale: Option<f64>,
-    /// How a query is compared with a key; default scaled dot product.
+    /// The scoring function; default scaled dot product.
     pub scoring: Scoring,
-    /// How the layer knows positions; default not at all.
+    /// The position scheme; default none.
     pub position: Position,
     /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2); default no.
     pub softcap: Option<f64>,
-    /// Queries, keys and values are limited to `-clip_qkv ..= clip_qkv` (MPT, OLMo); default no.
+    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` (MPT, OLMo); default no.
     pub clip_qkv: Option<f64>,
     /// Norms of queries and keys; default none.
     pub qk_norm: Option<QkNorm>,
-    /// Share of attention weights dropped when training, in `[0, 1)`; default 0.
+    /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
-    /// A fresh layer learns one more key and value, seen by every query (`add_bias_kv` in PyTorch); default false.
+    /// Whether a new layer learns an extra key and value that every query attends to (`add_bias_kv` in PyTorch); default
+    /// false.
     pub add_bias_kv: bool,
-    /// One more key and value of zeros, seen by every query (`add_zero_attn` in PyTorch); default false.
+    /// Whether every query attends to an extra key and value of zeros (`add_zero_attn` in PyTorch); default false.
     pub add_zero_attn: bool,
 }
 
 macro_rules! getters {
-    ($($(#[$doc:meta])* $field:ident, $default:expr;)*) => {$(
+    ($($(#[$doc:meta])* $getter:ident, $field:ident, $default:expr;)*) => {$(
         $(#[$doc])*
-        pub fn $field(&self) -> usize {
+        pub fn $getter(&self) -> usize {
             let default: fn(&Self) -> usize = $default;
             self.$field.unwrap_or_else(|| default(self))
         }
@@ -131,7 +145,7 @@ macro_rules! getters {
 }
 
 impl AttentionConfig {
-    /// A layer of width `hidden_size` with `num_attention_heads` heads, everything else at its default.
+    /// A configuration with `num_attention_heads` heads and hidden size `hidden_size`, everything else at its default.
     pub fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
         Self {
             hidden_size,
@@ -157,65 +171,65 @@ impl AttentionConfig {
     }
 
     setters! {
-        /// Sets the number of key and value heads.
+        /// Sets the number of key-value heads.
         with_num_key_value_heads, num_key_value_heads: usize = Some(num_key_value_heads);
-        /// Sets the numbers a head for queries and keys.
+        /// Sets the size of each query and key head.
         with_head_dim, head_dim: usize = Some(head_dim);
-        /// Sets the numbers a head for values.
+        /// Sets the size of each value head.
         with_value_head_dim, value_head_dim: usize = Some(value_head_dim);
-        /// Sets the width of the query input.
+        /// Sets the size of the query input.
         with_query_size, query_size: usize = Some(query_size);
-        /// Sets the width of the key input.
+        /// Sets the size of the key input.
         with_key_size, key_size: usize = Some(key_size);
-        /// Sets the width of the value input.
+        /// Sets the size of the value input.
         with_value_size, value_size: usize = Some(value_size);
-        /// Sets the width of the output.
+        /// Sets the size of the output.
         with_output_size, output_size: usize = Some(output_size);
-        /// Sets which projections of a fresh layer have a bias.
+        /// Sets which projections of a new layer have a bias.
         with_bias, bias: ProjectionBias = bias;
         /// Sets the factor on the scores.
         with_scale, scale: f64 = Some(scale);
-        /// Sets how a query is compared with a key.
+        /// Sets the scoring function.
         with_scoring, scoring: Scoring = scoring;
-        /// Sets how the layer knows positions.
-        with_position, position: Position = position;
+        /// Sets the position scheme.
+        with_position, position: impl Into<Position> = position.into();
         /// Sets the cap on the scores.
         with_softcap, softcap: f64 = Some(softcap);
-        /// Sets the limit of queries, keys and values.
+        /// Sets the limit to which queries, keys and values are clamped.
         with_clip_qkv, clip_qkv: f64 = Some(clip_qkv);
         /// Sets the norms of queries and keys.
         with_qk_norm, qk_norm: QkNorm = Some(qk_norm);
-        /// Sets the share of attention weights dropped when training.
+        /// Sets the dropout probability of attention weights in training.
         with_dropout, dropout: f64 = dropout;
-        /// Sets whether a fresh layer learns one more key and value.
+        /// Sets whether a new layer learns an extra key and value.
         with_add_bias_kv, add_bias_kv: bool = add_bias_kv;
-        /// Sets whether one more key and value of zeros is seen.
+        /// Sets whether there is an extra key and value of zeros.
         with_add_zero_attn, add_zero_attn: bool = add_zero_attn;
     }
 
     getters! {
-        /// Number of key and value heads.
-        num_key_value_heads, |c| c.num_attention_heads;
-        /// Numbers a head for queries and keys.
-        head_dim, |c| c.hidden_size.checked_div(c.num_attention_heads).unwrap_or(0);
-        /// Numbers a head for values.
-        value_head_dim, |c| c.head_dim();
-        /// Width of the query input.
-        query_size, |c| c.hidden_size;
-        /// Width of the key input.
-        key_size, |c| c.hidden_size;
-        /// Width of the value input.
-        value_size, |c| c.hidden_size;
-        /// Width of the output.
-        output_size, |c| c.hidden_size;
+        /// Number of key-value heads, after defaults.
+        resolved_num_key_value_heads, num_key_value_heads, |c| c.num_attention_heads;
+        /// Size of each query and key head, after defaults.
+        resolved_head_dim, head_dim, |c| c.hidden_size.checked_div(c.num_attention_heads).unwrap_or(0);
+        /// Size of each value head, after defaults.
+        resolved_value_head_dim, value_head_dim, |c| c.resolved_head_dim();
+        /// Size of the query input, after defaults.
+        resolved_query_size, query_size, |c| c.hidden_size;
+        /// Size of the key input, after defaults.
+        resolved_key_size, key_size, |c| c.hidden_size;
+        /// Size of the value input, after defaults.
+        resolved_value_size, value_size, |c| c.hidden_size;
+        /// Size of the output, after defaults.
+        resolved_output_size, output_size, |c| c.hidden_size;
     }
 
-    /// The factor on the scores.
-    pub fn scale(&self) -> f64 {
+    /// The factor on the scores, after defaults.
+    pub fn resolved_scale(&self) -> f64 {
         self.scale.unwrap_or_else(|| match self.scoring {
             Scoring::Additive => 1.0,
             Scoring::ScaledDotProduct => {
-                let head_dim = self.head_dim();
+                let head_dim = self.resolved_head_dim();
                 self.position.scheme().default_scale(head_dim).unwrap_or_else(|| (head_dim as f64).powf(-0.5))
             }
         })
@@ -225,18 +239,18 @@ impl AttentionConfig {
     pub(crate) fn sizes(&self) -> LayerSizes {
         LayerSizes {
             hidden_size: self.hidden_size,
-            query_size: self.query_size(),
-            key_size: self.key_size(),
+            query_size: self.resolved_query_size(),
+            key_size: self.resolved_key_size(),
             num_attention_heads: self.num_attention_heads,
-            num_key_value_heads: self.num_key_value_heads(),
-            head_dim: self.head_dim(),
+            num_key_value_heads: self.resolved_num_key_value_heads(),
+            head_dim: self.resolved_head_dim(),
         }
     }
 
     /// Checks every field.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field, its value and what is allowed.
+    /// [`Error::Config`] with the first invalid field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("hidden_size", Some(self.hidden_size)),
@@ -250,9 +264,9 @@ impl AttentionConfig {
             ("output_size", self.output_size),
         ];
         for (field, size) in sizes {
-            // A tensor of this many rows and columns could not be addressed; it also keeps the products below exact.
+            // No tensor of this size could be addressed; the limit also keeps the products below exact.
             match size {
-                // All of them pruned: the size of none tells nothing, so that it has to be said.
+                // If all heads are pruned, their size does not follow from their number and has to be set.
                 Some(0) if field.ends_with("heads") && self.num_attention_heads == 0 && self.head_dim.is_some() => {}
                 Some(0) => return Err(Error::config(field, 0, "at least 1")),
                 Some(n) if n > MAX_SIZE => return Err(Error::config(field, n, format!("at most {MAX_SIZE}"))),
@@ -264,9 +278,11 @@ impl AttentionConfig {
             let allowed = format!("a divisor of hidden_size = {}, or head_dim set", self.hidden_size);
             return Err(Error::config("num_attention_heads", heads, allowed));
         }
-        if !heads.is_multiple_of(self.num_key_value_heads()) || (heads == 0) != (self.num_key_value_heads() == 0) {
+        if !heads.is_multiple_of(self.resolved_num_key_value_heads())
+            || (heads == 0) != (self.resolved_num_key_value_heads() == 0)
+        {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
-            return Err(Error::config("num_key_value_heads", self.num_key_value_heads(), allowed));
+            return Err(Error::config("num_key_value_heads", self.resolved_num_key_value_heads(), allowed));
         }
         if let Some(scale) = self.scale.filter(|scale| !(*scale as f32).is_finite()) {
             return Err(Error::config("scale", scale, "a finite number"));

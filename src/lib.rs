@@ -97,7 +97,7 @@ pub mod visualize;
 pub mod weights;
 
 pub use attention::kv_cache::KvCache;
-pub use attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed, TopKeys};
+pub use attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys};
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};

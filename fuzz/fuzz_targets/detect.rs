@@ -73,19 +73,19 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
         let numbers = (0..size * tokens).map(|i| ((i * 7 + 3) % 11) as f64 / 11.0 - 0.5);
         Tensor::from_iter(numbers, &CPU).unwrap().reshape((1, tokens, size)).unwrap().to_dtype(dtype).unwrap()
     };
-    let (query, key) = (numbers(config.query_size(), tokens), numbers(config.key_size(), tokens));
-    let value = numbers(config.value_size(), tokens);
+    let (query, key) = (numbers(config.resolved_query_size(), tokens), numbers(config.resolved_key_size(), tokens));
+    let value = numbers(config.resolved_value_size(), tokens);
     let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &model.mask };
     let options = AttentionOptions::default();
     let output = model.layer.attend_with(&inputs, &options).expect("a layer that was loaded runs").output;
-    assert_eq!(output.dims(), [1, tokens, config.output_size()]);
-    if plain && config.scale().abs() < 1e20 {
+    assert_eq!(output.dims(), [1, tokens, config.resolved_output_size()]);
+    if plain && config.resolved_scale().abs() < 1e20 {
         let zero = (&output * 0.0).unwrap().sum_all().unwrap().to_dtype(DType::F32).unwrap();
         assert_eq!(zero.to_scalar::<f32>().unwrap(), 0.0, "NaN of plain weights: {config:?}");
     }
     let weighted = model.layer.attend_with(&inputs, &options.with_return_attention_weights(true)).expect("with weights").output;
     assert_eq!(weighted.dims(), output.dims());
-    let one_input = [config.key_size(), config.value_size()] == [config.query_size(); 2];
+    let one_input = [config.resolved_key_size(), config.resolved_value_size()] == [config.resolved_query_size(); 2];
     if !one_input || tokens != 3 || matches!(config.position, Position::Disentangled(_)) {
         return;
     }
@@ -94,7 +94,7 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
         let chunk = query.narrow(1, start, length).unwrap();
         let inputs = AttentionInputs::self_attention(&chunk, &model.mask);
         let output = model.layer.attend_cached(&inputs, &mut cache, &options).expect("with a cache").output;
-        assert_eq!(output.dims(), [1, length, config.output_size()]);
+        assert_eq!(output.dims(), [1, length, config.resolved_output_size()]);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The layer made of tensors, and the tensors of a layer.
+//! A layer from weights, and the weights of a layer.
 
 use candle_core::Tensor;
 
@@ -12,37 +12,39 @@ use crate::tensor::same_dtype_and_device;
 use crate::weights::{AttentionWeights, NormWeights, PositionWeights};
 
 impl MultiHeadAttention {
-    /// The layer made of these tensors.
+    /// A layer from its weights.
     ///
-    /// On the CPU, weights that are no variables are taken to be fixed: at the first call they are packed for the
-    /// kernels, and a later change in place would not be seen.
+    /// On the CPU, weights that are not variables count as fixed: at the first call they are packed for the kernels, and
+    /// later changes in place have no effect.
     ///
     /// # Errors
-    /// An invalid configuration; a tensor that does not fit it.
+    /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
         let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
         let (rows, inputs) = qkv_sizes(config);
-        let qkv = Qkv::new(qkv, rows, inputs, config.num_key_value_heads())?;
-        let context = config.num_attention_heads * config.value_head_dim();
-        let o_proj = Linear::new("o_proj", o, config.output_size(), context)?;
-        let fits = |name: &str, tensor: &Tensor, want: &[usize]| match tensor.dims() == want {
-            true => same_dtype_and_device(name, tensor, qkv.weight()),
-            false => Err(Error::shape(name, tensor.dims(), format!("{want:?}"))),
+        let qkv = Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads())?;
+        let context = config.num_attention_heads * config.resolved_value_head_dim();
+        let o_proj = Linear::new("o_proj", o, config.resolved_output_size(), context)?;
+        let fits = |name: &str, tensor: &Tensor, want: &[usize]| {
+            if tensor.dims() != want {
+                return Err(Error::shape(name, tensor.dims(), format!("{want:?}")));
+            }
+            same_dtype_and_device(name, tensor, qkv.weight())
         };
-        fits("o_proj weight", o_proj.weight(), &[config.output_size(), context])?;
+        fits("o_proj weight", o_proj.weight(), &[config.resolved_output_size(), context])?;
         if let Some([k, v]) = &bias_kv {
             fits("bias_k", k, &rows[1..2])?;
             fits("bias_v", v, &rows[2..])?;
         }
         if let Some(score) = &score {
-            fits("score weight", score, &[config.num_attention_heads, config.head_dim()])?;
+            fits("score weight", score, &[config.num_attention_heads, config.resolved_head_dim()])?;
         }
         if score.is_some() != (config.scoring == Scoring::Additive) {
             return Err(Error::config(
                 "scoring",
                 format!("{:?}", config.scoring),
-                "additive if, and only if, there is a score vector",
+                "additive if and only if the weights have a score vector",
             ));
         }
         if let Some(sinks) = &sinks {
@@ -50,15 +52,15 @@ impl MultiHeadAttention {
         }
         if qk_norm.is_some() != config.qk_norm.is_some() {
             let found = if qk_norm.is_some() { "none" } else { "set" };
-            return Err(Error::config("qk_norm", found, "set if, and only if, there are norms"));
+            return Err(Error::config("qk_norm", found, "set if and only if the weights have norms"));
         }
         if let (Some(norm), Some([q, k])) = (&config.qk_norm, &qk_norm) {
-            let h_kv = config.num_key_value_heads();
+            let h_kv = config.resolved_num_key_value_heads();
             for (name, NormWeights { weight, bias }, h) in
                 [("q_norm", q, config.num_attention_heads), ("k_norm", k, h_kv)]
             {
                 for tensor in [Some(weight), bias.as_ref()].into_iter().flatten() {
-                    fits(name, tensor, &norm_shape(norm.over, tensor, h, config.head_dim()))?;
+                    fits(name, tensor, &norm_shape(norm.over, tensor, h, config.resolved_head_dim()))?;
                 }
             }
         }
@@ -75,11 +77,12 @@ impl MultiHeadAttention {
         })
     }
 
-    /// The layer's weights, to be written in any layout
-    /// ([`write_layers`](crate::checkpoint::write_layers)).
+    /// The weights (parameters) of the layer, for example to write them in any layout
+    /// ([`write_layers`](crate::checkpoint::write_layers)). Projections are separate; shapes are those of
+    /// [`AttentionWeights`]. Tensors that are variables stay connected to them.
     ///
     /// # Errors
-    /// If the device cannot put them in order.
+    /// The device fails to reorder weights that are stored in another order.
     pub fn weights(&self) -> Result<AttentionWeights> {
         Ok(AttentionWeights {
             qkv: self.qkv.weights()?,
@@ -120,10 +123,13 @@ fn check_position(config: &AttentionConfig, weights: &PositionWeights, like: &Te
     }
 }
 
-/// `(outputs, inputs)` of the query, key and value projections.
+/// Output and input sizes of the query, key and value projections.
 pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
-    let h_kv = config.num_key_value_heads();
-    let rows =
-        [config.num_attention_heads * config.head_dim(), h_kv * config.head_dim(), h_kv * config.value_head_dim()];
-    (rows, [config.query_size(), config.key_size(), config.value_size()])
+    let h_kv = config.resolved_num_key_value_heads();
+    let rows = [
+        config.num_attention_heads * config.resolved_head_dim(),
+        h_kv * config.resolved_head_dim(),
+        h_kv * config.resolved_value_head_dim(),
+    ];
+    (rows, [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()])
 }

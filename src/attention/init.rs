@@ -1,4 +1,4 @@
-//! Layers that are yet to learn.
+//! Random initialization of a new layer.
 
 use candle_nn::{Init, VarBuilder};
 
@@ -9,38 +9,36 @@ use crate::error::Result;
 use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
-    /// A fresh layer, trainable if `vb` stands on a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
+    /// A new layer, trainable if `vb` is backed by a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
     /// `(out, in)` and, as `config.bias` says, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
     /// `score.weight` `(h, head_dim)` for additive scoring.
     ///
-    /// Weights start Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases at zero,
-    /// as in PyTorch.
+    /// Weights are initialized Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases to zero,
+    /// as in PyTorch. Weights of the position scheme have the names that the documentation of the scheme lists.
     ///
     /// # Errors
-    /// An invalid configuration; a `vb` that holds tensors of other shapes.
+    /// The configuration is invalid, or `vb` holds tensors of other shapes.
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         config.validate()?;
         let (rows, inputs) = qkv_sizes(config);
         let bias = config.bias;
         let qkv = QkvWeights::Split(Box::new([
-            fresh_dense(&vb.pp("q_proj"), rows[0], inputs[0], bias.q)?,
-            fresh_dense(&vb.pp("k_proj"), rows[1], inputs[1], bias.k)?,
-            fresh_dense(&vb.pp("v_proj"), rows[2], inputs[2], bias.v)?,
+            init_linear(&vb.pp("q_proj"), rows[0], inputs[0], bias.q)?,
+            init_linear(&vb.pp("k_proj"), rows[1], inputs[1], bias.k)?,
+            init_linear(&vb.pp("v_proj"), rows[2], inputs[2], bias.v)?,
         ]));
-        let context = config.num_attention_heads * config.value_head_dim();
-        let o = fresh_dense(&vb.pp("o_proj"), config.output_size(), context, bias.o)?;
+        let context = config.num_attention_heads * config.resolved_value_head_dim();
+        let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), context, bias.o)?;
         let extra = |name: &str, rows: usize| {
             let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows as f64).sqrt() };
             vb.get_with_hints((1, 1, rows), name, init)?.reshape(rows)
         };
-        let bias_kv = match config.add_bias_kv {
-            true => Some([extra("bias_k", rows[1])?, extra("bias_v", rows[2])?]),
-            false => None,
-        };
+        let bias_kv =
+            if config.add_bias_kv { Some([extra("bias_k", rows[1])?, extra("bias_v", rows[2])?]) } else { None };
         let score = match config.scoring {
             Scoring::ScaledDotProduct => None,
             Scoring::Additive => {
-                let d = config.head_dim();
+                let d = config.resolved_head_dim();
                 let bound = (1.0 / d as f64).sqrt();
                 let init = Init::Uniform { lo: -bound, up: bound };
                 Some(vb.pp("score").get_with_hints((config.num_attention_heads, d), "weight", init)?)
@@ -48,8 +46,12 @@ impl MultiHeadAttention {
         };
         let qk_norm = match config.qk_norm {
             Some(norm) => {
-                let fresh = |name: &str, heads: usize| fresh_norm(&vb.pp(name), &norm, heads, config.head_dim());
-                Some([fresh("q_norm", config.num_attention_heads)?, fresh("k_norm", config.num_key_value_heads())?])
+                let norm_of =
+                    |name: &str, heads: usize| init_norm(&vb.pp(name), &norm, heads, config.resolved_head_dim());
+                Some([
+                    norm_of("q_norm", config.num_attention_heads)?,
+                    norm_of("k_norm", config.resolved_num_key_value_heads())?,
+                ])
             }
             None => None,
         };
@@ -62,9 +64,9 @@ impl MultiHeadAttention {
     }
 }
 
-fn fresh_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<NormWeights> {
+fn init_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<NormWeights> {
     let size = if norm.over == NormOver::AllHeads { heads * d } else { d };
-    // Either way the norm starts with factors of 1.
+    // Either way the norm starts with a factor of 1.
     let one = if norm.kind == NormKind::RmsOffset { 0.0 } else { 1.0 };
     let weight = vb.get_with_hints(size, "weight", Init::Const(one))?;
     let layer = norm.kind == NormKind::Layer;
@@ -72,7 +74,7 @@ fn fresh_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<
     Ok(NormWeights { weight, bias })
 }
 
-fn fresh_dense(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
+fn init_linear(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bound = (6.0 / (out + input) as f64).sqrt();
     let weight = vb.get_with_hints((out, input), "weight", Init::Uniform { lo: -bound, up: bound })?;
     let bias = bias.then(|| vb.get_with_hints(out, "bias", Init::Const(0.0))).transpose()?;

@@ -1,12 +1,13 @@
+//! Key-value caches for incremental decoding and cross-attention.
+
 use candle_core::{DType, Tensor};
 
 use crate::error::{Error, Result};
 
-/// The keys and values of a layer's earlier tokens, so that a sequence can be run in chunks of any sizes with the result
-/// that it has in one.
+/// Cached keys and values of a layer's earlier tokens: a sequence can run in chunks of any size with the result of one call.
 ///
-/// One cache belongs to one layer and one batch. [`MultiHeadAttention::attend_cached`](crate::MultiHeadAttention::attend_cached)
-/// fills it.
+/// A cache belongs to one layer and one batch. It is filled by
+/// [`MultiHeadAttention::attend_cached`](crate::MultiHeadAttention::attend_cached).
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention};
@@ -28,96 +29,96 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct KvCache {
-    kind: Kind,
-    /// `(b, room, h_kv, d)` each, of which the first `held` are filled.
+    kind: CacheKind,
+    /// Keys and values, `(b, capacity, h_kv, d)` each, of which the first `held` tokens are filled.
     buffers: Option<[Tensor; 2]>,
     held: usize,
-    /// Tokens seen, those dropped included.
+    /// Tokens seen, including those that a rotating cache dropped.
     seen: usize,
-    /// Tokens of each row, where they differ.
+    /// Tokens of each sequence, if they differ.
     rows: Option<Vec<usize>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CacheKind {
     Growing,
     Fixed(usize),
     Rotating(usize),
     Cross,
 }
 
-/// What a chunk attends to.
-pub(crate) struct Held {
+/// The keys and values that a chunk attends to.
+pub(crate) struct CachedKeys {
     pub keys: Tensor,
     pub values: Tensor,
-    /// Where the chunk's first token stands among the keys, a row; `None`: it ends at the last key in every row.
+    /// The key at which the chunk starts, per sequence; `None` if the chunk ends at the last key in every sequence.
     pub starts: Option<Vec<usize>>,
-    /// The keys of each row, where they differ.
+    /// Keys of each sequence, if they differ.
     pub lengths: Option<Vec<usize>>,
 }
 
 impl KvCache {
-    /// Holds every token; its memory doubles when it is full.
+    /// A cache of all tokens, whose memory doubles when it is full.
     pub fn growing() -> Self {
-        Self::new(Kind::Growing)
+        Self::new(CacheKind::Growing)
     }
 
-    /// Holds up to `capacity` tokens in memory that is taken once; more are an error.
+    /// A cache of up to `capacity` tokens, allocated once; more tokens are an error.
     pub fn fixed(capacity: usize) -> Self {
-        Self::new(Kind::Fixed(capacity))
+        Self::new(CacheKind::Fixed(capacity))
     }
 
-    /// Holds the last `window` tokens, for layers with a sliding window: a query sees itself and the `window - 1` tokens
-    /// before it, whatever the mask, so that the result does not depend on the chunks. A window of 0, in which a query
-    /// would not see itself, is an error at the first call.
+    /// A cache of the last `window` tokens, for layers with a sliding window. A query attends to itself and to the
+    /// `window - 1` tokens before it, whatever the mask, so that the result does not depend on the size of the chunks. A
+    /// window of 0 is an error at the first call.
     pub fn rotating(window: usize) -> Self {
-        Self::new(Kind::Rotating(window))
+        Self::new(CacheKind::Rotating(window))
     }
 
-    /// Holds the keys and values of a memory, for cross-attention: made at the first call, used by all others, which must
-    /// come with the same memory.
+    /// A cache for cross-attention: keys and values are projected at the first call and used by all others, which have to
+    /// pass the same memory.
     pub fn cross() -> Self {
-        Self::new(Kind::Cross)
+        Self::new(CacheKind::Cross)
     }
 
-    fn new(kind: Kind) -> Self {
+    fn new(kind: CacheKind) -> Self {
         Self { kind, buffers: None, held: 0, seen: 0, rows: None }
     }
 
-    /// Tokens seen so far, in the longest row; those that a rotating cache dropped count.
+    /// Tokens seen so far in the longest sequence, including those that a rotating cache dropped.
     pub fn len(&self) -> usize {
         self.seen
     }
 
-    /// Whether nothing was seen yet.
+    /// Whether no token was seen yet.
     pub fn is_empty(&self) -> bool {
         self.seen == 0
     }
 
-    /// Tokens seen so far in each row of a batch of `b`.
+    /// Tokens seen so far in each of the `b` sequences of the batch.
     pub fn lengths(&self, b: usize) -> Vec<usize> {
         self.rows.clone().unwrap_or_else(|| vec![self.seen; b])
     }
 
-    /// Forgets everything; memory is kept.
+    /// Removes all tokens. The memory stays allocated, except for cross-attention.
     pub fn reset(&mut self) {
         (self.held, self.seen, self.rows) = (0, 0, None);
-        if self.kind == Kind::Cross {
+        if self.kind == CacheKind::Cross {
             self.buffers = None;
         }
     }
 
-    /// A copy that is filled for itself, as beam search needs it.
+    /// An independent copy with buffers of its own, as beam search needs it.
     ///
     /// # Errors
-    /// If the device has no memory for it.
-    pub fn copy(&self) -> Result<Self> {
+    /// The device is out of memory.
+    pub fn try_clone(&self) -> Result<Self> {
         let copy = |[k, v]: &[Tensor; 2]| Ok::<_, Error>([k.copy()?, v.copy()?]);
         let buffers = self.buffers.as_ref().map(copy).transpose()?;
         Ok(Self { buffers, rows: self.rows.clone(), ..*self })
     }
 
-    /// The keys that a chunk of `s` tokens will attend to.
+    /// The number of keys that a chunk of `s` tokens will attend to.
     pub(crate) fn keys_after(&self, s: usize, lengths: Option<&[usize]>) -> usize {
         match (&self.rows, lengths) {
             (None, lengths) if lengths.is_none_or(|lengths| lengths.iter().all(|&n| n == s)) => self.held + s,
@@ -134,52 +135,52 @@ impl KvCache {
         }
     }
 
-    /// The dtype of what is held.
+    /// The dtype of the cached tokens, if there are any.
     pub(crate) fn dtype(&self) -> Option<DType> {
         self.buffers.as_ref().filter(|_| self.held > 0).map(|[keys, _]| keys.dtype())
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> CacheKind {
         self.kind
     }
 
-    /// The keys and values of cross-attention, if they were made.
+    /// Keys and values of cross-attention, after the first call.
     pub(crate) fn memory(&self) -> Option<&[Tensor; 2]> {
         self.buffers.as_ref()
     }
 
-    /// Keeps the keys and values of cross-attention.
+    /// Stores the keys and values of cross-attention.
     pub(crate) fn keep_memory(&mut self, made: [Tensor; 2]) {
         self.held = made[0].dims()[1];
         self.seen = self.held;
         self.buffers = Some(made);
     }
 
-    /// Adds the keys and values of a chunk, `(b, s, h_kv, d)`; `lengths`: the tokens of each row that are none of padding.
-    pub(crate) fn append(&mut self, k: Tensor, v: Tensor, lengths: Option<&[usize]>) -> Result<Held> {
+    /// Adds the keys and values of a chunk, `(b, s, h_kv, d)`. `lengths`: real (non-padding) tokens per sequence.
+    pub(crate) fn append(&mut self, k: Tensor, v: Tensor, lengths: Option<&[usize]>) -> Result<CachedKeys> {
         let (b, s, ..) = k.dims4()?;
         self.check(&k, lengths)?;
         let uneven = self.rows.is_some() || lengths.is_some_and(|lengths| lengths.iter().any(|&n| n != s));
-        // What is held may carry a gradient though the chunk does not.
+        // Cached tokens may track a gradient even if the chunk does not.
         let held = self.buffers.iter().flatten().any(Tensor::track_op) && self.held > 0;
         let tracked = k.track_op() || v.track_op() || held;
         if uneven && tracked {
-            let expected = "inference: a cache of rows of unequal length is written in place";
+            let expected = "one without: a cache of sequences of unequal length is written in place";
             return Err(Error::value("a cached key", "one that tracks a gradient", expected));
         }
         if uneven {
-            return self.append_rows(&k, &v, &lengths.map_or_else(|| vec![s; b], <[usize]>::to_vec));
+            return self.append_ragged(&k, &v, &lengths.map_or_else(|| vec![s; b], <[usize]>::to_vec));
         }
         match self.kind {
-            Kind::Rotating(window) => return self.join(&k, &v, window),
-            // Joined, not written in place: the gradient goes through.
+            CacheKind::Rotating(window) => return self.join(&k, &v, window),
+            // Concatenated instead of written in place, so that gradients flow.
             _ if tracked => {
-                self.check_room(self.held + s)?;
+                self.check_capacity(self.held + s)?;
                 return self.join(&k, &v, usize::MAX);
             }
             _ => {}
         }
-        self.make_room(&k, &v, self.held + s)?;
+        self.reserve(&k, &v, self.held + s)?;
         let [keys, values] = self.filled()?;
         if s > 0 {
             keys.slice_set(&k.contiguous()?, 1, self.held)?;
@@ -187,7 +188,7 @@ impl KvCache {
         }
         self.held += s;
         self.seen += s;
-        Ok(Held {
+        Ok(CachedKeys {
             keys: keys.narrow(1, 0, self.held)?,
             values: values.narrow(1, 0, self.held)?,
             starts: None,
@@ -195,16 +196,20 @@ impl KvCache {
         })
     }
 
-    /// Each row's tokens follow its own.
-    fn append_rows(&mut self, k: &Tensor, v: &Tensor, lengths: &[usize]) -> Result<Held> {
-        if matches!(self.kind, Kind::Rotating(_)) {
-            return Err(Error::value("a rotating cache's rows", "rows of unequal length", "rows of one length"));
+    /// Adds a chunk whose sequences have different lengths: each sequence continues at its own end.
+    fn append_ragged(&mut self, k: &Tensor, v: &Tensor, lengths: &[usize]) -> Result<CachedKeys> {
+        if matches!(self.kind, CacheKind::Rotating(_)) {
+            return Err(Error::value(
+                "the batch of a rotating cache",
+                "sequences of unequal length",
+                "sequences of one length",
+            ));
         }
         let (k, v) = (k.contiguous()?, v.contiguous()?);
         let starts = self.lengths(lengths.len());
         let ends: Vec<usize> = starts.iter().zip(lengths).map(|(start, length)| start + length).collect();
         let longest = ends.iter().copied().max().unwrap_or(0);
-        self.make_room(&k, &v, longest)?;
+        self.reserve(&k, &v, longest)?;
         let [keys, values] = self.filled()?;
         for (row, (&start, &length)) in starts.iter().zip(lengths).enumerate().filter(|(_, (_, length))| **length > 0) {
             for (to, from) in [(&keys, &k), (&values, &v)] {
@@ -215,11 +220,11 @@ impl KvCache {
         (self.held, self.seen) = (longest, longest);
         self.rows = Some(ends.clone());
         let (keys, values) = (keys.narrow(1, 0, longest)?, values.narrow(1, 0, longest)?);
-        Ok(Held { keys, values, starts: Some(starts), lengths: Some(ends) })
+        Ok(CachedKeys { keys, values, starts: Some(starts), lengths: Some(ends) })
     }
 
-    /// Joins a chunk to what is held, and holds the last `window` tokens of both.
-    fn join(&mut self, k: &Tensor, v: &Tensor, window: usize) -> Result<Held> {
+    /// Concatenates the cached tokens and a chunk, and keeps the last `window` tokens.
+    fn join(&mut self, k: &Tensor, v: &Tensor, window: usize) -> Result<CachedKeys> {
         let [keys, values] = match &self.buffers {
             Some([keys, values]) if self.held > 0 => {
                 let join = |old: &Tensor, new: &Tensor| Tensor::cat(&[&old.narrow(1, 0, self.held)?, new], 1);
@@ -229,19 +234,19 @@ impl KvCache {
         };
         let all = keys.dim(1)?;
         let kept = all.min(window);
-        // A copy: a view would keep all of a long chunk in memory.
+        // A copy, because a view would keep all of a long chunk in memory.
         let last =
             |t: &Tensor| if kept == all { Ok(t.clone()) } else { t.narrow(1, all - kept, kept)?.force_contiguous() };
         self.buffers = Some([last(&keys)?, last(&values)?]);
         self.seen += k.dim(1)?;
         self.held = kept;
-        Ok(Held { keys, values, starts: None, lengths: None })
+        Ok(CachedKeys { keys, values, starts: None, lengths: None })
     }
 
-    fn check_room(&self, tokens: usize) -> Result<()> {
+    fn check_capacity(&self, tokens: usize) -> Result<()> {
         match self.kind {
-            Kind::Fixed(capacity) if tokens > capacity => {
-                let expected = format!("at most {capacity}, the capacity");
+            CacheKind::Fixed(capacity) if tokens > capacity => {
+                let expected = format!("at most {capacity}, the capacity of the cache");
                 Err(Error::value("the number of cached tokens", tokens, expected))
             }
             _ => Ok(()),
@@ -250,7 +255,7 @@ impl KvCache {
 
     fn check(&self, k: &Tensor, lengths: Option<&[usize]>) -> Result<()> {
         let (b, s, ..) = k.dims4()?;
-        if self.kind == Kind::Rotating(0) {
+        if self.kind == CacheKind::Rotating(0) {
             return Err(Error::value("the window of a rotating cache", 0, "at least 1"));
         }
         if let Some(lengths) = lengths {
@@ -264,29 +269,30 @@ impl KvCache {
         let Some([keys, _]) = &self.buffers else { return Ok(()) };
         if keys.dims()[0] != b || keys.dims()[2..] != k.dims()[2..] || keys.dtype() != k.dtype() {
             let found = format!("keys {:?} in {}", k.dims(), k.dtype().as_str());
-            let held = format!("those of the cache's layer and batch, {:?} in {}", keys.dims(), keys.dtype().as_str());
+            let held = format!("keys as in the cache, {:?} in {}", keys.dims(), keys.dtype().as_str());
             return Err(Error::value("a cached call", found, held));
         }
         Ok(())
     }
 
-    /// Sees to it that there is room for `tokens`.
-    fn make_room(&mut self, k: &Tensor, v: &Tensor, tokens: usize) -> Result<()> {
-        self.check_room(tokens)?;
-        let room = self.buffers.as_ref().map_or(0, |[keys, _]| keys.dims()[1]);
-        // What was joined under a gradient is not written into.
+    /// Allocates buffers for at least `tokens` tokens, keeping what is cached.
+    fn reserve(&mut self, k: &Tensor, v: &Tensor, tokens: usize) -> Result<()> {
+        self.check_capacity(tokens)?;
+        let capacity = self.buffers.as_ref().map_or(0, |[keys, _]| keys.dims()[1]);
+        // Tensors that track a gradient are not written into.
         let tracked = self.buffers.as_ref().is_some_and(|[k, v]| k.track_op() || v.track_op());
-        if room >= tokens && self.buffers.is_some() && !tracked {
+        if capacity >= tokens && self.buffers.is_some() && !tracked {
             return Ok(());
         }
-        const FIRST: usize = 64;
-        let room = match self.kind {
-            Kind::Fixed(capacity) => capacity,
-            _ => tokens.max(2 * room).max(FIRST),
+        /// Tokens of the first allocation.
+        const INITIAL_CAPACITY: usize = 64;
+        let capacity = match self.kind {
+            CacheKind::Fixed(capacity) => capacity,
+            _ => tokens.max(2 * capacity).max(INITIAL_CAPACITY),
         };
         let larger = |like: &Tensor, old: Option<&Tensor>| {
             let (b, _, h, d) = like.dims4()?;
-            let new = Tensor::zeros((b, room, h, d), like.dtype(), like.device())?;
+            let new = Tensor::zeros((b, capacity, h, d), like.dtype(), like.device())?;
             if let Some(old) = old.filter(|_| self.held > 0) {
                 new.slice_set(&old.narrow(1, 0, self.held)?.contiguous()?, 1, 0)?;
             }

@@ -1,4 +1,9 @@
-//! Attention weights, or what they come to, beside the output that a call gives anyway.
+//! Statistics of attention weights, computed beside the output of a call.
+//!
+//! `observe` returns statistics instead of matrices. The attention weights of a layer have `b · h · s_q · s_kv` elements,
+//! which for long texts is more than the memory of most machines. Entropy, mean distance and the top keys are what analyses
+//! of attention mostly use, and they can be computed from a few queries at a time. The matrices are available, too, for
+//! selected heads and queries.
 
 use std::borrow::Cow;
 
@@ -13,51 +18,51 @@ use crate::sdpa;
 use crate::sdpa::{Backend, SdpaOptions};
 use crate::tensor::{compute_dtype, select};
 
-/// Weights that are alive at a time: what bounds the memory of summaries.
+/// Attention weights that are in memory at a time.
 const BLOCK: usize = 1 << 21;
 
-/// What of its weights [`MultiHeadAttention::observe`] is to tell. The default: nothing, of all heads and queries.
+/// Selects which attention statistics [`MultiHeadAttention::observe`] returns. Default: none, of all heads and queries.
 ///
 /// ```
-/// # use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Observe};
+/// # use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, ObserveOptions};
 /// # use candle_core::{DType, Device, Tensor};
 /// # let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
 /// # let attention = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb)?;
 /// let xs = Tensor::zeros((1, 5, 8), DType::F32, &Device::Cpu)?;
 /// let mask = AttentionMask::causal();
 /// let inputs = AttentionInputs::self_attention(&xs, &mask);
-/// let what = Observe::default().with_heads(&[1]).with_entropy(true).with_top_k(2);
+/// let what = ObserveOptions::default().with_heads(&[1]).with_entropy(true).with_top_k(2);
 /// let observed = attention.observe(&inputs, &AttentionOptions::default(), &what)?;
 /// assert_eq!(observed.entropy.unwrap().dims(), [1, 1, 5]);
 /// assert_eq!(observed.top_keys.unwrap().keys.dims(), [1, 1, 5, 2]);
-/// # Ok::<(), candle_core::Error>(())
+/// # Ok::<(), candle_attention::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
-pub struct Observe {
-    /// Of which heads, in this order; `None` is all.
+pub struct ObserveOptions {
+    /// The heads, in this order; `None` is all.
     pub heads: Option<Vec<usize>>,
-    /// Of which queries, in this order; `None` is all.
+    /// The queries, in this order; `None` is all.
     pub queries: Option<Vec<usize>>,
-    /// The weights themselves.
-    pub weights: bool,
-    /// How widely each query looks.
+    /// Whether the attention weights themselves are returned.
+    pub attention_weights: bool,
+    /// Whether the entropy per query is returned.
     pub entropy: bool,
-    /// How far.
+    /// Whether the mean query-key distance is returned.
     pub mean_distance: bool,
-    /// At which keys most, and how much: this many.
+    /// How many keys with the largest attention weights are returned per query.
     pub top_k: Option<usize>,
 }
 
-impl Observe {
+impl ObserveOptions {
     setters! {
-        /// Sets whether the weights are told.
-        with_weights, weights: bool = weights;
-        /// Sets whether the entropy is told.
+        /// Sets whether the attention weights are returned.
+        with_attention_weights, attention_weights: bool = attention_weights;
+        /// Sets whether the entropy is returned.
         with_entropy, entropy: bool = entropy;
-        /// Sets whether the mean distance is told.
+        /// Sets whether the mean distance is returned.
         with_mean_distance, mean_distance: bool = mean_distance;
-        /// Sets how many keys are told.
+        /// Sets how many keys are returned.
         with_top_k, top_k: usize = Some(top_k);
         /// Sets the heads.
         with_heads, heads: &[usize] = Some(heads.to_vec());
@@ -66,49 +71,49 @@ impl Observe {
     }
 }
 
-/// What was asked for: `heads` and `queries` in the order asked for. f64 for an f64 layer, f32 for others.
+/// The output of a call and the statistics that [`ObserveOptions`] selects, heads and queries in the selected order. f64
+/// for an f64 layer, f32 for others.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Observed {
-    /// As [`MultiHeadAttention::attend_with`] gives it.
+pub struct AttentionStats {
+    /// The output of [`MultiHeadAttention::attend_with`], `(b, s_q, output_size)`.
     pub output: Tensor,
-    /// `(b, heads, queries, s_kv)`, before any dropout; a learned or zero extra key is one column more.
-    pub weights: Option<Tensor>,
-    /// `-Σ w ln w` over the keys, in nats, `(b, heads, queries)`: 0 where one key has it all, `ln n` where `n` share it
-    /// evenly. 0 where nothing is seen.
+    /// The attention weights `(b, heads, queries, s_kv)`, before any dropout; a learned or zero extra key adds a column.
+    pub attention_weights: Option<Tensor>,
+    /// The entropy `-Σ w ln w` over the keys, in nats, `(b, heads, queries)`: 0 if one key has all the weight, `ln n` if `n`
+    /// keys share it evenly, 0 for fully masked queries.
     pub entropy: Option<Tensor>,
-    /// `Σ w · |position of the query - position of the key|` in tokens, `(b, heads, queries)`; the last query stands at
-    /// the last key. Extra keys stand nowhere and do not count.
+    /// The mean distance `Σ w · |position of the query - position of the key|` in tokens, `(b, heads, queries)`. The last
+    /// query stands at the last key. Extra keys have no position and do not count.
     pub mean_distance: Option<Tensor>,
-    /// The keys with the largest weights.
+    /// The keys with the largest attention weights.
     pub top_keys: Option<TopKeys>,
 }
 
-/// The keys at which each query looks most, the largest weight first; of equal weights the first key.
+/// The keys with the largest attention weights of each query, largest first; of equal ones the first key.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct TopKeys {
-    /// Their places, `(b, heads, queries, k)` u32, on the CPU.
+    /// Indices of the keys, `(b, heads, queries, k)` u32, on the CPU.
     pub keys: Tensor,
-    /// Their weights, of the same shape, on the CPU.
-    pub weights: Tensor,
+    /// Their attention weights, of the same shape, on the CPU.
+    pub attention_weights: Tensor,
 }
 
 impl MultiHeadAttention {
-    /// The output of [`attend_with`](Self::attend_with), made as there, and of its weights what is asked for. Queries are
-    /// taken some at a time: but for the weights themselves, memory grows with `s_kv`, not with `s_q · s_kv`.
+    /// The output of [`attend_with`](Self::attend_with), and the selected statistics of its attention weights.
+    ///
+    /// Queries are processed in blocks: unless the attention weights themselves are selected, memory grows with `s_kv`, not
+    /// with `s_q · s_kv`.
     ///
     /// # Errors
-    /// As [`attend_with`](Self::attend_with); a head, a query or a number of keys that there is not.
+    /// Those of [`attend_with`](Self::attend_with), or a head, a query or a number of keys that does not exist.
     pub fn observe(
         &self,
         inputs: &AttentionInputs,
         options: &AttentionOptions,
-        what: &Observe,
-    ) -> candle_core::Result<Observed> {
-        Ok(self.observed(inputs, options, what)?)
-    }
-
-    fn observed(&self, inputs: &AttentionInputs, options: &AttentionOptions, what: &Observe) -> Result<Observed> {
+        what: &ObserveOptions,
+    ) -> Result<AttentionStats> {
         self.check(inputs, options)?;
         let (b, s_q, _) = inputs.query.dims3()?;
         let s_kv = inputs.key.dim(1)?;
@@ -118,7 +123,7 @@ impl MultiHeadAttention {
 
         if h == 0 {
             let output = self.without_heads(inputs.query)?.output;
-            return Parts::default().joined(
+            return StatBlocks::default().concatenated(
                 output,
                 what,
                 [b, 0, queries.len()],
@@ -133,41 +138,42 @@ impl MultiHeadAttention {
         let sdpa = self.sdpa_options(&inputs_by_position, options);
         let call = self.call(&inputs_by_position, &sdpa, s_kv)?;
         positioned.check(call.shape)?;
-        // As the plain path makes them.
+        // The dtype in which the eager backend computes.
         let wide = accumulate_dtype(self.qkv.weight());
-        let compared = self.compared(&inputs_by_position, wide, options.grid)?;
-        let output = match call.dtype == wide {
-            true => {
-                let sdpa = SdpaOptions { mask: &compared.mask, ..sdpa };
-                self.finish(sdpa::attend_bshd(&compared.q, &compared.k, &compared.v, &sdpa)?, inputs, options)?.output
-            }
-            false => self.run(inputs, options)?.output,
+        let ready = self.transformed(&inputs_by_position, wide, options.grid)?;
+        let output = if call.dtype == wide {
+            let sdpa = SdpaOptions { mask: &ready.mask, ..sdpa };
+            self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa)?, inputs, options)?.output
+        } else {
+            self.run(inputs, options)?.output
         };
-        let keys = compared.k.dim(1)?;
+        let keys = ready.k.dim(1)?;
         if let Some(k) = what.top_k.filter(|k| !(1..=keys).contains(k)) {
             return Err(Error::config("top_k", k, format!("1 to {keys}, the keys")));
         }
 
         let all = what.heads.is_none();
-        let select = |t: &Tensor, dim: usize, group: usize| match all {
-            true => Ok(t.clone()),
-            false => select(t, &heads.iter().map(|head| head / group).collect::<Vec<_>>(), dim),
+        let select_heads = |t: &Tensor, dim: usize, group: usize| {
+            if all {
+                return Ok(t.clone());
+            }
+            select(t, &heads.iter().map(|head| head / group).collect::<Vec<_>>(), dim)
         };
-        let group = h / self.config.num_key_value_heads();
-        let (q, k) = (select(&compared.q, 2, 1)?, select(&compared.k, 2, group)?);
-        // Only the weights are wanted: a value of one number will do.
+        let group = h / self.config.resolved_num_key_value_heads();
+        let (q, k) = (select_heads(&ready.q, 2, 1)?, select_heads(&ready.k, 2, group)?);
+        // The output is not needed here, so values of one element are enough.
         let v = k.narrow(3, 0, 1)?;
-        let mask = if all { compared.mask } else { Cow::Owned(compared.mask.of_heads(&heads)?) };
-        let sinks = self.sinks.as_ref().map(|sinks| select(sinks, 0, 1)).transpose()?;
-        let score = self.score.as_ref().map(|score| select(score, 0, 1)).transpose()?;
+        let mask = if all { ready.mask } else { Cow::Owned(ready.mask.of_heads(&heads)?) };
+        let sinks = self.sinks.as_ref().map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
+        let score = self.score.as_ref().map(|score| select_heads(score, 0, 1)).transpose()?;
         let call = AttnShape { b, h: heads.len(), s_q, s_kv };
 
-        // On a GPU, a half type would round entropies and distances away.
-        let told = compute_dtype(q.dtype());
-        let mut parts = Parts::default();
+        // A half type would round entropies and distances to a few digits.
+        let stat_dtype = compute_dtype(q.dtype());
+        let mut blocks = StatBlocks::default();
         let step = (BLOCK / (b * heads.len() * keys).max(1)).max(1);
-        let seen: &[usize] = if heads.is_empty() { &[] } else { &queries };
-        for run in runs(seen, step) {
+        let observed: &[usize] = if heads.is_empty() { &[] } else { &queries };
+        for run in runs(observed, step) {
             let mask = mask.of_queries(run.start, run.len(), call)?;
             let sdpa = SdpaOptions {
                 sinks: sinks.as_ref(),
@@ -179,26 +185,26 @@ impl MultiHeadAttention {
             };
             let weights = sdpa::attend_bshd(&q.narrow(1, run.start, run.len())?, &k, &v, &sdpa)?.attention_weights;
             let Some(weights) = weights else { continue };
-            let weights = weights.to_dtype(told)?;
-            parts.add(&weights, run.start, s_kv as i64 - s_q as i64, s_kv, what)?;
+            let weights = weights.to_dtype(stat_dtype)?;
+            blocks.add(&weights, run.start, s_kv as i64 - s_q as i64, s_kv, what)?;
         }
         let empty = [b, heads.len(), queries.len()];
-        parts.joined(output, what, empty, keys, told, q.device())
+        blocks.concatenated(output, what, empty, keys, stat_dtype, q.device())
     }
 }
 
-/// What has been seen of each run of queries.
+/// Statistics of the blocks of queries processed so far.
 #[derive(Default)]
-struct Parts {
-    weights: Vec<Tensor>,
+struct StatBlocks {
+    attention_weights: Vec<Tensor>,
     entropy: Vec<Tensor>,
     mean_distance: Vec<Tensor>,
     top: [Vec<Tensor>; 2],
 }
 
-impl Parts {
-    /// `weights` `(b, heads, rows, keys)` of the queries from `first` on. Query `i` stands at key `i + offset`.
-    fn add(&mut self, weights: &Tensor, first: usize, offset: i64, s_kv: usize, what: &Observe) -> Result<()> {
+impl StatBlocks {
+    /// Adds the attention weights `(b, heads, rows, keys)` of the queries from `first` on. Query `i` stands at key `i + offset`.
+    fn add(&mut self, weights: &Tensor, first: usize, offset: i64, s_kv: usize, what: &ObserveOptions) -> Result<()> {
         let rows = weights.dim(2)?;
         if what.entropy {
             // `0 · ln 0` is 0 here.
@@ -218,36 +224,37 @@ impl Parts {
             self.top[0].push(keys);
             self.top[1].push(largest);
         }
-        if what.weights {
-            self.weights.push(weights.clone());
+        if what.attention_weights {
+            self.attention_weights.push(weights.clone());
         }
         Ok(())
     }
 
-    fn joined(
+    /// The statistics of all queries.
+    fn concatenated(
         self,
         output: Tensor,
-        what: &Observe,
+        what: &ObserveOptions,
         [b, heads, queries]: [usize; 3],
         keys: usize,
         dtype: DType,
         device: &Device,
-    ) -> Result<Observed> {
-        let join = |parts: &[Tensor], last: Option<usize>, dtype: DType| match parts.is_empty() {
-            true => {
+    ) -> Result<AttentionStats> {
+        let join = |blocks: &[Tensor], last: Option<usize>, dtype: DType| {
+            if blocks.is_empty() {
                 let shape: Vec<usize> = [b, heads, queries].into_iter().chain(last).collect();
-                Tensor::zeros(shape, dtype, device)
+                return Tensor::zeros(shape, dtype, device);
             }
-            false => Tensor::cat(parts, 2),
+            Tensor::cat(blocks, 2)
         };
         let asked = |asked: bool, parts: &[Tensor], last| asked.then(|| join(parts, last, dtype)).transpose();
         let top_keys = |k: usize| -> Result<TopKeys> {
-            let [places, weights] = &self.top;
-            Ok(TopKeys { keys: join(places, Some(k), DType::U32)?, weights: join(weights, Some(k), dtype)? })
+            let [indices, weights] = &self.top;
+            Ok(TopKeys { keys: join(indices, Some(k), DType::U32)?, attention_weights: join(weights, Some(k), dtype)? })
         };
-        Ok(Observed {
+        Ok(AttentionStats {
             output,
-            weights: asked(what.weights, &self.weights, Some(keys))?,
+            attention_weights: asked(what.attention_weights, &self.attention_weights, Some(keys))?,
             entropy: asked(what.entropy, &self.entropy, None)?,
             mean_distance: asked(what.mean_distance, &self.mean_distance, None)?,
             top_keys: what.top_k.map(top_keys).transpose()?,
@@ -255,13 +262,13 @@ impl Parts {
     }
 }
 
-/// Places and values of the `k` largest weights of each row.
+/// Indices and values of the `k` largest attention weights of each row.
 fn top(weights: &Tensor, k: usize) -> Result<[Tensor; 2]> {
     let (b, h, rows, keys) = weights.dims4()?;
-    let numbers: Vec<f64> = weights.detach().to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
-    let (mut places, mut largest) = (Vec::new(), Vec::new());
+    let values: Vec<f64> = weights.detach().to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+    let (mut indices, mut largest) = (Vec::new(), Vec::new());
     let mut order: Vec<u32> = Vec::with_capacity(keys);
-    for row in numbers.chunks_exact(keys) {
+    for row in values.chunks_exact(keys) {
         order.clear();
         order.extend(0..keys as u32);
         let before = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
@@ -269,15 +276,15 @@ fn top(weights: &Tensor, k: usize) -> Result<[Tensor; 2]> {
             order.select_nth_unstable_by(k, before);
         }
         order[..k].sort_unstable_by(before);
-        places.extend_from_slice(&order[..k]);
-        largest.extend(order[..k].iter().map(|&place| row[place as usize]));
+        indices.extend_from_slice(&order[..k]);
+        largest.extend(order[..k].iter().map(|&key| row[key as usize]));
     }
     let shape = (b, h, rows, k);
     let largest = Tensor::from_vec(largest, shape, &Device::Cpu)?.to_dtype(weights.dtype())?;
-    Ok([Tensor::from_vec(places, shape, &Device::Cpu)?, largest])
+    Ok([Tensor::from_vec(indices, shape, &Device::Cpu)?, largest])
 }
 
-/// The heads or queries asked for, or all.
+/// The selected heads or queries, or all.
 fn chosen(what: &str, asked: Option<&[usize]>, count: usize) -> Result<Vec<usize>> {
     let Some(asked) = asked else { return Ok((0..count).collect()) };
     match asked.iter().find(|i| **i >= count) {
@@ -286,12 +293,12 @@ fn chosen(what: &str, asked: Option<&[usize]>, count: usize) -> Result<Vec<usize
     }
 }
 
-/// Consecutive ones together, at most `most` of them.
-fn runs(queries: &[usize], most: usize) -> Vec<std::ops::Range<usize>> {
+/// Ranges of consecutive queries, each of at most `limit`.
+fn runs(queries: &[usize], limit: usize) -> Vec<std::ops::Range<usize>> {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for &query in queries {
         match runs.last_mut() {
-            Some(run) if run.end == query && run.len() < most => run.end += 1,
+            Some(run) if run.end == query && run.len() < limit => run.end += 1,
             _ => runs.push(query..query + 1),
         }
     }

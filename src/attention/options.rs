@@ -1,49 +1,51 @@
+//! Inputs and options of one call.
+
 use candle_core::Tensor;
 
 use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::sdpa::Backend;
 
-/// The tensors of one call.
+/// The tensors of one call, borrowed.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionInputs<'a> {
-    /// `(b, s_q, query_size)`.
+    /// Input of the query projection, `(b, s_q, query_size)`.
     pub query: &'a Tensor,
-    /// `(b, s_kv, key_size)`.
+    /// Input of the key projection, `(b, s_kv, key_size)`.
     pub key: &'a Tensor,
-    /// `(b, s_kv, value_size)`.
+    /// Input of the value projection, `(b, s_kv, value_size)`.
     pub value: &'a Tensor,
-    /// Which keys a query may see.
+    /// The keys that each query attends to.
     pub mask: &'a AttentionMask,
 }
 
 impl<'a> AttentionInputs<'a> {
-    /// Every token of `xs` attends to the tokens of `xs`.
+    /// Self-attention: every token of `xs` attends to the tokens of its sequence.
     pub fn self_attention(xs: &'a Tensor, mask: &'a AttentionMask) -> Self {
         Self { query: xs, key: xs, value: xs, mask }
     }
 
-    /// Every token of `xs` attends to the tokens of `memory`.
+    /// Cross-attention: every token of `xs` attends to the tokens of `memory`.
     pub fn cross_attention(xs: &'a Tensor, memory: &'a Tensor, mask: &'a AttentionMask) -> Self {
         Self { query: xs, key: memory, value: memory, mask }
     }
 }
 
-/// How one call is to run. The default: inference, no weights, any backend.
+/// How one call runs. The default is inference with any backend and without attention weights.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {
-    /// Training: dropout is applied.
+    /// Whether dropout is applied (training); default false.
     pub train: bool,
-    /// Return the attention weights, as they are before dropout.
+    /// Whether the attention weights are returned, as they are before dropout; default false.
     pub return_attention_weights: bool,
-    /// Use this backend or fail; `None` chooses.
+    /// The backend to use or to fail with; `None`, the default, chooses one.
     pub backend: Option<Backend>,
-    /// Rows and columns of patches, for a layer with [`Rotary2d`](crate::position::Rotary2d) positions; `None` is the layer's
-    /// own, or a square.
+    /// Rows and columns of patches, for a layer with [`Rotary2d`](crate::position::Rotary2d) positions. `None`, the default,
+    /// takes the grid of the layer, or a square.
     pub grid: Option<[usize; 2]>,
-    /// What each head's result is multiplied by before the output projection, `(h)` or, for each row, `(b, h)`, in any
-    /// floating dtype: 0 leaves a head out. Differentiable. Returned weights do not show it.
+    /// Factors on the output of each head before the output projection: `(h)`, or `(b, h)` per sequence, in any
+    /// floating-point dtype. 0 disables a head. Differentiable. Returned attention weights do not include it.
     pub head_mask: Option<&'a Tensor>,
 }
 
@@ -51,13 +53,13 @@ impl<'a> AttentionOptions<'a> {
     setters! {
         /// Sets whether dropout is applied.
         with_train, train: bool = train;
-        /// Sets whether the weights are returned.
+        /// Sets whether the attention weights are returned.
         with_return_attention_weights, return_attention_weights: bool = return_attention_weights;
-        /// Forces a backend.
-        with_backend, backend: Backend = Some(backend);
+        /// Forces a backend, or with `None` lets the layer choose one.
+        with_backend, backend: impl Into<Option<Backend>> = backend.into();
         /// Sets the rows and columns of patches.
         with_grid, grid: [usize; 2] = Some(grid);
-        /// Sets what each head's result is multiplied by.
+        /// Sets the factors on the output of each head.
         with_head_mask, head_mask: &'a Tensor = Some(head_mask);
     }
 }

@@ -1,30 +1,88 @@
-//! What happens to queries and keys between projection and attention: limits, norms, rotations.
+//! From inputs to what attention compares: projection, clipping, norms, rotation and extra keys.
 
-use candle_core::Tensor;
+use std::borrow::Cow;
+
+use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
+use crate::attention::options::AttentionInputs;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
-use crate::ops::Norm;
-use crate::position::TokenPositions;
+use crate::mask::AttentionMask;
+use crate::ops::{Norm, accumulate_dtype};
+use crate::position::{ScoreCall, TokenPositions};
 use crate::weights::NormWeights;
 
+/// Queries, keys and values `(b, s, heads, d)` ready for attention, extra keys included, and the whole mask.
+pub(super) struct Transformed<'a> {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub mask: Cow<'a, AttentionMask>,
+}
+
 impl MultiHeadAttention {
-    /// Whether queries, keys and values go into attention as they are projected.
-    pub(crate) fn is_untransformed(&self) -> bool {
-        self.qk_norm.is_none() && self.config.clip_qkv.is_none() && !self.config.position.scheme().rotates()
+    /// Projects and transforms the inputs of a padded call. Their mask has the position bias already, to which biases
+    /// that depend on the content are added here.
+    pub(super) fn transformed<'a>(
+        &self,
+        inputs: &AttentionInputs<'a>,
+        dtype: DType,
+        grid: Option<[usize; 2]>,
+    ) -> Result<Transformed<'a>> {
+        let [q, k, v] = self.project(inputs, dtype, &TokenPositions { grid, ..TokenPositions::default() })?;
+        let scale = self.config.resolved_scale();
+        let call = ScoreCall { q: &q, k: &k, qkv: &self.qkv, scale, state: &self.position };
+        let mask = match self.config.position.scheme().score_bias(&call)? {
+            Some(bias) => Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&bias)?)),
+            None => Cow::Borrowed(inputs.mask),
+        };
+        Ok(Transformed { q, k: self.append(k, 0)?, v: self.append(v, 1)?, mask })
     }
 
-    /// Projected queries, keys and values `(b, s, h, d)`, clipped, normalized and rotated.
-    pub(crate) fn transform(&self, [q, k, v]: [Tensor; 3], tokens: &TokenPositions) -> Result<[Tensor; 3]> {
+    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped, normalized and rotated.
+    pub(super) fn project(
+        &self,
+        inputs: &AttentionInputs,
+        dtype: DType,
+        tokens: &TokenPositions,
+    ) -> Result<[Tensor; 3]> {
+        let config = &self.config;
+        let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
+        let xs = [inputs.query, inputs.key, inputs.value];
+        if self.qk_norm.is_none() && config.clip_qkv.is_none() && !config.position.scheme().rotates() {
+            return self.qkv.forward(xs, sizes, dtype);
+        }
+        // Rounded once, after the transformations.
+        let [q, k, v] = self.qkv.forward(xs, sizes, accumulate_dtype(self.qkv.weight()))?;
         let (q, k) = (self.normalized(&self.clipped(q)?, 0)?, self.normalized(&self.clipped(k)?, 1)?);
-        let [q, k] = self.config.position.scheme().rotate(q, k, tokens)?;
-        Ok([q, k, self.clipped(v)?])
+        let [q, k] = config.position.scheme().rotate(q, k, tokens)?;
+        Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, self.clipped(v)?.to_dtype(dtype)?])
     }
 
-    /// [`transform`](Self::transform) of queries alone, of a layer without positions.
-    pub(crate) fn transform_queries(&self, q: Tensor) -> Result<Tensor> {
-        self.normalized(&self.clipped(q)?, 0)
+    /// The queries alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions.
+    pub(super) fn project_queries(&self, query: &Tensor, dtype: DType) -> Result<Tensor> {
+        let wide = accumulate_dtype(self.qkv.weight());
+        let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
+        Ok(self.normalized(&self.clipped(q)?, 0)?.to_dtype(dtype)?)
+    }
+
+    /// `xs` `(b, s, h_kv, d)`, then the learned token of `bias_kv` (0: key, 1: value), then the token of zeros.
+    fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
+        let (b, s, h_kv, d) = xs.dims4()?;
+        // candle cannot concatenate an empty tensor.
+        let mut tokens = if s == 0 { Vec::new() } else { vec![xs.clone()] };
+        if let Some(bias) = &self.bias_kv {
+            tokens.push(bias[which].to_dtype(xs.dtype())?.reshape((1, 1, h_kv, d))?.broadcast_as((b, 1, h_kv, d))?);
+        }
+        if self.config.add_zero_attn {
+            tokens.push(Tensor::zeros((b, 1, h_kv, d), xs.dtype(), xs.device())?);
+        }
+        match tokens.as_slice() {
+            [] => Ok(xs),
+            [only] => Ok(only.clone()),
+            _ => Ok(Tensor::cat(&tokens, 1)?),
+        }
     }
 
     fn clipped(&self, xs: Tensor) -> Result<Tensor> {
@@ -34,17 +92,17 @@ impl MultiHeadAttention {
         })
     }
 
-    /// `which`: 0 for queries, 1 for keys.
+    /// `xs` `(b, s, h, d)` normalized as queries (`which` is 0) or keys (1).
     fn normalized(&self, xs: &Tensor, which: usize) -> Result<Tensor> {
         match (&self.config.qk_norm, &self.qk_norm) {
-            (Some(norm), Some(weights)) => normalise(xs, norm, &weights[which]),
+            (Some(norm), Some(weights)) => normalize(xs, norm, &weights[which]),
             _ => Ok(xs.clone()),
         }
     }
 }
 
-/// The shape that a parameter of a norm has to have, which may be one a head.
-pub(crate) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
+/// The expected shape of a parameter of a norm: of rank 2 if it is per head.
+pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
     match (over, parameter.rank()) {
         (NormOver::AllHeads, _) => vec![h * d],
         (NormOver::Head, 2) => vec![h, d],
@@ -52,8 +110,8 @@ pub(crate) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize)
     }
 }
 
-/// xs `(b, s, h, d)`.
-pub(crate) fn normalise(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
+/// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
+fn normalize(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
     let xs = match norm.over {
         NormOver::Head => xs.clone(),
@@ -97,8 +155,8 @@ mod tests {
             for (kind, bias) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::RmsOffset, false)] {
                 let norm = QkNorm { kind, over, eps: 1e-6 };
                 let weights = NormWeights { weight: random(&dims), bias: bias.then(|| random(&dims)) };
-                let want = normalise(&xs, &norm, &weights).unwrap();
-                let (got, steps) = with_mock_device(|| normalise(&xs, &norm, &weights).unwrap());
+                let want = normalize(&xs, &norm, &weights).unwrap();
+                let (got, steps) = with_mock_device(|| normalize(&xs, &norm, &weights).unwrap());
                 assert_eq!((got.dims(), steps), (want.dims(), 1));
                 assert!(worst(&got, &want) < 1e-5, "{kind:?}, {over:?}, {dims:?}");
             }

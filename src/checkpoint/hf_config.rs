@@ -68,8 +68,8 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
         ("d_model", config.hidden_size),
         ("dim", config.hidden_size),
         ("n_embd", config.hidden_size),
-        ("head_dim", config.head_dim()),
-        ("num_key_value_heads", config.num_key_value_heads()),
+        ("head_dim", config.resolved_head_dim()),
+        ("num_key_value_heads", config.resolved_num_key_value_heads()),
     ];
     // A layer that lacks heads may lack key-value heads too, or all that would tell the size of one.
     let stated = stated.into_iter().take(if pruned == 0 { usize::MAX } else { 4 });

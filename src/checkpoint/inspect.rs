@@ -115,8 +115,8 @@ impl Checkpoint {
                 Ok(asked) => {
                     let HfAttentionConfig { config, mask, not_applied, .. } = &asked;
                     info.num_attention_heads = Some(config.num_attention_heads);
-                    info.num_key_value_heads = Some(config.num_key_value_heads());
-                    info.head_dim = Some(config.head_dim());
+                    info.num_key_value_heads = Some(config.resolved_num_key_value_heads());
+                    info.head_dim = Some(config.resolved_head_dim());
                     info.position = Some(config.position.to_string());
                     info.mask = Some(mask.to_string());
                     let missing = not_applied.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>();

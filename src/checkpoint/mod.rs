@@ -4,6 +4,7 @@ mod detect;
 mod header;
 mod hf_config;
 mod inspect;
+mod load;
 mod norms;
 mod open;
 mod position_weights;

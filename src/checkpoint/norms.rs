@@ -26,7 +26,7 @@ pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) 
     };
     let [q, k] = *found.unwrap_or(&NORMS[0]);
     let read = |name: &str, heads: usize| {
-        let d = config.head_dim();
+        let d = config.resolved_head_dim();
         let one = |name: &str| match norm.over {
             NormOver::AllHeads => source.get(name, &[heads * d]),
             NormOver::Head => match source.shape(name)? {
@@ -50,7 +50,7 @@ pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) 
         let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
         Ok::<_, Error>(NormWeights { weight: one(&format!("{name}.weight"))?, bias })
     };
-    Ok(Some([read(q, config.num_attention_heads)?, read(k, config.num_key_value_heads())?]))
+    Ok(Some([read(q, config.num_attention_heads)?, read(k, config.resolved_num_key_value_heads())?]))
 }
 
 /// StableLM has a norm module for each head.

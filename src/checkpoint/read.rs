@@ -76,7 +76,7 @@ impl AttentionWeights {
                 QkvWeights::Split(read_fused_bias(source, weights, bias, &sizes)?)
             }
         };
-        let o = read_linear(source, layout.o, sizes.rows_of_output, config.output_size(), false)?;
+        let o = read_linear(source, layout.o, sizes.rows_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
         let weights = Self {
             qkv,
@@ -104,9 +104,9 @@ struct Sizes {
 
 impl Sizes {
     fn new(config: &AttentionConfig) -> Self {
-        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
-        let (d, d_v) = (config.head_dim(), config.value_head_dim());
-        let inputs = [config.query_size(), config.key_size(), config.value_size()];
+        let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
+        let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
+        let inputs = [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()];
         Self { heads: [(h, d), (h_kv, d), (h_kv, d_v)], inputs, rows_of_output: (h, d_v) }
     }
 
@@ -205,7 +205,9 @@ fn read_score<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<O
             let allowed = format!("additive: the checkpoint holds `{}`", source.full_name(SCORE));
             Err(Error::config("scoring", "scaled dot product", allowed))
         }
-        (Scoring::Additive, _) => Ok(Some(source.get(SCORE, &[config.num_attention_heads, config.head_dim()])?)),
+        (Scoring::Additive, _) => {
+            Ok(Some(source.get(SCORE, &[config.num_attention_heads, config.resolved_head_dim()])?))
+        }
     }
 }
 

@@ -27,7 +27,7 @@ impl AttentionWeights {
         let [q, k, v] = writer.split(&self.qkv)?;
         writer.check(self, [&q, &k, &v])?;
         let mut tensors = BTreeMap::new();
-        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         match layout.qkv {
             QkvNames::Split(names) => {
                 for (names, (dense, heads)) in names.into_iter().zip([(&q, h), (&k, h_kv), (&v, h_kv)]) {
@@ -136,8 +136,12 @@ impl Writer<'_> {
     }
 
     fn rows(&self) -> [usize; 3] {
-        let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
-        [h * self.config.head_dim(), h_kv * self.config.head_dim(), h_kv * self.config.value_head_dim()]
+        let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
+        [
+            h * self.config.resolved_head_dim(),
+            h_kv * self.config.resolved_head_dim(),
+            h_kv * self.config.resolved_value_head_dim(),
+        ]
     }
 
     /// Queries, keys and values each for itself.
@@ -151,7 +155,7 @@ impl Writer<'_> {
             };
             Ok([part(0)?, part(1)?, part(2)?])
         };
-        let ordered = crate::weights::in_order(qkv, rows, self.config.num_key_value_heads())?;
+        let ordered = crate::weights::in_order(qkv, rows, self.config.resolved_num_key_value_heads())?;
         match ordered.as_ref().unwrap_or(qkv) {
             QkvWeights::Split(parts) => Ok(*parts.clone()),
             QkvWeights::Packed(all) => cut(all),
@@ -161,7 +165,7 @@ impl Writer<'_> {
 
     fn check(&self, weights: &AttentionWeights, [q, k, v]: [&LinearWeights; 3]) -> Result<()> {
         let (layout, config) = (self.layout, self.config);
-        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         if h != h_kv && !GROUPED.contains(&layout.name) {
             let what = format!("{h_kv} key-value heads of {h} heads");
             return Err(self.cannot(&what, &format!("one whose families have them, such as {}", GROUPED.join(", "))));
@@ -177,13 +181,13 @@ impl Writer<'_> {
             let what = format!("biases of [{}]", parts.collect::<Vec<_>>().join(", "));
             return Err(self.cannot(&what, "one whose families have just these"));
         }
-        let sizes = [config.query_size(), config.key_size(), config.value_size()];
+        let sizes = [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()];
         let one_input = matches!(layout.qkv, QkvNames::Fused(..) | QkvNames::FusedSplitBias(..));
         let pair = matches!(layout.qkv, QkvNames::Pair(..));
         if one_input && sizes != [sizes[0]; 3] || pair && sizes[1] != sizes[2] {
             return Err(self.cannot(&format!("inputs of {sizes:?} numbers"), "one with a weight for each"));
         }
-        let even = config.head_dim() == config.value_head_dim();
+        let even = config.resolved_head_dim() == config.resolved_value_head_dim();
         match layout.qkv {
             QkvNames::Fused(_, FusedOrder::Grouped) if !even => {
                 return Err(self.cannot("value heads of another size", "one that keeps values apart"));
@@ -207,7 +211,7 @@ impl Writer<'_> {
     }
 
     fn fused(&self, [q, k, v]: [&LinearWeights; 3], order: FusedOrder) -> Result<LinearWeights> {
-        let h_kv = self.config.num_key_value_heads();
+        let h_kv = self.config.resolved_num_key_value_heads();
         // Groups of the rows of each, then of all: the reverse of reading.
         let groups = match order {
             FusedOrder::Blocks => return joined(&[q, k, v]),

@@ -98,7 +98,7 @@ impl<'a> Layer<'a> {
     /// Adds to `config`, which has the sizes, what the model does in this layer: scale, cap, norms, positions.
     pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
         let mut config = config;
-        let d = config.head_dim();
+        let d = config.resolved_head_dim();
         config.scale = self.scale(d)?;
         config.softcap = self.float("attn_logit_softcapping");
         let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));

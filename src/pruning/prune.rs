@@ -51,7 +51,7 @@ struct Kept {
 
 impl Kept {
     fn new(config: &AttentionConfig, pruned: &[usize]) -> Self {
-        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let q: Vec<usize> = (0..h).filter(|head| !pruned.contains(head)).collect();
         let group = h / h_kv.max(1);
         let asking = |kv: usize| q.iter().filter(|head| **head / group == kv).count();
@@ -64,8 +64,8 @@ impl Kept {
     fn config(&self, config: &AttentionConfig) -> AttentionConfig {
         let mut config = config
             .clone()
-            .with_head_dim(config.head_dim())
-            .with_value_head_dim(config.value_head_dim())
+            .with_head_dim(config.resolved_head_dim())
+            .with_value_head_dim(config.resolved_value_head_dim())
             .with_num_key_value_heads(self.kv.len());
         config.position.prune(&self.q, config.num_attention_heads);
         config.num_attention_heads = self.q.len();
@@ -75,7 +75,7 @@ impl Kept {
     fn weights(&self, config: &AttentionConfig, weights: AttentionWeights) -> Result<AttentionWeights> {
         let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
         let QkvWeights::Split(parts) = qkv else { unreachable!("a layer gives its projections apart") };
-        let (h, h_kv) = (config.num_attention_heads, config.num_key_value_heads());
+        let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let [q, k, v] = *parts;
         let per_head = |t: &Tensor, heads: usize, kept: &[usize], dim: usize| -> Result<Tensor> {
             let mut dims = t.dims().to_vec();

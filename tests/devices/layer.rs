@@ -61,10 +61,10 @@ impl Layer {
             let (b, s, width) = t.dims3().unwrap();
             t.reshape((b, s, heads, width / heads)).unwrap()
         };
-        let (h, h_kv) = (self.config.num_attention_heads, self.config.num_key_value_heads());
+        let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
         let [q, k, v] = [("q_proj", xs, h), ("k_proj", memory, h_kv), ("v_proj", memory, h_kv)]
             .map(|(name, xs, count)| heads(self.project(name, xs), count));
-        let (context, _) = naive::attend(&q, &k, &v, &Score::Dot(self.config.scale()), sees);
+        let (context, _) = naive::attend(&q, &k, &v, &Score::Dot(self.config.resolved_scale()), sees);
         self.project("o_proj", &context.flatten_from(2).unwrap())
     }
 
@@ -231,7 +231,7 @@ pub fn with_positions(device: &Device) {
     let mut verdict = Verdict::default();
     let plain = || AttentionConfig::new(64, 4).with_num_key_value_heads(2).with_head_dim(32);
     let rotary = || Rotary::default().with_theta(30.0);
-    let norm = |kind, over| plain().with_qk_norm(QkNorm { kind, over, eps: 1e-6 });
+    let norm = |kind, over| plain().with_qk_norm(QkNorm::new(kind, over, 1e-6));
     let configs = [
         plain().with_position(Position::Rotary(rotary())),
         plain().with_position(Position::Rotary(rotary().with_dim(16).with_style(RotaryStyle::Interleaved))),

@@ -30,7 +30,7 @@ fn layer(config: &AttentionConfig, random: &mut Random) -> MultiHeadAttention {
 
 fn configs() -> Vec<AttentionConfig> {
     let base = || AttentionConfig::new(24, 4);
-    let norm = QkNorm { kind: NormKind::Rms, over: NormOver::Head, eps: 1e-6 };
+    let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-6);
     vec![
         base(),
         base().with_num_key_value_heads(2).with_position(Position::Rotary(Rotary::default().with_theta(50.0))),
@@ -180,7 +180,7 @@ fn a_copy_is_filled_for_itself() {
     let causal = AttentionMask::causal();
     let mut cache = KvCache::fixed(8);
     in_chunks(&layer, &xs, &causal, &mut cache, &[4]);
-    let mut copy = cache.copy().unwrap();
+    let mut copy = cache.try_clone().unwrap();
     let other = random.tensor(&[1, 4, 24], DType::F32);
     in_chunks(&layer, &other, &causal, &mut copy, &[4]);
     let rest = xs.narrow(1, 4, 4).unwrap();
@@ -282,5 +282,5 @@ fn what_is_wrong_is_named_and_changes_nothing() {
     assert!(fresh.is_empty());
     let inputs = AttentionInputs::self_attention(&xs, &causal);
     let rotating = layer.attend_cached_rows(&inputs, &[1, 2], &mut KvCache::rotating(3), &options());
-    says(rotating, &["a rotating cache's rows", "rows of one length"]);
+    says(rotating, &["the batch of a rotating cache", "sequences of one length"]);
 }

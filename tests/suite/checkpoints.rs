@@ -284,7 +284,10 @@ fn shapes_are_checked_by_name() {
 
     let source = VarBuilder::from_tensors(tensors(split), DType::F32, &CPU);
     let config = infer_config(&source, 2).unwrap();
-    assert_eq!((config.num_key_value_heads(), config.head_dim(), config.value_head_dim()), (1, 2, 2));
+    assert_eq!(
+        (config.resolved_num_key_value_heads(), config.resolved_head_dim(), config.resolved_value_head_dim()),
+        (1, 2, 2)
+    );
     says(infer_config(&source, 3), &["num_attention_heads = 3", "a divisor of 4"]);
     says(infer_config(&source, 0), &["num_attention_heads = 0"]);
     says(infer_config(&source, 1), &["num_attention_heads = 1", "a divisor of 2, the rows of the key projection"]);
@@ -305,12 +308,12 @@ fn config_json_gives_heads_and_scale() {
     let json =
         serde_json::json!({"num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e4, "head_dim": 6});
     let config = read(llama, json).unwrap();
-    assert_eq!(config.config.num_key_value_heads(), 2);
+    assert_eq!(config.config.resolved_num_key_value_heads(), 2);
     assert_eq!(config.not_applied, [("rope_theta".to_string(), "rotary positions")]);
     let gemma = read(llama, serde_json::json!({"num_attention_heads": 4, "query_pre_attn_scalar": 16.0})).unwrap();
-    assert_eq!(gemma.config.scale(), 0.25);
+    assert_eq!(gemma.config.resolved_scale(), 0.25);
     let granite = read(llama, serde_json::json!({"num_attention_heads": 4, "attention_multiplier": 0.5})).unwrap();
-    assert_eq!(granite.config.scale(), 0.5);
+    assert_eq!(granite.config.resolved_scale(), 0.5);
     // The configuration of another, larger model.
     let other = read(bert, serde_json::json!({"num_attention_heads": 4, "hidden_size": 1024}));
     says(other, &["hidden_size = 1024", "as the weights under `bert.encoder.layer.0.attention` have it"]);

@@ -152,7 +152,7 @@ fn finite_differences_for_each_scoring_mask_and_projection() {
     for scoring in [Scoring::ScaledDotProduct, Scoring::Additive] {
         for (form, config, mut tensors) in forms() {
             let config = config.with_scoring(scoring);
-            let score = [config.num_attention_heads, config.head_dim()];
+            let score = [config.num_attention_heads, config.resolved_head_dim()];
             if scoring == Scoring::Additive {
                 tensors.push(("score.weight", &score));
             }
@@ -163,7 +163,7 @@ fn finite_differences_for_each_scoring_mask_and_projection() {
                 let what = format!("{scoring:?}, {form}, {mask}");
                 let query = Var::from_tensor(&random.tensor(&[B, S_Q, 6], DType::F64)).unwrap();
                 let memory = Var::from_tensor(&random.tensor(&[B, S_KV, 6], DType::F64)).unwrap();
-                let weighting = random.tensor(&[B, S_Q, config.output_size()], DType::F64);
+                let weighting = random.tensor(&[B, S_Q, config.resolved_output_size()], DType::F64);
                 let inputs = AttentionInputs::cross_attention(&query, &memory, &mask);
                 let loss = || loss(&layer, &inputs, &weighting);
                 let grads = loss().backward().unwrap();

@@ -247,7 +247,7 @@ fn large_windows_and_layer_numbers() {
 
 #[test]
 fn norms_have_to_fit() {
-    let norm = |over| QkNorm { kind: NormKind::Rms, over, eps: 1e-6 };
+    let norm = |over| QkNorm::new(NormKind::Rms, over, 1e-6);
     let config = AttentionConfig::new(8, 4).with_num_key_value_heads(2);
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU);
     let weights = MultiHeadAttention::new(&config, vb).unwrap().weights().unwrap();
@@ -268,7 +268,7 @@ fn norms_have_to_fit() {
     let half = ones(&[2]).to_dtype(DType::F16).unwrap();
     says(make(head, half, ones(&[2]), None), &["q_norm has dtype f16, expected f32"]);
     for eps in [-1e-5, f64::NAN, f64::INFINITY] {
-        let norm = QkNorm { eps, ..norm(head) };
+        let norm = QkNorm::new(NormKind::Rms, head, eps);
         says(config.clone().with_qk_norm(norm).validate(), &["qk_norm eps", "a finite number from 0"]);
     }
 }

@@ -69,7 +69,7 @@ fn what_does_not_fit_is_named() {
     says(table.attend_with(&inputs, &options.with_grid([2, 3])), &["grid", "relative grid(2 x 2 patches"]);
     for mut cache in [KvCache::growing(), KvCache::cross()] {
         for layer in [&rotary, &table] {
-            says(layer.attend_cached(&inputs, &mut cache, &options), &["position", "whole inputs"]);
+            says(layer.attend_cached(&inputs, &mut cache, &options), &["position", "whole sequence"]);
         }
     }
     let says_of = |position: Position, parts: &[&str]| {

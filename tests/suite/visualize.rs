@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel, ForwardOptions, MapOptions, SentenceEncoder};
 use candle_attention::visualize::{AttentionMaps, TerminalColor};
-use candle_attention::{AttentionMask, Observe};
+use candle_attention::{AttentionMask, ObserveOptions};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, fixture, numbers, says};
@@ -225,12 +225,12 @@ fn a_model_shows_where_it_looks_in_a_pair() {
     let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
     let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
-    let what = Observe::default().with_weights(true);
+    let what = ObserveOptions::default().with_attention_weights(true);
     let forward = ForwardOptions::default().with_observe(&[0, 1], &what);
     let types = row(vec![0, 0, 0, 0, 1, 1, 1, 1]);
     let forwarded = model.forward_with(&row(ids), Some(&types), &AttentionMask::full(), &forward).unwrap();
     for (layer, observed) in forwarded.observed {
-        let want = observed.weights.unwrap().get(0).unwrap();
+        let want = observed.attention_weights.unwrap().get(0).unwrap();
         for head in 0..want.dims()[0] {
             let want = want.get(head).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
             assert_eq!(maps.weights(layer, head).unwrap(), want);

@@ -1,5 +1,5 @@
-//! Self-attention over rows of unequal length without padding, by operations on tensors: on GPUs, and on the CPU for
-//! layers with more between projection and attention than the pass over plain numbers knows.
+//! Ragged self-attention by operations on tensors, with a fused kernel: on GPUs, and on the CPU for layers with more
+//! between projection and kernel than the buffers of `cpu` support.
 
 use candle_core::Tensor;
 
@@ -12,9 +12,9 @@ use crate::position::{RaggedSupport, TokenPositions};
 use crate::sdpa::{fused, ragged_backend};
 
 impl MultiHeadAttention {
-    /// `xs` `(tokens, query_size)`, sequence `i` being the tokens `offsets[i] .. offsets[i + 1]` → `(tokens, output_size)`.
-    /// `None` if padding is needed: for gradients, where no fused kernel runs, with positions that are of a whole batch.
-    pub(crate) fn ragged_of_tensors(
+    /// `xs` `(tokens, query_size)`, where sequence `i` has the tokens `offsets[i] .. offsets[i + 1]` → `(tokens, output_size)`.
+    /// `None` if the batch has to be padded: for gradients, without a fused kernel, for some position schemes.
+    pub(super) fn attend_ragged_tensors(
         &self,
         xs: &Tensor,
         offsets: &[usize],

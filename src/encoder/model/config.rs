@@ -187,7 +187,7 @@ impl BertConfig {
         let mut config = self.attention();
         let pruned = self.pruned_heads.of_layer(index);
         if !pruned.is_empty() {
-            config.head_dim = Some(config.head_dim());
+            config.head_dim = Some(config.resolved_head_dim());
             config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
         }
         as_in_model(&self.keys, source, config, &pruned)

@@ -2,7 +2,7 @@ use candle_core::{Module, Tensor};
 use candle_nn::ops::dropout;
 
 use crate::attention::ragged::Buffers;
-use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention, Observe, Observed};
+use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::{FeedForward, Inner};
@@ -91,8 +91,8 @@ impl Layer {
         xs: &Tensor,
         mask: &AttentionMask,
         options: &AttentionOptions,
-        observe: Option<&Observe>,
-    ) -> Result<(Tensor, Option<Observed>)> {
+        observe: Option<&ObserveOptions>,
+    ) -> Result<(Tensor, Option<AttentionStats>)> {
         let own = mask.clone().and(self.mask.clone());
         let mut seen = None;
         let attend = |xs: &Tensor| -> Result<PendingBias> {
@@ -112,7 +112,7 @@ impl Layer {
     /// As [`forward`](Self::forward) on texts of these lengths that lie one after the other, `(1, tokens, hidden)`.
     pub fn forward_texts(&self, xs: &Tensor, lengths: &[usize], shared: &BatchCache) -> Result<Tensor> {
         let attend = |xs: &Tensor| {
-            let attended = self.attention.ragged(&xs.squeeze(0)?, lengths, &self.mask, shared)?;
+            let attended = self.attention.attend_ragged_pending(&xs.squeeze(0)?, lengths, &self.mask, shared)?;
             attended.map(|ys| ys.unsqueeze(0))
         };
         self.around(xs, attend, false)
@@ -153,7 +153,7 @@ impl Layer {
     }
 
     pub fn runs_on_rows(&self) -> bool {
-        self.inner_norm.is_none() && self.attention.runs_on_rows() && self.feed_forward.runs_on_rows()
+        self.inner_norm.is_none() && self.attention.supports_cpu_ragged() && self.feed_forward.runs_on_rows()
     }
 
     /// As [`forward`](Self::forward), in place, on rows that lie one after the other; call only if
@@ -168,7 +168,7 @@ impl Layer {
         let tokens = starts.last().copied().unwrap_or(0);
         let LayerBuffers { attention, inner, outer, normalised } = buffers;
         if !self.pre_norm {
-            self.attention.attend_rows(hidden, starts, &self.mask, attention, outer)?;
+            self.attention.attend_ragged_cpu(hidden, starts, &self.mask, attention, outer)?;
             if let Some(norm) = &self.attention_norm {
                 norm.add_rows(isa, hidden, Some(outer))?;
             }
@@ -176,7 +176,7 @@ impl Layer {
             return self.output_norm.add_rows(isa, hidden, Some(outer));
         }
         normalise(isa, hidden, self.attention_norm.as_ref(), normalised)?;
-        self.attention.attend_rows(normalised, starts, &self.mask, attention, outer)?;
+        self.attention.attend_ragged_cpu(normalised, starts, &self.mask, attention, outer)?;
         add(hidden, outer);
         normalise(isa, hidden, Some(&self.output_norm), normalised)?;
         self.feed_forward.forward_rows(normalised, tokens, inner, outer)?;

@@ -1,6 +1,6 @@
 use candle_core::Tensor;
 
-use crate::attention::{AttentionOptions, Observe, Observed};
+use crate::attention::{AttentionOptions, AttentionStats, ObserveOptions};
 use crate::error::{Error, Result};
 use crate::macros::setters;
 
@@ -15,7 +15,7 @@ pub struct ForwardOptions<'a> {
     /// [`AttentionOptions::head_mask`](crate::AttentionOptions).
     pub head_masks: Option<&'a [Tensor]>,
     /// What to tell of the attention weights of which layers.
-    pub observe: Option<(&'a [usize], &'a Observe)>,
+    pub observe: Option<(&'a [usize], &'a ObserveOptions)>,
 }
 
 /// What a model gives back.
@@ -25,7 +25,7 @@ pub struct Forwarded {
     /// Hidden states `(b, s, hidden_size)`.
     pub hidden: Tensor,
     /// The layers asked for, in the order of the model, each with what was seen of its weights.
-    pub observed: Vec<(usize, Observed)>,
+    pub observed: Vec<(usize, AttentionStats)>,
 }
 
 impl<'a> ForwardOptions<'a> {
@@ -38,7 +38,7 @@ impl<'a> ForwardOptions<'a> {
 
     /// Sets what to tell of the attention weights of `layers`.
     #[must_use]
-    pub fn with_observe(mut self, layers: &'a [usize], what: &'a Observe) -> Self {
+    pub fn with_observe(mut self, layers: &'a [usize], what: &'a ObserveOptions) -> Self {
         self.observe = Some((layers, what));
         self
     }
@@ -59,7 +59,7 @@ impl<'a> ForwardOptions<'a> {
         options
     }
 
-    pub(crate) fn observed_in(&self, index: usize) -> Option<&'a Observe> {
+    pub(crate) fn observed_in(&self, index: usize) -> Option<&'a ObserveOptions> {
         self.observe.filter(|(layers, _)| layers.contains(&index)).map(|(_, what)| what)
     }
 }

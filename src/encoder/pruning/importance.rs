@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor, Var};
 use tokenizers::Encoding;
 
-use crate::attention::Observe;
+use crate::attention::ObserveOptions;
 use crate::encoder::model::hidden::Hidden;
 use crate::encoder::model::options::{ForwardOptions, Forwarded};
 use crate::encoder::sentence::SentenceEncoder;
@@ -131,7 +131,7 @@ impl Measure<'_> {
 
     fn by_entropy(&mut self, batch: &[&Encoding]) -> Result<()> {
         let layers: Vec<usize> = (0..self.sums.len()).collect();
-        let what = Observe::default().with_entropy(true);
+        let what = ObserveOptions::default().with_entropy(true);
         let (forwarded, _) = self.embed(batch, &ForwardOptions::default().with_observe(&layers, &what))?;
         for (layer, observed) in forwarded.observed {
             let Some(entropy) = observed.entropy.filter(|entropy| entropy.elem_count() > 0) else { continue };

@@ -1,6 +1,6 @@
 use tokenizers::Encoding;
 
-use crate::attention::Observe;
+use crate::attention::ObserveOptions;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::options::ForwardOptions;
 use crate::encoder::text::batches::Texts;
@@ -43,7 +43,7 @@ impl Texts {
             Some(layers) => layers.clone(),
             None => (0..model.heads().len()).collect(),
         };
-        let mut what = Observe::default().with_weights(true);
+        let mut what = ObserveOptions::default().with_attention_weights(true);
         what.heads = options.heads.clone();
         let forward = ForwardOptions::default().with_observe(&layers, &what);
         let _place = self.gate.enter();
@@ -58,7 +58,7 @@ impl Texts {
         let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(&title);
         for (layer, observed) in forwarded.observed {
             // A layer whose heads are all pruned has nothing to show.
-            let Some(weights) = observed.weights.filter(|weights| weights.elem_count() > 0) else { continue };
+            let Some(weights) = observed.attention_weights.filter(|weights| weights.elem_count() > 0) else { continue };
             maps = match &options.heads {
                 Some(heads) => maps.with_heads(layer, heads, &weights)?,
                 None => maps.with_layer(layer, &weights)?,

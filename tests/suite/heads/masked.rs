@@ -1,6 +1,8 @@
 //! Heads turned down or off for a call.
 
-use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, Observe};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, ObserveOptions,
+};
 use candle_core::{DType, Tensor, Var};
 
 use super::{CPU, layer};
@@ -22,7 +24,7 @@ fn heads_are_masked_on_every_path() {
     let rows = Tensor::stack(&[&head_mask, &head_mask], 0).unwrap();
     let by_row = layer.attend_with(&inputs, &AttentionOptions::default().with_head_mask(&rows)).unwrap().output;
     assert_close("by row", &by_row, &fused, 0.0);
-    let observed = layer.observe(&inputs, &options, &Observe::default()).unwrap().output;
+    let observed = layer.observe(&inputs, &options, &ObserveOptions::default()).unwrap().output;
     assert_close("observed", &observed, &fused, 1e-6);
     let causal = AttentionMask::causal();
     let one = xs.narrow(0, 0, 1).unwrap();

@@ -1,7 +1,9 @@
 //! What is told of attention weights beside a call.
 
 use candle_attention::position::{Alibi, Disentangled, Rotary, T5RelativeBias};
-use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Observe, Position, Scoring};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, ObserveOptions, Position, Scoring,
+};
 use candle_core::{DType, Tensor};
 
 use super::{CPU, layer};
@@ -57,10 +59,10 @@ fn observed_is_what_the_weights_say() {
                     .unwrap()
                     .attention_weights
                     .unwrap();
-                let ask = Observe::default()
+                let ask = ObserveOptions::default()
                     .with_heads(&heads)
                     .with_queries(&queries)
-                    .with_weights(true)
+                    .with_attention_weights(true)
                     .with_entropy(true)
                     .with_mean_distance(true)
                     .with_top_k(2);
@@ -68,7 +70,7 @@ fn observed_is_what_the_weights_say() {
                 assert_within(&what, &observed.output, &plain, 0.0);
                 let index = |of: &[usize]| Tensor::new(of.iter().map(|&i| i as u32).collect::<Vec<_>>(), &CPU).unwrap();
                 let want = weights.index_select(&index(&heads), 1).unwrap().index_select(&index(&queries), 2).unwrap();
-                assert_close(&what, observed.weights.as_ref().unwrap(), &want, 1e-6);
+                assert_close(&what, observed.attention_weights.as_ref().unwrap(), &want, 1e-6);
 
                 let rows = numbers(&want);
                 let keys = want.dims()[3];
@@ -90,7 +92,7 @@ fn observed_is_what_the_weights_say() {
                     assert_close(&format!("{name}, {what}"), &got, &want, 1e-5);
                 }
                 let top = observed.top_keys.unwrap();
-                let (places, largest) = (numbers(&top.keys), numbers(&top.weights));
+                let (places, largest) = (numbers(&top.keys), numbers(&top.attention_weights));
                 for (row, weights) in rows.chunks(keys).enumerate() {
                     let mut sorted = weights.to_vec();
                     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -113,7 +115,7 @@ fn long_inputs_are_observed_in_blocks() {
     let mask = AttentionMask::causal();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
     let options = AttentionOptions::default();
-    let ask = Observe::default().with_entropy(true).with_top_k(3);
+    let ask = ObserveOptions::default().with_entropy(true).with_top_k(3);
     let all = layer.observe(&inputs, &options, &ask).unwrap();
     let (entropy, top) = (all.entropy.unwrap(), all.top_keys.unwrap());
     assert_eq!((entropy.dims(), top.keys.dims()), (&[1, 2, 1500][..], &[1, 2, 1500, 3][..]));
@@ -133,12 +135,12 @@ fn what_cannot_be_observed_is_named() {
     let mask = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
     let options = AttentionOptions::default();
-    let observe = |what: Observe| layer.observe(&inputs, &options, &what);
-    says(observe(Observe::default().with_heads(&[0, 2])), &["a head to observe is 2", "less than 2"]);
-    says(observe(Observe::default().with_queries(&[4])), &["a query to observe is 4", "less than 4"]);
-    says(observe(Observe::default().with_top_k(5)), &["top_k = 5", "1 to 4"]);
-    says(observe(Observe::default().with_top_k(0)), &["top_k = 0"]);
-    let nothing = observe(Observe::default().with_heads(&[]).with_entropy(true)).unwrap();
+    let observe = |what: ObserveOptions| layer.observe(&inputs, &options, &what);
+    says(observe(ObserveOptions::default().with_heads(&[0, 2])), &["a head to observe is 2", "less than 2"]);
+    says(observe(ObserveOptions::default().with_queries(&[4])), &["a query to observe is 4", "less than 4"]);
+    says(observe(ObserveOptions::default().with_top_k(5)), &["top_k = 5", "1 to 4"]);
+    says(observe(ObserveOptions::default().with_top_k(0)), &["top_k = 0"]);
+    let nothing = observe(ObserveOptions::default().with_heads(&[]).with_entropy(true)).unwrap();
     assert_eq!(nothing.entropy.unwrap().dims(), [1, 0, 4]);
     let short = Tensor::zeros(3, DType::F32, &CPU).unwrap();
     says(layer.attend_with(&inputs, &options.with_head_mask(&short)), &["head_mask has shape [3]", "[2] or [1, 2]"]);

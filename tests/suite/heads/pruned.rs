@@ -16,7 +16,7 @@ use crate::common::{Random, assert_within, says};
 fn pruned_equals_masked() {
     let plain = AttentionConfig::new(24, 6);
     let grouped = plain.clone().with_num_key_value_heads(2);
-    let norm = QkNorm { kind: NormKind::Rms, over: NormOver::Head, eps: 1e-5 };
+    let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-5);
     let configs = [
         plain.clone(),
         grouped.clone().with_qk_norm(norm).with_position(Position::Rotary(Rotary::default())),
@@ -41,7 +41,7 @@ fn pruned_equals_masked() {
             let want = layer.attend_with(&inputs, &options.with_head_mask(&head_mask)).unwrap().output;
             let smaller = layer.prune_heads(&pruned).unwrap();
             assert_eq!(smaller.config().num_attention_heads, 6 - pruned.len());
-            assert_eq!(smaller.config().scale(), config.scale());
+            assert_eq!(smaller.config().resolved_scale(), config.resolved_scale());
             let got = smaller.attend_with(&inputs, &options).unwrap().output;
             assert_within(&what, &got, &want, 1e-6);
             if i < 2 {
@@ -56,20 +56,20 @@ fn pruned_equals_masked() {
                 tensors.values().map(Tensor::elem_count).sum::<usize>()
             };
             // Of uneven groups some keys and values are there twice.
-            if config.num_key_value_heads() == 6 || pruned.len() % 3 == 0 {
+            if config.resolved_num_key_value_heads() == 6 || pruned.len() % 3 == 0 {
                 assert_eq!(parameters(&smaller) < parameters(&layer), !pruned.is_empty(), "{what}");
             }
         }
     }
     says(layer(&configs[0], 1).prune_heads(&[6]), &["a head to prune is 6", "less than 6"]);
-    let over_all = QkNorm { kind: NormKind::Rms, over: NormOver::AllHeads, eps: 1e-5 };
+    let over_all = QkNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5);
     says(layer(&configs[0].clone().with_qk_norm(over_all), 1).prune_heads(&[1]), &["every head is in it"]);
 }
 
 /// A pruned layer is one of its own: training the whole one on does not reach it.
 #[test]
 fn a_pruned_layer_shares_nothing() {
-    let norm = QkNorm { kind: NormKind::Layer, over: NormOver::Head, eps: 1e-5 };
+    let norm = QkNorm::new(NormKind::Layer, NormOver::Head, 1e-5);
     let disentangled = Position::Disentangled(Disentangled::new(4).with_norm_eps(1e-5));
     for config in
         [AttentionConfig::new(24, 6).with_qk_norm(norm), AttentionConfig::new(24, 6).with_position(disentangled)]

@@ -1,0 +1,133 @@
+//! One call of a layer: its checks, its options and its description for `sdpa`.
+
+use std::borrow::Cow;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::attention::MultiHeadAttention;
+use crate::attention::options::{AttentionInputs, AttentionOptions};
+use crate::error::{Error, Result};
+use crate::mask::{AttentionMask, AttnShape};
+use crate::ops::accumulate_dtype;
+use crate::position::BiasCall;
+use crate::position::ragged::BatchCache;
+use crate::sdpa;
+use crate::sdpa::{Call, DeviceKind, SdpaOptions};
+use crate::tensor::same_dtype_and_device;
+
+impl MultiHeadAttention {
+    /// The description of a call over `s_kv` keys, from which backends are chosen.
+    pub(super) fn call(&self, inputs: &AttentionInputs, options: &SdpaOptions, s_kv: usize) -> Result<Call> {
+        let config = &self.config;
+        let (b, s_q, _) = inputs.query.dims3()?;
+        let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
+        let tracked = [inputs.query, inputs.key, inputs.value].into_iter().chain(self.bias_kv.iter().flatten());
+        let tracked = tracked.chain(&self.score).chain(&self.sinks).chain(norms).any(Tensor::track_op);
+        let mut call = Call {
+            shape: AttnShape { b, h: config.num_attention_heads, s_q, s_kv },
+            h_kv: config.resolved_num_key_value_heads(),
+            d: config.resolved_head_dim(),
+            d_v: config.resolved_value_head_dim(),
+            dtype: accumulate_dtype(self.qkv.weight()),
+            device: DeviceKind::of(inputs.query.device()),
+            tracks_gradient: tracked
+                || self.position.tracks_gradient()
+                || self.qkv.tracks_gradient()
+                || inputs.mask.tracks_gradient(),
+        };
+        // Elements that would be rounded before their next product anyway are not kept in f32.
+        if self.qkv.weight().dtype() == DType::BF16
+            && sdpa::runs_on_cpu_kernel(&call, options)
+            && self.qkv.rounds_to_bf16()?
+        {
+            call.dtype = DType::BF16;
+        }
+        Ok(call)
+    }
+
+    /// The mask of a call with the bias that depends on positions alone. `starts` and `cache` as in [`BiasCall`].
+    pub(super) fn mask_with_bias<'a>(
+        &self,
+        inputs: &AttentionInputs<'a>,
+        s_q: usize,
+        s_kv: usize,
+        starts: Option<&[usize]>,
+        cache: Option<&BatchCache>,
+    ) -> Result<Cow<'a, AttentionMask>> {
+        Ok(match self.position_bias(s_q, s_kv, starts, inputs.query.device(), cache)? {
+            Some(bias) => Cow::Owned(inputs.mask.clone().and(bias)),
+            None => Cow::Borrowed(inputs.mask),
+        })
+    }
+
+    /// The term that positions alone add to the scores, if the scheme has one. `starts` and `cache` as in [`BiasCall`].
+    pub(super) fn position_bias(
+        &self,
+        s_q: usize,
+        s_kv: usize,
+        starts: Option<&[usize]>,
+        device: &Device,
+        cache: Option<&BatchCache>,
+    ) -> Result<Option<AttentionMask>> {
+        let (heads, scale) = (self.config.num_attention_heads, self.config.resolved_scale());
+        let state = &self.position;
+        self.config.position.scheme().bias(&BiasCall { heads, scale, s_q, s_kv, starts, device, state, cache })
+    }
+
+    /// The options of the layer and of the call for `sdpa`.
+    pub(super) fn sdpa_options<'a>(
+        &'a self,
+        inputs: &AttentionInputs<'a>,
+        options: &AttentionOptions,
+    ) -> SdpaOptions<'a> {
+        SdpaOptions {
+            scale: Some(self.config.resolved_scale()),
+            appended_keys: usize::from(self.bias_kv.is_some()) + usize::from(self.config.add_zero_attn),
+            softcap: self.config.softcap,
+            sinks: self.sinks.as_ref(),
+            additive: self.score.as_ref(),
+            dropout: if options.train { self.config.dropout } else { 0.0 },
+            return_attention_weights: options.return_attention_weights,
+            backend: options.backend,
+            ..SdpaOptions::new(inputs.mask)
+        }
+    }
+
+    /// Checks inputs and options against the configuration.
+    pub(super) fn check(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
+        if let Some([rows, columns]) = options.grid
+            && !self.config.position.scheme().uses_grid()
+        {
+            let allowed = format!("none: the layer's positions are {}", self.config.position);
+            return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));
+        }
+        let AttentionInputs { query, key, value, .. } = *inputs;
+        if let Some(mask) = options.head_mask {
+            let (b, h) = (query.dims().first().copied().unwrap_or(0), self.config.num_attention_heads);
+            if mask.dims() != [h] && mask.dims() != [b, h] {
+                return Err(Error::shape("head_mask", mask.dims(), format!("[{h}] or [{b}, {h}]")));
+            }
+            if !mask.dtype().is_float() {
+                return Err(Error::dtype("head_mask", mask.dtype(), "a floating dtype"));
+            }
+            same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
+        }
+        let sizes =
+            [self.config.resolved_query_size(), self.config.resolved_key_size(), self.config.resolved_value_size()];
+        let named = [("query", query, sizes[0]), ("key", key, sizes[1]), ("value", value, sizes[2])];
+        for (name, tensor, size) in named {
+            if tensor.rank() != 3 || tensor.dims()[2] != size {
+                let s = if name == "query" { "s_q" } else { "s_kv" };
+                return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
+            }
+            same_dtype_and_device(name, tensor, self.qkv.weight())?;
+        }
+        let (b, s_kv) = (query.dims()[0], key.dims()[1]);
+        for (name, tensor, size) in [("key", key, sizes[1]), ("value", value, sizes[2])] {
+            if tensor.dims()[..2] != [b, s_kv] {
+                return Err(Error::shape(name, tensor.dims(), format!("[{b}, {s_kv}, {size}]")));
+            }
+        }
+        Ok(())
+    }
+}
