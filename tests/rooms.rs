@@ -40,14 +40,10 @@ const MAX_LINES: usize = 400;
 const NOT_YET: &[&str] = &[
     "attention → attention::disentangled → attention",
     "mask → mask::dense → mask",
-    "ops → ops::activation → ops",
     "ops::linear → ops::pack → ops::linear",
     "position::rope_cache → position::rotary → position::rope_cache",
-    "sdpa → sdpa::cpu → sdpa",
     "train::config → train::student → train::config",
     "attention uses checkpoint::source",
-    "kernels::cuda::rows_launch uses ops::activation",
-    "kernels::cuda::rows_launch uses ops::norm",
 ];
 
 /// A file's path inside the crate, such as `["mask", "lower"]` for `src/mask/lower.rs`.

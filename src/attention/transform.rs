@@ -137,7 +137,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::ops::on_cuda::with_mock_device;
+    use crate::ops::cuda::with_mock_device;
 
     fn worst(got: &Tensor, want: &Tensor) -> f32 {
         let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();

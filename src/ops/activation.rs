@@ -2,9 +2,12 @@
 
 use candle_core::Tensor;
 
-use super::{last_dim_contiguous, on_cuda, supports_fused};
+use super::cuda;
+use super::fused::supports_fused;
+use super::problem::Activated;
 use crate::error::Result;
 pub(crate) use crate::kernels::Activation;
+use crate::tensor::last_dim_contiguous;
 
 #[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the feed-forward part of an encoder activates"))]
 impl Activation {
@@ -19,20 +22,6 @@ impl Activation {
             _ => return None,
         })
     }
-}
-
-/// `activation(xs + bias) · (gate + gate_bias)`, computed in f32 and rounded once.
-#[derive(Clone, Copy)]
-pub(crate) struct Activated<'a> {
-    pub activation: Activation,
-    /// `(rows, size)`.
-    pub xs: &'a Tensor,
-    /// `(size)`.
-    pub bias: Option<&'a Tensor>,
-    /// `(rows, size)`.
-    pub gate: Option<&'a Tensor>,
-    /// `(size)`.
-    pub gate_bias: Option<&'a Tensor>,
 }
 
 impl Activated<'_> {
@@ -54,6 +43,6 @@ impl Activated<'_> {
             gate: gate.as_ref(),
             gate_bias: gate_bias.as_ref(),
         };
-        on_cuda::activated(&activated).map(Some)
+        cuda::activated(&activated).map(Some)
     }
 }

@@ -85,7 +85,7 @@ impl Linear {
     /// As [`forward`](Self::forward) in the dtype of `xs`, the bias left to the next step where a GPU adds it there.
     pub(crate) fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
         let Some(bias) =
-            self.bias.as_ref().filter(|bias| crate::ops::supports_fused(xs, &[Some(&self.weight), Some(*bias)]))
+            self.bias.as_ref().filter(|bias| super::fused::supports_fused(xs, &[Some(&self.weight), Some(*bias)]))
         else {
             return Ok(self.forward(xs, xs.dtype())?.into());
         };
@@ -114,7 +114,7 @@ impl Linear {
     ) -> Result<Option<Tensor>> {
         let parts = [Some(self), gate].into_iter().flatten();
         let tensors: Vec<_> = parts.flat_map(|part| [Some(&part.weight), part.bias.as_ref()]).collect();
-        if !crate::ops::supports_fused(xs, &tensors) {
+        if !super::fused::supports_fused(xs, &tensors) {
             return Ok(None);
         }
         let (b, s, _) = xs.dims3()?;

@@ -2,32 +2,11 @@
 
 use candle_core::{D, DType, Tensor};
 
-use super::{fits_fused, last_dim_contiguous, on_cuda, supports_fused};
+use super::cuda;
+use super::fused::{fits_fused, supports_fused};
+use super::problem::Norm;
 use crate::error::Result;
-use crate::tensor::{broadcast_rows, compute_dtype};
-
-/// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row
-/// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
-#[derive(Clone, Copy)]
-pub(crate) struct Norm<'a> {
-    /// `(…, size)`; `(b, s, h, size)` if `weight` is per head.
-    pub xs: &'a Tensor,
-    /// A residual of the shape of `xs`: the sum of both is normalized.
-    pub add: Option<&'a Tensor>,
-    /// `(size)`, added to each row of the sum: the bias of the projection that made `add`.
-    pub add_bias: Option<&'a Tensor>,
-    /// `(size)`, or `(h, size)` for one per head.
-    pub weight: &'a Tensor,
-    /// The shape of `weight`.
-    pub bias: Option<&'a Tensor>,
-    pub eps: f64,
-    /// RMS normalization: the mean is not subtracted, and the variance is the mean square.
-    pub rms: bool,
-    /// Added to `weight` (1 for Gemma's RMS norm).
-    pub offset: f32,
-    /// Whether the caller wants the sum too.
-    pub keep_sum: bool,
-}
+use crate::tensor::{broadcast_rows, compute_dtype, last_dim_contiguous};
 
 impl Norm<'_> {
     /// The sum, if `keep_sum`, and the normalized rows, both in the shape and dtype of `xs`. Differentiable.
@@ -68,7 +47,7 @@ impl Norm<'_> {
             bias: bias.as_ref(),
             ..*self
         };
-        let (sum, ys) = on_cuda::norm(&norm)?;
+        let (sum, ys) = cuda::norm(&norm)?;
         let shaped = |ys: Tensor| ys.reshape(self.xs.shape());
         Ok(Some((sum.map(shaped).transpose()?, shaped(ys)?)))
     }

@@ -2,8 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::{last_dim_contiguous, on_cuda, supports_fused};
+use super::cuda;
+use super::fused::supports_fused;
 use crate::error::Result;
+use crate::tensor::last_dim_contiguous;
 
 /// Rotates the first `2 · pairs` elements of each head of `xs` `(b, s, h, d)` by angles given as cosines and sines
 /// `(b or 1, s, 1, pairs)`, on an NVIDIA GPU; `None` where there is no such kernel.
@@ -13,5 +15,5 @@ pub(crate) fn rotate(xs: &Tensor, [cos, sin]: [&Tensor; 2], interleaved: bool) -
     if !supports_fused(xs, &[Some(cos), Some(sin)]) {
         return Ok(None);
     }
-    on_cuda::rotate(&last_dim_contiguous(xs)?, [&cos.contiguous()?, &sin.contiguous()?], interleaved).map(Some)
+    cuda::rotate(&last_dim_contiguous(xs)?, [&cos.contiguous()?, &sin.contiguous()?], interleaved).map(Some)
 }

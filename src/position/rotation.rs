@@ -104,7 +104,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::ops::on_cuda::with_mock_device;
+    use crate::ops::cuda::with_mock_device;
 
     #[test]
     fn fused_rotation_equals_tensor_operations() {

@@ -1,4 +1,4 @@
-//! The fused CPU kernel over tensors.
+//! Attention on the CPU by the crate's own fused kernel.
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
@@ -6,36 +6,41 @@ use crate::error::Result;
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa};
 use crate::mask::AttnShape;
-use crate::sdpa::plan::{first_reason, no_fused_kernel};
-use crate::sdpa::{Call, DeviceKind, SdpaOptions, last_dim_contiguous};
-use crate::tensor::{Slice, for_cpu_element, with_f32_slice};
+use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
+use crate::sdpa::{Call, DeviceKind, SdpaOptions};
+use crate::tensor::{Slice, for_cpu_element, last_dim_contiguous, with_f32_slice};
 
-/// Why the kernel cannot run a call, `None` if it can.
+/// Why the kernel cannot run a call; `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
     let elsewhere = (call.device != DeviceKind::Cpu, "the tensors are not on the CPU");
     first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options))
 }
 
-/// What all threads need together.
+/// Bytes of temporary memory of all threads.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let keys = call.shape.s_kv + options.appended_keys;
     let threads = rayon::current_num_threads().min(call.shape.b * call.h_kv * call.shape.s_q.div_ceil(128));
     threads * kernels::scratch_floats(keys, call.d, call.d_v) * size_of::<f32>()
 }
 
-/// See [`fused`](crate::sdpa::fused).
-pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
-    for_cpu_element!(call.dtype, T => run::<T>(qkv, rows, call, options))
+/// Runs a call; arguments as for [`fused`](crate::sdpa::fused).
+pub(super) fn attend(
+    qkv: [&Tensor; 3],
+    offsets: Option<&[usize]>,
+    call: &Call,
+    options: &SdpaOptions,
+) -> Result<Tensor> {
+    for_cpu_element!(call.dtype, T => run::<T>(qkv, offsets, call, options))
 }
 
 fn run<T: Element + WithDType>(
     [q, k, v]: [&Tensor; 3],
-    rows: Option<&[usize]>,
+    offsets: Option<&[usize]>,
     call: &Call,
     options: &SdpaOptions,
 ) -> Result<Tensor> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
-    let (tensor_rows, tokens, ..) = q.dims4()?;
+    let (tensor_batch, tokens, ..) = q.dims4()?;
     let mask = options.mask.lower(&Device::Cpu)?;
     let mask = mask.slices()?;
     let sinks = options.sinks.map(|sinks| with_f32_slice(sinks, <[f32]>::to_vec)).transpose()?;
@@ -45,13 +50,13 @@ fn run<T: Element + WithDType>(
         q: heads(&q),
         k: heads(&k),
         v: heads(&v),
-        batch: rows.map_or(Batch::Padded { b, s_q, s_kv }, |starts| Batch::Ragged { offsets: starts }),
+        batch: offsets.map_or(Batch::Padded { b, s_q, s_kv }, |offsets| Batch::Ragged { offsets }),
         appended: options.appended_keys,
         h,
         h_kv: call.h_kv,
         d: call.d,
         d_v: call.d_v,
-        scale: options.scale_of_products(call.d) as f32,
+        scale: options.dot_product_scale(call.d) as f32,
         softcap: options.softcap.map(|cap| cap as f32),
         sinks: sinks.as_deref(),
         mask: mask.kernel_mask(),
@@ -59,10 +64,10 @@ fn run<T: Element + WithDType>(
     };
     let mut output = Vec::new();
     kernels::attend(Isa::detect()?, &attention, &mut output);
-    Ok(Tensor::from_vec(output, (tensor_rows, tokens, h, call.d_v), &Device::Cpu)?)
+    Ok(Tensor::from_vec(output, (tensor_batch, tokens, h, call.d_v), &Device::Cpu)?)
 }
 
-/// `(b, s, h, d)`.
+/// The heads of a tensor `(b, s, h, d)`.
 fn heads<'a, T: WithDType>(tensor: &'a Slice<T>) -> HeadsView<'a, T> {
     let [b, s, h, _] = tensor.strides::<4>();
     HeadsView { data: tensor.data(), strides: [b, s, h] }

@@ -30,7 +30,7 @@ pub(super) fn attend(
 
     let scores = match options.additive {
         None => {
-            let scale = options.scale_of_products(call.d);
+            let scale = options.dot_product_scale(call.d);
             // The queries of a group share their key head: as more rows of one matrix, no key is repeated.
             let q = (q * scale)?.reshape((b, h_kv, group * s_q, call.d))?;
             q.matmul(&k.t()?)?.reshape((b, h, s_q, keys))?

@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use crate::error::Result;
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttnShape;
-use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions, cuda};
 
 /// Why it cannot run a call, `None` if it can.
@@ -65,7 +65,7 @@ pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, opt
     let slopes = sliding.distances.map(|(slopes, _)| slopes.into_iter().map(|slope| slope as f32).collect());
     let slopes = slopes.map(|slopes: Vec<f32>| Tensor::new(slopes, device)).transpose()?;
     let (slopes, left, right) = (slopes.as_ref(), sliding.left, sliding.right);
-    let scale = options.scale_of_products(call.d) as f32;
+    let scale = options.dot_product_scale(call.d) as f32;
     let softcap = options.softcap.unwrap_or(0.0) as f32;
     let Some(rows) = rows else {
         return Ok(flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes, scale, left, right, softcap)?);

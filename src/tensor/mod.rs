@@ -6,12 +6,18 @@
 
 mod broadcast;
 mod check;
+mod contiguous;
 mod cpu_slice;
+#[cfg(feature = "cuda")]
+mod cuda_tensor;
 mod dtype;
 mod select;
 
 pub(crate) use broadcast::broadcast_rows;
 pub(crate) use check::same_dtype_and_device;
+pub(crate) use contiguous::last_dim_contiguous;
 pub(crate) use cpu_slice::{Slice, with_f32_slice, with_slice};
+#[cfg(feature = "cuda")]
+pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 pub(crate) use dtype::{compute_dtype, for_cpu_element};
 pub(crate) use select::{select, unpruned};

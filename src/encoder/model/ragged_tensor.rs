@@ -68,7 +68,7 @@ mod tests {
             #[cfg(not(feature = "cuda"))]
             {
                 let (got, steps) =
-                    crate::ops::on_cuda::with_mock_device(|| model.forward_texts(&ids, &types, &lengths).unwrap());
+                    crate::ops::cuda::with_mock_device(|| model.forward_texts(&ids, &types, &lengths).unwrap());
                 // A norm after the embeddings, and in each layer two norms and an activation.
                 assert!(steps > 3 * config.num_hidden_layers, "{}: {steps} steps", folder.display());
                 assert!(worst(&got, &want) < 1e-5, "{}", folder.display());

@@ -1,39 +1,44 @@
-//! Fused attention on NVIDIA GPUs: CUDA C++ that is compiled by NVRTC where it runs, for the shape at hand.
+//! CUDA kernels: fused attention and row-wise operations, over addresses, strides and launch parameters.
 //!
-//! `source/` has two kernels of attention, one on ordinary cores in f32 for any element type and any GPU, one on tensor cores
-//! for 16-bit types, of which [`Variant`] chooses, and in `rows.cuh` what lies between products. Tests run them on a CPU, by
-//! `source/emulator.hpp` in place of `source/device.cuh`.
+//! The kernels are CUDA C++ in `source/`, compiled by NVRTC on the user's machine when a problem shape first occurs. Building
+//! the crate needs no CUDA toolkit, and each kernel is specialized: head dimensions, tile sizes and mask features are
+//! compile-time constants, so that a feature that is off costs nothing. Precompiled kernels were rejected: every combination of
+//! dtype, head dimension, tile and feature, for every architecture, would be hundreds of binaries built in advance.
+//!
+//! There are two attention kernels, between which [`Variant`] chooses: `simt.cuh` computes in f32 on CUDA cores, for any
+//! element type and any GPU; `tensor_core.cuh` uses tensor cores for 16-bit types. They differ only in how they multiply.
+//! Work distribution, masks, scores, the online softmax step and output are one code for both (`work_item.cuh`, `mask.cuh`,
+//! `output.cuh`), so that a mask has the same meaning in both. `rowwise.cuh` holds normalization, activation and rotary
+//! embedding. Tests run the same sources on a CPU: `tests/cuda_emulator/emulator.hpp` takes the place of `device.cuh`.
 
 #[cfg(feature = "cuda")]
 mod compile;
 mod device;
 #[cfg(feature = "cuda")]
 mod launch;
-#[cfg(feature = "cuda")]
-mod memory;
 #[cfg(any(test, feature = "cuda"))]
 mod params;
-#[cfg(feature = "cuda")]
-mod queue;
 #[cfg(any(test, feature = "cuda"))]
-mod rows;
-#[cfg(feature = "cuda")]
-mod rows_launch;
+mod rowwise;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "cuda")]
+mod upload;
 #[cfg(any(test, feature = "cuda"))]
 mod variant;
 
 pub(crate) use device::Gpu;
 #[cfg(feature = "cuda")]
-pub(crate) use launch::Launch;
+pub(crate) use device::{capturing, gpu};
 #[cfg(feature = "cuda")]
-pub(crate) use memory::{capturing, gpu};
+pub(crate) use launch::AttentionLaunch;
 #[cfg(any(test, feature = "cuda"))]
-pub(crate) use params::Params;
-#[cfg(test)]
-pub(crate) use rows::{ActivateParams, NormParams, Places, RotateParams, Rows};
+pub(crate) use params::AttentionParams;
 #[cfg(feature = "cuda")]
-pub(crate) use rows_launch::{activated, norm, rotate};
+pub(crate) use params::vectorizable;
 #[cfg(any(test, feature = "cuda"))]
-pub(crate) use variant::{Features, Shape, Variant};
+pub(crate) use rowwise::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise};
+#[cfg(feature = "cuda")]
+pub(crate) use upload::Uploads;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) use variant::{Features, ProblemShape, Variant};

@@ -1,10 +1,10 @@
-//! Which kernel a call takes, and in what sizes.
+//! Kernel variants: which attention kernel a problem uses, and its tile sizes.
 
 use candle_core::DType;
 
 use crate::kernels::cuda::Gpu;
 
-/// What a kernel does with scores besides scaling them and looking at ranges of keys: bits, as in `source/types.cuh`.
+/// What a kernel does to scores besides scaling them and limiting keys to a range: the flags of `source/types.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Features(pub u32);
 
@@ -16,168 +16,175 @@ impl Features {
     pub const SEGMENTS: u32 = 16;
 }
 
-/// What there is to be known of a call.
+/// Problem shape, from which a kernel variant is selected.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct ProblemShape {
     /// f32, f16 or bf16.
     pub dtype: DType,
+    /// Head dimension of queries and keys.
     pub d: usize,
+    /// Head dimension of values.
     pub d_v: usize,
-    /// Key-value heads of all rows of the batch.
-    pub jobs: usize,
-    /// Queries of a job times the heads that share its key-value head; of the longest row in a ragged batch.
-    pub rows: usize,
-    /// Keys of a row of the batch, those that no mask knows included; of the longest row.
+    /// Key-value heads of all sequences.
+    pub work_items: usize,
+    /// Queries per work item times the query heads that share its key-value head; of the longest sequence if ragged.
+    pub query_rows: usize,
+    /// Keys per sequence including appended ones; of the longest sequence if ragged.
     pub keys: usize,
     pub features: Features,
 }
 
+/// The two attention kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
-    /// f32 on ordinary cores.
+pub(crate) enum KernelKind {
+    /// `source/simt.cuh`: f32 arithmetic on CUDA cores, any element type.
     Simt,
-    /// 16-bit types on tensor cores.
-    TensorCores,
+    /// `source/tensor_core.cuh`: f16 and bf16 on tensor cores.
+    TensorCore,
 }
 
-/// A kernel in certain sizes.
+/// An attention kernel with its compile-time sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Variant {
-    pub kind: Kind,
+    pub kind: KernelKind,
     pub dtype: DType,
     pub features: Features,
-    /// Numbers of a head, rounded up to what the kernel steps by.
-    pub d: usize,
-    pub d_v: usize,
-    /// Queries and keys of a tile.
-    pub rows: usize,
-    pub keys: usize,
+    /// Head dimension of queries and keys, rounded up to the kernel's step.
+    pub head_dim: usize,
+    /// Head dimension of values, rounded up to the kernel's step.
+    pub head_dim_v: usize,
+    /// Query rows per tile.
+    pub block_m: usize,
+    /// Keys per tile.
+    pub block_n: usize,
     pub threads: usize,
     /// Whether several blocks share the keys of a tile of queries.
     pub split: bool,
 }
 
-/// Warps of a block that puts the parts of split keys together.
+/// Warps per block of the kernel that combines split keys.
 const COMBINE_WARPS: usize = 4;
 
-/// The largest head that the kernels keep in their registers.
-const LARGEST_HEAD: usize = 256;
+/// Largest head dimension whose outputs fit in registers.
+const MAX_HEAD_DIM: usize = 256;
 
-/// `(rows, keys, threads)` for heads of at most so many numbers, the largest tiles first. The last of each fits any GPU.
+/// `(block_m, block_n, threads)` per largest head dimension, largest tiles first. The last tile of each list fits any GPU.
 type Tiles = [(usize, &'static [(usize, usize, usize)])];
 
 const SIMT: &Tiles = &[
     (64, &[(128, 64, 128), (128, 32, 128), (64, 64, 128), (32, 32, 128), (16, 64, 128)]),
     (128, &[(128, 64, 256), (64, 32, 128), (32, 32, 128), (16, 32, 128)]),
-    (LARGEST_HEAD, &[(64, 32, 256), (32, 16, 128), (16, 8, 128)]),
+    (MAX_HEAD_DIM, &[(64, 32, 256), (32, 16, 128), (16, 8, 128)]),
 ];
 
-const TENSOR_CORES: &Tiles = &[
+const TENSOR_CORE: &Tiles = &[
     (64, &[(128, 64, 128), (64, 64, 128)]),
     (128, &[(128, 64, 256), (64, 64, 128), (64, 32, 128)]),
-    (LARGEST_HEAD, &[(128, 64, 256), (64, 32, 128), (64, 16, 128)]),
+    (MAX_HEAD_DIM, &[(128, 64, 256), (64, 32, 128), (64, 16, 128)]),
 ];
 
 impl Variant {
-    /// The kernel for a call on a GPU; `None` if heads are larger than [`LARGEST_HEAD`].
-    pub(crate) fn of(shape: Shape, gpu: Gpu) -> Option<Self> {
-        let kind = match shape.dtype {
-            DType::F32 => Kind::Simt,
-            _ if gpu.capability < 80 => Kind::Simt,
-            _ => Kind::TensorCores,
-        };
+    /// The variant for a problem on a GPU; `None` if the head dimension exceeds [`MAX_HEAD_DIM`].
+    pub(crate) fn select(shape: ProblemShape, gpu: Gpu) -> Option<Self> {
+        let kind =
+            if shape.dtype == DType::F32 || gpu.capability < 80 { KernelKind::Simt } else { KernelKind::TensorCore };
         let (step, tiles) = match kind {
-            Kind::Simt => (32, SIMT),
-            Kind::TensorCores => (16, TENSOR_CORES),
+            KernelKind::Simt => (32, SIMT),
+            KernelKind::TensorCore => (16, TENSOR_CORE),
         };
-        let (d, d_v) = (shape.d.next_multiple_of(step), shape.d_v.next_multiple_of(step));
-        let sizes = tiles.iter().find(|(most, _)| d.max(d_v) <= *most).map_or(&[][..], |(_, sizes)| *sizes);
+        let (head_dim, head_dim_v) = (shape.d.next_multiple_of(step), shape.d_v.next_multiple_of(step));
+        let largest = head_dim.max(head_dim_v);
+        let sizes = tiles.iter().find(|(limit, _)| largest <= *limit).map_or(&[][..], |(_, sizes)| *sizes);
         let mut fitting = sizes
             .iter()
-            .map(|&(rows, keys, threads)| Self {
+            .map(|&(block_m, block_n, threads)| Self {
                 kind,
                 dtype: shape.dtype,
                 features: shape.features,
-                d,
-                d_v,
-                rows,
-                keys,
+                head_dim,
+                head_dim_v,
+                block_m,
+                block_n,
                 threads,
                 split: false,
             })
             .filter(|variant| variant.shared_bytes() <= gpu.shared_memory);
-        // Large tiles read the keys less often, but only pay where they leave no part of the GPU without work.
+        // Large tiles read the keys less often, but pay only if there are enough of them for every multiprocessor.
         let busy = |variant: &Self| {
-            variant.rows < 2 * shape.rows && variant.blocks(shape.jobs, shape.rows) >= gpu.multiprocessors
+            variant.block_m < 2 * shape.query_rows
+                && variant.blocks(shape.work_items, shape.query_rows) >= gpu.multiprocessors
         };
         let whole = fitting.clone().find(busy).or(fitting.next_back())?;
         Some(Self { split: whole.splits(shape, gpu) > 1, ..whole })
     }
 
-    /// How many blocks share the keys of a tile of queries, so that no part of the GPU is without work: a decoder's step
-    /// has one tile for each key-value head.
-    pub(crate) fn splits(&self, shape: Shape, gpu: Gpu) -> usize {
-        let blocks = self.blocks(shape.jobs, shape.rows);
+    /// How many blocks share the keys of a tile of queries. Without splits, a decoding step would have one tile per key-value
+    /// head and leave most multiprocessors idle.
+    pub(crate) fn splits(&self, shape: ProblemShape, gpu: Gpu) -> usize {
+        let blocks = self.blocks(shape.work_items, shape.query_rows);
         if blocks == 0 || 2 * blocks > gpu.multiprocessors {
             return 1;
         }
-        // Less than four tiles a block are not worth the second launch.
-        let most = (shape.keys.div_ceil(self.keys) / 4).max(1);
-        (2 * gpu.multiprocessors / blocks).min(most)
+        // Fewer than four key tiles per block do not pay for the second launch.
+        let limit = (shape.keys.div_ceil(self.block_n) / 4).max(1);
+        (2 * gpu.multiprocessors / blocks).min(limit)
     }
 
-    /// Threads of a block of `combine`, and bytes of shared memory for heads of `d_v` numbers.
-    pub(crate) fn combine(d_v: usize) -> (usize, usize) {
+    /// Threads and shared memory in bytes of a block of the kernel `combine`.
+    pub(crate) fn combine_block(d_v: usize) -> (usize, usize) {
         (32 * COMBINE_WARPS, 4 * COMBINE_WARPS * (d_v + 2))
     }
 
-    /// Blocks of a launch.
-    pub(crate) fn blocks(&self, jobs: usize, rows: usize) -> usize {
-        jobs * rows.div_ceil(self.rows)
+    /// Blocks of a launch, splits excluded.
+    pub(crate) fn blocks(&self, work_items: usize, query_rows: usize) -> usize {
+        work_items * query_rows.div_ceil(self.block_m)
     }
 
-    /// Bytes of shared memory of a block.
+    /// Shared memory per block, in bytes: tiles of queries, keys, values and, on CUDA cores, probabilities.
     pub(crate) fn shared_bytes(&self) -> usize {
-        const EXTENT: usize = 16;
-        let Self { d, d_v, rows, keys, .. } = *self;
-        EXTENT
-            + match self.kind {
-                Kind::Simt => 4 * ((rows + keys) * (d + 4) + keys * (d_v + 4) + rows * (keys + 8)),
-                Kind::TensorCores => 2 * ((rows + keys) * (d + 8) + keys * (d_v + 8)),
+        const KEY_RANGE: usize = 16;
+        let Self { head_dim, head_dim_v, block_m, block_n, .. } = *self;
+        let tiles = match self.kind {
+            KernelKind::Simt => {
+                let probabilities = block_m * (block_n + 8);
+                4 * ((block_m + block_n) * (head_dim + 4) + block_n * (head_dim_v + 4) + probabilities)
             }
+            KernelKind::TensorCore => 2 * ((block_m + block_n) * (head_dim + 8) + block_n * (head_dim_v + 8)),
+        };
+        KEY_RANGE + tiles
     }
 
-    /// The macros that make the kernel this one, `NAME=VALUE`.
+    /// Macro definitions for the compiler, `NAME=VALUE`.
     pub(crate) fn definitions(&self) -> Vec<String> {
-        let Self { d, d_v, rows, keys, threads, features: Features(features), .. } = self;
+        let Self { threads, block_m, .. } = *self;
         let mut all = vec![
-            ("ELEMENT", element(self.dtype)),
-            ("FEATURES", *features as usize),
-            ("D", *d),
-            ("DV", *d_v),
-            ("BN", *keys),
-            ("THREADS", *threads),
-            ("TENSOR_CORES", usize::from(self.kind == Kind::TensorCores)),
+            ("ELEMENT", element_id(self.dtype)),
+            ("FEATURES", self.features.0 as usize),
+            ("HEAD_DIM", self.head_dim),
+            ("HEAD_DIM_V", self.head_dim_v),
+            ("BLOCK_N", self.block_n),
+            ("THREADS", threads),
+            ("TENSOR_CORES", usize::from(self.kind == KernelKind::TensorCore)),
             ("SPLIT", usize::from(self.split)),
             ("COMBINE_WARPS", COMBINE_WARPS),
         ];
         match self.kind {
-            Kind::Simt => all.push(("BM", *rows)),
-            Kind::TensorCores => all.extend([("WARPS", threads / 32), ("TILES", rows / (threads / 2))]),
+            KernelKind::Simt => all.push(("BLOCK_M", block_m)),
+            KernelKind::TensorCore => all.extend([("WARPS", threads / 32), ("TILES", block_m / (threads / 2))]),
         }
         all.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
     }
 
-    /// The kernel's source, on a GPU or on the emulator.
+    /// The source of the kernel after `device`, which is `device.cuh` or the emulator.
     pub(crate) fn source(&self, device: &str) -> String {
         let kernel = match self.kind {
-            Kind::Simt => include_str!("source/simt.cuh"),
-            Kind::TensorCores => include_str!("source/tensor_core.cuh"),
+            KernelKind::Simt => include_str!("source/simt.cuh"),
+            KernelKind::TensorCore => include_str!("source/tensor_core.cuh"),
         };
         let common = [
             include_str!("source/element.cuh"),
             include_str!("source/types.cuh"),
-            include_str!("source/job.cuh"),
+            include_str!("source/work_item.cuh"),
             include_str!("source/mask.cuh"),
             include_str!("source/output.cuh"),
         ];
@@ -185,8 +192,8 @@ impl Variant {
     }
 }
 
-/// The number that stands for an element type in the sources.
-pub(super) fn element(dtype: DType) -> usize {
+/// Value of the macro ELEMENT for an element type.
+pub(super) fn element_id(dtype: DType) -> usize {
     match dtype {
         DType::F16 => 1,
         DType::BF16 => 2,

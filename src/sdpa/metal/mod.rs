@@ -9,7 +9,7 @@ use candle_core::{DType, Tensor};
 
 use crate::error::Result;
 use crate::mask::DenseMask;
-use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ fn candle(
 
 fn attend_by(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     let heads_first = |t: &Tensor| t.transpose(1, 2)?.contiguous();
-    let (q, scale) = scaled(q, options.scale_of_products(call.d))?;
+    let (q, scale) = scaled(q, options.dot_product_scale(call.d))?;
     let (q, k, v) = (heads_first(&q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
     let causal = masks_by_itself(call, options);
     let (mut mask, mut seeing) = (None, None);

@@ -1,97 +1,101 @@
-// Attention in f32 on the ordinary cores: any element type, any GPU.
+// Attention in f32 on CUDA cores: any element type, any GPU.
 //
-// A block takes BM rows of queries and goes over the keys BN at a time with the softmax carried along (Milakov 2018,
-// Dao 2022). Its threads lie in BM / RM rows of 8: thread (y, x) has the rows y + r * ROWS_OF_THREADS, of the scores the
-// columns x + 8 c, of the result the columns 4 x + 32 c and the three after each. Eight threads that share a row are
-// neighbours in a warp, so that what a row needs of them is exchanged there.
-// D, DV: numbers of a head, rounded up to multiples of 32.
+// A block takes BLOCK_M query rows and visits the keys BLOCK_N at a time with an online softmax (Milakov & Gimelshein
+// 2018; FlashAttention, Dao et al. 2022). Its threads form THREAD_ROWS rows of 8. Thread (y, x) holds the query rows
+// y + r * THREAD_ROWS; of the scores it holds columns x + 8 c, of the output columns 4 x + 32 c and the next three.
+// The eight threads that share a row are neighbors in a warp and reduce over it with shuffles.
+//
+// HEAD_DIM, HEAD_DIM_V: elements per head of keys and of values, rounded up to multiples of 32.
 
-#define ROWS_OF_THREADS (THREADS / 8)
-#define RM (BM / ROWS_OF_THREADS)
-#define CN (BN / 8)
-#define CV (DV / 32)
-// One group of four more a row: the eight threads of a row then read from all banks.
-#define LD_QK (D + 4)
-#define LD_V (DV + 4)
-#define LD_P (BN + 8)
+#define THREAD_ROWS (THREADS / 8)
+#define RM (BLOCK_M / THREAD_ROWS)
+#define CN (BLOCK_N / 8)
+#define CV (HEAD_DIM_V / 32)
+// Rows in shared memory are padded by 4 floats, so that the eight threads of a row read from different banks.
+#define LD_QK (HEAD_DIM + 4)
+#define LD_V (HEAD_DIM_V + 4)
+#define LD_P (BLOCK_N + 8)
 
-// Rows of `width` numbers from global memory into shared memory, zeros after `rows` and after `width`. `place(r)` is where
-// row r starts.
-template <int ROWS, int COLUMNS, int LD, typename Place>
-static __device__ __forceinline__ void fetch(float* to, int rows, int width, bool aligned, Place place) {
-    if (!aligned) {
+// Copies rows of `width` elements from global to shared memory, converted to f32 and zero-padded to ROWS x COLUMNS.
+// `row_start(r)` is the address of row r.
+template <int ROWS, int COLUMNS, int LD, typename RowStart>
+static __device__ __forceinline__ void fetch(float* to, int rows, int width, bool vectorized, RowStart row_start) {
+    if (!vectorized) {
 #pragma unroll 1
         for (int n = threadIdx.x; n < ROWS * COLUMNS; n += THREADS) {
             const int r = n / COLUMNS, c = n % COLUMNS;
-            to[r * LD + c] = r < rows && c < width ? to_float(place(r)[c]) : 0;
+            to[r * LD + c] = r < rows && c < width ? to_float(row_start(r)[c]) : 0;
         }
         return;
     }
-    const int PER_ROW = COLUMNS / PER_READ;
-    // Four reads are on their way at a time.
+    const int VECTORS_PER_ROW = COLUMNS / VECTOR_SIZE;
+    // Four loads are in flight at a time.
 #pragma unroll 1
-    for (int n = threadIdx.x; n < ROWS * PER_ROW; n += 4 * THREADS) {
-        uint4 reads[4];
+    for (int n = threadIdx.x; n < ROWS * VECTORS_PER_ROW; n += 4 * THREADS) {
+        uint4 vectors[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int r = (n + i * THREADS) / PER_ROW, c = (n + i * THREADS) % PER_ROW * PER_READ;
-            reads[i] = {0, 0, 0, 0};
-            if (r < ROWS && r < rows && c < width) reads[i] = read_16(place(r) + c);
+            const int r = (n + i * THREADS) / VECTORS_PER_ROW, c = (n + i * THREADS) % VECTORS_PER_ROW * VECTOR_SIZE;
+            vectors[i] = {0, 0, 0, 0};
+            if (r < ROWS && r < rows && c < width) vectors[i] = load_16_bytes(row_start(r) + c);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int r = (n + i * THREADS) / PER_ROW, c = (n + i * THREADS) % PER_ROW * PER_READ;
+            const int r = (n + i * THREADS) / VECTORS_PER_ROW, c = (n + i * THREADS) % VECTORS_PER_ROW * VECTOR_SIZE;
             if (r >= ROWS) break;
-            float numbers[PER_READ];
-            unpack(reads[i], numbers);
+            float elements[VECTOR_SIZE];
+            unpack(vectors[i], elements);
 #pragma unroll
-            for (int j = 0; j < PER_READ; j += 4) {
+            for (int j = 0; j < VECTOR_SIZE; j += 4) {
                 *reinterpret_cast<float4*>(to + r * LD + c + j) =
-                    make_float4(numbers[j], numbers[j + 1], numbers[j + 2], numbers[j + 3]);
+                    make_float4(elements[j], elements[j + 1], elements[j + 2], elements[j + 3]);
             }
         }
     }
 }
 
-static __device__ __forceinline__ float4 four(const float* p) { return *reinterpret_cast<const float4*>(p); }
+static __device__ __forceinline__ float4 load_float4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const AttentionParams p) {
     SHARED_BYTES(shared);
     float* q = reinterpret_cast<float*>(shared);
-    float* k = q + BM * LD_QK;
-    float* v = k + BN * LD_QK;
-    float* weights = v + BN * LD_V;
-    Extent* extent = reinterpret_cast<Extent*>(weights + BM * LD_P);
+    float* k = q + BLOCK_M * LD_QK;
+    float* v = k + BLOCK_N * LD_QK;
+    float* probs = v + BLOCK_N * LD_V;
+    KeyRange* shared_range = reinterpret_cast<KeyRange*>(probs + BLOCK_M * LD_P);
 
-    int first;
-    const Job job = job_of_block(p, BM, first);
-    if (first >= job.s_q * job.group) return;
-    const int keys = job.s_kv + p.appended;
+    int first_row;
+    const WorkItem item = work_item_of_block(p, BLOCK_M, first_row);
+    if (first_row >= item.s_q * item.group) return;
+    const int keys = item.s_kv + p.appended_keys;
     const int y = threadIdx.x / 8, x = threadIdx.x % 8;
 
-    if (threadIdx.x == 0) *extent = {keys, 0, 0, job.s_kv};
-    fetch<BM, D, LD_QK>(q, job.s_q * job.group - first, p.d, p.aligned, [&](int r) { return query_at(p, job, first + r); });
+    if (threadIdx.x == 0) *shared_range = {keys, 0, 0, item.s_kv};
+    fetch<BLOCK_M, HEAD_DIM, LD_QK>(q, item.s_q * item.group - first_row, p.d, p.vectorized,
+        [&](int r) { return query_row(p, item, first_row + r); });
     __syncthreads();
-    Row row[RM];
+    QueryRow row[RM];
     for (int r = 0; r < RM; ++r) {
-        row[r] = row_of(p, job, first + y + r * ROWS_OF_THREADS);
-        if (x == 0) extend(extent, row[r]);
+        row[r] = init_row(p, item, first_row + y + r * THREAD_ROWS);
+        if (x == 0) extend_range(shared_range, row[r]);
     }
     __syncthreads();
-    const Extent seen = *extent;
+    const KeyRange range = *shared_range;
     const float scale = p.scale * LOG2_E;
 
-    float most[RM], sum[RM], result[RM][CV][4];
+    float row_max[RM], row_sum[RM], acc[RM][CV][4];
     for (int r = 0; r < RM; ++r) {
-        most[r] = HIDDEN, sum[r] = 0;
+        row_max[r] = NEG_INFINITY, row_sum[r] = 0;
         for (int c = 0; c < CV; ++c)
-            for (int i = 0; i < 4; ++i) result[r][c][i] = 0;
+            for (int i = 0; i < 4; ++i) acc[r][c][i] = 0;
     }
 
     int end;
-    for (int start = keys_of_block(p, job, seen, end); start < end; start += BN) {
-        fetch<BN, D, LD_QK>(k, keys - start, p.d, p.aligned, [&](int r) { return job.k + (start + r) * p.k_strides[1]; });
-        fetch<BN, DV, LD_V>(v, keys - start, p.d_v, p.aligned, [&](int r) { return job.v + (start + r) * p.v_strides[1]; });
+    for (int start = key_tiles_of_block(p, item, range, end); start < end; start += BLOCK_N) {
+        fetch<BLOCK_N, HEAD_DIM, LD_QK>(k, keys - start, p.d, p.vectorized,
+            [&](int r) { return item.k + (start + r) * p.k_strides[1]; });
+        fetch<BLOCK_N, HEAD_DIM_V, LD_V>(v, keys - start, p.d_v, p.vectorized,
+            [&](int r) { return item.v + (start + r) * p.v_strides[1]; });
         __syncthreads();
 
         float scores[RM][CN];
@@ -100,13 +104,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
 #pragma unroll
             for (int c = 0; c < CN; ++c) scores[r][c] = 0;
 #pragma unroll 1
-        for (int i = 0; i < D; i += 4) {
+        for (int i = 0; i < HEAD_DIM; i += 4) {
             float4 queries[RM];
 #pragma unroll
-            for (int r = 0; r < RM; ++r) queries[r] = four(q + (y + r * ROWS_OF_THREADS) * LD_QK + i);
+            for (int r = 0; r < RM; ++r) queries[r] = load_float4(q + (y + r * THREAD_ROWS) * LD_QK + i);
 #pragma unroll
             for (int c = 0; c < CN; ++c) {
-                float4 key = four(k + (x + 8 * c) * LD_QK + i);
+                float4 key = load_float4(k + (x + 8 * c) * LD_QK + i);
 #pragma unroll
                 for (int r = 0; r < RM; ++r) {
                     scores[r][c] = fmaf(queries[r].x, key.x, scores[r][c]);
@@ -117,8 +121,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
             }
         }
 
-        // One branch for all scores, not one for each.
-        if (!FEATURES && start >= seen.inner_from && start + BN <= seen.inner_to) {
+        // One branch for the whole tile: tiles that every row sees completely need no mask.
+        if (!FEATURES && start >= range.full_begin && start + BLOCK_N <= range.full_end) {
 #pragma unroll
             for (int r = 0; r < RM; ++r)
 #pragma unroll
@@ -127,47 +131,49 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
 #pragma unroll
             for (int r = 0; r < RM; ++r)
 #pragma unroll
-                for (int c = 0; c < CN; ++c) scores[r][c] = score(p, job, row[r], start + x + 8 * c, scores[r][c]);
+                for (int c = 0; c < CN; ++c)
+                    scores[r][c] = masked_score(p, item, row[r], start + x + 8 * c, scores[r][c]);
         }
 #pragma unroll
         for (int r = 0; r < RM; ++r) {
-            float largest = HIDDEN;
+            float tile_max = NEG_INFINITY;
 #pragma unroll
-            for (int c = 0; c < CN; ++c) largest = fmaxf(largest, scores[r][c]);
-            float rescale;
-            const float base = carry_on(most[r], largest_of<8>(largest), rescale);
-            sum[r] *= rescale;
+            for (int c = 0; c < CN; ++c) tile_max = fmaxf(tile_max, scores[r][c]);
+            float factor;
+            const float base = rescale(row_max[r], lanes_max<8>(tile_max), factor);
+            row_sum[r] *= factor;
 #pragma unroll
             for (int c = 0; c < CV; ++c)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) result[r][c][i] *= rescale;
+                for (int i = 0; i < 4; ++i) acc[r][c][i] *= factor;
 #pragma unroll
             for (int c = 0; c < CN; ++c) {
-                float weight = exp2_fast(scores[r][c] - base);
-                sum[r] += weight;
-                weights[(y + r * ROWS_OF_THREADS) * LD_P + x + 8 * c] = weight;
+                const float prob = exp2_fast(scores[r][c] - base);
+                row_sum[r] += prob;
+                probs[(y + r * THREAD_ROWS) * LD_P + x + 8 * c] = prob;
             }
         }
-        // The eight threads that share a row are in one warp.
+        // A warp barrier is enough: the eight threads that share a row are in one warp.
         __syncwarp();
 
 #pragma unroll 1
-        for (int j = 0; j < BN; j += 4) {
-            float4 w[RM];
+        for (int j = 0; j < BLOCK_N; j += 4) {
+            float4 row_probs[RM];
 #pragma unroll
-            for (int r = 0; r < RM; ++r) w[r] = four(weights + (y + r * ROWS_OF_THREADS) * LD_P + j);
+            for (int r = 0; r < RM; ++r) row_probs[r] = load_float4(probs + (y + r * THREAD_ROWS) * LD_P + j);
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
 #pragma unroll
                 for (int c = 0; c < CV; ++c) {
-                    float4 value = four(v + (j + n) * LD_V + 4 * x + 32 * c);
+                    float4 value = load_float4(v + (j + n) * LD_V + 4 * x + 32 * c);
 #pragma unroll
                     for (int r = 0; r < RM; ++r) {
-                        float weight = n == 0 ? w[r].x : n == 1 ? w[r].y : n == 2 ? w[r].z : w[r].w;
-                        result[r][c][0] = fmaf(weight, value.x, result[r][c][0]);
-                        result[r][c][1] = fmaf(weight, value.y, result[r][c][1]);
-                        result[r][c][2] = fmaf(weight, value.z, result[r][c][2]);
-                        result[r][c][3] = fmaf(weight, value.w, result[r][c][3]);
+                        const float4& w = row_probs[r];
+                        const float prob = n == 0 ? w.x : n == 1 ? w.y : n == 2 ? w.z : w.w;
+                        acc[r][c][0] = fmaf(prob, value.x, acc[r][c][0]);
+                        acc[r][c][1] = fmaf(prob, value.y, acc[r][c][1]);
+                        acc[r][c][2] = fmaf(prob, value.z, acc[r][c][2]);
+                        acc[r][c][3] = fmaf(prob, value.w, acc[r][c][3]);
                     }
                 }
             }
@@ -177,17 +183,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) 
 
 #pragma unroll
     for (int r = 0; r < RM; ++r) {
-        const float total = sum_of<8>(sum[r]);
-        const int index = first + y + r * ROWS_OF_THREADS;
-        if (index >= job.s_q * job.group) continue;
+        const float total_sum = lanes_sum<8>(row_sum[r]);
+        const int index = first_row + y + r * THREAD_ROWS;
+        if (index >= item.s_q * item.group) continue;
         float factor;
-        written* out = begin_row(p, job, index, x == 0, most[r], total, factor);
+        OutputElement* out = output_row(p, item, index, x == 0, row_max[r], total_sum, factor);
 #pragma unroll
         for (int c = 0; c < CV; ++c)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int column = 4 * x + 32 * c + i;
-                if (column < p.d_v) out[column] = to_written(result[r][c][i] * factor);
+                if (column < p.d_v) out[column] = to_output(acc[r][c][i] * factor);
             }
     }
 }

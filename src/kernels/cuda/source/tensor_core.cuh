@@ -1,204 +1,213 @@
-// Attention in f16 and bf16 on tensor cores: compute capability 8.0 and newer. Products of 16-bit numbers are summed in
-// f32, the softmax is f32, its weights are rounded to the element type before they multiply the values (Dao 2023).
+// Attention in f16 and bf16 on tensor cores, for compute capability 8.0 and newer. Products of 16-bit elements
+// accumulate in f32, the softmax is f32, and the probabilities are rounded to the element type before they multiply
+// the values, as in FlashAttention-2 (Dao 2023).
 //
-// Each of the WARPS warps has TILES times 16 rows of queries and goes over the keys BN at a time. In a warp, lane l has of
-// each 16 x 8 block of scores or results rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next (PTX's mma.m16n8k16).
-// While scores are computed the values are on their way, while results are summed the next keys are.
-// D, DV: numbers of a head, rounded up to multiples of 16.
+// Each of the WARPS warps takes TILES times 16 query rows and visits the keys BLOCK_N at a time. Of each 16 x 8 tile
+// of scores or outputs, lane l of a warp holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and 2 (l % 4) + 1 (PTX's
+// mma.m16n8k16). Loads overlap with computation: values load while scores are computed, the next keys while outputs
+// are.
+//
+// HEAD_DIM, HEAD_DIM_V: elements per head of keys and of values, rounded up to multiples of 16.
 
-#define BM (WARPS * TILES * 16)
-// 16 bytes more a row: eight rows of a block then lie in all banks.
-#define LD_QK (D + 8)
-#define LD_V (DV + 8)
+#define BLOCK_M (WARPS * TILES * 16)
+// Rows in shared memory are padded by 16 bytes, so that the eight rows of a matrix occupy different banks.
+#define LD_QK (HEAD_DIM + 8)
+#define LD_V (HEAD_DIM_V + 8)
 
-// Begins to bring rows of `width` numbers into shared memory, zeros after `rows` and after `width`.
-template <int ROWS, int COLUMNS, int LD, typename Place>
-static __device__ __forceinline__ void fetch_begin(u16* to, int rows, int width, bool aligned, Place place) {
-    const int READS = ROWS * (COLUMNS / 8);
-    if (aligned) {
+// Starts to copy rows of `width` elements from global to shared memory, zero-padded to ROWS x COLUMNS. `row_start(r)`
+// is the address of row r.
+template <int ROWS, int COLUMNS, int LD, typename RowStart>
+static __device__ __forceinline__ void fetch_async(u16* to, int rows, int width, bool vectorized, RowStart row_start) {
+    const int VECTORS = ROWS * (COLUMNS / 8);
+    if (vectorized) {
 #pragma unroll 4
-        for (int first = 0; first < READS; first += THREADS) {
+        for (int first = 0; first < VECTORS; first += THREADS) {
             const int n = first + threadIdx.x, r = n / (COLUMNS / 8), c = n % (COLUMNS / 8) * 8;
-            const bool there = r < rows && c < width;
-            if (READS % THREADS == 0 || n < READS)
-                copy_begin(to + r * LD + c, place(there ? r : 0) + (there ? c : 0), there);
+            const bool in_bounds = r < rows && c < width;
+            if (VECTORS % THREADS == 0 || n < VECTORS)
+                copy_async(to + r * LD + c, row_start(in_bounds ? r : 0) + (in_bounds ? c : 0), in_bounds);
         }
         return;
     }
 #pragma unroll 1
     for (int n = threadIdx.x; n < ROWS * COLUMNS; n += THREADS) {
         const int r = n / COLUMNS, c = n % COLUMNS;
-        to[r * LD + c] = r < rows && c < width ? place(r)[c] : u16(0);
+        to[r * LD + c] = r < rows && c < width ? row_start(r)[c] : u16(0);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(const Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const AttentionParams p) {
     SHARED_BYTES(shared);
     u16* q = reinterpret_cast<u16*>(shared);
-    u16* k = q + BM * LD_QK;
-    u16* v = k + BN * LD_QK;
-    Extent* extent = reinterpret_cast<Extent*>(v + BN * LD_V);
+    u16* k = q + BLOCK_M * LD_QK;
+    u16* v = k + BLOCK_N * LD_QK;
+    KeyRange* shared_range = reinterpret_cast<KeyRange*>(v + BLOCK_N * LD_V);
 
-    int first;
-    const Job job = job_of_block(p, BM, first);
-    if (first >= job.s_q * job.group) return;
-    const int keys = job.s_kv + p.appended;
+    int first_row;
+    const WorkItem item = work_item_of_block(p, BLOCK_M, first_row);
+    if (first_row >= item.s_q * item.group) return;
+    const int keys = item.s_kv + p.appended_keys;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    if (threadIdx.x == 0) *extent = {keys, 0, 0, job.s_kv};
-    fetch_begin<BM, D, LD_QK>(q, job.s_q * job.group - first, p.d, p.aligned, [&](int r) { return query_at(p, job, first + r); });
+    if (threadIdx.x == 0) *shared_range = {keys, 0, 0, item.s_kv};
+    fetch_async<BLOCK_M, HEAD_DIM, LD_QK>(q, item.s_q * item.group - first_row, p.d, p.vectorized,
+        [&](int r) { return query_row(p, item, first_row + r); });
     __syncthreads();
-    // The rows of this lane: two of each tile.
-    Row row[TILES][2];
+    // The query rows of this lane: two per tile.
+    QueryRow row[TILES][2];
     for (int t = 0; t < TILES; ++t)
         for (int half = 0; half < 2; ++half) {
-            row[t][half] = row_of(p, job, first + (warp * TILES + t) * 16 + half * 8 + lane / 4);
-            if (lane % 4 == 0) extend(extent, row[t][half]);
+            row[t][half] = init_row(p, item, first_row + (warp * TILES + t) * 16 + half * 8 + lane / 4);
+            if (lane % 4 == 0) extend_range(shared_range, row[t][half]);
         }
     __syncthreads();
-    const Extent seen = *extent;
+    const KeyRange range = *shared_range;
     const float scale = p.scale * LOG2_E;
 
-    float most[TILES][2], sum[TILES][2], result[TILES][DV / 8][4];
+    float row_max[TILES][2], row_sum[TILES][2], acc[TILES][HEAD_DIM_V / 8][4];
     for (int t = 0; t < TILES; ++t) {
-        for (int half = 0; half < 2; ++half) most[t][half] = HIDDEN, sum[t][half] = 0;
-        for (int n = 0; n < DV / 8; ++n)
-            for (int i = 0; i < 4; ++i) result[t][n][i] = 0;
+        for (int half = 0; half < 2; ++half) row_max[t][half] = NEG_INFINITY, row_sum[t][half] = 0;
+        for (int n = 0; n < HEAD_DIM_V / 8; ++n)
+            for (int i = 0; i < 4; ++i) acc[t][n][i] = 0;
     }
 
     auto fetch_keys = [&](int start) {
-        fetch_begin<BN, D, LD_QK>(k, keys - start, p.d, p.aligned, [&](int r) { return job.k + (start + r) * p.k_strides[1]; });
+        fetch_async<BLOCK_N, HEAD_DIM, LD_QK>(k, keys - start, p.d, p.vectorized,
+            [&](int r) { return item.k + (start + r) * p.k_strides[1]; });
     };
-    int end, start = keys_of_block(p, job, seen, end);
+    int end, start = key_tiles_of_block(p, item, range, end);
     if (start < end) fetch_keys(start);
-    for (; start < end; start += BN) {
-        // The keys are there, and nobody reads the values of the last round any more.
-        copy_wait();
+    for (; start < end; start += BLOCK_N) {
+        // The keys have arrived, and no warp still reads the values of the previous iteration.
+        wait_for_copies();
         __syncthreads();
-        fetch_begin<BN, DV, LD_V>(v, keys - start, p.d_v, p.aligned, [&](int r) { return job.v + (start + r) * p.v_strides[1]; });
+        fetch_async<BLOCK_N, HEAD_DIM_V, LD_V>(v, keys - start, p.d_v, p.vectorized,
+            [&](int r) { return item.v + (start + r) * p.v_strides[1]; });
 
-        float scores[TILES][BN / 8][4];
+        float scores[TILES][BLOCK_N / 8][4];
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
-            for (int n = 0; n < BN / 8; ++n)
+            for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) scores[t][n][i] = 0;
 #pragma unroll
-        for (int i = 0; i < D; i += 16) {
+        for (int i = 0; i < HEAD_DIM; i += 16) {
             u32 queries[TILES][4];
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
-                load_blocks(queries[t], q + ((warp * TILES + t) * 16 + lane % 16) * LD_QK + i + lane / 16 * 8);
+                load_matrices(queries[t], q + ((warp * TILES + t) * 16 + lane % 16) * LD_QK + i + lane / 16 * 8);
 #pragma unroll
-            for (int n = 0; n < BN / 16; ++n) {
-                u32 some[4];  // 16 keys: of the first eight in [0] and [1], of the others in [2] and [3]
-                load_blocks(some, k + (n * 16 + lane % 8 + lane / 16 * 8) * LD_QK + i + lane / 8 % 2 * 8);
+            for (int n = 0; n < BLOCK_N / 16; ++n) {
+                u32 key_pairs[4];  // 16 keys: the first eight in [0] and [1], the others in [2] and [3]
+                load_matrices(key_pairs, k + (n * 16 + lane % 8 + lane / 16 * 8) * LD_QK + i + lane / 8 % 2 * 8);
 #pragma unroll
                 for (int t = 0; t < TILES; ++t) {
-                    multiply_add(scores[t][2 * n], queries[t], some[0], some[1]);
-                    multiply_add(scores[t][2 * n + 1], queries[t], some[2], some[3]);
+                    mma_m16n8k16(scores[t][2 * n], queries[t], key_pairs[0], key_pairs[1]);
+                    mma_m16n8k16(scores[t][2 * n + 1], queries[t], key_pairs[2], key_pairs[3]);
                 }
             }
         }
-        // The values are there, and nobody reads these keys any more.
-        copy_wait();
+        // The values have arrived, and no warp still reads these keys.
+        wait_for_copies();
         __syncthreads();
-        if (start + BN < end) fetch_keys(start + BN);
+        if (start + BLOCK_N < end) fetch_keys(start + BLOCK_N);
 
-        // One branch for all scores, not one for each.
-        if (!FEATURES && start >= seen.inner_from && start + BN <= seen.inner_to) {
+        // One branch for the whole tile: tiles that every row sees completely need no mask.
+        if (!FEATURES && start >= range.full_begin && start + BLOCK_N <= range.full_end) {
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
 #pragma unroll
-                for (int n = 0; n < BN / 8; ++n)
+                for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) scores[t][n][i] *= scale;
         } else {
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
 #pragma unroll
-                for (int n = 0; n < BN / 8; ++n)
+                for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         float& x = scores[t][n][i];
-                        x = score(p, job, row[t][i / 2], start + n * 8 + lane % 4 * 2 + i % 2, x);
+                        x = masked_score(p, item, row[t][i / 2], start + n * 8 + lane % 4 * 2 + i % 2, x);
                     }
         }
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float largest = HIDDEN;
+                float tile_max = NEG_INFINITY;
 #pragma unroll
-                for (int n = 0; n < BN / 8; ++n)
+                for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) largest = fmaxf(largest, scores[t][n][2 * half + i]);
-                float rescale;
-                const float base = carry_on(most[t][half], largest_of<4>(largest), rescale);
-                sum[t][half] *= rescale;
+                    for (int i = 0; i < 2; ++i) tile_max = fmaxf(tile_max, scores[t][n][2 * half + i]);
+                float factor;
+                const float base = rescale(row_max[t][half], lanes_max<4>(tile_max), factor);
+                row_sum[t][half] *= factor;
 #pragma unroll
-                for (int n = 0; n < DV / 8; ++n) {
-                    result[t][n][2 * half] *= rescale;
-                    result[t][n][2 * half + 1] *= rescale;
+                for (int n = 0; n < HEAD_DIM_V / 8; ++n) {
+                    acc[t][n][2 * half] *= factor;
+                    acc[t][n][2 * half + 1] *= factor;
                 }
 #pragma unroll
-                for (int n = 0; n < BN / 8; ++n)
+                for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         float& x = scores[t][n][2 * half + i];
                         x = exp2_fast(x - base);
-                        sum[t][half] += x;
+                        row_sum[t][half] += x;
                     }
             }
 
 #pragma unroll
-        for (int j = 0; j < BN / 16; ++j) {
-            // Two blocks of scores side by side are laid out as the left operand of the next product.
-            u32 weights[TILES][4];
+        for (int j = 0; j < BLOCK_N / 16; ++j) {
+            // Two neighboring 16 x 8 tiles of scores have the register layout of the left operand of the next
+            // product.
+            u32 probs[TILES][4];
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float* pair = scores[t][2 * j + i / 2] + i % 2 * 2;
-                    weights[t][i] = pack(pair[0], pair[1]);
+                    probs[t][i] = pack_pair(pair[0], pair[1]);
                 }
 #pragma unroll
-            for (int n = 0; n < DV / 16; ++n) {
-                u32 some[4];  // 16 columns of 16 values
-                load_blocks_transposed(some, v + (j * 16 + lane % 16) * LD_V + n * 16 + lane / 16 * 8);
+            for (int n = 0; n < HEAD_DIM_V / 16; ++n) {
+                u32 value_pairs[4];  // 16 columns of 16 values
+                load_matrices_transposed(value_pairs, v + (j * 16 + lane % 16) * LD_V + n * 16 + lane / 16 * 8);
 #pragma unroll
                 for (int t = 0; t < TILES; ++t) {
-                    multiply_add(result[t][2 * n], weights[t], some[0], some[1]);
-                    multiply_add(result[t][2 * n + 1], weights[t], some[2], some[3]);
+                    mma_m16n8k16(acc[t][2 * n], probs[t], value_pairs[0], value_pairs[1]);
+                    mma_m16n8k16(acc[t][2 * n + 1], probs[t], value_pairs[2], value_pairs[3]);
                 }
             }
         }
     }
-    // Where there was no key at all, the queries are still on their way to memory that another block may get.
-    copy_wait();
+    // If there was no key tile, the copy of the queries may still be in flight. It must not outlive the block, whose
+    // shared memory another block may get.
+    wait_for_copies();
 
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float total = sum_of<4>(sum[t][half]);
-            const int index = first + (warp * TILES + t) * 16 + half * 8 + lane / 4;
-            if (index >= job.s_q * job.group) continue;
+            const float total_sum = lanes_sum<4>(row_sum[t][half]);
+            const int index = first_row + (warp * TILES + t) * 16 + half * 8 + lane / 4;
+            if (index >= item.s_q * item.group) continue;
             float factor;
-            written* out = begin_row(p, job, index, lane % 4 == 0, most[t][half], total, factor);
+            OutputElement* out = output_row(p, item, index, lane % 4 == 0, row_max[t][half], total_sum, factor);
 #pragma unroll
-            for (int n = 0; n < DV / 8; ++n) {
+            for (int n = 0; n < HEAD_DIM_V / 8; ++n) {
                 const int column = n * 8 + lane % 4 * 2;
-                const float low = result[t][n][2 * half] * factor, high = result[t][n][2 * half + 1] * factor;
+                const float low = acc[t][n][2 * half] * factor, high = acc[t][n][2 * half + 1] * factor;
 #if !SPLIT
                 if (p.d_v % 2 == 0 && column < p.d_v) {
-                    *reinterpret_cast<u32*>(out + column) = pack(low, high);
+                    *reinterpret_cast<u32*>(out + column) = pack_pair(low, high);
                     continue;
                 }
 #endif
-                if (column < p.d_v) out[column] = to_written(low);
-                if (column + 1 < p.d_v) out[column + 1] = to_written(high);
+                if (column < p.d_v) out[column] = to_output(low);
+                if (column + 1 < p.d_v) out[column + 1] = to_output(high);
             }
         }
 }

@@ -1,4 +1,4 @@
-//! CUDA kernels compiled for the CPU, by `source/emulator.hpp`.
+//! CUDA kernels compiled for the CPU with `tests/cuda_emulator/emulator.hpp`.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,10 +8,11 @@ use libloading::Library;
 
 use crate::kernels::cpu::Element;
 
-/// What takes the place of the GPU's own definitions in a source.
-pub(super) const EMULATOR: &str = include_str!("../source/emulator.hpp");
+/// Takes the place of `source/device.cuh` in a source.
+pub(super) const EMULATOR: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda_emulator/emulator.hpp"));
 
-/// A library of this source, with the C++ compiler that `CXX` names or `c++`.
+/// Compiles a source into a shared library, with the C++ compiler named by `CXX` or `c++`.
 pub(super) fn compile(text: &str, definitions: &[String], to: &Path) -> Library {
     let source = to.with_extension("cpp");
     std::fs::write(&source, text).unwrap();
@@ -19,12 +20,13 @@ pub(super) fn compile(text: &str, definitions: &[String], to: &Path) -> Library 
     let mut command = Command::new(&compiler);
     command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o"]).arg(to).arg(&source);
     command.args(definitions.iter().map(|definition| format!("-D{definition}")));
-    let status = command.status().unwrap_or_else(|error| panic!("{compiler} does not run: {error}"));
+    let status = command.status().unwrap_or_else(|error| panic!("cannot run {compiler}: {error}"));
     assert!(status.success(), "{definitions:?}");
-    // SAFETY: it is our own and has no initialisation of its own.
+    // SAFETY: the library was compiled from our own source and runs no code when it is loaded.
     unsafe { Library::new(to).unwrap() }
 }
 
+/// The dtype of an element type.
 pub(super) fn dtype<T: Element>() -> DType {
     match std::any::type_name::<T>() {
         "f32" => DType::F32,
@@ -33,42 +35,43 @@ pub(super) fn dtype<T: Element>() -> DType {
     }
 }
 
-/// Arrays that end where memory ends, so that what is read after them traps.
+/// Arrays that end at a page that traps, so that reads past the end are noticed.
 pub(super) struct Memory<'a> {
-    kernel: &'a Library,
-    held: Vec<(u64, usize)>,
+    kernels: &'a Library,
+    arrays: Vec<(u64, usize)>,
 }
 
 impl<'a> Memory<'a> {
-    pub(super) fn new(kernel: &'a Library) -> Self {
-        Self { kernel, held: Vec::new() }
+    pub(super) fn new(kernels: &'a Library) -> Self {
+        Self { kernels, arrays: Vec::new() }
     }
 
-    /// The address of a copy of `numbers`, which ends at the end of memory if its bytes are a multiple of 16.
-    pub(super) fn hold<T: Copy>(&mut self, numbers: &[T]) -> u64 {
-        let size = std::mem::size_of_val(numbers);
+    /// Address of a copy of `values`. It ends at the trapping page if its size is a multiple of 16 bytes.
+    pub(super) fn hold<T: Copy>(&mut self, values: &[T]) -> u64 {
+        let size = std::mem::size_of_val(values);
         let bytes = size.next_multiple_of(16).max(16);
-        // SAFETY: `guarded` gives `bytes` bytes, aligned to 16.
+        // SAFETY: `guarded` returns `bytes` bytes, aligned to 16.
         unsafe {
-            let guarded = self.kernel.get::<unsafe extern "C" fn(usize) -> *mut u8>(b"guarded").unwrap();
-            let at = guarded(bytes);
-            std::ptr::copy_nonoverlapping(numbers.as_ptr().cast(), at, size);
-            self.held.push((at as u64, bytes));
-            at as u64
+            let guarded = self.kernels.get::<unsafe extern "C" fn(usize) -> *mut u8>(b"guarded").unwrap();
+            let array = guarded(bytes);
+            std::ptr::copy_nonoverlapping(values.as_ptr().cast(), array, size);
+            self.arrays.push((array as u64, bytes));
+            array as u64
         }
     }
 
-    pub(super) fn some<T: Copy>(&mut self, numbers: Option<Vec<T>>) -> u64 {
-        numbers.map_or(0, |numbers| self.hold(&numbers))
+    /// [`hold`](Self::hold), or the null address for `None`.
+    pub(super) fn hold_optional<T: Copy>(&mut self, values: Option<Vec<T>>) -> u64 {
+        values.map_or(0, |values| self.hold(&values))
     }
 }
 
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
-        for &(at, bytes) in &self.held {
-            // SAFETY: it came from `guarded`, with as many bytes.
+        for &(array, bytes) in &self.arrays {
+            // SAFETY: the array came from `guarded` with this size.
             unsafe {
-                self.kernel.get::<unsafe extern "C" fn(u64, usize)>(b"release").unwrap()(at, bytes);
+                self.kernels.get::<unsafe extern "C" fn(u64, usize)>(b"release").unwrap()(array, bytes);
             }
         }
     }

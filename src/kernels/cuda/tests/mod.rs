@@ -1,5 +1,5 @@
-//! The CUDA kernels on an emulator of a GPU.
+//! The CUDA kernels on an emulated GPU, against f64 loops.
 
-mod emulated;
-mod emulated_rows;
+mod attention;
 mod emulator;
+mod rowwise;

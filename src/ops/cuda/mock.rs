@@ -7,7 +7,8 @@ use std::cell::Cell;
 use candle_core::{Device, Tensor};
 
 use crate::error::Result;
-use crate::ops::{Activated, Activation, Norm};
+use crate::kernels::Activation;
+use crate::ops::problem::{Activated, Norm};
 
 thread_local! {
     static MOCKED: Cell<bool> = const { Cell::new(false) };

@@ -16,7 +16,7 @@ use crate::kernels::cpu::tests::reference::{Sizes, naive, problem, qkv};
 use crate::kernels::cpu::tests::{Random, upcast};
 use crate::kernels::cpu::{Distances, Lengths, Mask, MaskStructure};
 use crate::kernels::cuda::Gpu;
-use crate::kernels::cuda::{Features, Params, Shape, Variant};
+use crate::kernels::cuda::{AttentionParams, Features, ProblemShape, Variant};
 
 /// GPUs for which the same calls take different kernels and sizes.
 const GPUS: [Gpu; 4] = [
@@ -41,14 +41,15 @@ impl Emulator {
     fn kernel(&mut self, variant: Variant) -> &Library {
         let to = self.folder.path().join(format!("{}.so", self.kernels.len()));
         self.kernels.entry(variant).or_insert_with(|| {
-            let text = variant.source(EMULATOR) + include_str!("../source/emulated.cpp");
+            let text = variant.source(EMULATOR)
+                + include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda_emulator/launch_attention.cpp"));
             compile(&text, &variant.definitions(), &to)
         })
     }
 
     fn run<T: Element>(&mut self, call: &AttentionProblem<T>, gpu: Gpu) -> Vec<T> {
         let shape = shape(call);
-        let variant = Variant::of(shape, gpu).unwrap();
+        let variant = Variant::select(shape, gpu).unwrap();
         let seed = self.random.0 as u32;
         self.random.next();
         let kernel = self.kernel(variant);
@@ -56,32 +57,33 @@ impl Emulator {
         let heads = call.batch.queries() * call.h;
         let size = heads * call.d_v;
         let params = params(call, &mut memory, size, variant.splits(shape, gpu));
-        let (_, combine_bytes) = Variant::combine(call.d_v);
+        let (_, combine_bytes) = Variant::combine_block(call.d_v);
         // SAFETY: the library was made of this function's source; `params` is what it expects, by `params.rs`.
         unsafe {
-            let emulate = kernel.get::<unsafe extern "C" fn(&Params, &[u32; 2], &[usize; 2], u32)>(b"emulate").unwrap();
-            let blocks = [variant.blocks(shape.jobs, shape.rows) as u32, heads as u32];
+            let emulate =
+                kernel.get::<unsafe extern "C" fn(&AttentionParams, &[u32; 2], &[usize; 2], u32)>(b"emulate").unwrap();
+            let blocks = [variant.blocks(shape.work_items, shape.query_rows) as u32, heads as u32];
             emulate(&params, &blocks, &[variant.shared_bytes(), combine_bytes], seed);
             std::slice::from_raw_parts(params.out as *const T, size).to_vec()
         }
     }
 }
 
-fn shape<T: Element>(call: &AttentionProblem<T>) -> Shape {
+fn shape<T: Element>(call: &AttentionProblem<T>) -> ProblemShape {
     let longest = |length: &dyn Fn(usize) -> usize| (0..call.batch.sequences()).map(length).max().unwrap_or(0);
-    Shape {
+    ProblemShape {
         dtype: dtype::<T>(),
         d: call.d,
         d_v: call.d_v,
-        jobs: call.batch.sequences() * call.h_kv,
-        rows: longest(&|b| call.batch.s_q(b)) * (call.h / call.h_kv),
+        work_items: call.batch.sequences() * call.h_kv,
+        query_rows: longest(&|b| call.batch.s_q(b)) * (call.h / call.h_kv),
         keys: longest(&|b| call.batch.s_kv(b)) + call.appended,
         features: features(call),
     }
 }
 
 fn splits<T: Element>(call: &AttentionProblem<T>, gpu: Gpu) -> usize {
-    Variant::of(shape(call), gpu).unwrap().splits(shape(call), gpu)
+    Variant::select(shape(call), gpu).unwrap().splits(shape(call), gpu)
 }
 
 fn features<T>(call: &AttentionProblem<T>) -> Features {
@@ -96,7 +98,7 @@ fn features<T>(call: &AttentionProblem<T>) -> Features {
     Features(all.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum())
 }
 
-fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usize, splits: usize) -> Params {
+fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usize, splits: usize) -> AttentionParams {
     let signed = |strides: [usize; 3]| strides.map(|stride| stride as i64);
     let four = |strides: [usize; 4]| strides.map(|stride| stride as i64);
     let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
@@ -117,24 +119,28 @@ fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usi
         }
     };
     let segments = mask.segments.first();
-    Params {
+    AttentionParams {
         q: memory.hold(call.q.data),
         k: memory.hold(call.k.data),
         v: memory.hold(call.v.data),
         // NaN: what is not written shows.
         out: memory.hold(&vec![0xffu8; size * size_of::<T>()]),
-        sinks: memory.some(call.sinks.map(<[f32]>::to_vec)),
-        slopes: memory.some(mask.structure.distances.first().map(|distances| distances.slopes.clone())),
-        bias: memory.some(mask.bias.first().map(|bias| bias.data.to_vec())),
-        keep: memory.some(mask.keep.first().map(|keep| keep.data.to_vec())),
-        query_segments: memory.some(segments.map(|[queries, _]| queries.data.to_vec())),
-        key_segments: memory.some(segments.map(|[_, keys]| keys.data.to_vec())),
-        lengths: memory.some(find(|l| if let Lengths::PerSequence(rows) = l { Some(rows.clone()) } else { None })),
-        padding: memory.some(find(|l| if let Lengths::Padding(rows) = l { Some(rows.clone()) } else { None })),
-        query_ends: memory.some(find(|l| if let Lengths::PerQuery(rows) = l { Some(rows.concat()) } else { None })),
-        starts: memory.some(mask.structure.starts.as_ref().map(|starts| starts.iter().map(|s| *s as i32).collect())),
-        rows: memory.some(rows),
-        partials: memory.some((splits > 1).then(|| vec![f32::NAN; size / call.d_v * splits * (call.d_v + 2)])),
+        sinks: memory.hold_optional(call.sinks.map(<[f32]>::to_vec)),
+        slopes: memory.hold_optional(mask.structure.distances.first().map(|distances| distances.slopes.clone())),
+        bias: memory.hold_optional(mask.bias.first().map(|bias| bias.data.to_vec())),
+        keep: memory.hold_optional(mask.keep.first().map(|keep| keep.data.to_vec())),
+        query_segments: memory.hold_optional(segments.map(|[queries, _]| queries.data.to_vec())),
+        key_segments: memory.hold_optional(segments.map(|[_, keys]| keys.data.to_vec())),
+        key_lengths: memory
+            .hold_optional(find(|l| if let Lengths::PerSequence(rows) = l { Some(rows.clone()) } else { None })),
+        padding_lengths: memory
+            .hold_optional(find(|l| if let Lengths::Padding(rows) = l { Some(rows.clone()) } else { None })),
+        query_lengths: memory
+            .hold_optional(find(|l| if let Lengths::PerQuery(rows) = l { Some(rows.concat()) } else { None })),
+        query_starts: memory
+            .hold_optional(mask.structure.starts.as_ref().map(|starts| starts.iter().map(|s| *s as i32).collect())),
+        offsets: memory.hold_optional(rows),
+        partials: memory.hold_optional((splits > 1).then(|| vec![f32::NAN; size / call.d_v * splits * (call.d_v + 2)])),
         q_strides: signed(call.q.strides),
         k_strides: signed(call.k.strides),
         v_strides: signed(call.v.strides),
@@ -145,13 +151,13 @@ fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usi
         h_kv: call.h_kv as i32,
         s_q: s_q as i32,
         s_kv: s_kv as i32,
-        appended: call.appended as i32,
+        appended_keys: call.appended as i32,
         d: call.d as i32,
         d_v: call.d_v as i32,
-        left: limit(mask.structure.left),
-        right: limit(mask.structure.right),
+        window_size_left: limit(mask.structure.left),
+        window_size_right: limit(mask.structure.right),
         symmetric: i32::from(mask.structure.distances.first().is_some_and(|distances| distances.symmetric)),
-        aligned: i32::from(whole(&call.q, call.d) && whole(&call.k, call.d) && whole(&call.v, call.d_v)),
+        vectorized: i32::from(whole(&call.q, call.d) && whole(&call.k, call.d) && whole(&call.v, call.d_v)),
         splits: splits as i32,
         scale: call.scale,
         softcap: call.softcap.unwrap_or(0.0),
@@ -172,7 +178,7 @@ fn check<T: Element>(emulator: &mut Emulator, gpus: &[Gpu], call: &AttentionProb
 
 #[test]
 #[ignore = "needs a C++ compiler"]
-fn emulated_kernels_in_many_sizes() {
+fn emulated_attention_in_many_sizes() {
     let (mut random, mut emulator) = (Random(3), Emulator::new());
     let base = Sizes { b: 2, s_q: 70, s_kv: 70, appended: 0, h: 4, h_kv: 2, d: 64, d_v: 64 };
     let all = [
@@ -201,7 +207,7 @@ fn emulated_kernels_in_many_sizes() {
 
 #[test]
 #[ignore = "needs a C++ compiler"]
-fn emulated_kernels_under_every_mask() {
+fn emulated_attention_under_every_mask() {
     let (mut random, mut emulator) = (Random(4), Emulator::new());
     for (s_q, s_kv) in [(5, 7), (70, 90)] {
         let (b, h) = (2, 4);
@@ -243,7 +249,7 @@ fn emulated_kernels_under_every_mask() {
 
 #[test]
 #[ignore = "needs a C++ compiler"]
-fn emulated_kernels_cap_scores_and_know_sinks() {
+fn emulated_attention_with_softcap_and_sinks() {
     let (mut random, mut emulator) = (Random(5), Emulator::new());
     let sizes = Sizes { b: 2, s_q: 20, s_kv: 80, appended: 0, h: 4, h_kv: 2, d: 24, d_v: 16 };
     let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
@@ -264,7 +270,7 @@ fn emulated_kernels_cap_scores_and_know_sinks() {
 /// Few queries, many keys, and a GPU with more multiprocessors than there are tiles.
 #[test]
 #[ignore = "needs a C++ compiler"]
-fn emulated_kernels_share_the_keys_of_a_query() {
+fn emulated_attention_with_split_keys() {
     let (mut random, mut emulator) = (Random(7), Emulator::new());
     let gpus = GPUS.map(|gpu| Gpu { multiprocessors: 132, ..gpu });
     let (b, h, s_kv) = (2, 4, 1500);
@@ -300,7 +306,7 @@ fn emulated_kernels_share_the_keys_of_a_query() {
 /// Rows of unequal length, in one tensor with keys and values as a packed projection leaves them.
 #[test]
 #[ignore = "needs a C++ compiler"]
-fn emulated_kernels_on_ragged_rows() {
+fn emulated_attention_on_ragged_batches() {
     fn ragged<T: Element>(
         emulator: &mut Emulator,
         random: &mut Random,

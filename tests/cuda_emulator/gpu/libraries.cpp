@@ -33,23 +33,23 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
     std::string& library = made[definitions + program->source];
     if (library.empty()) {
         // After what the kernels need of a GPU, for which the emulator stands.
-        size_t start = program->source.find("// The numbers that tensors are made of");
+        size_t start = program->source.find("// Element types of tensors");
         if (start == std::string::npos) fail("a source that is not this crate's");
         std::ifstream emulator(EMULATOR);
         std::string text{std::istreambuf_iterator<char>(emulator), {}};
         text += program->source.substr(start);
-        auto door = [&](const char* name, const char* params) {
+        auto add_entry = [&](const char* name, const char* params) {
             if (text.find(std::string(") ") + name + "(const " + params) == std::string::npos) return;
             text += std::string("extern \"C\" void launch_") + name +
                     "(void** arguments, unsigned x, unsigned y, unsigned threads, size_t shared_bytes, unsigned seed) {"
                     "emulator::run([copy = *static_cast<" + params + "*>(arguments[0])] { " + name +
                     "(copy); }, {x, y}, threads, shared_bytes, seed); }\n";
         };
-        door("attention", "Params");
-        if (definitions.find("-DSPLIT=1") != std::string::npos) door("combine", "Params");
-        door("norm_rows", "NormParams");
-        door("activate_rows", "ActivateParams");
-        door("rotate_rows", "RotateParams");
+        add_entry("attention", "AttentionParams");
+        if (definitions.find("-DSPLIT=1") != std::string::npos) add_entry("combine", "AttentionParams");
+        add_entry("rowwise_norm", "NormParams");
+        add_entry("rowwise_activation", "ActivationParams");
+        add_entry("rowwise_rotary", "RotaryParams");
         std::string path = folder + "/" + std::to_string(made.size());
         std::ofstream(path + ".cpp") << text;
         std::string command = "c++ -std=c++17 -O1 -w -shared -fPIC -o " + path + ".so" + definitions + " " + path + ".cpp";

@@ -6,7 +6,7 @@ use libloading::Library;
 use super::emulator::{EMULATOR, Memory, compile, dtype};
 use crate::kernels::cpu::Element;
 use crate::kernels::cpu::tests::{Random, upcast};
-use crate::kernels::cuda::{ActivateParams, NormParams, Places, RotateParams, Rows};
+use crate::kernels::cuda::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise};
 
 /// A tensor `(b, s, h, size)` in a larger one.
 #[derive(Debug, Clone, Copy)]
@@ -44,12 +44,12 @@ impl View {
         self.start + r / h / s * b_stride + r / h % s * s_stride + r % h * h_stride
     }
 
-    fn places(&self) -> Places {
-        Places { strides: self.strides.map(|s| s as i64), s: self.dims[1] as i32, h: self.dims[2] as i32 }
+    fn row_strides(&self) -> RowStrides {
+        RowStrides { strides: self.strides.map(|s| s as i64), s: self.dims[1] as i32, h: self.dims[2] as i32 }
     }
 
     fn aligned<T: Element>(&self) -> bool {
-        let per = Rows(dtype::<T>()).per_read();
+        let per = Rowwise(dtype::<T>()).vector_size();
         [self.start, self.dims[3]].iter().chain(&self.strides).all(|number| number.is_multiple_of(per))
     }
 }
@@ -97,12 +97,13 @@ fn check(got: &[f32], want: &[f64], tolerance: f64, what: &str) {
 fn each(test: impl Fn(&mut Emulator, Kind)) {
     let folder = tempfile::tempdir().unwrap();
     for kind in [Kind::F32, Kind::F16, Kind::BF16] {
-        let rows = Rows(match kind {
+        let rows = Rowwise(match kind {
             Kind::F32 => dtype::<f32>(),
             Kind::F16 => dtype::<f16>(),
             Kind::BF16 => dtype::<bf16>(),
         });
-        let text = rows.source(EMULATOR) + include_str!("../source/emulated_rows.cpp");
+        let text = rows.source(EMULATOR)
+            + include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda_emulator/launch_rowwise.cpp"));
         let kernels = compile(&text, &rows.definitions(), &folder.path().join(format!("{kind:?}.so")));
         test(&mut Emulator { kernels: &kernels, random: Random(12) }, kind);
     }
@@ -153,27 +154,27 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
             let [add, add_bias, weight, bias] =
                 [count, size, parameters, parameters].map(|count| random.values::<T>(count));
             let sum = memory.hold(&vec![0xffu8; count * size_of::<T>()]);
-            let (x, add_at) = (memory.hold(&xs), memory.some(with_add.then(|| add.clone())));
-            let add_bias_at = memory.some(keep_sum.then(|| add_bias.clone()));
-            let (weight_at, bias_at) = (memory.hold(&weight), memory.some(with_bias.then(|| bias.clone())));
+            let (x, add_at) = (memory.hold(&xs), memory.hold_optional(with_add.then(|| add.clone())));
+            let add_bias_at = memory.hold_optional(keep_sum.then(|| add_bias.clone()));
+            let (weight_at, bias_at) = (memory.hold(&weight), memory.hold_optional(with_bias.then(|| bias.clone())));
             let eps = 1e-5;
-            let blocks = Rows::blocks_of_rows(rows);
+            let blocks = Rowwise::blocks_per_rows(rows);
             let got = emulator.run::<T, _>("emulate_norm", blocks, count, &mut memory, |out| NormParams {
                 x: at::<T>(x, view.start),
-                add: add_at,
-                add_bias: add_bias_at,
+                residual: add_at,
+                residual_bias: add_bias_at,
                 weight: weight_at,
                 bias: bias_at,
                 sum: if keep_sum { sum } else { 0 },
                 out,
-                places: view.places(),
+                row_strides: view.row_strides(),
                 rows: rows as i64,
                 size: size as i32,
                 weight_stride: if by_head { size as i32 } else { 0 },
                 rms: i32::from(rms),
-                offset,
+                weight_offset: offset,
                 eps,
-                aligned: i32::from(view.aligned::<T>()),
+                vectorized: i32::from(view.aligned::<T>()),
             });
             let [xs, add, add_bias, weight, bias] =
                 [&xs, &add, &add_bias, &weight, &bias].map(|numbers| upcast(numbers));
@@ -240,11 +241,12 @@ fn activations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 let second = if width == 2 * size { size } else { 0 };
                 let biases: [Vec<T>; 2] = [random.values(size), random.values(size)];
                 let x = memory.hold(&both);
-                let [bias, gate_bias] = biases.each_ref().map(|bias| memory.some(with_bias.then(|| bias.clone())));
-                let aligned = [size, width].iter().all(|n| n.is_multiple_of(Rows(dtype::<T>()).per_read()));
-                let blocks = Rows(dtype::<T>()).blocks_of_numbers(rows * size, aligned);
-                let got =
-                    emulator.run::<T, _>("emulate_activate", blocks, rows * size, &mut memory, |out| ActivateParams {
+                let [bias, gate_bias] =
+                    biases.each_ref().map(|bias| memory.hold_optional(with_bias.then(|| bias.clone())));
+                let aligned = [size, width].iter().all(|n| n.is_multiple_of(Rowwise(dtype::<T>()).vector_size()));
+                let blocks = Rowwise(dtype::<T>()).blocks_per_elements(rows * size, aligned);
+                let got = emulator.run::<T, _>("emulate_activation", blocks, rows * size, &mut memory, |out| {
+                    ActivationParams {
                         x,
                         bias,
                         gate: if with_gate { at::<T>(x, second) } else { 0 },
@@ -255,8 +257,9 @@ fn activations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                         rows: rows as i32,
                         size: size as i32,
                         activation: activation as i32,
-                        aligned: i32::from(aligned),
-                    });
+                        vectorized: i32::from(aligned),
+                    }
+                });
                 let (both, biases) = (upcast(&both), biases.map(|bias| upcast(&bias)));
                 let number = |r: usize, c: usize, first: usize, bias: &[f32]| {
                     f64::from(both[r * width + first + c]) + if with_bias { f64::from(bias[c]) } else { 0.0 }
@@ -300,15 +303,15 @@ fn rotations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
             let [cos, sin] = [0, 1].map(|_| emulator.random.values::<T>(angles));
             let (x, cos_at, sin_at) = (memory.hold(&xs), memory.hold(&cos), memory.hold(&sin));
             let (rows, count) = (view.rows(), view.rows() * d);
-            let blocks = Rows::blocks_of_rows(rows);
-            let got = emulator.run::<T, _>("emulate_rotate", blocks, count, &mut memory, |out| RotateParams {
+            let blocks = Rowwise::blocks_per_rows(rows);
+            let got = emulator.run::<T, _>("emulate_rotary", blocks, count, &mut memory, |out| RotaryParams {
                 x: at::<T>(x, view.start),
                 cos: cos_at,
                 sin: sin_at,
                 out,
-                places: view.places(),
+                row_strides: view.row_strides(),
                 rows: rows as i64,
-                of_b: if by_row { s as i64 } else { 0 },
+                batch_offset: if by_row { s as i64 } else { 0 },
                 d: d as i32,
                 pairs: pairs as i32,
                 interleaved: i32::from(interleaved),

@@ -1,7 +1,9 @@
-// The kernels on a CPU, for tests: what device.cuh and CUDA C++ give them, done by fibers, one a thread of a block.
-// Stricter than a GPU in what it lets pass: warps run ahead of each other, the threads of one in random order from barrier
-// to barrier, shared memory begins as NaN and ends at a page that traps, asynchronous copies happen no earlier than they are
-// waited for, addresses that must be aligned are looked at, a barrier that not all threads reach ends the program.
+// CUDA emulator for tests: defines on a CPU what device.cuh and CUDA C++ provide on a GPU. Each thread of a block is
+// a fiber.
+//
+// The emulator is stricter than a GPU. Warps run ahead of each other, and between barriers the threads of a warp run
+// in random order. Shared memory starts as NaN and ends at a page that traps. Asynchronous copies happen only when
+// they are waited for. Alignment is checked. A barrier that some threads never reach aborts the program.
 
 #include <sys/mman.h>
 #include <algorithm>
@@ -19,7 +21,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
 #define SHARED_BYTES(name) unsigned char* name = emulator::shared
-#define threadIdx (emulator::here->index)
+#define threadIdx (emulator::current->index)
 #define blockIdx emulator::block_index
 
 typedef unsigned short u16;
@@ -32,18 +34,18 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 namespace emulator {
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// By hand: the system's own way asks the kernel at every change.
+// In assembly, because swapcontext makes a system call at every switch.
 typedef void* Context;
 
-__attribute__((naked, noinline)) static void change(Context*, Context*) {
+__attribute__((naked, noinline)) static void switch_context(Context*, Context*) {
     asm("push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
         "mov %rsp, (%rdi)\n mov (%rsi), %rsp\n"
         "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret");
 }
 
-static void begin(Context& context, void* stack, size_t size, void (*enter)()) {
+static void init_context(Context& context, void* stack, size_t size, void (*enter)()) {
     void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + size) & ~uintptr_t(15));
-    *--top = nullptr;  // where `enter` would return to
+    *--top = nullptr;  // return address of `enter`, which never returns
     *--top = reinterpret_cast<void*>(enter);
     context = top - 6;
 }
@@ -53,9 +55,9 @@ static void begin(Context& context, void* stack, size_t size, void (*enter)()) {
 namespace emulator {
 typedef ucontext_t Context;
 
-static void change(Context* from, Context* to) { swapcontext(from, to); }
+static void switch_context(Context* from, Context* to) { swapcontext(from, to); }
 
-static void begin(Context& context, void* stack, size_t size, void (*enter)()) {
+static void init_context(Context& context, void* stack, size_t size, void (*enter)()) {
     getcontext(&context);
     context.uc_stack.ss_sp = stack;
     context.uc_stack.ss_size = size;
@@ -65,7 +67,7 @@ static void begin(Context& context, void* stack, size_t size, void (*enter)()) {
 #endif
 
 struct Index { unsigned x, y; };
-struct Copy { void* to; const void* from; bool there; };
+struct Copy { void* to; const void* from; bool in_bounds; };
 
 struct Fiber {
     Context context;
@@ -84,8 +86,8 @@ constexpr size_t PAGE = 4096;
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> warps;
 static Barrier block;
-static std::vector<unsigned char> published;  // of each thread, what its warp may read
-static Fiber* here;
+static std::vector<unsigned char> exchanged;  // one slot per thread, read by the lanes of its warp
+static Fiber* current;
 static Index block_index;
 static unsigned char* shared;
 static Context scheduler;
@@ -95,7 +97,7 @@ constexpr size_t SLOT = 64;
 
 [[noreturn]] static void fail(const char* what) {
     std::fprintf(stderr, "emulated kernel, block %u, %u, thread %u: %s\n", block_index.x, block_index.y,
-                 here ? here->index.x : 0, what);
+                 current ? current->index.x : 0, what);
     std::abort();
 }
 
@@ -107,18 +109,18 @@ static void wait(Barrier& barrier) {
         ++barrier.generation;
         return;
     }
-    while (barrier.generation == generation) change(&here->context, &scheduler);
+    while (barrier.generation == generation) switch_context(&current->context, &scheduler);
 }
 
-static Barrier& own_warp() { return warps[here->index.x / 32]; }
+static Barrier& own_warp() { return warps[current->index.x / 32]; }
 
-// Lets all lanes of the warp see `mine`; `read(lane)` is what that lane published.
+// Lets all lanes of the warp see `mine`; `read(lane)` is what that lane exchanged.
 template <typename T, typename Use>
-static void exchange(const T& mine, Use use) {
+static void exswitch_context(const T& mine, Use use) {
     static_assert(sizeof(T) <= SLOT, "the slot is too small");
-    std::memcpy(&published[here->index.x * SLOT], &mine, sizeof(T));
+    std::memcpy(&exchanged[current->index.x * SLOT], &mine, sizeof(T));
     wait(own_warp());
-    const unsigned char* first = &published[here->index.x / 32 * 32 * SLOT];
+    const unsigned char* first = &exchanged[current->index.x / 32 * 32 * SLOT];
     use([&](unsigned lane) {
         T theirs;
         std::memcpy(&theirs, first + lane * SLOT, sizeof(T));
@@ -129,14 +131,14 @@ static void exchange(const T& mine, Use use) {
 
 static void enter() {
     kernel();
-    here->ended = true;
+    current->ended = true;
     progress = true;
-    change(&here->context, &scheduler);
+    switch_context(&current->context, &scheduler);
 }
 
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-// Memory that ends at a page which must not be touched; `bytes` is a multiple of 16.
+// Allocates memory that ends at a page that traps. `bytes` is a multiple of 16.
 static unsigned char* guarded(size_t bytes) {
     size_t whole = whole_pages(bytes);
     void* start = mmap(nullptr, whole + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -156,34 +158,34 @@ static void run_block(unsigned threads, std::mt19937& random, std::vector<unsign
         fiber.index = {i, 0};
         fiber.copies.clear();
         fiber.ended = false;
-        begin(fiber.context, &stacks[i * STACK], STACK, enter);
+        init_context(fiber.context, &stacks[i * STACK], STACK, enter);
     }
     block = {threads, 0, 0};
     warps.assign(threads / 32, Barrier{32, 0, 0});
-    // One warp at a time, which may run far ahead of the others: a missing barrier shows.
+    // One warp runs at a time and may run far ahead of the others, so that a missing barrier shows.
     std::vector<unsigned> order(32);
-    unsigned favourite = random() % warps.size(), stuck = 0, left = threads;
+    unsigned favored = random() % warps.size(), stuck = 0, left = threads;
     while (left) {
         progress = false;
-        for (unsigned i = 0; i < 32; ++i) order[i] = favourite * 32 + i;
+        for (unsigned i = 0; i < 32; ++i) order[i] = favored * 32 + i;
         std::shuffle(order.begin(), order.end(), random);
         for (unsigned i : order) {
-            here = &fibers[i];
-            if (here->ended) continue;
-            change(&scheduler, &here->context);
-            left -= here->ended;
+            current = &fibers[i];
+            if (current->ended) continue;
+            switch_context(&scheduler, &current->context);
+            left -= current->ended;
         }
         stuck = progress ? 0 : stuck + 1;
         if (left && stuck > warps.size()) fail("some threads wait at a barrier that others never reach");
-        if (stuck) favourite = (favourite + 1) % warps.size();
-        else if (random() % 256 == 0) favourite = random() % warps.size();
+        if (stuck) favored = (favored + 1) % warps.size();
+        else if (random() % 256 == 0) favored = random() % warps.size();
     }
 }
 
 static void run(std::function<void()> body, Index blocks, unsigned threads, size_t shared_bytes, unsigned seed) {
     kernel = body;
     fibers.resize(threads);
-    published.assign(threads * SLOT, 0);
+    exchanged.assign(threads * SLOT, 0);
     std::vector<unsigned char> stacks(threads * STACK);
     std::mt19937 random(seed);
     shared = guarded(shared_bytes);
@@ -212,22 +214,22 @@ static inline void atomicMax(int* at, int x) { *at = x > *at ? x : *at; }
 static inline float bits_to_float(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 static inline u32 float_to_bits(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
 
-static inline uint4 read_16(const void* p) {
+static inline uint4 load_16_bytes(const void* p) {
     emulator::check_aligned(p, 16);
     return *static_cast<const uint4*>(p);
 }
 
-static inline void write_16(void* p, const uint4& x) {
+static inline void store_16_bytes(void* p, const uint4& x) {
     emulator::check_aligned(p, 16);
     *static_cast<uint4*>(p) = x;
 }
 
 static inline float exp2_fast(float x) { return std::exp2(x); }
 
-static inline float from_lane_xor(float x, int mask) {
+static inline float shuffle_xor(float x, int lane_mask) {
     float y = 0;
     unsigned lane = threadIdx.x % 32;
-    emulator::exchange(x, [&](auto read) { y = read(lane ^ mask); });
+    emulator::exswitch_context(x, [&](auto read) { y = read(lane ^ lane_mask); });
     return y;
 }
 
@@ -239,7 +241,7 @@ static inline float f16_to_float(u16 x) {
     return x >> 15 ? -y : y;
 }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 static inline u16 float_to_f16(float x) {
     u16 sign = std::signbit(x) ? 0x8000 : 0;
     float size = std::fabs(x);
@@ -247,7 +249,7 @@ static inline u16 float_to_f16(float x) {
     if (size >= 65520) return sign | 0x7c00;
     if (size == 0) return sign;
     int exponent = 0;
-    std::frexp(size, &exponent);  // size = m 2^exponent, m in [0.5, 1)
+    std::frexp(size, &exponent);  // size = m 2^exponent with m in [0.5, 1)
     if (exponent < -13) exponent = -13;
     float units = std::nearbyint(std::ldexp(size, 11 - exponent));  // in units of the last place
     return sign | static_cast<u16>(((exponent + 13) << 10) + static_cast<int>(units));
@@ -271,12 +273,12 @@ static inline float wide(u16 x) {
 #endif
 }
 
-static inline u32 pack(float low, float high) { return static_cast<u32>(narrow(high)) << 16 | narrow(low); }
+static inline u32 pack_pair(float low, float high) { return static_cast<u32>(narrow(high)) << 16 | narrow(low); }
 
-static inline void load_blocks_any(u32 (&x)[4], const u16* row, bool transposed) {
+static inline void load_matrices_any(u32 (&x)[4], const u16* row, bool transposed) {
     emulator::check_aligned(row, 16);
     unsigned lane = threadIdx.x % 32;
-    emulator::exchange(row, [&](auto read) {
+    emulator::exswitch_context(row, [&](auto read) {
         for (unsigned n = 0; n < 4; ++n) {
             auto at = [&](unsigned r, unsigned c) { return static_cast<u32>(read(n * 8 + r)[c]); };
             unsigned i = lane / 4, j = lane % 4 * 2;
@@ -285,15 +287,15 @@ static inline void load_blocks_any(u32 (&x)[4], const u16* row, bool transposed)
     });
 }
 
-static inline void load_blocks(u32 (&x)[4], const u16* row) { load_blocks_any(x, row, false); }
-static inline void load_blocks_transposed(u32 (&x)[4], const u16* row) { load_blocks_any(x, row, true); }
+static inline void load_matrices(u32 (&x)[4], const u16* row) { load_matrices_any(x, row, false); }
+static inline void load_matrices_transposed(u32 (&x)[4], const u16* row) { load_matrices_any(x, row, true); }
 
 struct Operands { u32 a[4], b[2]; };
 
 // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
-static inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+static inline void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     unsigned lane = threadIdx.x % 32;
-    emulator::exchange(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}, [&](auto read) {
+    emulator::exswitch_context(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}, [&](auto read) {
         for (unsigned i = 0; i < 4; ++i) {
             unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
             for (unsigned k = 0; k < 16; ++k) {
@@ -306,22 +308,22 @@ static inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1
     });
 }
 
-static inline void copy_begin(void* to, const void* from, bool there) {
+static inline void copy_async(void* to, const void* from, bool in_bounds) {
     emulator::check_aligned(to, 16);
-    if (there) emulator::check_aligned(from, 16);
-    emulator::here->copies.push_back({to, from, there});
+    if (in_bounds) emulator::check_aligned(from, 16);
+    emulator::current->copies.push_back({to, from, in_bounds});
 }
 
-static inline void copy_wait() {
-    for (const emulator::Copy& copy : emulator::here->copies) {
-        if (copy.there) std::memcpy(copy.to, copy.from, 16);
+static inline void wait_for_copies() {
+    for (const emulator::Copy& copy : emulator::current->copies) {
+        if (copy.in_bounds) std::memcpy(copy.to, copy.from, 16);
         else std::memset(copy.to, 0, 16);
     }
-    emulator::here->copies.clear();
+    emulator::current->copies.clear();
 }
 #endif
 
-// Memory for what kernels read and write. `bytes` is a multiple of 16.
+// Allocation of the arrays that kernels read and write. `bytes` is a multiple of 16.
 extern "C" void* guarded(size_t bytes) { return emulator::guarded(bytes); }
 
 extern "C" void release(void* memory, size_t bytes) {

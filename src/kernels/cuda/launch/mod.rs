@@ -1,0 +1,7 @@
+//! Launches: a kernel variant, the size of its grid, and its parameters.
+
+mod attention;
+mod kernel;
+mod rowwise;
+
+pub(crate) use attention::AttentionLaunch;

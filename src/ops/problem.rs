@@ -1,0 +1,42 @@
+//! Descriptions of the row-wise operations, from which both the fused kernels and candle's operations compute.
+
+use candle_core::Tensor;
+
+use crate::kernels::Activation;
+
+/// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row
+/// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
+#[derive(Clone, Copy)]
+pub(crate) struct Norm<'a> {
+    /// `(…, size)`; `(b, s, h, size)` if `weight` is per head.
+    pub xs: &'a Tensor,
+    /// A residual of the shape of `xs`: the sum of both is normalized.
+    pub add: Option<&'a Tensor>,
+    /// `(size)`, added to each row of the sum: the bias of the projection that made `add`.
+    pub add_bias: Option<&'a Tensor>,
+    /// `(size)`, or `(h, size)` for one per head.
+    pub weight: &'a Tensor,
+    /// The shape of `weight`.
+    pub bias: Option<&'a Tensor>,
+    pub eps: f64,
+    /// RMS normalization: the mean is not subtracted, and the variance is the mean square.
+    pub rms: bool,
+    /// Added to `weight` (1 for Gemma's RMS norm).
+    pub offset: f32,
+    /// Whether the caller wants the sum too.
+    pub keep_sum: bool,
+}
+
+/// `activation(xs + bias) · (gate + gate_bias)`, computed in f32 and rounded once.
+#[derive(Clone, Copy)]
+pub(crate) struct Activated<'a> {
+    pub activation: Activation,
+    /// `(rows, size)`.
+    pub xs: &'a Tensor,
+    /// `(size)`.
+    pub bias: Option<&'a Tensor>,
+    /// `(rows, size)`.
+    pub gate: Option<&'a Tensor>,
+    /// `(size)`.
+    pub gate_bias: Option<&'a Tensor>,
+}

@@ -1,0 +1,52 @@
+//! The backends that can run attention.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// A way to run attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Backend {
+    /// Candle's tensor operations, one after another: any device, differentiable, can return attention weights.
+    Eager,
+    /// The crate's fused CPU kernel.
+    Cpu,
+    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows. Calls with too
+    /// few queries to occupy the GPU, such as a decoding step, run on [`Cuda`](Self::Cuda) unless this backend is forced.
+    FlashAttn,
+    /// The crate's own fused kernels on NVIDIA GPUs: f16, bf16 and f32, any mask, head dimensions up to 256. They are
+    /// compiled when a problem shape first occurs, which takes about a second.
+    Cuda,
+    /// Candle's fused attention on Apple GPUs, for two or more queries in f32, f16 or bf16, head dimensions 32, 64, 72, 80, 96
+    /// and 128 (with f16 and bf16 also 256 and 512), and masks that hide keys; with f32 also masks that add to scores. Scores
+    /// and softmax are f32. Calls for which candle's kernels are wrong or missing run on [`Eager`](Self::Eager); the plan of
+    /// such a call gives the reason.
+    Metal,
+}
+
+impl Backend {
+    /// All backends, the fastest first.
+    pub(crate) const ALL: [Self; 5] = [Self::Cpu, Self::FlashAttn, Self::Cuda, Self::Metal, Self::Eager];
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Eager => "eager",
+            Self::Cpu => "cpu",
+            Self::FlashAttn => "flash-attn",
+            Self::Cuda => "cuda",
+            Self::Metal => "metal",
+        })
+    }
+}
+
+impl std::str::FromStr for Backend {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|backend| backend.to_string() == name);
+        found.ok_or_else(|| Error::value("the backend", name, "eager, cpu, flash-attn, cuda or metal"))
+    }
+}

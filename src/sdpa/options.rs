@@ -1,0 +1,103 @@
+//! Options and output of an attention call.
+
+use candle_core::Tensor;
+
+use crate::error::{Error, Result};
+use crate::macros::setters;
+use crate::mask::AttentionMask;
+use crate::sdpa::backend::Backend;
+
+/// Options of [`attend_bshd`](crate::sdpa::attend_bshd).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SdpaOptions<'a> {
+    /// Factor on the scores; `None` is `d^-0.5` for dot products and 1 for additive scoring.
+    pub scale: Option<f64>,
+    /// Which keys a query may see. Its shapes do not count `appended_keys`.
+    pub mask: &'a AttentionMask,
+    /// Number of keys at the end of `k` and `v` that every query sees, whatever the mask.
+    pub appended_keys: usize,
+    /// Scores become `softcap · tanh(score / softcap)` before they are masked
+    /// ([Gemma 2](https://arxiv.org/abs/2408.00118)); positive.
+    pub softcap: Option<f64>,
+    /// `(h)`: a score per head that takes part in the softmax but has no value, so that attention weights sum to less than 1
+    /// ([Xiao 2023](https://arxiv.org/abs/2309.17453), as in gpt-oss).
+    pub sinks: Option<&'a Tensor>,
+    /// The vector of additive scoring, `(h, d)`: scores are `w · tanh(q + k)`
+    /// ([Bahdanau 2014](https://arxiv.org/abs/1409.0473)); `None` is the dot product.
+    pub additive: Option<&'a Tensor>,
+    /// Probability of dropping an attention weight, in `[0, 1)`; 0 for inference.
+    pub dropout: f64,
+    /// Whether to return the attention weights.
+    pub return_attention_weights: bool,
+    /// The backend to use, or an error if it cannot run the call; `None` chooses the fastest that can.
+    pub backend: Option<Backend>,
+}
+
+impl<'a> SdpaOptions<'a> {
+    /// Default options: dot product with the default scale, no dropout, no attention weights, any backend.
+    pub fn new(mask: &'a AttentionMask) -> Self {
+        Self {
+            scale: None,
+            mask,
+            appended_keys: 0,
+            softcap: None,
+            sinks: None,
+            additive: None,
+            dropout: 0.0,
+            return_attention_weights: false,
+            backend: None,
+        }
+    }
+
+    setters! {
+        /// Sets the factor on the scores; `None` restores the default.
+        with_scale, scale: impl Into<Option<f64>> = scale.into();
+        /// Sets the mask.
+        with_mask, mask: &'a AttentionMask = mask;
+        /// Sets the number of keys that every query sees.
+        with_appended_keys, appended_keys: usize = appended_keys;
+        /// Sets the softcap of the scores; `None` turns it off.
+        with_softcap, softcap: impl Into<Option<f64>> = softcap.into();
+        /// Sets the sinks, `(h)`; `None` removes them.
+        with_sinks, sinks: impl Into<Option<&'a Tensor>> = sinks.into();
+        /// Sets the vector of additive scoring, `(h, d)`; `None` is the dot product.
+        with_additive, additive: impl Into<Option<&'a Tensor>> = additive.into();
+        /// Sets the probability of dropping an attention weight.
+        with_dropout, dropout: f64 = dropout;
+        /// Sets whether the attention weights are returned.
+        with_return_attention_weights, return_attention_weights: bool = return_attention_weights;
+        /// Forces a backend; `None` chooses.
+        with_backend, backend: impl Into<Option<Backend>> = backend.into();
+    }
+
+    /// The factor on dot products of heads of dimension `d`.
+    pub(crate) fn dot_product_scale(&self, d: usize) -> f64 {
+        self.scale.unwrap_or_else(|| (d as f64).powf(-0.5))
+    }
+
+    /// Checks the numeric options.
+    pub(crate) fn validate(&self) -> Result<()> {
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::value("dropout", self.dropout, "a number in [0, 1)"));
+        }
+        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return Err(Error::value("softcap", cap, "a positive number"));
+        }
+        match self.scale.filter(|scale| !scale.is_finite()) {
+            Some(scale) => Err(Error::value("scale", scale, "a finite number")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Output of an attention call.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct AttentionOutput {
+    /// `(b, s_q, h, d_v)` from [`attend_bshd`](crate::sdpa::attend_bshd), `(b, s_q, output_size)` from
+    /// [`MultiHeadAttention`](crate::MultiHeadAttention).
+    pub output: Tensor,
+    /// Output of the softmax before dropout, `(b, h, s_q, s_kv)`, if it was requested. A fully masked row is all zeros.
+    pub attention_weights: Option<Tensor>,
+}
