@@ -19,6 +19,8 @@ mod rotary_2d;
 mod rotation;
 mod scheme;
 mod t5_relative_bias;
+#[cfg(test)]
+mod tests;
 
 pub use alibi::{Alibi, AlibiFormula, AlibiSlopes};
 pub use disentangled::Disentangled;
@@ -30,18 +32,23 @@ pub use rotary_2d::{GridCoordinates, Rotary2d};
 pub use rotation::RotaryStyle;
 pub(crate) use scheme::{BiasCall, PositionScheme, RaggedSupport, ScoreCall, TokenPositions};
 pub use t5_relative_bias::T5RelativeBias;
+#[cfg(test)]
+use tests::LearnedSlope;
 
 use std::fmt;
 
 /// Makes the enum of all schemes, of which each variant is named like the type that it holds.
 macro_rules! schemes {
-    ($(#[$enum_doc:meta])* $name:ident { $($(#[$doc:meta])* $scheme:ident,)* }) => {
+    (
+        $(#[$enum_doc:meta])*
+        $name:ident { $($(#[doc = $doc:literal])* $(#[cfg($cfg:meta)])? $scheme:ident,)* }
+    ) => {
         $(#[$enum_doc])*
         pub enum $name {
             /// No positions inside attention.
             #[default]
             None,
-            $($(#[$doc])* $scheme($scheme),)*
+            $($(#[doc = $doc])* $(#[cfg($cfg)])? $scheme($scheme),)*
         }
 
         impl $name {
@@ -49,7 +56,7 @@ macro_rules! schemes {
             pub(crate) fn scheme(&self) -> &dyn PositionScheme {
                 match self {
                     Self::None => &NoPosition,
-                    $(Self::$scheme(scheme) => scheme,)*
+                    $($(#[cfg($cfg)])? Self::$scheme(scheme) => scheme,)*
                 }
             }
 
@@ -57,12 +64,12 @@ macro_rules! schemes {
             pub(crate) fn prune(&mut self, kept: &[usize], heads: usize) {
                 match self {
                     Self::None => {}
-                    $(Self::$scheme(scheme) => scheme.prune(kept, heads),)*
+                    $($(#[cfg($cfg)])? Self::$scheme(scheme) => scheme.prune(kept, heads),)*
                 }
             }
         }
 
-        $(impl From<$scheme> for $name {
+        $($(#[cfg($cfg)])? impl From<$scheme> for $name {
             fn from(scheme: $scheme) -> Self {
                 Self::$scheme(scheme)
             }
@@ -88,6 +95,9 @@ schemes! {
         RelativeBias2d,
         /// Queries and keys are also compared with learned embeddings of their distance.
         Disentangled,
+        /// A scheme that implements only the required methods.
+        #[cfg(test)]
+        LearnedSlope,
     }
 }
 

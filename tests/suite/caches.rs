@@ -1,4 +1,4 @@
-//! Key-value caches: a sequence in chunks is the sequence in one.
+//! Key-value caches: a sequence run in chunks gives the result of one call.
 
 use std::collections::HashMap;
 
@@ -75,7 +75,7 @@ fn split(random: &mut Random, total: usize) -> Vec<usize> {
 }
 
 #[test]
-fn any_chunking_gives_the_one_shot_result() {
+fn chunks_of_any_length_equal_one_call() {
     let mut random = Random::new(70);
     for config in configs() {
         let layer = layer(&config, &mut random);
@@ -106,9 +106,9 @@ fn any_chunking_gives_the_one_shot_result() {
     }
 }
 
-/// Rows that started with prompts of unequal length, each as it is alone.
+/// Sequences whose prompts have different lengths, each compared with itself alone.
 #[test]
-fn rows_of_unequal_length() {
+fn sequences_of_unequal_length_equal_themselves_alone() {
     let mut random = Random::new(71);
     let steps: [&[usize]; 4] = [&[4, 2, 6], &[1, 1, 1], &[2, 0, 1], &[1, 1, 1]];
     for config in configs() {
@@ -150,7 +150,7 @@ fn rows_of_unequal_length() {
 }
 
 #[test]
-fn cross_attention_makes_its_keys_once() {
+fn cross_attention_projects_its_keys_once() {
     let mut random = Random::new(72);
     let layer = layer(&AttentionConfig::new(24, 4).with_key_size(10).with_value_size(10), &mut random);
     let (xs, memory) = (random.tensor(&[2, 6, 24], DType::F32), random.tensor(&[2, 5, 10], DType::F32));
@@ -173,7 +173,7 @@ fn cross_attention_makes_its_keys_once() {
 }
 
 #[test]
-fn a_copy_is_filled_for_itself() {
+fn cloned_caches_are_independent() {
     let mut random = Random::new(73);
     let layer = layer(&configs()[1], &mut random);
     let xs = random.tensor(&[1, 8, 24], DType::F32);
@@ -189,9 +189,9 @@ fn a_copy_is_filled_for_itself() {
     assert_close("the first", &got, &want, TOLERANCE);
 }
 
-/// A layer that learns gives the same in chunks, and its gradient goes through the cache.
+/// A trainable layer gives equal results in chunks, and its gradient flows through the cache.
 #[test]
-fn gradients_go_through_a_cache() {
+fn gradients_flow_through_a_cache() {
     let mut random = Random::new(75);
     let layer = layer(&configs()[1], &mut random);
     let xs = Var::from_tensor(&random.tensor(&[2, 7, 24], DType::F32)).unwrap();
@@ -204,9 +204,9 @@ fn gradients_go_through_a_cache() {
     }
 }
 
-/// A prompt that learns, followed by tokens that do not: the prompt's gradient goes through what is held.
+/// A prompt that tracks a gradient, followed by tokens that do not: the gradient flows through the cached keys.
 #[test]
-fn held_keys_keep_their_gradient() {
+fn cached_keys_keep_their_gradient() {
     let mut random = Random::new(76);
     let layer = layer(&configs()[0], &mut random);
     let prompt = Var::from_tensor(&random.tensor(&[1, 3, 24], DType::F32)).unwrap();
@@ -222,9 +222,9 @@ fn held_keys_keep_their_gradient() {
     assert_close("gradient", &gradient(&last.output), &gradient(&whole), 2e-5);
 }
 
-/// With or without weights, from call to call: one cache serves every backend, in bf16 too.
+/// One cache works with every backend, with and without returned attention weights, in bf16, too.
 #[test]
-fn a_cache_outlives_a_change_of_backend() {
+fn cache_works_with_changing_backends() {
     let mut random = Random::new(77);
     let f32 = layer(&configs()[1], &mut random);
     let weights = f32.weights().unwrap();
@@ -252,7 +252,7 @@ fn a_cache_outlives_a_change_of_backend() {
 }
 
 #[test]
-fn what_is_wrong_is_named_and_changes_nothing() {
+fn errors_leave_the_cache_unchanged() {
     let mut random = Random::new(74);
     let layer = layer(&AttentionConfig::new(24, 4), &mut random);
     let causal = AttentionMask::causal();

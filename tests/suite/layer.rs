@@ -1,4 +1,4 @@
-//! The layer itself: dropout, returned weights, grouped heads, plans, and what it says to wrong input.
+//! The layer itself: dropout, attention weights, grouped heads, plans, and errors for wrong inputs.
 
 use candle_attention::position::{Alibi, AlibiSlopes, Position, Rotary, RotaryScaling, T5RelativeBias};
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
@@ -18,9 +18,9 @@ fn fresh(config: &AttentionConfig) -> (MultiHeadAttention, VarMap) {
     (MultiHeadAttention::new(config, vb).unwrap(), map)
 }
 
-/// The whole layer, all sizes different, against projections and attention written out.
+/// The whole layer, with all sizes different, against projections and attention by their formulas.
 #[test]
-fn grouped_heads_and_own_sizes_against_the_formula() {
+fn grouped_heads_and_separate_sizes_equal_the_formula() {
     let mut random = Random::new(20);
     let config = AttentionConfig::new(10, 6)
         .with_num_key_value_heads(2)
@@ -60,8 +60,8 @@ fn grouped_heads_and_own_sizes_against_the_formula() {
     assert!(layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().attention_weights.is_none());
 }
 
-/// A layer of one head whose output is its weights: values and output pass through unchanged.
-fn bare(dropout: f64, dtype: DType) -> MultiHeadAttention {
+/// A layer of one head whose output is its attention weights: the projections of values and output are the identity.
+fn identity_layer(dropout: f64, dtype: DType) -> MultiHeadAttention {
     let s = 16;
     let eye = Tensor::eye(s, dtype, &Device::Cpu).unwrap();
     let small = (Random::new(23).tensor(&[s, s], dtype) * 0.2).unwrap();
@@ -71,12 +71,12 @@ fn bare(dropout: f64, dtype: DType) -> MultiHeadAttention {
     MultiHeadAttention::load(&AttentionConfig::new(s, 1).with_dropout(dropout), vb).unwrap()
 }
 
-/// Dropout takes single weights after the softmax, scales up the others, and only when training; what is returned is
-/// from before it.
+/// Dropout zeroes single attention weights after the softmax and scales up the others, only in training. Returned
+/// attention weights are those before dropout.
 #[test]
-fn dropout_is_on_the_weights() {
+fn dropout_applies_to_attention_weights_in_training() {
     for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-12), (DType::F16, 1e-3), (DType::BF16, 8e-3)] {
-        let layer = bare(0.25, dtype);
+        let layer = identity_layer(0.25, dtype);
         let query = Random::new(24).tensor(&[3, 16, 16], dtype);
         let value = Tensor::eye(16, dtype, &Device::Cpu).unwrap().broadcast_as((3, 16, 16)).unwrap();
         let mask = AttentionMask::full();
@@ -89,12 +89,12 @@ fn dropout_is_on_the_weights() {
                 )
                 .unwrap()
         };
-        let (still, moved) = (run(false), run(true));
-        let weights = still.attention_weights.unwrap().squeeze(1).unwrap();
-        assert_close("weights pass through", &still.output, &weights, tolerance);
-        assert_eq!(numbers(&moved.attention_weights.unwrap().squeeze(1).unwrap()), numbers(&weights));
+        let (inference, training) = (run(false), run(true));
+        let weights = inference.attention_weights.unwrap().squeeze(1).unwrap();
+        assert_close("weights pass through", &inference.output, &weights, tolerance);
+        assert_eq!(numbers(&training.attention_weights.unwrap().squeeze(1).unwrap()), numbers(&weights));
         let mut dropped = 0;
-        for (got, weight) in numbers(&moved.output).into_iter().zip(numbers(&weights)) {
+        for (got, weight) in numbers(&training.output).into_iter().zip(numbers(&weights)) {
             match got == 0.0 {
                 true => dropped += 1,
                 false => assert!((got - weight / 0.75).abs() < tolerance, "{got} from {weight}"),
@@ -102,14 +102,15 @@ fn dropout_is_on_the_weights() {
         }
         // 768 draws of 1 in 4: six standard deviations are 72.
         assert!((120..265).contains(&dropped), "{dropped} of 768 dropped");
-        assert!(max_diff(&still.output, &run(false).output) == 0.0);
-        let without = bare(0.0, dtype).attend_with(&inputs, &AttentionOptions::default().with_train(true)).unwrap();
-        assert_close("no dropout", &without.output, &still.output, tolerance);
+        assert!(max_diff(&inference.output, &run(false).output) == 0.0);
+        let without =
+            identity_layer(0.0, dtype).attend_with(&inputs, &AttentionOptions::default().with_train(true)).unwrap();
+        assert_close("no dropout", &without.output, &inference.output, tolerance);
     }
 }
 
 #[test]
-fn nothing_in_gives_nothing_out() {
+fn empty_inputs_give_empty_outputs() {
     let (layer, map) = fresh(&AttentionConfig::new(8, 2));
     let zeros = |dims: [usize; 3]| Tensor::zeros(&dims, DType::F32, &Device::Cpu).unwrap();
     for (b, s) in [(0, 5), (2, 0), (0, 0)] {
@@ -128,7 +129,7 @@ fn nothing_in_gives_nothing_out() {
 }
 
 #[test]
-fn fresh_parameters_have_their_names_and_shapes() {
+fn new_parameters_have_documented_names_and_shapes() {
     let config = AttentionConfig::new(12, 4)
         .with_num_key_value_heads(2)
         .with_scoring(Scoring::Additive)
@@ -164,7 +165,7 @@ fn fresh_parameters_have_their_names_and_shapes() {
 }
 
 #[test]
-fn the_plan_names_every_backend() {
+fn plan_gives_a_reason_for_every_backend() {
     let (trained, map) = fresh(&AttentionConfig::new(8, 2));
     let frozen = map.data().lock().unwrap().iter().map(|(name, v)| (name.clone(), v.as_detached_tensor())).collect();
     let vb = VarBuilder::from_tensors(frozen, DType::F32, &Device::Cpu);
@@ -210,7 +211,7 @@ fn the_plan_names_every_backend() {
 }
 
 #[test]
-fn a_bad_configuration_is_named() {
+fn invalid_configurations_name_field_and_allowed_values() {
     let config = || AttentionConfig::new(12, 4);
     let rotary = |rotary: Rotary| config().with_position(Position::Rotary(rotary));
     let yarn = RotaryScaling::Yarn {
@@ -264,7 +265,7 @@ fn a_bad_configuration_is_named() {
 }
 
 #[test]
-fn a_bad_input_is_named() {
+fn wrong_inputs_are_named_with_the_expected_shape() {
     let (layer, _) = fresh(&AttentionConfig::new(8, 2).with_key_size(6).with_value_size(4));
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
     let (query, key, value) = (zeros(&[2, 3, 8]), zeros(&[2, 5, 6]), zeros(&[2, 5, 4]));
@@ -282,7 +283,7 @@ fn a_bad_input_is_named() {
 }
 
 #[test]
-fn a_bad_mask_is_named() {
+fn wrong_masks_are_named_with_the_expected_shape() {
     let (layer, _) = fresh(&AttentionConfig::new(8, 2));
     let (query, key) = (
         Tensor::zeros((2, 3, 8), DType::F32, &Device::Cpu).unwrap(),
@@ -324,7 +325,7 @@ fn a_bad_mask_is_named() {
 }
 
 #[test]
-fn weights_that_do_not_fit_are_named() {
+fn weights_of_wrong_shape_or_dtype_are_named() {
     let dense = |out: usize, input: usize| LinearWeights {
         weight: Tensor::zeros((out, input), DType::F32, &Device::Cpu).unwrap(),
         bias: None,

@@ -1,4 +1,4 @@
-//! Positions that only some layers have: what they refuse, and what follows from their definition.
+//! Position schemes: properties that follow from their definitions, and errors.
 
 use candle_attention::position::{Disentangled, RelativeBias2d, Rotary, Rotary2d};
 use candle_attention::{
@@ -21,9 +21,9 @@ fn attend(layer: &MultiHeadAttention, queries: &Tensor, keys: &Tensor, options: 
     layer.attend_with(&inputs, options).unwrap().output
 }
 
-/// The last queries alone are where they were among all.
+/// Queries without the earlier ones have the positions that they had among all.
 #[test]
-fn the_last_queries_stand_at_the_last_keys() {
+fn last_query_has_the_position_of_the_last_key() {
     let disentangled = Disentangled::new(4).with_position_buckets(4).with_norm_eps(1e-5);
     for position in [Position::Disentangled(disentangled), Position::Rotary(Rotary::default())] {
         let layer = layer(position);
@@ -36,27 +36,27 @@ fn the_last_queries_stand_at_the_last_keys() {
     }
 }
 
-/// A square needs no grid, the layer's own can be another, and a call's own comes first.
+/// The grid of the call comes before the grid of the layer, which comes before a square.
 #[test]
-fn a_grid_is_what_the_call_says() {
+fn grid_of_the_call_has_priority() {
     let xs = Random::new(2).tensor(&[1, 17, 16], DType::F32);
     let any = Rotary2d::new(50.0);
     let (square, wide) = (layer(Position::Rotary2d(any.clone())), Rotary2d::new(50.0).with_grid([2, 8]));
     let options = AttentionOptions::default();
     let by_count = attend(&square, &xs, &xs, &options);
-    let told = attend(&square, &xs, &xs, &options.with_grid([4, 4]));
-    assert_close("a square", &by_count, &told, 0.0);
+    let given = attend(&square, &xs, &xs, &options.with_grid([4, 4]));
+    assert_close("a square", &by_count, &given, 0.0);
     let other = attend(&square, &xs, &xs, &options.with_grid([2, 8]));
-    assert!((&other - &told).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap() > 1e-3);
+    assert!((&other - &given).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap() > 1e-3);
     let weights = square.weights().unwrap();
     let config = AttentionConfig::new(16, 2).with_position(Position::Rotary2d(wide));
     let wide = MultiHeadAttention::from_weights(&config, weights).unwrap();
     assert_close("the layer's own", &attend(&wide, &xs, &xs, &options), &other, 0.0);
-    assert_close("the call's own", &attend(&wide, &xs, &xs, &options.with_grid([4, 4])), &told, 0.0);
+    assert_close("the call's own", &attend(&wide, &xs, &xs, &options.with_grid([4, 4])), &given, 0.0);
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn errors_name_the_value_and_the_allowed_ones() {
     let xs = Random::new(3).tensor(&[1, 7, 16], DType::F32);
     let mask = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
@@ -87,9 +87,9 @@ fn what_does_not_fit_is_named() {
     says(MultiHeadAttention::new(&grouped, vb), &["num_key_value_heads = 2", "disentangled"]);
 }
 
-/// Half types differ by their rounding, on the kernel and on the differentiable path alike.
+/// Half types differ from f64 by their rounding only, in the fused kernel and in the eager backend.
 #[test]
-fn half_types() {
+fn half_types_are_within_tolerance() {
     let config =
         AttentionConfig::new(16, 2).with_position(Position::Disentangled(Disentangled::new(6).with_norm_eps(1e-5)));
     let map = VarMap::new();

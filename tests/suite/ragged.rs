@@ -1,4 +1,4 @@
-//! Ragged batches: the same numbers as padding and masking, and the same bits whatever the company.
+//! Ragged batches: results equal those of padding and masking, and their bits do not depend on the rest of the batch.
 
 use std::collections::HashMap;
 
@@ -16,9 +16,9 @@ use crate::common::{Golden, Random, assert_close, assert_within, fixture, number
 const CPU: Device = Device::Cpu;
 const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
 
-/// What is allowed, as a share of the largest output. Both results are rounded at their end, by up to 2^-11 in f16 and
-/// 2^-8 in bf16. In bf16, with instructions for it, the queries, keys, values, weights and heads' results of one are
-/// rounded too: together less than twice 2^-8 has been seen, and four times is allowed.
+/// Allowed differences, as a share of the largest output. Both results are rounded at their end, by up to 2^-11 in f16 and
+/// 2^-8 in bf16. With bf16 instructions, one of them also rounds queries, keys, values, attention weights and the outputs
+/// of heads: less than twice 2^-8 was measured, and four times is allowed.
 const TOLERANCES: [(DType, f64); 4] =
     [(DType::F64, 1e-11), (DType::F32, 2e-5), (DType::F16, 2.0 / 2048.0), (DType::BF16, 4.0 / 256.0)];
 
@@ -29,7 +29,7 @@ fn assert_near(what: &str, got: &Tensor, want: &Tensor) {
     assert_within(&format!("{what} in {:?}", got.dtype()), got, want, tolerance * largest);
 }
 
-/// A layer with fixed weights, which keep the size of what they are multiplied with.
+/// A layer with fixed weights that preserve the magnitude of their inputs.
 fn frozen(config: &AttentionConfig, dtype: DType) -> MultiHeadAttention {
     let map = VarMap::new();
     MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
@@ -47,7 +47,7 @@ fn frozen(config: &AttentionConfig, dtype: DType) -> MultiHeadAttention {
     MultiHeadAttention::load(config, VarBuilder::from_tensors(tensors, dtype, &CPU)).unwrap()
 }
 
-fn rows(xs: &Tensor) -> Vec<Tensor> {
+fn sequences(xs: &Tensor) -> Vec<Tensor> {
     let mut start = 0;
     let row = |&length: &usize| {
         start += length;
@@ -57,7 +57,7 @@ fn rows(xs: &Tensor) -> Vec<Tensor> {
 }
 
 #[test]
-fn a_ragged_batch_equals_its_rows_alone() {
+fn ragged_batch_equals_its_sequences_alone() {
     let tokens = LENGTHS.iter().sum::<usize>();
     let config = AttentionConfig::new(24, 4).with_num_key_value_heads(2).with_head_dim(8).with_value_head_dim(5);
     let plain = AttentionConfig::new(24, 3);
@@ -93,9 +93,9 @@ fn a_ragged_batch_equals_its_rows_alone() {
         for mask in masks() {
             let ragged = layer.attend_ragged(&xs, &LENGTHS, &mask).unwrap();
             assert_eq!((ragged.dims(), ragged.dtype()), (&[tokens, 24][..], dtype));
-            for (row, got) in rows(&xs).iter().zip(rows(&ragged)) {
-                let row = row.unsqueeze(0).unwrap();
-                let inputs = AttentionInputs::self_attention(&row, &mask);
+            for (sequence, got) in sequences(&xs).iter().zip(sequences(&ragged)) {
+                let alone = sequence.unsqueeze(0).unwrap();
+                let inputs = AttentionInputs::self_attention(&alone, &mask);
                 let options = AttentionOptions::default().with_backend(Backend::Eager);
                 let want = layer.attend_with(&inputs, &options).unwrap().output.squeeze(0).unwrap();
                 assert_near(&format!("{config:?} {mask}"), &got, &want);
@@ -104,31 +104,31 @@ fn a_ragged_batch_equals_its_rows_alone() {
     }
 }
 
-/// Bitwise, against the row alone as a ragged batch and as a padded one.
+/// Compared bitwise with the sequence alone, as a ragged batch and as a padded one.
 #[test]
-fn a_row_keeps_its_bits() {
+fn bits_do_not_depend_on_other_sequences() {
     let layer = frozen(&AttentionConfig::new(24, 3), DType::F32);
     let xs = Random::new(62).tensor(&[LENGTHS.iter().sum(), 24], DType::F32);
     let none = AttentionMask::full();
     let together = layer.attend_ragged(&xs, &LENGTHS, &none).unwrap();
-    for ((row, got), length) in rows(&xs).iter().zip(rows(&together)).zip(LENGTHS) {
-        let alone = layer.attend_ragged(row, &[length], &none).unwrap();
-        assert!(numbers(&alone) == numbers(&got), "a row of {length}");
+    for ((sequence, got), length) in sequences(&xs).iter().zip(sequences(&together)).zip(LENGTHS) {
+        let alone = layer.attend_ragged(sequence, &[length], &none).unwrap();
+        assert!(numbers(&alone) == numbers(&got), "a sequence of {length}");
         if length > 0 {
-            let one = row.unsqueeze(0).unwrap();
+            let one = sequence.unsqueeze(0).unwrap();
             let dense = layer.attend(&one, &one, &one, &none).unwrap();
-            assert!(numbers(&dense) == numbers(&got), "a dense row of {length}");
+            assert!(numbers(&dense) == numbers(&got), "a padded call with a sequence of {length}");
             let padded = one.pad_with_zeros(1, 0, 11).unwrap();
             let mask = AttentionMask::lengths(&[length]);
             let padded = layer.attend(&padded, &padded, &padded, &mask).unwrap().narrow(1, 0, length).unwrap();
-            assert!(numbers(&padded) == numbers(&got), "a padded row of {length}");
+            assert!(numbers(&padded) == numbers(&got), "a padded sequence of {length}");
         }
     }
 }
 
-/// A layer of fixed weights takes padding off and puts it back: the same as masking it, everywhere.
+/// A layer with fixed weights removes padding and adds it again: results equal those of masking at every token.
 #[test]
-fn padding_is_taken_off_and_put_back() {
+fn removing_padding_equals_masking_it() {
     let mut random = Random::new(64);
     let config = AttentionConfig::new(48, 4);
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -163,7 +163,7 @@ fn padding_is_taken_off_and_put_back() {
 }
 
 #[test]
-fn a_ragged_batch_learns() {
+fn gradients_flow_through_a_ragged_batch() {
     let map = VarMap::new();
     let vb = VarBuilder::from_varmap(&map, DType::F64, &CPU);
     let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb).unwrap();
@@ -177,7 +177,7 @@ fn a_ragged_batch_learns() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn wrong_ragged_inputs_are_named() {
     let layer = frozen(&AttentionConfig::new(8, 2), DType::F32);
     let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &CPU).unwrap();
     let none = AttentionMask::full();
@@ -194,7 +194,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn the_encoder_ragged_and_padded() {
+fn encoder_gives_equal_results_ragged_and_padded() {
     let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
     let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
@@ -239,7 +239,7 @@ fn the_encoder_ragged_and_padded() {
     assert_close("silu", &ragged, &dense, 1e-5);
 }
 
-/// A text's vector has the same bits alone, in any batch and on any number of threads.
+/// An embedding has the same bits alone, in any batch and with any number of threads.
 #[test]
 fn embeddings_do_not_depend_on_the_batch() {
     let texts: Vec<String> =
