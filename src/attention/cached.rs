@@ -89,7 +89,7 @@ impl MultiHeadAttention {
         }
         if let (Some(starts), Some(lengths)) = (&starts, &lengths) {
             let starts = starts.iter().map(|&start| start as i64).collect();
-            mask = mask.and(AttentionMask::starts(starts)).and(AttentionMask::lengths(lengths));
+            mask = mask.and(AttentionMask::lengths(lengths)).with_query_starts(starts);
         }
         let inputs = AttentionInputs { mask: &mask, ..*inputs };
         let mask = self.mask_with_bias(&inputs, inputs.query.dim(1)?, keys.dim(1)?, starts.as_deref(), None)?;

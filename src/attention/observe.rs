@@ -163,7 +163,8 @@ impl MultiHeadAttention {
         let (q, k) = (select_heads(&ready.q, 2, 1)?, select_heads(&ready.k, 2, group)?);
         // The output is not needed here, so values of one element are enough.
         let v = k.narrow(3, 0, 1)?;
-        let mask = if all { ready.mask } else { Cow::Owned(ready.mask.of_heads(&heads)?) };
+        let mask =
+            if all { ready.mask } else { Cow::Owned(ready.mask.of_heads(&heads, AttnShape { b, h, s_q, s_kv })?) };
         let sinks = self.sinks.as_ref().map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
         let score = self.score.as_ref().map(|score| select_heads(score, 0, 1)).transpose()?;
         let call = AttnShape { b, h: heads.len(), s_q, s_kv };
@@ -174,7 +175,7 @@ impl MultiHeadAttention {
         let step = (BLOCK / (b * heads.len() * keys).max(1)).max(1);
         let observed: &[usize] = if heads.is_empty() { &[] } else { &queries };
         for run in runs(observed, step) {
-            let mask = mask.of_queries(run.start, run.len(), call)?;
+            let mask = mask.of_queries(run.clone(), call)?;
             let sdpa = SdpaOptions {
                 sinks: sinks.as_ref(),
                 additive: score.as_ref(),

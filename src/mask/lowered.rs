@@ -1,8 +1,19 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::kernels::cpu::{Broadcast, Mask, MaskStructure};
+use crate::kernels::cpu::{Broadcast, Distances, Lengths, Mask, MaskStructure};
 use crate::tensor::Slice;
+
+/// A rule over positions that kernels apply without a tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TermStructure<'a> {
+    /// At most `left` keys before and `right` keys after a query's own position are visible; `None` is no limit.
+    Window { left: Option<usize>, right: Option<usize> },
+    /// The first keys are visible.
+    Lengths(&'a Lengths),
+    /// `-slopes[h] · distance` is added to the scores.
+    Distances { slopes: &'a [f64], symmetric: bool },
+}
 
 /// A mask in the form that fused kernels read: rules over positions where there are some, tensors for the rest.
 #[derive(Debug, Default)]
@@ -17,6 +28,18 @@ pub(crate) struct LoweredMask {
 }
 
 impl LoweredMask {
+    /// Adds a rule that needs no tensor.
+    pub(crate) fn add_structure(&mut self, structure: TermStructure) {
+        match structure {
+            TermStructure::Window { left, right } => self.structure.narrow_window(left, right),
+            TermStructure::Lengths(lengths) => self.structure.lengths.push(lengths.clone()),
+            TermStructure::Distances { slopes, symmetric } => {
+                let slopes = slopes.iter().map(|slope| *slope as f32).collect();
+                self.structure.distances.push(Distances { slopes, symmetric });
+            }
+        }
+    }
+
     /// Read access to the tensors, which must be on the CPU.
     pub(crate) fn slices(&self) -> Result<MaskSlices<'_>> {
         let pairs = self.segments.iter().map(|[queries, keys]| Ok([Slice::new(queries)?, Slice::new(keys)?]));

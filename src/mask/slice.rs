@@ -1,72 +1,50 @@
-//! The part of a mask that some of a call's queries or heads need.
+use std::ops::Range;
+use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{DType, Device};
 
 use crate::error::Result;
-use crate::mask::check::AttnShape;
-use crate::mask::{AttentionMask, Part};
+use crate::mask::attention_mask::AttentionMask;
+use crate::mask::kinds::{Additive, Boolean, Polarity};
+use crate::mask::shape::AttnShape;
+use crate::mask::term::{MaskCall, MaskTerm};
 
 impl AttentionMask {
-    /// What the queries `start .. start + len` of `call` see, as a mask for a call of these alone.
-    pub(crate) fn of_queries(&self, start: usize, len: usize, call: AttnShape) -> Result<Self> {
-        let slice = |mask: &Tensor, dim: usize| match mask.dim(dim)? {
-            1 => Ok(mask.clone()),
-            _ => mask.narrow(dim, start, len),
-        };
-        // A 2-D mask of booleans is one of keys.
-        let booleans = |mask: &Tensor| match mask.rank() {
-            2 => Ok(mask.clone()),
-            rank => slice(mask, rank - 2),
-        };
-        let mut parts = Vec::with_capacity(self.parts.len() + 1);
-        for part in &self.parts {
-            parts.push(match part {
-                Part::Keep(mask) => Part::Keep(booleans(mask)?),
-                Part::Drop(mask) => Part::Drop(booleans(mask)?),
-                Part::Additive(mask) if mask.rank() < 2 => part.clone(),
-                Part::Additive(mask) => Part::Additive(slice(mask, mask.rank() - 2)?),
-                Part::QueryLengths(rows) => {
-                    Part::QueryLengths(rows.iter().map(|row| row[start..start + len].to_vec()).collect())
-                }
-                Part::Padding(rows) => {
-                    let seen = |&n: &usize| (start..start + len).map(|i| if i < n { n } else { 0 }).collect();
-                    Part::QueryLengths(rows.iter().map(seen).collect())
-                }
-                Part::Segments { queries, keys } => {
-                    Part::Segments { queries: queries.narrow(1, start, len)?, keys: keys.clone() }
-                }
-                Part::Starts(_) => continue,
-                Part::Lengths(_) | Part::Causal | Part::Window { .. } | Part::Distances { .. } => part.clone(),
-            });
-        }
-        let positioned = |part: &Part| matches!(part, Part::Causal | Part::Window { .. } | Part::Distances { .. });
-        if parts.iter().any(positioned) {
-            let starts = self.query_starts(call);
-            let row = |b: usize| starts[if starts.len() == 1 { 0 } else { b }] + start as i64;
-            parts.push(Part::Starts((0..call.b).map(row).collect()));
-        }
-        Ok(Self { parts })
+    /// The mask for a call with only these queries of a call of `shape`.
+    pub(crate) fn of_queries(&self, queries: Range<usize>, shape: AttnShape) -> Result<Self> {
+        let call = self.call(shape);
+        let terms = self.cut(&call, |term| term.of_queries(queries.clone()))?;
+        let start = |b: usize| call.start(b) + queries.start as i64;
+        let positioned = terms.iter().any(|term| term.depends_on_position());
+        Ok(Self { terms, starts: positioned.then(|| (0..shape.b).map(start).collect()) })
     }
 
-    /// The mask for a call of these heads alone.
-    pub(crate) fn of_heads(&self, heads: &[usize]) -> Result<Self> {
-        let select = |mask: &Tensor| match mask.rank().checked_sub(3) {
-            Some(dim) if mask.dim(dim)? > 1 => crate::tensor::select(mask, heads, dim),
-            _ => Ok(mask.clone()),
-        };
-        // A 3-D mask of booleans has no heads.
-        let booleans = |mask: &Tensor| if mask.rank() == 4 { select(mask) } else { Ok(mask.clone()) };
-        let part = |part: &Part| {
-            Ok(match part {
-                Part::Keep(mask) => Part::Keep(booleans(mask)?),
-                Part::Drop(mask) => Part::Drop(booleans(mask)?),
-                Part::Additive(mask) => Part::Additive(select(mask)?),
-                Part::Distances { slopes, symmetric } => {
-                    Part::Distances { slopes: heads.iter().map(|&h| slopes[h]).collect(), symmetric: *symmetric }
-                }
-                other => other.clone(),
-            })
-        };
-        Ok(Self { parts: self.parts.iter().map(part).collect::<Result<_>>()? })
+    /// The mask for a call with only these heads of a call of `shape`, in this order.
+    pub(crate) fn of_heads(&self, heads: &[usize], shape: AttnShape) -> Result<Self> {
+        let terms = self.cut(&self.call(shape), |term| term.of_heads(heads))?;
+        Ok(Self { terms, starts: self.starts.clone() })
+    }
+
+    /// Cuts every term, by way of its dense form if its kind has no other.
+    fn cut(
+        &self,
+        call: &MaskCall,
+        cut: impl Fn(&dyn MaskTerm) -> Result<Option<Arc<dyn MaskTerm>>>,
+    ) -> Result<Vec<Arc<dyn MaskTerm>>> {
+        let mut terms = Vec::with_capacity(self.terms.len());
+        for term in &self.terms {
+            if let Some(part) = cut(&**term)? {
+                terms.push(part);
+                continue;
+            }
+            let dense = term.dense(call, DType::F64, &Device::Cpu)?;
+            if let Some(keep) = dense.keep {
+                terms.extend(cut(&Boolean::new(&keep, Polarity::Keep)?)?);
+            }
+            if let Some(bias) = dense.bias {
+                terms.extend(cut(&Additive::new(&bias)?)?);
+            }
+        }
+        Ok(terms)
     }
 }

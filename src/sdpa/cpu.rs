@@ -41,7 +41,7 @@ fn run<T: Element + WithDType>(
 ) -> Result<Tensor> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let (tensor_batch, tokens, ..) = q.dims4()?;
-    let mask = options.mask.lower(&Device::Cpu)?;
+    let mask = options.mask.lower(call.shape, &Device::Cpu)?;
     let mask = mask.slices()?;
     let sinks = options.sinks.map(|sinks| with_f32_slice(sinks, <[f32]>::to_vec)).transpose()?;
     let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);

@@ -3,8 +3,9 @@
 use candle_core::{DType, Tensor};
 
 use crate::error::Result;
+use crate::kernels::cpu::MaskStructure;
 use crate::kernels::cuda::Gpu;
-use crate::mask::AttnShape;
+use crate::mask::{AttentionMask, AttnShape};
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions, cuda};
 
@@ -36,16 +37,23 @@ fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
         (b > 65_535 || h > 65_535, "more than 65535 rows or heads are no grid of a GPU"),
     ]);
     reason.or_else(|| {
-        let Some(sliding) = options.mask.as_sliding() else {
+        let Some(sliding) = sliding(options.mask) else {
             return Some("its masks are causal, windows and distances only".to_string());
         };
-        let forward = sliding.distances.as_ref().is_some_and(|(_, symmetric)| !symmetric);
+        let forward = sliding.distances.iter().any(|distances| !distances.symmetric);
         let bounded = sliding.left.is_some() || sliding.right.is_some();
         first_reason([
             (forward && sliding.right != Some(0), "it counts keys after a query as far as those before"),
             (bounded && s_q > s_kv, "there are queries before the first key"),
         ])
     })
+}
+
+/// The mask as one window and the slopes of distances, `None` if it is more than that.
+fn sliding(mask: &AttentionMask) -> Option<MaskStructure> {
+    let structure = mask.structure()?;
+    let no_more = structure.lengths.is_empty() && structure.starts.is_none() && structure.distances.len() <= 1;
+    no_more.then_some(structure)
 }
 
 /// The logarithms of the softmax's sums, which nobody asked for.
@@ -61,9 +69,8 @@ pub(super) fn attend(qkv: [&Tensor; 3], rows: Option<&[usize]>, call: &Call, opt
 
     let device = qkv[0].device();
     let [q, k, v] = [readable(qkv[0])?, readable(qkv[1])?, readable(qkv[2])?];
-    let sliding = options.mask.as_sliding().unwrap_or_default();
-    let slopes = sliding.distances.map(|(slopes, _)| slopes.into_iter().map(|slope| slope as f32).collect());
-    let slopes = slopes.map(|slopes: Vec<f32>| Tensor::new(slopes, device)).transpose()?;
+    let sliding = sliding(options.mask).unwrap_or_default();
+    let slopes = sliding.distances.first().map(|distances| Tensor::new(&distances.slopes[..], device)).transpose()?;
     let (slopes, left, right) = (slopes.as_ref(), sliding.left, sliding.right);
     let scale = options.dot_product_scale(call.d) as f32;
     let softcap = options.softcap.unwrap_or(0.0) as f32;
@@ -100,7 +107,6 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::mask::AttentionMask;
     use crate::sdpa::Backend;
 
     const GPU: Gpu = Gpu { capability: 80, multiprocessors: 108, shared_memory: 163 << 10 };

@@ -13,6 +13,8 @@ mod cuda;
 mod eager;
 mod flash;
 mod metal;
+#[cfg(test)]
+mod new_mask_kind;
 mod options;
 mod plan;
 mod unsupported;

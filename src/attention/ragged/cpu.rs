@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::kernels::Activation;
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa};
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, AttnShape};
 use crate::position::RaggedSupport;
 use crate::position::ragged::{BatchCache, RaggedBatch};
 use candle_core::Device;
@@ -104,7 +104,8 @@ impl MultiHeadAttention {
         let longest = batch.longest();
         let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
         let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
-        let mask = mask.lower(&Device::Cpu)?;
+        let shape = AttnShape { b: batch.offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
+        let mask = mask.lower(shape, &Device::Cpu)?;
         let mask = mask.slices()?;
         let attention = AttentionProblem {
             q: from(0, d),

@@ -73,7 +73,7 @@ impl MultiHeadAttention {
             }
             dims => return Err(Error::shape("xs", dims, format!("(tokens, {size})"))),
         }
-        if !mask.is_band() {
+        if !mask.is_windowed() {
             return Err(Error::value("the mask of a ragged batch", mask, "full, causal or a window"));
         }
         same_dtype_and_device("xs", xs, self.qkv.weight())

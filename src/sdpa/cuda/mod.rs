@@ -70,8 +70,8 @@ pub(super) fn attend(
     // A mask does not apply to appended keys; without other keys there is none.
     let full = AttentionMask::full();
     let mask = if s_kv == 0 { &full } else { options.mask };
-    let folded = mask.folded(call.shape, q.device())?;
-    let [bias, keep] = [folded.bias, folded.keep].map(|mask| mask.map(|mask| within_32_bit_offsets(&mask)).transpose());
+    let mask = mask.merge(call.shape, q.device())?;
+    let [bias, keep] = [mask.bias, mask.keep].map(|mask| mask.map(|mask| within_32_bit_offsets(&mask)).transpose());
     let (bias, keep) = (bias?, keep?);
     let sinks = options.sinks.map(|sinks| sinks.to_dtype(DType::F32)?.contiguous()).transpose()?;
     let params = AttentionParams {
@@ -83,9 +83,9 @@ pub(super) fn attend(
         appended_keys: options.appended_keys as i32,
         d: call.d as i32,
         d_v: call.d_v as i32,
-        window_size_left: folded.left,
-        window_size_right: folded.right,
-        symmetric: i32::from(folded.symmetric),
+        window_size_left: mask.left,
+        window_size_right: mask.right,
+        symmetric: i32::from(mask.symmetric),
         scale: options.dot_product_scale(call.d) as f32,
         softcap: options.softcap.unwrap_or(0.0) as f32,
         ..AttentionParams::default()
@@ -98,12 +98,12 @@ pub(super) fn attend(
         sinks: sinks.as_ref(),
         bias: bias.as_ref(),
         keep: keep.as_ref(),
-        segments: folded.segments.as_ref(),
-        slopes: folded.slopes,
-        key_lengths: folded.lengths,
-        padding_lengths: folded.padding,
-        query_lengths: folded.query_ends,
-        query_starts: folded.starts,
+        segments: mask.segments.as_ref(),
+        slopes: mask.slopes,
+        key_lengths: mask.lengths,
+        padding_lengths: mask.padding,
+        query_lengths: mask.query_ends,
+        query_starts: mask.starts,
         offsets: offsets.map(|offsets| offsets.iter().map(|start| *start as i32).collect()),
         params,
     })

@@ -41,7 +41,10 @@ pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
         (masked && s_q > keys, "it takes no mask where queries outnumber keys"),
         // https://github.com/huggingface/candle/issues/3388
         (masked && grouped && s_q != keys, "under a mask that is not square, grouped heads give NaN"),
-        (masked && half && options.mask.adds_numbers(), "it would round what is added to the scores to the half type"),
+        (
+            masked && half && options.mask.adds_to_scores(),
+            "it would round what is added to the scores to the half type",
+        ),
         (masked && s_q.saturating_mul(keys) > i32::MAX as usize, "it counts the places of a mask in 32 bits"),
     ];
     first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own))

@@ -1,0 +1,189 @@
+use std::fmt;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::kernels::cpu::Lengths;
+use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, Polarity, Segments, Window};
+use crate::mask::shape::check_integers;
+use crate::mask::term::MaskTerm;
+
+/// Which keys each query attends to, and what is added to their scores.
+///
+/// `true` (or 1) means *attend*; [`exclude`](Self::exclude) takes the opposite convention. A mask is a description, not
+/// a tensor: lengths stay lengths and causal stays causal, so that a backend can skip the keys that are hidden. Masks are
+/// joined by [`and`](Self::and): a key is visible if all of them allow it.
+///
+/// A query that sees no key gets zeros (before the output projection) and a zero gradient, in every dtype and on every
+/// backend.
+///
+/// In the documentation of the constructors `b` is the batch size, `h` the number of query heads, `s_q` the number of
+/// queries and `s_kv` the number of keys. The shapes are checked by each call that the mask is used in: one that does
+/// not fit is an error of that call.
+///
+/// ```
+/// use candle_attention::AttentionMask;
+/// let mask = AttentionMask::causal().and(AttentionMask::lengths(&[3, 2]));
+/// assert_eq!(mask.to_string(), "causal and lengths(2 rows)");
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct AttentionMask {
+    pub(super) terms: Vec<Arc<dyn MaskTerm>>,
+    /// `[b]`: the position of query 0 of each sequence among the keys. `None` aligns the last query with the last key.
+    pub(super) starts: Option<Vec<i64>>,
+}
+
+impl AttentionMask {
+    /// Full attention: every query sees every key.
+    pub fn full() -> Self {
+        Self::default()
+    }
+
+    /// A tensor of booleans in any integer dtype, nonzero = attend: `(b, s_kv)`, `(b, s_q, s_kv)` or
+    /// `(b, h, s_q, s_kv)`. Every dimension may be 1 and is then shared, except the keys of a 2-D mask.
+    ///
+    /// A 2-D mask holds the keys of each sequence. One pattern `(s_q, s_kv)` for the whole batch needs the shape
+    /// `(1, s_q, s_kv)`.
+    ///
+    /// # Errors
+    /// If the tensor is not of an integer dtype or does not have 2, 3 or 4 dimensions.
+    pub fn keep(mask: &Tensor) -> Result<Self> {
+        Ok(Self::of_term(Boolean::new(mask, Polarity::Keep)?))
+    }
+
+    /// A tensor of booleans in any integer dtype, nonzero = hidden: the convention of `key_padding_mask` and boolean
+    /// `attn_mask` in PyTorch's `nn.MultiheadAttention`. The shapes are the same as for [`keep`](Self::keep); PyTorch's
+    /// `attn_mask` `(s_q, s_kv)` needs `unsqueeze(0)` here, because a 2-D mask holds the keys of each sequence.
+    ///
+    /// # Errors
+    /// If the tensor is not of an integer dtype or does not have 2, 3 or 4 dimensions.
+    pub fn exclude(mask: &Tensor) -> Result<Self> {
+        Ok(Self::of_term(Boolean::new(mask, Polarity::Exclude)?))
+    }
+
+    /// A floating tensor (f16, bf16, f32 or f64) that broadcasts to `(b, h, s_q, s_kv)` and is added to the scaled
+    /// scores. Fewer dimensions are the last ones, so a 3-D mask is `(h, s_q, s_kv)`, unlike a 3-D
+    /// [`keep`](Self::keep). Gradients flow into it.
+    ///
+    /// An element that is `-inf` or the lowest finite value of the mask's dtype (Hugging Face's `finfo.min`) hides the
+    /// key, so that a query with no other elements gets zeros like any fully masked query.
+    ///
+    /// # Errors
+    /// If the tensor is not of a floating dtype or has more than 4 dimensions.
+    pub fn additive(mask: &Tensor) -> Result<Self> {
+        Ok(Self::of_term(Additive::new(mask)?))
+    }
+
+    /// Only the first `lengths[b]` keys of sequence `b` are visible (`valid_lens` in d2l, one-dimensional).
+    ///
+    /// A call needs `b` lengths of at most `s_kv`.
+    pub fn lengths(lengths: &[usize]) -> Self {
+        Self::of_term(KeyLengths(Lengths::PerSequence(lengths.to_vec())))
+    }
+
+    /// Query `i` of sequence `b` sees only the first `lengths[b][i]` keys (`valid_lens` in d2l, two-dimensional).
+    ///
+    /// A call needs `b` rows of `s_q` lengths of at most `s_kv`.
+    pub fn query_lengths<L: AsRef<[usize]>>(lengths: &[L]) -> Self {
+        let lengths = lengths.iter().map(|row| row.as_ref().to_vec()).collect();
+        Self::of_term(KeyLengths(Lengths::PerQuery(lengths)))
+    }
+
+    /// Self-attention over sequences padded at the end: only the first `lengths[b]` tokens of sequence `b` are real.
+    /// Padding is hidden as keys, as with [`lengths`](Self::lengths), and as queries it sees nothing. So nothing has to
+    /// be computed for it: on the CPU a layer removes the padding, runs the ragged batch, and puts the padding back.
+    ///
+    /// A call needs `b` lengths of at most `s_kv`, and as many queries as keys.
+    pub fn padding(lengths: &[usize]) -> Self {
+        Self::of_term(KeyLengths(Lengths::Padding(lengths.to_vec())))
+    }
+
+    /// [`lengths`](Self::lengths) from a tensor `(b)`, or [`query_lengths`](Self::query_lengths) from a tensor
+    /// `(b, s_q)`, of any integer dtype.
+    ///
+    /// # Errors
+    /// If the tensor is not of an integer dtype, has another number of dimensions, or holds a negative element.
+    pub fn lengths_tensor(lengths: &Tensor) -> Result<Self> {
+        check_integers("lengths", lengths)?;
+        let elements = lengths.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
+        let to_usize = |(i, &n): (usize, &i64)| {
+            usize::try_from(n).map_err(|_| Error::value(format!("lengths element {i}"), n, "a length from 0 to s_kv"))
+        };
+        let elements = elements.iter().enumerate().map(to_usize).collect::<Result<Vec<_>>>()?;
+        match *lengths.dims() {
+            [_] => Ok(Self::lengths(&elements)),
+            [b, s_q] => Ok(Self::query_lengths(&(0..b).map(|i| &elements[i * s_q..][..s_q]).collect::<Vec<_>>())),
+            _ => Err(Error::shape("lengths", lengths.dims(), "(b) or (b, s_q)")),
+        }
+    }
+
+    /// Each query sees the keys up to its own position. The last query is aligned with the last key, so query `i` sees
+    /// the keys `0 ..= i + s_kv - s_q`, with and without a key-value cache. If there are more queries than keys, the
+    /// first ones see no key.
+    pub fn causal() -> Self {
+        Self::of_term(Window::CAUSAL)
+    }
+
+    /// Each query sees at most `left` keys before its own position and `right` keys after it; `None` is no limit.
+    /// Positions are aligned as in [`causal`](Self::causal). A Hugging Face `sliding_window` of `w` in a causal layer is
+    /// `window(Some(w - 1), Some(0))`.
+    pub fn window(left: Option<usize>, right: Option<usize>) -> Self {
+        Self::of_term(Window { left, right })
+    }
+
+    /// Adds `-slopes[h] · distance` to the scores: [ALiBi](https://arxiv.org/abs/2108.12409). The distance is the
+    /// query's position minus the key's, aligned as in [`causal`](Self::causal); if `symmetric`, its absolute value.
+    /// A layer whose configuration has ALiBi positions adds this by itself.
+    ///
+    /// A call needs one slope per query head.
+    pub fn distances(slopes: Vec<f64>, symmetric: bool) -> Self {
+        Self::of_term(Distances { slopes, symmetric })
+    }
+
+    /// Each query sees only the keys of its own segment: `queries` `(b, s_q)` and `keys` `(b, s_kv)` hold segment ids in
+    /// any integer dtype. In self-attention pass the same tensor twice.
+    ///
+    /// # Errors
+    /// If a tensor is not of an integer dtype or does not have 2 dimensions.
+    pub fn segments(queries: &Tensor, keys: &Tensor) -> Result<Self> {
+        Ok(Self::of_term(Segments::new(queries, keys)?))
+    }
+
+    /// The mask under which a key is visible if both masks allow it. Additive masks add up.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.terms.extend(other.terms);
+        self.starts = self.starts.or(other.starts);
+        self
+    }
+
+    /// Whether this is [`full`](Self::full) attention.
+    pub fn is_full(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    /// The mask with query 0 of sequence `b` at the key `starts[b]`, whatever the numbers of queries and keys.
+    pub(crate) fn with_query_starts(mut self, starts: Vec<i64>) -> Self {
+        self.starts = Some(starts);
+        self
+    }
+
+    /// A mask of one term.
+    pub(crate) fn of_term(term: impl MaskTerm + 'static) -> Self {
+        Self { terms: vec![Arc::new(term)], starts: None }
+    }
+}
+
+impl fmt::Display for AttentionMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_full() {
+            return f.write_str("full");
+        }
+        for (i, term) in self.terms.iter().enumerate() {
+            let separator = if i == 0 { "" } else { " and " };
+            write!(f, "{separator}{term}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,63 @@
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::mask::dense::DenseMask;
+use crate::mask::lowered::TermStructure;
+use crate::mask::shape::AttnShape;
+use crate::mask::term::{MaskCall, MaskTerm};
+
+/// `-slopes[h] · distance` is added to the scores ([ALiBi, Press 2022](https://arxiv.org/abs/2108.12409)). The distance of
+/// a key after the query is negative, or, if `symmetric`, positive too.
+#[derive(Debug, Clone)]
+pub(crate) struct Distances {
+    pub slopes: Vec<f64>,
+    pub symmetric: bool,
+}
+
+impl MaskTerm for Distances {
+    fn check(&self, shape: AttnShape) -> Result<()> {
+        if self.slopes.len() == shape.h {
+            return Ok(());
+        }
+        let expected = format!("{}, the number of heads", shape.h);
+        Err(Error::value("the number of slopes", self.slopes.len(), expected))
+    }
+
+    fn dense(&self, MaskCall { shape, starts }: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
+        let AttnShape { s_q, s_kv, .. } = *shape;
+        let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
+        let negated = |distance: i64| -(if self.symmetric { distance.abs() } else { distance }) as f64;
+        let distances: Vec<f64> = positions.flat_map(|p| (0..s_kv as i64).map(move |j| negated(p - j))).collect();
+        let distances = Tensor::from_vec(distances, (starts.len(), 1, s_q, s_kv), &Device::Cpu)?;
+        let slopes = Tensor::new(&self.slopes[..], &Device::Cpu)?.reshape((1, self.slopes.len(), 1, 1))?;
+        Ok(DenseMask::bias(distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?))
+    }
+
+    fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
+        let AttnShape { h, s_q, s_kv, .. } = call.shape;
+        [call.starts.len(), h, s_q, s_kv]
+    }
+
+    fn structure(&self) -> Option<TermStructure<'_>> {
+        Some(TermStructure::Distances { slopes: &self.slopes, symmetric: self.symmetric })
+    }
+
+    fn of_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(self.clone())))
+    }
+
+    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let slopes = heads.iter().map(|&h| self.slopes[h]).collect();
+        Ok(Some(Arc::new(Self { slopes, symmetric: self.symmetric })))
+    }
+}
+
+impl fmt::Display for Distances {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "distances({} heads)", self.slopes.len())
+    }
+}

@@ -1,0 +1,19 @@
+//! The kinds of masks, one file each. A new kind is a file here and its constructor in `AttentionMask`.
+
+mod additive;
+mod boolean;
+mod distances;
+mod lengths;
+mod segments;
+#[cfg(test)]
+mod stripes;
+mod window;
+
+pub(crate) use additive::Additive;
+pub(crate) use boolean::{Boolean, Polarity};
+pub(crate) use distances::Distances;
+pub(crate) use lengths::KeyLengths;
+pub(crate) use segments::Segments;
+#[cfg(test)]
+pub(crate) use stripes::Stripes;
+pub(crate) use window::Window;

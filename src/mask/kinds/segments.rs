@@ -1,0 +1,96 @@
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::mask::dense::DenseMask;
+use crate::mask::lowered::LoweredMask;
+use crate::mask::shape::{AttnShape, check_integers, comparable};
+use crate::mask::term::{MaskCall, MaskTerm};
+
+/// The keys with a query's own segment id are visible: ids of queries `(b, s_q)` and of keys `(b, s_kv)`.
+#[derive(Debug, Clone)]
+pub(crate) struct Segments {
+    queries: Tensor,
+    keys: Tensor,
+}
+
+impl Segments {
+    pub(crate) fn new(queries: &Tensor, keys: &Tensor) -> Result<Self> {
+        for (name, ids) in [("segments of queries", queries), ("segments of keys", keys)] {
+            check_integers(name, ids)?;
+            if ids.rank() != 2 {
+                return Err(Error::shape(name, ids.dims(), "(b, s)"));
+            }
+        }
+        Ok(Self { queries: comparable(queries)?, keys: comparable(keys)? })
+    }
+}
+
+impl MaskTerm for Segments {
+    fn check(&self, AttnShape { b, s_q, s_kv, .. }: AttnShape) -> Result<()> {
+        for (name, ids, want) in
+            [("segments of queries", &self.queries, [b, s_q]), ("segments of keys", &self.keys, [b, s_kv])]
+        {
+            if ids.dims() != want {
+                return Err(Error::shape(name, ids.dims(), format!("{want:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn dense(&self, call: &MaskCall, _: DType, device: &Device) -> Result<DenseMask> {
+        let AttnShape { b, s_q, s_kv, .. } = call.shape;
+        let ids = |ids: &Tensor| ids.to_dtype(DType::I64)?.to_device(device);
+        let queries = ids(&self.queries)?.reshape((b, 1, s_q, 1))?;
+        Ok(DenseMask::keep(queries.broadcast_eq(&ids(&self.keys)?.reshape((b, 1, 1, s_kv))?)?))
+    }
+
+    fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
+        let AttnShape { b, s_q, s_kv, .. } = call.shape;
+        [b, 1, s_q, s_kv]
+    }
+
+    /// The ids themselves: kernels compare them, and no `(b, 1, s_q, s_kv)` tensor is made.
+    fn lower(&self, lowered: &mut LoweredMask, _: &MaskCall, device: &Device) -> Result<()> {
+        let ids = |ids: &Tensor| ids.to_device(device)?.to_dtype(DType::I64)?.contiguous();
+        lowered.segments.push([ids(&self.queries)?, ids(&self.keys)?]);
+        Ok(())
+    }
+
+    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let queries = self.queries.narrow(1, queries.start, queries.len())?;
+        Ok(Some(Arc::new(Self { queries, keys: self.keys.clone() })))
+    }
+
+    fn of_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(self.clone())))
+    }
+
+    fn adds_to_scores(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Display for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segments({:?}, {:?})", self.queries.dims(), self.keys.dims())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_that_gpus_cannot_compare_become_i64() {
+        let ids = Tensor::new(&[[3i64, 0, 3], [0, 1, 1]], &Device::Cpu).unwrap();
+        for (dtype, want) in [(DType::I16, DType::I64), (DType::I32, DType::I64), (DType::U8, DType::U8)] {
+            let ids = ids.to_dtype(dtype).unwrap();
+            let segments = Segments::new(&ids, &ids).unwrap();
+            assert_eq!([segments.queries.dtype(), segments.keys.dtype()], [want; 2]);
+        }
+    }
+}

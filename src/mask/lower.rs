@@ -1,0 +1,119 @@
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use candle_core::{DType, Device};
+
+use crate::error::Result;
+use crate::kernels::cpu::{Lengths, MaskStructure};
+use crate::mask::attention_mask::AttentionMask;
+use crate::mask::dense::DenseMask;
+use crate::mask::kinds::Window;
+use crate::mask::lowered::{LoweredMask, TermStructure};
+use crate::mask::shape::AttnShape;
+use crate::mask::term::{MaskCall, MaskTerm};
+
+impl AttentionMask {
+    /// Checks every term against the call.
+    pub(crate) fn check(&self, shape: AttnShape) -> Result<()> {
+        self.terms.iter().try_for_each(|term| term.check(shape))
+    }
+
+    /// The mask for fused kernels, its tensors on `device`.
+    pub(crate) fn lower(&self, shape: AttnShape, device: &Device) -> Result<LoweredMask> {
+        let call = self.call(shape);
+        let mut lowered = LoweredMask::default();
+        lowered.structure.starts.clone_from(&self.starts);
+        self.terms.iter().try_for_each(|term| term.lower(&mut lowered, &call, device))?;
+        Ok(lowered)
+    }
+
+    /// The mask as rules over positions alone, `None` if it needs a tensor.
+    pub(crate) fn structure(&self) -> Option<MaskStructure> {
+        let mut lowered = LoweredMask::default();
+        lowered.structure.starts.clone_from(&self.starts);
+        for term in &self.terms {
+            lowered.add_structure(term.structure()?);
+        }
+        Some(lowered.structure)
+    }
+
+    /// The mask as tensors, for backends that need them; differentiable. Every query sees the last `appended` keys,
+    /// which come after the `shape.s_kv` keys under the mask.
+    pub(crate) fn dense(&self, shape: AttnShape, appended: usize, dtype: DType, device: &Device) -> Result<DenseMask> {
+        let call = self.call(shape);
+        // One tensor for all causal masks and windows together.
+        let mut dense = self.narrowest_window().dense(&call, dtype, device)?;
+        for term in self.terms.iter().filter(|term| !is_window(term)) {
+            dense = dense.and(term.dense(&call, dtype, device)?)?;
+        }
+        dense.append_visible(shape.s_kv, appended)
+    }
+
+    /// The number of elements of a tensor of [`dense`](Self::dense), at most.
+    pub(crate) fn dense_elements(&self, shape: AttnShape, appended: usize) -> usize {
+        let call = self.call(shape);
+        let dims = self.terms.iter().map(|term| term.dense_dims(&call));
+        let broadcast = dims.reduce(|a, b| std::array::from_fn(|i| a[i].max(b[i])));
+        broadcast.map_or(0, |[b, h, s_q, s_kv]| b * h * s_q * (s_kv + appended))
+    }
+
+    /// Whether this is [`causal`](Self::causal) and no more.
+    pub(crate) fn is_causal(&self) -> bool {
+        self.structure() == Some(MaskStructure { right: Some(0), ..MaskStructure::default() })
+    }
+
+    /// Whether the mask consists of causal masks and windows, or is full.
+    pub(crate) fn is_windowed(&self) -> bool {
+        self.starts.is_none() && self.terms.iter().all(is_window)
+    }
+
+    /// The lengths of the sequences and the rest of the mask, if it is padding and otherwise windowed.
+    pub(crate) fn as_padding(&self) -> Option<(&[usize], Self)> {
+        let (padding, rest): (Vec<_>, Vec<_>) = self.terms.iter().partition(|term| padding_lengths(term).is_some());
+        let [term] = padding[..] else { return None };
+        let rest = Self { terms: rest.into_iter().cloned().collect(), starts: self.starts.clone() };
+        rest.is_windowed().then_some((padding_lengths(term)?, rest))
+    }
+
+    /// Whether the mask changes scores of visible keys.
+    pub(crate) fn adds_to_scores(&self) -> bool {
+        self.terms.iter().any(|term| term.adds_to_scores())
+    }
+
+    /// Whether a gradient flows into the mask.
+    pub(crate) fn tracks_gradient(&self) -> bool {
+        self.terms.iter().any(|term| term.tracks_gradient())
+    }
+
+    /// The call as the terms see it.
+    pub(super) fn call(&self, shape: AttnShape) -> MaskCall<'_> {
+        let starts = match &self.starts {
+            Some(starts) => Cow::Borrowed(&starts[..]),
+            None => Cow::Owned(vec![shape.s_kv as i64 - shape.s_q as i64]),
+        };
+        MaskCall { shape, starts }
+    }
+
+    /// All causal masks and windows as one.
+    fn narrowest_window(&self) -> Window {
+        let mut structure = MaskStructure::default();
+        for term in &self.terms {
+            if let Some(TermStructure::Window { left, right }) = term.structure() {
+                structure.narrow_window(left, right);
+            }
+        }
+        Window { left: structure.left, right: structure.right }
+    }
+}
+
+fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
+    matches!(term.structure(), Some(TermStructure::Window { .. }))
+}
+
+/// The lengths of a padding mask.
+fn padding_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
+    match term.structure() {
+        Some(TermStructure::Lengths(Lengths::Padding(lengths))) => Some(lengths),
+        _ => None,
+    }
+}

@@ -1,0 +1,53 @@
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+
+/// The sizes of one attention call: batch, query heads, queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttnShape {
+    pub b: usize,
+    pub h: usize,
+    pub s_q: usize,
+    pub s_kv: usize,
+}
+
+impl AttnShape {
+    /// The shape of the scores.
+    pub(crate) fn dims(self) -> [usize; 4] {
+        [self.b, self.h, self.s_q, self.s_kv]
+    }
+
+    /// Checks that `name` has one entry per sequence.
+    pub(crate) fn check_sequences(self, name: &str, found: usize) -> Result<()> {
+        if found == self.b {
+            return Ok(());
+        }
+        Err(Error::value(format!("the number of rows in {name}"), found, format!("{}, the batch size", self.b)))
+    }
+
+    /// Checks that a sequence has at least `length` keys.
+    pub(crate) fn check_length(self, name: String, length: usize) -> Result<()> {
+        if length <= self.s_kv {
+            return Ok(());
+        }
+        Err(Error::value(name, length, format!("at most {}, the number of keys", self.s_kv)))
+    }
+}
+
+/// Checks that a tensor holds integers.
+pub(crate) fn check_integers(name: &str, tensor: &Tensor) -> Result<()> {
+    if tensor.dtype().is_int() {
+        return Ok(());
+    }
+    Err(Error::dtype(name, tensor.dtype(), "an integer dtype such as u8"))
+}
+
+/// The tensor in a dtype that every device can compare. GPUs have no operations on i16 and i32, so these become i64, by
+/// way of the CPU.
+pub(crate) fn comparable(tensor: &Tensor) -> Result<Tensor> {
+    let device = tensor.device();
+    Ok(match tensor.dtype() {
+        DType::I16 | DType::I32 => tensor.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.to_device(device)?,
+        _ => tensor.clone(),
+    })
+}

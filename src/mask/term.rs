@@ -1,0 +1,89 @@
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device};
+
+use crate::error::Result;
+use crate::mask::dense::DenseMask;
+use crate::mask::lowered::{LoweredMask, TermStructure};
+use crate::mask::shape::AttnShape;
+
+/// An attention call as a mask sees it: its sizes, and where its queries stand.
+#[derive(Debug, Clone)]
+pub(crate) struct MaskCall<'a> {
+    pub shape: AttnShape,
+    /// The position of query 0 among the keys: one element for the whole batch, or one per sequence.
+    pub starts: Cow<'a, [i64]>,
+}
+
+impl MaskCall<'_> {
+    /// The position of query 0 of sequence `b` among the keys.
+    pub(crate) fn start(&self, b: usize) -> i64 {
+        self.starts[if self.starts.len() == 1 { 0 } else { b }]
+    }
+}
+
+/// One kind of mask.
+///
+/// A kind has to implement [`check`](Self::check), [`dense`](Self::dense) and `Display`. Every backend is then right: the
+/// defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or let a gradient
+/// flow into it.
+pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
+    /// Checks shapes and values against the call.
+    fn check(&self, shape: AttnShape) -> Result<()>;
+
+    /// The term as tensors on `device` that broadcast to `(b, h, s_q, s_kv)`, the bias in `dtype`.
+    fn dense(&self, call: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask>;
+
+    /// The shape of the tensors of [`dense`](Self::dense), or one that they broadcast to.
+    fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
+        call.shape.dims()
+    }
+
+    /// The term as a rule over positions, if it is no more than that.
+    fn structure(&self) -> Option<TermStructure<'_>> {
+        None
+    }
+
+    /// Adds the term to what fused kernels read, with its tensors on `device`.
+    fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
+        if let Some(structure) = self.structure() {
+            lowered.add_structure(structure);
+            return Ok(());
+        }
+        let DenseMask { keep, bias } = self.dense(call, DType::F32, device)?;
+        lowered.keep.extend(keep);
+        lowered.bias.extend(bias);
+        Ok(())
+    }
+
+    /// The term for some of the queries. `None` if the kind has no form for that: its dense form is cut instead.
+    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let _ = queries;
+        Ok(None)
+    }
+
+    /// The term for some of the heads, in this order. `None` if the kind has no form for that: its dense form is cut
+    /// instead.
+    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let _ = heads;
+        Ok(None)
+    }
+
+    /// Whether the term depends on where queries stand among the keys.
+    fn depends_on_position(&self) -> bool {
+        matches!(self.structure(), Some(TermStructure::Window { .. } | TermStructure::Distances { .. }))
+    }
+
+    /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`.
+    fn adds_to_scores(&self) -> bool {
+        true
+    }
+
+    /// Whether a gradient flows into the term.
+    fn tracks_gradient(&self) -> bool {
+        false
+    }
+}
