@@ -87,7 +87,8 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
     #[inline(always)]
     fn scores(self, rows: usize, queries: &[f32], d: usize, keys: &[f32], count: usize, scores: &mut [f32]) {
         let pairs = Self::key_width(d);
-        assert!(queries.len() >= Self::ROWS * pairs && scores.len() >= Self::ROWS * KEY_BLOCK && count <= KEY_BLOCK);
+        assert!((1..=Self::ROWS).contains(&rows) && count <= KEY_BLOCK);
+        assert!(queries.len() >= Self::ROWS * pairs && scores.len() >= Self::ROWS * KEY_BLOCK);
         assert!(keys.len() >= count.next_multiple_of(Self::PANEL) * pairs);
         for start in (0..count).step_by(Self::PANEL) {
             let vectors = D::MAX_VECTORS.min((count - start).div_ceil(VECTOR_COLUMNS));
@@ -101,7 +102,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
                 accumulate: false,
             };
             let keys = as_bf16x2(&keys[start * pairs..]).as_ptr();
-            // SAFETY: the assertions check the lengths of `ROWS` queries, a panel of keys, and `ROWS` rows of
+            // SAFETY: the assertions check the number of rows, and the lengths of `ROWS` queries, a panel of keys, and `ROWS` rows of
             // `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_bf16` makes a value of this type.
             unsafe { self.1.multiply_tile(tile, as_bf16x2(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
         }
@@ -120,6 +121,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
         let rounded = as_bf16x2_mut(rounded);
         let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
+        assert!((1..=Self::ROWS).contains(&rows));
         assert!(rounded.len() >= Self::ROWS * (KEY_BLOCK / 2) && pairs <= KEY_BLOCK / 2);
         assert!(values.len() >= pairs * width_v && output.len() >= Self::ROWS * width_v);
         let weights_of_rows = attention_weights.chunks_exact(KEY_BLOCK).take(rows);
@@ -131,7 +133,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
             let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS).min(D::MAX_VECTORS);
             let (a_stride, b_stride, c_stride) = (KEY_BLOCK / 2, width_v, width_v);
             let tile = Bf16Tile { rows, vectors, pairs, a_stride, b_stride, c_stride, accumulate: true };
-            // SAFETY: the assertions check the lengths; `column` and `vectors` stay within `width_v`. Only `run_bf16`
+            // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within `width_v`. Only `run_bf16`
             // makes a value of this type.
             unsafe {
                 let values = as_bf16x2(values).as_ptr().add(column);
