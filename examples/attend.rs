@@ -1,4 +1,4 @@
-//! Runs one attention layer of any checkpoint on tensors from a file, to hold it against another framework.
+//! Runs one attention layer of a checkpoint on tensors from a file, to compare it with another framework.
 
 mod shared;
 
@@ -14,9 +14,9 @@ use shared::Result;
 
 /// Runs one attention layer of a checkpoint.
 ///
-/// The input file holds `query` (b, s_q, dim) and, if wanted, `key`, `value` (b, s_kv, dim), `attention_mask`
+/// The input file holds `query` (b, s_q, dim) and optionally `key` and `value` (b, s_kv, dim), `attention_mask`
 /// (b, s_kv) with 1 = attend, `lengths` (b) or (b, s_q), and `additive`, which broadcasts to (b, h, s_q, s_kv).
-/// The output file gets `output` (b, s_q, dim) and, with --weights, `weights` (b, h, s_q, s_kv).
+/// The output file gets `output` (b, s_q, dim) and, with --weights, the attention weights `weights` (b, h, s_q, s_kv).
 ///
 /// Example: attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --heads 12
 ///          --input in.safetensors --output out.safetensors
@@ -27,34 +27,34 @@ struct Arguments {
     /// A .safetensors file, a model folder, or a .safetensors.index.json
     #[arg(long)]
     checkpoint: PathBuf,
-    /// Where the layer's tensors are, such as encoder.layer.0.attention; empty for the top
+    /// The prefix of the layer's tensor names, such as encoder.layer.0.attention; empty if they have none
     #[arg(long)]
     prefix: String,
-    /// A Hugging Face config.json: the layer runs as in its model, with its positions, norms, scale and causal or local mask
+    /// The model's config.json: the layer gets its positions, norms, scale and causal or local mask from it
     #[arg(long, group = "number_of_heads")]
     config: Option<PathBuf>,
-    /// The number of heads, if there is no --config
+    /// The number of heads, without --config
     #[arg(long, group = "number_of_heads")]
     heads: Option<usize>,
-    /// The tensors to run on
+    /// The safetensors file with the input tensors
     #[arg(long)]
     input: PathBuf,
-    /// Where to write the results
+    /// The safetensors file to write
     #[arg(long)]
     output: PathBuf,
-    /// Write the attention weights too
+    /// Also write the attention weights
     #[arg(long)]
     weights: bool,
     /// Compute in f32, f64, f16 or bf16
     #[arg(long, default_value = "f32", value_parser = shared::dtype)]
     dtype: DType,
-    /// cpu, cuda[:N] or metal[:N]
+    /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = shared::device)]
     device: Device,
-    /// A query sees only keys up to its own position
+    /// Let each query see only keys up to its own position
     #[arg(long)]
     causal: bool,
-    /// Print which backend runs, and why no other
+    /// Print the backend that runs, and the reason against each other one
     #[arg(long)]
     plan: bool,
 }
@@ -93,7 +93,7 @@ fn attend(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The layer, the name of its layout, and what its model masks by itself.
+/// The layer, the name of its layout, and the mask that its model applies in this layer.
 fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAttention, &'static str, AttentionMask)> {
     let (dtype, device) = (arguments.dtype, &arguments.device);
     let Some(path) = &arguments.config else {
@@ -102,10 +102,8 @@ fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAtte
         let layout = detect(&source)?.name;
         return Ok((MultiHeadAttention::load(&config, source)?, layout, AttentionMask::full()));
     };
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
-    let json = serde_json::from_str(&text).map_err(|e| named(&e))?;
-    let read = checkpoint.attention(&arguments.prefix, &json, dtype, device).map_err(|e| named(&e))?;
+    let json = shared::json(path)?;
+    let read = checkpoint.attention(&arguments.prefix, &json, dtype, device).map_err(|e| shared::about(path, &e))?;
     for (key, what) in &read.not_applied {
         eprintln!(
             "warning: {}: `{key}` is not applied: the model has {what}, the layer alone does not",
@@ -128,24 +126,20 @@ impl Inputs {
     fn read(arguments: &Arguments) -> Result<Self> {
         let path = &arguments.input;
         let file = Checkpoint::open(path)?;
-        // A misspelt mask must not be left out in silence.
+        // A misspelled mask must not be ignored silently.
         if let Some(name) = file.names().find(|name| !NAMES.contains(name)) {
-            return Err(
-                format!("{}: tensor `{name}` is not known, expected {}", path.display(), NAMES.join(", ")).into()
-            );
+            return Err(format!("{}: unknown tensor `{name}`, expected {}", path.display(), NAMES.join(", ")).into());
         }
         let tensors = NAMES.iter().filter(|name| file.contains(name));
         let tensors = tensors.map(|name| Ok((*name, file.tensor(name, &Device::Cpu)?)));
         let tensors: BTreeMap<&str, Tensor> = tensors.collect::<Result<_>>()?;
-        let float = |name: &str| match tensors.get(name) {
-            Some(tensor) if !tensor.dtype().is_float() => {
-                Err(format!("{}: `{name}` has dtype {}, expected a float", path.display(), tensor.dtype().as_str())
-                    .into())
+        let float = |name: &str| -> Result<Option<Tensor>> {
+            let Some(tensor) = tensors.get(name) else { return Ok(None) };
+            if !tensor.dtype().is_float() {
+                let dtype = tensor.dtype().as_str();
+                return Err(format!("{}: `{name}` has dtype {dtype}, expected a float", path.display()).into());
             }
-            Some(tensor) => Ok::<_, Box<dyn std::error::Error>>(Some(
-                tensor.to_dtype(arguments.dtype)?.to_device(&arguments.device)?,
-            )),
-            None => Ok(None),
+            Ok(Some(tensor.to_dtype(arguments.dtype)?.to_device(&arguments.device)?))
         };
         let missing = |name: &str| format!("{}: tensor `{name}` is missing", path.display());
         let query = float("query")?.ok_or_else(|| missing("query"))?;

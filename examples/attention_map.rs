@@ -1,4 +1,4 @@
-//! Where a sentence encoder looks: a head in the terminal, a layer's heads as a picture, all of them as a page.
+//! Attention maps of a sentence encoder: one head in the terminal, one layer as a picture, all layers as an HTML page.
 
 mod shared;
 
@@ -11,7 +11,7 @@ use candle_attention::visualize::TerminalColor;
 use clap::Parser;
 use shared::{Result, model::Model};
 
-/// Shows the attention weights of a text, or of a pair of texts: by default one head in the terminal.
+/// Shows the attention weights of a text or of a pair of texts, by default of one head in the terminal.
 ///
 /// Example: attention_map --html map.html "The cat sat on the mat."
 #[derive(Parser)]
@@ -21,22 +21,22 @@ struct Arguments {
     model: Model,
     /// The text
     text: String,
-    /// A second text, which the model reads together with the first, as a cross-encoder does
+    /// A second text, encoded together with the first as a cross-encoder does
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
-    /// The layer, from 0; with --html only this one [default: 0, with --html all]
+    /// The layer, counted from 0 [default: 0; with --html all layers]
     #[arg(long)]
     layer: Option<usize>,
-    /// The head, from 0; of pictures only this one [default: 0, of pictures all]
+    /// The head, counted from 0 [default: 0; in files all heads]
     #[arg(long)]
     head: Option<usize>,
-    /// Write a page to explore layers and heads in
+    /// Write an HTML page to explore layers and heads
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write the heads of the layer as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write the heads of the layer as PNG (needs the feature `png`)
+    /// Write the heads of the layer as PNG (in a build with `--features png`)
     #[arg(long, value_name = "FILE")]
     png: Option<PathBuf>,
 }

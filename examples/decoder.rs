@@ -1,4 +1,4 @@
-//! A small decoder composed around `MultiHeadAttention`: reads a folder of Llama's shape and goes on with token ids.
+//! A Llama decoder composed around `MultiHeadAttention`: loads a model folder and continues a sequence of token ids.
 
 mod shared;
 
@@ -12,18 +12,18 @@ use candle_nn::{Embedding, Linear, RmsNorm};
 use clap::Parser;
 use shared::Result;
 
-/// Goes on with token ids, greedily, with a key-value cache: prints the ids that follow.
+/// Continues a sequence of token ids by greedy decoding with a key-value cache, and prints the new ids.
 ///
 /// Example: decoder tests/fixtures/compose/llama --count 16 5 61 17 2 40 33 8
 #[derive(Parser)]
 #[command(name = "decoder", verbatim_doc_comment)]
 struct Arguments {
-    /// A folder with config.json and model.safetensors, or its shards, of a Llama
+    /// The folder of a Llama: config.json and model.safetensors or its shards
     model: PathBuf,
-    /// How many ids to add
+    /// The number of ids to add
     #[arg(long, default_value_t = 16)]
     count: usize,
-    /// The ids to go on with
+    /// The ids to continue
     #[arg(required = true)]
     ids: Vec<u32>,
 }
@@ -39,10 +39,10 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// xs `(1, s, hidden_size)`: the tokens that follow those in the cache.
+    /// xs `(1, s, hidden_size)`: the tokens after the ones in the cache.
     fn forward(&self, xs: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let normed = self.input_norm.forward(xs)?;
-        // The mask is the model's own, causal; rotary positions go on from where the cache ends.
+        // The mask is the model's own, causal. Rotary positions continue where the cache ends.
         let inputs = AttentionInputs::self_attention(&normed, &self.attention.mask);
         let xs = (xs + self.attention.layer.attend_cached(&inputs, cache, &AttentionOptions::default())?.output)?;
         let normed = self.mlp_norm.forward(&xs)?;
@@ -51,20 +51,20 @@ impl Layer {
     }
 }
 
-/// Embeddings, layers, a norm, and the head that scores the vocabulary.
+/// Embeddings, layers, the final norm, and the head that scores the vocabulary.
 pub struct Decoder {
     embed_tokens: Embedding,
-    /// Each has a cache of its own.
+    /// Each layer needs a cache of its own.
     pub layers: Vec<Layer>,
     norm: RmsNorm,
     lm_head: Linear,
 }
 
 impl Decoder {
-    /// The model in a folder.
+    /// Loads the model of a folder.
     pub fn load(folder: &Path) -> Result<Self> {
         let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json"))?)?;
-        let number = |key: &str| json[key].as_f64().ok_or(format!("config.json: `{key}` is no number"));
+        let number = |key: &str| json[key].as_f64().ok_or(format!("config.json: `{key}` is not a number"));
         let (checkpoint, device) = (Checkpoint::open(folder)?, Device::Cpu);
         let weights = checkpoint.at("model", DType::F32, &device);
         let weight = |name: &str| weights.get(name, &weights.shape(name)?.unwrap_or_default());
@@ -84,16 +84,17 @@ impl Decoder {
         };
         let layers = (0..number("num_hidden_layers")? as usize).map(layer).collect::<Result<Vec<_>>>()?;
         let embeddings = weight("embed_tokens.weight")?; // (vocab_size, hidden_size)
-        // A model without a head of its own uses the embeddings for both ends.
-        let head = match checkpoint.contains("lm_head.weight") {
-            true => checkpoint.at("", DType::F32, &device).get("lm_head.weight", embeddings.dims())?,
-            false => embeddings.clone(),
+        // Tied embeddings: without a head of its own, the model uses the token embeddings.
+        let head = if checkpoint.contains("lm_head.weight") {
+            checkpoint.at("", DType::F32, &device).get("lm_head.weight", embeddings.dims())?
+        } else {
+            embeddings.clone()
         };
         let embed_tokens = Embedding::new(embeddings.clone(), embeddings.dim(1)?);
         Ok(Self { embed_tokens, layers, norm: norm("norm")?, lm_head: Linear::new(head, None) })
     }
 
-    /// The scores of what follows each of `ids`, which follow those in the caches: `(1, s, vocab_size)`.
+    /// The scores of the next token after each of `ids`, `(1, s, vocab_size)`; `ids` continue the tokens in the caches.
     pub fn forward(&self, ids: &[u32], caches: &mut [KvCache]) -> Result<Tensor> {
         let mut xs = self.embed_tokens.forward(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?)?;
         for (layer, cache) in self.layers.iter().zip(caches) {
@@ -111,7 +112,7 @@ fn main() -> ExitCode {
         for _ in 0..count {
             let logits = decoder.forward(&ids, &mut caches)?;
             let best = logits.squeeze(0)?.argmax(D::Minus1)?.to_vec1::<u32>()?;
-            ids = best[best.len() - 1..].to_vec(); // all others are in the caches
+            ids = best[best.len() - 1..].to_vec(); // the earlier ids are in the caches
             println!("{}", ids[0]);
         }
         Ok(())

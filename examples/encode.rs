@@ -1,4 +1,4 @@
-//! Sentences to embeddings: a table of similarities for people, one JSON object a line for programs.
+//! Sentence embeddings: prints a table of similarities, or with `--json` one JSON object per line.
 
 mod shared;
 
@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use shared::model::{Batches, Model};
 use shared::{Result, shown};
 
-/// Turns sentences into embeddings.
+/// Computes sentence embeddings, and prints how similar the sentences are.
 ///
 /// Example: encode "A cat sleeps." "A kitten naps." "Stocks fell."
 ///          encode --model sentence-transformers/all-MiniLM-L6-v2 "A cat sleeps." "A kitten naps." "Stocks fell."
@@ -23,12 +23,12 @@ struct Arguments {
     model: Model,
     #[command(flatten)]
     batches: Batches,
-    /// The texts
+    /// The texts to encode
     texts: Vec<String>,
-    /// Read texts from a file, one a line; `-` is standard input
+    /// Read the texts from a file, one per line; `-` is standard input
     #[arg(long, conflicts_with = "texts")]
     file: Option<PathBuf>,
-    /// Print one {"text": …, "embedding": […]} a line, in input order
+    /// Print one {"text": …, "embedding": […]} per line, in input order
     #[arg(long)]
     json: bool,
 }
@@ -49,9 +49,10 @@ fn encode(arguments: &Arguments) -> Result<()> {
     let embeddings = encoder.encode(&texts, &options.with_progress(&on_progress))?.to_dtype(DType::F32)?;
     bar.finish_and_clear();
 
-    match arguments.json {
-        true => print_json(&texts, &embeddings),
-        false => print_similarities(&texts, &embeddings, arguments.model.name()),
+    if arguments.json {
+        print_json(&texts, &embeddings)
+    } else {
+        print_similarities(&texts, &embeddings, arguments.model.name())
     }
 }
 
@@ -60,10 +61,10 @@ fn texts(arguments: &Arguments) -> Result<Vec<String>> {
         None => arguments.texts.clone(),
         Some(path) => shared::text(path)?.lines().map(str::to_string).collect(),
     };
-    match texts.is_empty() {
-        true => Err("no text: give some as arguments, or a file with --file".into()),
-        false => Ok(texts),
+    if texts.is_empty() {
+        return Err("no text: give texts as arguments, or a file with --file".into());
     }
+    Ok(texts)
 }
 
 #[derive(serde::Serialize)]
@@ -81,9 +82,9 @@ fn print_json(texts: &[&str], embeddings: &Tensor) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Up to this many texts are shown as a square table.
+/// The most texts that are shown as a square table.
 const TABLE: usize = 10;
-/// Columns of a text's beginning that are shown.
+/// The characters of a text that are shown.
 const WIDTH: usize = 44;
 
 fn print_similarities(texts: &[&str], embeddings: &Tensor, model: &str) -> Result<()> {
@@ -106,7 +107,7 @@ fn print_similarities(texts: &[&str], embeddings: &Tensor, model: &str) -> Resul
         }
         return Ok(out.flush()?);
     }
-    // Too many for a table: each text with the one nearest to it.
+    // Too many for a table: each text with the text most similar to it.
     for (i, text) in texts.iter().enumerate() {
         let row = unit.narrow(0, i, 1)?.matmul(&unit.t()?)?.squeeze(0)?.to_vec1::<f32>()?;
         let others = row.iter().enumerate().filter(|(j, _)| *j != i);

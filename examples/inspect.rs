@@ -1,4 +1,4 @@
-//! Lists the attention layers of a checkpoint from its headers, without reading its weights.
+//! Lists the attention layers of a checkpoint from its headers alone, without reading the weights.
 
 mod shared;
 
@@ -17,13 +17,13 @@ use shared::Result;
 struct Arguments {
     /// A model folder, a .safetensors file, or a .safetensors.index.json
     checkpoint: PathBuf,
-    /// The model's config.json; by default the one beside the weights, if there is one
+    /// The model's config.json [default: the one beside the weights, if it exists]
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Print one JSON object a layer and line
+    /// Print one JSON object per layer, one per line
     #[arg(long)]
     json: bool,
-    /// Read the weights too, and name tensors with NaN or infinities
+    /// Also read the weights, and name the tensors with NaN or infinities
     #[arg(long)]
     check: bool,
 }
@@ -37,12 +37,7 @@ fn inspect(arguments: &Arguments) -> Result<()> {
     let checkpoint = Checkpoint::open(&arguments.checkpoint)?;
     let beside = checkpoint.path().with_file_name("config.json");
     let config = arguments.config.clone().or_else(|| beside.exists().then_some(beside));
-    let json = config.map(|path| {
-        let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-        let text = std::fs::read_to_string(&path).map_err(|e| named(&e))?;
-        serde_json::from_str::<serde_json::Value>(&text).map_err(|e| named(&e))
-    });
-    let json = json.transpose()?;
+    let json = config.map(|path| shared::json(&path)).transpose()?;
     let layers = checkpoint.attention_layers(json.as_ref());
     if arguments.json {
         for layer in &layers {
@@ -56,15 +51,15 @@ fn inspect(arguments: &Arguments) -> Result<()> {
         for layer in &layers {
             damaged.extend(checkpoint.non_finite(&layer.prefix)?);
         }
-        match damaged.is_empty() {
-            true => eprintln!("every weight is finite"),
-            false => return Err(format!("NaN or infinities in {}", damaged.join(", ")).into()),
+        if !damaged.is_empty() {
+            return Err(format!("NaN or infinities in {}", damaged.join(", ")).into());
         }
+        eprintln!("every weight is finite");
     }
     Ok(())
 }
 
-/// A line a layer, like neighbours together.
+/// Prints one line per layer.
 fn print(layers: &[LayerInfo], with_config: bool) {
     if layers.is_empty() {
         println!("no attention layer of a known layout");

@@ -1,4 +1,4 @@
-//! Ranks the heads of a sentence encoder, shows what pruning the least important costs and saves, writes the smaller one.
+//! Ranks the attention heads of a sentence encoder, measures what pruning costs and saves, and writes a smaller model.
 
 mod shared;
 
@@ -15,9 +15,10 @@ use shared::Result;
 use shared::model::{Batches, Model};
 use shared::plot::{self, Chart, Line};
 
-/// Ranks the heads of a sentence encoder by what they are worth on your texts, and prunes the least important.
+/// Ranks the attention heads of a sentence encoder by their importance on your texts, and prunes the least important.
 ///
-/// Every other text ranks the heads; those between them judge: the cosine of their vectors to those of the whole model.
+/// Every second text ranks the heads. The other texts measure the quality: the cosine between the embeddings of the
+/// pruned and of the whole model.
 ///
 /// Example: prune --model all-MiniLM-L6-v2 --file texts.txt --plot pruned.svg --share 0.25 --output smaller
 #[derive(Parser)]
@@ -27,28 +28,28 @@ struct Arguments {
     model: Model,
     #[command(flatten)]
     batches: Batches,
-    /// Texts, one a line; `-` is standard input
+    /// A file of texts, one per line; `-` is standard input
     #[arg(long)]
     file: PathBuf,
-    /// How the worth of a head is measured
+    /// How the importance of a head is measured
     #[arg(long, value_enum, default_value_t = By::Gradient)]
     by: By,
-    /// Compare heads within their layer: each layer's scores are divided by their length
+    /// Compare heads within their layer only: divide the scores of each layer by their norm
     #[arg(long)]
     by_layer: bool,
-    /// The share of heads that the written model lacks, from 0 to 1
+    /// The share of heads to prune in the written model, from 0 to 1
     #[arg(long, default_value_t = 0.25)]
     share: f64,
-    /// Write the smaller model to this folder, which must not exist
+    /// Write the pruned model to this folder, which must not exist
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Draw quality and time against the share of heads pruned, as SVG
+    /// Draw quality and time against the share of pruned heads, as SVG
     #[arg(long)]
     plot: Option<PathBuf>,
-    /// At most this many texts
+    /// Read at most this many texts
     #[arg(long, default_value_t = 400)]
     limit: usize,
-    /// Runs of which the median time is taken
+    /// The number of timed runs; the median is reported
     #[arg(long, default_value_t = 5)]
     runs: usize,
 }
@@ -60,7 +61,7 @@ enum By {
     Entropy,
 }
 
-/// What is left of a model and what it costs.
+/// Quality and time of the model without a share of its heads.
 struct Point {
     share: f64,
     heads: usize,
@@ -84,7 +85,7 @@ fn prune(arguments: &Arguments) -> Result<()> {
         return Err(format!("{}: exists already", output.display()).into());
     }
     if let Some(path) = &arguments.plot {
-        shared::check_place(path)?;
+        shared::check_writable(path)?;
     }
     let texts = texts(arguments)?;
     let (rank, judge): (Vec<_>, Vec<_>) = texts.iter().enumerate().partition(|(i, _)| i % 2 == 0);
@@ -92,7 +93,8 @@ fn prune(arguments: &Arguments) -> Result<()> {
     let folder = arguments.model.folder()?;
     if folder.is_none() && arguments.output.is_some() {
         return Err(
-            "--output needs --model: the embedded model has no folder; in the crate's own it is `weights`".into()
+            "--output needs --model: the embedded model has no folder (in this repository it is the folder `weights`)"
+                .into(),
         );
     }
     let encoder = arguments.model.load(folder.as_deref())?;
@@ -138,7 +140,7 @@ fn importance(arguments: &Arguments, encoder: &SentenceEncoder, texts: &[&str]) 
 
 fn print_heads(importance: &HeadImportance) {
     let most = importance.scores().iter().flatten().copied().fold(0.0, f64::max);
-    println!("importance of each head, of 100 for the most important");
+    println!("importance of each head; 100 is the most important");
     let widest = importance.scores().iter().map(Vec::len).max().unwrap_or(0);
     print!("{:<8}", "head");
     (0..widest).for_each(|head| print!("{head:>5}"));
@@ -149,14 +151,14 @@ fn print_heads(importance: &HeadImportance) {
         println!();
     }
     let ranking = importance.ranking();
-    let named = |heads: &mut dyn Iterator<Item = &RankedHead>| {
+    let names = |heads: &mut dyn Iterator<Item = &RankedHead>| {
         heads.take(8).map(|head| format!("{}.{}", head.layer, head.head)).collect::<Vec<_>>().join(" ")
     };
-    println!("least important (layer.head): {}", named(&mut ranking.iter()));
-    println!("most important:               {}", named(&mut ranking.iter().rev()));
+    println!("least important (layer.head): {}", names(&mut ranking.iter()));
+    println!("most important:               {}", names(&mut ranking.iter().rev()));
 }
 
-/// The model without ever more of its heads.
+/// Measures the model without 0, 10, …, 100 % of its heads, the least important first.
 fn points(
     arguments: &Arguments,
     encoder: &SentenceEncoder,
@@ -170,12 +172,12 @@ fn points(
     let mut points = Vec::new();
     let mut counts: Vec<usize> =
         (0..=10).map(|tenth| (f64::from(tenth) / 10.0 * all as f64).round() as usize).collect();
-    // Of less than ten heads, tenths are not all different.
+    // With fewer than ten heads, some tenths are equal.
     counts.dedup();
     for count in counts {
         let pruned = encoder.prune_heads(&importance.least(count))?;
         let cosine = mean_cosine(&whole, &pruned.encode(texts, &options)?)?;
-        // In turns, so that what else the machine does meets both.
+        // Alternating, so that other load on the machine affects both.
         let mut ratios = Vec::new();
         for _ in 0..arguments.runs {
             let [before, after] = [encoder, &pruned].map(|encoder| {
@@ -209,7 +211,7 @@ fn draw(points: &[Point], path: &Path) -> Result<()> {
         y_name: "of the whole model",
         x_end: 100.0,
         y_end: points.iter().map(|point| point.time).fold(1.0, f64::max) * 1.05,
-        names: SeriesLabelPosition::LowerLeft,
+        legend: SeriesLabelPosition::LowerLeft,
         lines: vec![
             line("cosine to the whole model's vectors", |point| point.cosine),
             line("time", |point| point.time),

@@ -1,4 +1,4 @@
-//! Semantic search over the lines of a file: the nearest lines for people, one JSON object a hit for programs.
+//! Semantic search over the lines of a file: prints the nearest lines, or with `--json` one JSON object per hit.
 
 mod shared;
 
@@ -16,10 +16,10 @@ use clap::Parser;
 use shared::model::{Batches, Model};
 use shared::{Result, shown};
 
-/// Finds the lines whose meaning is nearest to that of a query.
+/// Finds the lines of a file that are closest in meaning to a query.
 ///
-/// Embeddings are kept beside the file, in FILE.search.safetensors: the next run embeds new and changed lines only, and
-/// one that was interrupted goes on where it stopped.
+/// The embeddings are saved beside the file, in FILE.search.safetensors. The next run embeds only new and changed lines; an
+/// interrupted run continues where it stopped.
 ///
 /// Example: search --file notes.txt "When is the rent due?"
 #[derive(Parser)]
@@ -29,27 +29,27 @@ struct Arguments {
     model: Model,
     #[command(flatten)]
     batches: Batches,
-    /// What to look for; without one, queries are read from standard input, one a line
+    /// The queries; without any, they are read from standard input, one per line
     queries: Vec<String>,
-    /// The file whose lines are searched; without one, or with `-`, standard input
+    /// The file to search [default, or with `-`: standard input]
     #[arg(long)]
     file: Option<PathBuf>,
-    /// How many lines to find
+    /// The number of lines to find
     #[arg(short = 'k', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
-    /// Print one {"query": …, "rank": …, "score": …, "lines": […], "text": …} a hit
+    /// Print one {"query": …, "rank": …, "score": …, "lines": […], "text": …} per hit
     #[arg(long)]
     json: bool,
-    /// The name of the prompt put before each query
+    /// The name of the model's prompt to put before each query
     #[arg(long)]
     query_prompt_name: Option<String>,
-    /// Where embeddings are kept, also those of standard input: a .safetensors file
+    /// The .safetensors file that keeps the embeddings, also for standard input
     #[arg(long, value_name = "FILE")]
     cache: Option<PathBuf>,
-    /// Neither read nor keep embeddings
+    /// Neither read nor write saved embeddings
     #[arg(long, conflicts_with = "cache")]
     no_cache: bool,
-    /// How often unfinished work is kept, in seconds
+    /// Seconds between two saves of unfinished work
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     save_every: u64,
 }
@@ -85,15 +85,15 @@ fn search(arguments: &Arguments) -> Result<()> {
     let mut index = Index::new(&lines.texts, encoder.embedding_size(), model)?;
     fill(&mut index, &encoder, arguments, cache.as_deref())?;
 
-    let asks = arguments.queries.is_empty() && std::io::stdin().is_terminal();
-    // One query, or one after the other on a terminal, is plain to see above its lines.
-    let titled = arguments.queries.len() != 1 && !asks;
+    let interactive = arguments.queries.is_empty() && std::io::stdin().is_terminal();
+    // A single query, or queries typed on a terminal, need not be repeated above their hits.
+    let titled = arguments.queries.len() != 1 && !interactive;
     let answer = |query: &str| print(arguments, &lines, query, &nearest(arguments, &encoder, &index, query)?, titled);
     if !arguments.queries.is_empty() {
         return arguments.queries.iter().try_for_each(|query| answer(query));
     }
     let prompt = || {
-        if asks {
+        if interactive {
             eprint!("query> ")
         }
     };
@@ -105,13 +105,13 @@ fn search(arguments: &Arguments) -> Result<()> {
         }
         prompt();
     }
-    if asks {
+    if interactive {
         eprintln!();
     }
     Ok(())
 }
 
-/// Where embeddings are kept, if they are.
+/// The file that keeps the embeddings; `None` if they are not saved.
 fn cache(arguments: &Arguments, file: Option<&Path>) -> Result<Option<PathBuf>> {
     let Some(named) = &arguments.cache else {
         let beside = |file: &Path| {
@@ -121,7 +121,7 @@ fn cache(arguments: &Arguments, file: Option<&Path>) -> Result<Option<PathBuf>> 
         };
         return Ok(file.filter(|_| !arguments.no_cache).map(beside));
     };
-    // What is there and is no cache is replaced: not what was named by mistake.
+    // An existing file is replaced: the extension guards against a file that was named by mistake.
     if named.extension().is_none_or(|extension| extension != "safetensors") {
         return Err(format!("--cache {}: expected a name that ends in .safetensors", named.display()).into());
     }
@@ -129,7 +129,7 @@ fn cache(arguments: &Arguments, file: Option<&Path>) -> Result<Option<PathBuf>> 
     Ok(Some(named.clone()))
 }
 
-/// Takes over what is kept and embeds the rest; keeps it from time to time and at the end.
+/// Loads the saved embeddings, computes the missing ones, and saves them from time to time and at the end.
 fn fill(index: &mut Index, encoder: &SentenceEncoder, arguments: &Arguments, cache: Option<&Path>) -> Result<()> {
     if let Some(cache) = cache {
         match index.reuse(cache) {
@@ -144,20 +144,23 @@ fn fill(index: &mut Index, encoder: &SentenceEncoder, arguments: &Arguments, cac
     let save = |index: &Index| {
         let Some(cache) = cache.filter(|_| may_save.get()) else { return };
         if let Err(error) = index.save(cache) {
-            // To search is possible all the same.
-            bar.suspend(|| eprintln!("note: embeddings are not kept: {error}"));
+            // The search itself does not need the file.
+            bar.suspend(|| eprintln!("note: embeddings are not saved: {error}"));
             may_save.set(false);
         }
         saved.set(Instant::now());
     };
-    let now_and_then = |index: &Index| {
+    let save_periodically = |index: &Index| {
         if saved.get().elapsed() >= Duration::from_secs(arguments.save_every) {
             save(index);
         }
         Ok(())
     };
-    let count =
-        index.embed(encoder, &arguments.model.options(&arguments.batches).with_progress(&on_progress), now_and_then)?;
+    let count = index.embed(
+        encoder,
+        &arguments.model.options(&arguments.batches).with_progress(&on_progress),
+        save_periodically,
+    )?;
     bar.finish_and_clear();
     if count > 0 {
         save(index);
@@ -181,7 +184,7 @@ struct Hit<'a> {
     text: &'a str,
 }
 
-/// Columns of a line that are shown.
+/// The characters of a line that are shown.
 const WIDTH: usize = 200;
 
 fn print(arguments: &Arguments, lines: &Lines, query: &str, found: &[Ranked], titled: bool) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Trains a small encoder from nothing on lines of text, writes it in Hugging Face layout, and measures it.
+//! Trains a small text encoder from scratch, writes it in the layout of Hugging Face, and measures it.
 
 mod shared;
 
@@ -15,40 +15,40 @@ use indicatif::{ProgressBar, ProgressStyle};
 use shared::Result;
 use shared::record::{Mean, Record};
 
-/// Trains a small encoder from nothing on lines of text.
+/// Trains a small text encoder from scratch.
 ///
-/// Killed, it goes on where it last saved when it is called again with the same arguments: to the same losses, bit for
-/// bit. With --eval and without --text, the model in --output is only measured.
+/// An interrupted run continues from its last save when it is started again with the same arguments, with the same losses
+/// bit for bit. With --eval and without --text, the model in --output is only measured.
 ///
 /// Example: train --text train.txt --teacher all-MiniLM-L6-v2 --eval held_back.txt --output model
 #[derive(Parser)]
 #[command(name = "train", verbatim_doc_comment)]
 struct Arguments {
-    /// Text to train on, one text a line
+    /// The file of texts to train on, one per line
     #[arg(long, required_unless_present = "eval")]
     text: Option<PathBuf>,
-    /// A sentence-transformers folder to learn from; without one, hidden words are learned (masked language model)
+    /// The folder of a sentence-transformers model to learn from [default: train a masked language model]
     #[arg(long)]
     teacher: Option<PathBuf>,
-    /// The dtype that the teacher reads the texts to train on in; it measures in f32
+    /// The dtype in which the teacher encodes the training texts; measurements are in f32
     #[arg(long, default_value = "f32", value_parser = shared::dtype)]
     teacher_dtype: DType,
-    /// Texts to measure on, one a line: what is among them is not trained on
+    /// A file of texts to measure on, one per line; these texts are excluded from training
     #[arg(long, requires = "teacher")]
     eval: Option<PathBuf>,
     /// The folder to write the model to
     #[arg(long)]
     output: PathBuf,
-    /// The folder that keeps the run: what it resumes from, and the teacher's vectors
+    /// The folder of the run: its saved state, and the teacher's embeddings
     #[arg(long, default_value = "target/train")]
     run: PathBuf,
-    /// Draw the losses, and what was measured on the texts held back, as SVG; drawn anew at each save
+    /// Draw the losses and the measurements on held-out texts as SVG, anew at each save
     #[arg(long, value_name = "FILE", requires = "text")]
     plot: Option<PathBuf>,
-    /// Train static vectors instead, a vector a token and their mean, only to be measured
+    /// Train static embeddings instead: one vector per token, averaged; they are measured, not written
     #[arg(long = "static")]
     static_vectors: bool,
-    /// The dtype that weights are written in: f32, f64, f16 or bf16
+    /// The dtype of the written weights: f32, f64, f16 or bf16
     #[arg(long, default_value = "f16", value_parser = shared::dtype)]
     dtype: DType,
     /// Steps between two saves
@@ -58,7 +58,7 @@ struct Arguments {
     sizes: Sizes,
 }
 
-/// What of the configuration can be set here; the rest is as it is in `TrainConfig::default()`.
+/// The settings of `TrainConfig` that the command line can change.
 #[derive(clap::Args)]
 struct Sizes {
     #[arg(long)]
@@ -71,10 +71,10 @@ struct Sizes {
     heads: Option<usize>,
     #[arg(long)]
     intermediate_size: Option<usize>,
-    /// The longest text of the finished model, in tokens
+    /// The longest text of the trained model, in tokens
     #[arg(long)]
     max_positions: Option<usize>,
-    /// The longest text in training, in tokens
+    /// The longest text during training, in tokens
     #[arg(long)]
     max_length: Option<usize>,
     #[arg(long)]
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
 
 fn train(arguments: &Arguments) -> Result<()> {
     if let Some(path) = &arguments.plot {
-        shared::check_place(path)?;
+        shared::check_writable(path)?;
     }
     let open = |dtype| arguments.teacher.as_ref().map(|folder| Teacher::open(folder, dtype)).transpose();
     let held_back = arguments.eval.as_ref().map(|path| read_texts(path, &[])).transpose()?.unwrap_or_default();
@@ -134,7 +134,7 @@ fn train(arguments: &Arguments) -> Result<()> {
 
     let start = Instant::now();
     let teacher = open(arguments.teacher_dtype)?;
-    let bar = bar("{msg} {bar:30} {pos}/{len} {eta}", "the teacher reads")?;
+    let bar = bar("{msg} {bar:30} {pos}/{len} {eta}", "encoding with the teacher")?;
     let on_progress = |done: usize, all: usize| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
@@ -153,7 +153,7 @@ fn train(arguments: &Arguments) -> Result<()> {
     report(&arguments.output, measure.as_ref())
 }
 
-/// Texts that were held back, and the teacher's vectors of them.
+/// Texts held out of training, and the teacher's embeddings of them.
 type Measure<'a> = (&'a [String], Tensor);
 
 fn run(trainer: &mut Trainer, arguments: &Arguments, measure: Option<&Measure>, start: Instant) -> Result<()> {
@@ -162,28 +162,28 @@ fn run(trainer: &mut Trainer, arguments: &Arguments, measure: Option<&Measure>, 
     bar.set_length(steps as u64);
     bar.reset_eta();
     let mut record = Record::open(&arguments.run, trainer.steps_done(), steps)?;
-    // Both end with a save, so that a resumed run has the same numbers.
+    // Both means are reset at each save, so that a resumed run reports the same values.
     let (mut since_save, mut since_point) = (Mean::default(), Mean::default());
     while let Some(Step { number, loss, grad_norm, learning_rate, .. }) = trainer.step()? {
         since_save.add(loss);
         since_point.add(loss);
         bar.set_position(number as u64);
-        bar.set_message(format!("{:.4}", since_save.of()));
+        bar.set_message(format!("{:.4}", since_save.value()));
         let saves = number % arguments.save_every as usize == 0 || number == steps;
-        if saves || record.asks(number) {
-            record.losses.push((number, std::mem::take(&mut since_point).of()));
+        if saves || record.has_point(number) {
+            record.losses.push((number, std::mem::take(&mut since_point).value()));
         }
         if !saves {
             continue;
         }
-        let (mean, seconds) = (std::mem::take(&mut since_save).of(), start.elapsed().as_secs());
+        let (mean, seconds) = (std::mem::take(&mut since_save).value(), start.elapsed().as_secs());
         let mut line = format!("step {number}: loss {mean:.4}, gradient {grad_norm:.3}, rate {learning_rate:.1e}");
         if let Some((texts, theirs)) = measure {
             let Agreement { spearman, top_1_in_10 } = compare(&trainer.encode(texts)?, theirs)?;
             line += &format!(", held back: Spearman {spearman:.3}, top 1 in 10 {top_1_in_10:.3}");
             record.held_back.push((number, spearman, top_1_in_10));
         }
-        // Before the run: what a record has beyond the run's last save is known to be, and dropped.
+        // Before the run: `Record::open` drops measurements from after the run's last save.
         record.save(&arguments.run)?;
         trainer.save()?;
         if let Some(path) = &arguments.plot {
@@ -198,7 +198,7 @@ fn run(trainer: &mut Trainer, arguments: &Arguments, measure: Option<&Measure>, 
     }
 }
 
-/// Measures the model of a folder, by the way that its users go.
+/// Measures the model of a folder, loaded as its users load it.
 fn report(folder: &Path, measure: Option<&Measure>) -> Result<()> {
     let Some((texts, theirs)) = measure else { return Ok(()) };
     let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
@@ -211,7 +211,7 @@ fn report(folder: &Path, measure: Option<&Measure>) -> Result<()> {
     Ok(())
 }
 
-/// Texts that are compared with each other.
+/// The number of texts that are compared with each other.
 const GROUP: usize = 1_000;
 
 /// The mean agreement within groups of a thousand texts; fewer are one group.
@@ -224,7 +224,7 @@ fn compare(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
     Ok(Agreement { spearman: mean(|a| a.spearman), top_1_in_10: mean(|a| a.top_1_in_10) })
 }
 
-/// A bar on a terminal, nothing elsewhere.
+/// A progress bar, visible on a terminal only.
 fn bar(template: &str, message: &'static str) -> Result<ProgressBar> {
     let bar = if std::io::stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
     bar.set_style(ProgressStyle::with_template(template)?);

@@ -1,4 +1,4 @@
-//! A block of a vision transformer composed around `MultiHeadAttention`: image patches in, image patches out.
+//! The first block of a vision transformer, composed around `MultiHeadAttention`.
 
 mod shared;
 
@@ -12,19 +12,19 @@ use candle_nn::{Activation, Conv2d, Conv2dConfig, LayerNorm, Linear};
 use clap::Parser;
 use shared::Result;
 
-/// Cuts images into patches, embeds them, runs the first block of a ViT over them and prints the shape.
+/// Embeds the patches of images, runs the first block of a ViT on them and prints the shape of the result.
 ///
 /// Example: vit_block tests/fixtures/compose/vit tests/fixtures/compose/vit/golden.safetensors
 #[derive(Parser)]
 #[command(name = "vit_block", verbatim_doc_comment)]
 struct Arguments {
-    /// A folder with config.json and model.safetensors of a ViTModel
+    /// The folder of a ViTModel: config.json and model.safetensors
     model: PathBuf,
     /// A safetensors file with `pixels` (b, 3, height, width)
     images: PathBuf,
 }
 
-/// A pixel square of `patch_size` becomes a token; a token that stands for the image comes first.
+/// One token per square of `patch_size` pixels, after a `[CLS]` token for the whole image.
 pub struct Embeddings {
     projection: Conv2d,
     cls_token: Tensor,
@@ -54,31 +54,31 @@ pub struct Block {
 impl Block {
     /// xs `(b, s, hidden_size)`.
     pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
-        // No mask and no positions in the layer: every patch sees every other one.
+        // No mask and no positions in the layer: every patch attends to every patch.
         let xs = (xs + self.attention.forward(&self.norm_before.forward(xs)?)?)?;
         let hidden = self.intermediate.forward(&self.norm_after.forward(&xs)?)?.apply(&self.activation)?;
         Ok((xs + self.output.forward(&hidden)?)?)
     }
 }
 
-/// The embeddings and the first block of the model in a folder.
+/// Loads the embeddings and the first block of the model in a folder.
 pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
     let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json"))?)?;
-    let number = |key: &str| json[key].as_f64().ok_or(format!("config.json: `{key}` is no number"));
+    let number = |key: &str| json[key].as_f64().ok_or(format!("config.json: `{key}` is not a number"));
     let (checkpoint, device) = (Checkpoint::open(folder)?, Device::Cpu);
     let weights = checkpoint.at("", DType::F32, &device);
     let weight = |name: &str| weights.get(name, &weights.shape(name)?.unwrap_or_default());
-    let both = |name: &str| {
-        Ok::<_, Box<dyn std::error::Error>>((weight(&format!("{name}.weight"))?, weight(&format!("{name}.bias"))?))
+    let weight_and_bias = |name: &str| -> Result<(Tensor, Tensor)> {
+        Ok((weight(&format!("{name}.weight"))?, weight(&format!("{name}.bias"))?))
     };
-    let linear = |name: &str| both(name).map(|(weight, bias)| Linear::new(weight, Some(bias)));
+    let linear = |name: &str| weight_and_bias(name).map(|(weight, bias)| Linear::new(weight, Some(bias)));
     let eps = number("layer_norm_eps")?;
-    let norm = |name: &str| both(name).map(|(weight, bias)| LayerNorm::new(weight, bias, eps));
+    let norm = |name: &str| weight_and_bias(name).map(|(weight, bias)| LayerNorm::new(weight, bias, eps));
 
-    let (weight_of_patch, bias) = both("embeddings.patch_embeddings.projection")?; // (hidden_size, 3, patch, patch)
+    let (patch_weight, patch_bias) = weight_and_bias("embeddings.patch_embeddings.projection")?; // (hidden_size, 3, patch, patch)
     let stride = Conv2dConfig { stride: number("patch_size")? as usize, ..Conv2dConfig::default() };
     let embeddings = Embeddings {
-        projection: Conv2d::new(weight_of_patch, Some(bias), stride),
+        projection: Conv2d::new(patch_weight, Some(patch_bias), stride),
         cls_token: weight("embeddings.cls_token")?,
         position_embeddings: weight("embeddings.position_embeddings")?,
     };

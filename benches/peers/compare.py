@@ -4,15 +4,15 @@ Run: python3 benches/peers/compare.py --minilm FOLDER
      FOLDER is all-MiniLM-L6-v2 (see the README for where to get it).
 
 The first run makes a virtual environment under target/ from requirements.txt and builds our side with
-`cargo build --release --benches`. Each case is first checked: all sides must agree. Then they run one after the other,
-round by round; what is written is the median of each and the median of the ratios of a round. Between two turns the
-machine rests a moment, so that no side pays for the other's spinning threads, and each turn starts with runs that are
-not counted: threads that were just woken share a core until the system spreads them out.
+`cargo build --release --manifest-path benches/Cargo.toml`. Each case is first checked: all sides must agree. Then they alternate, round
+by round; the report has the median of each side and the median of the ratios per round. The machine rests a moment between
+two turns, so that no side pays for the other's spinning threads. Each turn starts with runs that are not counted, because
+threads that have just been woken share a core until the system spreads them out.
 
 Writes benches/peers.md (the table) and benches/peers.svg (the chart).
 
 sentences.txt holds 1,000 sentences and paragraphs of The Rust Programming Language (The Rust Project Developers, MIT or
-Apache 2.0; the name of a host in six of them is put in other words), 6 to 217 tokens of MiniLM's.
+Apache 2.0; in six of them the name of a host is paraphrased), 6 to 217 tokens of MiniLM's.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ours import ROOT, Ours, newest
+from ours import BENCHES, PROGRAM, ROOT, Ours
 
 HERE = Path(__file__).resolve().parent
 VENV = ROOT / "target" / "peers-venv"
@@ -55,7 +55,7 @@ def arguments():
     parser.add_argument("--minilm", required=True, type=Path, help="the folder of all-MiniLM-L6-v2")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each side")
+    parser.add_argument("--rounds", type=int, default=7, help="turns per side")
     parsed = parser.parse_args()
     if not (parsed.minilm / "model.safetensors").exists():
         parser.error(f"{parsed.minilm} holds no model.safetensors")
@@ -76,7 +76,7 @@ def enter_venv():
 
 
 def our_side(threads):
-    return Ours(newest(), RAYON_NUM_THREADS=str(threads), CANDLE_NUM_THREADS=str(threads))
+    return Ours(PROGRAM, RAYON_NUM_THREADS=str(threads), CANDLE_NUM_THREADS=str(threads))
 
 
 def timed(call):
@@ -110,7 +110,7 @@ class Comparison:
         return str(self.folder / name)
 
     def case(self, name, dtype, setup, peers, want):
-        """`peers`: name → call. `want`: what all must give, as ours lays it out."""
+        """`peers`: name → call. `want`: the expected output, in the layout of our side."""
         import torch
         from safetensors.torch import load_file
 
@@ -295,7 +295,7 @@ def main():
     enter_venv()
     import torch
 
-    subprocess.check_call(["cargo", "build", "--release", "--benches", "-q"], cwd=ROOT)
+    subprocess.check_call(["cargo", "build", "--release", "-q"], cwd=BENCHES)
     rows = []
     for threads in options.threads:
         torch.set_num_threads(threads)

@@ -1,12 +1,12 @@
 """Ours against PyTorch and transformers on one NVIDIA GPU, taking turns in one run.
 
-Run: cargo build --release --bench peers --features cuda (or flash-attn)
+Run: cargo build --release --manifest-path benches/Cargo.toml --features cuda (or flash-attn)
      python3 benches/peers/gpu.py --output FOLDER
      with PyTorch and transformers installed for CUDA; --ours names our side where it was built elsewhere.
 
-Each case is first checked: the sides must agree. Then they take turns, round by round; what is told is the median of
-each, the median of the ratios of a round, and the rate of the useful arithmetic as a share of what the card does in one
-large matrix product of that dtype, measured in the same run. `composite` is our own plain path, forced.
+Each case is first checked: the sides must agree. Then they take turns, round by round; the report has the
+median of each, the median of the ratios per round, and the rate of the useful arithmetic as a share of what the card does
+in one large matrix product of that dtype, measured in the same run. `eager` is this crate's eager backend, forced.
 
 Writes gpu.md into FOLDER.
 """
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ours import Ours, newest
+from ours import PROGRAM, Ours
 
 SHAPES = [(1, 128), (32, 128), (8, 512), (1, 4096), (4, 4096), (1, 16384)]
 # hidden_size, num_attention_heads, num_hidden_layers, intermediate_size
@@ -30,15 +30,15 @@ WARM = 0.1
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ours", default=newest(), type=Path, help="our side")
+    parser.add_argument("--ours", default=PROGRAM, type=Path, help="our side")
     parser.add_argument("--output", required=True, type=Path, help="the folder for gpu.md")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu tries the script itself")
     parser.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["bf16", "f32"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--most-tokens", type=int, default=1 << 20, help="leave larger shapes out")
     parsed = parser.parse_args()
-    if not (parsed.ours and parsed.ours.is_file()):
-        parser.error(f"our side, {parsed.ours}, is no file: build it as --help says")
+    if not parsed.ours.is_file():
+        parser.error(f"our side, {parsed.ours}, is not a file: build it with the command in --help")
     return parsed
 
 
@@ -61,18 +61,18 @@ class Comparison:
 
         self.options, self.folder, self.rows = options, folder, []
         self.synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-        # One process for each way of ours: what one has compiled and holds is not the other's.
-        self.ours = {name: Ours(options.ours) for name in ("ours", "composite")}
+        # One process per backend: neither shares what the other has compiled or keeps in memory.
+        self.ours = {name: Ours(options.ours) for name in ("ours", "eager")}
         for ours in self.ours.values():
             ours.say("device", options.device)
-        self.ours["composite"].say("backend", "eager")
+        self.ours["eager"].say("backend", "eager")
         self.ceilings = {}
 
     def path(self, name):
         return str(self.folder / name)
 
     def ceiling(self, dtype):
-        """Arithmetic a second of one large matrix product."""
+        """Arithmetic per second of one large matrix product."""
         import torch
 
         if dtype not in self.ceilings:
@@ -82,13 +82,13 @@ class Comparison:
             self.ceilings[dtype] = 2 * size**3 / min(run() for _ in range(5))
         return self.ceilings[dtype]
 
-    def case(self, name, dtype, setup, peers, want, arithmetic, composite):
+    def case(self, name, dtype, setup, peers, want, arithmetic, eager):
         import torch
         from safetensors.torch import load_file
 
         sides = {}
         for side, ours in self.ours.items():
-            if side == "composite" and not composite:
+            if side == "eager" and not eager:
                 continue
             assert ours.say(*setup) == "ready"
             ours.say("save", self.path("output.safetensors"))
@@ -147,9 +147,9 @@ class Comparison:
                 want = sdpa()
             setup = ("layer", self.path("layer.safetensors"), heads, self.path("in.safetensors"), dtype)
             arithmetic = b * s * (8 * hidden**2 + 4 * s * hidden)
-            # The plain path has three to four score matrices in f32.
-            composite = 16 * b * heads * s * s < 60e9
-            self.case(f"layer {hidden}, {b}×{s}", dtype, setup, peers, want, arithmetic, composite)
+            # The eager backend holds three to four score matrices in f32.
+            eager = 16 * b * heads * s * s < 60e9
+            self.case(f"layer {hidden}, {b}×{s}", dtype, setup, peers, want, arithmetic, eager)
 
     def encoders(self, dtype):
         import torch
@@ -193,13 +193,13 @@ def write_table(comparison, path):
     card = torch.cuda.get_device_name() if comparison.options.device == "cuda" else "the CPU"
     ceilings = ", ".join(f"{rate / 1e12:.0f} TFLOP/s in {dtype}" for dtype, rate in comparison.ceilings.items())
     lines = [f"Milliseconds, median, on {card}; PyTorch {torch.__version__}; one matrix product: {ceilings}.", ""]
-    lines += ["| | dtype | ours | composite | peer | ratio to each | share of the ceiling |", "|---" * 7 + "|"]
+    lines += ["| | dtype | ours | eager | peer | ratio to each | share of the ceiling |", "|---" * 7 + "|"]
     for name, dtype, medians, ratios, share, _ in comparison.rows:
-        others = {side: ms for side, ms in medians.items() if side not in ("ours", "composite")}
+        others = {side: ms for side, ms in medians.items() if side not in ("ours", "eager")}
         peers = "; ".join(f"{side} {ms:.3f}" for side, ms in others.items())
         to = "; ".join(f"{side} {ratio:.2f}" for side, ratio in ratios.items())
-        composite = f"{medians['composite']:.3f}" if "composite" in medians else ""
-        lines.append(f"| {name} | {dtype} | {medians['ours']:.3f} | {composite} | {peers} | {to} | {share:.0%} |")
+        eager = f"{medians['eager']:.3f}" if "eager" in medians else ""
+        lines.append(f"| {name} | {dtype} | {medians['ours']:.3f} | {eager} | {peers} | {to} | {share:.0%} |")
     part = path.with_suffix(".part")
     part.write_text("\n".join(lines) + "\n")
     part.replace(path)
@@ -217,7 +217,7 @@ def main():
         finally:
             for ours in comparison.ours.values():
                 ours.stop()
-            # A run that is cut short still tells what it measured.
+            # A run that is cut short still reports what it measured.
             if comparison.rows:
                 write_table(comparison, options.output / "gpu.md")
 

@@ -1,14 +1,14 @@
-//! Our side of the comparisons that `compare.py` and `gpu.py` beside this file run: it is told what to do line by line on standard
-//! input, so that both sides can take turns in one run.
+//! Our side of the comparisons by `compare.py` and `gpu.py` beside this file. It takes commands line by line on standard
+//! input, so that both sides can alternate in one run. The words of a command are separated by tabs:
 //!
-//! - `device NAME`: `cpu`, as it is at first, or `cuda`, for all that follows
-//! - `backend NAME`: the backend that layers are forced to take from then on, `any` for none
-//! - `layer CHECKPOINT HEADS INPUT DTYPE`: an attention layer and its input (`query` and perhaps `lengths`)
-//! - `encoder FOLDER INPUT DTYPE`: a BERT model and its input (`ids` and perhaps `lengths`)
-//! - `candle FOLDER INPUT DTYPE`: the same with candle-transformers' model
-//! - `sentences FOLDER FILE DTYPE`: a sentence encoder and the lines of a file
-//! - `run N`: runs it N times and prints the seconds of each run
-//! - `save PATH`: runs it once and writes `output`
+//! - `device NAME`: use `cpu` (the default) or `cuda` from now on
+//! - `backend NAME`: force layers to use this backend from now on; `any` for none
+//! - `layer CHECKPOINT HEADS INPUT DTYPE`: load an attention layer and its input (`query`, optionally `lengths`)
+//! - `encoder FOLDER INPUT DTYPE`: load a BERT model and its input (`ids`)
+//! - `candle FOLDER INPUT DTYPE`: the same with the model of candle-transformers
+//! - `sentences FOLDER FILE DTYPE`: load a sentence encoder and the lines of a file
+//! - `run N`: run what is loaded N times and print the seconds of each run
+//! - `save PATH`: run it once and write `output`
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -24,33 +24,33 @@ type Work = Box<dyn Fn() -> Result<Tensor>>;
 
 const CPU: Device = Device::Cpu;
 
-/// Where things run.
-struct Place {
+/// The device and backend that commands choose.
+struct Target {
     device: Device,
     backend: Option<Backend>,
 }
 
 fn main() -> Result<()> {
-    let mut place = Place { device: CPU, backend: None };
-    let mut work: Work = Box::new(|| Err("nothing to run yet".into()));
+    let mut target = Target { device: CPU, backend: None };
+    let mut work: Work = Box::new(|| Err("nothing is loaded yet".into()));
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split('\t').collect();
-        let said = match words[..] {
+        let answer = match words[..] {
             ["device", name] => {
-                place.device = if name == "cuda" { Device::new_cuda(0)? } else { CPU };
+                target.device = if name == "cuda" { Device::new_cuda(0)? } else { CPU };
                 "ready".to_string()
             }
             ["backend", name] => {
-                place.backend = if name == "any" { None } else { Some(name.parse()?) };
+                target.backend = if name == "any" { None } else { Some(name.parse()?) };
                 "ready".to_string()
             }
             ["layer", checkpoint, heads, input, dtype] => {
-                work = layer(&place, checkpoint, heads.parse()?, input, dtype_of(dtype)?)?;
+                work = layer(&target, checkpoint, heads.parse()?, input, dtype_of(dtype)?)?;
                 "ready".to_string()
             }
             ["encoder", folder, input, dtype] => {
-                work = encoder(&place.device, folder, input, dtype_of(dtype)?)?;
+                work = encoder(&target.device, folder, input, dtype_of(dtype)?)?;
                 "ready".to_string()
             }
             ["candle", folder, input, dtype] => {
@@ -66,7 +66,7 @@ fn main() -> Result<()> {
                 let seconds = (0..times).map(|_| {
                     let start = Instant::now();
                     let output = work()?;
-                    place.device.synchronize()?;
+                    target.device.synchronize()?;
                     let seconds = start.elapsed().as_secs_f64();
                     std::hint::black_box(output);
                     Ok(seconds.to_string())
@@ -78,10 +78,9 @@ fn main() -> Result<()> {
                 candle_core::safetensors::save(&HashMap::from([("output", output)]), path)?;
                 "saved".to_string()
             }
-            // What `cargo bench` passes on, and blank lines.
-            _ => return Err(format!("not understood: {line}").into()),
+            _ => return Err(format!("unknown command: {line}").into()),
         };
-        println!("{said}");
+        println!("{answer}");
         std::io::stdout().flush()?;
     }
     Ok(())
@@ -92,26 +91,26 @@ fn dtype_of(name: &str) -> Result<DType> {
         "f32" => Ok(DType::F32),
         "bf16" => Ok(DType::BF16),
         "f16" => Ok(DType::F16),
-        other => Err(format!("dtype {other}").into()),
+        other => Err(format!("unknown dtype: {other}").into()),
     }
 }
 
-/// The rows' lengths, if the input is a ragged batch: its tokens then follow each other.
+/// The lengths of the sequences if the input is a ragged batch, one sequence stored after another.
 fn lengths_of(input: &Checkpoint) -> Result<Option<Vec<usize>>> {
     let lengths = input.contains("lengths").then(|| input.tensor("lengths", &CPU)).transpose()?;
     let lengths = lengths.map(|lengths| lengths.to_dtype(DType::U32)?.to_vec1::<u32>()).transpose()?;
     Ok(lengths.map(|lengths| lengths.into_iter().map(|n| n as usize).collect()))
 }
 
-fn layer(place: &Place, checkpoint: &str, heads: usize, input: &str, dtype: DType) -> Result<Work> {
-    let device = &place.device;
+fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, dtype: DType) -> Result<Work> {
+    let device = &target.device;
     let source = Checkpoint::open(checkpoint)?.at("", dtype, device);
     let layer = MultiHeadAttention::load(&infer_config(&source, heads)?, source)?;
     let input = Checkpoint::open(input)?;
     let (xs, lengths, mask) =
         (input.tensor("query", &CPU)?.to_dtype(dtype)?.to_device(device)?, lengths_of(&input)?, AttentionMask::full());
     let mut options = AttentionOptions::default();
-    options.backend = place.backend;
+    options.backend = target.backend;
     Ok(Box::new(move || match &lengths {
         Some(lengths) => Ok(layer.attend_ragged(&xs, lengths, &mask)?),
         None => Ok(layer.attend_with(&AttentionInputs::self_attention(&xs, &mask), &options)?.output),
@@ -128,7 +127,7 @@ fn encoder(device: &Device, folder: &str, input: &str, dtype: DType) -> Result<W
     Ok(Box::new(move || Ok(model.forward_ragged(&ids, &types, &lengths)?.reshape((b, s, ()))?)))
 }
 
-/// What a user of candle has without this crate.
+/// The model of candle-transformers, as a peer.
 fn candle_transformers(folder: &str, input: &str, dtype: DType) -> Result<Work> {
     use candle_transformers::models::bert;
     let config: bert::Config = serde_json::from_str(&std::fs::read_to_string(format!("{folder}/config.json"))?)?;

@@ -1,16 +1,12 @@
-"""Our side of the comparisons: the program of main.rs, told what to do line by line."""
+"""Our side of the comparisons: the program of main.rs, which takes commands line by line."""
 
 import os
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def newest():
-    """The program that was built last, None if there is none."""
-    built = [path for path in (ROOT / "target/release/deps").glob("peers-*") if not path.suffix]
-    return max(built, key=lambda path: path.stat().st_mtime, default=None)
+BENCHES = ROOT / "benches"
+PROGRAM = BENCHES / "target" / "release" / "peers"
 
 
 class Ours:

@@ -1,9 +1,9 @@
-//! What the examples share: names of devices and dtypes, one clear line for a mistake, files written whole or not.
+//! What the examples share: parsing of devices and dtypes, one-line errors, atomic writes, progress bars.
 
-// Each example compiles this file for itself and uses a part of it.
+// Each example compiles this module for itself and uses a part of it.
 #![allow(dead_code)]
 
-#[cfg(feature = "hub")]
+#[cfg(feature = "encoder")]
 pub mod model;
 pub mod plot;
 pub mod record;
@@ -18,11 +18,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Runs an example: a mistake is one line on standard error and exit code 2.
+/// Runs an example. An error is printed as one line on standard error; the exit code is then 2.
 pub fn run(main: impl FnOnce() -> Result<()>) -> ExitCode {
     match main() {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has seen enough.
+        // The reader of a pipe, such as `head`, has closed it: not an error.
         Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", error.to_string().lines().next().unwrap_or("unknown"));
@@ -36,10 +36,10 @@ fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
     io == Some(std::io::ErrorKind::BrokenPipe)
 }
 
-/// `cpu`, `cuda`, `cuda:1`, `metal`, `metal:1`.
+/// Parses `cpu`, `cuda`, `cuda:1`, `metal` or `metal:1`.
 pub fn device(name: &str) -> std::result::Result<Device, String> {
     let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
-    let index: usize = index.parse().map_err(|_| format!("`{index}` is not the number of a device"))?;
+    let index: usize = index.parse().map_err(|_| format!("`{index}` is not a device number"))?;
     let device = match kind {
         "cpu" if name == "cpu" => Ok(Device::Cpu),
         "cuda" => Device::new_cuda(index),
@@ -49,7 +49,7 @@ pub fn device(name: &str) -> std::result::Result<Device, String> {
     device.map_err(|e| format!("{} (build with `--features {kind}`)", e.to_string().lines().next().unwrap_or_default()))
 }
 
-/// `f32`, `f64`, `f16`, `bf16`.
+/// Parses `f32`, `f64`, `f16` or `bf16`.
 pub fn dtype(name: &str) -> std::result::Result<DType, String> {
     match name {
         "f32" => Ok(DType::F32),
@@ -60,51 +60,62 @@ pub fn dtype(name: &str) -> std::result::Result<DType, String> {
     }
 }
 
-/// The text of a file; `-` is standard input.
+/// An error message that begins with the file it is about.
+pub fn about(path: &Path, error: &dyn std::fmt::Display) -> String {
+    format!("{}: {error}", path.display())
+}
+
+/// Reads a text file, or standard input where the path is `-`.
 pub fn text(path: &Path) -> Result<String> {
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     let mut bytes = Vec::new();
-    match path.as_os_str() == "-" {
-        true => std::io::stdin().lock().read_to_end(&mut bytes).map(drop),
-        false => std::fs::read(path).map(|read| bytes = read),
-    }
-    .map_err(|e| named(&e))?;
+    let read = if path.as_os_str() == "-" {
+        std::io::stdin().lock().read_to_end(&mut bytes).map(drop)
+    } else {
+        std::fs::read(path).map(|read| bytes = read)
+    };
+    read.map_err(|e| about(path, &e))?;
     String::from_utf8(bytes).map_err(|e| {
         let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
-        named(&format!("line {line} is not UTF-8")).into()
+        about(path, &format!("line {line} is not UTF-8")).into()
     })
 }
 
-/// A text as one line of at most `width` characters.
+/// Reads a JSON file.
+pub fn json(path: &Path) -> Result<serde_json::Value> {
+    let text = std::fs::read_to_string(path).map_err(|e| about(path, &e))?;
+    Ok(serde_json::from_str(&text).map_err(|e| about(path, &e))?)
+}
+
+/// A text as one line of at most `width` characters, without control characters.
 pub fn shown(text: &str, width: usize) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.chars().count() <= width { line } else { line.chars().take(width - 1).chain(['…']).collect() }
 }
 
-/// A progress bar of `count` texts, for a terminal.
+/// A progress bar over `count` texts; visible on a terminal only.
 pub fn bar(count: usize) -> Result<ProgressBar> {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} texts {per_sec} {eta}")?;
     Ok(ProgressBar::new(count as u64).with_style(style))
 }
 
-/// Writes tensors to a file, whole or not at all.
+/// Writes tensors to a safetensors file, atomically.
 pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()> {
     save_by(path, |file| Ok(candle_core::safetensors::save(tensors, file)?))
 }
 
-/// Writes bytes to a file, whole or not at all.
+/// Writes bytes to a file, atomically.
 pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
     save_by(path, |file| Ok(std::fs::write(file, bytes)?))
 }
 
-/// Whether a file can be written to `path`: to be known before the work, not after it.
-pub fn check_place(path: &Path) -> Result<()> {
+/// Checks that a file can be written to `path`. Called before the work, so that a wrong path costs no time.
+pub fn check_writable(path: &Path) -> Result<()> {
     if path.is_dir() {
-        return Err(format!("{}: is a folder, expected a file to write", path.display()).into());
+        return Err(about(path, &"is a folder, expected a file to write").into());
     }
     if !folder_of(path).is_dir() {
-        return Err(format!("{}: its folder does not exist", path.display()).into());
+        return Err(about(path, &"its folder does not exist").into());
     }
     Ok(())
 }
@@ -113,16 +124,15 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Has a temporary file beside `path` written, then renames it: `path` is never half-written.
+/// Writes a temporary file beside `path`, then renames it: readers never see a half-written file.
 fn save_by(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    check_place(path)?;
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    check_writable(path)?;
     let mut builder = tempfile::Builder::new();
     // The permissions of an ordinary new file, not the private ones of a temporary file.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let file = builder.tempfile_in(folder_of(path)).map_err(|e| named(&e))?;
-    write(file.path()).map_err(|e| named(&e))?;
-    file.persist(path).map_err(|e| named(&e.error))?;
+    let file = builder.tempfile_in(folder_of(path)).map_err(|e| about(path, &e))?;
+    write(file.path()).map_err(|e| about(path, &e))?;
+    file.persist(path).map_err(|e| about(path, &e.error))?;
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! A sentence encoder by its name, for the examples that take texts.
+//! The command-line options of the examples that run a sentence encoder.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use candle_attention::encoder::{EncodeOptions, HubOptions, SentenceEncoder, download};
+use candle_attention::encoder::{EncodeOptions, SentenceEncoder, locate_model};
 use candle_core::{DType, Device};
 
 use super::Result;
@@ -11,49 +11,46 @@ use super::Result;
 #[derive(clap::Args)]
 pub struct Model {
     /// A folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
-    /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id; by default the small model that is
-    /// part of this program
+    /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id, in a build with `--features hub`; by
+    /// default the small model that is embedded in this program
     #[arg(long)]
     model: Option<String>,
-    /// Branch, tag or commit of a hub model
+    /// The branch, tag or commit of a hub model
     #[arg(long, requires = "model")]
     revision: Option<String>,
-    /// f32, f64, f16 or bf16
+    /// Compute in f32, f64, f16 or bf16
     #[arg(long, default_value = "f32", value_parser = super::dtype)]
     pub dtype: DType,
-    /// cpu, cuda[:N] or metal[:N]
+    /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = super::device)]
     device: Device,
-    /// The name of one of the model's prompts, put before each text
+    /// The name of the model's prompt to put before each text
     #[arg(long)]
     pub prompt_name: Option<String>,
 }
 
-/// For the examples that take many texts.
+/// The options of the examples that encode many texts.
 #[derive(clap::Args)]
 pub struct Batches {
-    /// Texts that run together
+    /// Texts per batch
     #[arg(long, default_value_t = 32)]
     batch_size: usize,
 }
 
 impl Model {
-    /// What the model is called.
+    /// The name to print for the model.
     pub fn name(&self) -> &str {
         self.model.as_deref().unwrap_or("the embedded model")
     }
 
-    /// The folder of the model, brought from the hub if need be; none for the embedded one.
+    /// The folder of the model, downloaded from the hub if necessary; `None` for the embedded one.
     pub fn folder(&self) -> Result<Option<PathBuf>> {
         let Some(model) = &self.model else { return Ok(None) };
-        if Path::new(model).is_dir() {
-            return Ok(Some(model.into()));
-        }
-        let mut options = HubOptions::default().with_progress(std::io::stderr().is_terminal());
-        options.revision = self.revision.clone();
-        Ok(Some(download(model, &options)?))
+        let show_progress = std::io::stderr().is_terminal();
+        Ok(Some(locate_model(model, self.revision.as_deref(), show_progress)?))
     }
 
+    /// Loads the model of [`folder`](Self::folder).
     pub fn load(&self, folder: Option<&Path>) -> Result<SentenceEncoder> {
         Ok(match folder {
             Some(folder) => SentenceEncoder::from_folder(folder, self.dtype, &self.device)?,
@@ -61,6 +58,7 @@ impl Model {
         })
     }
 
+    /// Encoding options from the command line.
     pub fn options(&self, batches: &Batches) -> EncodeOptions<'_> {
         let mut options = EncodeOptions::default().with_batch_size(batches.batch_size);
         options.prompt_name = self.prompt_name.as_deref();

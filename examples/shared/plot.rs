@@ -1,18 +1,18 @@
-//! Lines over numbers, drawn as SVG on white.
+//! Line charts as SVG on a white background.
 
 use plotters::prelude::*;
 
 use super::Result;
 
-/// One panel: lines over the same axes, which begin at 0.
+/// One panel: lines over common axes, which begin at 0.
 pub struct Chart<'a> {
     pub x_name: &'a str,
     pub y_name: &'a str,
-    /// Where the axes end.
+    /// The ends of the axes.
     pub x_end: f64,
     pub y_end: f64,
-    /// Where the lines leave room for their names.
-    pub names: SeriesLabelPosition,
+    /// The corner of the legend.
+    pub legend: SeriesLabelPosition,
     pub lines: Vec<Line<'a>>,
 }
 
@@ -23,7 +23,7 @@ pub struct Line<'a> {
 
 const COLORS: [RGBColor; 3] = [RGBColor(31, 119, 180), RGBColor(214, 96, 77), RGBColor(77, 146, 33)];
 
-/// The charts below each other, each `height` pixels high.
+/// Draws the charts one below the other, each `height` pixels high.
 pub fn svg(charts: &[Chart], height: u32) -> Result<String> {
     let mut svg = String::new();
     {
@@ -40,7 +40,7 @@ pub fn svg(charts: &[Chart], height: u32) -> Result<String> {
 fn draw(area: &DrawingArea<SVGBackend, plotters::coord::Shift>, chart: &Chart) -> Result<()> {
     let mut context = ChartBuilder::on(area)
         .margin(16)
-        // Room for half of the last number.
+        // Room for half of the last label.
         .margin_right(32)
         .x_label_area_size(40)
         .y_label_area_size(48)
@@ -62,7 +62,7 @@ fn draw(area: &DrawingArea<SVGBackend, plotters::coord::Shift>, chart: &Chart) -
     }
     context
         .configure_series_labels()
-        .position(chart.names.clone())
+        .position(chart.legend.clone())
         .label_font(("sans-serif", 16))
         .background_style(WHITE)
         .draw()?;

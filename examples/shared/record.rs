@@ -1,4 +1,4 @@
-//! What a run of `train` did so far: kept beside it, so that one that was resumed has its whole curve.
+//! The loss curve of a run of `train`, saved with the run, so that a resumed run has its whole curve.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use plotters::prelude::SeriesLabelPosition::{LowerRight, UpperRight};
 use super::Result;
 use super::plot::{self, Chart, Line};
 
-/// The mean of some losses.
+/// A running mean.
 #[derive(Default)]
 pub struct Mean {
     sum: f64,
@@ -15,34 +15,35 @@ pub struct Mean {
 }
 
 impl Mean {
+    /// Adds a loss.
     pub fn add(&mut self, loss: f32) {
         self.sum += f64::from(loss);
         self.count += 1.0;
     }
 
-    pub fn of(&self) -> f64 {
+    pub fn value(&self) -> f64 {
         self.sum / self.count
     }
 }
 
-/// Points of a curve, where saves do not ask for more.
+/// Points of a curve; every save adds one more.
 const POINTS: usize = 100;
 
-/// Up to a save of the run.
+/// The measurements of a run up to a step.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub struct Record {
     #[serde(skip)]
     steps: usize,
-    /// A step, and the mean loss from the point before up to it.
+    /// Steps, each with the mean loss since the point before.
     pub losses: Vec<(usize, f64)>,
-    /// A step, Spearman's correlation and the share of nearest neighbours found.
+    /// Steps, each with Spearman's correlation and the share of nearest neighbors found on the held-out texts.
     pub held_back: Vec<(usize, f64, f64)>,
 }
 
 impl Record {
     const FILE: &str = "record.json";
 
-    /// What there is of a run of `steps` up to `step`.
+    /// The record of a run of `steps` steps, cut to what was measured up to `step`; empty for a new run.
     pub fn open(run: &Path, step: usize, steps: usize) -> Result<Self> {
         let path = run.join(Self::FILE);
         if step == 0 || !path.exists() {
@@ -56,31 +57,33 @@ impl Record {
         Ok(record)
     }
 
+    /// Saves the record in the folder of the run.
     pub fn save(&self, run: &Path) -> Result<()> {
         super::save(&run.join(Self::FILE), serde_json::to_string(self)?.as_bytes())
     }
 
-    /// Whether the curve wants a point at this step.
-    pub fn asks(&self, number: usize) -> bool {
+    /// Whether the curve gets a point at this step.
+    pub fn has_point(&self, number: usize) -> bool {
         number.is_multiple_of(self.steps.div_ceil(POINTS))
     }
 
+    /// Draws the losses, and the measurements on held-out texts if there are any.
     pub fn draw(&self, path: &Path) -> Result<()> {
         if self.losses.is_empty() {
             return Err(format!("{}: the run has no record of its losses", path.display()).into());
         }
-        let chart = |y_name, y_end, names, lines| Chart {
+        let chart = |y_name, y_end, legend, lines| Chart {
             x_name: "steps",
             y_name,
             x_end: self.steps as f64,
             y_end,
-            names,
+            legend,
             lines,
         };
         let losses: Vec<(f64, f64)> = self.losses.iter().map(|&(step, loss)| (step as f64, loss)).collect();
         let most = losses.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let losses = Line { name: "mean loss", points: losses };
-        // A loss may be 0, an axis not.
+        // A loss may be 0; the length of an axis may not.
         let mut charts = vec![chart("loss", most.max(1e-9) * 1.05, UpperRight, vec![losses])];
         if !self.held_back.is_empty() {
             let line = |name, of: fn(&(usize, f64, f64)) -> f64| Line {

@@ -12,9 +12,9 @@ use candle_nn::{VarBuilder, VarMap};
 
 use crate::cases::DTYPES;
 use crate::common::Random;
+use crate::common::naive::{self, Score, Sees};
 use crate::judge::{Verdict, What, at_home, largest};
 use crate::masks::{Extent, Kind};
-use crate::naive::{self, Score, Sees};
 
 /// A layer with fixed weights, and the same numbers in f64 on the CPU.
 struct Layer {

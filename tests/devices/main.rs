@@ -7,9 +7,8 @@
 //! - `CANDLE_ATTENTION_CASE=i`: only case i of the matrix, as a failure names it.
 
 mod cases;
-// Shared with the suite, which uses more of it.
-#[allow(dead_code)]
-#[path = "../suite/common/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the suite uses more of it")]
+#[path = "../common/mod.rs"]
 mod common;
 mod covering;
 #[cfg(feature = "encoder")]
@@ -19,8 +18,6 @@ mod judge;
 mod layer;
 mod masks;
 mod matrix;
-#[path = "../suite/naive.rs"]
-mod naive;
 mod traps;
 
 use candle_core::{Device, Result};

@@ -9,10 +9,10 @@ use rayon::prelude::*;
 
 use crate::cases::{self, Case, DTYPES};
 use crate::common::Random;
+use crate::common::naive::{self, Score};
 use crate::inputs::{Layout, qkv, sinks};
 use crate::judge::{Verdict, What, largest};
 use crate::masks::{Extent, Kind, Sees};
-use crate::naive::{self, Score};
 
 /// Cases whose references are worked out together, on all cores.
 const AT_ONCE: usize = 64;

@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::cases::DTYPES;
 use crate::common::Random;
+use crate::common::naive::{self, Score};
 use crate::judge::{Verdict, What, at_home, largest};
-use crate::naive::{self, Score};
 
 /// The second and third dimension of a grid end at 65,535 on NVIDIA's devices: more rows, heads and rows, queries.
 pub fn more_rows_than_a_grid_has(device: &Device) {

@@ -9,23 +9,15 @@ use candle_attention::{
     NormOver, Position, QkNorm,
 };
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap};
+use candle_nn::VarBuilder;
 
-use crate::common::{Random, assert_close, says};
+use crate::common::{Random, assert_close, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 const TOLERANCE: f64 = 2e-6;
 
-/// A layer of fixed random weights.
 fn layer(config: &AttentionConfig, random: &mut Random) -> MultiHeadAttention {
-    let map = VarMap::new();
-    MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
-    let data = map.data().lock().unwrap();
-    let mut names: Vec<_> = data.keys().cloned().collect();
-    names.sort();
-    let mut tensor = |name: &str| (random.tensor(data[name].dims(), DType::F32) * 0.4).unwrap();
-    let tensors: HashMap<String, Tensor> = names.iter().map(|name| (name.clone(), tensor(name))).collect();
-    MultiHeadAttention::load(config, VarBuilder::from_tensors(tensors, DType::F32, &CPU)).unwrap()
+    random_layer(config, 0.4, random)
 }
 
 fn configs() -> Vec<AttentionConfig> {

@@ -1,6 +1,6 @@
-//! Models composed of the layer, in the examples' own code, against transformers (`tests/golden/compose.py`).
+//! The examples that compose a model around the layer, against transformers (`tests/golden/compose.py`).
 
-// Each example has what it shares with others to itself.
+// Each example compiles `examples/shared` as a module of its own.
 #![allow(clippy::duplicate_mod)]
 
 #[path = "../../examples/decoder.rs"]
@@ -14,7 +14,7 @@ use candle_attention::KvCache;
 use candle_core::{DType, Tensor};
 
 use crate::common::{Golden, LAYER, assert_close, fixture};
-use crate::examples::{example, fails, succeeds};
+use crate::programs::{example, fails, succeeds};
 use decoder::Decoder;
 
 fn ids(tensor: &Tensor) -> Vec<u32> {
@@ -22,7 +22,7 @@ fn ids(tensor: &Tensor) -> Vec<u32> {
 }
 
 #[test]
-fn the_decoder_is_llama() {
+fn decoder_equals_llama_of_transformers() {
     let golden = Golden::open("compose/llama/golden.safetensors");
     let decoder = Decoder::load(&fixture("compose/llama")).unwrap();
     let caches = || decoder.layers.iter().map(|_| KvCache::growing()).collect::<Vec<_>>();
@@ -34,7 +34,7 @@ fn the_decoder_is_llama() {
     let said = succeeds(example("decoder").arg(fixture("compose/llama")).args(prompt.iter().map(u32::to_string)));
     assert_eq!(said.lines().map(|line| line.parse().unwrap()).collect::<Vec<u32>>(), generated);
 
-    // Each step with the cache is what a run over the whole text gives.
+    // Each step with the cache equals a run over the whole text without it.
     let mut held = caches();
     let mut text = prompt.clone();
     let mut new = prompt;
@@ -52,7 +52,7 @@ fn the_decoder_is_llama() {
 }
 
 #[test]
-fn the_block_is_that_of_vit() {
+fn vit_block_equals_the_one_of_transformers() {
     let file = "compose/vit/golden.safetensors";
     let golden = Golden::open(file);
     let (embeddings, block) = vit_block::load(&fixture("compose/vit")).unwrap();
@@ -65,9 +65,9 @@ fn the_block_is_that_of_vit() {
 }
 
 #[test]
-fn the_examples_say_what_is_wrong() {
+fn missing_files_and_keys_are_errors() {
     fails(example("decoder").args(["/no/such/folder", "1"]), "No such file");
     fails(example("decoder").arg(fixture("compose/llama")).arg("64"), "index");
-    fails(example("decoder").arg(fixture("compose/vit")).arg("1"), "`rms_norm_eps` is no number");
-    fails(example("vit_block").arg(fixture("compose/llama")).arg("x"), "`layer_norm_eps` is no number");
+    fails(example("decoder").arg(fixture("compose/vit")).arg("1"), "`rms_norm_eps` is not a number");
+    fails(example("vit_block").arg(fixture("compose/llama")).arg("x"), "`layer_norm_eps` is not a number");
 }

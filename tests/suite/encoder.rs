@@ -312,24 +312,3 @@ fn edit(folder: &Path, file: &str, from: &str, to: &str) {
     assert!(text.contains(from), "{file} has no {from}");
     std::fs::write(path, text.replace(from, to)).unwrap();
 }
-
-/// What a user of candle-transformers gets when this crate's layers stand in for its own: the same numbers.
-#[test]
-fn in_the_place_of_candle_transformers() {
-    use candle_transformers::models::bert;
-    let folder = fixture("tiny-bert");
-    let json = std::fs::read_to_string(folder.join("config.json")).unwrap();
-    let theirs: bert::Config = serde_json::from_str(&json).unwrap();
-    let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &Device::Cpu).unwrap();
-    let theirs = bert::BertModel::load(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu), &theirs).unwrap();
-    let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &Device::Cpu);
-    let ours = BertModel::load(&config(), &source).unwrap();
-    let ids = Tensor::new(&[[2u32, 17, 5, 99, 3], [2, 8, 3, 0, 0]], &Device::Cpu).unwrap();
-    let types = Tensor::new(&[[0u32, 0, 1, 1, 1], [0, 0, 0, 0, 0]], &Device::Cpu).unwrap();
-    let keep = Tensor::new(&[[1u8, 1, 1, 1, 1], [1, 1, 1, 0, 0]], &Device::Cpu).unwrap();
-    let want = theirs.forward(&ids, &types, Some(&keep)).unwrap();
-    let got = ours.forward(&ids, Some(&types), &AttentionMask::lengths(&[5, 3])).unwrap();
-    assert_close("the first text", &got.get(0).unwrap(), &want.get(0).unwrap(), LAYER);
-    let tokens = |t: &Tensor| t.get(1).unwrap().narrow(0, 0, 3).unwrap();
-    assert_close("the second", &tokens(&got), &tokens(&want), LAYER);
-}

@@ -1,45 +1,13 @@
-//! The examples as programs: what they read, write and print, and what they say to a mistake.
+//! The examples as programs: input, output, and errors.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Golden, LAYER, SEED, assert_close, assert_within, fixture};
-use crate::hub::Hub;
-
-/// The binary that `cargo test` built beside this test.
-pub fn example(name: &str) -> Command {
-    let test = std::env::current_exe().unwrap();
-    let folder = test.parent().and_then(Path::parent).unwrap();
-    let path = folder.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        path.exists(),
-        "{} is not built: run `cargo test` without a filter on targets, or `cargo build --examples`",
-        path.display()
-    );
-    let mut command = Command::new(path);
-    command.env_remove("HF_HUB_OFFLINE").env_remove("TRANSFORMERS_OFFLINE").env_remove("HF_TOKEN");
-    command
-}
-
-#[track_caller]
-pub fn succeeds(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
-    String::from_utf8(stdout).unwrap()
-}
-
-/// Exit code 2 and one line on standard error.
-#[track_caller]
-pub fn fails(command: &mut Command, part: &str) {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let stderr = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(2), "{stderr}");
-    assert!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
-    assert!(stderr.starts_with("error: ") && stderr.contains(part), "`{stderr}` does not say `{part}`");
-}
+use crate::programs::{example, fails, succeeds};
 
 /// A golden case as the input and the checkpoint of `attend`, in a folder of their own.
 struct Case {
@@ -70,9 +38,13 @@ impl Case {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
+        self.command_to("out.safetensors", arguments)
+    }
+
+    fn command_to(&self, output: &str, arguments: &[&str]) -> Command {
         let mut command = example("attend");
         command.arg("--checkpoint").arg(fixture(self.file)).args(["--prefix", &format!("{}.layer", self.name)]);
-        command.arg("--input").arg(self.path("in.safetensors")).arg("--output").arg(self.path("out.safetensors"));
+        command.arg("--input").arg(self.path("in.safetensors")).arg("--output").arg(self.path(output));
         command.args(arguments);
         command
     }
@@ -87,7 +59,7 @@ impl Case {
 }
 
 #[test]
-fn attend_reproduces_the_seeds() {
+fn attend_reproduces_the_golden_outputs() {
     let toy = Case::new("d2l_torch.safetensors", "toy", &[]);
     let said = succeeds(&mut toy.command(&["--heads", "5", "--weights"]));
     assert_eq!(said, "layout d2l, 5 heads of 20, 5 key-value heads, mask lengths(2 rows): output [2, 4, 100]\n");
@@ -131,7 +103,7 @@ fn attend_reproduces_the_seeds() {
 }
 
 #[test]
-fn attend_says_what_is_wrong_and_writes_nothing() {
+fn attend_rejects_wrong_input_and_writes_nothing() {
     let case = Case::new("d2l_torch.safetensors", "toy", &[]);
     fails(&mut case.command(&["--heads", "7"]), "num_attention_heads = 7");
     fails(&mut case.command(&[]), "--heads");
@@ -151,7 +123,7 @@ fn attend_says_what_is_wrong_and_writes_nothing() {
         case.command(&["--heads", "5"])
     };
     let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &Device::Cpu).unwrap();
-    fails(&mut with("mask", Some(zeros(&[2, 6], DType::U8))), "tensor `mask` is not known");
+    fails(&mut with("mask", Some(zeros(&[2, 6], DType::U8))), "unknown tensor `mask`");
     fails(&mut with("query", None), "tensor `query` is missing");
     fails(&mut with("key", None), "tensor `key` is missing");
     fails(&mut with("query", Some(zeros(&[2, 4, 99], DType::F32))), "query has shape [2, 4, 99]");
@@ -162,14 +134,16 @@ fn attend_says_what_is_wrong_and_writes_nothing() {
     succeeds(&mut with("value", None));
     std::fs::remove_file(case.path("out.safetensors")).unwrap();
     case.write(&good);
-    let mut elsewhere = case.command(&["--heads", "5"]);
-    fails(elsewhere.arg("--output").arg(case.path("no/out.safetensors")), "cannot be used multiple times");
+    fails(
+        &mut case.command_to("no/out.safetensors", &["--heads", "5"]),
+        "no/out.safetensors: its folder does not exist",
+    );
     let left: Vec<_> = std::fs::read_dir(case.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["in.safetensors"]);
 }
 
 #[test]
-fn inspect_lists_layers() {
+fn inspect_lists_the_attention_layers() {
     let inspect = || {
         let mut command = example("inspect");
         command.arg(fixture("tiny-bert"));
@@ -192,7 +166,7 @@ fn inspect_lists_layers() {
 }
 
 #[test]
-fn encode_prints_json_in_order() {
+fn encode_prints_embeddings_in_input_order() {
     let texts: Vec<String> =
         serde_json::from_str(&std::fs::read_to_string(fixture("tiny_sentences.json")).unwrap()).unwrap();
     let want = Golden::open("tiny_bert.safetensors").get("mean_norm").to_vec2::<f32>().unwrap();
@@ -232,12 +206,15 @@ fn encode_prints_json_in_order() {
     fails(tiny().args(["--batch-size", "0", "a"]), "batch_size = 0");
     fails(tiny().args(["--device", "tpu", "a"]), "expected cpu, cuda[:N] or metal[:N]");
     fails(example("encode").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");
+    #[cfg(not(feature = "hub"))]
+    fails(example("encode").args(["--model", "owner/name", "a"]), "`--features hub`");
 }
 
-/// A hub model by the environment: address, cache, token, and offline afterwards.
+/// The address, the cache and the token of the hub come from the environment; afterwards the model runs offline.
+#[cfg(feature = "hub")]
 #[test]
-fn encode_from_a_hub_and_offline() {
-    let hub = Hub::start();
+fn encode_downloads_from_the_hub_and_then_runs_offline() {
+    let hub = crate::hub::Hub::start();
     let cache = tempfile::tempdir().unwrap();
     let encode = || {
         let mut command = example("encode");
@@ -261,9 +238,8 @@ fn encode_from_a_hub_and_offline() {
     fails(encode().args(["--revision", "dev"]), "no revision `dev`");
 }
 
-/// Heads ranked, the cost of pruning shown and drawn, the smaller model written; mistakes in one line.
 #[test]
-fn prune_ranks_draws_and_writes() {
+fn prune_ranks_heads_draws_the_cost_and_writes_the_pruned_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(path("texts.txt"), "a cat sat\n\nthe dog ran\nthe cat and the dog\na mat\n").unwrap();

@@ -1,15 +1,15 @@
-//! Jina-BERT v2 against candle-transformers, and its variant for code against a plain computation of its rules.
+//! Jina-BERT v2 against golden values of candle-transformers (`benches/tests/candle_transformers.rs`), and its variant for
+//! code against a plain computation of its rules.
 
 use std::collections::HashMap;
 
 use candle_attention::encoder::{BertConfig, BertModel};
 use candle_attention::{AttentionMask, Error};
-use candle_core::{D, DType, Device, Module, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_transformers::models::jina_bert;
 use serde_json::{Value, json};
 
-use crate::common::{Random, assert_close, says};
+use crate::common::{Golden, Random, assert_close, says};
 
 const CPU: Device = Device::Cpu;
 const TOLERANCE: f64 = 2e-5;
@@ -66,15 +66,11 @@ fn load(config: Value, tensors: &Tensors) -> Result<BertModel, Error> {
 }
 
 #[test]
-fn as_in_candle_transformers() {
-    let [_, hidden, .., inner] = SIZES;
-    let mlp = [("mlp.gated_layers", 2 * inner, hidden, false), ("mlp.wo", hidden, inner, true)];
-    let tensors = weights(&["attention.output.LayerNorm", "mlp.layernorm"], &[&attention()[..], &mlp].concat());
-    let theirs: jina_bert::Config = serde_json::from_value(config()).unwrap();
-    let theirs = jina_bert::BertModel::new(VarBuilder::from_tensors(tensors.clone(), DType::F32, &CPU), &theirs);
-    let ids = Tensor::new(&[[2u32, 9, 5, 1, 18, 3, 7], [4, 4, 0, 8, 11, 2, 6]], &CPU).unwrap();
-    let want = theirs.unwrap().forward(&ids).unwrap();
-    let ours = load(config(), &tensors).unwrap();
+fn jina_bert_equals_candle_transformers() {
+    let golden = Golden::open("jina_bert.safetensors");
+    let (ids, want) = (golden.get("golden.ids"), golden.get("golden.output"));
+    let config_read: BertConfig = serde_json::from_value(config()).unwrap();
+    let ours = BertModel::load(&config_read, &golden.0.at("", DType::F32, &CPU)).unwrap();
     let got = ours.forward(&ids, None, &AttentionMask::full()).unwrap();
     assert_close("jina", &got, &want, TOLERANCE);
     assert!(ours.runs_ragged());
@@ -90,7 +86,7 @@ fn as_in_candle_transformers() {
 
 /// `jina-embeddings-v2-base-code`: norms of queries and keys over all heads, the second half of the gate activated.
 #[test]
-fn the_variant_for_code() {
+fn jina_bert_for_code_equals_its_formula() {
     let [_, hidden, layers, heads, inner] = SIZES;
     let mlp = [("mlp.up_gated_layer", 2 * inner, hidden, false), ("mlp.down_layer", hidden, inner, true)];
     let norms = ["attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1", "layer_norm_2"];

@@ -9,8 +9,8 @@ use candle_attention::{
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
+use crate::common::naive::{self, Score};
 use crate::common::{Random, assert_close, max_diff, numbers, says};
-use crate::naive::{self, Score};
 
 fn fresh(config: &AttentionConfig) -> (MultiHeadAttention, VarMap) {
     let map = VarMap::new();

@@ -1,8 +1,10 @@
-//! Everything that needs no network and no model: against goldens of the systems that own the formulas, against a
-//! naive f64 reference, and with bad input. `tests/golden` holds the scripts that made the goldens.
+//! Tests of the whole crate, without a network and without a model: against golden values of the libraries that own the
+//! formulas, against a naive reference in f64, and with invalid input. `tests/golden` holds the scripts that made the
+//! golden values.
 
 mod caches;
 mod checkpoints;
+#[path = "../common/mod.rs"]
 mod common;
 mod compose;
 mod embedded;
@@ -13,6 +15,7 @@ mod families;
 mod gradients;
 mod heads;
 mod hostile;
+#[cfg(feature = "hub")]
 mod hub;
 mod inspect;
 mod jina;
@@ -20,8 +23,8 @@ mod layer;
 mod layouts;
 mod masks;
 mod minilm;
-mod naive;
 mod positions;
+mod programs;
 mod ragged;
 mod search;
 mod seeds;

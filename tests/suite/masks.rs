@@ -4,8 +4,8 @@ use candle_attention::AttentionMask;
 use candle_attention::sdpa::{Backend, SdpaOptions, attend_bshd, plan_for};
 use candle_core::{DType, Device, Tensor};
 
+use crate::common::naive::{self, Score};
 use crate::common::{Random, assert_close, numbers, says};
-use crate::naive::{self, Score};
 
 /// One tolerance a dtype: inputs are rounded first, so what is judged is the computation and one rounding at its end.
 const TOLERANCES: [(DType, f64); 4] =

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::common::fixture;
-use crate::examples::{example, fails, succeeds};
+use crate::programs::{example, fails, succeeds};
 
 /// A folder with some text, and what is made of it.
 struct Folder(tempfile::TempDir);

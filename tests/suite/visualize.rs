@@ -11,7 +11,7 @@ use candle_attention::{AttentionMask, ObserveOptions};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, fixture, numbers, says};
-use crate::examples::{example, fails, succeeds};
+use crate::programs::{example, fails, succeeds};
 use crate::task_heads;
 
 /// Tokens that break what does not escape.

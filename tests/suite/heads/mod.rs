@@ -9,26 +9,14 @@ mod pruned;
 use candle_attention::encoder::SentenceEncoder;
 use candle_attention::{AttentionConfig, MultiHeadAttention};
 use candle_core::{DType, Device};
-use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::Random;
+use crate::common::{Random, random_layer};
 
 const CPU: Device = Device::Cpu;
 
-/// A layer of fixed random weights: what runs on the fused kernel.
+/// A layer with random weights, large enough for its heads to attend in different directions.
 fn layer(config: &AttentionConfig, seed: u64) -> MultiHeadAttention {
-    let map = VarMap::new();
-    MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
-    let mut random = Random::new(seed);
-    let data = map.data().lock().unwrap();
-    let mut names: Vec<&String> = data.keys().collect();
-    names.sort();
-    let fixed = names.iter().map(|name| {
-        // Large enough for heads to look in different directions.
-        let numbers = (random.tensor(data[*name].dims(), DType::F32) * 0.8).unwrap();
-        ((*name).clone(), numbers)
-    });
-    MultiHeadAttention::load(config, VarBuilder::from_tensors(fixed.collect(), DType::F32, &CPU)).unwrap()
+    random_layer(config, 0.8, &mut Random::new(seed))
 }
 
 /// The tiny sentence encoder of the fixtures.

@@ -11,7 +11,7 @@ use candle_attention::search::{Index, Lines};
 use super::{ROUNDED, lines};
 use crate::common::fixture;
 use crate::encoder::tiny;
-use crate::examples::{example, fails, succeeds};
+use crate::programs::{example, fails, succeeds};
 
 /// A file of lines in a folder of its own.
 struct Notes(tempfile::TempDir);
@@ -148,7 +148,7 @@ fn search_keeps_embeddings_beside_the_file() {
     // Where nothing can be written, searching goes on.
     std::fs::remove_file(notes.cache()).unwrap();
     std::fs::create_dir(notes.cache()).unwrap();
-    assert_eq!(quiet_again(&notes, &query, "embeddings are not kept"), said);
+    assert_eq!(quiet_again(&notes, &query, "embeddings are not saved"), said);
 }
 
 /// The output of a run that says `part` on standard error; a second run is quiet again if it could write.

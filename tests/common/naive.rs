@@ -1,16 +1,16 @@
-//! The judge: attention written as loops over f64 numbers, one formula a line.
+//! The reference: attention as loops in f64, one formula per line.
 
 use candle_core::{Device, Tensor};
 
 use crate::common::numbers;
 
-/// What a query does with a key: `None` hides it, `Some(bias)` adds to its score. Arguments: batch, head, query, key.
+/// Whether a query sees a key: `None` hides the key, `Some(bias)` is added to its score. Arguments: batch, head, query, key.
 pub type Sees<'a> = &'a dyn Fn(usize, usize, usize, usize) -> Option<f64>;
 
-/// How a query is compared with a key.
+/// The score of a query and a key.
 pub enum Score<'a> {
     Dot(f64),
-    /// `cap · tanh(score / cap)` of a dot product, and a score `(h)` without a value beside the keys.
+    /// A dot product with softcap, `cap · tanh(score / cap)`, and attention sinks `(h)`: one more score per head, without a value.
     Bent {
         scale: f64,
         cap: Option<f64>,
@@ -20,8 +20,8 @@ pub enum Score<'a> {
     Additive(&'a Tensor, f64),
 }
 
-/// q `(b, s_q, h, d)`, k `(b, s_kv, h_kv, d)`, v `(b, s_kv, h_kv, d_v)` → output `(b, s_q, h, d_v)` and weights
-/// `(b, h, s_q, s_kv)`, both f64.
+/// q `(b, s_q, h, d)`, k `(b, s_kv, h_kv, d)`, v `(b, s_kv, h_kv, d_v)` → output `(b, s_q, h, d_v)` and attention
+/// weights `(b, h, s_q, s_kv)`, both f64.
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, score: &Score, sees: Sees) -> (Tensor, Tensor) {
     let (b, s_q, h, d) = q.dims4().unwrap();
     let (_, s_kv, h_kv, d_v) = v.dims4().unwrap();
