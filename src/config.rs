@@ -79,8 +79,9 @@ impl ProjectionBias {
 
 /// The configuration of an attention layer, with the names of Hugging Face's `config.json`.
 ///
-/// Only `hidden_size` and `num_attention_heads` are required. `None` selects the default that each field documents, and the
-/// `resolved_…` methods return the value after defaults. Every constructor of a layer calls [`validate`](Self::validate).
+/// Only `hidden_size` and `num_attention_heads` are required. `None` selects the default that each field documents, and
+/// the `resolved_…` methods return the value after defaults. Every constructor of a layer calls
+/// [`validate`](Self::validate).
 ///
 /// ```
 /// use candle_attention::AttentionConfig;
@@ -127,8 +128,8 @@ pub struct AttentionConfig {
     pub qk_norm: Option<QkNorm>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
-    /// Whether a new layer learns an extra key and value that every query attends to (`add_bias_kv` in PyTorch); default
-    /// false.
+    /// Whether a new layer learns an extra key and value that every query attends to (`add_bias_kv` in PyTorch);
+    /// default false.
     pub add_bias_kv: bool,
     /// Whether every query attends to an extra key and value of zeros (`add_zero_attn` in PyTorch); default false.
     pub add_zero_attn: bool,

@@ -14,8 +14,8 @@ use crate::weights::{AttentionWeights, NormWeights, PositionWeights};
 impl MultiHeadAttention {
     /// A layer from its weights.
     ///
-    /// On the CPU, weights that are not variables count as fixed: at the first call they are packed for the kernels, and
-    /// later changes in place have no effect.
+    /// On the CPU, weights that are not variables count as fixed: at the first call they are packed for the kernels,
+    /// and later changes in place have no effect.
     ///
     /// # Errors
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.

@@ -9,16 +9,16 @@ use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Plan};
 
 impl MultiHeadAttention {
-    /// [`attend_with`](Self::attend_with) for the next tokens of a sequence: `inputs` are the new tokens, whose keys and
-    /// values are added to the cache, and which attend to all keys in it. Positions continue from the end of the cache. The
-    /// mask covers all keys: causal masks and windows as usual, [`AttentionMask::keep`] and similar masks with one column
-    /// per cached key and per new one.
+    /// [`attend_with`](Self::attend_with) for the next tokens of a sequence: `inputs` are the new tokens, whose keys
+    /// and values are added to the cache, and which attend to all keys in it. Positions continue from the end of the
+    /// cache. The mask covers all keys: causal masks and windows as usual, [`AttentionMask::keep`] and similar masks
+    /// with one column per cached key and per new one.
     ///
     /// With [`KvCache::cross`], keys and values are projected from `inputs.key` and `inputs.value` once and kept.
     ///
     /// # Errors
-    /// Those of [`attend_with`](Self::attend_with); a cache of another batch or a full one; a cache for cross-attention with
-    /// a layer that has positions. The cache is unchanged after an error.
+    /// Those of [`attend_with`](Self::attend_with); a cache of another batch or a full one; a cache for cross-attention
+    /// with a layer that has positions. The cache is unchanged after an error.
     pub fn attend_cached(
         &self,
         inputs: &AttentionInputs,
@@ -28,12 +28,13 @@ impl MultiHeadAttention {
         Ok(self.run_cached(inputs, None, cache, options)?)
     }
 
-    /// [`attend_cached`](Self::attend_cached) for sequences of unequal length: the new tokens are padded on the right, and
-    /// sequence `i` has `lengths[i]` of them. Each sequence continues at its own end. The output for padding is undefined.
+    /// [`attend_cached`](Self::attend_cached) for sequences of unequal length: the new tokens are padded on the right,
+    /// and sequence `i` has `lengths[i]` of them. Each sequence continues at its own end. The output for padding is
+    /// undefined.
     ///
     /// # Errors
     /// Those of [`attend_cached`](Self::attend_cached), or a rotating cache.
-    pub fn attend_cached_rows(
+    pub fn attend_cached_lengths(
         &self,
         inputs: &AttentionInputs,
         lengths: &[usize],

@@ -10,11 +10,12 @@ use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeigh
 
 impl MultiHeadAttention {
     /// A new layer, trainable if `vb` is backed by a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
-    /// `(out, in)` and, as `config.bias` says, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
+    /// `(out, in)` and, if `config.bias` has it, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
     /// `score.weight` `(h, head_dim)` for additive scoring.
     ///
-    /// Weights are initialized Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases to zero,
-    /// as in PyTorch. Weights of the position scheme have the names that the documentation of the scheme lists.
+    /// Weights are initialized Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases
+    /// to zero, as in PyTorch. Weights of the position scheme have the names that the documentation of the scheme
+    /// lists.
     ///
     /// # Errors
     /// The configuration is invalid, or `vb` holds tensors of other shapes.

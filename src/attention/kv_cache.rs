@@ -4,7 +4,8 @@ use candle_core::{DType, Tensor};
 
 use crate::error::{Error, Result};
 
-/// Cached keys and values of a layer's earlier tokens: a sequence can run in chunks of any size with the result of one call.
+/// Cached keys and values of a layer's earlier tokens: a sequence can run in chunks of any size with the result of one
+/// call.
 ///
 /// A cache belongs to one layer and one batch. It is filled by
 /// [`MultiHeadAttention::attend_cached`](crate::MultiHeadAttention::attend_cached).
@@ -69,14 +70,14 @@ impl KvCache {
     }
 
     /// A cache of the last `window` tokens, for layers with a sliding window. A query attends to itself and to the
-    /// `window - 1` tokens before it, whatever the mask, so that the result does not depend on the size of the chunks. A
-    /// window of 0 is an error at the first call.
+    /// `window - 1` tokens before it, whatever the mask, so that the result does not depend on the size of the chunks.
+    /// A window of 0 is an error at the first call.
     pub fn rotating(window: usize) -> Self {
         Self::new(CacheKind::Rotating(window))
     }
 
-    /// A cache for cross-attention: keys and values are projected at the first call and used by all others, which have to
-    /// pass the same memory.
+    /// A cache for cross-attention: keys and values are projected at the first call and used by all others, which have
+    /// to pass the same memory.
     pub fn cross() -> Self {
         Self::new(CacheKind::Cross)
     }

@@ -1,10 +1,11 @@
 //! Multi-head attention: the layer, its options, caches, ragged batches and statistics.
 //!
 //! Tokens stay in order. The usual implementation transposes queries, keys and values to `(b, h, s, d)` and back, which
-//! copies every activation four times. Here one fused projection writes `(tokens, (h + 2 h_kv) · d)`, kernels read heads
-//! from it by stride and write `(tokens, h · d)`, and the output projection reads that. Ragged batches follow from it: a
-//! batch is the concatenation of its sequences, so nothing is spent on padding ([`attend_ragged`]). Where a kernel does
-//! not apply (gradients, returned attention weights), the same tensors go through candle's differentiable operations.
+//! copies every activation four times. Here one fused projection writes `(tokens, (h + 2 h_kv) · d)`, kernels read
+//! heads from it by stride and write `(tokens, h · d)`, and the output projection reads that. Ragged batches follow
+//! from it: a batch is the concatenation of its sequences, so nothing is spent on padding ([`attend_ragged`]). Where a
+//! kernel does not apply (gradients, returned attention weights), the same tensors go through candle's differentiable
+//! operations.
 //!
 //! [`attend_ragged`]: MultiHeadAttention::attend_ragged
 
@@ -34,19 +35,21 @@ use crate::weights::NormWeights;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
-/// `Q = X_q W_Qᵀ + b_Q`, `K = X_k W_Kᵀ + b_K` and `V = X_v W_Vᵀ + b_V` are cut into heads of `head_dim` elements. `scale` is
-/// `head_dim^-0.5` unless set, `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). There may be fewer
-/// key-value heads than query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)). Scoring may be additive instead of
-/// a dot product ([`Scoring`](crate::Scoring)). Positions are a choice of [`Position`](crate::Position).
+/// `Q = X_q W_Qᵀ + b_Q`, `K = X_k W_Kᵀ + b_K` and `V = X_v W_Vᵀ + b_V` are cut into heads of `head_dim` elements.
+/// `scale` is `head_dim^-0.5` unless set, `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). There may
+/// be fewer key-value heads than query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)). Scoring may be
+/// additive instead of a dot product ([`Scoring`](crate::Scoring)). Positions are a choice of
+/// [`Position`](crate::Position).
 ///
 /// # Shapes
-/// Queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` → `(b, s_q, output_size)`;
-/// attention weights `(b, h, s_q, s_kv)`. All four sizes are `hidden_size` unless set. A learned extra key (`add_bias_kv`)
-/// and an extra key of zeros (`add_zero_attn`) come last and add one column each to the attention weights.
+/// Queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` →
+/// `(b, s_q, output_size)`; attention weights `(b, h, s_q, s_kv)`. All four sizes are `hidden_size` unless set. A
+/// learned extra key (`add_bias_kv`) and an extra key of zeros (`add_zero_attn`) come last and add one column each to
+/// the attention weights.
 /// # DTypes
-/// f16, bf16, f32, f64: the dtype of the weights, which the inputs must share. On the CPU half types are computed in f32
-/// from the projections to the output, which is rounded once. With bf16 instructions (AMX, AVX512-BF16) the operands of
-/// each product are rounded to bf16, while sums and softmax stay in f32. On a GPU the softmax is in f32.
+/// f16, bf16, f32, f64: the dtype of the weights, which the inputs must share. On the CPU half types are computed in
+/// f32 from the projections to the output, which is rounded once. With bf16 instructions (AMX, AVX512-BF16) the
+/// operands of each product are rounded to bf16, while sums and softmax stay in f32. On a GPU the softmax is in f32.
 /// # Masks
 /// [`AttentionMask`]: true = attend. A fully masked query gives zeros before the output projection.
 /// # Backends
@@ -97,8 +100,8 @@ impl MultiHeadAttention {
 
     /// Self-attention without a mask, `(b, s, hidden_size)` → `(b, s, output_size)`; with `train`, dropout is applied.
     ///
-    /// Call it on the layer itself: candle gives every `Module` a `ModuleT` whose `forward_t` ignores `train`, and generic
-    /// code such as `candle_nn::seq_t` calls that one. There, wrap the layer in a closure.
+    /// Call it on the layer itself: candle gives every `Module` a `ModuleT` whose `forward_t` ignores `train`, and
+    /// generic code such as `candle_nn::seq_t` calls that one. There, wrap the layer in a closure.
     ///
     /// # Errors
     /// `xs` has the wrong shape, dtype or device.
@@ -108,8 +111,8 @@ impl MultiHeadAttention {
         self.attend_with(&inputs, &AttentionOptions::default().with_train(train)).map(|attended| attended.output)
     }
 
-    /// Attention of `queries` `(b, s_q, query_size)` to `keys` `(b, s_kv, key_size)` and `values` `(b, s_kv, value_size)`
-    /// under `mask` → `(b, s_q, output_size)`.
+    /// Attention of `queries` `(b, s_q, query_size)` to `keys` `(b, s_kv, key_size)` and `values`
+    /// `(b, s_kv, value_size)` under `mask` → `(b, s_q, output_size)`.
     ///
     /// # Errors
     /// An input has the wrong shape, dtype or device, or the mask does not fit the call.

@@ -1,9 +1,9 @@
 //! Statistics of attention weights, computed beside the output of a call.
 //!
-//! `observe` returns statistics instead of matrices. The attention weights of a layer have `b · h · s_q · s_kv` elements,
-//! which for long texts is more than the memory of most machines. Entropy, mean distance and the top keys are what analyses
-//! of attention mostly use, and they can be computed from a few queries at a time. The matrices are available, too, for
-//! selected heads and queries.
+//! `observe` returns statistics instead of matrices. The attention weights of a layer have `b · h · s_q · s_kv`
+//! elements, which for long texts is more than the memory of most machines. Entropy, mean distance and the top keys are
+//! what analyses of attention mostly use, and they can be computed from a few queries at a time. The matrices are
+//! available, too, for selected heads and queries.
 
 use std::borrow::Cow;
 
@@ -71,20 +71,21 @@ impl ObserveOptions {
     }
 }
 
-/// The output of a call and the statistics that [`ObserveOptions`] selects, heads and queries in the selected order. f64
-/// for an f64 layer, f32 for others.
+/// The output of a call and the statistics that [`ObserveOptions`] selects, heads and queries in the selected order.
+/// f64 for an f64 layer, f32 for others.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AttentionStats {
     /// The output of [`MultiHeadAttention::attend_with`], `(b, s_q, output_size)`.
     pub output: Tensor,
-    /// The attention weights `(b, heads, queries, s_kv)`, before any dropout; a learned or zero extra key adds a column.
+    /// The attention weights `(b, heads, queries, s_kv)`, before any dropout; a learned or zero extra key adds a
+    /// column.
     pub attention_weights: Option<Tensor>,
-    /// The entropy `-Σ w ln w` over the keys, in nats, `(b, heads, queries)`: 0 if one key has all the weight, `ln n` if `n`
-    /// keys share it evenly, 0 for fully masked queries.
+    /// The entropy `-Σ w ln w` over the keys, in nats, `(b, heads, queries)`: 0 if one key has all the weight, `ln n`
+    /// if `n` keys share it evenly, 0 for fully masked queries.
     pub entropy: Option<Tensor>,
-    /// The mean distance `Σ w · |position of the query - position of the key|` in tokens, `(b, heads, queries)`. The last
-    /// query stands at the last key. Extra keys have no position and do not count.
+    /// The mean distance `Σ w · |position of the query - position of the key|` in tokens, `(b, heads, queries)`. The
+    /// last query stands at the last key. Extra keys have no position and do not count.
     pub mean_distance: Option<Tensor>,
     /// The keys with the largest attention weights.
     pub top_keys: Option<TopKeys>,
@@ -103,8 +104,8 @@ pub struct TopKeys {
 impl MultiHeadAttention {
     /// The output of [`attend_with`](Self::attend_with), and the selected statistics of its attention weights.
     ///
-    /// Queries are processed in blocks: unless the attention weights themselves are selected, memory grows with `s_kv`, not
-    /// with `s_q · s_kv`.
+    /// Queries are processed in blocks: unless the attention weights themselves are selected, memory grows with `s_kv`,
+    /// not with `s_q · s_kv`.
     ///
     /// # Errors
     /// Those of [`attend_with`](Self::attend_with), or a head, a query or a number of keys that does not exist.
@@ -204,7 +205,8 @@ struct StatBlocks {
 }
 
 impl StatBlocks {
-    /// Adds the attention weights `(b, heads, rows, keys)` of the queries from `first` on. Query `i` stands at key `i + offset`.
+    /// Adds the attention weights `(b, heads, rows, keys)` of the queries from `first` on. Query `i` stands at key
+    /// `i + offset`.
     fn add(&mut self, weights: &Tensor, first: usize, offset: i64, s_kv: usize, what: &ObserveOptions) -> Result<()> {
         let rows = weights.dim(2)?;
         if what.entropy {

@@ -41,8 +41,8 @@ pub struct AttentionOptions<'a> {
     pub return_attention_weights: bool,
     /// The backend to use or to fail with; `None`, the default, chooses one.
     pub backend: Option<Backend>,
-    /// Rows and columns of patches, for a layer with [`Rotary2d`](crate::position::Rotary2d) positions. `None`, the default,
-    /// takes the grid of the layer, or a square.
+    /// Rows and columns of patches, for a layer with [`Rotary2d`](crate::position::Rotary2d) positions. `None`, the
+    /// default, takes the grid of the layer, or a square.
     pub grid: Option<[usize; 2]>,
     /// Factors on the output of each head before the output projection: `(h)`, or `(b, h)` per sequence, in any
     /// floating-point dtype. 0 disables a head. Differentiable. Returned attention weights do not include it.

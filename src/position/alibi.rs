@@ -15,9 +15,9 @@ use crate::mask::AttentionMask;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum AlibiSlopes {
-    /// `2^(-bias_max · i / heads)` for `i` from 1, if the number of heads is a power of two. Otherwise the slopes of the
-    /// next lower power of two, followed by every other slope of the next higher one. The paper's code, BLOOM, Falcon, MPT
-    /// and Jina-BERT all compute these.
+    /// `2^(-bias_max · i / heads)` for `i` from 1, if the number of heads is a power of two. Otherwise the slopes of
+    /// the next lower power of two, followed by every other slope of the next higher one. The paper's code, BLOOM,
+    /// Falcon, MPT and Jina-BERT all compute these.
     Geometric {
         /// The negated exponent of the last head; 8 in the paper.
         bias_max: f64,

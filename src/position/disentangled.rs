@@ -20,13 +20,13 @@ const QUERY_PROJECTION: [&str; 2] = ["pos_query_proj.weight", "pos_query_proj.bi
 /// Upper bound of the number of distances.
 const MAX_POSITIONS: usize = 1 << 20;
 
-/// Disentangled attention (DeBERTa, [He 2021](https://arxiv.org/abs/2006.03654)): a score is the sum of query · key, query ·
-/// distance (`c2p`) and key · distance (`p2c`), where distances are embedded and projected like tokens.
+/// Disentangled attention (DeBERTa, [He 2021](https://arxiv.org/abs/2006.03654)): a score is the sum of query · key,
+/// query · distance (`c2p`) and key · distance (`p2c`), where distances are embedded and projected like tokens.
 ///
 /// All terms have one scale: one over the square root of `head_dim` times the number of terms. The embeddings
-/// `rel_embeddings.weight` ([`embeddings`](Self::embeddings)`, hidden_size)` and the projections `pos_key_proj` and
-/// `pos_query_proj` are weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)). It needs as many
-/// key-value heads as query heads.
+/// `rel_embeddings.weight` `(n, hidden_size)`, where `n` is [`embeddings`](Self::embeddings), and the projections
+/// `pos_key_proj` and `pos_query_proj` are weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)).
+/// It needs as many key-value heads as query heads.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Disentangled {
@@ -46,8 +46,8 @@ pub struct Disentangled {
 }
 
 impl Disentangled {
-    /// Both terms for distances up to `max_relative_positions`, one embedding per distance, projections of their own, no
-    /// norm.
+    /// Both terms for distances up to `max_relative_positions`, one embedding per distance, projections of their own,
+    /// no norm.
     pub fn new(max_relative_positions: usize) -> Self {
         Self {
             c2p: true,
@@ -247,8 +247,8 @@ impl PositionScheme for Disentangled {
     }
 }
 
-/// The products of every token of xs `(b, s, h, d)` with the embeddings `(embeddings, h · d)` of its distances to `others`
-/// tokens: `(b, h, s, others)`. Token `i` meets token `j` at `rows[s + j - i]`. Differentiable.
+/// The products of every token of xs `(b, s, h, d)` with the embeddings `(embeddings, h · d)` of its distances to
+/// `others` tokens: `(b, h, s, others)`. Token `i` meets token `j` at `rows[s + j - i]`. Differentiable.
 fn skewed_scores(xs: &Tensor, embeddings: &Tensor, rows: Vec<u32>, others: usize) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
     let n = rows.len();

@@ -1,10 +1,10 @@
 //! Position schemes: rotations of queries and keys, and biases added to attention scores.
 //!
-//! Each scheme is a plain value in one file, which implements the crate-private trait `PositionScheme`: it validates itself,
-//! rotates, computes biases, lists its parameters and adapts itself to pruned heads. Attention, checkpoints and pruning
-//! call that trait through [`Position`] and never match on the kind of scheme. The alternative, a `match` at each place
-//! where schemes differ, made a new scheme touch some fifteen files. The trait's defaults are right on every backend, so a
-//! new scheme works everywhere at once; fast paths for ragged batches are opt-in.
+//! Each scheme is a plain value in one file, which implements the crate-private trait `PositionScheme`: it validates
+//! itself, rotates, computes biases, lists its parameters and adapts itself to pruned heads. Attention, checkpoints and
+//! pruning call that trait through [`Position`] and never match on the kind of scheme. The alternative, a `match` at
+//! each place where schemes differ, made a new scheme touch some fifteen files. The trait's defaults are right on every
+//! backend, so a new scheme works everywhere at once; fast paths for ragged batches are opt-in.
 
 mod alibi;
 mod bias_table;

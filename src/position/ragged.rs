@@ -33,7 +33,8 @@ pub(crate) fn lengths(offsets: &[usize]) -> impl Iterator<Item = usize> + Clone 
 
 /// Where each sequence starts and where the last one ends.
 ///
-/// The sum saturates at `usize::MAX`, which equals no number of tokens. A sum that wrapped around could equal the right one.
+/// The sum saturates at `usize::MAX`, which equals no number of tokens. A sum that wrapped around could equal the right
+/// one.
 pub(crate) fn offsets(lengths: &[usize]) -> Vec<usize> {
     let mut offsets = vec![0];
     offsets.extend(lengths.iter().scan(0usize, |end, length| {

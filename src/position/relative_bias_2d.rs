@@ -19,9 +19,9 @@ const MAX_SIDE: usize = 1 << 10;
 /// [Liu 2021](https://arxiv.org/abs/2103.14030)).
 ///
 /// The table `relative_position_bias_table` `(table_rows, num_attention_heads)` is a weight of the layer
-/// ([`PositionWeights`](crate::weights::PositionWeights)). It has `(2 rows - 1)(2 columns - 1)` rows, ordered by the offset
-/// of the query from the key, vertical offset first. With a class token three rows follow: class token to patch, patch to
-/// class token, class token to itself.
+/// ([`PositionWeights`](crate::weights::PositionWeights)). It has `(2 rows - 1)(2 columns - 1)` rows, ordered by the
+/// offset of the query from the key, vertical offset first. With a class token three rows follow: class token to patch,
+/// patch to class token, class token to itself.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RelativeBias2d {

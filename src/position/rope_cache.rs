@@ -46,8 +46,8 @@ impl Drop for Table {
 }
 
 thread_local! {
-    /// The most recently used first. One list per thread, because on NVIDIA GPUs each thread has a stream of its own, and
-    /// memory is written, read and freed in the order of that stream.
+    /// The most recently used first. One list per thread, because on NVIDIA GPUs each thread has a stream of its own,
+    /// and memory is written, read and freed in the order of that stream.
     static TABLES: RefCell<Vec<Table>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -25,8 +25,8 @@ pub enum RotaryScaling {
         /// The maximum length in training.
         original_max_position_embeddings: usize,
     },
-    /// YaRN ([Peng 2023](https://arxiv.org/abs/2309.00071)): low frequencies are divided as in `Linear`, high ones stay,
-    /// those between are interpolated.
+    /// YaRN ([Peng 2023](https://arxiv.org/abs/2309.00071)): low frequencies are divided as in `Linear`, high ones
+    /// stay, those between are interpolated.
     Yarn {
         /// The new maximum length divided by the original one.
         factor: f64,
@@ -41,8 +41,8 @@ pub enum RotaryScaling {
         /// Whether the interpolation begins and ends at whole frequency indices.
         truncate: bool,
     },
-    /// LongRoPE ([Ding 2024](https://arxiv.org/abs/2402.13753)): each frequency is divided by a factor of its own, with one
-    /// set of factors for short sequences and one for long ones.
+    /// LongRoPE ([Ding 2024](https://arxiv.org/abs/2402.13753)): each frequency is divided by a factor of its own, with
+    /// one set of factors for short sequences and one for long ones.
     LongRope {
         /// Factors for sequences up to the original maximum, one per frequency.
         short_factor: Vec<f64>,

@@ -34,8 +34,8 @@ pub enum GridCoordinates {
 /// [Siméoni 2025](https://arxiv.org/abs/2508.10104)).
 ///
 /// Tokens that are not patches come first and are not rotated. The number of rows and columns comes from
-/// [`AttentionOptions::grid`](crate::AttentionOptions), otherwise from [`grid`](Self::grid), otherwise the patches form a
-/// square. `head_dim` has to be a multiple of 4.
+/// [`AttentionOptions::grid`](crate::AttentionOptions), otherwise from [`grid`](Self::grid), otherwise the patches form
+/// a square. `head_dim` has to be a multiple of 4.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Rotary2d {

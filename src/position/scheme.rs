@@ -66,9 +66,9 @@ pub(crate) enum RaggedSupport {
     CpuBuffers,
 }
 
-/// A position scheme: all that attention, pruning and checkpoints need of it.
+/// The behavior of a position scheme towards attention, pruning and checkpoints.
 ///
-/// Each default is right for a scheme that does not concern itself with it. A scheme needs at least
+/// The defaults are right for every scheme that does not override them. A scheme implements at least
 /// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias) or [`score_bias`](Self::score_bias).
 pub(crate) trait PositionScheme: fmt::Display {
     /// Checks the fields of the scheme for a layer of these sizes.
@@ -114,14 +114,14 @@ pub(crate) trait PositionScheme: fmt::Display {
         false
     }
 
-    /// Queries `(b, s_q, h, d)` and keys `(b, s_kv, h_kv, d)` with their positions applied. The last query stands at the
-    /// last key. Differentiable.
+    /// Queries `(b, s_q, h, d)` and keys `(b, s_kv, h_kv, d)` with their positions applied. The last query stands at
+    /// the last key. Differentiable.
     fn rotate(&self, q: Tensor, k: Tensor, _tokens: &TokenPositions) -> Result<[Tensor; 2]> {
         Ok([q, k])
     }
 
-    /// [`rotate`](Self::rotate) for a buffer of tokens of a ragged batch, each beginning with `heads` heads of `head_dim`
-    /// elements: queries, then keys.
+    /// [`rotate`](Self::rotate) for a buffer of tokens of a ragged batch, each beginning with `heads` heads of
+    /// `head_dim` elements: queries, then keys.
     fn rotate_in_place(&self, _xs: &mut [f32], _heads: usize, _head_dim: usize, _batch: RaggedBatch) -> Result<()> {
         Ok(())
     }

@@ -13,8 +13,8 @@ use crate::mask::AttentionMask;
 
 const TABLE: &str = "relative_attention_bias.weight";
 
-/// T5's relative position bias ([Raffel 2020](https://arxiv.org/abs/1910.10683)): distances are sorted into buckets, short
-/// ones exactly, long ones by their logarithm, and each bucket and head has a learned bias.
+/// T5's relative position bias ([Raffel 2020](https://arxiv.org/abs/1910.10683)): distances are sorted into buckets,
+/// short ones exactly, long ones by their logarithm, and each bucket and head has a learned bias.
 ///
 /// The table `relative_attention_bias.weight` `(num_buckets, num_attention_heads)` is a weight of the layer
 /// ([`PositionWeights`](crate::weights::PositionWeights)).

@@ -1,4 +1,5 @@
-//! A scheme that implements only the required methods works everywhere: a learned penalty per head and token of distance.
+//! A scheme that implements only the required methods works everywhere: a learned penalty per head and token of
+//! distance.
 
 use std::fmt;
 

@@ -211,7 +211,7 @@ pub fn token_by_token(device: &Device) {
             let chunk = Tensor::cat(&[row(0), row(1)], 0).unwrap();
             let inputs = AttentionInputs::self_attention(&chunk, &mask);
             let options = AttentionOptions::default();
-            let got = layer.on_device.attend_cached_rows(&inputs, &lengths, &mut cache, &options).unwrap().output;
+            let got = layer.on_device.attend_cached_lengths(&inputs, &lengths, &mut cache, &options).unwrap().output;
             for row in 0..2 {
                 kept[row].push(got.narrow(0, row, 1).unwrap().narrow(1, 0, lengths[row]).unwrap());
                 starts[row] += lengths[row];

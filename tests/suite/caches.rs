@@ -123,7 +123,7 @@ fn sequences_of_unequal_length_equal_themselves_alone() {
                 };
                 let chunk = Tensor::cat(&(0..3).map(row).collect::<Vec<_>>(), 0).unwrap();
                 let inputs = AttentionInputs::self_attention(&chunk, &mask);
-                let output = layer.attend_cached_rows(&inputs, lengths, &mut cache, &options()).unwrap().output;
+                let output = layer.attend_cached_lengths(&inputs, lengths, &mut cache, &options()).unwrap().output;
                 for b in 0..3 {
                     outputs[b].push(output.narrow(0, b, 1).unwrap().narrow(1, 0, lengths[b]).unwrap());
                     starts[b] += lengths[b];
@@ -253,7 +253,7 @@ fn errors_leave_the_cache_unchanged() {
     let mut call = |xs: &Tensor, mask: &AttentionMask, lengths: Option<&[usize]>| {
         let inputs = AttentionInputs::self_attention(xs, mask);
         match lengths {
-            Some(lengths) => layer.attend_cached_rows(&inputs, lengths, &mut cache, &options()),
+            Some(lengths) => layer.attend_cached_lengths(&inputs, lengths, &mut cache, &options()),
             None => layer.attend_cached(&inputs, &mut cache, &options()),
         }
     };
@@ -273,6 +273,6 @@ fn errors_leave_the_cache_unchanged() {
     says(forced, &["backend metal cannot run this call"]);
     assert!(fresh.is_empty());
     let inputs = AttentionInputs::self_attention(&xs, &causal);
-    let rotating = layer.attend_cached_rows(&inputs, &[1, 2], &mut KvCache::rotating(3), &options());
+    let rotating = layer.attend_cached_lengths(&inputs, &[1, 2], &mut KvCache::rotating(3), &options());
     says(rotating, &["the batch of a rotating cache", "sequences of one length"]);
 }

@@ -16,9 +16,9 @@ use crate::common::{Golden, Random, assert_close, assert_within, fixture, number
 const CPU: Device = Device::Cpu;
 const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
 
-/// Allowed differences, as a share of the largest output. Both results are rounded at their end, by up to 2^-11 in f16 and
-/// 2^-8 in bf16. With bf16 instructions, one of them also rounds queries, keys, values, attention weights and the outputs
-/// of heads: less than twice 2^-8 was measured, and four times is allowed.
+/// Allowed differences, as a share of the largest output. Both results are rounded at their end, by up to 2^-11 in f16
+/// and 2^-8 in bf16. With bf16 instructions, one of them also rounds queries, keys, values, attention weights and the
+/// outputs of heads: less than twice 2^-8 was measured, and four times is allowed.
 const TOLERANCES: [(DType, f64); 4] =
     [(DType::F64, 1e-11), (DType::F32, 2e-5), (DType::F16, 2.0 / 2048.0), (DType::BF16, 4.0 / 256.0)];
 

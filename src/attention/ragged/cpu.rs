@@ -29,8 +29,8 @@ struct ElementBuffers<T> {
 }
 
 impl MultiHeadAttention {
-    /// Whether [`attend_ragged_cpu`](Self::attend_ragged_cpu) supports the layer: its weights are fixed and on the CPU, and
-    /// nothing happens between projection and kernel but a rotation.
+    /// Whether [`attend_ragged_cpu`](Self::attend_ragged_cpu) supports the layer: its weights are fixed and on the CPU,
+    /// and nothing happens between projection and kernel but a rotation.
     pub(crate) fn supports_cpu_ragged(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
@@ -46,8 +46,8 @@ impl MultiHeadAttention {
             && self.o_proj.can_pack()
     }
 
-    /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)`, where sequence `i` has the tokens
-    /// `offsets[i] .. offsets[i + 1]`; `output` becomes `(tokens, output_size)`. Call only if
+    /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)`, where sequence `i` has the
+    /// tokens `offsets[i] .. offsets[i + 1]`; `output` becomes `(tokens, output_size)`. Call only if
     /// [`supports_cpu_ragged`](Self::supports_cpu_ragged).
     pub(crate) fn attend_ragged_cpu<A: Element, O: Element>(
         &self,
@@ -80,8 +80,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// [`attend_ragged_cpu`](Self::attend_ragged_cpu) with queries, keys and values as elements of type `T`. `rotate` applies
-    /// positions to the queries and keys of `(tokens, q k v)` in place.
+    /// [`attend_ragged_cpu`](Self::attend_ragged_cpu) with queries, keys and values as elements of type `T`. `rotate`
+    /// applies positions to the queries and keys of `(tokens, q k v)` in place.
     fn attend_elements<A: Element, T: Element, O: Element>(
         &self,
         xs: &[A],

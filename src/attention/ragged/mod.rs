@@ -1,10 +1,11 @@
 //! Ragged batches: sequences stored one after another, without padding.
 //!
-//! Padding a batch of texts to the longest wastes half of the work or more, in every layer. A ragged batch has only real
-//! tokens, and `offsets` say where each sequence starts, like FlashAttention's `cu_seqlens`. On the CPU a sequence's result
-//! does not depend on the batch around it, bit for bit. There are three ways to run one: buffers of the CPU kernel
-//! (`cpu`), a fused kernel over tensors (`tensor`), and padding (`padded`) for gradients and for layers that no fused kernel
-//! supports. Sorting texts by length, the usual alternative, reduces padding but does not remove it.
+//! Padding a batch of texts to the longest wastes half of the work or more, in every layer. A ragged batch has only
+//! real tokens, and `offsets` say where each sequence starts, like FlashAttention's `cu_seqlens`. On the CPU a
+//! sequence's result does not depend on the batch around it, bit for bit. There are three ways to run one: buffers of
+//! the CPU kernel (`cpu`), a fused kernel over tensors (`tensor`), and padding (`padded`) for gradients and for layers
+//! that no fused kernel supports. Sorting texts by length, the usual alternative, reduces padding but does not remove
+//! it.
 
 mod cpu;
 mod padded;
@@ -27,13 +28,14 @@ impl MultiHeadAttention {
     /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)` holds the sequences one after
     /// another, `lengths` the number of tokens of each → `(tokens, output_size)`.
     ///
-    /// The result is that of padding the sequences, masking the padding and removing it again, but a fused kernel spends
-    /// nothing on padding. On the CPU the result of a sequence has the same bits alone and in any batch.
+    /// The result is that of padding the sequences, masking the padding and removing it again, but a fused kernel
+    /// spends nothing on padding. On the CPU the result of a sequence has the same bits alone and in any batch.
     ///
     /// `mask` may be `full`, `causal` or a `window`, each within a sequence.
     ///
     /// # Errors
-    /// `xs` has the wrong shape, dtype or device, the lengths do not add up to its tokens, or the mask is of another kind.
+    /// `xs` has the wrong shape, dtype or device, the lengths do not add up to its tokens, or the mask is of another
+    /// kind.
     pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
         Ok(self.attend_ragged_pending(xs, lengths, mask, &BatchCache::default())?.apply()?)
     }

@@ -12,8 +12,9 @@ use crate::position::{RaggedSupport, TokenPositions};
 use crate::sdpa::{fused, ragged_backend};
 
 impl MultiHeadAttention {
-    /// `xs` `(tokens, query_size)`, where sequence `i` has the tokens `offsets[i] .. offsets[i + 1]` → `(tokens, output_size)`.
-    /// `None` if the batch has to be padded: for gradients, without a fused kernel, for some position schemes.
+    /// `xs` `(tokens, query_size)`, where sequence `i` has the tokens `offsets[i] .. offsets[i + 1]` →
+    /// `(tokens, output_size)`. `None` if the batch has to be padded: for gradients, without a fused kernel, for some
+    /// position schemes.
     pub(super) fn attend_ragged_tensors(
         &self,
         xs: &Tensor,
@@ -40,9 +41,10 @@ impl MultiHeadAttention {
         let context = fused(backend, [&q, &k, &v], Some(offsets), &call, &options)?;
         let (_, tokens, h, d_v) = context.dims4()?;
         let context = context.reshape((1, tokens, h * d_v))?;
-        let output = match context.dtype() == xs.dtype() {
-            true => self.o_proj.forward_pending_bias(&context)?,
-            false => self.o_proj.forward(&context, xs.dtype())?.into(),
+        let output = if context.dtype() == xs.dtype() {
+            self.o_proj.forward_pending_bias(&context)?
+        } else {
+            self.o_proj.forward(&context, xs.dtype())?.into()
         };
         output.map(|ys| ys.squeeze(0)).map(Some)
     }
