@@ -119,7 +119,7 @@ fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, dtype: DT
 
 fn encoder(device: &Device, folder: &str, input: &str, dtype: DType) -> Result<Work> {
     let config = BertConfig::from_file(format!("{folder}/config.json"))?;
-    let model = BertModel::load(&config, &Checkpoint::open(folder)?.at("", dtype, device))?;
+    let model = BertModel::load(&config, Checkpoint::open(folder)?.at("", dtype, device))?;
     let input = Checkpoint::open(input)?;
     let ids = input.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
     let (b, s) = ids.dims2()?;

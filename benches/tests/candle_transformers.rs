@@ -53,7 +53,7 @@ fn bert_equals_candle_transformers() {
     let theirs = bert::BertModel::load(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &theirs).unwrap();
     let config: BertConfig = serde_json::from_str(&json).unwrap();
     let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &CPU);
-    let ours = BertModel::load(&config, &source).unwrap();
+    let ours = BertModel::load(&config, source).unwrap();
     let ids = Tensor::new(&[[2u32, 17, 5, 99, 3], [2, 8, 3, 0, 0]], &CPU).unwrap();
     let types = Tensor::new(&[[0u32, 0, 1, 1, 1], [0, 0, 0, 0, 0]], &CPU).unwrap();
     let keep = Tensor::new(&[[1u8, 1, 1, 1, 1], [1, 1, 1, 0, 0]], &CPU).unwrap();

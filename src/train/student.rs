@@ -63,7 +63,7 @@ impl Student {
         }
         let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
         let model = match config.kind {
-            Kind::Encoder => Some(BertModel::load(&config.bert()?, &vb)?),
+            Kind::Encoder => Some(BertModel::load(&config.bert()?, vb)?),
             Kind::Static => None,
         };
         Ok(Self { variables, model, pooling: Pooling::new(vec![PoolingMode::Mean])? })
@@ -78,7 +78,7 @@ impl Student {
     /// Hidden states `(b, s, hidden_size)`.
     pub fn hidden(&self, padded: &PaddedIds) -> Result<Tensor> {
         match &self.model {
-            Some(model) => model.forward(&padded.ids, None, &padded.mask()),
+            Some(model) => Ok(model.forward(&padded.ids, None, &padded.mask())?),
             None => {
                 let words = self.variables().remove(WORDS).map(|words| words.as_tensor().clone());
                 let words = words.ok_or_else(|| candle_core::Error::Msg(format!("no variable {WORDS}")))?;

@@ -30,7 +30,7 @@ pub fn padded_and_ragged(device: &Device) {
         let folder = Path::new("tests/fixtures").join(name);
         let config = BertConfig::from_file(folder.join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        let model = |dtype, device: &Device| BertModel::load(&config, &checkpoint.at("", dtype, device)).unwrap();
+        let model = |dtype, device: &Device| BertModel::load(&config, checkpoint.at("", dtype, device)).unwrap();
         let (on_device, judge) = (model(dtype, device), rounded(&config, &checkpoint, dtype));
 
         let lengths = [5, 13, 2];
@@ -66,5 +66,5 @@ fn rounded(config: &BertConfig, checkpoint: &Checkpoint, dtype: DType) -> BertMo
         (name.to_string(), tensor.to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap())
     });
     let vb = candle_nn::VarBuilder::from_tensors(tensors.collect(), DType::F64, &Device::Cpu);
-    BertModel::load(config, &vb).unwrap()
+    BertModel::load(config, vb).unwrap()
 }

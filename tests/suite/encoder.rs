@@ -122,7 +122,7 @@ fn hidden_states_of_bare_prefixed_and_legacy_checkpoints() {
     let want = golden.get("hidden").broadcast_mul(&real).unwrap();
     for file in ["tiny-bert", "tiny_bert_prefixed.safetensors", "tiny_bert_legacy.safetensors"] {
         let checkpoint = Checkpoint::open(fixture(file)).unwrap();
-        let model = BertModel::load(&config(), &checkpoint.at("", DType::F32, &CPU)).unwrap();
+        let model = BertModel::load(&config(), checkpoint.at("", DType::F32, &CPU)).unwrap();
         for types in [Some(&types), None] {
             let hidden = model.forward(&ids, types, &mask).unwrap();
             assert_close(file, &hidden.broadcast_mul(&real).unwrap(), &want, LAYER);
@@ -146,7 +146,7 @@ fn half_types_stay_close() {
 fn the_encoder_learns() {
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
     let map = checkpoint.to_varmap("", DType::F64, &CPU).unwrap();
-    let model = BertModel::load(&config(), &VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
+    let model = BertModel::load(&config(), VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
     let ids = Tensor::new(&[[2u32, 9, 5, 3], [2, 7, 3, 0]], &CPU).unwrap();
     let weighting = Random::new(40).tensor(&[2, 4, 24], DType::F64);
     let mask = AttentionMask::lengths(&[4, 3]);
@@ -292,7 +292,7 @@ fn a_folder_with_something_wrong_is_named() {
     says(SentenceEncoder::from_folder(fixture("tiny-bert"), DType::U8, &CPU), &["dtype u8", "f16, bf16, f32 or f64"]);
 
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
-    let model = BertModel::load(&config(), &checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let model = BertModel::load(&config(), checkpoint.at("", DType::F32, &CPU)).unwrap();
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::U32, &CPU).unwrap();
     let none = AttentionMask::full();
     says(model.forward(&zeros(&[1, 41]), None, &none), &["ids has shape [1, 41]", "at most 40 tokens"]);

@@ -17,7 +17,7 @@ const MODEL: f64 = 2e-5;
 
 fn load(folder: &Path) -> Result<BertModel, Error> {
     let config = BertConfig::from_file(folder.join("config.json"))?;
-    BertModel::load(&config, &Checkpoint::open(folder)?.at("", DType::F32, &CPU))
+    BertModel::load(&config, Checkpoint::open(folder)?.at("", DType::F32, &CPU))
 }
 
 /// What a family's golden file holds.
@@ -58,7 +58,7 @@ impl Case {
 
     /// Without padding: the same, and a text's hidden states are bitwise those that it has alone.
     fn check_ragged(&self, name: &str, model: &BertModel) {
-        assert!(model.runs_ragged(), "{name}");
+        assert!(model.supports_ragged(), "{name}");
         let numbers = |t: &Tensor| t.to_vec1::<u32>().unwrap();
         let ids = numbers(&self.flat(&self.ids));
         let types = self.types.as_ref().map_or_else(|| vec![0; ids.len()], |types| numbers(&self.flat(types)));
@@ -168,8 +168,8 @@ fn every_parameter_learns() {
         let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
         let config = BertConfig::from_file(folder.join("config.json")).unwrap();
         let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F64, &CPU).unwrap();
-        let model = BertModel::load(&config, &VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
-        assert!(!model.runs_ragged(), "{name}");
+        let model = BertModel::load(&config, VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
+        assert!(!model.supports_ragged(), "{name}");
         let mask = AttentionMask::lengths(&case.lengths);
         let hidden = model.forward(&case.ids, case.types.as_ref(), &mask).unwrap();
         let weighting = Random::new(41).tensor(hidden.dims(), DType::F64);

@@ -197,7 +197,7 @@ fn wrong_ragged_inputs_are_named() {
 fn encoder_gives_equal_results_ragged_and_padded() {
     let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
-    let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let model = BertModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
     let golden = Golden::open("tiny_bert.safetensors");
     let (padded, mask) = (golden.get("ids").to_vec2::<i64>().unwrap(), golden.get("mask"));
     let lengths: Vec<usize> = mask
@@ -213,7 +213,7 @@ fn encoder_gives_equal_results_ragged_and_padded() {
     let ids: Vec<u32> =
         padded.iter().zip(&lengths).flat_map(|(row, &n)| row[..n].iter().map(|&id| id as u32)).collect();
     let types = vec![0; ids.len()];
-    assert!(model.runs_ragged());
+    assert!(model.supports_ragged());
     let ragged = model.forward_ragged(&ids, &types, &lengths).unwrap();
     let want = golden.get("hidden");
     let mut start = 0;
@@ -226,13 +226,13 @@ fn encoder_gives_equal_results_ragged_and_padded() {
     says(model.forward_ragged(&ids, &types[1..], &lengths), &["the number of types"]);
     says(model.forward_ragged(&[1; 41], &[0; 41], &[41]), &["the longest text is 41", "at most 40"]);
     says(model.forward_ragged(&[109], &[0], &[1]), &["the largest of ids is 109"]);
-    let wide = BertModel::load(&config, &checkpoint.at("", DType::F64, &CPU)).unwrap();
-    assert!(!wide.runs_ragged());
+    let wide = BertModel::load(&config, checkpoint.at("", DType::F64, &CPU)).unwrap();
+    assert!(!wide.supports_ragged());
     says(wide.forward_ragged(&ids, &types, &lengths), &["forward_ragged's model"]);
     // Another activation than the fused one.
     let mut config = config;
     config.hidden_act = candle_nn::Activation::Silu;
-    let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let model = BertModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
     let ragged = model.forward_ragged(&ids[..lengths[0]], &types[..lengths[0]], &lengths[..1]).unwrap();
     let dense = Tensor::new(&ids[..lengths[0]], &CPU).unwrap().unsqueeze(0).unwrap();
     let dense = model.forward(&dense, None, &AttentionMask::full()).unwrap().squeeze(0).unwrap();

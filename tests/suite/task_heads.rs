@@ -36,23 +36,23 @@ fn classifier(name: &str, labels: &[&str]) {
     let ([ids, types, want], lengths) = golden(name);
     let (config, checkpoint) = open(name);
     for (dtype, tolerance) in [(DType::F32, MODEL), (DType::F64, MODEL), (DType::BF16, 8e-2)] {
-        let head = SequenceClassifier::load(&config, &checkpoint.at("", dtype, &CPU)).unwrap();
+        let head = SequenceClassifier::load(&config, checkpoint.at("", dtype, &CPU)).unwrap();
         assert_eq!(head.labels(), labels);
         assert_close(name, &head.forward(&ids, Some(&types), &lengths).unwrap(), &want, tolerance);
     }
-    says(MaskedLm::load(&config, &checkpoint.at("", DType::F32, &CPU)), &["is missing", "no head for masked"]);
+    says(MaskedLm::load(&config, checkpoint.at("", DType::F32, &CPU)), &["is missing", "no head for masked"]);
 }
 
 fn masked(name: &str) {
     let ([ids, types, want], lengths) = golden(name);
     let (config, checkpoint) = open(name);
-    let head = MaskedLm::load(&config, &checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let head = MaskedLm::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
     let got = head.forward(&ids, Some(&types), &AttentionMask::lengths(&lengths)).unwrap();
     for (row, &length) in lengths.iter().enumerate() {
         let tokens = |t: &Tensor| t.get(row).unwrap().narrow(0, 0, length).unwrap();
         assert_close(name, &tokens(&got), &tokens(&want), MODEL);
     }
-    let head = SequenceClassifier::load(&config, &checkpoint.at("", DType::F32, &CPU));
+    let head = SequenceClassifier::load(&config, checkpoint.at("", DType::F32, &CPU));
     says(head, &["is missing", "no head for sequence classification"]);
 }
 
@@ -86,9 +86,9 @@ fn gte_classifier() {
     let ([ids, types, want], lengths) = golden("gte_classifier");
     let (config, checkpoint) = open("gte_classifier");
     let source = checkpoint.at("", DType::F32, &CPU);
-    let head = SequenceClassifier::load(&config, &source).unwrap();
+    let head = SequenceClassifier::load(&config, source.clone()).unwrap();
     assert_close("gte", &head.forward(&ids, Some(&types), &lengths).unwrap(), &want, MODEL);
-    says(MaskedLm::load(&config, &source), &["model_type = gte", "masked-language head"]);
+    says(MaskedLm::load(&config, source), &["model_type = gte", "masked-language head"]);
 }
 
 /// The tiny BERT with a head of some of its own tensors, and the keys of `with` in its configuration.

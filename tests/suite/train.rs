@@ -96,7 +96,7 @@ fn the_model_that_is_written_is_the_one_that_was_trained() {
     let config = BertConfig::from_file(output.path().join("config.json")).unwrap();
     let checkpoint = Checkpoint::open(output.path()).unwrap();
     assert_eq!(checkpoint.names().count(), 5 + 16);
-    BertModel::load(&config, &checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
+    BertModel::load(&config, checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
     let mut files: Vec<String> = std::fs::read_dir(output.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

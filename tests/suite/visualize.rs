@@ -224,7 +224,7 @@ fn a_model_shows_where_it_looks_in_a_pair() {
     let row = |numbers: Vec<u32>| Tensor::new(numbers, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
     let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
-    let model = BertModel::load(&config, &checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
+    let model = BertModel::load(&config, checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
     let what = ObserveOptions::default().with_attention_weights(true);
     let forward = ForwardOptions::default().with_observe(&[0, 1], &what);
     let types = row(vec![0, 0, 0, 0, 1, 1, 1, 1]);

@@ -6,7 +6,7 @@ use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::read_linear;
 use crate::encoder::model::hidden::Hidden;
-use crate::encoder::model::norm::LayerNorm;
+use crate::encoder::model::norm::Norm;
 use crate::error::{Error, Result};
 use crate::families::task_heads::HeadActivation;
 use crate::mask::AttentionMask;
@@ -22,7 +22,7 @@ pub struct SequenceClassifier {
     means: bool,
     first: Linear,
     activation: HeadActivation,
-    norm: Option<LayerNorm>,
+    norm: Option<Norm>,
     last: Linear,
     labels: Vec<String>,
 }
@@ -33,7 +33,7 @@ impl SequenceClassifier {
     /// # Errors
     /// Those of [`BertModel::load`]; a family without such a head; a checkpoint without one; as many labels in
     /// `id2label` as the head has not.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
+    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
         let Some(names) = config.row().classifier else {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
         };
@@ -44,7 +44,7 @@ impl SequenceClassifier {
         }
         let labels = labels(config, source.shape(&weight)?.and_then(|shape| shape.first().copied()))?;
         let hidden = config.hidden_size;
-        let body = body(config, source);
+        let body = body(config, &source);
         let first = match (&body, names.pooler) {
             (Some(body), true) => body.child(names.first),
             _ => source.child(names.first),
@@ -52,7 +52,6 @@ impl SequenceClassifier {
         let last = source.child(names.last);
         let bias = !names.optional_bias || first.contains("bias");
         Ok(Self {
-            model: BertModel::load(config, source)?,
             means: means(config, names.pooling_key)?,
             first: Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?,
             activation: match names.activation {
@@ -60,9 +59,10 @@ impl SequenceClassifier {
                 HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
                 activation => activation,
             },
-            norm: names.norm.map(|name| config.norm(hidden, &source.child(name))).transpose()?,
+            norm: names.norm.map(|name| config.norm(&config.row().block, hidden, &source.child(name))).transpose()?,
             last: Linear::new(names.last, read_linear(&last, labels.len(), hidden, true)?, labels.len(), hidden)?,
             labels,
+            model: BertModel::load(config, source)?,
         })
     }
 
@@ -81,9 +81,14 @@ impl SequenceClassifier {
     ///
     /// # Errors
     /// As [`BertModel::forward`]; a row without tokens.
-    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        lengths: &[usize],
+    ) -> candle_core::Result<Tensor> {
         let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
-        self.logits(&Hidden { tokens, lengths: lengths.to_vec() })
+        Ok(self.logits(&Hidden { tokens, lengths: lengths.to_vec() })?)
     }
 
     /// `(b, labels)`.

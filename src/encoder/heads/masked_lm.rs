@@ -6,7 +6,7 @@ use crate::checkpoint::WeightSource;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::read_linear;
-use crate::encoder::model::norm::LayerNorm;
+use crate::encoder::model::norm::Norm;
 use crate::error::{Error, Result};
 use crate::families::task_heads::HeadActivation;
 use crate::mask::AttentionMask;
@@ -21,7 +21,7 @@ pub struct MaskedLm {
     pub(crate) model: BertModel,
     first: Linear,
     activation: Activation,
-    norm: LayerNorm,
+    norm: Norm,
     decoder: Linear,
 }
 
@@ -30,7 +30,7 @@ impl MaskedLm {
     ///
     /// # Errors
     /// Those of [`BertModel::load`]; a family without such a head; a checkpoint without one.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
+    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
         let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
         };
@@ -42,7 +42,6 @@ impl MaskedLm {
         if !first.contains("weight") {
             return missing(first.full_name("weight"));
         }
-        let model = BertModel::load(config, source)?;
         let (vocabulary, width, hidden) = (config.vocab_size, config.embedding_size(), config.hidden_size);
         let optional = names.optional_bias;
         let weights = read_linear(&first, width, hidden, !optional || first.contains("bias"))?;
@@ -54,7 +53,10 @@ impl MaskedLm {
             (false, false) => return missing(source.full_name(names.bias)),
         };
         let tied = config.key("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(true);
-        let weight = if tied { model.word_embeddings.clone() } else { decoder.get("weight", &[vocabulary, width])? };
+        let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
+        let norm = config.norm(&config.row().block, width, &source.child(names.norm))?;
+        let model = BertModel::load(config, source)?;
+        let weight = weight.unwrap_or_else(|| model.embeddings.words.clone());
         Ok(Self {
             first: Linear::new(names.first, weights, width, hidden)?,
             activation: match names.activation {
@@ -63,7 +65,7 @@ impl MaskedLm {
                 HeadActivation::Tanh => return Err(Error::config("masked_lm activation", "tanh", "another")),
                 HeadActivation::Stated => config.stated_activation("classifier_activation")?,
             },
-            norm: config.norm(width, &source.child(names.norm))?,
+            norm,
             decoder: Linear::new(names.decoder, LinearWeights { weight, bias }, vocabulary, width)?,
             model,
         })
@@ -78,8 +80,13 @@ impl MaskedLm {
     ///
     /// # Errors
     /// As [`BertModel::forward`].
-    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
-        self.logits(&self.model.forward(ids, token_type_ids, mask)?)
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> candle_core::Result<Tensor> {
+        Ok(self.logits(&self.model.forward(ids, token_type_ids, mask)?)?)
     }
 
     /// xs `(b, s, hidden)` → `(b, s, vocab_size)`.

@@ -1,94 +1,105 @@
-use candle_core::{DType, Module, Tensor};
+//! The encoder without a head: token ids to hidden states, by one loop over the blocks.
+
+use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::WeightSource;
+use crate::encoder::model::block::Block;
 use crate::encoder::model::config::BertConfig;
+use crate::encoder::model::embeddings::Embeddings;
 use crate::encoder::model::feed_forward::load_linear;
-use crate::encoder::model::layer::{Layer, drop_out};
-use crate::encoder::model::norm::LayerNorm;
-use crate::encoder::model::options::{ForwardOptions, Forwarded};
-use crate::error::{Error, Result};
-use crate::families::block::AbsolutePositions;
+use crate::encoder::model::norm::Norm;
+use crate::encoder::model::options::{ForwardOptions, ForwardOutput};
+use crate::encoder::model::stream::Stream;
+use crate::encoder::model::tensor_stream::{Batch, TensorStream};
+use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
 use crate::position::{LayerSizes, PositionParameter};
-use crate::tensor::with_slice;
 
-/// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or one of its kin without a head: token ids to hidden states.
+/// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden states.
 ///
-/// Trainable: loaded from variables (see [`Checkpoint::to_varmap`](crate::checkpoint::Checkpoint::to_varmap)), each
-/// parameter gets its gradient.
+/// [`BertConfig`] lists the families. All of them are embeddings, blocks of self-attention and feed-forward, and an
+/// optional norm at the end; what differs is data: the names of the tensors, where the norms are, how attention uses
+/// positions.
+///
+/// # Shapes
+/// ids `(b, s)` u32 → `(b, s, hidden_size)`, or a ragged batch of `tokens` ids → `(tokens, hidden_size)`.
+///
+/// # DTypes
+/// f16, bf16, f32 or f64, that of the weights. Sums are accumulated in f32 for half types.
+///
+/// # Training
+/// Loaded from variables (see [`Checkpoint::to_varmap`](crate::checkpoint::Checkpoint::to_varmap)), each parameter gets
+/// its gradient.
+///
+/// # Example
+/// ```no_run
+/// use candle_attention::AttentionMask;
+/// use candle_attention::checkpoint::Checkpoint;
+/// use candle_attention::encoder::{BertConfig, BertModel};
+/// use candle_core::{DType, Device, Tensor};
+/// let config = BertConfig::from_file("all-MiniLM-L6-v2/config.json")?;
+/// let source = Checkpoint::open("all-MiniLM-L6-v2")?.at("", DType::F32, &Device::Cpu);
+/// let model = BertModel::load(&config, source)?;
+/// let ids = Tensor::new(&[[101u32, 7592, 102], [101, 102, 0]], &Device::Cpu)?;
+/// let hidden = model.forward(&ids, None, &AttentionMask::lengths(&[3, 2]))?;
+/// assert_eq!(hidden.dims(), [2, 3, 384]);
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct BertModel {
     pub(crate) config: BertConfig,
-    pub(crate) word_embeddings: Tensor,
-    pub(crate) position_embeddings: Option<Tensor>,
-    pub(crate) token_type_embeddings: Option<Tensor>,
-    pub(crate) embeddings_norm: LayerNorm,
-    /// To the width of the model, where the embeddings have another.
+    pub(crate) embeddings: Embeddings,
+    pub(crate) embeddings_norm: Option<Norm>,
+    /// From the width of the embeddings to the width of the model, where they differ.
     pub(crate) projection: Option<Linear>,
-    pub(crate) layers: Vec<Layer>,
-    pub(crate) final_norm: Option<LayerNorm>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) final_norm: Option<Norm>,
 }
 
 impl BertModel {
-    /// Reads the model from the root of a checkpoint: bare, or with the prefix `bert` that it has under a task's head.
+    /// Reads the model from the root of a checkpoint: bare, or under the prefix that it has in a checkpoint with a head,
+    /// such as `bert`.
     ///
     /// # Errors
     /// An invalid configuration; a tensor missing or of the wrong shape, named.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
+    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
         config.validate()?;
-        let body = body(config, source);
-        let source = body.as_ref().unwrap_or(source);
-        let row = config.row_in(source);
-        let size = config.embedding_size();
-        let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, size]);
-        let word_embeddings = table(row.word_embeddings, config.vocab_size)?;
-        let places = config.block_prefixes();
-        let (attention, _) = config.attention_of(&source.child(&places[0]).child(row.block.attention), 0)?;
+        let source = body(config, &source).unwrap_or(source);
+        let row = config.row_in(&source);
+        let embeddings = Embeddings::load(config, &source)?;
+        let prefixes = config.block_prefixes();
+        let (attention, _) = config.attention_of(&source.child(&prefixes[0]).child(row.block.attention), 0)?;
         let whole = LayerSizes { num_attention_heads: config.num_attention_heads, ..attention.sizes() };
         let parameters = attention.position.scheme().parameters(&whole);
-        let read = |(name, parameter): (&'static str, &PositionParameter)| {
-            Ok::<_, Error>((parameter.name, source.get(name, &parameter.shape)?))
+        let read = |(name, parameter): (&'static str, &PositionParameter)| -> Result<_> {
+            Ok((parameter.name, source.get(name, &parameter.shape)?))
         };
         let shared_bias = row.relative_bias.zip(parameters.first()).map(read).transpose()?;
-        let mut layers: Vec<(&String, Layer)> = Vec::new();
-        for (index, place) in places.iter().enumerate() {
-            let shared = layers.iter().find(|(other, _)| *other == place).map(|(_, layer)| layer.clone());
-            let layer = match shared {
-                Some(shared) => shared,
-                None => {
-                    let source = source.child(place);
-                    Layer::load(config, &row.block, &source, index, shared_bias.as_ref())?
-                }
+        let mut blocks: Vec<Block> = Vec::new();
+        for (index, prefix) in prefixes.iter().enumerate() {
+            // ALBERT's layers share their weights.
+            let block = match prefixes[..index].iter().position(|earlier| earlier == prefix) {
+                Some(earlier) => blocks[earlier].clone(),
+                None => Block::load(config, &row.block, source.child(prefix), index, shared_bias.as_ref())?,
             };
-            layers.push((place, layer));
+            blocks.push(block);
         }
-        let projection = source.child(row.projection);
+        let (width, projection) = (config.embedding_size(), source.child(row.projection));
+        let norm =
+            |name: Option<&str>, size| name.map(|name| config.norm(&row.block, size, &source.child(name))).transpose();
         Ok(Self {
             config: config.clone(),
-            word_embeddings,
-            position_embeddings: match row.positions {
-                AbsolutePositions::None => None,
-                _ => Some(table(row.position_embeddings, config.max_position_embeddings)?),
-            },
-            token_type_embeddings: match config.has_types() {
-                true => Some(table(row.type_embeddings, config.type_vocab_size)?),
-                false => None,
-            },
-            embeddings_norm: match row.embeddings_norm {
-                Some(name) => config.norm(size, &source.child(name))?,
-                None => return Err(Error::config("model_type", &config.model_type, "one with a norm of embeddings")),
-            },
+            embeddings,
+            embeddings_norm: norm(row.embeddings_norm, width)?,
             // ALBERT has one even where the widths are the same.
-            projection: match size != config.hidden_size || projection.contains("weight") {
-                true => Some(load_linear(&projection, config.hidden_size, size)?),
-                false => None,
+            projection: if width != config.hidden_size || projection.contains("weight") {
+                Some(load_linear(&projection, config.hidden_size, width)?)
+            } else {
+                None
             },
-            layers: layers.into_iter().map(|(_, layer)| layer).collect(),
-            final_norm: match row.final_norm {
-                Some(name) => Some(config.norm(config.hidden_size, &source.child(name))?),
-                None => None,
-            },
+            blocks,
+            final_norm: norm(row.final_norm, config.hidden_size)?,
         })
     }
 
@@ -97,126 +108,91 @@ impl BertModel {
         &self.config
     }
 
+    /// The number of attention heads of each layer.
+    pub fn heads(&self) -> Vec<usize> {
+        self.blocks.iter().map(|block| block.attention().config().num_attention_heads).collect()
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.embeddings.words.device()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.embeddings.words.dtype()
+    }
+
     /// Token ids `(b, s)` u32 under `mask` → hidden states `(b, s, hidden_size)`. Every token has segment type 0 unless
-    /// `token_type_ids` `(b, s)` says otherwise.
+    /// `token_type_ids` `(b, s)` u32 are given.
     ///
     /// # Errors
-    /// If a sequence is longer than `max_position_embeddings`, an id is outside its table (looked at on the CPU only: on
-    /// a GPU that would wait for the device), or the mask does not fit.
-    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
+    /// A sequence longer than `max_position_embeddings`; an id outside its table (checked on the CPU only: a check on a
+    /// GPU would wait for the device); a mask that does not fit.
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> candle_core::Result<Tensor> {
         self.forward_t(ids, token_type_ids, mask, false)
     }
 
-    /// [`forward`](Self::forward); with `train`, dropout is applied.
+    /// [`forward`](Self::forward), with dropout if `train`.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Those of [`forward`](Self::forward).
     pub fn forward_t(
         &self,
         ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
         train: bool,
-    ) -> Result<Tensor> {
+    ) -> candle_core::Result<Tensor> {
         let options = ForwardOptions::default().with_train(train);
         Ok(self.forward_with(ids, token_type_ids, mask, &options)?.hidden)
     }
 
-    /// [`forward`](Self::forward) with everything that can be asked of it: heads masked, weights observed.
+    /// [`forward`](Self::forward) with options: head masks, and observing attention.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); a layer that there is not, or masks not of all layers.
+    /// Those of [`forward`](Self::forward); a layer that does not exist; a number of head masks other than that of
+    /// layers.
     pub fn forward_with(
         &self,
         ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
         options: &ForwardOptions,
-    ) -> Result<Forwarded> {
-        options.check(self.layers.len())?;
-        let hidden = self.embed(ids, token_type_ids)?;
-        let hidden = drop_out(&self.embeddings_norm.forward(&hidden)?, self.config.hidden_dropout_prob, options.train)?;
-        let mut hidden = match &self.projection {
-            Some(projection) => projection.forward(&hidden, hidden.dtype())?,
-            None => hidden,
-        };
-        let mut observed = Vec::new();
-        for (index, layer) in self.layers.iter().enumerate() {
-            let (next, seen) = layer.forward(&hidden, mask, &options.of_layer(index), options.observed_in(index))?;
-            observed.extend(seen.map(|seen| (index, seen)));
-            hidden = next;
-        }
-        if let Some(norm) = &self.final_norm {
-            hidden = norm.forward(&hidden)?;
-        }
-        Ok(Forwarded { hidden, observed })
+    ) -> candle_core::Result<ForwardOutput> {
+        options.check(self.blocks.len())?;
+        let hidden = self.embeddings.of_padded(ids, token_type_ids)?;
+        let batch = Batch::Padded { mask, options };
+        let mut stream = TensorStream::new(hidden, batch, self.config.hidden_dropout_prob);
+        self.run(&mut stream)?;
+        Ok(ForwardOutput { hidden: stream.hidden, observed: stream.observed })
     }
 
-    fn embed(&self, ids: &Tensor, token_type_ids: Option<&Tensor>) -> Result<Tensor> {
-        let (b, s) = ids.dims2().map_err(|_| Error::shape("ids", ids.dims(), "(b, s)"))?;
-        let longest = self.config.max_tokens();
-        if s > longest {
-            return Err(Error::shape(
-                "ids",
-                ids.dims(),
-                format!("at most {longest} tokens, by max_position_embeddings"),
-            ));
+    /// Everything between the sum of the embeddings and the hidden states of the last layer, whatever the batch and the
+    /// device.
+    pub(crate) fn run<S: Stream>(&self, stream: &mut S) -> Result<()> {
+        if let Some(norm) = &self.embeddings_norm {
+            stream.normalize(norm)?;
         }
-        // candle's kernels for NVIDIA GPUs cannot look up nothing.
-        if ids.elem_count() == 0 {
-            let table = &self.word_embeddings;
-            return Ok(Tensor::zeros((b, s, table.dim(1)?), table.dtype(), table.device())?);
+        stream.drop_out()?;
+        if let Some(projection) = &self.projection {
+            stream.project(projection)?;
         }
-        let words = lookup("ids", &self.word_embeddings, ids)?; // (b, s, hidden)
-        let words = match (&self.token_type_embeddings, token_type_ids) {
-            (None, _) => words,
-            (Some(_), Some(types)) if types.dims() != [b, s] => {
-                return Err(Error::shape("token_type_ids", types.dims(), format!("{:?}", [b, s])));
-            }
-            (Some(table), Some(types)) => words.broadcast_add(&lookup("token_type_ids", table, types)?)?,
-            (Some(table), None) => words.broadcast_add(&table.narrow(0, 0, 1)?.unsqueeze(0)?)?,
-        };
-        match &self.position_embeddings {
-            Some(table) => Ok(words.broadcast_add(&self.positions(table, ids)?)?),
-            None => Ok(words),
+        for (index, block) in self.blocks.iter().enumerate() {
+            block.forward(stream, index)?;
         }
-    }
-
-    /// The rows of the position table: `(1, s, width)`, or `(b, s, width)` where it depends on the ids.
-    fn positions(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
-        let (_, s) = ids.dims2()?;
-        let Some(uncounted) = self.config.uncounted() else {
-            return Ok(table.narrow(0, 0, s)?.unsqueeze(0)?);
-        };
-        let counts = ids.ne(uncounted)?.to_dtype(DType::F32)?;
-        let positions = ((counts.cumsum(1)? * counts)? + f64::from(uncounted))?.to_dtype(DType::U32)?;
-        lookup("positions", table, &positions)
+        match &self.final_norm {
+            Some(norm) => stream.normalize(norm),
+            None => Ok(()),
+        }
     }
 }
 
-/// ids `(b, s)` u32 → `(b, s, width)`.
-fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
-    let (b, s) = ids.dims2()?;
-    if ids.dtype() != DType::U32 {
-        return Err(Error::dtype(name, ids.dtype(), "u32"));
-    }
-    if ids.device().is_cpu() {
-        with_slice(ids, |ids: &[u32]| in_table(name, ids, table.dims()[0]))??;
-    }
-    Ok(table.index_select(&ids.flatten_all()?, 0)?.reshape((b, s, table.dim(1)?))?)
-}
-
-/// Checks that a table of `rows` rows has all `ids`.
-pub(crate) fn in_table(name: &str, ids: &[u32], rows: usize) -> Result<()> {
-    match ids.iter().max() {
-        Some(&largest) if largest as usize >= rows => {
-            Err(Error::value(format!("the largest of {name}"), largest, format!("less than {rows}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Where the model itself is, if not at the root: under one of the prefixes that it has under a task's head.
+/// The body of the model, if it is not at the root of the checkpoint: under one of the prefixes that it has in a
+/// checkpoint with a head.
 pub(crate) fn body<S: WeightSource>(config: &BertConfig, source: &S) -> Option<S> {
     let row = config.row();
     let words = format!("{}.weight", row.word_embeddings);

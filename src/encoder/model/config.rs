@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use crate::checkpoint::{WeightSource, as_in_model};
 use crate::config::AttentionConfig;
 use crate::encoder::model::config_keys::{normalize_config_keys, supported_models};
-use crate::encoder::model::norm::LayerNorm;
+use crate::encoder::model::norm::Norm;
 use crate::error::{Error, Result};
-use crate::families::block::{AbsolutePositions, Model, SegmentTypes};
+use crate::families::block::{AbsolutePositions, Block, Model, SegmentTypes};
 use crate::families::table;
 use crate::io::json;
 use crate::mask::AttentionMask;
@@ -193,13 +193,10 @@ impl BertConfig {
         as_in_model(&self.keys, source, config, &pruned)
     }
 
-    /// Reads a layer normalisation.
-    pub(crate) fn norm<S: WeightSource>(&self, size: usize, source: &S) -> Result<LayerNorm> {
-        let stated = self.keys.get("norm_bias").and_then(Value::as_bool);
-        match stated.unwrap_or(self.row().block.norm_bias) {
-            true => LayerNorm::load(size, self.layer_norm_eps, source),
-            false => LayerNorm::load_without_bias(size, self.layer_norm_eps, source),
-        }
+    /// Reads a norm of hidden states, of the kind of these blocks.
+    pub(crate) fn norm<S: WeightSource>(&self, block: &Block, size: usize, source: &S) -> Result<Norm> {
+        let bias = self.keys.get("norm_bias").and_then(Value::as_bool).unwrap_or(block.norm_bias);
+        Norm::load(block.norm_kind, bias, size, self.layer_norm_eps, source)
     }
 
     /// The longest text, in tokens.

@@ -72,13 +72,19 @@ impl FeedForward {
         Ok(self.last.forward(&inner, xs.dtype())?.into())
     }
 
-    pub fn runs_on_rows(&self) -> bool {
+    pub fn supports_rows(&self) -> bool {
         self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Linear::can_pack)
     }
 
-    /// As [`forward`](Self::forward) on plain numbers; call only if [`runs_on_rows`](Self::runs_on_rows).
-    pub fn forward_rows(&self, xs: &[f32], tokens: usize, buffers: &mut Inner, outer: &mut Vec<f32>) -> Result<()> {
-        let Inner { f32, bf16, plain: factors } = buffers;
+    /// As [`forward`](Self::forward) on plain numbers; call only if [`supports_rows`](Self::supports_rows).
+    pub fn forward_rows(
+        &self,
+        xs: &[f32],
+        tokens: usize,
+        buffers: &mut FeedForwardBuffers,
+        outer: &mut Vec<f32>,
+    ) -> Result<()> {
+        let FeedForwardBuffers { f32, bf16, plain: factors } = buffers;
         let Some(plain) = &self.plain else {
             // What would be rounded before its next product anyway is not kept wider.
             return match self.last.packed()?.rounds_to_bf16() {
@@ -116,7 +122,7 @@ impl FeedForward {
 
 /// Memory that layers reuse: the wide part of a feed-forward in one dtype, and what it is multiplied with.
 #[derive(Debug, Default)]
-pub(crate) struct Inner {
+pub(crate) struct FeedForwardBuffers {
     f32: Vec<f32>,
     bf16: Vec<bf16>,
     plain: Vec<f32>,

@@ -1,12 +1,15 @@
-//! The transformer itself: token ids to hidden states.
+//! The encoder itself: token ids to hidden states.
 
 pub(crate) mod bert;
+pub(crate) mod block;
 pub(crate) mod config;
 mod config_keys;
+pub(crate) mod embeddings;
 pub(crate) mod feed_forward;
 pub(crate) mod hidden;
-pub(crate) mod layer;
 pub(crate) mod norm;
 pub(crate) mod options;
-mod ragged_cpu;
-mod ragged_tensor;
+mod ragged;
+mod row_stream;
+mod stream;
+mod tensor_stream;

@@ -1,25 +1,112 @@
+//! Norms of hidden states, over tensors and over f32 rows.
+
 use candle_core::{Module, Tensor};
 
 use crate::checkpoint::WeightSource;
+use crate::config::NormKind;
 use crate::error::{Error, Result};
-use crate::kernels::cpu::{Isa, residual_layer_norm};
-use crate::ops::{Norm, PendingBias};
+use crate::kernels::cpu::{Isa, residual_norm};
+use crate::ops;
+use crate::ops::PendingBias;
 use crate::tensor::with_f32_slice;
 
-/// Layer normalisation over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
-/// ([Ba 2016](https://arxiv.org/abs/1607.06450)).
-///
-/// candle's own takes a fused path that cuts the gradient without a word, and takes the variance as a difference of two
-/// large sums. This one is differentiable throughout, subtracts the mean first, and computes half types in f32.
+/// A norm of any kind over the last dimension.
 #[derive(Debug, Clone)]
-pub struct LayerNorm {
+pub(crate) struct Norm {
+    /// `(size)`.
     weight: Tensor,
+    /// `(size)`; zeros where the norm has none.
     bias: Tensor,
     eps: f64,
+    kind: NormKind,
 }
 
+impl Norm {
+    /// Reads `weight`, and `bias` for a layer norm that has one. Early checkpoints call these `gamma` and `beta`.
+    pub fn load<S: WeightSource>(kind: NormKind, bias: bool, size: usize, eps: f64, source: &S) -> Result<Self> {
+        if kind == NormKind::Layer && bias {
+            let read = |name, early| source.get(if source.contains(early) { early } else { name }, &[size]);
+            return Ok(Self { weight: read("weight", "gamma")?, bias: read("bias", "beta")?, eps, kind });
+        }
+        let weight = source.get("weight", &[size])?;
+        let bias = Tensor::zeros(size, weight.dtype(), weight.device())?;
+        Ok(Self { weight, bias, eps, kind })
+    }
+
+    /// `norm(xs)`.
+    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        Ok(self.call(xs, None, false)?.1)
+    }
+
+    /// `norm(xs + branch)`.
+    pub fn forward_sum(&self, xs: &Tensor, branch: PendingBias) -> Result<Tensor> {
+        Ok(self.call(xs, Some(&branch), false)?.1)
+    }
+
+    /// `xs + branch` and `norm(xs + branch)`.
+    pub fn sum_and_forward(&self, xs: &Tensor, branch: PendingBias) -> Result<(Tensor, Tensor)> {
+        let (sum, ys) = self.call(xs, Some(&branch), true)?;
+        Ok((sum.expect("`keep_sum` was set"), ys))
+    }
+
+    fn call(&self, xs: &Tensor, branch: Option<&PendingBias>, keep_sum: bool) -> Result<(Option<Tensor>, Tensor)> {
+        if xs.dims().last() != self.weight.dims().first() {
+            let expected = format!("(…, {})", self.weight.dims()[0]);
+            return Err(Error::shape("the input of layer norm", xs.dims(), expected));
+        }
+        let norm = ops::Norm {
+            xs,
+            add: branch.map(|branch| &branch.ys),
+            add_bias: branch.and_then(|branch| branch.bias.as_ref()),
+            weight: &self.weight,
+            bias: Some(&self.bias),
+            eps: self.eps,
+            rms: self.rms(),
+            offset: self.offset(),
+            keep_sum,
+        };
+        norm.forward()
+    }
+
+    /// Replaces the rows `xs` by `norm(xs + residual)`.
+    pub fn forward_rows(&self, isa: Isa, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+        let (eps, rms, offset) = (self.eps as f32, self.rms(), self.offset());
+        with_f32_slice(&self.weight, |weight| {
+            with_f32_slice(&self.bias, |bias| {
+                if offset == 0.0 {
+                    residual_norm(isa, xs, residual, weight, bias, eps, rms);
+                } else {
+                    let weight: Vec<f32> = weight.iter().map(|weight| weight + offset).collect();
+                    residual_norm(isa, xs, residual, &weight, bias, eps, rms);
+                }
+            })
+        })?
+    }
+
+    fn rms(&self) -> bool {
+        self.kind != NormKind::Layer
+    }
+
+    /// What is added to the weight.
+    fn offset(&self) -> f32 {
+        if self.kind == NormKind::RmsOffset { 1.0 } else { 0.0 }
+    }
+}
+
+/// Layer normalization over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
+/// ([Ba 2016](https://arxiv.org/abs/1607.06450)).
+///
+/// candle's own layer norm has a fused path that drops the gradient without an error, and computes the variance as the
+/// difference of two large sums. This one is differentiable throughout, subtracts the mean first, and computes half types
+/// in f32.
+///
+/// # Shapes
+/// `(…, size)` → `(…, size)`, in the dtype of the input.
+#[derive(Debug, Clone)]
+pub struct LayerNorm(Norm);
+
 impl LayerNorm {
-    /// The layer of `weight` and `bias`, both `(size)`.
+    /// The layer norm of `weight` and `bias`, both `(size)`.
     ///
     /// # Errors
     /// If they are not vectors of the same length.
@@ -30,66 +117,20 @@ impl LayerNorm {
         if bias.dims() != weight.dims() {
             return Err(Error::shape("layer norm bias", bias.dims(), format!("{:?}", weight.dims())));
         }
-        Ok(Self { weight, bias, eps })
+        Ok(Self(Norm { weight, bias, eps, kind: NormKind::Layer }))
     }
 
     /// Reads `weight` and `bias`, or `gamma` and `beta` as early checkpoints call them.
     ///
     /// # Errors
     /// If one is missing or not of length `size`.
-    pub fn load<S: WeightSource>(size: usize, eps: f64, source: &S) -> Result<Self> {
-        let read = |name, early| source.get(if source.contains(early) { early } else { name }, &[size]);
-        Self::new(read("weight", "gamma")?, read("bias", "beta")?, eps)
-    }
-
-    /// Reads `weight`; nothing is added (ModernBERT).
-    pub(crate) fn load_without_bias<S: WeightSource>(size: usize, eps: f64, source: &S) -> Result<Self> {
-        let weight = source.get("weight", &[size])?;
-        let zeros = Tensor::zeros(size, weight.dtype(), weight.device())?;
-        Self::new(weight, zeros, eps)
-    }
-
-    /// The sum of both, and the normalized sum.
-    pub(crate) fn of_sum(&self, xs: &Tensor, add: PendingBias) -> Result<(Tensor, Tensor)> {
-        let (sum, ys) = self.normalize(xs, Some(&add), true)?;
-        Ok((sum.expect("`keep_sum` was set"), ys))
-    }
-
-    /// The normalized sum of both.
-    pub(crate) fn forward_sum(&self, xs: &Tensor, add: PendingBias) -> Result<Tensor> {
-        Ok(self.normalize(xs, Some(&add), false)?.1)
-    }
-
-    /// The sum of `xs` and `add`, if `keep_sum`, and the normalized sum.
-    fn normalize(&self, xs: &Tensor, add: Option<&PendingBias>, keep_sum: bool) -> Result<(Option<Tensor>, Tensor)> {
-        if xs.dims().last() != self.weight.dims().first() {
-            let expected = format!("(…, {})", self.weight.dims()[0]);
-            return Err(Error::shape("the input of layer norm", xs.dims(), expected));
-        }
-        let norm = Norm {
-            xs,
-            add: add.map(|add| &add.ys),
-            add_bias: add.and_then(|add| add.bias.as_ref()),
-            weight: &self.weight,
-            bias: Some(&self.bias),
-            eps: self.eps,
-            rms: false,
-            offset: 0.0,
-            keep_sum,
-        };
-        norm.forward()
-    }
-
-    /// Normalises rows of numbers, or their sum with `add`, in place.
-    pub(crate) fn add_rows(&self, isa: Isa, xs: &mut [f32], add: Option<&[f32]>) -> Result<()> {
-        with_f32_slice(&self.weight, |weight| {
-            with_f32_slice(&self.bias, |bias| residual_layer_norm(isa, xs, add, weight, bias, self.eps as f32))
-        })?
+    pub fn load<S: WeightSource>(size: usize, eps: f64, source: S) -> Result<Self> {
+        Ok(Self(Norm::load(NormKind::Layer, true, size, eps, &source)?))
     }
 }
 
 impl Module for LayerNorm {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(self.normalize(xs, None, false)?.1)
+        Ok(self.0.forward(xs)?)
     }
 }

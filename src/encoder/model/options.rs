@@ -21,7 +21,7 @@ pub struct ForwardOptions<'a> {
 /// What a model gives back.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Forwarded {
+pub struct ForwardOutput {
     /// Hidden states `(b, s, hidden_size)`.
     pub hidden: Tensor,
     /// The layers asked for, in the order of the model, each with what was seen of its weights.

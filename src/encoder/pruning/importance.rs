@@ -5,7 +5,7 @@ use tokenizers::Encoding;
 
 use crate::attention::ObserveOptions;
 use crate::encoder::model::hidden::Hidden;
-use crate::encoder::model::options::{ForwardOptions, Forwarded};
+use crate::encoder::model::options::{ForwardOptions, ForwardOutput};
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
@@ -94,7 +94,7 @@ struct Measure<'a> {
 impl Measure<'_> {
     fn by_gradient(&mut self, batch: &[&Encoding]) -> Result<()> {
         let dtype = self.encoder.texts.dtype;
-        let device = self.encoder.model.word_embeddings.device();
+        let device = self.encoder.model.device();
         // One factor for each text, so that the gradients of different texts do not cancel.
         let ones = |count: &usize| Var::ones((batch.len(), *count), dtype, device);
         let masks = self.encoder.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Var>>>()?;
@@ -115,7 +115,7 @@ impl Measure<'_> {
 
     fn by_ablation(&mut self, batch: &[&Encoding]) -> Result<()> {
         let dtype = self.encoder.texts.dtype;
-        let device = self.encoder.model.word_embeddings.device().clone();
+        let device = self.encoder.model.device().clone();
         let ones = |count: &usize| Tensor::ones(*count, dtype, &device);
         let all = self.encoder.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Tensor>>>()?;
         let (_, whole) = self.embed(batch, &ForwardOptions::default().with_head_masks(&all))?;
@@ -151,7 +151,7 @@ impl Measure<'_> {
     }
 
     /// Embeddings `(b, size)` of a batch, and what the model gave.
-    fn embed(&self, batch: &[&Encoding], options: &ForwardOptions) -> Result<(Forwarded, Tensor)> {
+    fn embed(&self, batch: &[&Encoding], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
         let encoder = self.encoder;
         let (padded, types) = encoder.texts.padded(&encoder.model, batch)?;
         let mask = padded.mask();

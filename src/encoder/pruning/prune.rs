@@ -19,11 +19,6 @@ use crate::pruning::PrunedHeads;
 use crate::weights::PositionWeights;
 
 impl BertModel {
-    /// The number of heads of each layer.
-    pub fn heads(&self) -> Vec<usize> {
-        self.layers.iter().map(|layer| layer.attention().config().num_attention_heads).collect()
-    }
-
     /// The model without these heads, by their numbers in this model: what it computes with a mask of 0 for them, for
     /// less work. Their numbers in the unpruned model are in the configuration, under `pruned_heads`.
     ///
@@ -35,7 +30,7 @@ impl BertModel {
         let mut pruned = self.clone();
         pruned.config.pruned_heads = self.config.pruned_heads.and(heads, self.config.num_attention_heads);
         pruned.config.validate()?;
-        for (index, layer) in pruned.layers.iter_mut().enumerate() {
+        for (index, layer) in pruned.blocks.iter_mut().enumerate() {
             let of_layer = heads.of_layer(index);
             if !of_layer.is_empty() {
                 *layer = layer.with_attention(layer.attention().prune_heads(&of_layer)?);

@@ -40,7 +40,7 @@ impl SentenceEncoder {
         let tokenizer = Tokenizer::new(tokenizer, limit, false).map_err(|e| wrong(&e))?;
         let texts = Texts::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?;
-        let model = BertModel::load(&config, &source)?;
+        let model = BertModel::load(&config, source)?;
         Ok(Self { model, texts, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
     }
     /// What [`fingerprint`](crate::encoder::fingerprint) is to a folder: a hash of the embedded model's content.

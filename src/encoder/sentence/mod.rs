@@ -50,7 +50,7 @@ impl SentenceEncoder {
         let folder = folder.as_ref();
         let modules = modules(folder)?;
         let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
-        let model = BertModel::load(&config, &source)?;
+        let model = BertModel::load(&config, source)?;
         Ok(Self {
             texts,
             pipeline: Pipeline::load(folder, modules.as_deref(), config.hidden_size, device)?,
@@ -89,7 +89,7 @@ impl SentenceEncoder {
         let uncounted = self.uncounted(prompt)?;
         let rows = self.texts.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
         if rows.is_empty() {
-            let device = self.model.word_embeddings.device();
+            let device = self.model.device();
             return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.texts.dtype), device)?);
         }
         Ok(Tensor::cat(&rows, 0)?)

@@ -7,8 +7,9 @@ use tokenizers::Encoding;
 
 use crate::checkpoint::{Checkpoint, CheckpointSource};
 use crate::encoder::folder::{TokenizerConfig, limits};
-use crate::encoder::model::bert::{BertModel, in_table};
+use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
+use crate::encoder::model::embeddings::check_ids;
 use crate::encoder::model::hidden::Hidden;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::semaphore::Gate;
@@ -97,7 +98,7 @@ impl Texts {
     /// any batch.
     fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<Hidden> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
-        if model.runs_ragged() {
+        if model.supports_ragged() {
             let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
             let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
             return Ok(Hidden { tokens, lengths });
@@ -129,9 +130,9 @@ impl Texts {
         let types: Vec<Vec<u32>> = batch.iter().map(|encoding| types(encoding)).collect();
         for (ids, types) in ids.iter().zip(&types) {
             // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
-            in_table("the tokens' ids", ids, config.vocab_size)?;
+            check_ids("the tokens' ids", ids, config.vocab_size)?;
             if config.has_types() {
-                in_table("the tokens' types", types, config.type_vocab_size)?;
+                check_ids("the tokens' types", types, config.type_vocab_size)?;
             }
         }
         Ok(Inputs { ids, types })

@@ -55,7 +55,7 @@ impl FillMask {
         let Some(mask) = mask else {
             return Err(Error::file(folder.join("tokenizer.json"), "it has no mask token such as `[MASK]`"));
         };
-        Ok(Self { head: MaskedLm::load(&config, &source)?, texts, mask })
+        Ok(Self { head: MaskedLm::load(&config, source)?, texts, mask })
     }
 
     /// The model of a hub id, from the local cache if it is there.

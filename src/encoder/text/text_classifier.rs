@@ -75,7 +75,7 @@ impl TextClassifier {
             return Err(Error::file(folder.join("modules.json"), reason));
         }
         let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
-        let head = SequenceClassifier::load(&config, &source)?;
+        let head = SequenceClassifier::load(&config, source)?;
         Ok(Self { function: Function::of(&config, head.labels().len())?, head, texts })
     }
 

@@ -31,11 +31,11 @@ mod gemm_bf16;
 mod gemm_f32;
 mod gemm_task;
 mod isa;
-#[cfg(feature = "encoder")]
-mod layer_norm;
 mod mask;
 mod math;
 mod microkernel;
+#[cfg(feature = "encoder")]
+mod norm;
 mod online_softmax;
 mod packing;
 mod problem;
@@ -50,8 +50,8 @@ mod tile_f32;
 pub(crate) use attention::{attend, scratch_floats};
 pub(crate) use element::Element;
 pub(crate) use isa::Isa;
-#[cfg(feature = "encoder")]
-pub(crate) use layer_norm::residual_layer_norm;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
+#[cfg(feature = "encoder")]
+pub(crate) use norm::residual_norm;
 pub(crate) use packing::PackedWeights;
 pub(crate) use problem::{AttentionProblem, Batch, HeadsView};

@@ -71,7 +71,7 @@ fn pruned_models_of_other_families() {
         let folder = fixture(&format!("encoders/{name}"));
         let load = |folder: &std::path::Path| {
             let config = BertConfig::from_file(folder.join("config.json")).unwrap();
-            BertModel::load(&config, &Checkpoint::open(folder).unwrap().at("", DType::F32, &CPU)).unwrap()
+            BertModel::load(&config, Checkpoint::open(folder).unwrap().at("", DType::F32, &CPU)).unwrap()
         };
         let whole = load(&folder);
         let first = (0..whole.heads()[0]).map(|head| (0, head));

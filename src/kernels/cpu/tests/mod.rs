@@ -3,9 +3,9 @@
 mod attention;
 mod functions;
 mod gemm;
-#[cfg(feature = "encoder")]
-mod layer_norm;
 pub(in crate::kernels) mod masks;
+#[cfg(feature = "encoder")]
+mod norm;
 pub(in crate::kernels) mod reference;
 
 use super::element::Element;

@@ -1,7 +1,7 @@
-//! Layer normalization.
+//! Layer and RMS normalization.
 
 use super::{Random, isas};
-use crate::kernels::cpu::layer_norm::residual_layer_norm;
+use crate::kernels::cpu::norm::residual_norm;
 
 #[test]
 fn rows_of_odd_sizes_match_the_reference() {
@@ -10,16 +10,16 @@ fn rows_of_odd_sizes_match_the_reference() {
         let (xs, residual): (Vec<f32>, Vec<f32>) = (random.values(rows * width), random.values(rows * width));
         let (weight, bias): (Vec<f32>, Vec<f32>) = (random.values(width), random.values(width));
         for isa in isas() {
-            for residual in [None, Some(&residual[..])] {
+            for (residual, rms) in [None, Some(&residual[..])].into_iter().flat_map(|r| [(r, false), (r, true)]) {
                 let mut got = xs.clone();
-                residual_layer_norm(isa, &mut got, residual, &weight, &bias, 1e-5);
+                residual_norm(isa, &mut got, residual, &weight, &bias, 1e-5, rms);
                 for (row, got) in got.chunks(width).enumerate() {
                     let value = |i: usize| {
                         let at = row * width + i;
                         // The residual is added in f32.
                         f64::from(xs[at] + residual.map_or(0.0, |residual| residual[at]))
                     };
-                    let mean = (0..width).map(value).sum::<f64>() / width as f64;
+                    let mean = if rms { 0.0 } else { (0..width).map(value).sum::<f64>() / width as f64 };
                     let variance = (0..width).map(|i| (value(i) - mean).powi(2)).sum::<f64>() / width as f64;
                     for (i, got) in got.iter().enumerate() {
                         let normal = (value(i) - mean) / (variance + 1e-5).sqrt();

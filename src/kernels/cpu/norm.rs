@@ -1,4 +1,4 @@
-//! Layer normalization, with the residual addition before it, in one pass over rows of activations.
+//! Layer and RMS normalization, with the residual addition before it, in one pass over rows of activations.
 
 use rayon::prelude::*;
 
@@ -9,17 +9,20 @@ use super::isa::simd::Simd;
 /// Rows that one thread takes at a time.
 const ROW_CHUNK: usize = 64;
 
-/// Layer normalization of `xs`, or of `xs + residual`, in place ([Ba 2016](https://arxiv.org/abs/1607.06450)).
+/// Normalization of `xs`, or of `xs + residual`, in place: layer normalization
+/// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or with `rms` the same without a mean
+/// ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
 ///
 /// `xs` and `residual` are rows of `weight.len()` values. Values are centered before their squares are summed, so that
 /// a large mean costs no precision.
-pub(crate) fn residual_layer_norm(
+pub(crate) fn residual_norm(
     isa: Isa,
     xs: &mut [f32],
     residual: Option<&[f32]>,
     weight: &[f32],
     bias: &[f32],
     eps: f32,
+    rms: bool,
 ) {
     let width = weight.len();
     assert!(bias.len() == width && xs.len().is_multiple_of(width.max(1)), "rows of the width of the norm");
@@ -27,7 +30,7 @@ pub(crate) fn residual_layer_norm(
     let norm = |(chunk, xs): (usize, &mut [f32])| {
         let at = chunk * ROW_CHUNK * width;
         let residual = residual.map(|residual| &residual[at..at + xs.len()]);
-        isa.run(ResidualLayerNorm { xs, residual, weight, bias, eps });
+        isa.run(ResidualNorm { xs, residual, weight, bias, eps, rms });
     };
     if xs.len() > 4 * ROW_CHUNK * width && rayon::current_num_threads() > 1 {
         xs.par_chunks_mut(ROW_CHUNK * width).enumerate().for_each(norm);
@@ -36,25 +39,26 @@ pub(crate) fn residual_layer_norm(
     }
 }
 
-struct ResidualLayerNorm<'a> {
+struct ResidualNorm<'a> {
     xs: &'a mut [f32],
     residual: Option<&'a [f32]>,
     weight: &'a [f32],
     bias: &'a [f32],
     eps: f32,
+    rms: bool,
 }
 
-impl Kernel for ResidualLayerNorm<'_> {
+impl Kernel for ResidualNorm<'_> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        let Self { xs, residual, weight, bias, eps } = self;
+        let Self { xs, residual, weight, bias, eps, rms } = self;
         let width = weight.len();
         for (row, xs) in xs.chunks_exact_mut(width).enumerate() {
             if let Some(residual) = residual {
                 let residual = &residual[row * width..][..width];
                 xs.iter_mut().zip(residual).for_each(|(x, residual)| *x += residual);
             }
-            let mean = sum(s, xs, 0.0, false) / width as f32;
+            let mean = if rms { 0.0 } else { sum(s, xs, 0.0, false) / width as f32 };
             let variance = sum(s, xs, mean, true) / width as f32;
             let factor = 1.0 / (variance + eps).sqrt();
             for ((x, weight), bias) in xs.iter_mut().zip(weight).zip(bias) {

@@ -1,0 +1,131 @@
+//! Forward of a ragged batch: no padding, on the CPU over f32 rows, on GPUs over one tensor.
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::encoder::model::bert::BertModel;
+use crate::encoder::model::block::Block;
+use crate::encoder::model::embeddings::check_ids;
+use crate::encoder::model::row_stream::RowStream;
+use crate::encoder::model::tensor_stream::{Batch, TensorStream};
+use crate::error::{Error, Result};
+use crate::ops::Linear;
+use crate::position::ragged::offsets;
+
+impl BertModel {
+    /// Whether [`forward_ragged`](Self::forward_ragged) can run: not in f64; on the CPU with weights that are no
+    /// variables, or on an NVIDIA GPU.
+    pub fn supports_ragged(&self) -> bool {
+        self.supports_rows() || (self.device().is_cuda() && self.dtype() != DType::F64)
+    }
+
+    fn supports_rows(&self) -> bool {
+        self.blocks.iter().all(Block::supports_rows) && self.projection.as_ref().is_none_or(Linear::can_pack)
+    }
+
+    /// A ragged batch → hidden states `(tokens, hidden_size)` in f32, whatever the dtype of the weights.
+    ///
+    /// `ids` and `token_type_ids` are the sequences one after another, `lengths` the number of tokens of each. On the CPU
+    /// the hidden states of a sequence are bitwise the same alone and in any batch.
+    ///
+    /// # Errors
+    /// Lengths that do not add up to the number of tokens; a sequence longer than `max_position_embeddings`; an id outside
+    /// its table; a model that does not [support ragged batches](Self::supports_ragged).
+    pub fn forward_ragged(
+        &self,
+        ids: &[u32],
+        token_type_ids: &[u32],
+        lengths: &[usize],
+    ) -> candle_core::Result<Tensor> {
+        if !self.supports_ragged() {
+            let found = "a model that is trained or f64, or on another device";
+            let expected = "one on the CPU with fixed weights, or on CUDA";
+            return Err(Error::value("forward_ragged's model", found, expected).into());
+        }
+        let offsets = offsets(lengths);
+        self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
+        if !self.supports_rows() {
+            return Ok(self.forward_ragged_tensor(ids, token_type_ids, lengths)?);
+        }
+        let hidden = self.embeddings.of_rows(ids, token_type_ids, lengths)?;
+        let mut stream = RowStream::new(hidden, &offsets)?;
+        self.run(&mut stream)?;
+        Tensor::from_vec(stream.hidden, (ids.len(), self.config.hidden_size), &Device::Cpu)
+    }
+
+    fn check_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize], offsets: &[usize]) -> Result<()> {
+        let (tokens, sum) = (ids.len(), offsets[lengths.len()]);
+        if sum != tokens || types.len() != tokens {
+            let found = format!("{sum} and {}", types.len());
+            let expected = format!("{tokens}, the number of ids");
+            return Err(Error::value("the sum of lengths and the number of types", found, expected));
+        }
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest > self.config.max_tokens() {
+            let allowed = format!("at most {}, by max_position_embeddings", self.config.max_tokens());
+            return Err(Error::value("the length of the longest sequence", longest, allowed));
+        }
+        check_ids("ids", ids, self.config.vocab_size)?;
+        if self.config.has_types() {
+            check_ids("token_type_ids", types, self.config.type_vocab_size)?;
+        }
+        Ok(())
+    }
+
+    /// A ragged batch as one tensor, in the dtype of the weights: nothing between the ids and the hidden states waits for
+    /// the device. The arguments are checked.
+    fn forward_ragged_tensor(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Tensor> {
+        // candle's kernels for NVIDIA GPUs cannot look up nothing.
+        if ids.is_empty() {
+            return Ok(Tensor::zeros((0, self.config.hidden_size), DType::F32, self.device())?);
+        }
+        let hidden = self.embeddings.of_ragged(ids, types, lengths)?;
+        let mut stream = TensorStream::new(hidden, Batch::ragged(lengths), 0.0);
+        self.run(&mut stream)?;
+        Ok(stream.hidden.squeeze(0)?.to_dtype(DType::F32)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::encoder::BertConfig;
+
+    /// On the CPU both streams run: the one over a tensor, which GPUs use, and the one over f32 rows.
+    #[test]
+    fn tensor_stream_equals_row_stream() {
+        let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let encoders = ["albert", "distilbert", "electra", "gte", "modernbert", "mpnet", "nomic_bert", "roberta"];
+        let encoders = encoders.map(|name| fixtures.join("encoders").join(name));
+        for folder in encoders.into_iter().chain([fixtures.join("tiny-bert")]) {
+            let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+            let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &Device::Cpu);
+            let model = BertModel::load(&config, source).unwrap();
+            let lengths = [5, 1, 0, 13, 2];
+            let tokens: usize = lengths.iter().sum();
+            let ids: Vec<u32> = (0..tokens as u32).map(|i| 3 + i * 7 % (config.vocab_size as u32 - 3)).collect();
+            let types: Vec<u32> = ids.iter().map(|id| id % config.type_vocab_size.max(1) as u32).collect();
+            let want = model.forward_ragged(&ids, &types, &lengths).unwrap();
+            let got = model.forward_ragged_tensor(&ids, &types, &lengths).unwrap();
+            assert_eq!((got.dims(), got.dtype()), (want.dims(), DType::F32));
+            assert!(worst(&got, &want) < 1e-5, "{}", folder.display());
+            // Once more with the fused steps of an NVIDIA GPU, by their mock.
+            #[cfg(not(feature = "cuda"))]
+            {
+                let (got, steps) =
+                    crate::ops::cuda::with_mock_device(|| model.forward_ragged_tensor(&ids, &types, &lengths).unwrap());
+                // A norm after the embeddings, and in each layer two norms and an activation.
+                assert!(steps > 3 * config.num_hidden_layers, "{}: {steps} steps", folder.display());
+                assert!(worst(&got, &want) < 1e-5, "{}", folder.display());
+            }
+            assert_eq!(model.forward_ragged_tensor(&[], &[], &[0]).unwrap().dims(), [0, config.hidden_size]);
+        }
+    }
+
+    fn worst(got: &Tensor, want: &Tensor) -> f32 {
+        let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
+        differences.max(0).unwrap().to_scalar().unwrap()
+    }
+}
