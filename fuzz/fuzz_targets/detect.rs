@@ -1,4 +1,4 @@
-//! Weights and configurations of families, damaged: detected, loaded, run over three tokens, written and read again.
+//! Damaged weights and configurations of families: detects, loads, runs three tokens, writes and reads again.
 #![no_main]
 
 use std::collections::HashMap;
@@ -7,12 +7,12 @@ use arbitrary::{Result, Unstructured};
 use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelAttention, detect, write_layers};
 use candle_attention::weights::AttentionWeights;
 use candle_attention::{AttentionInputs, AttentionOptions, KvCache, MultiHeadAttention, Position};
-use candle_attention_fuzz::{Folder, config, entries, header, safetensors, says, template};
+use candle_attention_fuzz::{Folder, config, entries, header, message_of, safetensors, template};
 use candle_core::{DType, Device, Tensor};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-const MOST: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 const CPU: Device = Device::Cpu;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -26,12 +26,12 @@ fn run(bytes: &[u8]) -> Result<()> {
     let entries = entries(&mut u, template)?;
     let dtype = *u.choose(&[DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16])?;
     let other: String = u.arbitrary::<&str>()?.chars().take(64).collect();
-    let Some((text, data)) = header(&entries, MOST) else { return Ok(()) };
+    let Some((text, data)) = header(&entries, MAX_BYTES) else { return Ok(()) };
     let folder = Folder::new();
     let path = folder.write("model.safetensors", &safetensors(&text, &data, text.len() as u64));
-    let Ok(checkpoint) = Checkpoint::open(path).map_err(says) else { return Ok(()) };
+    let Ok(checkpoint) = Checkpoint::open(path).map_err(message_of) else { return Ok(()) };
     let layers = checkpoint.attention_layers(Some(&json));
-    // One of them, for speed.
+    // Only one layer, for speed.
     let which = if layers.is_empty() { 0 } else { u.choose_index(layers.len())? };
     if let Some(LayerInfo { prefix, problem, .. }) = layers.get(which) {
         match checkpoint.attention(prefix, &json, dtype, &CPU) {
@@ -40,19 +40,19 @@ fn run(bytes: &[u8]) -> Result<()> {
                 forward(&model, dtype, dtype == DType::F32 && is_plain(&checkpoint));
                 write(&folder, &model, prefix, &json, dtype);
             }
-            // What only the making of the layer finds.
+            // Found only when the layer is built.
             Err(error) if error.to_string().contains("in fours") => {}
-            Err(error) => assert!(problem.is_some(), "{prefix} is said to load, but: {}", says(error)),
+            Err(error) => assert!(problem.is_some(), "{prefix} is listed as loadable, but: {}", message_of(error)),
         }
     }
-    // A prefix at which there may be anything.
+    // An arbitrary prefix.
     let source = checkpoint.at(&other, dtype, &CPU);
-    detect(&source).err().map(says);
-    checkpoint.attention(&other, &json, dtype, &CPU).err().map(says);
+    detect(&source).err().map(message_of);
+    checkpoint.attention(&other, &json, dtype, &CPU).err().map(message_of);
     Ok(())
 }
 
-/// Whether every number is one that a model might have.
+/// Whether every weight has a magnitude that a real model may have.
 fn is_plain(checkpoint: &Checkpoint) -> bool {
     let largest = |name: &str| {
         let tensor = checkpoint.tensor(name, &CPU).ok()?.to_dtype(DType::F32).ok()?;
@@ -65,7 +65,7 @@ fn is_plain(checkpoint: &Checkpoint) -> bool {
         && checkpoint.names().all(|name| largest(name).is_some_and(|largest| largest < 100.0))
 }
 
-/// `plain`: the weights are such that the output has to be finite.
+/// `plain`: the weights are such that the output must be finite.
 fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     let config = model.layer.config();
     let Some(tokens) = tokens(&config.position).filter(|tokens| *tokens <= 64) else { return };
@@ -83,7 +83,11 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
         let zero = (&output * 0.0).unwrap().sum_all().unwrap().to_dtype(DType::F32).unwrap();
         assert_eq!(zero.to_scalar::<f32>().unwrap(), 0.0, "NaN of plain weights: {config:?}");
     }
-    let weighted = model.layer.attend_with(&inputs, &options.with_return_attention_weights(true)).expect("with weights").output;
+    let weighted = model
+        .layer
+        .attend_with(&inputs, &options.with_return_attention_weights(true))
+        .expect("attention weights")
+        .output;
     assert_eq!(weighted.dims(), output.dims());
     let one_input = [config.resolved_key_size(), config.resolved_value_size()] == [config.resolved_query_size(); 2];
     if !one_input || tokens != 3 || matches!(config.position, Position::Disentangled(_)) {
@@ -93,12 +97,12 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     for (start, length) in [(0, 2), (2, 1)] {
         let chunk = query.narrow(1, start, length).unwrap();
         let inputs = AttentionInputs::self_attention(&chunk, &model.mask);
-        let output = model.layer.attend_cached(&inputs, &mut cache, &options).expect("with a cache").output;
+        let output = model.layer.attend_cached(&inputs, &mut cache, &options).expect("decoding with a cache").output;
         assert_eq!(output.dims(), [1, length, config.resolved_output_size()]);
     }
 }
 
-/// How many tokens to run: 3, or as many as there are patches and what stands before them.
+/// The number of tokens to run: 3, or for a grid of patches the patches and their prefix tokens.
 fn tokens(position: &Position) -> Option<usize> {
     let (before, [rows, columns]) = match position {
         Position::Rotary2d(rotary) => (rotary.prefix_tokens, rotary.grid.unwrap_or([2, 2])),
@@ -108,14 +112,14 @@ fn tokens(position: &Position) -> Option<usize> {
     rows.checked_mul(columns)?.checked_add(before)
 }
 
-/// What a layout can hold is read back as it was written.
+/// Writes the layer in its layout, if the layout can hold it, and reads it again.
 fn write(folder: &Folder, model: &ModelAttention, prefix: &str, json: &Value, dtype: DType) {
     let path = folder.path("written.safetensors");
     let weights = model.layer.weights().expect("weights");
     let layers = [(prefix, &weights, model.layer.config())];
     let written = write_layers(&path, &layers, model.layout, HashMap::new());
     if let Err(error) = written {
-        says(error);
+        message_of(error);
         return;
     }
     let again = Checkpoint::open(&path).expect("what was written is opened");

@@ -1,15 +1,15 @@
-//! Whole folders, of headers only: what `inspect` says of them is consistent, whatever their config.json.
+//! Model folders with headers only and any config.json: the reports of `inspect` must be consistent.
 #![no_main]
 
 use arbitrary::{Result, Unstructured};
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_fuzz::{Entry, Folder, config, entries, rarely, safetensors, says, template};
+use candle_attention_fuzz::{Entry, Folder, config, entries, message_of, rarely, safetensors, template};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
-/// As large as a file may be said to be; its data is a hole.
-const MOST: usize = 1 << 40;
-/// Files up to here are also searched for NaN.
+/// The largest size that a header may state; the data is a hole in a sparse file.
+const MAX_BYTES: usize = 1 << 40;
+/// The largest file that is also searched for NaN.
 const READ: u64 = 1 << 20;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -22,7 +22,7 @@ fn run(bytes: &[u8]) -> Result<()> {
     let template = template(&mut u)?;
     let mut text = config(&mut u, &template.config)?.to_string();
     let mut all = entries(&mut u, template)?;
-    // The same layers many times over.
+    // Many copies of the same layers.
     if rarely(&mut u, 8)? {
         let copies = u.int_in_range(1..=20)?;
         let again = |copy: usize| {
@@ -52,19 +52,19 @@ fn run(bytes: &[u8]) -> Result<()> {
         let index = format!("{{\"weight_map\":{{{}}}}}", map.join(","));
         folder.write("model.safetensors.index.json", index.as_bytes());
     }
-    let Ok(checkpoint) = Checkpoint::open(folder.path("")).map_err(says) else { return Ok(()) };
+    let Ok(checkpoint) = Checkpoint::open(folder.path("")).map_err(message_of) else { return Ok(()) };
     let json: Option<Value> = serde_json::from_slice(&std::fs::read(folder.path("config.json")).unwrap()).ok();
     inspect(&checkpoint, json.as_ref());
     Ok(())
 }
 
-/// Writes a file of these headers whose data is a hole; whether it could be.
+/// Writes a sparse file with these headers; false if it cannot be written.
 fn hole(folder: &Folder, file: &str, entries: &[Entry]) -> bool {
     let mut all = Vec::new();
     let mut offset = 0;
     for entry in entries {
         let end = usize::saturating_add(offset, entry.size().unwrap_or(0));
-        if end > MOST {
+        if end > MAX_BYTES {
             return false;
         }
         let [from, to] = entry.offsets.unwrap_or([offset, end]);
@@ -91,7 +91,7 @@ fn inspect(checkpoint: &Checkpoint, json: Option<&Value>) {
         assert!(layer.num_attention_heads.is_some() || layer.problem.is_some() || json.is_none());
         serde_json::to_string(layer).expect("a layer as JSON");
         if small && !checkpoint.path().extension().is_some_and(|extension| extension == "json") {
-            checkpoint.non_finite(&layer.prefix).err().map(says);
+            checkpoint.non_finite(&layer.prefix).err().map(message_of);
         }
     }
     for pair in layers.windows(2) {

@@ -1,16 +1,16 @@
-//! Files of any bytes, files whose headers lie, and indexes of shards: opened and read to the end, or an error.
+//! Arbitrary bytes, inconsistent headers, shards and indexes: opens the file and reads every tensor, or gets an error.
 #![no_main]
 
 use std::collections::BTreeSet;
 
 use arbitrary::{Result, Unstructured};
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
-use candle_attention_fuzz::{Folder, entries, header, safetensors, says, template};
+use candle_attention_fuzz::{Folder, entries, header, message_of, safetensors, template};
 use candle_core::{DType, Device};
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 
-const MOST: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = run(bytes);
@@ -62,11 +62,11 @@ fn run(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A file, and the names it holds if none is there twice.
+/// A file, and its tensor names unless one occurs twice.
 fn file(u: &mut Unstructured) -> Result<(Vec<u8>, Option<Vec<String>>)> {
     let template = template(u)?;
     let entries = entries(u, template)?;
-    let Some((text, mut data)) = header(&entries, MOST) else { return Ok((Vec::new(), None)) };
+    let Some((text, mut data)) = header(&entries, MAX_BYTES) else { return Ok((Vec::new(), None)) };
     let length = match u.int_in_range(0..=15)? {
         1 => u.arbitrary()?,
         2 => text.len() as u64 - 1,
@@ -83,12 +83,12 @@ fn file(u: &mut Unstructured) -> Result<(Vec<u8>, Option<Vec<String>>)> {
     Ok((safetensors(&text, &data, length), names))
 }
 
-/// Reads everything. `names`: those that it has to hold; `None` if some are there twice or nothing is known.
+/// Reads everything. `names` are the expected tensor names, `None` if they are unknown or not unique.
 fn read(opened: candle_attention::Result<Checkpoint>, names: Option<Vec<String>>) {
     let checkpoint = match opened {
         Ok(checkpoint) => checkpoint,
         Err(error) => {
-            assert!(says(error).contains(".safetensors"), "an error that does not name the file");
+            assert!(message_of(error).contains(".safetensors"), "an error that does not name the file");
             return;
         }
     };
@@ -98,14 +98,14 @@ fn read(opened: candle_attention::Result<Checkpoint>, names: Option<Vec<String>>
     }
     for name in &held {
         match checkpoint.tensor(name, &Device::Cpu) {
-            Ok(tensor) => assert!(tensor.elem_count() <= 2 * MOST),
-            Err(error) => assert!(says(error).contains(name.as_str())),
+            Ok(tensor) => assert!(tensor.elem_count() <= 2 * MAX_BYTES),
+            Err(error) => assert!(message_of(error).contains(name.as_str())),
         }
     }
     let source = checkpoint.at("", DType::F32, &Device::Cpu);
     assert_eq!(source.names().map(|names| names.len()), Some(held.len()));
-    checkpoint.metadata().err().map(says);
+    checkpoint.metadata().err().map(message_of);
     for outcome in [checkpoint.to_varmap("", DType::F32, &Device::Cpu).map(drop), checkpoint.non_finite("").map(drop)] {
-        outcome.err().map(says);
+        outcome.err().map(message_of);
     }
 }

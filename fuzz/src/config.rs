@@ -1,4 +1,4 @@
-//! Configurations with wrong, absurd and missing values.
+//! Configurations with wrong, extreme and missing values.
 
 use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
@@ -149,7 +149,7 @@ const WORDS: &[&str] = &[
     "yarn",
 ];
 
-/// Numbers at the edges of what their types hold, and plain ones.
+/// Extreme values of the number types, and ordinary ones.
 const FLOATS: &[f64] = &[
     0.0,
     -0.0,
@@ -205,14 +205,14 @@ fn value(u: &mut Unstructured, depth: usize) -> Result<Value> {
     })
 }
 
-/// `base` with a few keys changed, added or removed, at the top or in a section.
+/// `base` with a few keys changed, added or removed, at the top level or in a section.
 pub fn config(u: &mut Unstructured, base: &Value) -> Result<Value> {
     let mut config = base.clone();
     for _ in 0..u.int_in_range(0..=6)? {
         let section = *u.choose(&["", "", "", "rope_scaling", "rope_parameters", "attn_config", "text_config"])?;
         let at = if config.get(section).is_some_and(Value::is_object) { &mut config[section] } else { &mut config };
         let Some(at) = at.as_object_mut() else { break };
-        // Every other time a key that is there already, which surely matters.
+        // Every second time an existing key, which certainly matters.
         let there = u.arbitrary::<bool>()? && !at.is_empty();
         let key = match there {
             true => at.keys().nth(u.choose_index(at.len())?).cloned().unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! Safetensors files that may lie.
+//! Safetensors files, possibly inconsistent.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::{Template, rarely};
 
-/// A tensor of a header. `data` absent: as many bytes as shape and dtype ask for; `offsets` absent: after its neighbour.
+/// A tensor of a header. Without `data`, as many bytes as shape and dtype require; without `offsets`, right after the tensor
+/// before it.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub name: String,
@@ -41,7 +42,7 @@ const DTYPES: &[(&str, usize)] = &[
     ("Q7", 8),
 ];
 
-/// Names by which layers, their parts, and what may stand beside them are known.
+/// Tensor names of layers, of their parts, and of other tensors of a checkpoint.
 const PARTS: &[&str] = &[
     "",
     ".",
@@ -123,7 +124,7 @@ fn size(u: &mut Unstructured) -> Result<usize> {
 }
 
 impl Entry {
-    /// Bytes that shape and dtype ask for.
+    /// The number of bytes that shape and dtype require.
     pub fn size(&self) -> Option<usize> {
         let bits = DTYPES.iter().find(|(dtype, _)| *dtype == self.dtype)?.1;
         let count = self.shape.iter().try_fold(1usize, |all, n| all.checked_mul(*n))?;
@@ -181,14 +182,14 @@ pub fn entries(u: &mut Unstructured, template: &Template) -> Result<Vec<Entry>> 
     Ok(all)
 }
 
-/// The header of these tensors and the bytes of data that it speaks of, `None` where there are more than `most`.
+/// The header of these tensors and its data, `None` if that is more than `most` bytes.
 pub fn header(entries: &[Entry], most: usize) -> Option<(String, Vec<u8>)> {
     let (mut header, mut bytes) = (Vec::new(), Vec::new());
     for entry in entries {
         let start = bytes.len();
         match (&entry.data, entry.size()) {
             (Some(data), _) => bytes.extend(data),
-            // Small numbers, none of them alike.
+            // Small, distinct values.
             (None, size) => {
                 let end = start.checked_add(size.unwrap_or(0)).filter(|end| *end <= most)?;
                 bytes.extend((start..end).map(|i| if i % 4 == 3 { 0x3c } else { (i * 37) as u8 }));
@@ -196,18 +197,18 @@ pub fn header(entries: &[Entry], most: usize) -> Option<(String, Vec<u8>)> {
         }
         let [from, to] = entry.offsets.unwrap_or([start, bytes.len()]);
         let info = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [from, to]});
-        // Written by hand: a map would not keep names that are there twice.
+        // Formatted as text: a map would drop duplicate names.
         header.push(format!("{}:{info}", json!(entry.name)));
     }
     Some((format!("{{{}}}", header.join(",")), bytes))
 }
 
-/// A file whose header length may be another than is said.
+/// A file; `length` is the header length that it states.
 pub fn safetensors(header: &str, data: &[u8], length: u64) -> Vec<u8> {
     [&length.to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// A folder in memory, where the system has one, that lasts as long as an input.
+/// A temporary folder for one input, in memory if the system has such a file system.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
