@@ -185,7 +185,7 @@ fn absurd_configurations_are_errors() {
     says(load(&mpt), &["a slope of inf"]);
     let shared = Position::Disentangled(Disentangled::new(4).with_share_att_key(true));
     let narrow = AttentionConfig::new(8, 2).with_key_size(6).with_position(shared.clone());
-    says(narrow.validate(), &["key_size = 6", "hidden_size = 8 where share_att_key is set"]);
+    says(narrow.validate(), &["key_size = 6", "hidden_size = 8 if share_att_key is set"]);
     let grouped = AttentionConfig::new(8, 2).with_num_key_value_heads(1).with_position(shared);
     says(grouped.validate(), &["num_key_value_heads = 1", "disentangled"]);
     let slopes = Alibi::default().with_slopes(AlibiSlopes::Given(vec![0.5, f64::NAN]));
