@@ -1,50 +1,223 @@
-//! The weights of an attention layer as plain tensors, and the reordering of fused rows.
+//! The weights of an attention layer as plain tensors, in the orders in which checkpoints store them.
+//!
+//! Every published layout is read into [`AttentionWeights`], every layer is made of them, and every layout is written
+//! from them, so a new layout needs nothing but its names. Fused query-key-value matrices keep the row order of the
+//! checkpoint here, as data ([`FusedOrder`]): reordering them while reading would detach variables from the layer that
+//! learns from them, and would copy matrices that are already in order.
 
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
+use crate::macros::setters;
 
-/// A projection as plain tensors.
+/// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct LinearWeights {
-    /// `(out, in)`.
+    /// `W`, `(out, in)`.
     pub weight: Tensor,
-    /// `(out)`.
+    /// `b`, `(out)`.
     pub bias: Option<Tensor>,
 }
 
-/// The input projections as plain tensors.
+impl LinearWeights {
+    /// Weights of `weight` `(out, in)` and `bias` `(out)`.
+    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
+        Self { weight, bias }
+    }
+
+    pub(crate) fn tracks_gradient(&self) -> bool {
+        self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
+    }
+
+    /// Outputs `start .. start + len`: views, which follow the weights if they change.
+    pub(crate) fn narrow(&self, start: usize, len: usize) -> Result<Self> {
+        let bias = self.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
+        Ok(Self { weight: self.weight.narrow(0, start, len)?, bias })
+    }
+
+    /// Consecutive blocks of so many outputs each, as views.
+    pub(crate) fn split(&self, rows: [usize; 3]) -> Result<[Self; 3]> {
+        let [q, k, v] = rows;
+        Ok([self.narrow(0, q)?, self.narrow(q, k)?, self.narrow(q + k, v)?])
+    }
+
+    /// Layers of the same input as one: their outputs one after the other. The bias is dropped unless all have one.
+    pub(crate) fn concat(parts: &[&Self]) -> Result<Self> {
+        // candle cannot concatenate empty tensors, such as those of a layer without heads.
+        if parts.iter().all(|part| part.weight.elem_count() == 0) {
+            return Ok(parts[0].clone());
+        }
+        let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
+        let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
+        let bias = if biases.len() == parts.len() { Some(Tensor::cat(&biases, 0)?) } else { None };
+        Ok(Self { weight: Tensor::cat(&weights, 0)?, bias })
+    }
+
+    /// Queries, keys and values as one, with the outputs in `order`: the inverse of
+    /// [`in_block_order`](Self::in_block_order). `h_kv` is the number of key-value heads.
+    pub(crate) fn fuse([q, k, v]: [&Self; 3], order: FusedOrder, h_kv: usize) -> Result<Self> {
+        let groups = match order {
+            FusedOrder::Blocks => 1,
+            FusedOrder::Grouped => h_kv,
+            FusedOrder::FourBlocks => 4,
+        };
+        if groups == 1 || q.weight.elem_count() == 0 {
+            return Self::concat(&[q, k, v]);
+        }
+        let parts = if order == FusedOrder::FourBlocks { [q, v, k] } else { [q, k, v] };
+        let weight = interleave(parts.map(|part| &part.weight), groups)?;
+        let bias = match parts.map(|part| part.bias.as_ref()) {
+            [Some(a), Some(b), Some(c)] => Some(interleave([a, b, c], groups)?),
+            _ => None,
+        };
+        Ok(Self { weight, bias })
+    }
+
+    /// All queries, then all keys, then all values, of a fused matrix whose outputs are in `order`. Differentiable.
+    ///
+    /// `rows` are the numbers of outputs of queries, keys and values, `h_kv` is the number of key-value heads.
+    pub(crate) fn in_block_order(&self, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<Self> {
+        let [q, k, v] = rows;
+        if self.weight.dims().first() != Some(&(q + k + v)) {
+            let expected = format!("({}, in)", q + k + v);
+            return Err(Error::shape("the fused q, k, v weight", self.weight.dims(), expected));
+        }
+        if order == FusedOrder::FourBlocks && (q != k || q != v || !q.is_multiple_of(4)) {
+            let expected = "as many keys and values as queries, a multiple of 4";
+            return Err(Error::shape("the fused q, k, v weight", self.weight.dims(), expected));
+        }
+        let ordered = |t: &Tensor| deinterleave(t, order, rows, h_kv);
+        Ok(Self { weight: ordered(&self.weight)?, bias: self.bias.as_ref().map(ordered).transpose()? })
+    }
+}
+
+/// Tensors `(rows_i, …)` cut into `groups` each → `(rows, …)`: the first group of each tensor, then the second group.
+fn interleave(tensors: [&Tensor; 3], groups: usize) -> Result<Tensor> {
+    let rest = &tensors[0].dims()[1..];
+    let group = |t: &Tensor| t.reshape([&[groups, t.dims()[0] / groups], rest].concat()); // (groups, rows per group, …)
+    let all = Tensor::cat(&[group(tensors[0])?, group(tensors[1])?, group(tensors[2])?], 1)?;
+    Ok(all.reshape([&[all.dims()[0] * all.dims()[1]], rest].concat())?)
+}
+
+/// The inverse of [`interleave`]: the queries, keys and values of a fused `(rows, …)` as consecutive blocks.
+fn deinterleave(t: &Tensor, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<Tensor> {
+    let rest = &t.dims()[1..];
+    let (groups, starts) = match order {
+        FusedOrder::Blocks => return Ok(t.clone()),
+        FusedOrder::Grouped => {
+            let (q, k) = (rows[0] / h_kv, rows[1] / h_kv);
+            (h_kv, [0, q, q + k])
+        }
+        // Queries, values, keys.
+        FusedOrder::FourBlocks => (4, [0, rows[0] / 2, rows[0] / 4]),
+    };
+    let grouped = t.reshape([&[groups, rows.iter().sum::<usize>() / groups], rest].concat())?; // (groups, rows per group, …)
+    let part = |i: usize| {
+        let part = grouped.narrow(1, starts[i], rows[i] / groups)?;
+        part.contiguous()?.reshape([&[rows[i]], rest].concat())
+    };
+    Ok(Tensor::cat(&[part(0)?, part(1)?, part(2)?], 0)?)
+}
+
+/// The order of the rows of queries, keys and values in a fused matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FusedOrder {
+    /// All queries, all keys, all values.
+    Blocks,
+    /// Per key-value head: its query heads, its key head, its value head. With as many key-value heads as query heads
+    /// that is query, key, value per head; with a single key-value head it equals [`Blocks`](Self::Blocks).
+    Grouped,
+    /// Four blocks, each with a quarter of the queries, then of the values, then of the keys (CodeGen).
+    FourBlocks,
+}
+
+/// The weights of the query, key and value projections.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum QkvWeights {
-    /// Query, key, value.
+    /// Three layers: query, key, value.
     Split(Box<[LinearWeights; 3]>),
-    /// The rows of query, key and value in one.
+    /// One layer with all queries, all keys and all values.
     Packed(LinearWeights),
-    /// In one, in another order of rows.
+    /// One layer with its rows in another order.
     Ordered(LinearWeights, FusedOrder),
-    /// One weight in another order of rows, and biases of query, key and value in their own.
+    /// One weight with its rows in another order, and three biases.
     OrderedSplitBias {
-        /// The rows of query, key and value.
+        /// `(q + k + v rows, in)`.
         weight: Tensor,
-        /// Those of query, key and value.
+        /// The biases of query, key and value.
         biases: [Option<Tensor>; 3],
-        /// The order of the rows.
+        /// The order of the rows of `weight`.
         order: FusedOrder,
     },
 }
 
 impl QkvWeights {
     pub(crate) fn tracks_gradient(&self) -> bool {
-        let dense = |dense: &LinearWeights| dense.weight.track_op() || dense.bias.iter().any(Tensor::track_op);
         match self {
-            Self::Split(parts) => parts.iter().any(dense),
-            Self::Packed(all) | Self::Ordered(all, _) => dense(all),
+            Self::Split(parts) => parts.iter().any(LinearWeights::tracks_gradient),
+            Self::Packed(all) | Self::Ordered(all, _) => all.tracks_gradient(),
             Self::OrderedSplitBias { weight, biases, .. } => {
                 weight.track_op() || biases.iter().flatten().any(Tensor::track_op)
             }
         }
+    }
+
+    /// Whether the rows have to be reordered before use.
+    pub(crate) fn needs_reordering(&self) -> bool {
+        matches!(self, Self::Ordered(..) | Self::OrderedSplitBias { .. })
+    }
+
+    /// The single layer of queries, keys and values with its rows in block order; `None` if they are stored apart.
+    ///
+    /// `rows` are the numbers of outputs of queries, keys and values, `h_kv` is the number of key-value heads.
+    pub(crate) fn packed(&self, rows: [usize; 3], h_kv: usize) -> Result<Option<LinearWeights>> {
+        match self {
+            Self::Split(_) | Self::OrderedSplitBias { .. } => Ok(None),
+            Self::Packed(all) => Ok(Some(all.clone())),
+            Self::Ordered(all, order) => all.in_block_order(*order, rows, h_kv).map(Some),
+        }
+    }
+
+    /// Query, key and value as three layers: views where the rows are in block order. Differentiable.
+    ///
+    /// `rows` and `h_kv` as for [`packed`](Self::packed).
+    pub(crate) fn split(&self, rows: [usize; 3], h_kv: usize) -> Result<[LinearWeights; 3]> {
+        match self {
+            Self::Split(parts) => Ok(*parts.clone()),
+            Self::Packed(all) => all.split(rows),
+            Self::Ordered(all, order) => all.in_block_order(*order, rows, h_kv)?.split(rows),
+            Self::OrderedSplitBias { weight, biases, order } => {
+                let weights = LinearWeights::new(weight.clone(), None).in_block_order(*order, rows, h_kv)?;
+                let mut parts = weights.split(rows)?;
+                for (part, bias) in parts.iter_mut().zip(biases) {
+                    part.bias.clone_from(bias);
+                }
+                Ok(parts)
+            }
+        }
+    }
+}
+
+/// The parameters of the norm of queries or keys: `(d)`, shared by all heads; `(heads, d)`, one per head; or
+/// `(heads · d)`, over all heads together.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct NormWeights {
+    /// The scale.
+    pub weight: Tensor,
+    /// The shift, added after the scale; the shape of `weight`.
+    pub bias: Option<Tensor>,
+}
+
+impl NormWeights {
+    /// Parameters of `weight` and `bias`, of the same shape.
+    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
+        Self { weight, bias }
     }
 }
 
@@ -83,12 +256,13 @@ impl PositionWeights {
 
 /// All weights of one attention layer, whatever layout they came from.
 ///
-/// A tensor that is a variable stays connected to it: what is here is a view, so a layer made of these learns.
+/// A tensor that is a variable stays connected to it: a layer made of these weights learns.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct AttentionWeights {
-    /// `(h · d, query_size)`, `(h_kv · d, key_size)`, `(h_kv · d_v, value_size)`.
+    /// Query `(h · d, query_size)`, key `(h_kv · d, key_size)` and value `(h_kv · d_v, value_size)`.
     pub qkv: QkvWeights,
-    /// `(output_size, h · d_v)`.
+    /// The output projection, `(output_size, h · d_v)`.
     pub o: LinearWeights,
     /// One more key and value that every query sees, `(h_kv · d)` and `(h_kv · d_v)`.
     pub bias_kv: Option<[Tensor; 2]>,
@@ -96,79 +270,28 @@ pub struct AttentionWeights {
     pub score: Option<Tensor>,
     /// The norms of queries and keys.
     pub qk_norm: Option<[NormWeights; 2]>,
-    /// A score a head that takes part in the softmax without a value, `(h)`.
+    /// One score per head that takes part in the softmax without a value, `(h)`.
     pub sinks: Option<Tensor>,
     /// The weights of the position scheme.
     pub position: PositionWeights,
 }
 
-/// The parameters of a norm of queries or keys: `(d)`, the same for every head; `(heads, d)`, one for each; or
-/// `(heads · d)`, over all heads.
-#[derive(Debug, Clone)]
-pub struct NormWeights {
-    /// The factors.
-    pub weight: Tensor,
-    /// What is added after them.
-    pub bias: Option<Tensor>,
-}
-
-/// In which order a fused weight has the rows of queries, keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FusedOrder {
-    /// All queries, all keys, all values.
-    Blocks,
-    /// For each key-value head: its query heads, the key, the value. With as many key-value heads as query heads that is
-    /// query, key, value of each head; with a single one it is [`Blocks`](Self::Blocks).
-    Grouped,
-    /// Four blocks, each with its share of queries, values, keys, in this order (CodeGen).
-    FourBlocks,
-}
-
-/// The projections with their rows in order, if they are stored in another. Differentiable. `rows`: how many of each.
-pub(crate) fn in_order(weights: &QkvWeights, rows: [usize; 3], h_kv: usize) -> Result<Option<QkvWeights>> {
-    Ok(match weights {
-        QkvWeights::Split(_) | QkvWeights::Packed(_) => None,
-        QkvWeights::Ordered(all, order) => Some(QkvWeights::Packed(in_blocks(all, *order, rows, h_kv)?)),
-        QkvWeights::OrderedSplitBias { weight, biases, order } => {
-            let all = in_blocks(&LinearWeights { weight: weight.clone(), bias: None }, *order, rows, h_kv)?;
-            let part = |i: usize| {
-                let weight = all.weight.narrow(0, rows[..i].iter().sum(), rows[i])?;
-                Ok::<_, Error>(LinearWeights { weight, bias: biases[i].clone() })
-            };
-            Some(QkvWeights::Split(Box::new([part(0)?, part(1)?, part(2)?])))
-        }
-    })
-}
-
-/// The rows of query, key and value one after the other.
-fn in_blocks(dense: &LinearWeights, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<LinearWeights> {
-    let [q, k, v] = rows;
-    if dense.weight.dims().first() != Some(&(q + k + v)) {
-        let expected = format!("({}, in)", q + k + v);
-        return Err(Error::shape("fused q, k, v weight", dense.weight.dims(), expected));
+impl AttentionWeights {
+    /// The weights of a layer that has nothing beside its four projections.
+    pub fn new(qkv: QkvWeights, o: LinearWeights) -> Self {
+        Self { qkv, o, bias_kv: None, score: None, qk_norm: None, sinks: None, position: PositionWeights::default() }
     }
-    let ordered = |t: &Tensor| {
-        let mut rest = t.dims().to_vec();
-        rest.remove(0);
-        let shaped = |dims: &[usize]| t.reshape([dims, &rest].concat());
-        let flat = |t: Tensor, rows: usize| t.contiguous()?.reshape([&[rows], &rest[..]].concat());
-        let (parts, axis, starts) = match order {
-            FusedOrder::Blocks => return Ok(t.clone()),
-            FusedOrder::Grouped => {
-                let (q, k, v) = (q / h_kv, k / h_kv, v / h_kv);
-                (shaped(&[h_kv, q + k + v])?, 1, [(0, q), (q, k), (q + k, v)])
-            }
-            // Queries, values, keys.
-            FusedOrder::FourBlocks => {
-                let part = q / 4;
-                (shaped(&[4, 3 * part])?, 1, [(0, part), (2 * part, part), (part, part)])
-            }
-        };
-        let part = |i: usize| flat(parts.narrow(axis, starts[i].0, starts[i].1)?, rows[i]);
-        Ok::<_, Error>(Tensor::cat(&[part(0)?, part(1)?, part(2)?], 0)?)
-    };
-    if order == FusedOrder::FourBlocks && (q != k || q != v || !q.is_multiple_of(4)) {
-        return Err(Error::shape("fused q, k, v", dense.weight.dims(), "as many keys and values as queries, in fours"));
+
+    setters! {
+        /// Sets one more key and value that every query sees.
+        with_bias_kv, bias_kv: [Tensor; 2] = Some(bias_kv);
+        /// Sets the vector of additive scoring.
+        with_score, score: Tensor = Some(score);
+        /// Sets the norms of queries and keys.
+        with_qk_norm, qk_norm: [NormWeights; 2] = Some(qk_norm);
+        /// Sets the sinks.
+        with_sinks, sinks: Tensor = Some(sinks);
+        /// Sets the weights of the position scheme.
+        with_position, position: PositionWeights = position;
     }
-    Ok(LinearWeights { weight: ordered(&dense.weight)?, bias: dense.bias.as_ref().map(ordered).transpose()? })
 }

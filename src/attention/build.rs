@@ -86,7 +86,7 @@ impl MultiHeadAttention {
     pub fn weights(&self) -> Result<AttentionWeights> {
         Ok(AttentionWeights {
             qkv: self.qkv.weights()?,
-            o: self.o_proj.weights(),
+            o: self.o_proj.weights().clone(),
             bias_kv: self.bias_kv.clone(),
             score: self.score.clone(),
             qk_norm: self.qk_norm.clone(),

@@ -206,7 +206,7 @@ impl MultiHeadAttention {
     fn without_heads(&self, query: &Tensor) -> Result<AttentionOutput> {
         let (b, s_q, _) = query.dims3()?;
         let shape = (b, s_q, self.config.resolved_output_size());
-        let output = match self.o_proj.weights().bias {
+        let output = match &self.o_proj.weights().bias {
             Some(bias) => bias.broadcast_as(shape)?,
             None => Tensor::zeros(shape, query.dtype(), query.device())?,
         };

@@ -13,7 +13,7 @@ use crate::families::layout::{Layout, LinearNames, QkvNames, Stored};
 use crate::families::layouts::{GROUPED, HEADS_APART, NORMS_OF};
 use crate::io::write_atomic;
 use crate::weights::FusedOrder;
-use crate::weights::{AttentionWeights, LinearWeights, QkvWeights};
+use crate::weights::{AttentionWeights, LinearWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -24,7 +24,7 @@ impl AttentionWeights {
     /// not have.
     pub fn to_layout(&self, config: &AttentionConfig, layout: &Layout) -> Result<BTreeMap<String, Tensor>> {
         let writer = Writer { config, layout };
-        let [q, k, v] = writer.split(&self.qkv)?;
+        let [q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
         writer.check(self, [&q, &k, &v])?;
         let mut tensors = BTreeMap::new();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
@@ -35,10 +35,10 @@ impl AttentionWeights {
                 }
             }
             QkvNames::Fused(names, order) => {
-                writer.put(&mut tensors, names, &writer.fused([&q, &k, &v], order)?, None)?;
+                writer.put(&mut tensors, names, &LinearWeights::fuse([&q, &k, &v], order, h_kv)?, None)?;
             }
             QkvNames::FusedSplitBias(weight, biases, order) => {
-                tensors.insert(weight.to_string(), writer.fused([&q, &k, &v], order)?.weight);
+                tensors.insert(weight.to_string(), LinearWeights::fuse([&q, &k, &v], order, h_kv)?.weight);
                 for (name, dense) in biases.into_iter().zip([&q, &v]) {
                     tensors.extend(dense.bias.clone().map(|bias| (name.to_string(), bias)));
                 }
@@ -53,7 +53,7 @@ impl AttentionWeights {
             }
             QkvNames::Pair(of_q, of_kv) => {
                 writer.put(&mut tensors, of_q, &q, Some(h))?;
-                writer.put(&mut tensors, of_kv, &joined(&[&k, &v])?, None)?;
+                writer.put(&mut tensors, of_kv, &LinearWeights::concat(&[&k, &v])?, None)?;
             }
         }
         writer.put_output(&mut tensors, &self.o)?;
@@ -144,25 +144,6 @@ impl Writer<'_> {
         ]
     }
 
-    /// Queries, keys and values each for itself.
-    fn split(&self, qkv: &QkvWeights) -> Result<[LinearWeights; 3]> {
-        let rows = self.rows();
-        let cut = |all: &LinearWeights| {
-            let part = |i: usize| {
-                let start = rows[..i].iter().sum();
-                let bias = all.bias.as_ref().map(|bias| bias.narrow(0, start, rows[i])).transpose()?;
-                Ok::<_, Error>(LinearWeights { weight: all.weight.narrow(0, start, rows[i])?, bias })
-            };
-            Ok([part(0)?, part(1)?, part(2)?])
-        };
-        let ordered = crate::weights::in_order(qkv, rows, self.config.resolved_num_key_value_heads())?;
-        match ordered.as_ref().unwrap_or(qkv) {
-            QkvWeights::Split(parts) => Ok(*parts.clone()),
-            QkvWeights::Packed(all) => cut(all),
-            QkvWeights::Ordered(..) | QkvWeights::OrderedSplitBias { .. } => unreachable!("put in order above"),
-        }
-    }
-
     fn check(&self, weights: &AttentionWeights, [q, k, v]: [&LinearWeights; 3]) -> Result<()> {
         let (layout, config) = (self.layout, self.config);
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
@@ -210,31 +191,6 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn fused(&self, [q, k, v]: [&LinearWeights; 3], order: FusedOrder) -> Result<LinearWeights> {
-        let h_kv = self.config.resolved_num_key_value_heads();
-        // Groups of the rows of each, then of all: the reverse of reading.
-        let groups = match order {
-            FusedOrder::Blocks => return joined(&[q, k, v]),
-            FusedOrder::Grouped => h_kv,
-            FusedOrder::FourBlocks => 4,
-        };
-        if q.weight.elem_count() == 0 {
-            return joined(&[q, k, v]);
-        }
-        let parts = if order == FusedOrder::FourBlocks { [q, v, k] } else { [q, k, v] };
-        let grouped = |tensors: [&Tensor; 3]| {
-            let rest = tensors[0].dims()[1..].to_vec();
-            let group = |t: &Tensor| t.reshape([&[groups, t.dims()[0] / groups], &rest[..]].concat());
-            let all = Tensor::cat(&[group(tensors[0])?, group(tensors[1])?, group(tensors[2])?], 1)?;
-            all.reshape([&[all.dims()[0] * all.dims()[1]], &rest[..]].concat())
-        };
-        let bias = match [&parts[0].bias, &parts[1].bias, &parts[2].bias] {
-            [Some(a), Some(b), Some(c)] => Some(grouped([a, b, c])?),
-            _ => None,
-        };
-        Ok(LinearWeights { weight: grouped([&parts[0].weight, &parts[1].weight, &parts[2].weight])?, bias })
-    }
-
     /// `heads`: into how many heads the projection goes, if it is one of queries, keys or values alone.
     fn put(
         &self,
@@ -272,18 +228,6 @@ impl Writer<'_> {
         }
         Ok(())
     }
-}
-
-/// The rows of several projections of one input, one after the other.
-fn joined(parts: &[&LinearWeights]) -> Result<LinearWeights> {
-    // candle cannot join empty tensors, those of a layer without heads.
-    if parts.iter().all(|part| part.weight.elem_count() == 0) {
-        return Ok(parts[0].clone());
-    }
-    let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
-    let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
-    let bias = if biases.len() == parts.len() { Some(Tensor::cat(&biases, 0)?) } else { None };
-    Ok(LinearWeights { weight: Tensor::cat(&weights, 0)?, bias })
 }
 
 impl crate::checkpoint::Checkpoint {

@@ -2,28 +2,28 @@
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
-use super::linear::Linear;
 use crate::error::Result;
 use crate::kernels::Activation;
 use crate::kernels::cpu::{Element, Isa, PackedWeights};
 use crate::tensor::{for_cpu_element, with_f32_slice, with_slice};
+use crate::weights::LinearWeights;
 
-/// Packs the rows of one or more projections of the same input, one after the other.
-pub(super) fn pack(parts: &[&Linear]) -> Result<PackedWeights> {
-    let k = parts[0].weight.dim(1)?;
+/// Packs the outputs of one or more layers of the same input, one after the other.
+pub(super) fn pack(parts: &[&LinearWeights]) -> Result<PackedWeights> {
+    let input = parts[0].weight.dim(1)?;
     let (mut weights, mut biases) = (Vec::new(), Vec::new());
     for part in parts {
-        with_f32_slice(&part.weight, |numbers| weights.extend_from_slice(numbers))?;
+        with_f32_slice(&part.weight, |weight| weights.extend_from_slice(weight))?;
         match &part.bias {
-            Some(bias) => with_f32_slice(bias, |numbers| biases.extend_from_slice(numbers))?,
+            Some(bias) => with_f32_slice(bias, |bias| biases.extend_from_slice(bias))?,
             None => biases.resize(biases.len() + part.weight.dim(0)?, 0.0),
         }
     }
     let pack = if parts[0].weight.dtype() == DType::BF16 { PackedWeights::new_bf16 } else { PackedWeights::new };
-    Ok(pack(Isa::detect()?, &weights, Some(&biases), biases.len(), k))
+    Ok(pack(Isa::detect()?, &weights, Some(&biases), biases.len(), input))
 }
 
-/// xs `(b, s, in)` times packed weights → `(b, s, out)` in `dtype`.
+/// `xs` `(b, s, in)` times packed weights, plus their bias → `(b, s, out)` in `dtype`.
 pub(super) fn multiply(xs: &Tensor, weights: &PackedWeights, dtype: DType) -> Result<Tensor> {
     let ys = for_cpu_element!(xs.dtype(), A => for_cpu_element!(dtype, O => multiply_as::<A, O>(xs, weights)));
     Ok(ys?.to_dtype(dtype)?)
@@ -32,6 +32,8 @@ pub(super) fn multiply(xs: &Tensor, weights: &PackedWeights, dtype: DType) -> Re
 fn multiply_as<A: Element + WithDType, O: Element + WithDType>(xs: &Tensor, weights: &PackedWeights) -> Result<Tensor> {
     let (b, s, _) = xs.dims3()?;
     let mut ys = Vec::<O>::new();
-    with_slice(&xs.to_dtype(A::DTYPE)?, |xs| weights.multiply::<A, O>(xs, b * s, Activation::Identity, &mut ys))?;
+    with_slice(&xs.to_dtype(A::DTYPE)?, |xs| {
+        weights.multiply::<A, O>(xs, b * s, Activation::Identity, &mut ys);
+    })?;
     Ok(Tensor::from_vec(ys, (b, s, weights.out_features()), &Device::Cpu)?)
 }

@@ -254,7 +254,7 @@ fn norms_have_to_fit() {
     let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, &CPU).unwrap();
     let make = |over, q: Tensor, k: Tensor, bias: Option<Tensor>| {
         let mut weights = weights.clone();
-        weights.qk_norm = Some([NormWeights { weight: q, bias }, NormWeights { weight: k, bias: None }]);
+        weights.qk_norm = Some([NormWeights::new(q, bias), NormWeights::new(k, None)]);
         MultiHeadAttention::from_weights(&config.clone().with_qk_norm(norm(over)), weights)
     };
     let (head, all) = (NormOver::Head, NormOver::AllHeads);

@@ -2,7 +2,7 @@
 
 use candle_attention::position::{Alibi, AlibiSlopes, Position, Rotary, RotaryScaling, T5RelativeBias};
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
-use candle_attention::weights::{AttentionWeights, LinearWeights, PositionWeights, QkvWeights};
+use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, PaddedIds, Scoring,
 };
@@ -326,18 +326,12 @@ fn wrong_masks_are_named_with_the_expected_shape() {
 
 #[test]
 fn weights_of_wrong_shape_or_dtype_are_named() {
-    let dense = |out: usize, input: usize| LinearWeights {
-        weight: Tensor::zeros((out, input), DType::F32, &Device::Cpu).unwrap(),
-        bias: None,
+    let dense = |out: usize, input: usize| {
+        LinearWeights::new(Tensor::zeros((out, input), DType::F32, &Device::Cpu).unwrap(), None)
     };
-    let good = || AttentionWeights {
-        qk_norm: None,
-        sinks: None,
-        position: PositionWeights::default(),
-        qkv: QkvWeights::Split(Box::new([dense(8, 8), dense(8, 8), dense(8, 8)])),
-        o: dense(8, 8),
-        bias_kv: None,
-        score: None,
+    let good = || {
+        let qkv = QkvWeights::Split(Box::new([dense(8, 8), dense(8, 8), dense(8, 8)]));
+        AttentionWeights::new(qkv, dense(8, 8))
     };
     let config = AttentionConfig::new(8, 2);
     let build = |weights| MultiHeadAttention::from_weights(&config, weights);
