@@ -1,8 +1,8 @@
 //! The element-wise activations that a matrix product can end with, on every device.
 
-/// An element-wise activation. The discriminants are those that `cuda/source/rows.cuh` reads.
+/// An element-wise activation. The discriminants are those that `cuda/source/rowwise.cuh` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the feed-forward part of an encoder activates"))]
+#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only feed-forward layers have activations"))]
 pub(crate) enum Activation {
     /// `x`.
     Identity = 0,
