@@ -41,7 +41,7 @@ fn open_bytes(bytes: &[u8]) -> Result<Checkpoint, Error> {
 }
 
 #[test]
-fn a_layer_may_straddle_shards() {
+fn layer_across_two_shards_loads() {
     let folder = tempfile::tempdir().unwrap();
     let all = bert("layer");
     let (mut first, mut second) = (HashMap::new(), HashMap::new());
@@ -72,7 +72,7 @@ fn a_layer_may_straddle_shards() {
 }
 
 #[test]
-fn an_index_cannot_lead_out_of_its_folder() {
+fn index_with_paths_outside_its_folder_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     save(&bert("layer"), &folder.path().join("outside.safetensors"));
     let inner = folder.path().join("model");
@@ -87,7 +87,7 @@ fn an_index_cannot_lead_out_of_its_folder() {
 }
 
 #[test]
-fn an_index_that_lies_is_an_error() {
+fn index_that_contradicts_its_shards_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     save(&bert("layer"), &folder.path().join("a.safetensors"));
     let index = folder.path().join("model.safetensors.index.json");
@@ -139,7 +139,7 @@ fn hostile_files_are_errors() {
 }
 
 #[test]
-fn weights_that_are_no_floats_are_refused() {
+fn integer_weights_are_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let mut all = bert("layer");
     let quantised = all["layer.self.key.weight"].to_dtype(DType::U8).unwrap();
@@ -152,7 +152,7 @@ fn weights_that_are_no_floats_are_refused() {
 }
 
 #[test]
-fn variables_are_made_of_floats_only() {
+fn to_varmap_takes_float_tensors_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let mut all = tensors(&[("layer.weight", &[2, 3]), ("other.weight", &[2])]);
@@ -171,7 +171,7 @@ fn variables_are_made_of_floats_only() {
 }
 
 #[test]
-fn an_unknown_layout_is_explained() {
+fn unknown_layout_error_names_the_nearest_layout() {
     let golden = Golden::open("layouts.safetensors").0;
     let at = |prefix: &str| detect(&golden.at(prefix, DType::F32, &CPU)).map(|layout| layout.name);
     says(at("bert.encoder.layer.0"), &["did you mean prefix `bert.encoder.layer.0.attention`?"]);
@@ -195,7 +195,7 @@ fn an_unknown_layout_is_explained() {
 }
 
 #[test]
-fn what_would_change_the_result_is_not_passed_over() {
+fn unknown_tensors_that_change_the_result_are_an_error() {
     let load = |all: HashMap<String, Tensor>| {
         let vb = VarBuilder::from_tensors(all.clone(), DType::F32, &CPU).pp("layer");
         let by_vb = MultiHeadAttention::load(&AttentionConfig::new(4, 2), vb);
@@ -241,7 +241,7 @@ fn what_would_change_the_result_is_not_passed_over() {
 
 /// The causal mask that GPT-2's files keep beside the weights is no part of the layer; a bias of that name would be.
 #[test]
-fn a_mask_beside_the_weights_is_passed_over() {
+fn mask_buffers_of_gpt2_are_ignored() {
     let names: &[(&str, &[usize])] =
         &[("c_attn.weight", &[4, 12]), ("c_attn.bias", &[12]), ("c_proj.weight", &[4, 4]), ("c_proj.bias", &[4])];
     let load = |more: (&str, &[usize])| {
@@ -257,7 +257,7 @@ fn a_mask_beside_the_weights_is_passed_over() {
 }
 
 #[test]
-fn shapes_are_checked_by_name() {
+fn wrong_shapes_are_errors_that_name_the_tensor() {
     let load = |config: AttentionConfig, all: HashMap<String, Tensor>| {
         MultiHeadAttention::load(&config, VarBuilder::from_tensors(all, DType::F32, &CPU))
     };
@@ -334,7 +334,7 @@ fn config_json_gives_heads_and_scale() {
 }
 
 #[test]
-fn names_below_a_prefix_stop_at_the_dot() {
+fn prefix_matches_whole_name_parts_only() {
     let golden = Golden::open("layouts.safetensors").0;
     // `bart` must not take in `bart_cross`.
     let names = golden.at("bart", DType::F32, &CPU).names().unwrap();

@@ -19,7 +19,7 @@ fn encode(encoder: &SentenceEncoder, texts: &[&str]) -> Tensor {
 }
 
 #[test]
-fn it_is_the_model_of_its_folder() {
+fn embedded_model_equals_its_folder() {
     let long = "a long text ".repeat(100);
     let texts = ["A cat sleeps on the sofa.", "", "Fußball, 你好, naïve café — 😀", "x", &long];
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -34,7 +34,7 @@ fn it_is_the_model_of_its_folder() {
 
 /// Cosine similarities by sentence-transformers 6.2.0 (torch 2.15.0, transformers 5.23.0, f32) of this folder.
 #[test]
-fn it_is_the_same_in_sentence_transformers() {
+fn embedded_model_equals_sentence_transformers() {
     let texts = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "Stocks fell sharply today."];
     let embeddings = encode(&SentenceEncoder::embedded(DType::F32, &Device::Cpu).unwrap(), &texts);
     let got = embeddings.matmul(&embeddings.t().unwrap()).unwrap();
@@ -46,7 +46,7 @@ fn it_is_the_same_in_sentence_transformers() {
 
 /// Each text is nearer to the one that means about the same than to any other.
 #[test]
-fn what_means_the_same_is_near() {
+fn paraphrases_are_nearest_neighbors() {
     let pairs = [
         ("A cat sleeps on the sofa.", "A kitten naps on the couch."),
         ("a chess game", "Play chess against the computer."),
@@ -65,7 +65,7 @@ fn what_means_the_same_is_near() {
 }
 
 #[test]
-fn it_is_small() {
+fn embedded_model_fits_the_size_limit() {
     let size = |folder: &Path| -> u64 {
         let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap());
         files.filter(|file| file.path().is_file()).map(|file| file.metadata().unwrap().len()).sum()

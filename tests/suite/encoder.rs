@@ -86,7 +86,7 @@ fn every_pooling_mode_and_a_dense_module() {
 
 /// The earlier booleans of a pooling configuration, and none of them, mean the same as the newer list.
 #[test]
-fn earlier_pooling_files() {
+fn older_pooling_configurations_mean_the_same() {
     let golden = Golden::open("tiny_bert.safetensors");
     let folder = tiny();
     let modules = r#"[{"idx":0,"name":"0","path":"","type":"sentence_transformers.models.Transformer"},
@@ -131,7 +131,7 @@ fn hidden_states_of_bare_prefixed_and_legacy_checkpoints() {
 }
 
 #[test]
-fn half_types_stay_close() {
+fn half_types_are_close_to_f32() {
     let want = Golden::open("tiny_bert.safetensors").get("mean_norm");
     for (dtype, tolerance) in [(DType::F64, 1e-6), (DType::F16, 5e-3), (DType::BF16, 4e-2)] {
         let encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), dtype, &CPU).unwrap();
@@ -143,7 +143,7 @@ fn half_types_stay_close() {
 
 /// Each parameter that the hidden states depend on gets a gradient, layer norms included.
 #[test]
-fn the_encoder_learns() {
+fn every_parameter_gets_a_gradient() {
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
     let map = checkpoint.to_varmap("", DType::F64, &CPU).unwrap();
     let model = BertModel::load(&config(), VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
@@ -207,7 +207,7 @@ fn layer_norm_keeps_gradients_and_precision() {
 }
 
 #[test]
-fn prompts_are_put_before_the_text() {
+fn prompts_are_prepended_to_the_text() {
     let folder = tiny();
     let write = |text: &str| {
         std::fs::write(folder.path().join("config_sentence_transformers.json"), text).unwrap();
@@ -230,7 +230,7 @@ fn prompts_are_put_before_the_text() {
 }
 
 #[test]
-fn progress_and_order() {
+fn embeddings_are_in_input_order_and_progress_is_reported() {
     let encoder = load(&fixture("tiny-bert")).unwrap();
     let seen = std::cell::RefCell::new(Vec::new());
     let on_progress = |done, all| seen.borrow_mut().push((done, all));
@@ -248,7 +248,7 @@ fn progress_and_order() {
 }
 
 #[test]
-fn a_folder_with_something_wrong_is_named() {
+fn errors_name_the_wrong_file_of_a_folder() {
     type Change = fn(&Path);
     let changes: [(Change, &[&str]); 14] = [
         (|f| std::fs::remove_file(f.join("config.json")).unwrap(), &["config.json", "No such file"]),

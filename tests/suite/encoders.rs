@@ -97,7 +97,7 @@ fn changed(name: &str, without: &[&str], with: Value) -> tempfile::TempDir {
 
 /// As transformers wrote it before its fifth version, and as it is published.
 #[test]
-fn modernbert_in_its_earlier_spelling() {
+fn modernbert_with_older_config_keys_gives_the_same_states() {
     let earlier = json!({
         "global_attn_every_n_layers": 2, "global_rope_theta": 400.0, "local_rope_theta": 40.0,
         "layer_norm_eps": 1e-3, "position_embedding_type": "absolute",
@@ -113,7 +113,7 @@ fn modernbert_in_its_earlier_spelling() {
 
 /// The keys of Nomic's own code, as nomic-embed-text has them.
 #[test]
-fn nomic_in_its_own_words() {
+fn nomic_with_its_own_config_keys_gives_the_same_states() {
     let theirs = [
         "hidden_size",
         "num_hidden_layers",
@@ -163,7 +163,7 @@ fn nomic_in_its_own_words() {
 
 /// Gated, pre-norm and rotary models learn, too: each parameter gets a gradient.
 #[test]
-fn every_parameter_learns() {
+fn every_parameter_gets_a_gradient() {
     for name in ["modernbert", "nomic_bert", "gte", "mpnet"] {
         let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
         let config = BertConfig::from_file(folder.join("config.json")).unwrap();
@@ -184,7 +184,7 @@ fn every_parameter_learns() {
 
 /// Padding inside a text: it has the padding's position, and the tokens after it count on.
 #[test]
-fn padding_inside_a_text_does_not_count() {
+fn padding_inside_a_text_keeps_the_padding_position() {
     let model = load(&fixture("encoders/roberta")).unwrap();
     let ids = [3u32, 1, 5, 7];
     let padded = model.forward(&Tensor::new(&[ids], &CPU).unwrap(), None, &AttentionMask::full()).unwrap();

@@ -174,7 +174,7 @@ families! {
 
 /// What a checkpoint holds and its configuration does not ask for, or the other way round, is said.
 #[test]
-fn what_a_configuration_lacks_is_named() {
+fn mismatch_of_checkpoint_and_configuration_is_reported() {
     let load = |name: &str, prefix: &str, json: serde_json::Value| {
         let checkpoint = Checkpoint::open(fixture(&format!("families/{name}.safetensors"))).unwrap();
         checkpoint.attention(prefix, &json, DType::F32, &CPU).map(|model| model.not_applied)

@@ -34,7 +34,7 @@ fn open(header: &str, data: usize) -> candle_attention::Result<Checkpoint> {
 }
 
 #[test]
-fn a_header_that_lies_names_the_tensor() {
+fn inconsistent_header_error_names_the_tensor() {
     let entry = |name: &str, dtype: &str, shape: &str, from: usize, to: usize| {
         format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{from},{to}]}}"#)
     };
@@ -62,7 +62,7 @@ fn a_header_that_lies_names_the_tensor() {
 }
 
 #[test]
-fn metadata_may_be_null() {
+fn null_metadata_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     write(&path, r#"{"__metadata__":null}"#, &[]);
@@ -71,7 +71,7 @@ fn metadata_may_be_null() {
 }
 
 #[test]
-fn an_index_that_repeats_itself_or_never_ends() {
+fn index_with_duplicates_or_without_end_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let index = folder.path().join("model.safetensors.index.json");
     std::fs::write(&index, r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#).unwrap();
@@ -88,7 +88,7 @@ fn an_index_that_repeats_itself_or_never_ends() {
 
 /// Every format in which a file can hold NaN, one number of each.
 #[test]
-fn nan_of_any_format_is_named() {
+fn nan_is_reported_in_every_float_format() {
     let numbers: [(&str, &[u8], &[u8]); 9] = [
         ("F64", &1e300f64.to_le_bytes(), &f64::NAN.to_le_bytes()),
         ("F32", &f32::MAX.to_le_bytes(), &f32::INFINITY.to_le_bytes()),
@@ -131,7 +131,7 @@ fn saved(tensors: &HashMap<String, Tensor>, prefix: &str) -> (tempfile::TempDir,
 
 /// NaN is a number like others to the layer: it is loaded, and shows in the output.
 #[test]
-fn nan_is_loaded() {
+fn nan_weights_load_and_give_nan() {
     let (_folder, checkpoint) = saved(&projections(f32::NAN), "layer");
     let layer =
         MultiHeadAttention::load(&AttentionConfig::new(8, 2), checkpoint.at("layer", DType::F32, &CPU)).unwrap();
@@ -142,7 +142,7 @@ fn nan_is_loaded() {
 
 /// Numbers that no model can have are refused by the name of their key.
 #[test]
-fn absurd_configurations_are_errors() {
+fn extreme_configuration_values_are_errors() {
     let (_folder, checkpoint) = saved(&projections(0.1), "layers.0.self_attn");
     let load = |json: &Value| checkpoint.attention("layers.0.self_attn", json, DType::F32, &CPU);
     let llama = |key: &str, value: Value| {
@@ -205,7 +205,7 @@ fn absurd_configurations_are_errors() {
 
 /// What keeps a layer from being loaded is found without reading its data.
 #[test]
-fn inspect_says_what_loading_would() {
+fn inspect_reports_the_error_that_loading_gives() {
     let json = json!({"num_attention_heads": 2});
     for (name, tensor) in [
         ("v_proj.weight", Tensor::zeros((8, 8), DType::I64, &CPU).unwrap()),
@@ -228,7 +228,7 @@ fn inspect_says_what_loading_would() {
 
 /// The largest sizes of windows, and layer numbers beyond any, mean what they say.
 #[test]
-fn large_windows_and_layer_numbers() {
+fn largest_windows_and_layer_numbers_do_not_overflow() {
     let json = |model: &str| json!({"model_type": model, "num_attention_heads": 2, "sliding_window": u64::MAX});
     let xs = Random::new(80).tensor(&[1, 3, 8], DType::F32);
     for (prefix, model) in [
@@ -246,7 +246,7 @@ fn large_windows_and_layer_numbers() {
 }
 
 #[test]
-fn norms_have_to_fit() {
+fn norms_of_wrong_shape_are_errors() {
     let norm = |over| QkNorm::new(NormKind::Rms, over, 1e-6);
     let config = AttentionConfig::new(8, 4).with_num_key_value_heads(2);
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU);
@@ -274,7 +274,7 @@ fn norms_have_to_fit() {
 }
 
 #[test]
-fn a_cache_of_no_window_is_an_error() {
+fn rotating_cache_of_window_zero_is_an_error() {
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU);
     let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb).unwrap();
     let xs = Tensor::ones((1, 3, 8), DType::F32, &CPU).unwrap();

@@ -163,7 +163,7 @@ fn answer(
 }
 
 #[test]
-fn a_model_comes_whole_and_stays_in_the_cache() {
+fn model_is_downloaded_once_and_cached() {
     let hub = Hub::start();
     let encoder = SentenceEncoder::from_hub(ID, &hub.options(), DType::F32, &Device::Cpu).unwrap();
     let texts: Vec<String> =
@@ -189,7 +189,7 @@ fn a_model_comes_whole_and_stays_in_the_cache() {
 }
 
 #[test]
-fn the_token_is_sent_and_not_printed() {
+fn token_is_sent_but_not_printed() {
     let hub = Hub::start();
     let options = hub.options().with_token("hf_secret");
     assert!(download(ID, &options).is_ok());
@@ -199,7 +199,7 @@ fn the_token_is_sent_and_not_printed() {
 
 /// Another program may have brought only some of the files. Which modules run must not be guessed.
 #[test]
-fn offline_with_half_a_cache_is_an_error() {
+fn offline_with_an_incomplete_cache_is_an_error() {
     let hub = Hub::start();
     let folder = download(ID, &hub.options()).unwrap();
     std::fs::remove_file(folder.join("modules.json")).unwrap();
@@ -213,7 +213,7 @@ fn offline_with_half_a_cache_is_an_error() {
 }
 
 #[test]
-fn offline_with_an_empty_cache_is_said() {
+fn offline_with_an_empty_cache_is_an_error() {
     let hub = Hub::start();
     let error = download(ID, &hub.options().with_offline(true));
     says(error, &["hub: tiny/bert", "`modules.json` is not in the cache, and offline mode is on"]);
@@ -221,7 +221,7 @@ fn offline_with_an_empty_cache_is_said() {
 }
 
 #[test]
-fn a_missing_file_is_named_or_done_without() {
+fn missing_required_file_is_an_error_and_missing_optional_file_is_not() {
     let hub = Hub::start();
     hub.remove("config_sentence_transformers.json");
     hub.remove("2_Normalize/config.json");
@@ -242,7 +242,7 @@ fn a_missing_file_is_named_or_done_without() {
 }
 
 #[test]
-fn a_file_cut_short_is_an_error_and_not_kept() {
+fn truncated_download_is_an_error_and_not_cached() {
     for file in ["model.safetensors", "config.json", "tokenizer.json"] {
         let hub = Hub::start();
         let whole = hub.files.lock().unwrap()[file].clone();
@@ -257,7 +257,7 @@ fn a_file_cut_short_is_an_error_and_not_kept() {
 }
 
 #[test]
-fn no_access_and_no_model_are_said() {
+fn errors_distinguish_no_access_from_no_model() {
     let hub = Hub::start();
     hub.set("modules.json", |_| Answer::Forbidden);
     says(download(ID, &hub.options()), &["access to `modules.json` is forbidden", "HF_TOKEN"]);
@@ -273,7 +273,7 @@ fn no_access_and_no_model_are_said() {
 }
 
 #[test]
-fn a_sharded_model_comes_whole() {
+fn every_shard_of_a_model_is_downloaded() {
     let hub = Hub::start();
     let Answer::Whole(bytes) = hub.files.lock().unwrap()["model.safetensors"].clone() else { panic!() };
     let names: Vec<String> = {

@@ -13,7 +13,7 @@ use crate::common::fixture;
 
 /// Every attention layer of every family's fixture is found under its prefix, with the heads of its configuration.
 #[test]
-fn finds_the_layers_of_every_family() {
+fn every_attention_layer_of_every_family_is_listed() {
     let mut families = 0;
     for entry in std::fs::read_dir(fixture("families")).unwrap() {
         let path = entry.unwrap().path();
@@ -57,7 +57,7 @@ fn sparse(path: &Path, tensors: &[(String, Vec<usize>)]) {
 
 /// The shapes of a 70B Llama in 15 shards: 140 GB that are not there.
 #[test]
-fn a_model_larger_than_memory() {
+fn model_larger_than_memory_is_inspected() {
     let folder = tempfile::tempdir().unwrap();
     let mut weight_map = serde_json::Map::new();
     let mut shards: Vec<Vec<(String, Vec<usize>)>> = vec![Vec::new(); 15];
@@ -97,7 +97,7 @@ fn a_model_larger_than_memory() {
 }
 
 #[test]
-fn a_hundred_thousand_tensors() {
+fn hundred_thousand_tensors_are_inspected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("many.safetensors");
     let of_layer = |layer: usize| {
@@ -117,7 +117,7 @@ fn a_hundred_thousand_tensors() {
 }
 
 #[test]
-fn nan_is_named() {
+fn check_names_the_tensor_with_nan() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let names = ["q_proj", "k_proj", "v_proj", "o_proj"];

@@ -144,7 +144,7 @@ fn qkv(random: &mut Random, sizes: Sizes, dtype: DType) -> [Tensor; 3] {
 }
 
 #[test]
-fn every_mask_in_every_dtype() {
+fn every_mask_in_every_dtype_equals_the_reference() {
     let mut random = Random::new(1);
     for sizes in SIZES {
         for (mask, sees) in masks(&mut random, sizes) {
@@ -170,7 +170,7 @@ fn every_mask_in_every_dtype() {
 }
 
 #[test]
-fn additive_scoring_under_every_mask() {
+fn additive_scoring_under_every_mask_equals_the_reference() {
     let mut random = Random::new(2);
     for sizes in SIZES {
         for (mask, sees) in masks(&mut random, sizes) {
@@ -188,7 +188,7 @@ fn additive_scoring_under_every_mask() {
 
 /// Scores bent towards a cap, and sinks that take a share of the softmax: both backends, with gradients.
 #[test]
-fn caps_and_sinks_under_every_mask() {
+fn softcap_and_sinks_under_every_mask_equal_the_reference() {
     let mut random = Random::new(7);
     for sizes in SIZES {
         for (mask, sees) in masks(&mut random, sizes) {
@@ -227,7 +227,7 @@ fn caps_and_sinks_under_every_mask() {
 
 /// Additive scoring works through the queries in pieces when they are many; here there are several.
 #[test]
-fn additive_scoring_in_pieces() {
+fn additive_scoring_in_pieces_equals_one_piece() {
     let mut random = Random::new(3);
     let sizes = Sizes { b: 1, s_q: 131, s_kv: 509, h: 2, h_kv: 1, d: 64, d_v: 5 };
     let [q, k, v] = qkv(&mut random, sizes, DType::F64);
@@ -241,7 +241,7 @@ fn additive_scoring_in_pieces() {
 
 /// Views with strides and offsets mean the same as their copies.
 #[test]
-fn strided_inputs() {
+fn strided_views_equal_their_copies() {
     let mut random = Random::new(4);
     let (b, s, h, d) = (2, 7, 3, 5);
     let all = random.tensor(&[b, s + 2, 3 * h, d], DType::F32).narrow(1, 1, s).unwrap();
@@ -272,7 +272,7 @@ fn nothing_to_attend_to_gives_zeros() {
 
 /// A golden worked out by hand: two keys, scores 0 and ln 3, so weights 1/4 and 3/4.
 #[test]
-fn by_hand() {
+fn two_keys_equal_the_result_worked_out_by_hand() {
     let device = Device::Cpu;
     let q = Tensor::new(&[[[[1f64]]]], &device).unwrap();
     let k = Tensor::new(&[[[[0f64]], [[3f64.ln()]]]], &device).unwrap();
@@ -292,7 +292,7 @@ fn by_hand() {
 
 /// Batch entries and heads do not see each other: a row's result is the same alone.
 #[test]
-fn rows_are_independent() {
+fn batch_entries_and_heads_are_independent() {
     let mut random = Random::new(5);
     let [q, k, v] = qkv(&mut random, SIZES[0], DType::F32);
     let mask = AttentionMask::causal();

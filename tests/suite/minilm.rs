@@ -42,7 +42,7 @@ fn embeddings_equal_those_of_sentence_transformers() {
 /// Half types: cosine similarity with the f32 vectors.
 #[test]
 #[ignore = "needs all-MiniLM-L6-v2: set CANDLE_ATTENTION_MINILM to its folder"]
-fn half_types_keep_the_meaning() {
+fn half_types_keep_a_high_cosine_with_f32() {
     let texts = ["A cat sleeps on the sofa.", "Stocks fell sharply today.", "", "你好,世界"];
     let encode = |dtype| {
         let encoder = SentenceEncoder::from_folder(folder(), dtype, &Device::Cpu).unwrap();
@@ -59,7 +59,7 @@ fn half_types_keep_the_meaning() {
 /// A layer's weights are probabilities over the keys that are there.
 #[test]
 #[ignore = "needs all-MiniLM-L6-v2: set CANDLE_ATTENTION_MINILM to its folder"]
-fn a_layer_returns_its_weights() {
+fn attention_weights_are_probabilities_over_real_tokens() {
     let checkpoint = Checkpoint::open(folder()).unwrap();
     let source = checkpoint.at("encoder.layer.3.attention", DType::F32, &Device::Cpu);
     let layer = MultiHeadAttention::load(&AttentionConfig::new(384, 12), source).unwrap();

@@ -40,34 +40,34 @@ fn keep(file: &str, name: &str) -> AttentionMask {
 }
 
 #[test]
-fn d2l_in_pytorch() {
+fn equals_d2l_torch() {
     run("d2l_torch.safetensors", "toy", None, 5, AttentionMask::full());
     run("d2l_torch.safetensors", "lens2d", None, 5, AttentionMask::full());
     run("d2l_torch.safetensors", "nolens", None, 4, AttentionMask::full());
 }
 
 #[test]
-fn d2l_in_pytorch_with_explicit_sizes() {
+fn equals_d2l_torch_with_explicit_sizes() {
     run("d2l_torch_old.safetensors", "sizes", None, 5, AttentionMask::full());
     run("d2l_torch_old.safetensors", "sizes_bias", None, 5, AttentionMask::full());
 }
 
 #[test]
-fn d2l_in_jax() {
+fn equals_d2l_jax() {
     for (case, heads) in [("toy", 5), ("lens2d", 5), ("nolens", 4)] {
         run("d2l_jax.safetensors", case, None, heads, AttentionMask::full());
     }
 }
 
 #[test]
-fn d2l_in_keras() {
+fn equals_d2l_keras() {
     for (case, heads) in [("toy", 5), ("lens2d", 5), ("nolens", 4)] {
         run("d2l_keras.safetensors", case, None, heads, AttentionMask::full());
     }
 }
 
 #[test]
-fn d2l_in_mxnet() {
+fn equals_d2l_mxnet() {
     for (case, heads) in [("toy", 5), ("lens2d", 5), ("nolens", 4)] {
         run("d2l_mxnet.safetensors", case, None, heads, AttentionMask::full());
     }
@@ -91,7 +91,7 @@ fn d2l_fully_masked_row_is_zero_here() {
 
 /// d2l's `AdditiveAttention` has no value or output projection: with identities there, one head is the same.
 #[test]
-fn d2l_additive_attention() {
+fn equals_d2l_additive_attention() {
     let golden = Golden::open("d2l_torch.safetensors");
     let get = |name: &str| golden.get(&format!("additive.{name}"));
     let (query, key, value) = (get("query"), get("key"), get("value"));
@@ -121,13 +121,13 @@ fn d2l_additive_attention() {
 }
 
 #[test]
-fn flax_modules() {
+fn equals_flax() {
     run("flax_mha.safetensors", "linen", None, 4, keep("flax_mha.safetensors", "linen.keep"));
     run("flax_mha.safetensors", "nnx", None, 4, keep("flax_mha.safetensors", "nnx.keep"));
 }
 
 #[test]
-fn keras_module() {
+fn equals_keras() {
     let heads = Golden::open("keras_mha.safetensors").get("self.layer.query.kernel").dim(1).unwrap();
     run("keras_mha.safetensors", "self", None, heads, AttentionMask::full());
     let heads = Golden::open("keras_mha.safetensors").get("cross.layer.query.kernel").dim(1).unwrap();
@@ -135,7 +135,7 @@ fn keras_module() {
 }
 
 #[test]
-fn torch_multihead_attention() {
+fn equals_torch_multihead_attention() {
     let file = "torch_mha.safetensors";
     let golden = Golden::open(file);
     let drop = |case: &str| AttentionMask::exclude(&golden.get(&format!("{case}.drop"))).unwrap();
@@ -155,7 +155,7 @@ fn torch_multihead_attention() {
 /// The notebook: ragged id lists, padded with 0 to the longest, embedded, then self-attention over 512 numbers in 8
 /// heads, with and without the padding masked. The golden holds three of the ten sequences at ten positions.
 #[test]
-fn notebook() {
+fn equals_the_d2l_notebook() {
     let golden = Golden::open("notebook.safetensors");
     let padded_ids = golden.get("ids").to_vec2::<i64>().unwrap();
     let lengths = golden.get("lengths").to_vec1::<i64>().unwrap();

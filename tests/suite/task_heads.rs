@@ -82,7 +82,7 @@ heads! {
 
 /// GTE has no masked-language head here: its name for it is another.
 #[test]
-fn gte_classifier() {
+fn gte_classifier_equals_transformers() {
     let ([ids, types, want], lengths) = golden("gte_classifier");
     let (config, checkpoint) = open("gte_classifier");
     let source = checkpoint.at("", DType::F32, &CPU);
@@ -129,7 +129,7 @@ pub const FOX: &str = "the quick brown fox jumps over the lazy dog and runs far 
 const COUNT: &str = "one two three four five six seven eight nine ten";
 
 #[test]
-fn scores_of_pairs() {
+fn cross_encoder_scores_and_ranks_pairs() {
     let one = json!({"id2label": {"0": "LABEL_0"}});
     let plain = folder(1, one.clone());
     let encoder = cross(plain.path()).unwrap();
@@ -174,7 +174,7 @@ fn scores_of_pairs() {
 }
 
 #[test]
-fn labels_of_texts() {
+fn text_classifier_sorts_labels_by_probability() {
     let names = json!({"0": "no", "1": "maybe", "2": "yes"});
     let load = |with: Value| TextClassifier::from_folder(folder(3, with).path(), DType::F32, &CPU);
     let classifier = load(json!({"id2label": names})).unwrap();
@@ -207,7 +207,7 @@ fn labels_of_texts() {
 }
 
 #[test]
-fn tokens_for_holes() {
+fn fill_mask_predicts_tokens_for_masks() {
     let folder = folder(0, json!({}));
     let model = FillMask::from_folder(folder.path(), DType::F32, &CPU).unwrap();
     assert_eq!(model.mask_token(), "[MASK]");

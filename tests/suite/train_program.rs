@@ -80,7 +80,7 @@ fn lines(svg: &roxmltree::Document, color: &str) -> Vec<Vec<(f64, f64)>> {
 
 /// The curve has the numbers of the run, also after a kill; a place that cannot be written to is known before the work.
 #[test]
-fn train_draws_its_curve() {
+fn train_draws_the_recorded_losses() {
     let folder = Folder::new();
     let draw = |name: &str| {
         let said = succeeds(folder.taught().arg("--plot").arg(folder.path(name)));

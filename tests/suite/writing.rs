@@ -24,7 +24,7 @@ fn bits(tensor: &Tensor) -> (Vec<usize>, Vec<u64>) {
 /// Every layer of every family in every layout that can hold it: the same bits again, and in its own layout the tensors
 /// that its file has.
 #[test]
-fn every_layer_in_every_layout() {
+fn every_layer_survives_writing_in_every_layout_that_holds_it() {
     let folder = tempfile::tempdir().unwrap();
     let (mut written, mut refused) = (0, 0);
     for entry in std::fs::read_dir(fixture("families")).unwrap() {
@@ -73,7 +73,7 @@ fn every_layer_in_every_layout() {
 }
 
 #[test]
-fn what_a_layout_cannot_hold_is_said_and_nothing_is_left() {
+fn unwritable_layer_is_an_error_and_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("layer.safetensors");
     let fresh = |config: &AttentionConfig| {
