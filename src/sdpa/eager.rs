@@ -1,5 +1,5 @@
-//! Attention by candle's own tensor operations. Only differentiable ones run here, whatever the inputs: a fused softmax
-//! would cut the gradient without a word.
+//! Attention by candle's own tensor operations. All of them are differentiable, whatever the inputs: a fused softmax would
+//! drop the gradient without an error.
 
 use candle_core::{D, Tensor};
 
@@ -9,7 +9,7 @@ use crate::mask::{DenseMask, lowest_finite};
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions};
 use crate::tensor::compute_dtype;
 
-/// Elements of the `(b, h, queries, s_kv, d)` tensor that additive scoring makes at a time.
+/// Elements of the tensor `(b, h, queries, s_kv, d)` that additive scoring computes at a time.
 const ADDITIVE_CHUNK: usize = 1 << 22;
 
 pub(super) fn attend(
@@ -22,16 +22,16 @@ pub(super) fn attend(
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
     let (h_kv, group) = (call.h_kv, h / call.h_kv);
-    within_a_launch(call, keys)?;
+    check_score_count(call, keys)?;
     let compute = compute_dtype(call.dtype);
-    // Widening first costs memory but keeps the scores and the sum of the softmax out of the narrow dtype.
+    // Upcasting first costs memory, but keeps scores and softmax out of the half types.
     let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
     let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
 
     let scores = match options.additive {
         None => {
             let scale = options.dot_product_scale(call.d);
-            // The queries of a group share their key head: as more rows of one matrix, no key is repeated.
+            // The query heads of a group are more rows of one matrix, so that their key-value head is not repeated.
             let q = (q * scale)?.reshape((b, h_kv, group * s_q, call.d))?;
             q.matmul(&k.t()?)?.reshape((b, h, s_q, keys))?
         }
@@ -58,20 +58,20 @@ pub(super) fn attend(
     Ok(AttentionOutput { output, attention_weights })
 }
 
-/// candle's kernels for NVIDIA GPUs count elements in 32 bits: past those they would never end.
-fn within_a_launch(call: &Call, keys: usize) -> Result<()> {
+/// Rejects score tensors that candle's CUDA kernels would loop over forever, because they count elements in 32 bits.
+fn check_score_count(call: &Call, keys: usize) -> Result<()> {
     let AttnShape { b, h, s_q, .. } = call.shape;
     let scores = [b, h, s_q, keys].into_iter().fold(1usize, usize::saturating_mul);
     match call.device {
         DeviceKind::Cuda(_) if scores > u32::MAX as usize - 1024 => {
-            Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU: a smaller batch"))
+            Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU (use a smaller batch)"))
         }
         _ => Ok(()),
     }
 }
 
-/// Three score matrices are alive at the peak of the softmax, a fourth with a mask; beside them lie the contiguous
-/// copies of q, k and v.
+/// Bytes of temporary memory: at the peak of the softmax three score matrices, a fourth with a mask, and the contiguous copies
+/// of q, k and v.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
@@ -82,8 +82,8 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     (scores * matrices + copies + features) * compute_dtype(call.dtype).size_in_bytes()
 }
 
-/// Softmax over the last dimension among the keys that `mask` keeps and a sink `(1, h, 1, 1)`, which gets no column; all
-/// zeros where there is nothing.
+/// Softmax over the last dimension, over the keys that `mask` keeps and the sinks `(1, h, 1, 1)`, which get no column. A fully
+/// masked row is all zeros.
 fn masked_softmax(scores: &Tensor, mask: &DenseMask, sinks: Option<&Tensor>) -> Result<Tensor> {
     let scores = match &mask.bias {
         Some(bias) => scores.broadcast_add(bias)?,
@@ -104,8 +104,8 @@ fn masked_softmax(scores: &Tensor, mask: &DenseMask, sinks: Option<&Tensor>) -> 
         let exp = scores.broadcast_sub(&max)?.exp()?;
         return Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?);
     }
-    // A row that sees nothing has the maximum -inf; a finite stand-in makes its exponentials 0 instead of NaN, and
-    // a divisor of 1 keeps them so.
+    // The maximum of a fully masked row is -inf. A finite value in its place makes the exponentials 0 instead of NaN, and a
+    // divisor of 1 keeps them 0.
     let max = max.maximum(lowest_finite(scores.dtype()))?;
     let exp = scores.broadcast_sub(&max)?.exp()?;
     let mut sum = exp.sum_keepdim(D::Minus1)?;
@@ -116,7 +116,7 @@ fn masked_softmax(scores: &Tensor, mask: &DenseMask, sinks: Option<&Tensor>) -> 
     Ok(exp.broadcast_div(&(sum + empty)?)?)
 }
 
-/// `w · tanh(q + k)` for each pair: q `(b, h, s_q, d)`, k `(b, h, s_kv, d)`, w `(h, d)` → `(b, h, s_q, s_kv)`.
+/// `w · tanh(q + k)` per query and key: q `(b, h, s_q, d)`, k `(b, h, s_kv, d)`, w `(h, d)` → `(b, h, s_q, s_kv)`.
 fn additive_scores(q: &Tensor, k: &Tensor, w: &Tensor) -> Result<Tensor> {
     let (b, h, s_q, d) = q.dims4()?;
     let s_kv = k.dim(2)?;
@@ -150,11 +150,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scores_that_a_launch_cannot_count_are_refused() {
+    fn score_counts_beyond_32_bits_are_rejected_on_cuda() {
         let of = |device, b| {
             let shape = AttnShape { b, h: 16, s_q: 4096, s_kv: 4096 };
             let (d, dtype) = (64, DType::F32);
-            within_a_launch(&Call { shape, h_kv: 16, d, d_v: d, dtype, device, tracks_gradient: false }, 4096)
+            check_score_count(&Call { shape, h_kv: 16, d, d_v: d, dtype, device, tracks_gradient: false }, 4096)
         };
         let cuda = DeviceKind::Cuda(crate::kernels::cuda::Gpu::default());
         assert!(of(cuda, 15).is_ok() && of(DeviceKind::Cpu, 16).is_ok());

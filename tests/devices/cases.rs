@@ -1,4 +1,4 @@
-//! The cases of the matrix: what may be combined, and which combinations run.
+//! The cases of the test matrix: the values of each axis, which may be combined, and which combinations run.
 
 use candle_core::DType;
 
@@ -9,8 +9,8 @@ use crate::masks::Kind;
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// Query heads and key-value heads.
 const HEADS: [(usize, usize); 5] = [(4, 4), (4, 2), (5, 1), (1, 1), (6, 3)];
-/// Numbers a head of queries and keys, and of values.
-const HEAD_SIZES: [(usize, usize); 14] = [
+/// Head dimension of queries and keys, and of values.
+const HEAD_DIMS: [(usize, usize); 14] = [
     (64, 64),
     (32, 32),
     (40, 40),
@@ -46,39 +46,39 @@ const LENGTHS: [(usize, usize); 16] = [
     (31, 96),
 ];
 const BATCHES: [usize; 3] = [2, 1, 3];
-const SCORES: [Score; 5] = [Score::Plain, Score::Scaled, Score::Capped, Score::Sunk, Score::CappedAndSunk];
+const SCORES: [Score; 5] = [Score::Default, Score::Scaled, Score::Softcap, Score::Sinks, Score::SoftcapAndSinks];
 const APPENDED: [usize; 3] = [0, 1, 2];
 
-/// What is done with a score before the mask.
+/// How a score is computed before the mask.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Score {
-    Plain,
+    Default,
     Scaled,
-    Capped,
-    Sunk,
-    CappedAndSunk,
+    Softcap,
+    Sinks,
+    SoftcapAndSinks,
 }
 
 impl Score {
     pub fn scale(self) -> Option<f64> {
-        (self != Self::Plain).then_some(0.17)
+        (self != Self::Default).then_some(0.17)
     }
-    pub fn cap(self) -> Option<f64> {
-        matches!(self, Self::Capped | Self::CappedAndSunk).then_some(1.3)
+    pub fn softcap(self) -> Option<f64> {
+        matches!(self, Self::Softcap | Self::SoftcapAndSinks).then_some(1.3)
     }
     pub fn has_sinks(self) -> bool {
-        matches!(self, Self::Sunk | Self::CappedAndSunk)
+        matches!(self, Self::Sinks | Self::SoftcapAndSinks)
     }
 }
 
-/// One call; everything random in it follows from `number`.
+/// One call. `number` seeds everything random in it.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     pub number: usize,
     pub dtype: DType,
     pub mask: Kind,
-    /// Whether the mask's tensors lie where q, k and v do, or on the CPU.
-    pub mask_beside: bool,
+    /// Whether the tensors of the mask are on the device of q, k and v, or on the CPU.
+    pub mask_on_device: bool,
     pub layout: Layout,
     pub score: Score,
     pub sizes: Sizes,
@@ -101,7 +101,7 @@ fn axes() -> [usize; 9] {
     [
         Kind::ALL.len(),
         LENGTHS.len(),
-        HEAD_SIZES.len(),
+        HEAD_DIMS.len(),
         HEADS.len(),
         Layout::ALL.len(),
         SCORES.len(),
@@ -114,30 +114,30 @@ fn axes() -> [usize; 9] {
 fn case(number: usize, values: &[usize]) -> Case {
     let (h, h_kv) = HEADS[values[3]];
     let (s_q, s_kv) = LENGTHS[values[1]];
-    let (d, d_v) = HEAD_SIZES[values[2]];
+    let (d, d_v) = HEAD_DIMS[values[2]];
     let b = BATCHES[values[6] / DTYPES.len()];
     Case {
         number,
         dtype: DTYPES[values[6] % DTYPES.len()],
         mask: Kind::ALL[values[0]],
-        mask_beside: values[8] == 0,
+        mask_on_device: values[8] == 0,
         layout: Layout::ALL[values[4]],
         score: SCORES[values[5]],
         sizes: Sizes { b, s_q, s_kv, appended: APPENDED[values[7]], h, h_kv, d, d_v },
     }
 }
 
-/// Padding is for as many queries as keys.
+/// Padding needs as many queries as keys.
 fn fits(a: (usize, usize), b: (usize, usize)) -> bool {
     match (a, b) {
         ((0, kind), (1, lengths)) => {
-            !Kind::ALL[kind].is_of_self_attention() || LENGTHS[lengths].0 == LENGTHS[lengths].1
+            !Kind::ALL[kind].needs_self_attention() || LENGTHS[lengths].0 == LENGTHS[lengths].1
         }
         _ => true,
     }
 }
 
-/// The cases to run, thinned if the environment says so.
+/// The cases to run, reduced by the environment variables that `main.rs` documents.
 pub fn all() -> Vec<Case> {
     let number = |name: &str| {
         let value = std::env::var(name).ok()?;
@@ -150,18 +150,18 @@ pub fn all() -> Vec<Case> {
 }
 
 #[test]
-fn the_cases_hold_every_pair() {
+fn the_cases_contain_every_pair() {
     let mut missing = covering::pairs(&axes(), &fits);
     let all = missing.len();
     let cases = covering::cases(&axes(), &fits);
     for case in &cases {
-        for pair in covering::held(case) {
-            assert!(fits(pair.0, pair.1), "{case:?} cannot be");
+        for pair in covering::pairs_of(case) {
+            assert!(fits(pair.0, pair.1), "{case:?} combines values that do not fit");
             missing.remove(&pair);
         }
     }
-    println!("{} cases hold {all} pairs", cases.len());
+    println!("{} cases contain {all} pairs", cases.len());
     assert!(missing.is_empty(), "{missing:?}");
-    // The two longest axes alone need as many; many more would be a poor choice.
+    // The two longest axes alone need that many cases; many more would be wasteful.
     assert!(cases.len() < Kind::ALL.len() * LENGTHS.len() * 5 / 4, "{} cases", cases.len());
 }

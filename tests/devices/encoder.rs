@@ -1,4 +1,4 @@
-//! Encoders of every kind: norms before and after, gated feed-forwards, rotations, relative biases.
+//! Encoders of every kind: pre-norm and post-norm, gated feed-forward, rotary positions, relative biases.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use candle_attention::encoder::{BertConfig, BertModel};
 use candle_core::{DType, Device, Tensor};
 
 use crate::cases::DTYPES;
-use crate::judge::{Verdict, What, at_home, largest};
+use crate::judge::{Verdict, What, largest, to_cpu};
 
 const MODELS: [&str; 9] = [
     "tiny-bert",
@@ -22,11 +22,11 @@ const MODELS: [&str; 9] = [
     "encoders/roberta",
 ];
 
-/// Padded and one after the other, against the same model in f64 on the CPU.
+/// Padded and ragged batches, against the same model in f64 on the CPU.
 pub fn padded_and_ragged(device: &Device) {
     let mut verdict = Verdict::default();
     for (name, dtype) in MODELS.into_iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype))) {
-        // Not where it was built: the program may run elsewhere.
+        // Relative to the working directory: the program may run on another machine than the one that built it.
         let folder = Path::new("tests/fixtures").join(name);
         let config = BertConfig::from_file(folder.join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
@@ -51,14 +51,14 @@ pub fn padded_and_ragged(device: &Device) {
             (0..b).flat_map(|i| ids.get(i).unwrap().to_vec1::<u32>().unwrap()[..lengths[i]].to_vec()).collect();
         let got = on_device.forward_ragged(&texts, &vec![0; texts.len()], &lengths).unwrap();
         let want = Tensor::cat(&wants, 0).unwrap();
-        // In f32 for any model.
-        let got = at_home(&got).to_dtype(dtype).unwrap();
+        // Ragged outputs are f32 for any model.
+        let got = to_cpu(&got).to_dtype(dtype).unwrap();
         verdict.compare(&format!("{name}, ragged"), What::Encoder, dtype, &got, &want, largest(&want));
     }
     verdict.end(device);
 }
 
-/// The model in f64, of weights as `dtype` rounds them.
+/// The model in f64, with its weights rounded to `dtype`.
 fn rounded(config: &BertConfig, checkpoint: &Checkpoint, dtype: DType) -> BertModel {
     let names = checkpoint.names();
     let tensors = names.map(|name| {

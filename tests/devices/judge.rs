@@ -1,31 +1,31 @@
-//! Who decides whether a result is right.
+//! Comparison of results with a reference, with one tolerance table for all tests of devices.
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{nan_max, numbers};
 
-/// What a result is of.
+/// What computed a result.
 #[derive(Debug, Clone, Copy)]
 pub enum What {
-    /// [`candle_attention::sdpa::attend_bshd`], against the largest value, of which an output is a mean.
+    /// [`candle_attention::sdpa::attend_bshd`], relative to the largest value: an output is a mean of values.
     Attention,
-    /// A layer, against its largest output.
+    /// A layer, relative to its largest output.
     Layer,
-    /// An encoder, likewise.
-    #[cfg_attr(not(feature = "encoder"), expect(dead_code, reason = "there is none"))]
+    /// An encoder, relative to its largest output.
+    #[cfg_attr(not(feature = "encoder"), expect(dead_code, reason = "there is none without the feature"))]
     Encoder,
 }
 
-/// The largest error, as a share of what [`What`] says. The reference reads the inputs as the dtype rounded them, so this
-/// is what computing adds. With `u` the share by which rounding to a dtype can change a number (2^-11 in f16, 2^-8 in
+/// The largest allowed error, relative to the scale that [`What`] documents. The reference reads the inputs after rounding to
+/// the dtype, so this bounds the error of the computation. With `u` the unit roundoff of the dtype (2^-11 for f16, 2^-8 for
 /// bf16):
 /// - f32: sums of some hundred terms, and scores up to about 100, whose last bit is 4e-6, in an exponent.
-/// - attention in half types: scores and softmax are in f32. The weights may be rounded (tensor cores and bf16
-///   instructions want both operands in the narrow dtype), and the output is: 2 u, and what f32 adds.
+/// - attention in half types: scores and softmax are in f32. The attention weights may be rounded (tensor cores and bf16
+///   instructions need both operands in the half type), and the output is rounded: 2 u, and the error of f32.
 /// - a layer in half types: a device may round after each product. Values, weights, heads' results and output are
-///   four roundings, each of u of numbers not larger than the largest output is here; those of queries and keys
-///   change a score of about 1 by 2 u and so the mean of values by as much: 8 u for all.
-/// - an encoder of up to three layers: as much for each, and nearly nothing for the norms between.
+///   four roundings, each by u of values no larger than the largest output here; those of queries
+///   and keys change a score of about 1 by 2 u, and so the mean of values by as much: 8 u in total.
+/// - an encoder of up to three layers: the same per layer, and nearly nothing for the norms between them.
 const fn tolerance(what: What, dtype: DType) -> f64 {
     let (u, f32) = match dtype {
         DType::F16 => (1.0 / 2048.0, 1e-5),
@@ -39,22 +39,22 @@ const fn tolerance(what: What, dtype: DType) -> f64 {
     }
 }
 
-/// A tensor's numbers, wherever it is.
-pub fn at_home(tensor: &Tensor) -> Tensor {
+/// A copy of the tensor on the CPU.
+pub fn to_cpu(tensor: &Tensor) -> Tensor {
     tensor.to_device(&Device::Cpu).unwrap()
 }
 
-/// Collects what is wrong, so that a run tells all of it.
+/// Collects all failures of a run, so that it reports every one.
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub judged: usize,
     wrong: Vec<String>,
-    /// The largest share of its tolerance that a result has used, and which.
+    /// The largest error relative to its tolerance, and the name of its result.
     worst: (f64, String),
 }
 
 impl Verdict {
-    /// Judges `got` (of `dtype`, on any device) against `want` (f64), whose errors count as shares of `scale`.
+    /// Compares `got` (of `dtype`, on any device) with `want` (f64). Errors are relative to `scale`.
     pub fn compare(&mut self, name: &str, what: What, dtype: DType, got: &Tensor, want: &Tensor, scale: f64) {
         self.judged += 1;
         if got.dims() != want.dims() || got.dtype() != dtype {
@@ -62,7 +62,7 @@ impl Verdict {
             return self.wrong(format!("{name}: {dims:?} in {dtype:?}, want {:?}", want.dims()));
         }
         let tolerance = tolerance(what, dtype) * scale;
-        let (got, want) = (numbers(&at_home(got)), numbers(want));
+        let (got, want) = (numbers(&to_cpu(got)), numbers(want));
         let differences = || got.iter().zip(&want).map(|(got, want)| (got - want).abs());
         let largest = differences().fold(0.0, nan_max);
         if let Some(i) = differences().position(|difference| difference.is_nan() || difference > tolerance) {
@@ -79,11 +79,11 @@ impl Verdict {
         }
     }
 
-    /// `a` and `b` are to be the same to the bit.
+    /// Fails unless `a` and `b` are bitwise equal.
     pub fn same(&mut self, name: &str, a: &Tensor, b: &Tensor) {
-        let bits = |t: &Tensor| numbers(&at_home(t)).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+        let bits = |t: &Tensor| numbers(&to_cpu(t)).into_iter().map(f64::to_bits).collect::<Vec<_>>();
         if a.dims() != b.dims() || bits(a) != bits(b) {
-            self.wrong(format!("{name}: not the same bits"));
+            self.wrong(format!("{name}: not bitwise equal"));
         }
     }
 
@@ -91,12 +91,14 @@ impl Verdict {
         self.wrong.push(message);
     }
 
+    /// Reports the results.
+    ///
     /// # Panics
-    /// If anything was wrong.
+    /// If any comparison failed.
     pub fn end(self, device: &Device) {
         let place = device.location();
         let (share, name) = self.worst;
-        println!("{place:?}: {} results, at worst {share:.2} of what is allowed: {name}", self.judged);
+        println!("{place:?}: {} results, largest error {share:.2} of its tolerance: {name}", self.judged);
         let count = self.wrong.len();
         assert!(count == 0, "{count} wrong on {place:?}:\n{}", self.wrong.join("\n"));
     }
@@ -104,5 +106,5 @@ impl Verdict {
 
 /// The largest magnitude in a tensor.
 pub fn largest(tensor: &Tensor) -> f64 {
-    numbers(&at_home(tensor)).into_iter().map(f64::abs).fold(0.0, nan_max)
+    numbers(&to_cpu(tensor)).into_iter().map(f64::abs).fold(0.0, nan_max)
 }

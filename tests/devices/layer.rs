@@ -13,10 +13,10 @@ use candle_nn::{VarBuilder, VarMap};
 use crate::cases::DTYPES;
 use crate::common::Random;
 use crate::common::naive::{self, Score, Sees};
-use crate::judge::{Verdict, What, at_home, largest};
+use crate::judge::{Verdict, What, largest, to_cpu};
 use crate::masks::{Extent, Kind};
 
-/// A layer with fixed weights, and the same numbers in f64 on the CPU.
+/// A layer with fixed weights on a device, and the same weights in f64 on the CPU.
 struct Layer {
     config: AttentionConfig,
     dtype: DType,
@@ -32,7 +32,7 @@ impl Layer {
         let mut names: Vec<_> = data.keys().cloned().collect();
         names.sort();
         let mut random = Random::new(50);
-        // Numbers that keep the size of what they are multiplied with.
+        // Weights that keep the magnitude of their input.
         let mut tensor = |name: &String| {
             let dims = data[name].dims();
             let factor = (3.0 / dims.last().map_or(1.0, |n| *n as f64)).sqrt();
@@ -44,8 +44,8 @@ impl Layer {
         Self { config, dtype, weights, on_device }
     }
 
-    /// The layer in f64 by candle's operations on the CPU, which the suite holds against other libraries.
-    fn wide(&self) -> MultiHeadAttention {
+    /// The layer in f64 on the eager backend on the CPU, which the suite compares with other libraries.
+    fn in_f64(&self) -> MultiHeadAttention {
         let vb = VarBuilder::from_tensors(self.weights.clone(), DType::F64, &Device::Cpu);
         MultiHeadAttention::load(&self.config, vb).unwrap()
     }
@@ -55,7 +55,7 @@ impl Layer {
         wide(xs).broadcast_matmul(&parameter("weight").t().unwrap()).unwrap().broadcast_add(&parameter("bias")).unwrap()
     }
 
-    /// The formula.
+    /// The output by the formula of attention.
     fn reference(&self, xs: &Tensor, memory: &Tensor, sees: Sees) -> Tensor {
         let heads = |t: Tensor, heads: usize| {
             let (b, s, width) = t.dims3().unwrap();
@@ -78,7 +78,7 @@ fn wide(t: &Tensor) -> Tensor {
     t.to_dtype(DType::F64).unwrap()
 }
 
-/// One head size that fused kernels know, one that they may not, and heads in groups.
+/// A head dimension that fused kernels support, one that they may not support, and grouped heads.
 fn configs() -> [AttentionConfig; 3] {
     [
         AttentionConfig::new(96, 3),
@@ -87,13 +87,13 @@ fn configs() -> [AttentionConfig; 3] {
     ]
 }
 
-/// A layer of each configuration in each dtype.
+/// A layer per configuration and dtype.
 fn layers(device: &Device) -> impl Iterator<Item = Layer> {
     let dtypes = configs().into_iter().flat_map(|config| DTYPES.map(|dtype| (config.clone(), dtype)));
     dtypes.map(|(config, dtype)| Layer::new(config, dtype, device))
 }
 
-/// Self-attention and attention to a memory, by every backend that takes it.
+/// Self-attention and cross-attention, on every backend that supports it.
 pub fn under_every_mask(device: &Device) {
     let mut verdict = Verdict::default();
     let layers: Vec<_> = layers(device).collect();
@@ -105,7 +105,7 @@ pub fn under_every_mask(device: &Device) {
         let (xs_there, memory_there) = (xs.to_device(device).unwrap(), memory.to_device(device).unwrap());
         for (memory, memory_there) in [(&xs, &xs_there), (&memory, &memory_there)] {
             let extent = Extent { b, h: layer.config.num_attention_heads, s_q, s_kv: memory.dim(1).unwrap() };
-            if kind.is_of_self_attention() && s_q != extent.s_kv {
+            if kind.needs_self_attention() && s_q != extent.s_kv {
                 continue;
             }
             let place = |mask: Tensor| mask.to_device(device).unwrap();
@@ -119,9 +119,9 @@ pub fn under_every_mask(device: &Device) {
                 let options = AttentionOptions::default().with_backend(backend);
                 if layer.on_device.plan(&inputs, &options).is_ok() {
                     let got = layer.on_device.attend_with(&inputs, &options).unwrap().output;
-                    layer.judge(&mut verdict, &format!("{kind:?} by {backend}"), &got, &want);
+                    layer.judge(&mut verdict, &format!("{kind:?} on {backend}"), &got, &want);
                     if backend == plan.backend {
-                        verdict.same(&format!("{kind:?} by {backend}, chosen and forced"), &chosen, &got);
+                        verdict.same(&format!("{kind:?} on {backend}, chosen and forced"), &chosen, &got);
                     }
                 }
             }
@@ -130,8 +130,8 @@ pub fn under_every_mask(device: &Device) {
     verdict.end(device);
 }
 
-/// Rows without padding, against each row by itself in the formula, and against padded rows.
-pub fn on_ragged_rows(device: &Device) {
+/// Ragged batches against the formula per sequence, and against a padded batch.
+pub fn on_ragged_batches(device: &Device) {
     const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
     let mut verdict = Verdict::default();
     let masks = [AttentionMask::full(), AttentionMask::causal(), AttentionMask::window(Some(2), Some(1))];
@@ -165,7 +165,7 @@ pub fn on_ragged_rows(device: &Device) {
             };
             let padded = Tensor::cat(&rows.iter().map(pad).collect::<Vec<_>>(), 0).unwrap().to_device(device).unwrap();
             let mask = mask.clone().and(AttentionMask::padding(&LENGTHS));
-            let padded = at_home(&layer.on_device.attend(&padded, &padded, &padded, &mask).unwrap());
+            let padded = to_cpu(&layer.on_device.attend(&padded, &padded, &padded, &mask).unwrap());
             let unpadded = LENGTHS.iter().enumerate().filter(|(_, length)| **length > 0);
             let unpadded = unpadded.map(|(row, length)| padded.get(row).unwrap().narrow(0, 0, *length).unwrap());
             let unpadded = Tensor::cat(&unpadded.collect::<Vec<_>>(), 0).unwrap();
@@ -175,7 +175,7 @@ pub fn on_ragged_rows(device: &Device) {
     verdict.end(device);
 }
 
-/// A text in chunks through each kind of cache, against the whole of it.
+/// A sequence in chunks through each kind of cache, against the whole sequence.
 pub fn token_by_token(device: &Device) {
     const CHUNKS: [usize; 6] = [5, 1, 1, 3, 1, 1];
     let s = CHUNKS.iter().sum();
@@ -199,7 +199,7 @@ pub fn token_by_token(device: &Device) {
             layer.judge(&mut verdict, &format!("cached, a window of {window}"), &got, &want);
         }
 
-        // Rows that end at different places: the second has one token fewer in each chunk that has some to spare.
+        // Sequences of different lengths: the second has one token fewer in each chunk of more than one token.
         let (mut cache, mut starts, mut kept) = (KvCache::growing(), [0, 0], [Vec::new(), Vec::new()]);
         let mask = AttentionMask::causal();
         for length in CHUNKS {
@@ -226,7 +226,7 @@ pub fn token_by_token(device: &Device) {
     verdict.end(device);
 }
 
-/// What stands between projection and attention, against the same layer in f64.
+/// Positions, norms and other steps between projection and attention, against the same layer in f64.
 pub fn with_positions(device: &Device) {
     let mut verdict = Verdict::default();
     let plain = || AttentionConfig::new(64, 4).with_num_key_value_heads(2).with_head_dim(32);
@@ -248,7 +248,7 @@ pub fn with_positions(device: &Device) {
         let xs = Random::new(63).tensor(&[2, 23, 64], dtype);
         let (there, wide_xs) = (xs.to_device(device).unwrap(), wide(&xs));
         for mask in [AttentionMask::full(), AttentionMask::causal(), AttentionMask::padding(&[9, 23])] {
-            let want = layer.wide().attend(&wide_xs, &wide_xs, &wide_xs, &mask).unwrap();
+            let want = layer.in_f64().attend(&wide_xs, &wide_xs, &wide_xs, &mask).unwrap();
             let got = layer.on_device.attend(&there, &there, &there, &mask).unwrap();
             layer.judge(&mut verdict, &mask.to_string(), &got, &want);
         }

@@ -1,10 +1,10 @@
-//! The same calls on every device, by every backend that takes them, against a naive reference in f64.
+//! The same calls on every device, on every backend that supports them, against a naive reference in f64.
 //!
-//! The CPU is always tested; a build with the feature `cuda` or `metal` tests that device too, and fails where there is
-//! none. These environment variables change what runs:
-//! - `CANDLE_ATTENTION_NO_DEVICE=1`: a build for a device passes on a machine without one.
-//! - `CANDLE_ATTENTION_THIN=n`: only every n-th case of the matrix, for an emulated processor.
-//! - `CANDLE_ATTENTION_CASE=i`: only case i of the matrix, as a failure names it.
+//! The CPU is always tested. A build with the feature `cuda` or `metal` also tests that device, and fails if there is none.
+//! Environment variables:
+//! - `CANDLE_ATTENTION_NO_DEVICE=1`: a build for a device passes on a machine without it.
+//! - `CANDLE_ATTENTION_THIN=n`: runs every n-th case of the matrix only, for emulated processors.
+//! - `CANDLE_ATTENTION_CASE=i`: runs case i of the matrix only; failures print the number.
 
 mod cases;
 #[allow(dead_code, unused_imports, reason = "the suite uses more of it")]
@@ -22,7 +22,7 @@ mod traps;
 
 use candle_core::{Device, Result};
 
-/// Makes a test of `$run` for each device that the build is for.
+/// Defines a test of `$run` per device of the build.
 macro_rules! on_each_device {
     ($($name:ident: $run:path;)*) => {$(
         mod $name {
@@ -50,12 +50,12 @@ macro_rules! on_each_device {
 
 on_each_device! {
     every_pair_of_properties: matrix::every_pair_of_properties;
-    scoring_and_weights: matrix::scoring_and_weights;
-    nothing_at_all: matrix::nothing_at_all;
-    more_rows_than_a_grid_has: traps::more_rows_than_a_grid_has;
-    a_row_alone_and_in_a_batch: traps::a_row_alone_and_in_a_batch;
+    additive_scoring_and_attention_weights: matrix::additive_scoring_and_attention_weights;
+    empty_calls: matrix::empty_calls;
+    more_rows_than_a_grid: traps::more_rows_than_a_grid;
+    batch_invariance: traps::batch_invariance;
     layer_under_every_mask: layer::under_every_mask;
-    layer_on_ragged_rows: layer::on_ragged_rows;
+    layer_on_ragged_batches: layer::on_ragged_batches;
     layer_token_by_token: layer::token_by_token;
     layer_with_positions: layer::with_positions;
     few_queries_over_many_keys: traps::few_queries_over_many_keys;
@@ -66,8 +66,11 @@ on_each_device! {
     encoders: encoder::padded_and_ragged;
 }
 
-/// The device, `None` where its absence is allowed.
-#[cfg_attr(not(any(feature = "cuda", feature = "metal")), expect(dead_code, reason = "for builds for a device"))]
+/// The device; `None` if it is missing and that is allowed.
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "metal")),
+    expect(dead_code, reason = "only builds for a device use it")
+)]
 fn found(device: Result<Device>) -> Option<Device> {
     let allowed = std::env::var("CANDLE_ATTENTION_NO_DEVICE").is_ok_and(|value| value == "1");
     match device {

@@ -1,16 +1,16 @@
-//! Every kind of mask, with the same thing said as a function.
+//! Every kind of mask, with the same rule as a function of query and key.
 
 use candle_attention::AttentionMask;
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, numbers};
 
-/// What a query does with a key: `None` hides it, `Some(bias)` adds to its score.
+/// What the mask does to the score of `(sequence, head, query, key)`: `None` masks it, `Some(bias)` adds to it.
 pub type Sees = Box<dyn Fn(usize, usize, usize, usize) -> Option<f64> + Send + Sync>;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    None,
+    Full,
     Causal,
     Window,
     SlidingWindow,
@@ -21,9 +21,9 @@ pub enum Kind {
     KeepQueries,
     KeepAll,
     KeepHeads,
-    /// One number a query: whole rows are hidden.
+    /// One value per query: whole rows are masked.
     KeepRows,
-    Drop,
+    Exclude,
     AdditiveAll,
     AdditiveHeads,
     AdditiveMatrix,
@@ -37,12 +37,12 @@ pub enum Kind {
     CausalDistances,
     PaddingWindow,
     CausalSegments,
-    Everything,
-    /// No query sees a key.
-    Nothing,
+    Combined,
+    /// No query sees any key.
+    FullyMasked,
 }
 
-/// The sizes of a call that a mask is for.
+/// The sizes of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
     pub b: usize,
@@ -53,7 +53,7 @@ pub struct Extent {
 
 impl Kind {
     pub const ALL: [Self; 27] = [
-        Self::None,
+        Self::Full,
         Self::Causal,
         Self::Window,
         Self::SlidingWindow,
@@ -65,7 +65,7 @@ impl Kind {
         Self::KeepAll,
         Self::KeepHeads,
         Self::KeepRows,
-        Self::Drop,
+        Self::Exclude,
         Self::AdditiveAll,
         Self::AdditiveHeads,
         Self::AdditiveMatrix,
@@ -78,15 +78,15 @@ impl Kind {
         Self::CausalDistances,
         Self::PaddingWindow,
         Self::CausalSegments,
-        Self::Everything,
-        Self::Nothing,
+        Self::Combined,
+        Self::FullyMasked,
     ];
 
-    pub fn is_of_self_attention(self) -> bool {
+    pub fn needs_self_attention(self) -> bool {
         matches!(self, Self::Padding | Self::PaddingWindow)
     }
 
-    /// The mask, its tensors put where `place` puts them. The same for the same `random`.
+    /// The mask, with its tensors passed through `place`, and its rule. Deterministic for the same `random`.
     pub fn make(
         self,
         Extent { b, h, s_q, s_kv }: Extent,
@@ -101,13 +101,13 @@ impl Kind {
             Self::CausalDistances => return both(of(Self::Causal), of(Self::Distances)),
             Self::PaddingWindow => return both(of(Self::Padding), of(Self::Window)),
             Self::CausalSegments => return both(of(Self::Causal), of(Self::Segments)),
-            Self::Everything => {
+            Self::Combined => {
                 let kinds = [Self::Window, Self::KeepKeys, Self::AdditiveHeads, Self::QueryLengths, Self::AdditiveAll];
                 return kinds.into_iter().map(of).reduce(both).unwrap();
             }
             _ => {}
         }
-        let mut keep = |dims: &[usize], share: f64, drop: bool| {
+        let mut keep = |dims: &[usize], share: f64, exclude: bool| {
             let mask = random.booleans(dims, share);
             // A 2-D mask has no dimension for queries, a 3-D one none for heads.
             let look = match *dims {
@@ -115,18 +115,19 @@ impl Kind {
                 [rows, queries, keys] => lookup(&mask, [rows, 1, queries, keys]),
                 _ => lookup(&mask, dims.try_into().unwrap()),
             };
-            let sees = when(move |b, h, i, j| (look(b, h, i, j) != 0.0) != drop);
-            match drop {
-                true => (AttentionMask::exclude(&place(mask.to_dtype(DType::U32).unwrap())).unwrap(), sees),
-                false => (AttentionMask::keep(&place(mask)).unwrap(), sees),
+            let sees = when(move |b, h, i, j| (look(b, h, i, j) != 0.0) != exclude);
+            if exclude {
+                (AttentionMask::exclude(&place(mask.to_dtype(DType::U32).unwrap())).unwrap(), sees)
+            } else {
+                (AttentionMask::keep(&place(mask)).unwrap(), sees)
             }
         };
-        // In a call of one row, that row is cut short; else the first sees nothing, the last everything.
+        // A single sequence is cut to half; otherwise the first sequence sees no key and the last sees all.
         let lengths: Vec<usize> =
             (0..b).map(|row| if b == 1 { s_kv.div_ceil(2) } else { row * s_kv / (b - 1) }).collect();
         let position = move |i: usize| i as i64 + s_kv as i64 - s_q as i64;
         match self {
-            Self::None => (AttentionMask::full(), when(|_, _, _, _| true)),
+            Self::Full => (AttentionMask::full(), when(|_, _, _, _| true)),
             Self::Causal => (AttentionMask::causal(), when(move |_, _, i, j| j as i64 <= position(i))),
             Self::Window => {
                 let (left, right) = (s_kv / 3, 2);
@@ -149,8 +150,8 @@ impl Kind {
             Self::KeepAll => keep(&[b, h, s_q, s_kv], 0.6, false),
             Self::KeepHeads => keep(&[1, h, 1, s_kv], 0.6, false),
             Self::KeepRows => keep(&[b, 1, s_q, 1], 0.5, false),
-            Self::Drop => keep(&[b, 1, s_q, s_kv], 0.4, true),
-            Self::Nothing => keep(&[1, s_kv], 0.0, false),
+            Self::Exclude => keep(&[b, 1, s_q, s_kv], 0.4, true),
+            Self::FullyMasked => keep(&[1, s_kv], 0.0, false),
             Self::AdditiveAll => additive(random.tensor(&[b, h, s_q, s_kv], DType::F32), place),
             Self::AdditiveHeads => additive(random.tensor(&[h, 1, s_kv], dtype), place),
             Self::AdditiveMatrix => additive(random.tensor(&[s_q, s_kv], DType::F32), place),
@@ -176,7 +177,7 @@ impl Kind {
                 (mask, when(move |b, _, i, j| queries[b * s_q + i] == keys[b * s_kv + j]))
             }
             Self::Distances | Self::SymmetricDistances => {
-                // Powers of two, as published: what is added is exact in f32.
+                // Powers of two, as published, so that biases are exact in f32.
                 let slopes: Vec<f64> = (0..h).map(|h| 0.5f64.powi(h as i32 + 2)).collect();
                 let symmetric = self == Self::SymmetricDistances;
                 let mask = AttentionMask::distances(slopes.clone(), symmetric);
@@ -189,12 +190,12 @@ impl Kind {
             | Self::CausalDistances
             | Self::PaddingWindow
             | Self::CausalSegments
-            | Self::Everything => unreachable!("put together above"),
+            | Self::Combined => unreachable!("combined above"),
         }
     }
 }
 
-/// What two masks let be seen together.
+/// Both masks combined.
 fn both(a: (AttentionMask, Sees), b: (AttentionMask, Sees)) -> (AttentionMask, Sees) {
     let ((a, sees_a), (b, sees_b)) = (a, b);
     (a.and(b), Box::new(move |b, h, i, j| Some(sees_a(b, h, i, j)? + sees_b(b, h, i, j)?)))
@@ -211,7 +212,7 @@ fn additive(mask: Tensor, place: &dyn Fn(Tensor) -> Tensor) -> (AttentionMask, S
     (AttentionMask::additive(&place(mask)).unwrap(), Box::new(move |b, h, i, j| Some(look(b, h, i, j))))
 }
 
-/// Looks up a tensor that, as `dims`, broadcasts to `(b, h, s_q, s_kv)`.
+/// A lookup in a tensor that, with dimensions `dims`, broadcasts to `(b, h, s_q, s_kv)`.
 fn lookup(tensor: &Tensor, dims: [usize; 4]) -> impl Fn(usize, usize, usize, usize) -> f64 + Send + Sync + use<> {
     let numbers = numbers(tensor);
     move |b, h, i, j| {

@@ -14,7 +14,7 @@ use crate::inputs::{Layout, qkv, sinks};
 use crate::judge::{Verdict, What, largest};
 use crate::masks::{Extent, Kind, Sees};
 
-/// Cases whose references are worked out together, on all cores.
+/// Cases whose references are computed together, on all cores.
 const AT_ONCE: usize = 64;
 
 impl Case {
@@ -22,18 +22,19 @@ impl Case {
         let sizes = self.sizes;
         let extent = Extent { b: sizes.b, h: sizes.h, s_q: sizes.s_q, s_kv: sizes.s_kv };
         let cpu = Device::Cpu;
-        let device = if self.mask_beside { device } else { &cpu };
+        let device = if self.mask_on_device { device } else { &cpu };
         let strided = self.layout != Layout::Contiguous;
         let place = |mask: Tensor| {
             let mask = mask.to_device(device).unwrap();
-            // Every second number of twice as many.
-            let apart = || Tensor::stack(&[&mask, &mask], mask.rank()).unwrap().narrow(mask.rank(), 1, 1).unwrap();
-            if strided { apart().squeeze(mask.rank()).unwrap() } else { mask }
+            // Every second element of a tensor twice as large.
+            let strided_mask =
+                || Tensor::stack(&[&mask, &mask], mask.rank()).unwrap().narrow(mask.rank(), 1, 1).unwrap();
+            if strided { strided_mask().squeeze(mask.rank()).unwrap() } else { mask }
         };
         self.mask.make(extent, self.dtype, &mut Random::new(self.number as u64), &place)
     }
 
-    /// What is to come out, f64 on the CPU, and the largest value.
+    /// The expected output in f64 on the CPU, and the largest value.
     fn reference(&self) -> (Tensor, f64) {
         let cpu = Device::Cpu;
         let [q, k, v] = qkv(self, &cpu);
@@ -42,7 +43,7 @@ impl Case {
         let sees = |b, h, i, j| if j < s_kv { sees(b, h, i, j) } else { Some(0.0) };
         let scale = self.score.scale().unwrap_or((self.sizes.d as f64).powf(-0.5));
         let sinks = sinks(self, &cpu);
-        let score = Score::Bent { scale, cap: self.score.cap(), sinks: sinks.as_ref() };
+        let score = Score::Bent { scale, cap: self.score.softcap(), sinks: sinks.as_ref() };
         (naive::attend(&q, &k, &v, &score, &sees).0, largest(&v))
     }
 
@@ -58,7 +59,7 @@ impl Case {
         let mut options = SdpaOptions::new(&mask);
         options.scale = self.score.scale();
         options.appended_keys = self.sizes.appended;
-        options.softcap = self.score.cap();
+        options.softcap = self.score.softcap();
         options.sinks = sinks.as_ref();
         let plan = plan_for(&q, &k, &v, &options)?;
         let chosen = attend_bshd(&q, &k, &v, &options)?.output;
@@ -68,7 +69,7 @@ impl Case {
             let name = format!("{self:?} by {backend}");
             if plan_for(&q, &k, &v, &options).is_err() {
                 if attend_bshd(&q, &k, &v, &options).is_ok() {
-                    verdict.wrong(format!("{name}: refused by the plan and run all the same"));
+                    verdict.wrong(format!("{name}: rejected by the plan, but it runs"));
                 }
                 continue;
             }
@@ -83,7 +84,7 @@ impl Case {
     }
 }
 
-/// Every pair of properties of a call, by every backend that takes it.
+/// Every pair of properties of a call, on every backend that supports it.
 pub fn every_pair_of_properties(device: &Device) {
     let cases = cases::all();
     let (mut verdict, mut runs) = (Verdict::default(), BTreeMap::<String, usize>::new());
@@ -98,15 +99,15 @@ pub fn every_pair_of_properties(device: &Device) {
     }
     println!("{} cases: {runs:?}", cases.len());
     verdict.end(device);
-    // A backend that took nothing would not have been tested.
+    // A backend that ran no case would not have been tested.
     assert!(runs.len() > 1 && runs["eager"] == cases.len(), "{runs:?}");
 }
 
-/// What only differentiable operations do: additive scoring, and weights that are returned.
-pub fn scoring_and_weights(device: &Device) {
+/// What only the eager backend supports: additive scoring and returned attention weights.
+pub fn additive_scoring_and_attention_weights(device: &Device) {
     let (b, h, h_kv, s_q, s_kv, d, d_v) = (2, 4, 2, 7, 9, 24, 16);
     let mut verdict = Verdict::default();
-    for (number, kind) in Kind::ALL.into_iter().filter(|kind| !kind.is_of_self_attention()).enumerate() {
+    for (number, kind) in Kind::ALL.into_iter().filter(|kind| !kind.needs_self_attention()).enumerate() {
         let mut random = Random::new(900 + number as u64);
         let dtype = DTYPES[number % DTYPES.len()];
         let mut on_device = |dims: &[usize]| random.tensor(dims, dtype).to_device(device).unwrap();
@@ -118,8 +119,7 @@ pub fn scoring_and_weights(device: &Device) {
         let w_home = home(&w);
         for (w, score) in [(None, Score::Dot(0.3)), (Some(&w), Score::Additive(&w_home, 0.3))] {
             let (want, want_weights) = naive::attend(&home(&q), &home(&k), &home(&v), &score, &sees);
-            let mut options = SdpaOptions::new(&mask);
-            (options.scale, options.additive, options.return_attention_weights) = (Some(0.3), w, true);
+            let options = SdpaOptions::new(&mask).with_scale(0.3).with_additive(w).with_return_attention_weights(true);
             let got = attend_bshd(&q, &k, &v, &options).unwrap();
             let name = format!("{kind:?} in {dtype:?}, additive: {}", w.is_some());
             verdict.compare(&name, What::Attention, dtype, &got.output, &want, largest(&v));
@@ -129,11 +129,11 @@ pub fn scoring_and_weights(device: &Device) {
     verdict.end(device);
 }
 
-/// A call without keys, queries or rows gives zeros, or nothing.
-pub fn nothing_at_all(device: &Device) {
+/// A call without keys gives zeros; a call without queries or sequences gives an empty output.
+pub fn empty_calls(device: &Device) {
     let mask = AttentionMask::full();
     for (b, s_q, s_kv) in [(2, 3, 0), (2, 0, 3), (0, 3, 3)] {
-        // candle cannot fill nothing on an NVIDIA GPU.
+        // candle cannot fill an empty tensor on an NVIDIA GPU.
         let ones = |s: usize| Tensor::ones((b, s, 2, 32), DType::F32, &Device::Cpu).unwrap().to_device(device).unwrap();
         let got = attend_bshd(&ones(s_q), &ones(s_kv), &ones(s_kv), &SdpaOptions::new(&mask)).unwrap().output;
         assert_eq!((got.dims(), largest(&got)), (&[b, s_q, 2, 32][..], 0.0));

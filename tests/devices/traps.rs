@@ -1,4 +1,4 @@
-//! Shapes that devices have limits for.
+//! Shapes at the limits of devices.
 
 use candle_attention::AttentionMask;
 use candle_attention::sdpa::{SdpaOptions, attend_bshd, plan_for};
@@ -7,10 +7,10 @@ use candle_core::{DType, Device, Tensor};
 use crate::cases::DTYPES;
 use crate::common::Random;
 use crate::common::naive::{self, Score};
-use crate::judge::{Verdict, What, at_home, largest};
+use crate::judge::{Verdict, What, largest, to_cpu};
 
-/// The second and third dimension of a grid end at 65,535 on NVIDIA's devices: more rows, heads and rows, queries.
-pub fn more_rows_than_a_grid_has(device: &Device) {
+/// More sequences, heads or queries than 65,535, the limit of the second and third dimension of a grid on NVIDIA GPUs.
+pub fn more_rows_than_a_grid(device: &Device) {
     let mut verdict = Verdict::default();
     for (number, (b, h, s_q, s_kv)) in [(65_537, 1, 1, 2), (8_193, 8, 2, 1), (1, 1, 65_537, 2)].into_iter().enumerate()
     {
@@ -18,7 +18,7 @@ pub fn more_rows_than_a_grid_has(device: &Device) {
         let mut random = Random::new(number as u64);
         let mut tensor = |s: usize| random.tensor(&[b, s, h, 32], dtype);
         let [q, k, v] = [tensor(s_q), tensor(s_kv), tensor(s_kv)];
-        // The last key is hidden from half of the rows, or from the queries before it.
+        // The last key is masked for half of the sequences, or for the queries before it.
         let lengths: Vec<usize> = (0..b).map(|row| s_kv - row % 2).collect();
         let (mask, causal) = match b {
             1 => (AttentionMask::causal(), true),
@@ -36,7 +36,7 @@ pub fn more_rows_than_a_grid_has(device: &Device) {
             options.backend = Some(backend);
             if plan_for(&q, &k, &v, &options).is_ok() {
                 let got = attend_bshd(&q, &k, &v, &options).unwrap().output;
-                let name = format!("{b} rows of {s_q} queries and {s_kv} keys, {h} heads, by {backend}");
+                let name = format!("{b} sequences of {s_q} queries and {s_kv} keys, {h} heads on {backend}");
                 verdict.compare(&name, What::Attention, dtype, &got, &want, largest(&v));
             }
         }
@@ -44,7 +44,7 @@ pub fn more_rows_than_a_grid_has(device: &Device) {
     verdict.end(device);
 }
 
-/// A decoder's step: so few queries that a GPU has to share the keys of each among its parts.
+/// A decoding step: so few queries that a GPU has to split the keys of each over several blocks.
 pub fn few_queries_over_many_keys(device: &Device) {
     let mut verdict = Verdict::default();
     let s_kv = 5000;
@@ -61,7 +61,7 @@ pub fn few_queries_over_many_keys(device: &Device) {
             let mut random = Random::new(number as u64 + 5);
             let mut tensor = |s: usize, h: usize| random.tensor(&[2, s, h, d], dtype);
             let [q, k, v] = [tensor(s_q, h), tensor(s_kv, h_kv), tensor(s_kv, h_kv)];
-            let [q_there, k_there, v_there] = [&q, &k, &v].map(|t| t.to_device(device).unwrap());
+            let [q_on_device, k_on_device, v_on_device] = [&q, &k, &v].map(|t| t.to_device(device).unwrap());
             let window = near(s_q);
             let masks: [(AttentionMask, naive::Sees); 2] = [
                 (AttentionMask::lengths(&lengths), &sees_lengths),
@@ -69,7 +69,8 @@ pub fn few_queries_over_many_keys(device: &Device) {
             ];
             for (mask, sees) in masks {
                 let (want, _) = naive::attend(&q, &k, &v, &Score::Dot((d as f64).powf(-0.5)), sees);
-                let got = attend_bshd(&q_there, &k_there, &v_there, &SdpaOptions::new(&mask)).unwrap().output;
+                let got =
+                    attend_bshd(&q_on_device, &k_on_device, &v_on_device, &SdpaOptions::new(&mask)).unwrap().output;
                 let name = format!("{s_q} queries, {h} and {h_kv} heads of {d}, {mask}");
                 verdict.compare(&name, What::Attention, dtype, &got, &want, largest(&v));
             }
@@ -78,9 +79,10 @@ pub fn few_queries_over_many_keys(device: &Device) {
     verdict.end(device);
 }
 
-/// A row of a batch is what it is alone: on the CPU to the bit, on others, whose products may be cut by the size of the
-/// batch, within the tolerance. Heads of one row do not lie one batch apart, so a collapsed batch would mix them.
-pub fn a_row_alone_and_in_a_batch(device: &Device) {
+/// A sequence gives the same result alone and in a batch: bitwise on the CPU, within the tolerance on other devices, whose
+/// matrix products may be split by the size of the batch. The head strides differ from the batch stride, so that a kernel that
+/// merges both dimensions would mix heads.
+pub fn batch_invariance(device: &Device) {
     let mut verdict = Verdict::default();
     for dtype in DTYPES {
         let mut random = Random::new(77);
@@ -96,7 +98,7 @@ pub fn a_row_alone_and_in_a_batch(device: &Device) {
             if device.is_cpu() {
                 verdict.same(&name, &alone, &of(&together));
             }
-            let want = at_home(&of(&together)).to_dtype(DType::F64).unwrap();
+            let want = to_cpu(&of(&together)).to_dtype(DType::F64).unwrap();
             verdict.compare(&name, What::Attention, dtype, &alone, &want, largest(&v));
         }
     }

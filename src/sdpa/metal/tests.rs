@@ -1,5 +1,5 @@
-//! What can be tested without an Apple GPU: which calls are let through, and, with candle's kernel written out as loops,
-//! that those give what the composite path gives.
+//! Tests without an Apple GPU: which calls are accepted, and that they match the eager backend when a mock of candle's kernel,
+//! written as loops, takes its place.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ fn reason(call: Call, mask: &AttentionMask) -> String {
 }
 
 #[test]
-fn calls_of_every_day_are_taken() {
+fn common_calls_are_accepted() {
     let masks = [
         AttentionMask::full(),
         AttentionMask::causal(),
@@ -48,7 +48,7 @@ fn calls_of_every_day_are_taken() {
 }
 
 #[test]
-fn what_the_kernel_gets_wrong_is_routed_away() {
+fn calls_with_wrong_results_are_rejected() {
     let (none, causal) = (AttentionMask::full(), AttentionMask::causal());
     let plain = call(2, [4, 4], 40, 40, 64);
     let cases = [
@@ -56,9 +56,9 @@ fn what_the_kernel_gets_wrong_is_routed_away() {
         (Call { device: DeviceKind::Cuda(Gpu::default()), ..plain }, &none, "not on an Apple GPU"),
         (Call { dtype: DType::F64, ..plain }, &none, "computes in f32"),
         (Call { tracks_gradient: true, ..plain }, &none, "gradient"),
-        (Call { d_v: 32, ..plain }, &none, "differ in head size"),
-        (call(2, [4, 4], 40, 40, 48), &none, "not compiled for this head size"),
-        (call(2, [4, 4], 40, 40, 192), &none, "not compiled for this head size"),
+        (Call { d_v: 32, ..plain }, &none, "differ in head dimension"),
+        (call(2, [4, 4], 40, 40, 48), &none, "not compiled for this head dimension"),
+        (call(2, [4, 4], 40, 40, 192), &none, "not compiled for this head dimension"),
         (call(2, [4, 4], 40, 40, 256), &none, "threadgroup memory"),
         (call(2, [4, 4], 40, 40, 512), &none, "threadgroup memory"),
         (call(2, [4, 4], 1, 40, 64), &none, "single query"),
@@ -80,14 +80,14 @@ fn what_the_kernel_gets_wrong_is_routed_away() {
 }
 
 #[test]
-fn options_that_the_kernel_does_not_have_are_routed_away() {
+fn unsupported_options_are_rejected() {
     let (mask, extra) = (AttentionMask::full(), Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap());
     let plain = SdpaOptions::new(&mask);
     let cases = [
         (SdpaOptions { return_attention_weights: true, ..plain.clone() }, "weights are asked for"),
         (SdpaOptions { dropout: 0.1, ..plain.clone() }, "drop"),
         (SdpaOptions { additive: Some(&extra), ..plain.clone() }, "dot product only"),
-        (SdpaOptions { softcap: Some(30.0), ..plain.clone() }, "cap"),
+        (SdpaOptions { softcap: Some(30.0), ..plain.clone() }, "softcap"),
         (SdpaOptions { sinks: Some(&extra), ..plain }, "sinks"),
     ];
     for (options, expected) in cases {
@@ -97,7 +97,7 @@ fn options_that_the_kernel_does_not_have_are_routed_away() {
 }
 
 #[test]
-fn numbers_added_to_scores_are_not_rounded_to_half_types() {
+fn biases_are_not_rounded_to_half_types() {
     let bias = Tensor::zeros((1, 4, 40, 40), DType::F32, &Device::Cpu).unwrap();
     let masks = [AttentionMask::additive(&bias).unwrap(), AttentionMask::distances(vec![0.5; 4], false)];
     for mask in &masks {
@@ -110,7 +110,7 @@ fn numbers_added_to_scores_are_not_rounded_to_half_types() {
 }
 
 #[test]
-fn tensors_elsewhere_cannot_be_forced_onto_it() {
+fn forcing_metal_on_cpu_tensors_is_an_error() {
     let q = Tensor::zeros((1, 4, 2, 64), DType::F32, &Device::Cpu).unwrap();
     let mask = AttentionMask::full();
     let options = SdpaOptions { backend: Some(Backend::Metal), ..SdpaOptions::new(&mask) };
@@ -118,10 +118,10 @@ fn tensors_elsewhere_cannot_be_forced_onto_it() {
     assert!(error.contains("not on an Apple GPU"), "{error}");
 }
 
-/// The keys that query `i` is compared with in the kernel's causal loop, as its source has it; those past the last key
-/// are read from beyond the tensor.
-fn seen_by_the_kernel(i: usize, s_q: usize, s_kv: usize, d: usize) -> HashSet<usize> {
-    let (bq, bk) = tiles(d);
+/// The keys that query `i` sees in the kernel's causal loop, modeled on its source. Keys past the last one are read from memory
+/// after the tensor.
+fn keys_seen_by_kernel(i: usize, s_q: usize, s_kv: usize, d: usize) -> HashSet<usize> {
+    let (bq, bk) = tile_sizes(d);
     let (offset, tile) = (s_kv as i64 - s_q as i64, i / bq);
     let last = (((tile + 1) * bq) as i64 + offset + bk as i64 - 1) / bk as i64;
     let uneven = !s_kv.is_multiple_of(bk);
@@ -134,7 +134,7 @@ fn seen_by_the_kernel(i: usize, s_q: usize, s_kv: usize, d: usize) -> HashSet<us
                 seen.insert(key as usize);
             }
         }
-        // Values of a tile are read whole; past the end they are whatever lies there, NaN too.
+        // Value tiles are read whole; past the end of the tensor they may hold anything, also NaN.
         if block > (s_kv.div_ceil(bk) - 1) as i64 {
             seen.insert(usize::MAX);
         }
@@ -142,43 +142,43 @@ fn seen_by_the_kernel(i: usize, s_q: usize, s_kv: usize, d: usize) -> HashSet<us
     seen
 }
 
-fn kernel_is_causal(s_q: usize, s_kv: usize, d: usize) -> bool {
-    (0..s_q).all(|i| seen_by_the_kernel(i, s_q, s_kv, d) == (0..=i + s_kv - s_q).collect())
+fn causal_flag_is_correct(s_q: usize, s_kv: usize, d: usize) -> bool {
+    (0..s_q).all(|i| keys_seen_by_kernel(i, s_q, s_kv, d) == (0..=i + s_kv - s_q).collect())
 }
 
 #[test]
-fn the_kernel_masks_by_itself_only_where_it_does_so_rightly() {
+fn the_causal_flag_is_used_only_where_it_is_correct() {
     let causal = AttentionMask::causal();
     let options = SdpaOptions::new(&causal);
-    for d in HEAD_SIZES {
+    for d in HEAD_DIMS {
         for s in 2..140 {
-            let taken = masks_by_itself(&call(1, [1, 1], s, s, d), &options);
-            assert_eq!(taken, kernel_is_causal(s, s, d), "{s} tokens, head size {d}");
+            let taken = uses_causal_flag(&call(1, [1, 1], s, s, d), &options);
+            assert_eq!(taken, causal_flag_is_correct(s, s, d), "{s} tokens, head size {d}");
         }
     }
-    // Why other shapes are not taken: hidden keys are seen, and memory is read that is not the tensor's.
-    assert!(seen_by_the_kernel(0, 27, 32, 64).contains(&31));
-    assert!(seen_by_the_kernel(0, 10, 10, 128).contains(&usize::MAX));
-    assert!(!masks_by_itself(&call(1, [1, 1], 32, 64, 64), &options), "not square");
-    assert!(!masks_by_itself(&call(1, [1, 1], 32, 32, 64), &SdpaOptions { appended_keys: 1, ..options }));
+    // Why other shapes are rejected: masked keys are seen, and memory after the tensor is read.
+    assert!(keys_seen_by_kernel(0, 27, 32, 64).contains(&31));
+    assert!(keys_seen_by_kernel(0, 10, 10, 128).contains(&usize::MAX));
+    assert!(!uses_causal_flag(&call(1, [1, 1], 32, 64, 64), &options), "not square");
+    assert!(!uses_causal_flag(&call(1, [1, 1], 32, 32, 64), &SdpaOptions { appended_keys: 1, ..options }));
     let both = AttentionMask::causal().and(AttentionMask::lengths(&[32]));
-    assert!(!masks_by_itself(&call(1, [1, 1], 32, 32, 64), &SdpaOptions::new(&both)));
+    assert!(!uses_causal_flag(&call(1, [1, 1], 32, 32, 64), &SdpaOptions::new(&both)));
 }
 
-/// candle's kernel `attention`, as its source has it: memory is read by strides, the mask's from its very start; queries
-/// are scaled in the tensors' dtype, the rest is f32.
-fn kernel(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, causal: bool, scale: f32) -> CandleResult {
+/// Mock of candle's kernel `attention`, modeled on its source: memory is read by strides, the mask from the start of its memory;
+/// queries are scaled in the dtype of the tensors, everything else is f32.
+fn mock_kernel(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, causal: bool, scale: f32) -> CandleResult {
     match q.dtype() {
-        DType::F16 => kernel_of(q, k, v, mask, causal, scale, f16::to_f32, f16::from_f32),
-        DType::BF16 => kernel_of(q, k, v, mask, causal, scale, bf16::to_f32, bf16::from_f32),
-        _ => kernel_of(q, k, v, mask, causal, scale, |x: f32| x, |x| x),
+        DType::F16 => mock_kernel_as(q, k, v, mask, causal, scale, f16::to_f32, f16::from_f32),
+        DType::BF16 => mock_kernel_as(q, k, v, mask, causal, scale, bf16::to_f32, bf16::from_f32),
+        _ => mock_kernel_as(q, k, v, mask, causal, scale, |x: f32| x, |x| x),
     }
 }
 
 type CandleResult = candle_core::Result<Tensor>;
 
-#[expect(clippy::too_many_arguments, reason = "the kernel's own, and the conversions of the dtype")]
-fn kernel_of<T: candle_core::WithDType>(
+#[expect(clippy::too_many_arguments, reason = "the arguments of the kernel and the conversions of the dtype")]
+fn mock_kernel_as<T: candle_core::WithDType>(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
@@ -189,7 +189,7 @@ fn kernel_of<T: candle_core::WithDType>(
     narrow: fn(f32) -> T,
 ) -> CandleResult {
     let ((b, h, s_q, d), (_, h_kv, s_kv, _)) = (q.dims4()?, k.dims4()?);
-    assert!(s_q > 1 && [q, k, v].iter().all(|t| t.is_contiguous()), "the kernels differ elsewhere");
+    assert!(s_q > 1 && [q, k, v].iter().all(|t| t.is_contiguous()), "other calls run other kernels");
     assert!(!causal || (mask.is_none() && s_q == s_kv));
     let log2_e = std::f32::consts::LOG2_E;
     let factor = wide(narrow(scale * log2_e));
@@ -198,7 +198,7 @@ fn kernel_of<T: candle_core::WithDType>(
         let Some(mask) = mask else { return Ok(0.0) };
         assert_eq!((mask.dims(), mask.dtype()), (&[b, h, s_q, s_kv][..], q.dtype()));
         let strides = mask.stride();
-        assert_eq!((mask.layout().start_offset(), strides[3]), (0, 1), "the kernel takes both for granted");
+        assert_eq!((mask.layout().start_offset(), strides[3]), (0, 1), "the kernel does not check either");
         let at = i * strides[0] + j * strides[1] + m * strides[2] + n;
         let (storage, _) = mask.storage_and_layout();
         let candle_core::Storage::Cpu(storage) = &*storage else { unreachable!("a test on the CPU") };
@@ -232,7 +232,7 @@ fn random(dims: [usize; 4], seed: f64, dtype: DType) -> Tensor {
     Tensor::from_vec(numbers, &dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// The largest difference between the kernel's path and the composite one, both without a NaN.
+/// The largest difference between the mock kernel and the eager backend. Neither may return NaN.
 fn difference(call: &Call, options: &SdpaOptions) -> f32 {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
@@ -244,7 +244,7 @@ fn difference(call: &Call, options: &SdpaOptions) -> f32 {
     let most = options.mask.dense_elements(call.shape, options.appended_keys);
     assert!(dense.keep.iter().chain(&dense.bias).all(|mask| mask.elem_count() <= most), "{}", options.mask);
     let wide = |output: Tensor| output.to_dtype(DType::F32).unwrap();
-    let ours = wide(attend_by(kernel, [&q, &k, &v], call, options).unwrap());
+    let ours = wide(attend_with_kernel(mock_kernel, [&q, &k, &v], call, options).unwrap());
     let expected = wide(eager::attend(&q, &k, &v, call, options).unwrap().output);
     assert_eq!(ours.dims(), expected.dims());
     let numbers = |t: &Tensor| with_slice(t, <[f32]>::to_vec).unwrap();
@@ -262,10 +262,10 @@ fn tolerance(dtype: DType) -> f32 {
 }
 
 #[test]
-fn it_gives_what_the_composite_path_gives() {
+fn keep_masks_match_the_eager_backend() {
     let cpu = &Device::Cpu;
     let some: Vec<u8> = (0..2 * 6 * 6).map(|i| u8::from(i % 3 != 0 && i >= 6)).collect();
-    let some = Tensor::from_vec(some, (2, 6, 6), cpu).unwrap(); // the first row of all sees nothing
+    let some = Tensor::from_vec(some, (2, 6, 6), cpu).unwrap(); // the first row is fully masked
     let queries_only = Tensor::from_vec(vec![1u8, 0, 1, 1, 0, 1], (1, 6, 1), cpu).unwrap();
     let ids = Tensor::from_vec(vec![0i32, 0, 1, 1, 1, 2, 0, 0, 0, 0, 0, 0], (2, 6), cpu).unwrap();
     let others = Tensor::from_vec(vec![0i32, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0], (2, 6), cpu).unwrap();
@@ -294,7 +294,7 @@ fn it_gives_what_the_composite_path_gives() {
 }
 
 #[test]
-fn masks_of_numbers_give_what_the_composite_path_gives() {
+fn additive_masks_match_the_eager_backend() {
     let numbers = random([2, 2, 6, 6], 3.0, DType::F32);
     let with_some = |x: f64| numbers.gt(2.0)?.where_cond(&numbers.affine(0.0, x)?, &numbers);
     let nothing = Tensor::full(f32::NEG_INFINITY, (6, 6), &Device::Cpu).unwrap();
@@ -304,7 +304,7 @@ fn masks_of_numbers_give_what_the_composite_path_gives() {
         AttentionMask::additive(&with_some(f64::from(f32::MIN)).unwrap()).unwrap(),
         AttentionMask::additive(&with_some(-3e38).unwrap()).unwrap(),
         AttentionMask::additive(&nothing).unwrap(),
-        AttentionMask::additive(&tall.narrow(0, 2, 2).unwrap()).unwrap(), // it starts inside its memory
+        AttentionMask::additive(&tall.narrow(0, 2, 2).unwrap()).unwrap(), // does not start at the start of its memory
         AttentionMask::additive(&random([6, 6, 2, 2], 5.0, DType::F32).permute((2, 3, 0, 1)).unwrap()).unwrap(),
         AttentionMask::additive(&random([2, 2, 6, 1], 6.0, DType::F32)).unwrap(), // broadcast over the keys
         AttentionMask::distances(vec![0.5, 0.25], true),
@@ -317,14 +317,14 @@ fn masks_of_numbers_give_what_the_composite_path_gives() {
 }
 
 #[test]
-fn other_shapes_give_what_the_composite_path_gives() {
+fn other_shapes_match_the_eager_backend() {
     let (none, causal, lengths) = (AttentionMask::full(), AttentionMask::causal(), AttentionMask::lengths(&[4, 0]));
     let cases = [
         (call(2, [4, 2], 6, 3, 32), &none, 0),
         (call(2, [4, 2], 3, 6, 32), &none, 0),
         (call(2, [2, 2], 3, 6, 32), &causal, 0),
         (call(2, [2, 2], 3, 6, 32), &lengths, 0),
-        (call(2, [2, 2], 5, 6, 32), &lengths, 2), // these two are seen where the rest is not
+        (call(2, [2, 2], 5, 6, 32), &lengths, 2), // the appended keys are visible where the others are not
         (call(2, [2, 1], 4, 4, 32), &none, 1),
         (call(2, [2, 2], 4, 4, 32), &causal, 1),
     ];
@@ -335,7 +335,7 @@ fn other_shapes_give_what_the_composite_path_gives() {
 }
 
 #[test]
-fn half_types_are_scaled_before_they_are_rounded() {
+fn half_types_are_scaled_in_f32() {
     let q = random([1, 2, 1, 32], 0.0, DType::BF16);
     let (scaled_q, scale) = scaled(&q, 0.125).unwrap();
     let factor = scale * std::f32::consts::LOG2_E;
@@ -346,7 +346,7 @@ fn half_types_are_scaled_before_they_are_rounded() {
 }
 
 #[test]
-fn its_scratch_is_counted_without_a_score_matrix() {
+fn scratch_has_no_score_matrix() {
     let bytes = |call: &Call, mask: &AttentionMask| scratch_bytes(call, &SdpaOptions::new(mask));
     let plain = call(2, [4, 2], 40, 40, 64);
     let copies = (2 * 2 * 40 * 4 * 64 + 2 * 40 * 2 * 2 * 64) * 4;

@@ -1,4 +1,4 @@
-// What the parts of the emulated GPU have in common.
+// Declarations shared by the parts of the emulated GPU.
 #pragma once
 #include "cuda.hpp"
 #include <cstdio>
@@ -11,16 +11,16 @@
     std::abort();
 }
 
-inline long setting(const char* name, long otherwise) {
+inline long setting(const char* name, long default_value) {
     const char* value = std::getenv(name);
-    return value ? std::atol(value) : otherwise;
+    return value ? std::atol(value) : default_value;
 }
 
 namespace gpu {
-// Calls an entry for each thread of blocks of `size`.
+// Runs a kernel for every thread of `blocks` blocks of `size` threads.
 void run(const Entry& entry, Dim blocks, Dim size, void** arguments);
 
-// One call at a time.
+// Driver calls run one at a time.
 typedef std::lock_guard<std::recursive_mutex> Lock;
-extern std::recursive_mutex one;
+extern std::recursive_mutex mutex;
 }  // namespace gpu

@@ -1,5 +1,5 @@
-// CUDA C++ on a CPU, to compile candle's kernels with an ordinary compiler: the threads of a block are fibers that change
-// at barriers; kernels without barriers are loops. Included before everything else.
+// CUDA C++ on a CPU, to compile candle's kernels with an ordinary compiler. The threads of a block are fibers that switch at
+// barriers; kernels without barriers are loops. Included before everything else.
 #pragma once
 #define __CUDACC_VER_MAJOR__ 13
 #define __CUDACC_VER_MINOR__ 0
@@ -54,7 +54,7 @@ T from_lane(T x, unsigned lane) {
     return y;
 }
 
-// A kernel called with pointers to its arguments, as the driver has them.
+// Calls a kernel with an array of pointers to its arguments, as the driver passes them.
 template <auto F> struct Kernel;
 template <typename... A, void (*F)(A...)>
 struct Kernel<F> {
@@ -75,7 +75,7 @@ static inline void __syncthreads() { gpu::wait_block(); }
 template <typename T>
 T __shfl_xor_sync(unsigned, T x, int mask, int = 32) { return gpu::from_lane(x, (gpu::here->linear % 32) ^ mask); }
 
-// One thread runs at a time.
+// One thread runs at a time, so atomics are plain operations.
 template <typename T, typename U> T atomicAdd(T* at, U x) { T old = *at; *at = T(old + T(x)); return old; }
 template <typename T, typename U> T atomicMax(T* at, U x) { T old = *at; if (T(x) > old) *at = T(x); return old; }
 template <typename T, typename U> T atomicMin(T* at, U x) { T old = *at; if (T(x) < old) *at = T(x); return old; }

@@ -1,5 +1,5 @@
-// As much of NVRTC, cuBLAS and cuRAND as cudarc and candle call. What NVRTC is given is this crate's: it is compiled for the
-// emulator of its tests.
+// The functions of NVRTC, cuBLAS and cuRAND that cudarc and candle call. Sources passed to NVRTC are this crate's kernels; they
+// are compiled with the emulator.
 
 #include "common.hpp"
 #include <filesystem>
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-static int something;
+static int handle;  // stands for every handle
 
 extern "C" {
 struct Program { std::string source, result, log; };
@@ -18,23 +18,23 @@ int nvrtcCreateProgram(Program** program, const char* source, const char*, int, 
 }
 int nvrtcDestroyProgram(Program** program) { delete *program; return 0; }
 int nvrtcCompileProgram(Program* program, int count, const char* const* options) {
-    gpu::Lock lock(gpu::one);
-    static std::map<std::string, std::string> made;
-    // Never destroyed: it is still needed when the program ends.
+    gpu::Lock lock(gpu::mutex);
+    static std::map<std::string, std::string> compiled;
+    // Never destroyed, because the exit handler uses it.
     static const std::string& folder = *[] {
         char name[] = "/tmp/emulated-gpu-XXXXXX";
-        if (!mkdtemp(name)) fail("no folder for kernels");
+        if (!mkdtemp(name)) fail("cannot create a folder for kernels");
         std::atexit([] { std::filesystem::remove_all(folder); });
         return new std::string(name);
     }();
     std::string definitions;
     for (int i = 0; i < count; ++i)
         if (std::strncmp(options[i], "-D", 2) == 0) definitions += std::string(" ") + options[i];
-    std::string& library = made[definitions + program->source];
+    std::string& library = compiled[definitions + program->source];
     if (library.empty()) {
-        // After what the kernels need of a GPU, for which the emulator stands.
+        // The emulator replaces device.cuh, which ends where element.cuh starts.
         size_t start = program->source.find("// Element types of tensors");
-        if (start == std::string::npos) fail("a source that is not this crate's");
+        if (start == std::string::npos) fail("the source is not one of this crate's");
         std::ifstream emulator(EMULATOR);
         std::string text{std::istreambuf_iterator<char>(emulator), {}};
         text += program->source.substr(start);
@@ -50,7 +50,7 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
         add_entry("rowwise_norm", "NormParams");
         add_entry("rowwise_activation", "ActivationParams");
         add_entry("rowwise_rotary", "RotaryParams");
-        std::string path = folder + "/" + std::to_string(made.size());
+        std::string path = folder + "/" + std::to_string(compiled.size());
         std::ofstream(path + ".cpp") << text;
         std::string command = "c++ -std=c++17 -O1 -w -shared -fPIC -o " + path + ".so" + definitions + " " + path + ".cpp";
         if (std::system(command.c_str()) != 0) fail("a kernel does not compile: " + command);
@@ -67,41 +67,41 @@ int nvrtcGetNumSupportedArchs(int* count) { *count = 2; return 0; }
 int nvrtcGetSupportedArchs(int* all) { all[0] = 75, all[1] = 90; return 0; }
 const char* nvrtcGetErrorString(int) { return "an error of the emulated compiler"; }
 
-int cublasCreate_v2(void** handle) { *handle = &something; return 0; }
+int cublasCreate_v2(void** handle) { *handle = &handle; return 0; }
 int cublasDestroy_v2(void*) { return 0; }
 int cublasSetStream_v2(void*, void*) { return 0; }
 }
 
-static double number(const void* from, int type, size_t i) {
+static double load(const void* from, int type, size_t i) {
     switch (type) {
         case 0: return static_cast<const float*>(from)[i];
         case 1: return static_cast<const double*>(from)[i];
         case 2: return float(static_cast<const __half*>(from)[i]);
         case 14: return float(static_cast<const __nv_bfloat16*>(from)[i]);
-        default: fail("a product of numbers of an unknown type");
+        default: fail("matrix product of an unknown type");
     }
 }
 
-extern "C" int cublasGemmStridedBatchedEx(void*, int turned_a, int turned_b, int m, int n, int k, const void* alpha,
+extern "C" int cublasGemmStridedBatchedEx(void*, int transposed_a, int transposed_b, int m, int n, int k, const void* alpha,
                                           const void* a, int type_a, int lda, long long stride_a, const void* b, int type_b,
                                           int ldb, long long stride_b, const void* beta, void* c, int type_c, int ldc,
                                           long long stride_c, int batch, int compute, int) {
     const int type = compute == 70 ? 1 : compute == 64 ? 2 : 0;
-    const double factor = number(alpha, type, 0), kept = number(beta, type, 0);
+    const double factor = load(alpha, type, 0), beta_value = load(beta, type, 0);
     std::vector<double> left(size_t(m) * k), right(size_t(k) * n);
     for (int i = 0; i < batch; ++i) {
         for (int row = 0; row < m; ++row)
             for (int l = 0; l < k; ++l)
-                left[size_t(row) * k + l] = number(a, type_a, i * stride_a + (turned_a ? l + size_t(row) * lda : row + size_t(l) * lda));
+                left[size_t(row) * k + l] = load(a, type_a, i * stride_a + (transposed_a ? l + size_t(row) * lda : row + size_t(l) * lda));
         for (int column = 0; column < n; ++column)
             for (int l = 0; l < k; ++l)
-                right[size_t(column) * k + l] = number(b, type_b, i * stride_b + (turned_b ? column + size_t(l) * ldb : l + size_t(column) * ldb));
+                right[size_t(column) * k + l] = load(b, type_b, i * stride_b + (transposed_b ? column + size_t(l) * ldb : l + size_t(column) * ldb));
         for (int column = 0; column < n; ++column)
             for (int row = 0; row < m; ++row) {
                 double sum = 0;
                 for (int l = 0; l < k; ++l) sum += left[size_t(row) * k + l] * right[size_t(column) * k + l];
                 size_t at = i * stride_c + row + size_t(column) * ldc;
-                double x = factor * sum + (kept == 0 ? 0 : kept * number(c, type_c, at));
+                double x = factor * sum + (beta_value == 0 ? 0 : beta_value * load(c, type_c, at));
                 if (type_c == 0) static_cast<float*>(c)[at] = x;
                 else if (type_c == 1) static_cast<double*>(c)[at] = x;
                 else if (type_c == 2) static_cast<__half*>(c)[at] = __half(x);
@@ -111,11 +111,11 @@ extern "C" int cublasGemmStridedBatchedEx(void*, int turned_a, int turned_b, int
     return 0;
 }
 
-extern "C" int cublasDgemmStridedBatched(void* handle, int turned_a, int turned_b, int m, int n, int k, const double* alpha,
+extern "C" int cublasDgemmStridedBatched(void* handle, int transposed_a, int transposed_b, int m, int n, int k, const double* alpha,
                                          const double* a, int lda, long long stride_a, const double* b, int ldb,
                                          long long stride_b, const double* beta, double* c, int ldc, long long stride_c,
                                          int batch) {
-    return cublasGemmStridedBatchedEx(handle, turned_a, turned_b, m, n, k, alpha, a, 1, lda, stride_a, b, 1, ldb, stride_b,
+    return cublasGemmStridedBatchedEx(handle, transposed_a, transposed_b, m, n, k, alpha, a, 1, lda, stride_a, b, 1, ldb, stride_b,
                                       beta, c, 1, ldc, stride_c, batch, 70, 0);
 }
 
@@ -127,7 +127,7 @@ static int fill(T* to, size_t count, From from) {
 }
 
 extern "C" {
-int curandCreateGenerator(void** generator, int) { *generator = &something; return 0; }
+int curandCreateGenerator(void** generator, int) { *generator = &handle; return 0; }
 int curandDestroyGenerator(void*) { return 0; }
 int curandSetStream(void*, void*) { return 0; }
 int curandSetPseudoRandomGeneratorSeed(void*, unsigned long long seed) { random_bits.seed(seed); return 0; }

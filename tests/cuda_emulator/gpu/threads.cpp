@@ -1,12 +1,12 @@
-// The threads of candle's kernels: fibers that change at barriers, or a loop where there are none.
+// Threads of candle's kernels: fibers that switch at barriers, or a loop for kernels without barriers.
 
 #include "common.hpp"
 #include <vector>
 
-extern "C" void change_fiber(void** save, void* load);
+extern "C" void switch_fiber(void** save, void* load);
 asm(R"(
-.globl change_fiber
-change_fiber:
+.globl switch_fiber
+switch_fiber:
     push %rbp
     push %rbx
     push %r12
@@ -38,27 +38,27 @@ static thread_local void (*body)(void**);
 static thread_local void** body_arguments;
 constexpr size_t STACK = 64 << 10;
 
-static void rest(State state) {
+static void suspend(State state) {
     current->state = state;
-    change_fiber(&current->stack_pointer, scheduler);
+    switch_fiber(&current->stack_pointer, scheduler);
 }
-void wait_block() { rest(AtBlock); }
-void wait_warp() { rest(AtWarp); }
+void wait_block() { suspend(AtBlock); }
+void wait_warp() { suspend(AtWarp); }
 
 static void enter() {
     body(body_arguments);
-    rest(Ended);
+    suspend(Ended);
     std::abort();
 }
 
-static Dim place(unsigned linear) { return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y}; }
+static Dim thread_index(unsigned linear) { return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y}; }
 
 static void run_block(std::vector<char>& stacks) {
     unsigned threads = size.x * size.y * size.z;
     for (unsigned i = 0; i < threads; ++i) {
         void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(&stacks[(i + 1) * STACK]) & ~uintptr_t(15)) - 64);
         top[6] = reinterpret_cast<void*>(enter);
-        fibers[i] = {{place(i), i}, Runs, top};
+        fibers[i] = {{thread_index(i), i}, Runs, top};
     }
     for (unsigned left = threads; left;) {
         for (unsigned first = 0; first < threads; first += 32) {
@@ -68,13 +68,13 @@ static void run_block(std::vector<char>& stacks) {
                 for (unsigned i = first; i < end; ++i) {
                     if (fibers[i].state == Runs) {
                         current = &fibers[i], here = &current->thread;
-                        change_fiber(&scheduler, current->stack_pointer);
+                        switch_fiber(&scheduler, current->stack_pointer);
                         left -= current->state == Ended;
                     }
                     at_warp += fibers[i].state == AtWarp, at_block += fibers[i].state == AtBlock;
                 }
                 if (!at_warp) break;
-                if (at_block) fail("some threads of a warp wait for the block");
+                if (at_block) fail("some threads of a warp wait at a block barrier, others at a warp barrier");
                 for (unsigned i = first; i < end; ++i)
                     if (fibers[i].state == AtWarp) fibers[i].state = Runs, ++runs;
             }
@@ -87,7 +87,7 @@ static void run_block(std::vector<char>& stacks) {
 void run(const Entry& entry, Dim grid, Dim threads_of_block, void** arguments) {
     blocks = grid, size = threads_of_block;
     unsigned threads = size.x * size.y * size.z;
-    if (threads > 1024) fail("more than 1024 threads a block");
+    if (threads > 1024) fail("more than 1024 threads per block");
     body = entry.call, body_arguments = arguments;
     std::vector<char> stacks(entry.barriers ? threads * STACK + 16 : 0);
     fibers.resize(threads);
@@ -102,7 +102,7 @@ void run(const Entry& entry, Dim grid, Dim threads_of_block, void** arguments) {
                 Thread thread;
                 here = &thread;
                 for (unsigned i = 0; i < threads; ++i) {
-                    thread = {place(i), i};
+                    thread = {thread_index(i), i};
                     body(arguments);
                 }
             }

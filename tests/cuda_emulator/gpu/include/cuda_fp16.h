@@ -27,7 +27,7 @@ static inline uint16_t float_to_half(float x) {
     return sign | uint16_t(((exponent + 13) << 10) + int(std::nearbyint(std::ldexp(size, 11 - exponent))));
 }
 
-static inline uint16_t float_to_brain(float x) {
+static inline uint16_t float_to_bf16(float x) {
     uint32_t bits = bits_of(x);
     return std::isnan(x) ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
@@ -48,7 +48,7 @@ struct __nv_bfloat16 {
     uint16_t x;
     __nv_bfloat16() = default;
     template <typename T, typename = std::enable_if_t<std::is_arithmetic_v<T>>>
-    __nv_bfloat16(T y) : x(float_to_brain(float(y))) {}
+    __nv_bfloat16(T y) : x(float_to_bf16(float(y))) {}
     operator float() const { return float_of(uint32_t(x) << 16); }
     __nv_bfloat16& operator+=(float y) { return *this = __nv_bfloat16(float(*this) + y); }
     __nv_bfloat16& operator-=(float y) { return *this = __nv_bfloat16(float(*this) - y); }
@@ -56,7 +56,7 @@ struct __nv_bfloat16 {
     __nv_bfloat16& operator/=(float y) { return *this = __nv_bfloat16(float(*this) / y); }
 };
 
-// As on a GPU, operators of two numbers of a type give that type.
+// As on a GPU, an operator of two values of a type returns that type.
 #define OPERATORS(T) \
     static inline T operator+(T a, T b) { return T(float(a) + float(b)); } \
     static inline T operator-(T a, T b) { return T(float(a) - float(b)); } \
@@ -97,7 +97,7 @@ static inline __half __ushort_as_half(unsigned short x) { __half y; y.x = x; ret
 static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.x; }
 static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short x) { __nv_bfloat16 y; y.x = x; return y; }
 
-// Nothing here computes in 8 bits: there is only something to compile.
+// No kernel of this crate uses 8-bit floats; the type exists so that candle's kernels compile.
 struct __nv_fp8_e4m3 {
     uint8_t __x;
     __nv_fp8_e4m3() = default;
