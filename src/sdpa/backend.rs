@@ -12,16 +12,17 @@ pub enum Backend {
     Eager,
     /// The crate's fused CPU kernel.
     Cpu,
-    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows. Calls with too
-    /// few queries to occupy the GPU, such as a decoding step, run on [`Cuda`](Self::Cuda) unless this backend is forced.
+    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows. Calls
+    /// with too few queries to occupy the GPU, such as a decoding step, run on [`Cuda`](Self::Cuda) unless this backend
+    /// is forced.
     FlashAttn,
     /// The crate's own fused kernels on NVIDIA GPUs: f16, bf16 and f32, any mask, head dimensions up to 256. They are
     /// compiled when a problem shape first occurs, which takes about a second.
     Cuda,
-    /// Candle's fused attention on Apple GPUs, for two or more queries in f32, f16 or bf16, head dimensions 32, 64, 72, 80, 96
-    /// and 128 (with f16 and bf16 also 256 and 512), and masks that hide keys; with f32 also masks that add to scores. Scores
-    /// and softmax are f32. Calls for which candle's kernels are wrong or missing run on [`Eager`](Self::Eager); the plan of
-    /// such a call gives the reason.
+    /// Candle's fused attention on Apple GPUs, for two or more queries in f32, f16 or bf16, head dimensions 32, 64, 72,
+    /// 80, 96 and 128 (with f16 and bf16 also 256 and 512), and masks that hide keys; with f32 also masks that add to
+    /// scores. Scores and softmax are f32. Calls for which candle's kernels are wrong or missing run on
+    /// [`Eager`](Self::Eager); the plan of such a call gives the reason.
     Metal,
 }
 

@@ -1,5 +1,5 @@
-//! Attention by candle's own tensor operations. All of them are differentiable, whatever the inputs: a fused softmax would
-//! drop the gradient without an error.
+//! Attention by candle's own tensor operations. All of them are differentiable, whatever the inputs: a fused softmax
+//! would drop the gradient without an error.
 
 use candle_core::{D, Tensor};
 
@@ -70,8 +70,8 @@ fn check_score_count(call: &Call, keys: usize) -> Result<()> {
     }
 }
 
-/// Bytes of temporary memory: at the peak of the softmax three score matrices, a fourth with a mask, and the contiguous copies
-/// of q, k and v.
+/// Bytes of temporary memory: at the peak of the softmax three score matrices, a fourth with a mask, and the contiguous
+/// copies of q, k and v.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
@@ -82,8 +82,8 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     (scores * matrices + copies + features) * compute_dtype(call.dtype).size_in_bytes()
 }
 
-/// Softmax over the last dimension, over the keys that `mask` keeps and the sinks `(1, h, 1, 1)`, which get no column. A fully
-/// masked row is all zeros.
+/// Softmax over the last dimension, over the keys that `mask` keeps and the sinks `(1, h, 1, 1)`, which get no column.
+/// A fully masked row is all zeros.
 fn masked_softmax(scores: &Tensor, mask: &DenseMask, sinks: Option<&Tensor>) -> Result<Tensor> {
     let scores = match &mask.bias {
         Some(bias) => scores.broadcast_add(bias)?,
@@ -104,8 +104,8 @@ fn masked_softmax(scores: &Tensor, mask: &DenseMask, sinks: Option<&Tensor>) -> 
         let exp = scores.broadcast_sub(&max)?.exp()?;
         return Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?);
     }
-    // The maximum of a fully masked row is -inf. A finite value in its place makes the exponentials 0 instead of NaN, and a
-    // divisor of 1 keeps them 0.
+    // The maximum of a fully masked row is -inf. A finite value in its place makes the exponentials 0 instead of NaN,
+    // and a divisor of 1 keeps them 0.
     let max = max.maximum(lowest_finite(scores.dtype()))?;
     let exp = scores.broadcast_sub(&max)?.exp()?;
     let mut sum = exp.sum_keepdim(D::Minus1)?;

@@ -1,4 +1,5 @@
-//! FlashAttention 2 ([Dao 2023](https://arxiv.org/abs/2307.08691)) by candle-flash-attn, limited to the calls it supports.
+//! FlashAttention 2 ([Dao 2023](https://arxiv.org/abs/2307.08691)) by candle-flash-attn, limited to the calls it
+//! supports.
 
 use candle_core::{DType, Tensor};
 
@@ -91,7 +92,8 @@ pub(super) fn attend(
     Ok(output.unsqueeze(0)?)
 }
 
-/// The tensor, copied unless all its rows are aligned to 16 bytes. The kernel reads 16 bytes at a time and does not check.
+/// The tensor, copied unless all its rows are aligned to 16 bytes. The kernel reads 16 bytes at a time and does not
+/// check.
 #[cfg(feature = "flash-attn")]
 fn vector_aligned(t: &Tensor) -> Result<Tensor> {
     let layout = t.layout();

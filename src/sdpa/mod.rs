@@ -1,10 +1,11 @@
 //! Scaled dot-product attention over tensors, the one entry point of all attention in the crate.
 //!
-//! Every call takes the same three steps: it is validated, a [`Plan`] is made from its sizes and properties, and one backend
-//! runs it. Because there is one entry point, arguments are checked once and mean the same on every backend: a kernel never
-//! sees a shape, dtype or mask that it would have to reject itself. Because the plan comes before the computation, the choice
-//! can be inspected, tested and forced: [`plan_for`] returns it with the reason against each other backend. The alternative, a
-//! chain of kernels that each try a call and fall back, was rejected: which one ran would be visible only in the run time.
+//! Every call takes the same three steps: it is validated, a [`Plan`] is made from its sizes and properties, and one
+//! backend runs it. Because there is one entry point, arguments are checked once and mean the same on every backend: a
+//! kernel never sees a shape, dtype or mask that it would have to reject itself. Because the plan comes before the
+//! computation, the choice can be inspected, tested and forced: [`plan_for`] returns it with the reason against each
+//! other backend. The alternative, a chain of kernels that each try a call and fall back, was rejected: which one ran
+//! would be visible only in the run time.
 
 mod backend;
 mod call;
@@ -33,19 +34,19 @@ use crate::mask::AttnShape;
 ///
 /// # Shapes
 /// `q` `(b, s_q, h, d)`, `k` `(b, s_kv, h_kv, d)`, `v` `(b, s_kv, h_kv, d_v)` → `(b, s_q, h, d_v)`. Tokens come before
-/// heads, as a projection writes them and unlike `candle_nn::ops::sdpa`. `h_kv` divides `h`; query head `i` reads key-value
-/// head `i / (h / h_kv)` ([Ainslie 2023](https://arxiv.org/abs/2305.13245)).
+/// heads, as a projection writes them and unlike `candle_nn::ops::sdpa`. `h_kv` divides `h`; query head `i` reads
+/// key-value head `i / (h / h_kv)` ([Ainslie 2023](https://arxiv.org/abs/2305.13245)).
 /// # DTypes
 /// f16, bf16, f32, f64, the same for all three. Scores and softmax are f64 for f64 and f32 for the others; the output
-/// has the dtype of `q`. Where the processor has instructions for bf16, the CPU kernel rounds the attention weights to bf16
-/// before it multiplies them with bf16 values, as PyTorch does; so do tensor cores, also for f16.
+/// has the dtype of `q`. Where the processor has instructions for bf16, the CPU kernel rounds the attention weights to
+/// bf16 before it multiplies them with bf16 values, as PyTorch does; so do tensor cores, also for f16.
 /// # Masks
 /// See [`AttentionMask`](crate::AttentionMask). A fully masked row gives zeros.
 /// # Backends
-/// [`Backend::Cpu`] for f16, bf16 and f32 on the CPU, in memory that grows with `s_kv`, not `s_q · s_kv`; the result of a
-/// sequence is bitwise independent of the rest of the batch. [`Backend`] lists what GPUs run. Gradients, returned attention
-/// weights, dropout, additive scoring and f64: [`Backend::Eager`], on any device. [`plan_for`] returns the choice and the
-/// reasons.
+/// [`Backend::Cpu`] for f16, bf16 and f32 on the CPU, in memory that grows with `s_kv`, not `s_q · s_kv`; the result of
+/// a sequence is bitwise independent of the rest of the batch. [`Backend`] lists what GPUs run. Gradients, returned
+/// attention weights, dropout, additive scoring and f64: [`Backend::Eager`], on any device. [`plan_for`] returns the
+/// choice and the reasons.
 /// # Errors
 /// A shape or dtype that does not fit, and a forced backend that cannot run the call.
 pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> candle_core::Result<AttentionOutput> {
@@ -65,8 +66,8 @@ pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) ->
 
 /// Attention of q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)` by a fused backend that the plan allows.
 ///
-/// A ragged batch has `offsets`, where each sequence starts and the last one ends. Its tensors have a batch size of 1, while
-/// `call` counts the sequences and has the length of the longest.
+/// A ragged batch has `offsets`, where each sequence starts and the last one ends. Its tensors have a batch size of 1,
+/// while `call` counts the sequences and has the length of the longest.
 pub(crate) fn fused(
     backend: Backend,
     qkv: [&Tensor; 3],

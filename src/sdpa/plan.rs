@@ -27,8 +27,8 @@ pub struct Plan {
     pub backend: Backend,
     /// Every other backend with the reason against it.
     pub rejected: Vec<Rejected>,
-    /// The instruction set of the CPU kernel: `amx`, `avx512_bf16`, `avx512`, `avx2`, `neon` or `portable`; `None` on other
-    /// backends.
+    /// The instruction set of the CPU kernel: `amx`, `avx512_bf16`, `avx512`, `avx2`, `neon` or `portable`; `None` on
+    /// other backends.
     pub instructions: Option<&'static str>,
     /// Peak temporary memory of the backend in bytes, estimated from the shapes.
     pub scratch_bytes: usize,

@@ -21,8 +21,9 @@ pub fn pairs(sizes: &[usize], fits: Fits) -> HashSet<(Choice, Choice)> {
     pairs
 }
 
-/// Cases, each with a value per axis, that contain all [`pairs`]. Every case starts from a pair that no case contains yet and
-/// takes for each other axis the value that adds the most such pairs (Cohen 1997). The result is the same in every run.
+/// Cases, each with a value per axis, that contain all [`pairs`]. Every case starts from a pair that no case contains
+/// yet and takes for each other axis the value that adds the most such pairs (Cohen 1997). The result is the same in
+/// every run.
 pub fn cases(sizes: &[usize], fits: Fits) -> Vec<Vec<usize>> {
     let mut missing = pairs(sizes, fits);
     let mut in_order: Vec<_> = missing.iter().copied().collect();

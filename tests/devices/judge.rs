@@ -16,9 +16,9 @@ pub enum What {
     Encoder,
 }
 
-/// The largest allowed error, relative to the scale that [`What`] documents. The reference reads the inputs after rounding to
-/// the dtype, so this bounds the error of the computation. With `u` the unit roundoff of the dtype (2^-11 for f16, 2^-8 for
-/// bf16):
+/// The largest allowed error, relative to the scale that [`What`] documents. The reference reads the inputs after
+/// rounding to the dtype, so this bounds the error of the computation. With `u` the unit roundoff of the dtype (2^-11
+/// for f16, 2^-8 for bf16):
 /// - f32: sums of some hundred terms, and scores up to about 100, whose last bit is 4e-6, in an exponent.
 /// - attention in half types: scores and softmax are in f32. The attention weights may be rounded (tensor cores and bf16
 ///   instructions need both operands in the half type), and the output is rounded: 2 u, and the error of f32.

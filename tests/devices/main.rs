@@ -1,7 +1,7 @@
 //! The same calls on every device, on every backend that supports them, against a naive reference in f64.
 //!
-//! The CPU is always tested. A build with the feature `cuda` or `metal` also tests that device, and fails if there is none.
-//! Environment variables:
+//! The CPU is always tested. A build with the feature `cuda` or `metal` also tests that device, and fails if there is
+//! none. Environment variables:
 //! - `CANDLE_ATTENTION_NO_DEVICE=1`: a build for a device passes on a machine without it.
 //! - `CANDLE_ATTENTION_THIN=n`: runs every n-th case of the matrix only, for emulated processors.
 //! - `CANDLE_ATTENTION_CASE=i`: runs case i of the matrix only; failures print the number.

@@ -79,9 +79,9 @@ pub fn few_queries_over_many_keys(device: &Device) {
     verdict.end(device);
 }
 
-/// A sequence gives the same result alone and in a batch: bitwise on the CPU, within the tolerance on other devices, whose
-/// matrix products may be split by the size of the batch. The head strides differ from the batch stride, so that a kernel that
-/// merges both dimensions would mix heads.
+/// A sequence gives the same result alone and in a batch: bitwise on the CPU, within the tolerance on other devices,
+/// whose matrix products may be split by the size of the batch. The head strides differ from the batch stride, so that
+/// a kernel that merges both dimensions would mix heads.
 pub fn batch_invariance(device: &Device) {
     let mut verdict = Verdict::default();
     for dtype in DTYPES {

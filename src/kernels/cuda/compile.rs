@@ -60,7 +60,8 @@ pub(super) fn compiled(program: Program, capability: u32) -> Result<Arc<Compiled
     if let Some(kernel) = cache().as_ref().and_then(|cache| cache.get(&(program, capability))) {
         return Ok(kernel.clone());
     }
-    // Compiled without the lock, so that other threads can launch meanwhile. At worst two threads compile the same program.
+    // Compiled without the lock, so that other threads can launch meanwhile. At worst two threads compile the same
+    // program.
     let kernel = Arc::new(CompiledKernel { name: program.name(), ptx: compile(program, capability)? });
     Ok(cache().get_or_insert_default().entry((program, capability)).or_insert(kernel).clone())
 }

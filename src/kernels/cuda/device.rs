@@ -24,8 +24,8 @@ mod query {
     use super::Gpu;
     use crate::error::Result;
 
-    /// The properties of a device, cached. They are queried once, because the query clears CUDA's pending error, which the
-    /// failing call should report.
+    /// The properties of a device, cached. They are queried once, because the query clears CUDA's pending error, which
+    /// the failing call should report.
     pub(crate) fn gpu(device: &CudaDevice) -> Result<Gpu> {
         static CACHE: Mutex<BTreeMap<usize, Gpu>> = Mutex::new(BTreeMap::new());
         let stream = device.cuda_stream();

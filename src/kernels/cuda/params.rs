@@ -1,7 +1,7 @@
 //! Parameters of the attention kernels.
 
-/// Parameters of an attention launch, the struct of `source/types.cuh`, which documents each field. Addresses are device
-/// addresses, 0 for null; strides count elements.
+/// Parameters of an attention launch, the struct of `source/types.cuh`, which documents each field. Addresses are
+/// device addresses, 0 for null; strides count elements.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct AttentionParams {
@@ -64,8 +64,8 @@ impl AttentionParams {
     }
 }
 
-/// Whether rows of `row_len` elements of `T` at these addresses (0 for null) and with these strides can be read 16 bytes at
-/// a time.
+/// Whether rows of `row_len` elements of `T` at these addresses (0 for null) and with these strides can be read 16
+/// bytes at a time.
 #[cfg(feature = "cuda")]
 pub(crate) fn vectorizable<T>(addresses: &[u64], strides: &[i64], row_len: usize) -> bool {
     let vector = 16 / size_of::<T>();

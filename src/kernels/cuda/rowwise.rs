@@ -1,4 +1,5 @@
-//! Row-wise kernels, the CUDA side of `source/rowwise.cuh`: normalization, activation and rotary embedding, one pass each.
+//! Row-wise kernels, the CUDA side of `source/rowwise.cuh`: normalization, activation and rotary embedding, one pass
+//! each.
 
 use candle_core::DType;
 
@@ -14,8 +15,8 @@ pub(crate) struct RowStrides {
     pub h: i32,
 }
 
-/// Parameters of `rowwise_norm`, the struct of `source/rowwise.cuh`, which documents each field; so are the structs below.
-/// Addresses are device addresses, 0 for null.
+/// Parameters of `rowwise_norm`, the struct of `source/rowwise.cuh`, which documents each field; so are the structs
+/// below. Addresses are device addresses, 0 for null.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct NormParams {

@@ -46,8 +46,9 @@ impl Uploads {
 }
 
 thread_local! {
-    /// The latest uploads to each device, because the layers of a model ask for the same arrays one after another. The cache
-    /// is per thread, because each thread has a stream of its own, in whose order memory is written, read and freed.
+    /// The latest uploads to each device, because the layers of a model ask for the same arrays one after another. The
+    /// cache is per thread, because each thread has a stream of its own, in whose order memory is written, read and
+    /// freed.
     static CACHE: RefCell<HashMap<DeviceId, VecDeque<Cached>>> = RefCell::default();
 }
 
@@ -61,8 +62,8 @@ struct Cached {
 
 impl Drop for Cached {
     fn drop(&mut self) {
-        // The memory is freed on its own device, also if the thread ends while another device is current. If the driver has
-        // shut down already, there is nothing left to free and the error does not matter.
+        // The memory is freed on its own device, also if the thread ends while another device is current. If the driver
+        // has shut down already, there is nothing left to free and the error does not matter.
         let _ = self.device.cuda_stream().context().bind_to_thread();
     }
 }

@@ -118,8 +118,8 @@ impl Variant {
         Some(Self { split: whole.splits(shape, gpu) > 1, ..whole })
     }
 
-    /// How many blocks share the keys of a tile of queries. Without splits, a decoding step would have one tile per key-value
-    /// head and leave most multiprocessors idle.
+    /// How many blocks share the keys of a tile of queries. Without splits, a decoding step would have one tile per
+    /// key-value head and leave most multiprocessors idle.
     pub(crate) fn splits(&self, shape: ProblemShape, gpu: Gpu) -> usize {
         let blocks = self.blocks(shape.work_items, shape.query_rows);
         if blocks == 0 || 2 * blocks > gpu.multiprocessors {

@@ -1,8 +1,8 @@
 //! Row-wise operations over tensors on an NVIDIA GPU, one kernel launch each.
 //!
-//! The kernels themselves take addresses and strides (`kernels::cuda`); this module gets those from tensors. Unit tests of
-//! builds without the feature `cuda` call a mock of the kernels instead, so that the code which decides when to launch them is
-//! tested everywhere.
+//! The kernels themselves take addresses and strides (`kernels::cuda`); this module gets those from tensors. Unit tests
+//! of builds without the feature `cuda` call a mock of the kernels instead, so that the code which decides when to
+//! launch them is tested everywhere.
 
 #[cfg(all(test, not(feature = "cuda")))]
 mod mock;

@@ -9,8 +9,8 @@ use crate::kernels::cuda::{ActivationParams, NormParams, RotaryParams, RowStride
 use crate::ops::problem::{Activated, Norm};
 use crate::tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 
-/// The sum, if `keep_sum`, and the normalized rows, both contiguous `(b, s, h, size)`. Rows are not empty, `xs` is contiguous
-/// in its last dimension, and all other tensors are contiguous.
+/// The sum, if `keep_sum`, and the normalized rows, both contiguous `(b, s, h, size)`. Rows are not empty, `xs` is
+/// contiguous in its last dimension, and all other tensors are contiguous.
 pub(crate) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
     for_cuda_element!(norm.xs.dtype(), T => norm_as::<T>(norm))
 }
@@ -61,8 +61,8 @@ fn norm_as<T: CudaElement>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
     Ok((sum, tensor_from_cuda(out_memory, device, dims)))
 }
 
-/// The activated rows, contiguous `(rows, size)`. They are not empty and have less than 2^31 elements; `xs` and `gate` are
-/// contiguous in their last dimension, biases are contiguous.
+/// The activated rows, contiguous `(rows, size)`. They are not empty and have less than 2^31 elements; `xs` and `gate`
+/// are contiguous in their last dimension, biases are contiguous.
 pub(crate) fn activated(activated: &Activated) -> Result<Tensor> {
     for_cuda_element!(activated.xs.dtype(), T => activated_as::<T>(activated))
 }

@@ -1,5 +1,5 @@
-//! Stand-ins for the kernels in a build without the feature `cuda`. They are never called, because no tensor is on an NVIDIA
-//! GPU then.
+//! Stand-ins for the kernels in a build without the feature `cuda`. They are never called, because no tensor is on an
+//! NVIDIA GPU then.
 
 use candle_core::Tensor;
 

@@ -1,7 +1,7 @@
 //! Attention on Apple GPUs by candle's `sdpa`, limited to the calls for which its kernels are correct.
 //!
-//! The limits and their reasons come from reading the sources of candle 0.11.1; `sdpa` itself checks few of them. All other
-//! calls run on the eager backend.
+//! The limits and their reasons come from reading the sources of candle 0.11.1; `sdpa` itself checks few of them. All
+//! other calls run on the eager backend.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -47,8 +47,8 @@ pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
     first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own))
 }
 
-/// Bytes of temporary memory: q, k, v and the output with heads first, the mask, and for half types the queries in f32 while
-/// they are scaled.
+/// Bytes of temporary memory: q, k, v and the output with heads first, the mask, and for half types the queries in f32
+/// while they are scaled.
 pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let (queries, keys) =
         (call.shape.b * call.shape.s_q * call.shape.h, call.shape.b * keys(call, options) * call.h_kv);
@@ -128,18 +128,19 @@ fn threadgroup_bytes(d: usize, dtype: DType) -> usize {
     (queries * (d + gap) + ((keys + gap) * d).max(keys * (d + gap))) * size
 }
 
-/// Whether the mask is causal and the kernel's causal flag applies it correctly, without a mask tensor. The flag aligns the last
-/// query with the last key, as we do. But if the numbers of queries and keys differ, it leaves keys of a query's first tile
-/// unmasked, and if the padded tile of the last queries reaches past the key tiles, it reads memory after the last key.
+/// Whether the mask is causal and the kernel's causal flag applies it correctly, without a mask tensor. The flag aligns
+/// the last query with the last key, as we do. But if the numbers of queries and keys differ, it leaves keys of a
+/// query's first tile unmasked, and if the padded tile of the last queries reaches past the key tiles, it reads memory
+/// after the last key.
 fn uses_causal_flag(call: &Call, options: &SdpaOptions) -> bool {
     let (s, (queries, keys)) = (call.shape.s_q, tile_sizes(call.d));
     let inside = s.next_multiple_of(queries) <= s.next_multiple_of(keys);
     options.mask.is_causal() && options.appended_keys == 0 && s == call.shape.s_kv && inside
 }
 
-/// Scaled queries, and the scale to pass to the kernel. The kernel rounds `scale · log2 e` to the dtype of the tensors, which
-/// in bf16 changes every score by up to 0.2 %. Half types are therefore scaled here in f32, and the kernel gets the scale that
-/// makes its own factor 1.
+/// Scaled queries, and the scale to pass to the kernel. The kernel rounds `scale · log2 e` to the dtype of the tensors,
+/// which in bf16 changes every score by up to 0.2 %. Half types are therefore scaled here in f32, and the kernel gets
+/// the scale that makes its own factor 1.
 fn scaled(q: &Tensor, scale: f64) -> Result<(Tensor, f32)> {
     Ok(match q.dtype() {
         DType::F32 => (q.clone(), scale as f32),
@@ -147,8 +148,8 @@ fn scaled(q: &Tensor, scale: f64) -> Result<(Tensor, f32)> {
     })
 }
 
-/// The value added to the score of a masked key: low enough for an attention weight of 0 beside any visible key, and finite,
-/// also after multiplication by `log2 e`, because -inf becomes NaN in the kernel.
+/// The value added to the score of a masked key: low enough for an attention weight of 0 beside any visible key, and
+/// finite, also after multiplication by `log2 e`, because -inf becomes NaN in the kernel.
 fn masked_score(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => half::f16::MIN.to_f32(),
@@ -156,8 +157,8 @@ fn masked_score(dtype: DType) -> f32 {
     }
 }
 
-/// The mask as the kernel reads it, `(b, h, s_q, keys)` in `dtype`: it starts at the start of its memory and is contiguous in its
-/// last dimension; the other dimensions may be broadcast.
+/// The mask as the kernel reads it, `(b, h, s_q, keys)` in `dtype`: it starts at the start of its memory and is
+/// contiguous in its last dimension; the other dimensions may be broadcast.
 fn additive(mask: &DenseMask, shape: [usize; 4], dtype: DType) -> Result<Option<Tensor>> {
     let Some(like) = mask.keep.as_ref().or(mask.bias.as_ref()) else { return Ok(None) };
     let scalar = |x: f32| Tensor::new(x, like.device());

@@ -1,5 +1,5 @@
-//! Tests without an Apple GPU: which calls are accepted, and that they match the eager backend when a mock of candle's kernel,
-//! written as loops, takes its place.
+//! Tests without an Apple GPU: which calls are accepted, and that they match the eager backend when a mock of candle's
+//! kernel, written as loops, takes its place.
 
 use std::collections::HashSet;
 
@@ -118,8 +118,8 @@ fn forcing_metal_on_cpu_tensors_is_an_error() {
     assert!(error.contains("not on an Apple GPU"), "{error}");
 }
 
-/// The keys that query `i` sees in the kernel's causal loop, modeled on its source. Keys past the last one are read from memory
-/// after the tensor.
+/// The keys that query `i` sees in the kernel's causal loop, modeled on its source. Keys past the last one are read
+/// from memory after the tensor.
 fn keys_seen_by_kernel(i: usize, s_q: usize, s_kv: usize, d: usize) -> HashSet<usize> {
     let (bq, bk) = tile_sizes(d);
     let (offset, tile) = (s_kv as i64 - s_q as i64, i / bq);
@@ -165,8 +165,8 @@ fn the_causal_flag_is_used_only_where_it_is_correct() {
     assert!(!uses_causal_flag(&call(1, [1, 1], 32, 32, 64), &SdpaOptions::new(&both)));
 }
 
-/// Mock of candle's kernel `attention`, modeled on its source: memory is read by strides, the mask from the start of its memory;
-/// queries are scaled in the dtype of the tensors, everything else is f32.
+/// Mock of candle's kernel `attention`, modeled on its source: memory is read by strides, the mask from the start of
+/// its memory; queries are scaled in the dtype of the tensors, everything else is f32.
 fn mock_kernel(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, causal: bool, scale: f32) -> CandleResult {
     match q.dtype() {
         DType::F16 => mock_kernel_as(q, k, v, mask, causal, scale, f16::to_f32, f16::from_f32),

@@ -22,8 +22,8 @@ pub(crate) struct AttentionLaunch {
 }
 
 impl AttentionLaunch {
-    /// Selects the variant for tensors of `dtype`. Everything in `params` counts except `out`, `partials`, `vectorized` and
-    /// `splits`, which may be unset.
+    /// Selects the variant for tensors of `dtype`. Everything in `params` counts except `out`, `partials`, `vectorized`
+    /// and `splits`, which may be unset.
     ///
     /// # Errors
     /// A head, a sequence or a batch that is too large for the kernels.
@@ -48,8 +48,8 @@ impl AttentionLaunch {
     /// Queues the kernel, and `combine` if keys are split. `query_heads`: query heads of all tokens.
     ///
     /// # Safety
-    /// Each address in `params` points to as much memory as its shape and strides describe, and the memory is held until
-    /// this call returns.
+    /// Each address in `params` points to as much memory as its shape and strides describe, and the memory is held
+    /// until this call returns.
     pub(crate) unsafe fn launch(
         &self,
         device: &CudaDevice,

@@ -20,8 +20,8 @@ impl Rowwise {
     /// Normalizes rows.
     ///
     /// # Safety
-    /// Each address in `params` points to as much memory as its shape and strides describe, and the memory is held until
-    /// this call returns.
+    /// Each address in `params` points to as much memory as its shape and strides describe, and the memory is held
+    /// until this call returns.
     pub(crate) unsafe fn norm(self, device: &CudaDevice, params: &NormParams) -> Result<()> {
         let blocks = Self::blocks_per_rows(params.rows as usize);
         // SAFETY: the kernel takes `NormParams`; the caller guarantees the memory.

@@ -138,7 +138,8 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
     for view in views {
         let [_, _, h, size] = view.dims;
         let (rows, count) = (view.rows(), view.rows() * size);
-        // Added, which comes with a bias of its own where a sum is wanted, a sum wanted, a bias, a weight for each head, the mean stays, something added to the weight.
+        // Added, which comes with a bias of its own where a sum is wanted, a sum wanted, a bias, a weight for each
+        // head, the mean stays, something added to the weight.
         let kinds = [
             (false, false, true, false, false, 0.0),
             (true, true, true, false, false, 0.0),
