@@ -142,8 +142,8 @@ fn hostile_files_are_errors() {
 fn integer_weights_are_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let mut all = bert("layer");
-    let quantised = all["layer.self.key.weight"].to_dtype(DType::U8).unwrap();
-    all.insert("layer.self.key.weight".to_string(), quantised);
+    let quantized = all["layer.self.key.weight"].to_dtype(DType::U8).unwrap();
+    all.insert("layer.self.key.weight".to_string(), quantized);
     let path = folder.path().join("model.safetensors");
     save(&all, &path);
     let source = Checkpoint::open(&path).unwrap().at("layer", DType::F32, &CPU);
@@ -166,8 +166,8 @@ fn to_varmap_takes_float_tensors_only() {
     let header = r#"{"q":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}"#;
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
     std::fs::write(&path, bytes).unwrap();
-    let quantised = Checkpoint::open(&path).unwrap().to_varmap("", DType::F32, &CPU);
-    says(quantised, &["tensor `q` has dtype F8_E4M3", "f16, bf16, f32 or f64"]);
+    let quantized = Checkpoint::open(&path).unwrap().to_varmap("", DType::F32, &CPU);
+    says(quantized, &["tensor `q` has dtype F8_E4M3", "f16, bf16, f32 or f64"]);
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn older_pooling_configurations_mean_the_same() {
     let got = encode(&load(folder.path()).unwrap(), &EncodeOptions::default());
     assert_close("last token", &got, &golden.get("lasttoken"), LAYER);
 
-    // Without modules.json tokens are averaged and not normalised; with no mode on, too.
+    // Without modules.json tokens are averaged and not normalized; with no mode on, too.
     write(r#"{"word_embedding_dimension":24}"#);
     let mean = encode(&load(folder.path()).unwrap(), &EncodeOptions::default());
     std::fs::remove_file(folder.path().join("modules.json")).unwrap();
@@ -184,7 +184,7 @@ fn layer_norm_keeps_gradients_and_precision() {
     let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.0).unwrap();
     let xs = Var::new(&[[1f64, 2.0, 6.0]], &CPU).unwrap();
     let ys = norm.forward(&xs).unwrap();
-    // By hand: mean 3, centred -2 -1 3, variance 14/3.
+    // By hand: mean 3, centered -2 -1 3, variance 14/3.
     let sd = (14f64 / 3.0).sqrt();
     let want = Tensor::new(&[[-2.0 / sd, -2.0 / sd + 1.0, 1.5 / sd - 1.0]], &CPU).unwrap();
     assert_close("layer norm", &ys, &want, 1e-14);

@@ -33,8 +33,8 @@ fn weights(norms: &[&str], names: &[(&str, usize, usize, bool)]) -> Tensors {
     let [vocab, hidden, layers, ..] = SIZES;
     let mut random = Random::new(70);
     let mut tensors = Tensors::new();
-    let mut put = |name: String, dims: &[usize], centre: f64| {
-        tensors.insert(name, ((random.tensor(dims, DType::F32) * 0.4).unwrap() + centre).unwrap());
+    let mut put = |name: String, dims: &[usize], center: f64| {
+        tensors.insert(name, ((random.tensor(dims, DType::F32) * 0.4).unwrap() + center).unwrap());
     };
     put("embeddings.word_embeddings.weight".into(), &[vocab, hidden], 0.0);
     put("embeddings.token_type_embeddings.weight".into(), &[2, hidden], 0.0);
@@ -102,9 +102,9 @@ fn jina_bert_for_code_equals_its_formula() {
         if tensors.contains_key(&bias) { ys.broadcast_add(&get(&bias)).unwrap() } else { ys }
     };
     let norm = |xs: &Tensor, name: &str| {
-        let centred = xs.broadcast_sub(&xs.mean_keepdim(D::Minus1).unwrap()).unwrap();
-        let deviation = (centred.sqr().unwrap().mean_keepdim(D::Minus1).unwrap() + 1e-3).unwrap().sqrt().unwrap();
-        let xs = centred.broadcast_div(&deviation).unwrap().broadcast_mul(&get(&format!("{name}.weight"))).unwrap();
+        let centered = xs.broadcast_sub(&xs.mean_keepdim(D::Minus1).unwrap()).unwrap();
+        let deviation = (centered.sqr().unwrap().mean_keepdim(D::Minus1).unwrap() + 1e-3).unwrap().sqrt().unwrap();
+        let xs = centered.broadcast_div(&deviation).unwrap().broadcast_mul(&get(&format!("{name}.weight"))).unwrap();
         xs.broadcast_add(&get(&format!("{name}.bias"))).unwrap()
     };
     // 2^-2, 2^-4, 2^-6, 2^-8 for four heads, then every other one of eight.

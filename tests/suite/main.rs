@@ -12,6 +12,7 @@ mod encoder;
 mod encoders;
 mod examples;
 mod families;
+mod fixtures;
 mod gradients;
 mod heads;
 mod hostile;

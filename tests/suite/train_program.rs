@@ -69,7 +69,7 @@ fn train_writes_a_model_that_encode_runs() {
     fails(example("train").args(["--output", "model"]), "--text");
 }
 
-/// The points of the lines of one colour.
+/// The points of the lines of one color.
 fn lines(svg: &roxmltree::Document, color: &str) -> Vec<Vec<(f64, f64)>> {
     let lines = svg.descendants().filter(|node| node.has_tag_name("polyline"));
     let lines = lines.filter(|node| node.attribute("stroke") == Some(color));

@@ -1,0 +1,35 @@
+//! Every fixture is named by the test that runs it: a fixture that no list names would never be checked.
+
+use std::path::Path;
+
+use crate::common::fixture;
+
+/// Folders of fixtures, each with the tests that name its entries. The empty path is `tests/fixtures` itself.
+const USED_BY: [(&str, &[&str]); 5] = [
+    ("families", &["families"]),
+    ("encoders", &["encoders", "task_heads"]),
+    ("compose", &["compose"]),
+    ("tiny-bert-variants", &["encoder"]),
+    ("", &["compose", "embedded", "encoder", "encoders", "families", "jina", "layouts", "minilm", "seeds"]),
+];
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_' || c == '-'
+}
+
+#[test]
+fn every_fixture_is_named_by_the_test_that_runs_it() {
+    for (folder, tests) in USED_BY {
+        let source = |test: &&str| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/suite/{test}.rs"));
+            std::fs::read_to_string(path).unwrap()
+        };
+        let source: String = tests.iter().map(source).collect();
+        let words: Vec<&str> = source.split(|c| !is_word(c)).collect();
+        for entry in std::fs::read_dir(fixture(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            assert!(words.contains(&name), "{}: named in none of {tests:?}", path.display());
+        }
+    }
+}
