@@ -61,14 +61,19 @@ struct Arguments {
 /// The settings of `TrainConfig` that the command line can change.
 #[derive(clap::Args)]
 struct Sizes {
+    /// The size of the vocabulary, in tokens
     #[arg(long)]
     vocab_size: Option<usize>,
+    /// The width of the hidden states
     #[arg(long)]
     hidden_size: Option<usize>,
+    /// The number of layers
     #[arg(long)]
     layers: Option<usize>,
+    /// The number of attention heads per layer
     #[arg(long)]
     heads: Option<usize>,
+    /// The width of the feed-forward layers
     #[arg(long)]
     intermediate_size: Option<usize>,
     /// The longest text of the trained model, in tokens
@@ -77,16 +82,22 @@ struct Sizes {
     /// The longest text during training, in tokens
     #[arg(long)]
     max_length: Option<usize>,
+    /// Texts per training step
     #[arg(long)]
     batch_size: Option<usize>,
+    /// The number of training steps
     #[arg(long)]
     steps: Option<usize>,
+    /// The steps over which the learning rate rises to its maximum
     #[arg(long)]
     warmup_steps: Option<usize>,
+    /// The largest learning rate
     #[arg(long)]
     learning_rate: Option<f64>,
+    /// The weight of the loss on similarities between texts
     #[arg(long)]
     similarity_weight: Option<f64>,
+    /// The seed of all random numbers
     #[arg(long)]
     seed: Option<u64>,
 }
