@@ -99,7 +99,7 @@ fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAtte
     let Some(path) = &arguments.config else {
         let source = checkpoint.at(&arguments.prefix, dtype, device);
         let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
-        let layout = detect(&source)?.name;
+        let layout = detect(&source)?.name();
         return Ok((MultiHeadAttention::load(&config, source)?, layout, AttentionMask::full()));
     };
     let json = shared::json(path)?;
@@ -110,7 +110,7 @@ fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAtte
             path.display()
         );
     }
-    Ok((read.layer, read.layout.name, read.mask))
+    Ok((read.layer, read.layout.name(), read.mask))
 }
 
 struct Inputs {

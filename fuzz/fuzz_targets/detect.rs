@@ -125,6 +125,6 @@ fn write(folder: &Folder, model: &ModelAttention, prefix: &str, json: &Value, dt
     let again = Checkpoint::open(&path).expect("what was written is opened");
     let source = again.at(prefix, dtype, &CPU);
     let (again, layout) = AttentionWeights::read(model.layer.config(), &source).expect("what was written is read");
-    assert_eq!(layout.name, model.layout.name, "{json}");
+    assert_eq!(layout.name(), model.layout.name(), "{json}");
     MultiHeadAttention::from_weights(model.layer.config(), again).expect("what was written is a layer");
 }

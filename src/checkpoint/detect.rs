@@ -1,33 +1,27 @@
 //! Finds the layout under a prefix.
+//!
+//! Layouts are detected from names and shapes, not from `model_type`: files without a `config.json` (timm, Flax, d2l, a
+//! `VarBuilder`) are read as well, several spellings of one family are told apart, and a name that no layout has is an
+//! error instead of a tensor left out in silence.
 
-use crate::checkpoint::position_weights::EMBEDDINGS;
 use crate::checkpoint::source::WeightSource;
+use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
-use crate::families::layout::{Layout, QkvNames, Stored};
+use crate::families::layout::{Layout, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
+use crate::families::names::{BIAS_KV, DISTANCE_EMBEDDINGS, QK_NORMS, SCORE, SINKS};
 
-/// One more key and value that every query sees (`torch.nn.MultiheadAttention`, fairseq), in any layout.
-pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
-/// The vector of additive scoring, `(h, head_dim)`, in any layout.
-pub(crate) const SCORE: &str = "score.weight";
-
-/// Components of names below an attention prefix that are not part of the attention: the norm after BERT's, a buffer.
+/// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
 const IGNORED: &[&str] = &["LayerNorm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
 
-/// Norms of queries and keys, by the names they have; under each a `weight` and perhaps a `bias`, or one for each head.
-pub(crate) const NORMS: [[&str; 2]; 3] =
-    [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"], ["self.layer_norm_q", "self.layer_norm_k"]];
-/// A score a head that takes part in the softmax.
-pub(crate) const SINKS: &str = "sinks";
-
-/// Tensors that change what attention computes and that this version does not apply. Looked for by name where a source
-/// cannot list what it holds.
+/// Tensors that change what attention computes and that this version does not apply. They are looked for by name because
+/// some sources cannot list what they hold.
 const NOT_APPLIED: &[(&str, &str)] = &[
-    ("q_layer_norm.weight", "it normalises queries"),
-    ("k_layer_norm.weight", "it normalises keys"),
-    ("query_layernorm.weight", "it normalises queries"),
-    ("key_layernorm.weight", "it normalises keys"),
-    ("q_proj.weight_scale", "it belongs to quantised weights"),
+    ("q_layer_norm.weight", "it normalizes queries"),
+    ("k_layer_norm.weight", "it normalizes keys"),
+    ("query_layernorm.weight", "it normalizes queries"),
+    ("key_layernorm.weight", "it normalizes keys"),
+    ("q_proj.weight_scale", "it belongs to quantized weights"),
     ("relative_position_bias_table", "it adds a relative position bias"),
     ("attention.relative_position_bias.relative_position_bias_table", "it adds a relative position bias"),
     ("self.distance_embedding.weight", "it adds relative position embeddings"),
@@ -37,16 +31,18 @@ const NOT_APPLIED: &[(&str, &str)] = &[
 
 impl Layout {
     fn fits<S: WeightSource>(&self, source: &S) -> bool {
-        self.required().iter().all(|name| source.contains(name)) && self.lies_so(source)
+        self.required().iter().all(|name| source.contains(name)) && self.orientation_matches(source)
     }
 
-    /// `c_attn` is `[in, out]` in GPT-2 and `[out, in]` in GPT-BigCode; either way there are more outputs than inputs.
-    fn lies_so<S: WeightSource>(&self, source: &S) -> bool {
-        let (QkvNames::Fused(dense, _) | QkvNames::Pair(_, dense)) = self.qkv else { return true };
-        match source.shape(dense.weight) {
-            Ok(Some(shape)) if shape.len() == 2 && dense.weight.starts_with("c_attn") => {
-                (shape[0] < shape[1]) == (dense.stored == Stored::InOut)
-            }
+    /// Whether the weight has the layout's orientation, where another layout has the same names in the other one: GPT-2's
+    /// `c_attn` is `[in, out]`, GPT-BigCode's `[out, in]`. There are more outputs than inputs in both.
+    fn orientation_matches<S: WeightSource>(&self, source: &S) -> bool {
+        let (QkvNames::Fused(linear, _) | QkvNames::Pair(_, linear)) = self.qkv else { return true };
+        if !self.check_orientation {
+            return true;
+        }
+        match source.shape(linear.weight) {
+            Ok(Some(shape)) if shape.len() == 2 => (shape[0] < shape[1]) == (linear.orientation == Orientation::InOut),
             _ => true,
         }
     }
@@ -55,26 +51,29 @@ impl Layout {
     fn check_biases<S: WeightSource>(&self, source: &S) -> Result<()> {
         let names = self.bias_names();
         let present = names.map(|name| source.contains(name));
-        if self.biases.is_empty() || self.biases.contains(&present) {
+        let [q, k, v, o] = present;
+        if self.has_biases(ProjectionBias { q, k, v, o }) {
             return Ok(());
         }
-        let lacking = names.iter().zip(present).find(|(_, there)| !there);
+        let lacking = names.iter().zip(present).find(|(_, present)| !present);
         let (name, _) = lacking.unwrap_or((&names[1], false));
-        let others = names.iter().zip(present).filter(|(_, there)| *there).map(|(name, _)| *name).collect::<Vec<_>>();
-        let why = match others.is_empty() {
-            true => format!("layout `{}` has biases", self.name),
-            false => format!("layout `{}` has it beside {}", self.name, list(&others)),
+        let others =
+            names.iter().zip(present).filter(|(_, present)| *present).map(|(name, _)| *name).collect::<Vec<_>>();
+        let why = if others.is_empty() {
+            format!("layout `{}` has biases", self.name)
+        } else {
+            format!("layout `{}` has it beside {}", self.name, list(&others))
         };
         Err(Error::MissingTensor { name: source.full_name(name), why })
     }
 
-    /// Checks that nothing under the prefix would change the result without being read.
+    /// Checks that every tensor under the prefix that changes the result is read.
     fn check_unread<S: WeightSource>(&self, source: &S) -> Result<()> {
         let unsupported = |name: &str, why: &str| {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
         let mut read = self.required();
-        let position: Vec<&str> = self.stored_position_names().chain([EMBEDDINGS]).collect();
+        let position: Vec<&str> = self.stored_position_names().chain([DISTANCE_EMBEDDINGS]).collect();
         let applied = |name: &str| read.contains(&name) || position.contains(&name);
         if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !applied(name) && source.contains(name)) {
             return unsupported(name, &format!("{why}, which this version does not apply"));
@@ -86,9 +85,9 @@ impl Layout {
         let names = source.names().unwrap_or_default();
         let below = |name: &str, part: &str| name.strip_prefix(part).is_some_and(|rest| rest.starts_with('.'));
         let of_position = |name: &str| position.iter().any(|part| below(name, part));
-        let norm = |name: &str| NORMS.iter().flatten().any(|norm| below(name, norm));
+        let norm = |name: &str| QK_NORMS.iter().flatten().any(|norm| below(name, norm));
         let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
-        // GPT-2 and its kin keep their causal mask beside the weights.
+        // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
         match names
@@ -101,7 +100,7 @@ impl Layout {
     }
 }
 
-/// Finds the layout of the attention layer that `source` points at, by the names it holds.
+/// Finds the layout of the attention layer that `source` points at, by names and shapes.
 ///
 /// # Errors
 /// [`Error::UnknownLayout`] if none fits; [`Error::MissingTensor`] if a bias is missing that the family always has;
@@ -118,7 +117,7 @@ fn unknown<S: WeightSource>(source: &S) -> Error {
         let required = layout.required();
         required.into_iter().filter(|name| !source.contains(name)).collect::<Vec<_>>()
     };
-    // The one that has most of its names, compared as shares because a fused layout needs fewer.
+    // The layout with the smallest share of missing names; a count would favor fused layouts, which need fewer.
     let share = |layout: &Layout| lacking(layout).len() * 12 / layout.required().len();
     let nearest = LAYOUTS.iter().min_by_key(|layout| share(layout)).unwrap_or(&LAYOUTS[0]);
     let keys = match source.names() {
@@ -141,7 +140,7 @@ fn unknown<S: WeightSource>(source: &S) -> Error {
     }
 }
 
-/// The first prefix further down under which a layout fits.
+/// The first longer prefix under which a layout fits.
 fn deeper_prefix<S: WeightSource>(source: &S) -> Option<String> {
     let names = source.names()?;
     let present: std::collections::HashSet<&str> = names.iter().map(String::as_str).collect();

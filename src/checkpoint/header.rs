@@ -1,20 +1,20 @@
-//! Headers that are wrong about one of their tensors, told by the tensor's name.
+//! Parses a safetensors header; errors name the faulty tensor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io::Read;
 use std::marker::PhantomData;
 use std::path::Path;
 
 use safetensors::tensor::TensorInfo;
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use crate::error::{Error, Result};
 
-/// The most bytes of a header or an index that are read; safetensors has the same limit.
-pub(crate) const MOST: u64 = 100_000_000;
+/// The longest header or index that is read; safetensors has the same limit.
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A JSON object of names in which none may come twice: most readers would take the last one.
+/// A JSON object whose keys are unique. Most readers would take the last of several equal keys.
 pub(crate) struct Unique<V>(pub BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
@@ -37,7 +37,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
         while let Some(name) = entries.next_key::<String>()? {
             let value = entries.next_value().map_err(|e| A::Error::custom(format!("tensor `{name}`: {e}")))?;
             if all.contains_key(&name) {
-                return Err(A::Error::custom(format!("tensor `{name}` is there twice")));
+                return Err(A::Error::custom(format!("tensor `{name}` is listed twice")));
             }
             all.insert(name, value);
         }
@@ -48,32 +48,33 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
 #[derive(serde::Deserialize)]
 struct Header {
     #[serde(rename = "__metadata__")]
-    _metadata: Option<IgnoredAny>,
+    metadata: Option<HashMap<String, String>>,
     #[serde(flatten)]
     tensors: Unique<TensorInfo>,
 }
 
-/// Checks what a header says about each of its tensors. What concerns the file as a whole is left to safetensors.
-pub(crate) fn check(path: &Path) -> Result<()> {
+/// Checks the entry of each tensor and returns the metadata. Whether the file is valid as a whole is left to safetensors:
+/// of a file without a readable header, the metadata is empty.
+pub(crate) fn read(path: &Path) -> Result<HashMap<String, String>> {
     let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
     let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
     let mut size = [0; 8];
     if length < 8 {
-        return Ok(());
+        return Ok(HashMap::new());
     }
     file.read_exact(&mut size).map_err(|e| Error::io(path, e))?;
     let size = u64::from_le_bytes(size);
-    if size > MOST.min(length - 8) {
-        return Ok(());
+    if size > MAX_HEADER_BYTES.min(length - 8) {
+        return Ok(HashMap::new());
     }
     let mut header = Vec::new();
     file.take(size).read_to_end(&mut header).map_err(|e| Error::io(path, e))?;
     let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
     let header: Header = serde_json::from_slice(&header).map_err(|e| invalid(e.to_string()))?;
-    header.tensors.0.iter().try_for_each(|(name, info)| {
+    for (name, info) in &header.tensors.0 {
         let wrong = |what: String| Err(invalid(format!("tensor `{name}`: {what}")));
         let TensorInfo { dtype, shape, data_offsets: (from, to) } = info;
-        // Beside a zero too, sizes whose product overflows are no shape.
+        // Sizes whose product overflows are no shape, even if one of them is zero.
         let sizes = shape.iter().map(|size| *size.max(&1));
         let bits = sizes.chain([dtype.bitsize()]).try_fold(1, usize::checked_mul);
         let Some(bits) = bits.map(|bits| if shape.contains(&0) { 0 } else { bits }) else {
@@ -82,9 +83,9 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         if *to as u64 > length - 8 - size {
             return wrong(format!("its data ends at {to}, the file's at {}", length - 8 - size));
         }
-        match to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) == Some(bits) {
-            true => Ok(()),
-            false => wrong(format!("its data lies from {from} to {to}, but {dtype:?} {shape:?} has {bits} bits")),
+        if to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) != Some(bits) {
+            return wrong(format!("its data is at {from} to {to}, but {dtype:?} {shape:?} has {bits} bits"));
         }
-    })
+    }
+    Ok(header.metadata.unwrap_or_default())
 }

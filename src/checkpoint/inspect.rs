@@ -1,4 +1,4 @@
-//! What attention layers a checkpoint holds, from its headers alone.
+//! Lists the attention layers of a checkpoint, from its headers alone.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,10 +7,11 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 
+use crate::checkpoint::config_json::{HfAttentionConfig, config_from_json};
 use crate::checkpoint::detect::detect;
-use crate::checkpoint::hf_config::{HfAttentionConfig, config_from_json, read};
+use crate::checkpoint::load::read_with_shared_tables;
 use crate::checkpoint::open::Checkpoint;
-use crate::checkpoint::shape_only::Shapes;
+use crate::checkpoint::shape_only::ShapeOnly;
 use crate::checkpoint::source::{WeightSource, join};
 use crate::error::Result;
 use crate::families::layouts::LAYOUTS;
@@ -25,26 +26,26 @@ pub struct LayerInfo {
     pub layout: &'static str,
     /// The families that publish this layout.
     pub families: &'static str,
-    /// The numbers of query heads, key-value heads and numbers a head; `None` without a `config.json`.
+    /// Number of query heads; `None` without a `config.json`.
     pub num_attention_heads: Option<usize>,
-    /// As above.
+    /// Number of key-value heads; `None` without a `config.json`.
     pub num_key_value_heads: Option<usize>,
-    /// As above.
+    /// Dimension per head; `None` without a `config.json`.
     pub head_dim: Option<usize>,
-    /// How positions come in; `None` without a `config.json`.
+    /// Position scheme of the layer; `None` without a `config.json`.
     pub position: Option<String>,
-    /// What the model masks by itself; `None` without a `config.json`.
+    /// The layer's built-in mask; `None` without a `config.json`.
     pub mask: Option<String>,
-    /// The dtype of its weights as they are stored.
+    /// The dtypes of its stored weights, separated by commas.
     pub dtype: String,
-    /// How many numbers are stored for it.
+    /// Number of its stored parameters.
     pub parameters: usize,
-    /// What keeps it from being loaded, or from running as its model does.
+    /// Why the layer cannot be loaded, or does not run as its model runs it.
     pub problem: Option<String>,
 }
 
 impl Checkpoint {
-    /// Every attention layer, in the order of the names; `json` is the model's `config.json`. Reads no tensor's data.
+    /// Every attention layer, in the order of their prefixes. `json` is the model's `config.json`. Reads no tensor data.
     pub fn attention_layers(&self, json: Option<&Value>) -> Vec<LayerInfo> {
         let mut layers: Vec<LayerInfo> =
             self.attention_prefixes().into_iter().map(|(prefix, row)| self.inspect(prefix, row, json)).collect();
@@ -52,10 +53,10 @@ impl Checkpoint {
         layers
     }
 
-    /// Prefixes under which a layout has its weights, with its row in the table.
+    /// Prefixes under which a layout has its weights, each with the index of the layout.
     fn attention_prefixes(&self) -> BTreeMap<String, usize> {
         let mut found: BTreeMap<String, usize> = BTreeMap::new();
-        // A tensor belongs to one layer: several rows may fit it from several prefixes, the first of them counts.
+        // A tensor belongs to one layer. Several layouts may fit it, from several prefixes; the first of them counts.
         let mut claimed: HashSet<&str> = HashSet::new();
         let all: Vec<&str> = self.names().collect();
         for (row, layout) in LAYOUTS.iter().enumerate() {
@@ -94,7 +95,7 @@ impl Checkpoint {
         };
         let mut dtypes: Vec<String> = Vec::new();
         for name in source.names().unwrap_or_default() {
-            // Norms beside BERT's attention are not part of it.
+            // Norms stored next to BERT's attention are not part of it.
             if name.split('.').any(|part| part == "LayerNorm") {
                 continue;
             }
@@ -121,8 +122,8 @@ impl Checkpoint {
                     info.mask = Some(mask.to_string());
                     let missing = not_applied.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>();
                     info.problem = (!missing.is_empty()).then(|| format!("not applied: {}", missing.join("; ")));
-                    let root = Shapes(self.at("", DType::F32, &Device::Cpu));
-                    if let Err(error) = read(&asked, &info.prefix, &Shapes(source), &root) {
+                    let root = ShapeOnly(self.at("", DType::F32, &Device::Cpu));
+                    if let Err(error) = read_with_shared_tables(&asked, &info.prefix, &ShapeOnly(source), &root) {
                         info.problem = Some(error.to_string());
                     }
                 }
@@ -132,7 +133,7 @@ impl Checkpoint {
         info
     }
 
-    /// The names below `prefix` of floating-point tensors, in whatever format, that hold NaN or infinities. Reads their
+    /// The names of floating-point tensors below `prefix`, of any stored format, that hold NaN or infinities. Reads their
     /// data.
     ///
     /// # Errors
@@ -150,7 +151,7 @@ impl Checkpoint {
     }
 }
 
-/// Whether the exponent of any number is all ones, or whatever else a format has in the place of that.
+/// Whether any element has an exponent of ones, or the mark of NaN or infinity that its format has instead.
 fn holds_non_finite(view: &TensorView) -> bool {
     fn any<const N: usize>(data: &[u8], of: impl Fn([u8; N]) -> bool) -> bool {
         data.as_chunks().0.iter().any(|number| of(*number))
@@ -166,7 +167,7 @@ fn holds_non_finite(view: &TensorView) -> bool {
         Dtype::F8_E4M3 => any(data, |[number]| ones(number.into(), 0x7f)),
         Dtype::F8_E8M0 => any(data, |[number]| number == 0xff),
         Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ => any(data, |[number]| number == 0x80),
-        // Integers, and floats of so few bits that all of them are numbers.
+        // Integers, and float formats too small for NaN and infinity.
         _ => false,
     }
 }

@@ -1,8 +1,15 @@
-//! Weights on disk: opens a file, a folder or a sharded index, and reads attention layers in any known layout.
+//! Weights on disk: opens a file, a folder or a sharded index, and reads and writes attention layers in any known layout.
+//!
+//! A layer is read in two steps. [`detect`] finds its [`Layout`] from tensor names and shapes; then its weights become
+//! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are memory-mapped and
+//! untrusted: headers, indexes and configurations are checked, and an error names the tensor or key. Nothing is skipped
+//! in silence: a tensor or a config key that would change the result is applied, or reported.
 
+mod checkpoint_source;
+mod config_json;
 mod detect;
 mod header;
-mod hf_config;
+mod infer;
 mod inspect;
 mod load;
 mod norms;
@@ -13,17 +20,19 @@ mod shape_only;
 mod source;
 mod write;
 
-pub use crate::families::layout::{BiasPatterns, Layout, LinearNames, QkvNames, Stored};
-pub use crate::families::layouts::LAYOUTS;
-pub use detect::detect;
+pub use crate::families::layout::Layout;
+pub use crate::families::layouts::layouts;
+pub use checkpoint_source::CheckpointSource;
 #[cfg(feature = "encoder")]
-pub(crate) use hf_config::as_in_model;
-pub use hf_config::{HfAttentionConfig, ModelAttention, config_from_json};
+pub(crate) use config_json::apply_family;
+pub use config_json::{HfAttentionConfig, config_from_json};
+pub use detect::detect;
+pub use infer::infer_config;
 pub use inspect::LayerInfo;
+pub use load::ModelAttention;
+pub use open::Checkpoint;
 #[cfg(feature = "hub")]
 pub(crate) use open::read_index;
-pub use open::{Checkpoint, CheckpointSource};
-pub use read::infer_config;
 pub use source::WeightSource;
 pub use write::write_layers;
 #[cfg(feature = "encoder")]

@@ -1,17 +1,17 @@
-//! The norms of queries and keys.
+//! Reads the norms of queries and keys.
 
 use candle_core::Tensor;
 
-use crate::checkpoint::detect::NORMS;
 use crate::checkpoint::source::WeightSource;
 use crate::config::{AttentionConfig, NormOver};
 use crate::error::{Error, Result};
+use crate::families::names::QK_NORMS;
 use crate::weights::NormWeights;
 
-/// Reads the norms if there are any; the configuration has to say of what kind they are.
+/// Reads the norms if there are any. Their formula comes from the configuration, which must have one then.
 pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
-    let there = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
-    let found = NORMS.iter().find(|names| names.iter().any(|name| there(name)));
+    let present = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
+    let found = QK_NORMS.iter().find(|names| names.iter().any(|name| present(name)));
     let norm = match (&config.qk_norm, found) {
         (None, None) => return Ok(None),
         (Some(norm), Some(_)) => norm,
@@ -20,11 +20,11 @@ pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) 
             return Err(Error::config("qk_norm", "none", allowed));
         }
         (Some(_), None) => {
-            let name = source.full_name(&format!("{}.weight", NORMS[0][0]));
+            let name = source.full_name(&format!("{}.weight", QK_NORMS[0][0]));
             return Err(Error::MissingTensor { name, why: "the configuration sets qk_norm".to_string() });
         }
     };
-    let [q, k] = *found.unwrap_or(&NORMS[0]);
+    let [q, k] = *found.unwrap_or(&QK_NORMS[0]);
     let read = |name: &str, heads: usize| {
         let d = config.resolved_head_dim();
         let one = |name: &str| match norm.over {
@@ -53,7 +53,7 @@ pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) 
     Ok(Some([read(q, config.num_attention_heads)?, read(k, config.resolved_num_key_value_heads())?]))
 }
 
-/// StableLM has a norm module for each head.
+/// The weight of one head, in StableLM's modules of a norm per head.
 fn per_head(name: &str, head: usize) -> String {
     format!("{name}.norms.{head}.weight")
 }

@@ -1,15 +1,15 @@
-//! Reading without data: whether a layer can be loaded, told from headers.
+//! Checks from the header alone that a layer can be loaded.
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::open::CheckpointSource;
+use crate::checkpoint::checkpoint_source::CheckpointSource;
 use crate::checkpoint::source::WeightSource;
 use crate::error::Result;
 
-/// A prefix of a checkpoint whose tensors have the shapes and the errors of the real ones, but are views of one zero.
-pub(crate) struct Shapes(pub CheckpointSource);
+/// A source with the shapes and errors of a checkpoint, whose tensors are broadcast views of a single zero.
+pub(crate) struct ShapeOnly(pub CheckpointSource);
 
-impl WeightSource for Shapes {
+impl WeightSource for ShapeOnly {
     fn child(&self, name: &str) -> Self {
         Self(self.0.child(name))
     }

@@ -1,3 +1,5 @@
+//! `WeightSource`: where weights are read from.
+
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
@@ -5,28 +7,28 @@ use crate::error::{Error, Result};
 
 /// Where a layer's weights come from: a [`VarBuilder`], or a prefix of a [`Checkpoint`](crate::checkpoint::Checkpoint).
 pub trait WeightSource: Sized {
-    /// The source one component further down: `self` at `a`, child `b` is `a.b`.
+    /// The source one component below: from prefix `a`, child `b` has prefix `a.b`.
     fn child(&self, name: &str) -> Self;
 
-    /// `name` with the prefix before it.
+    /// `name` with the prefix in front.
     fn full_name(&self, name: &str) -> String;
 
-    /// All names below the prefix, without it; `None` if the source cannot list them.
+    /// All names below the prefix, without the prefix; `None` if the source cannot list them.
     fn names(&self) -> Option<Vec<String>>;
 
-    /// Whether there is a tensor of exactly this name.
+    /// Whether the source holds a tensor of exactly this name.
     fn contains(&self, name: &str) -> bool;
 
-    /// The shape of a tensor, `None` if the source knows shapes only by being asked for the right one.
+    /// The shape of a tensor; `None` if the source can only confirm a shape.
     ///
     /// # Errors
-    /// If there is no such tensor.
+    /// If no tensor has this name.
     fn shape(&self, name: &str) -> Result<Option<Vec<usize>>>;
 
     /// Reads a tensor that must have this shape, in the source's dtype and on its device.
     ///
     /// # Errors
-    /// If it is missing, has another shape, or cannot be read; the error holds the full name.
+    /// If the tensor is missing, has another shape, or cannot be read; the error holds the full name.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
 }
 
@@ -51,7 +53,7 @@ impl WeightSource for VarBuilder<'_> {
         if !self.contains(name) {
             return Err(missing(self.full_name(name)));
         }
-        // A `VarMap` refuses to give a tensor whose shape is not said.
+        // A `VarMap` returns a tensor only for its shape.
         Ok(self.get_unchecked_dtype(name, self.dtype()).ok().map(|t| t.dims().to_vec()))
     }
 

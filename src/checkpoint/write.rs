@@ -3,25 +3,24 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
-use crate::checkpoint::detect::{BIAS_KV, SCORE, SINKS, detect};
 use crate::checkpoint::source::join;
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
-use crate::families::layout::{Layout, LinearNames, QkvNames, Stored};
-use crate::families::layouts::{GROUPED, HEADS_APART, NORMS_OF};
+use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
+use crate::families::layouts::LAYOUTS;
+use crate::families::names::{BIAS_KV, SCORE, SINKS};
 use crate::io::write_atomic;
-use crate::weights::FusedOrder;
-use crate::weights::{AttentionWeights, LinearWeights};
+use crate::weights::{AttentionWeights, FusedOrder, LinearWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
-    /// same numbers, bit for bit.
+    /// same weights, bit for bit.
     ///
     /// # Errors
-    /// If the layout cannot hold the layer, and why: fewer key-value heads, biases, norms or inputs that its families do
-    /// not have.
+    /// If the layout cannot hold the layer: fewer key-value heads than query heads, or biases, norms, tables or input
+    /// sizes that its families do not have.
     pub fn to_layout(&self, config: &AttentionConfig, layout: &Layout) -> Result<BTreeMap<String, Tensor>> {
         let writer = Writer { config, layout };
         let [q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
@@ -61,35 +60,39 @@ impl AttentionWeights {
         Ok(tensors)
     }
 
-    /// What stands under the same names in every layout that has it.
+    /// Adds the tensors other than projections.
     fn put_rest(&self, layout: &Layout, tensors: &mut BTreeMap<String, Tensor>) -> Result<()> {
-        let mut put = |name: &str, tensor: Tensor| tensors.insert(name.to_string(), tensor);
+        let mut put = |name: &str, tensor: Tensor| _ = tensors.insert(name.to_string(), tensor);
         if let Some(bias_kv) = &self.bias_kv {
             for (name, bias) in BIAS_KV.into_iter().zip(bias_kv) {
                 put(name, bias.reshape((1, 1, bias.elem_count()))?);
             }
         }
-        self.score.iter().for_each(|score| _ = put(SCORE, score.clone()));
-        self.sinks.iter().for_each(|sinks| _ = put(SINKS, sinks.clone()));
+        if let Some(score) = &self.score {
+            put(SCORE, score.clone());
+        }
+        if let Some(sinks) = &self.sinks {
+            put(SINKS, sinks.clone());
+        }
         for (name, tensor) in self.position.iter() {
             if let Some(name) = layout.position_name(name) {
                 put(&name, tensor.clone());
             }
         }
-        let names = NORMS_OF.iter().find(|(name, _)| *name == layout.name).map(|(_, names)| *names);
-        if let (Some(norms), Some(names)) = (&self.qk_norm, names) {
+        if let (Some(norms), Some(names)) = (&self.qk_norm, layout.qk_norms) {
             for (name, norm) in names.into_iter().zip(norms) {
                 put(&format!("{name}.weight"), norm.weight.clone());
-                norm.bias.iter().for_each(|bias| _ = put(&format!("{name}.bias"), bias.clone()));
+                if let Some(bias) = &norm.bias {
+                    put(&format!("{name}.bias"), bias.clone());
+                }
             }
         }
         Ok(())
     }
 }
 
-/// Writes layers `(prefix, weights, configuration)` to one safetensors file in `layout`: to a temporary file beside it
-/// first, so that nothing half-written is left. `metadata` goes into the header; take that of the source
-/// ([`Checkpoint::metadata`](crate::checkpoint::Checkpoint::metadata)) to keep it.
+/// Writes layers `(prefix, weights, configuration)` to one safetensors file in `layout`, atomically. `metadata` goes into
+/// the header; to keep that of the source, pass [`Checkpoint::metadata`](crate::checkpoint::Checkpoint::metadata).
 ///
 /// # Errors
 /// Those of [`AttentionWeights::to_layout`]; a file that cannot be written.
@@ -147,18 +150,22 @@ impl Writer<'_> {
     fn check(&self, weights: &AttentionWeights, [q, k, v]: [&LinearWeights; 3]) -> Result<()> {
         let (layout, config) = (self.layout, self.config);
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
-        if h != h_kv && !GROUPED.contains(&layout.name) {
+        if h != h_kv && !layout.grouped {
             let what = format!("{h_kv} key-value heads of {h} heads");
-            return Err(self.cannot(&what, &format!("one whose families have them, such as {}", GROUPED.join(", "))));
+            let grouped: Vec<&str> = LAYOUTS.iter().filter(|layout| layout.grouped).map(|layout| layout.name).collect();
+            return Err(self.cannot(&what, &format!("one whose families have them, such as {}", grouped.join(", "))));
         }
-        let biases = [q.bias.is_some(), k.bias.is_some(), v.bias.is_some(), weights.o.bias.is_some()];
-        // A key without a bias beside a query that has one is how that kind is written.
+        let biases = [q, k, v, &weights.o].map(|linear| linear.bias.is_some());
         let known = match layout.qkv {
+            // These layouts have no place for the bias of a key.
             QkvNames::FusedSplitBias(..) => biases == [true, false, true, true],
-            _ => layout.biases.is_empty() || layout.biases.contains(&biases),
+            _ => {
+                let [q, k, v, o] = biases;
+                layout.has_biases(ProjectionBias { q, k, v, o })
+            }
         };
         if !known {
-            let parts = ["q", "k", "v", "o"].iter().zip(biases).filter(|(_, there)| *there).map(|(name, _)| *name);
+            let parts = ["q", "k", "v", "o"].iter().zip(biases).filter(|(_, present)| *present).map(|(name, _)| *name);
             let what = format!("biases of [{}]", parts.collect::<Vec<_>>().join(", "));
             return Err(self.cannot(&what, "one whose families have just these"));
         }
@@ -178,13 +185,13 @@ impl Writer<'_> {
             }
             _ => {}
         }
-        if weights.qk_norm.is_some() && !NORMS_OF.iter().any(|(name, _)| *name == layout.name) {
+        if weights.qk_norm.is_some() && layout.qk_norms.is_none() {
             return Err(self.cannot("norms of queries and keys", "one whose families have them"));
         }
-        if weights.sinks.is_some() && layout.name != "candle-attention" {
+        if weights.sinks.is_some() && !layout.sinks {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
         }
-        if weights.position.iter().any(|(name, _)| self.layout.position_name(name).is_none()) {
+        if weights.position.iter().any(|(name, _)| layout.position_name(name).is_none()) {
             let why = "one whose families have them, such as candle-attention";
             return Err(self.cannot(&format!("{} positions", config.position), why));
         }
@@ -200,11 +207,13 @@ impl Writer<'_> {
         heads: Option<usize>,
     ) -> Result<()> {
         let (out, input) = dense.weight.dims2()?;
-        let apart = heads.filter(|_| HEADS_APART.contains(&self.layout.name));
-        let weight = match (names.stored, apart) {
-            (Stored::OutIn, _) => dense.weight.contiguous()?,
-            (Stored::Kernel, Some(heads)) => dense.weight.t()?.contiguous()?.reshape((input, heads, out / heads))?,
-            (Stored::InOut | Stored::Kernel, _) => dense.weight.t()?.contiguous()?,
+        let apart = heads.filter(|_| self.layout.per_head_kernels);
+        let weight = match (names.orientation, apart) {
+            (Orientation::OutIn, _) => dense.weight.contiguous()?,
+            (Orientation::Kernel, Some(heads)) => {
+                dense.weight.t()?.contiguous()?.reshape((input, heads, out / heads))?
+            }
+            (Orientation::InOut | Orientation::Kernel, _) => dense.weight.t()?.contiguous()?,
         };
         to.insert(names.weight.to_string(), weight);
         if let Some(bias) = &dense.bias {
@@ -220,45 +229,12 @@ impl Writer<'_> {
     fn put_output(&self, to: &mut BTreeMap<String, Tensor>, o: &LinearWeights) -> Result<()> {
         let names = self.layout.o;
         self.put(to, names, o, None)?;
-        if HEADS_APART.contains(&self.layout.name) {
+        if self.layout.per_head_kernels {
             let (out, input) = o.weight.dims2()?;
             let heads = self.config.num_attention_heads;
             let kernel = o.weight.t()?.contiguous()?.reshape((heads, input / heads, out))?;
             to.insert(names.weight.to_string(), kernel);
         }
         Ok(())
-    }
-}
-
-impl crate::checkpoint::Checkpoint {
-    /// What the header says about the file itself, that of the first shard.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
-    pub fn metadata(&self) -> Result<HashMap<String, String>> {
-        use std::io::Read;
-        #[derive(serde::Deserialize)]
-        struct Header {
-            #[serde(rename = "__metadata__")]
-            metadata: Option<HashMap<String, String>>,
-        }
-        let path = self.first_shard();
-        let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
-        let mut size = [0; 8];
-        file.read_exact(&mut size).map_err(|e| Error::io(path, e))?;
-        // The size was checked when the file was opened.
-        let header = std::io::BufReader::new(file.take(u64::from_le_bytes(size)));
-        let header: Header = serde_json::from_reader(header).map_err(|e| Error::file(path, e))?;
-        Ok(header.metadata.unwrap_or_default())
-    }
-
-    /// Reads a layer's weights to be written elsewhere, in the dtype in which its output projection is stored.
-    ///
-    /// # Errors
-    /// Those of [`AttentionWeights::read`].
-    pub fn layer_weights(&self, prefix: &str, config: &AttentionConfig) -> Result<AttentionWeights> {
-        let layout = detect(&self.at(prefix, DType::F32, &Device::Cpu))?;
-        let dtype = self.tensor(&join(prefix.trim_end_matches('.'), layout.o.weight), &Device::Cpu)?.dtype();
-        Ok(AttentionWeights::read(config, &self.at(prefix, dtype, &Device::Cpu))?.0)
     }
 }

@@ -1,32 +1,32 @@
-//! What a layout is: names, and how the numbers lie under them.
+//! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
+use crate::config::ProjectionBias;
 use crate::weights::FusedOrder;
 
-/// How a weight's numbers lie.
+/// The orientation of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stored {
+pub(crate) enum Orientation {
     /// `[out, in]`, as `torch.nn.Linear` has it.
     OutIn,
     /// `[in, out]`, as GPT-2's `Conv1D` has it.
     InOut,
-    /// `[in, out]`, or with the heads apart: `[in, heads, d]` into heads, `[heads, d, out]` out of them (Flax, Keras).
+    /// `[in, out]`, or with a dimension for the heads: `[in, heads, d]` into heads, `[heads, d, out]` out of them (Flax,
+    /// Keras).
     Kernel,
 }
 
-/// The names of a projection's tensors.
+/// The tensor names of a projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LinearNames {
-    /// The weight.
+pub(crate) struct LinearNames {
     pub weight: &'static str,
-    /// The bias: `[out]`, or `[heads, d]` beside a three-dimensional kernel.
+    /// The bias is `[out]`, or `[heads, d]` beside a three-dimensional kernel.
     pub bias: &'static str,
-    /// How the weight lies.
-    pub stored: Stored,
+    pub orientation: Orientation,
 }
 
-/// How queries, keys and values are stored.
+/// The tensors that hold queries, keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkvNames {
+pub(crate) enum QkvNames {
     /// Three projections: query, key, value.
     Split([LinearNames; 3]),
     /// One projection.
@@ -35,34 +35,76 @@ pub enum QkvNames {
     FusedSplitBias(&'static str, [&'static str; 2], FusedOrder),
     /// Three weights with one fused bias (`torch.nn.MultiheadAttention` with `kdim` or `vdim`).
     SplitFusedBias([&'static str; 3], &'static str),
-    /// The query for itself; keys, then values in one.
+    /// A projection of queries, and one of keys followed by values.
     Pair(LinearNames, LinearNames),
 }
 
-/// Which of `[q, k, v, o]` have a bias: the combinations that a layout's families publish. Empty: any.
-pub type BiasPatterns = &'static [[bool; 4]];
+/// What a weight of a position scheme is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PositionRole {
+    /// A table of biases.
+    BiasTable,
+    /// Disentangled attention.
+    Disentangled,
+}
+
+/// A layout's name for a weight of a position scheme.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PositionName {
+    pub role: PositionRole,
+    /// The name in the scheme, or its beginning.
+    pub scheme: &'static str,
+    /// The same in the layout.
+    pub stored: &'static str,
+}
 
 /// How a family of checkpoints names and stores the weights of an attention layer.
+///
+/// [`detect`](crate::checkpoint::detect) finds the layout of a layer; [`layouts`](crate::checkpoint::layouts) iterates
+/// over all of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
-    /// A short name.
-    pub name: &'static str,
-    /// Who publishes it.
-    pub families: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) families: &'static str,
     /// The input projections.
-    pub qkv: QkvNames,
+    pub(crate) qkv: QkvNames,
     /// The output projection.
-    pub o: LinearNames,
-    /// Which biases go together.
-    pub biases: BiasPatterns,
+    pub(crate) o: LinearNames,
+    /// The combinations of biases that the families publish. Empty: any.
+    pub(crate) biases: &'static [ProjectionBias],
+    /// Whether the families may have fewer key-value heads than query heads.
+    pub(crate) grouped: bool,
+    /// Whether kernels are written with a dimension for the heads.
+    pub(crate) per_head_kernels: bool,
+    /// Norms of queries and keys that the families may have.
+    pub(crate) qk_norms: Option<[&'static str; 2]>,
+    /// Weights of position schemes that the families may have.
+    pub(crate) position: &'static [PositionName],
+    /// Whether the families may have sinks (GPT-OSS).
+    pub(crate) sinks: bool,
+    /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
+    /// more outputs than inputs.
+    pub(crate) check_orientation: bool,
+    /// Whether the family may be EVA, whose rotary positions no tensor shows.
+    pub(crate) may_be_eva: bool,
 }
 
 impl Layout {
-    /// The weights that must all be there for the layout to fit.
+    /// A short name, as in error messages and in [`LayerInfo`](crate::checkpoint::LayerInfo).
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The families that publish it, for people to read.
+    pub fn families(&self) -> &'static str {
+        self.families
+    }
+
+    /// The weights that must all be present for the layout to fit.
     pub(crate) fn required(&self) -> Vec<&'static str> {
         let mut names = match self.qkv {
-            QkvNames::Split(qkv) => qkv.map(|dense| dense.weight).to_vec(),
-            QkvNames::Fused(dense, _) => vec![dense.weight],
+            QkvNames::Split(qkv) => qkv.map(|linear| linear.weight).to_vec(),
+            QkvNames::Fused(linear, _) => vec![linear.weight],
             QkvNames::FusedSplitBias(weight, [q, v], _) => vec![weight, q, v],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
@@ -71,15 +113,33 @@ impl Layout {
         names
     }
 
-    /// The names of the biases of q, k, v, o; the same name where they are fused.
+    /// The names of the biases of q, k, v, o; fused biases have one name.
     pub(crate) fn bias_names(&self) -> [&'static str; 4] {
         let [q, k, v] = match self.qkv {
-            QkvNames::Split(qkv) => qkv.map(|dense| dense.bias),
+            QkvNames::Split(qkv) => qkv.map(|linear| linear.bias),
             QkvNames::Fused(LinearNames { bias, .. }, _) | QkvNames::SplitFusedBias(_, bias) => [bias; 3],
             // No key has one; the query's stands for it.
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],
         };
         [q, k, v, self.o.bias]
+    }
+
+    /// Whether the families publish this combination of biases.
+    pub(crate) fn has_biases(&self, biases: ProjectionBias) -> bool {
+        self.biases.is_empty() || self.biases.contains(&biases)
+    }
+
+    /// The layout's names of the weights of position schemes, or their beginnings.
+    pub(crate) fn stored_position_names(&self) -> impl Iterator<Item = &'static str> {
+        self.position.iter().map(|name| name.stored)
+    }
+
+    /// The layout's name for a weight of a position scheme, if its families have such weights.
+    pub(crate) fn position_name(&self, weight: &str) -> Option<String> {
+        self.position.iter().find_map(|name| {
+            let rest = weight.strip_prefix(name.scheme)?;
+            (rest.is_empty() || rest.starts_with('.')).then(|| format!("{}{rest}", name.stored))
+        })
     }
 }

@@ -15,8 +15,11 @@ mod family;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;
+pub(crate) mod names;
 mod patches;
 mod rotary;
 pub(crate) mod table;
 pub(crate) mod task_heads;
+#[cfg(test)]
+mod tests;
 mod vision;

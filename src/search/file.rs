@@ -129,7 +129,7 @@ pub fn check_place(path: impl AsRef<Path>) -> Result<()> {
     if path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         return Err(Error::file(path, "its folder does not exist"));
     }
-    let other = crate::checkpoint::Checkpoint::open(path).and_then(|file| file.metadata());
+    let other = crate::checkpoint::Checkpoint::open(path).map(|file| file.metadata().clone());
     match other {
         Ok(said) if said.get(FORMAT.0).is_none_or(|format| format != FORMAT.1) => {
             Err(Error::file(path, "holds other tensors, which would be lost"))

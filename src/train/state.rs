@@ -49,7 +49,7 @@ impl State {
     /// Reads a file, which has to be of this run.
     pub fn open(path: &Path, config: &TrainConfig, key: &str) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
-        let metadata = checkpoint.metadata()?;
+        let metadata = checkpoint.metadata();
         let said = |name: &str| {
             metadata.get(name).ok_or_else(|| Error::file(path, format!("not a run: its header has no `{name}`")))
         };

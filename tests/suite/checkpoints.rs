@@ -173,7 +173,7 @@ fn to_varmap_takes_float_tensors_only() {
 #[test]
 fn unknown_layout_error_names_the_nearest_layout() {
     let golden = Golden::open("layouts.safetensors").0;
-    let at = |prefix: &str| detect(&golden.at(prefix, DType::F32, &CPU)).map(|layout| layout.name);
+    let at = |prefix: &str| detect(&golden.at(prefix, DType::F32, &CPU)).map(|layout| layout.name());
     says(at("bert.encoder.layer.0"), &["did you mean prefix `bert.encoder.layer.0.attention`?"]);
     says(
         at("bert.encoder.layer.0.attention.self"),
@@ -212,7 +212,7 @@ fn unknown_tensors_that_change_the_result_are_an_error() {
     let (by_vb, by_file) = with("layer.output.LayerNorm.weight", &[4]);
     assert!(by_vb.is_ok() && by_file.is_ok());
     for (name, why) in
-        [("self.distance_embedding.weight", "relative position"), ("query_layernorm.weight", "normalises queries")]
+        [("self.distance_embedding.weight", "relative position"), ("query_layernorm.weight", "normalizes queries")]
     {
         let (by_vb, by_file) = with(&format!("layer.{name}"), &[4]);
         says(by_vb, &[&format!("tensor `layer.{name}` is not understood by layout `bert`"), why]);

@@ -56,7 +56,7 @@ fn family(name: &str) {
         };
         let want = of_padding(&get("output").unwrap());
         let got = of_padding(&model.layer.attend_with(&inputs, &options).unwrap().output);
-        println!("{what} ({}): output differs by at most {:e}", model.layout.name, max_diff(&got, &want));
+        println!("{what} ({}): output differs by at most {:e}", model.layout.name(), max_diff(&got, &want));
         assert_close(&what, &got, &want, LAYER);
         chunks(&what, &model, get("chunks"), get("chunk_input"), get("chunk_output"));
         let eager = model.layer.attend_with(&inputs, &options.with_return_attention_weights(true)).unwrap();

@@ -24,7 +24,7 @@ fn family(name: &str, layout: &str) {
         serde_json::from_str(&header.metadata().as_ref().unwrap()["families"]).unwrap();
     let family = &families[name];
     let source = golden.0.at(&format!("{name}.{}", family.prefix), DType::F32, &Device::Cpu);
-    assert_eq!(detect(&source).unwrap().name, layout);
+    assert_eq!(detect(&source).unwrap().name(), layout);
 
     let input = golden.get(&format!("{name}.input"));
     let config = AttentionConfig::new(input.dim(2).unwrap(), family.heads)

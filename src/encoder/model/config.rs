@@ -4,7 +4,7 @@ use candle_nn::Activation;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::checkpoint::{WeightSource, as_in_model};
+use crate::checkpoint::{WeightSource, apply_family};
 use crate::config::AttentionConfig;
 use crate::encoder::model::config_keys::{normalize_config_keys, supported_models};
 use crate::encoder::model::norm::Norm;
@@ -190,7 +190,7 @@ impl BertConfig {
             config.head_dim = Some(config.resolved_head_dim());
             config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
         }
-        as_in_model(&self.keys, source, config, &pruned)
+        apply_family(&self.keys, source, config, &pruned)
     }
 
     /// Reads a norm of hidden states, of the kind of these blocks.

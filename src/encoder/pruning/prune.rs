@@ -78,7 +78,7 @@ fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHead
     let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(&path, e))?;
     std::fs::write(&path, text + "\n").map_err(|e| Error::io(&path, e))?;
     let path = target.join("model.safetensors");
-    write_tensors(&path, &path, tensors, checkpoint.metadata()?)?;
+    write_tensors(&path, &path, tensors, checkpoint.metadata().clone())?;
     Ok(all)
 }
 

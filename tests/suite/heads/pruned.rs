@@ -50,8 +50,7 @@ fn pruned_equals_masked() {
                 assert_within(&what, &ragged.narrow(0, 0, 9).unwrap(), &want.get(0).unwrap(), 1e-6);
             }
             let parameters = |layer: &MultiHeadAttention| {
-                let fused =
-                    candle_attention::checkpoint::LAYOUTS.iter().find(|l| l.name == "candle-attention").unwrap();
+                let fused = candle_attention::checkpoint::layouts().find(|l| l.name() == "candle-attention").unwrap();
                 let tensors = layer.weights().unwrap().to_layout(layer.config(), fused).unwrap();
                 tensors.values().map(Tensor::elem_count).sum::<usize>()
             };

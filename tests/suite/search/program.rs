@@ -42,7 +42,7 @@ impl Notes {
         let checkpoint = Checkpoint::open(self.cache()).unwrap();
         let text = std::fs::read_to_string(self.file()).unwrap();
         let lines = Lines::new(&text);
-        let mut index = Index::new(&lines.texts, 24, checkpoint.metadata().unwrap()["model"].clone()).unwrap();
+        let mut index = Index::new(&lines.texts, 24, checkpoint.metadata()["model"].clone()).unwrap();
         index.reuse(self.cache()).unwrap()
     }
 }

@@ -1,0 +1,102 @@
+//! A checkpoint as a source of weights: a prefix, a dtype and a device.
+
+use candle_core::safetensors::Load;
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::VarMap;
+use safetensors::tensor::TensorView;
+
+use crate::checkpoint::open::Checkpoint;
+use crate::checkpoint::source::{WeightSource, join, wrong_shape};
+use crate::error::{Error, Result};
+
+/// A prefix of a [`Checkpoint`], with the dtype and device to read in.
+#[derive(Debug, Clone)]
+pub struct CheckpointSource {
+    checkpoint: Checkpoint,
+    prefix: String,
+    dtype: DType,
+    device: Device,
+}
+
+impl WeightSource for CheckpointSource {
+    fn child(&self, name: &str) -> Self {
+        Self { prefix: join(&self.prefix, name), ..self.clone() }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        join(&self.prefix, name)
+    }
+
+    fn names(&self) -> Option<Vec<String>> {
+        if self.prefix.is_empty() {
+            return Some(self.checkpoint.names().map(str::to_string).collect());
+        }
+        let start = format!("{}.", self.prefix);
+        let names = self.checkpoint.names_from(&start);
+        Some(names.map_while(|name| name.strip_prefix(&start)).map(str::to_string).collect())
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.checkpoint.contains(&self.full_name(name))
+    }
+
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        Ok(Some(self.checkpoint.view(&self.full_name(name))?.shape().to_vec()))
+    }
+
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
+        let tensor = self.view(name, shape)?.load(&Device::Cpu)?.to_dtype(self.dtype)?;
+        Ok(tensor.to_device(&self.device)?)
+    }
+}
+
+impl CheckpointSource {
+    /// A floating-point tensor of this shape, as it is stored.
+    pub(crate) fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+        use safetensors::Dtype::{BF16, F16, F32, F64};
+        let name = self.full_name(name);
+        let view = self.checkpoint.view(&name)?;
+        if view.shape() != shape {
+            return Err(wrong_shape(name, view.shape(), shape));
+        }
+        match view.dtype() {
+            F16 | BF16 | F32 | F64 => Ok(view),
+            // Quantized weights need scales that a cast would leave out.
+            dtype => {
+                let expected = "f16, bf16, f32 or f64".to_string();
+                Err(Error::Tensor { name, found: format!("has dtype {dtype:?}"), expected })
+            }
+        }
+    }
+}
+
+impl Checkpoint {
+    /// The weights below `prefix`, which may be empty, to be read in `dtype` onto `device`.
+    pub fn at(&self, prefix: &str, dtype: DType, device: &Device) -> CheckpointSource {
+        let prefix = prefix.trim_end_matches('.').to_string();
+        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone() }
+    }
+
+    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name; integers and
+    /// booleans are left out. A layer loaded from `VarBuilder::from_varmap(&map, dtype, device)` is trainable, and
+    /// `map.save` writes it under the same names.
+    ///
+    /// # Errors
+    /// If a tensor cannot be read, or is quantized.
+    pub fn to_varmap(&self, prefix: &str, dtype: DType, device: &Device) -> Result<VarMap> {
+        use safetensors::Dtype::{BOOL, I8, I16, I32, I64, U8, U16, U32, U64};
+        let source = self.at(prefix, dtype, device);
+        let map = VarMap::new();
+        for name in source.names().into_iter().flatten() {
+            let full_name = source.full_name(&name);
+            let view = self.view(&full_name)?;
+            if !matches!(view.dtype(), BOOL | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64) {
+                let variable = Var::from_tensor(&source.get(&name, view.shape())?)?;
+                let mut data = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                data.insert(full_name, variable);
+            }
+        }
+        Ok(map)
+    }
+}

@@ -1,0 +1,99 @@
+//! Infers the configuration of a layer from the shapes of its weights.
+
+use crate::checkpoint::detect::detect;
+use crate::checkpoint::source::{WeightSource, wrong_shape};
+use crate::config::{AttentionConfig, Scoring};
+use crate::error::{Error, Result};
+use crate::families::layout::{LinearNames, Orientation, QkvNames};
+use crate::families::names::SCORE;
+
+/// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
+/// unless the layout has a dimension for them.
+///
+/// In a fused layout, there are taken to be as many query rows as the output projection has inputs; keys and values
+/// share the rest equally.
+///
+/// # Errors
+/// Those of [`detect`]; sizes that the number of heads does not divide.
+pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> Result<AttentionConfig> {
+    let layout = detect(source)?;
+    let o = out_in(source, layout.o.weight, layout.o.orientation, false)?;
+    let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
+    let [q, k, v] = match layout.qkv {
+        QkvNames::Split(names) => [into(names[0])?, into(names[1])?, into(names[2])?],
+        QkvNames::SplitFusedBias(names, _) => {
+            let into = |name: &str| out_in(source, name, Orientation::OutIn, true);
+            [into(names[0])?, into(names[1])?, into(names[2])?]
+        }
+        QkvNames::Fused(LinearNames { weight, orientation, .. }, _) => {
+            fused(source, weight, orientation, o.1, num_attention_heads)?
+        }
+        QkvNames::FusedSplitBias(weight, ..) => fused(source, weight, Orientation::OutIn, o.1, num_attention_heads)?,
+        QkvNames::Pair(q, kv) => {
+            let (rows, input) = into(kv)?;
+            [into(q)?, (rows / 2, input), (rows / 2, input)]
+        }
+    };
+    let config =
+        AttentionConfig::new(o.0, num_attention_heads).with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
+    if num_attention_heads == 0 && q.0 == 0 {
+        // All heads are pruned: no shape shows their size, and nothing needs it. This size has room for any rotation.
+        return Ok(config.with_head_dim(256));
+    }
+    let quotient = |total: usize, divisor: usize, of: &str| {
+        if divisor > 0 && total.is_multiple_of(divisor) {
+            return Ok(total / divisor);
+        }
+        Err(Error::config("num_attention_heads", num_attention_heads, format!("a divisor of {total}, {of}")))
+    };
+    let head_dim = quotient(q.0, num_attention_heads, "the rows of the query projection")?;
+    let kv_heads = quotient(k.0, head_dim, "the rows of the key projection")?;
+    let mut config = config.with_head_dim(head_dim).with_num_key_value_heads(kv_heads).with_value_head_dim(quotient(
+        v.0,
+        kv_heads,
+        "the rows of the value projection",
+    )?);
+    if source.contains(SCORE) {
+        config = config.with_scoring(Scoring::Additive);
+    }
+    config.validate()?;
+    Ok(config)
+}
+
+/// `(rows, inputs)` of query, key and value in one weight.
+fn fused<S: WeightSource>(
+    source: &S,
+    name: &str,
+    orientation: Orientation,
+    query_rows: usize,
+    heads: usize,
+) -> Result<[(usize, usize); 3]> {
+    let (rows, input) = out_in(source, name, orientation, true)?;
+    let rest = rows.checked_sub(query_rows).filter(|rest| rest.is_multiple_of(2) && (*rest > 0 || heads == 0));
+    let rest = rest.ok_or_else(|| wrong_shape(source.full_name(name), &[rows, input], &[3 * query_rows, input]))?;
+    Ok([(query_rows, input), (rest / 2, input), (rest / 2, input)])
+}
+
+/// The shape of a weight as `(out, in)`, whatever its orientation.
+fn out_in<S: WeightSource>(
+    source: &S,
+    name: &str,
+    orientation: Orientation,
+    into_heads: bool,
+) -> Result<(usize, usize)> {
+    let shape = source.shape(name)?.ok_or_else(|| Error::Tensor {
+        name: source.full_name(name),
+        found: "has an unknown shape".to_string(),
+        expected: "a source that knows shapes".to_string(),
+    })?;
+    match (shape.as_slice(), orientation, into_heads) {
+        (&[out, input], Orientation::OutIn, _) | (&[input, out], _, _) => Ok((out, input)),
+        (&[input, h, d], Orientation::Kernel, true) => Ok((h * d, input)),
+        (&[h, d, out], Orientation::Kernel, false) => Ok((out, h * d)),
+        _ => Err(Error::Tensor {
+            name: source.full_name(name),
+            found: format!("has shape {shape:?}"),
+            expected: "a projection's weight".to_string(),
+        }),
+    }
+}

@@ -1,0 +1,107 @@
+//! Every row has a fixture: a checkpoint made by the library that owns the family.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::checkpoint::Checkpoint;
+use crate::families::layouts::LAYOUTS;
+use crate::families::table::families;
+
+/// Rows without a fixture of their own, by their first `model_type`, each with the reason.
+const WITHOUT_FIXTURE: &[(&str, &str)] = &[
+    ("new", "the attention of `gte`, under the name that GTE's own code uses"),
+    ("longt5", "not supported: the row only says why"),
+    ("swinv2", "not supported: the row only says why"),
+];
+
+/// Whole models without a folder in `tests/fixtures/encoders`, each with the test that builds one.
+const WITHOUT_MODEL: &[(&str, &str)] = &[
+    ("bert", "`tests/fixtures/tiny-bert` and the embedded model"),
+    ("bert, alibi", "`tests/suite/jina.rs` builds Jina-BERT and Jina's model for code from seeds"),
+];
+
+/// Layouts that no family's layer is stored in, each with the fixture that has it.
+const OTHER_LAYOUTS: &[(&str, &str)] = &[("mpnet-attn", "`families/t5` from a prefix that only T5 has")];
+
+fn fixtures(folder: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// The `model_type` of a configuration and of its sections.
+fn model_types(config: &Value) -> Vec<String> {
+    let sections = config.as_object().into_iter().flat_map(|keys| keys.values()).chain([config]);
+    sections.filter_map(|section| section.get("model_type")?.as_str()).map(str::to_string).collect()
+}
+
+#[test]
+fn every_layer_row_has_a_fixture() {
+    let mut tested = BTreeSet::new();
+    for path in fixtures("families") {
+        let metadata = Checkpoint::open(&path).unwrap().metadata().clone();
+        tested.extend(model_types(&serde_json::from_str(&metadata["config"]).unwrap()));
+    }
+    for family in families() {
+        let first = family.model_types[0];
+        let has_fixture = family.model_types.iter().any(|name| tested.contains(*name));
+        let excepted = WITHOUT_FIXTURE.iter().any(|(name, _)| *name == first);
+        assert_ne!(
+            has_fixture, excepted,
+            "family `{first}`: no fixture in tests/fixtures/families, or a needless exception"
+        );
+    }
+}
+
+#[test]
+fn every_model_row_has_a_fixture() {
+    let mut tested = BTreeSet::new();
+    for folder in fixtures("encoders") {
+        let config = std::fs::read(folder.join("config.json")).unwrap();
+        if !["_classifier", "_mlm", "_cross_encoder"].iter().any(|task| folder.to_string_lossy().ends_with(task)) {
+            tested.extend(model_types(&serde_json::from_slice(&config).unwrap()));
+        }
+    }
+    for family in families().filter(|family| family.model.is_some()) {
+        let name = match family.stated {
+            Some((_, value)) => format!("{}, {value}", family.model_types[0]),
+            None => family.model_types[0].to_string(),
+        };
+        let has_fixture = family.model_types.iter().any(|name| tested.contains(*name)) && family.stated.is_none();
+        let excepted = WITHOUT_MODEL.iter().any(|(excepted, _)| *excepted == name);
+        assert_ne!(
+            has_fixture, excepted,
+            "model `{name}`: no fixture in tests/fixtures/encoders, or a needless exception"
+        );
+    }
+}
+
+#[test]
+fn every_layout_has_a_fixture() {
+    let mut tested = BTreeSet::new();
+    let singles = ["layouts", "d2l_torch", "d2l_jax", "d2l_mxnet", "d2l_keras", "flax_mha", "keras_mha", "torch_mha"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let singles = singles.map(|name| root.join(format!("{name}.safetensors")));
+    for path in fixtures("families").into_iter().chain(singles) {
+        tested.extend(Checkpoint::open(&path).unwrap().attention_layers(None).into_iter().map(|layer| layer.layout));
+    }
+    for layout in LAYOUTS {
+        let excepted = OTHER_LAYOUTS.iter().any(|(name, _)| *name == layout.name);
+        assert_ne!(
+            tested.contains(layout.name),
+            excepted,
+            "layout `{}`: no fixture, or a needless exception",
+            layout.name
+        );
+    }
+}
+
+#[test]
+fn no_model_type_has_two_unconditional_rows() {
+    let mut seen = BTreeSet::new();
+    let unconditional = families().filter(|family| family.stated.is_none() && family.held.is_none());
+    for name in unconditional.flat_map(|family| family.model_types) {
+        assert!(seen.insert(name), "`{name}` is in two rows");
+    }
+}
