@@ -3,7 +3,7 @@ use candle_core::{Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 
-/// Sequences of unequal length, padded on the right to the longest.
+/// Token ids of sequences of unequal length, padded at the end to the longest one.
 ///
 /// ```
 /// use candle_attention::PaddedIds;
@@ -14,24 +14,25 @@ use crate::mask::AttentionMask;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct PaddedIds {
-    /// The ids, `(b, s)` u32.
+    /// Token ids and padding, `(b, s)` u32.
     pub ids: Tensor,
-    /// The number of real ids in each row, `b` numbers.
+    /// `[b]`: the number of token ids of each sequence, without padding.
     pub lengths: Vec<usize>,
 }
 
 impl PaddedIds {
-    /// Pads `sequences` with `pad_id` to the longest of them. Rows may be empty.
+    /// Pads `sequences` with `pad_id` to the longest of them. A sequence may be empty.
     ///
     /// # Errors
-    /// If there is no sequence, or all are empty.
+    /// If there is no sequence, or if all of them are empty.
     pub fn new<S: AsRef<[u32]>>(sequences: &[S], pad_id: u32, device: &Device) -> Result<Self> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if longest == 0 {
             let found = format!("{} sequences of 0 ids", sequences.len());
-            return Err(Error::value("the ragged list", found, "at least one id"));
+            return Err(Error::value("the list of sequences", found, "at least one id"));
         }
         let mut ids = Vec::with_capacity(sequences.len() * longest);
         for sequence in sequences {
@@ -41,8 +42,8 @@ impl PaddedIds {
         Ok(Self { ids: Tensor::from_vec(ids, (sequences.len(), longest), device)?, lengths })
     }
 
-    /// The mask for self-attention: padding is not attended to and attends to nothing
-    /// ([`AttentionMask::padding`]). Where other tokens attend to these, use [`AttentionMask::lengths`].
+    /// The mask for self-attention, [`AttentionMask::padding`]: padding is hidden as keys and, as queries, sees nothing.
+    /// For cross-attention to these tokens use [`AttentionMask::lengths`] with [`lengths`](Self::lengths).
     pub fn mask(&self) -> AttentionMask {
         AttentionMask::padding(&self.lengths)
     }

@@ -48,3 +48,16 @@ impl AttentionMask {
         Ok(terms)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_query_before_the_last_stays_causal() {
+        let shape = AttnShape { b: 1, h: 1, s_q: 5, s_kv: 5 };
+        let query = AttentionMask::causal().of_queries(2..3, shape).unwrap();
+        let dense = query.dense(AttnShape { s_q: 1, ..shape }, 0, DType::F32, &Device::Cpu).unwrap();
+        assert_eq!(dense.keep.unwrap().flatten_all().unwrap().to_vec1::<u8>().unwrap(), [1, 1, 1, 0, 0]);
+    }
+}

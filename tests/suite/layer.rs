@@ -315,8 +315,8 @@ fn wrong_masks_are_named_with_the_expected_shape() {
     let negative = Tensor::new(&[3i64, -1], &Device::Cpu).unwrap();
     says(AttentionMask::lengths_tensor(&negative), &["lengths element 1 is -1"]);
     says(AttentionMask::segments(&ones(&[3]), &ones(&[2, 5])), &["segments of queries has shape [3]", "(b, s)"]);
-    says(PaddedIds::new(&[vec![], vec![]], 0, &Device::Cpu), &["the ragged list is 2 sequences of 0 ids"]);
-    says(PaddedIds::new::<Vec<u32>>(&[], 0, &Device::Cpu), &["the ragged list is 0 sequences"]);
+    says(PaddedIds::new(&[vec![], vec![]], 0, &Device::Cpu), &["the list of sequences is 2 sequences of 0 ids"]);
+    says(PaddedIds::new::<Vec<u32>>(&[], 0, &Device::Cpu), &["the list of sequences is 0 sequences"]);
     let mut options = SdpaOptions::new(&none);
     options.dropout = f64::NAN;
     let zeros = float(&[1, 2, 2, 4]);

@@ -1,4 +1,4 @@
-//! Every kind of mask in every dtype against the naive reference.
+//! Every kind of mask, in every dtype, against the naive reference.
 
 use candle_attention::AttentionMask;
 use candle_attention::sdpa::{Backend, SdpaOptions, attend_bshd, plan_for};
@@ -7,11 +7,11 @@ use candle_core::{DType, Device, Tensor};
 use crate::common::naive::{self, Score};
 use crate::common::{Random, assert_close, numbers, says};
 
-/// One tolerance a dtype: inputs are rounded first, so what is judged is the computation and one rounding at its end.
+/// One tolerance per dtype. The inputs are rounded first, so it covers the computation and one rounding at its end.
 const TOLERANCES: [(DType, f64); 4] =
     [(DType::F64, 1e-12), (DType::F32, 2e-6), (DType::F16, 6e-4), (DType::BF16, 5e-3)];
 
-/// The sizes of a case: all different and prime where they may be, so that a swapped axis cannot pass.
+/// The sizes of a case, different and prime where possible, so that a swapped axis cannot pass.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     b: usize,
@@ -30,10 +30,11 @@ const SIZES: [Sizes; 4] = [
     Sizes { b: 2, s_q: 64, s_kv: 64, h: 1, h_kv: 1, d: 32, d_v: 32 },
 ];
 
-type Sees = Box<dyn Fn(usize, usize, usize, usize) -> Option<f64>>;
+/// What a mask adds to the score of sequence, head, query and key; `None` hides the key.
+type MaskFn = Box<dyn Fn(usize, usize, usize, usize) -> Option<f64>>;
 
-fn when(see: impl Fn(usize, usize, usize, usize) -> bool + 'static) -> Sees {
-    Box::new(move |b, h, i, j| see(b, h, i, j).then_some(0.0))
+fn visible_if(visible: impl Fn(usize, usize, usize, usize) -> bool + 'static) -> MaskFn {
+    Box::new(move |b, h, i, j| visible(b, h, i, j).then_some(0.0))
 }
 
 /// Looks up a tensor that broadcasts to (b, h, s_q, s_kv).
@@ -47,10 +48,10 @@ fn broadcast(tensor: &Tensor) -> impl Fn(usize, usize, usize, usize) -> f64 + 's
     }
 }
 
-/// Each kind of mask with the same thing said as a function.
-fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
+/// Each kind of mask with a function that means the same.
+fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, MaskFn)> {
     let Sizes { b, s_q, s_kv, h, .. } = sizes;
-    let mut masks: Vec<(AttentionMask, Sees)> = vec![(AttentionMask::full(), when(|_, _, _, _| true))];
+    let mut masks: Vec<(AttentionMask, MaskFn)> = vec![(AttentionMask::full(), visible_if(|_, _, _, _| true))];
 
     for dims in [vec![b, s_kv], vec![b, s_q, s_kv], vec![b, h, s_q, s_kv], vec![1, 1, s_q, s_kv], vec![1, s_kv]] {
         let keep = random.booleans(&dims, 0.7);
@@ -61,10 +62,10 @@ fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
             _ => keep.clone(),
         };
         let look = broadcast(&four);
-        masks.push((AttentionMask::keep(&keep).unwrap(), when(move |b, h, i, j| look(b, h, i, j) != 0.0)));
+        masks.push((AttentionMask::keep(&keep).unwrap(), visible_if(move |b, h, i, j| look(b, h, i, j) != 0.0)));
         let look = broadcast(&four);
         let drop = keep.to_dtype(DType::I64).unwrap();
-        masks.push((AttentionMask::exclude(&drop).unwrap(), when(move |b, h, i, j| look(b, h, i, j) == 0.0)));
+        masks.push((AttentionMask::exclude(&drop).unwrap(), visible_if(move |b, h, i, j| look(b, h, i, j) == 0.0)));
     }
 
     for dims in [vec![b, h, s_q, s_kv], vec![h, 1, s_kv], vec![s_q, s_kv], vec![s_kv]] {
@@ -78,44 +79,47 @@ fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
         let low = Tensor::full(lowest, keep.shape(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
         let bias = keep.where_cond(&zero, &low).unwrap();
         let look = broadcast(&keep);
-        masks.push((AttentionMask::additive(&bias).unwrap(), when(move |b, h, i, j| look(b, h, i, j) != 0.0)));
+        masks.push((AttentionMask::additive(&bias).unwrap(), visible_if(move |b, h, i, j| look(b, h, i, j) != 0.0)));
     }
 
-    // The first row sees nothing, the last everything.
+    // The first sequence sees no key, the last one every key.
     let lengths: Vec<usize> = (0..b).map(|row| if b == 1 { 1 } else { row * s_kv / (b - 1) }).collect();
     let rows = lengths.clone();
-    masks.push((AttentionMask::lengths(&lengths), when(move |b, _, _, j| j < rows[b])));
+    masks.push((AttentionMask::lengths(&lengths), visible_if(move |b, _, _, j| j < rows[b])));
     let per_query: Vec<Vec<usize>> = (0..b).map(|b| (0..s_q).map(|i| (i * 3 + b) % (s_kv + 1)).collect()).collect();
     let rows = per_query.clone();
-    masks.push((AttentionMask::query_lengths(&per_query), when(move |b, _, i, j| j < rows[b][i])));
+    masks.push((AttentionMask::query_lengths(&per_query), visible_if(move |b, _, i, j| j < rows[b][i])));
 
     if s_q == s_kv {
         let rows = lengths.clone();
-        masks.push((AttentionMask::padding(&lengths), when(move |b, _, i, j| i < rows[b] && j < rows[b])));
+        masks.push((AttentionMask::padding(&lengths), visible_if(move |b, _, i, j| i < rows[b] && j < rows[b])));
     }
 
     let position = move |i: usize| i as i64 + s_kv as i64 - s_q as i64;
-    masks.push((AttentionMask::causal(), when(move |_, _, i, j| j as i64 <= position(i))));
+    masks.push((AttentionMask::causal(), visible_if(move |_, _, i, j| j as i64 <= position(i))));
     for (left, right) in [(Some(2), Some(1)), (Some(0), Some(0)), (None, Some(2)), (Some(3), None), (None, None)] {
         let inside = move |i: usize, j: usize| {
             let ahead = j as i64 - position(i);
             left.is_none_or(|left: usize| -ahead <= left as i64)
                 && right.is_none_or(|right: usize| ahead <= right as i64)
         };
-        masks.push((AttentionMask::window(left, right), when(move |_, _, i, j| inside(i, j))));
+        masks.push((AttentionMask::window(left, right), visible_if(move |_, _, i, j| inside(i, j))));
         let both = AttentionMask::causal().and(AttentionMask::window(left, right));
-        masks.push((both, when(move |_, _, i, j| inside(i, j) && j as i64 <= position(i))));
+        masks.push((both, visible_if(move |_, _, i, j| inside(i, j) && j as i64 <= position(i))));
     }
     let huge = AttentionMask::window(Some(usize::MAX), Some(usize::MAX));
-    masks.push((huge, when(|_, _, _, _| true)));
+    masks.push((huge, visible_if(|_, _, _, _| true)));
 
     let ids =
         |random: &mut Random, s| (random.tensor(&[b, s], DType::F32) * 1.9).unwrap().to_dtype(DType::I64).unwrap();
     let (queries, keys) = (ids(random, s_q), ids(random, s_kv));
     let (q_ids, k_ids) = (queries.to_vec2::<i64>().unwrap(), keys.to_vec2::<i64>().unwrap());
-    masks.push((AttentionMask::segments(&queries, &keys).unwrap(), when(move |b, _, i, j| q_ids[b][i] == k_ids[b][j])));
+    masks.push((
+        AttentionMask::segments(&queries, &keys).unwrap(),
+        visible_if(move |b, _, i, j| q_ids[b][i] == k_ids[b][j]),
+    ));
 
-    // All kinds at once.
+    // Several kinds together.
     let keep = random.booleans(&[b, s_kv], 0.8);
     let bias = random.tensor(&[1, h, s_q, s_kv], DType::F32);
     let mask = AttentionMask::causal()
@@ -124,11 +128,11 @@ fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, Sees)> {
         .and(AttentionMask::window(Some(3), None))
         .and(AttentionMask::additive(&bias).unwrap());
     let (keep, bias) = (broadcast(&keep.unsqueeze(1).unwrap().unsqueeze(1).unwrap()), broadcast(&bias));
-    let sees: Sees = Box::new(move |b, h, i, j| {
+    let entry: MaskFn = Box::new(move |b, h, i, j| {
         let ahead = j as i64 - position(i);
         ((-3..=0).contains(&ahead) && keep(b, h, i, j) != 0.0).then(|| 2.0 * bias(b, h, i, j))
     });
-    masks.push((mask, sees));
+    masks.push((mask, entry));
     masks
 }
 
@@ -147,11 +151,11 @@ fn qkv(random: &mut Random, sizes: Sizes, dtype: DType) -> [Tensor; 3] {
 fn every_mask_in_every_dtype_equals_the_reference() {
     let mut random = Random::new(1);
     for sizes in SIZES {
-        for (mask, sees) in masks(&mut random, sizes) {
+        for (mask, entry) in masks(&mut random, sizes) {
             for (dtype, tolerance) in TOLERANCES {
                 let [q, k, v] = qkv(&mut random, sizes, dtype);
                 let what = format!("{mask} {dtype:?} {sizes:?}");
-                let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Dot(0.3), &sees);
+                let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Dot(0.3), &entry);
                 let mut options = SdpaOptions::new(&mask);
                 (options.scale, options.return_attention_weights) = (Some(0.3), true);
                 let eager = attend_bshd(&q, &k, &v, &options).unwrap();
@@ -173,10 +177,10 @@ fn every_mask_in_every_dtype_equals_the_reference() {
 fn additive_scoring_under_every_mask_equals_the_reference() {
     let mut random = Random::new(2);
     for sizes in SIZES {
-        for (mask, sees) in masks(&mut random, sizes) {
+        for (mask, entry) in masks(&mut random, sizes) {
             let [q, k, v] = qkv(&mut random, sizes, DType::F64);
             let w = random.tensor(&[sizes.h, sizes.d], DType::F64);
-            let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Additive(&w, 1.0), &sees);
+            let (want, want_weights) = naive::attend(&q, &k, &v, &Score::Additive(&w, 1.0), &entry);
             let mut options = SdpaOptions::new(&mask);
             (options.additive, options.return_attention_weights) = (Some(&w), true);
             let got = attend_bshd(&q, &k, &v, &options).unwrap();
@@ -186,17 +190,17 @@ fn additive_scoring_under_every_mask_equals_the_reference() {
     }
 }
 
-/// Scores bent towards a cap, and sinks that take a share of the softmax: both backends, with gradients.
+/// Capped scores, and sinks that take a share of the softmax: both backends, and the gradient of the sinks.
 #[test]
 fn softcap_and_sinks_under_every_mask_equal_the_reference() {
     let mut random = Random::new(7);
     for sizes in SIZES {
-        for (mask, sees) in masks(&mut random, sizes) {
+        for (mask, entry) in masks(&mut random, sizes) {
             for (dtype, tolerance) in TOLERANCES {
                 let [q, k, v] = qkv(&mut random, sizes, dtype);
                 let sinks = random.tensor(&[sizes.h], DType::F32);
                 let score = Score::Bent { scale: 0.3, cap: Some(0.8), sinks: Some(&sinks) };
-                let (want, want_weights) = naive::attend(&q, &k, &v, &score, &sees);
+                let (want, want_weights) = naive::attend(&q, &k, &v, &score, &entry);
                 let mut options = SdpaOptions::new(&mask);
                 (options.scale, options.softcap, options.sinks) = (Some(0.3), Some(0.8), Some(&sinks));
                 let what = format!("{mask} {dtype:?} {sizes:?}");
@@ -216,7 +220,7 @@ fn softcap_and_sinks_under_every_mask_equal_the_reference() {
     assert_eq!(plan_for(&q, &k, &v, &options).unwrap().backend, Backend::Eager);
     let loss = attend_bshd(&q, &k, &v, &options).unwrap().output.sqr().unwrap().sum_all().unwrap();
     let gradient = loss.backward().unwrap().remove(&sinks).unwrap();
-    // A larger sink leaves the keys less weight, and so a smaller output.
+    // A larger sink leaves less weight to the keys, and so makes the output smaller.
     assert!(numbers(&gradient).iter().all(|g| *g < 0.0));
     let wrong = random.tensor(&[SIZES[0].h + 1], DType::F32);
     options.sinks = Some(&wrong);
@@ -225,7 +229,7 @@ fn softcap_and_sinks_under_every_mask_equal_the_reference() {
     says(attend_bshd(&q, &k, &v, &options), &["softcap is 0", "a positive number"]);
 }
 
-/// Additive scoring works through the queries in pieces when they are many; here there are several.
+/// Additive scoring takes many queries in chunks; there are several here.
 #[test]
 fn additive_scoring_in_pieces_equals_one_piece() {
     let mut random = Random::new(3);
@@ -245,7 +249,7 @@ fn strided_views_equal_their_copies() {
     let mut random = Random::new(4);
     let (b, s, h, d) = (2, 7, 3, 5);
     let all = random.tensor(&[b, s + 2, 3 * h, d], DType::F32).narrow(1, 1, s).unwrap();
-    // Not a reshape of numbers side by side, which would copy them.
+    // A view: a reshape would copy it.
     let part = |i: usize| all.narrow(2, i * h, h).unwrap();
     let heads_first = random.tensor(&[b, h, s, d], DType::F32).transpose(1, 2).unwrap();
     let mask = AttentionMask::causal();
@@ -270,7 +274,7 @@ fn nothing_to_attend_to_gives_zeros() {
     }
 }
 
-/// A golden worked out by hand: two keys, scores 0 and ln 3, so weights 1/4 and 3/4.
+/// Scores of 0 and ln 3 give attention weights of 1/4 and 3/4.
 #[test]
 fn two_keys_equal_the_result_worked_out_by_hand() {
     let device = Device::Cpu;
@@ -290,7 +294,7 @@ fn two_keys_equal_the_result_worked_out_by_hand() {
     assert_close("output", &got.output, &Tensor::new(&[[[[17.5f64, 3.0]]]], &device).unwrap(), 1e-15);
 }
 
-/// Batch entries and heads do not see each other: a row's result is the same alone.
+/// A sequence's result is the same alone and in a batch.
 #[test]
 fn batch_entries_and_heads_are_independent() {
     let mut random = Random::new(5);
