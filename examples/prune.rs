@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use candle_attention::encoder::{ImportanceBy, SentenceEncoder, write_pruned};
-use candle_attention::pruning::{HeadImportance, RankedHead};
+use candle_attention::encoder::{SentenceEncoder, write_pruned};
+use candle_attention::pruning::{HeadImportance, ImportanceMethod, RankedHead};
 use candle_core::{DType, Tensor};
 use clap::{Parser, ValueEnum};
 use plotters::prelude::SeriesLabelPosition;
@@ -107,7 +107,7 @@ fn prune(arguments: &Arguments) -> Result<()> {
     }
     if let (Some(folder), Some(output)) = (folder, &arguments.output) {
         let all: usize = encoder.heads().iter().sum();
-        let pruned = importance.least((arguments.share * all as f64).round() as usize);
+        let pruned = importance.least_important((arguments.share * all as f64).round() as usize);
         write_pruned(folder, output, &pruned)?;
         println!("\n{}: written without {} of {all} heads", output.display(), pruned.count());
     }
@@ -129,13 +129,13 @@ fn importance(arguments: &Arguments, encoder: &SentenceEncoder, texts: &[&str]) 
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
     let options = arguments.model.options(&arguments.batches).with_progress(&on_progress);
     let by = match arguments.by {
-        By::Gradient => ImportanceBy::Gradient,
-        By::Ablation => ImportanceBy::Ablation,
-        By::Entropy => ImportanceBy::Entropy,
+        By::Gradient => ImportanceMethod::Gradient,
+        By::Ablation => ImportanceMethod::Ablation,
+        By::Entropy => ImportanceMethod::Entropy,
     };
     let importance = encoder.head_importance(texts, by, &options)?;
     bar.finish_and_clear();
-    Ok(if arguments.by_layer { importance.normalised_by_layer() } else { importance })
+    Ok(if arguments.by_layer { importance.normalized_by_layer() } else { importance })
 }
 
 fn print_heads(importance: &HeadImportance) {
@@ -175,7 +175,7 @@ fn points(
     // With fewer than ten heads, some tenths are equal.
     counts.dedup();
     for count in counts {
-        let pruned = encoder.prune_heads(&importance.least(count))?;
+        let pruned = encoder.prune_heads(&importance.least_important(count))?;
         let cosine = mean_cosine(&whole, &pruned.encode(texts, &options)?)?;
         // Alternating, so that other load on the machine affects both.
         let mut ratios = Vec::new();

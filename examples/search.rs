@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use candle_attention::Error;
 use candle_attention::encoder::{Ranked, SentenceEncoder, fingerprint};
-use candle_attention::search::{Index, Lines, check_place};
+use candle_attention::search::{Index, Lines};
 use candle_core::DType;
 use clap::Parser;
 use shared::model::{Batches, Model};
@@ -125,14 +125,14 @@ fn cache(arguments: &Arguments, file: Option<&Path>) -> Result<Option<PathBuf>> 
     if named.extension().is_none_or(|extension| extension != "safetensors") {
         return Err(format!("--cache {}: expected a name that ends in .safetensors", named.display()).into());
     }
-    check_place(named)?;
+    Index::check_writable(named)?;
     Ok(Some(named.clone()))
 }
 
 /// Loads the saved embeddings, computes the missing ones, and saves them from time to time and at the end.
 fn fill(index: &mut Index, encoder: &SentenceEncoder, arguments: &Arguments, cache: Option<&Path>) -> Result<()> {
     if let Some(cache) = cache {
-        match index.reuse(cache) {
+        match index.load_cached(cache) {
             Ok(_) => {}
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
             Err(error) => eprintln!("note: {error}; embedding anew"),

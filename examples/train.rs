@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
-use candle_attention::train::{Agreement, Kind, Step, Teacher, TrainConfig, Trainer, agreement, read_texts};
+use candle_attention::train::{Agreement, Step, StudentKind, Teacher, TrainConfig, Trainer, agreement, read_texts};
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -121,7 +121,7 @@ impl Arguments {
         set(&mut config.learning_rate, sizes.learning_rate);
         set(&mut config.similarity_weight, sizes.similarity_weight);
         set(&mut config.seed, sizes.seed);
-        config.with_kind(if self.static_vectors { Kind::Static } else { Kind::Encoder })
+        config.with_kind(if self.static_vectors { StudentKind::Static } else { StudentKind::Encoder })
     }
 }
 
@@ -150,7 +150,7 @@ fn train(arguments: &Arguments) -> Result<()> {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     };
-    let mut trainer = Trainer::new(arguments.config(), &texts, teacher.as_ref(), &arguments.run, &on_progress)?;
+    let mut trainer = Trainer::new(arguments.config(), &texts, teacher.as_ref(), &arguments.run, Some(&on_progress))?;
     bar.finish_and_clear();
     let config = trainer.config();
     let (parameters, steps) = (trainer.parameters(), config.steps);

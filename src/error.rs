@@ -1,27 +1,33 @@
+//! The crate's error and result type.
+//!
+//! One enum for all rooms, so that a caller matches on one type. Variants are there in every build, whatever the
+//! features: a `match` that compiles with one set of features compiles with all.
+
 use std::path::PathBuf;
 
-/// What can go wrong while configuring, loading or calling attention.
+/// An error while configuring, loading, calling, writing or training a layer or model.
 ///
-/// Every message names the thing, what was expected and what was found. `forward` and `attend` return
-/// [`candle_core::Result`]; there this error arrives wrapped, with the same message.
+/// Every message names the thing, what was expected and what was found. The text in `found` and `expected` is for people
+/// and may change; match on the variant. What runs inside a `forward` returns [`candle_core::Result`]: there this error
+/// is wrapped in a [`candle_core::Error`] with the same message.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A configuration field holds a value that is not allowed.
+    /// A field of a configuration has a value that is not allowed.
     #[error("config: {field} = {value} is not allowed: expected {allowed}")]
     Config {
-        /// The field, as spelled in the configuration.
+        /// Name of the field.
         field: &'static str,
-        /// The value found.
+        /// Its value, as text.
         value: String,
-        /// What is allowed.
+        /// The allowed values, in words.
         allowed: String,
     },
 
     /// A tensor passed to a call has the wrong shape.
     #[error("{tensor} has shape {found:?}, expected {expected}")]
     Shape {
-        /// Which tensor.
+        /// Name of the argument or weight.
         tensor: String,
         /// Its shape.
         found: Vec<usize>,
@@ -32,42 +38,42 @@ pub enum Error {
     /// A tensor passed to a call has the wrong dtype.
     #[error("{tensor} has dtype {found}, expected {expected}")]
     DType {
-        /// Which tensor.
+        /// Name of the argument or weight.
         tensor: String,
-        /// Its dtype.
+        /// Its dtype, as candle names it.
         found: String,
-        /// The expected dtype or dtypes.
+        /// The expected dtype or dtypes, in words.
         expected: String,
     },
 
-    /// A tensor passed to a call lies on another device than the layer.
+    /// A tensor passed to a call is on the wrong device.
     #[error("{tensor} is on {found}, expected {expected}")]
     Device {
-        /// Which tensor.
+        /// Name of the argument or weight.
         tensor: String,
-        /// Where it is.
+        /// Its device.
         found: String,
-        /// Where it has to be.
+        /// The expected device.
         expected: String,
     },
 
-    /// A value inside a tensor or list is out of range.
+    /// A value in an argument, a tensor or a list is not allowed.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// Which value, with its index.
+        /// The value's name, with its index if it has one.
         what: String,
-        /// The value.
+        /// The value, as text.
         found: String,
-        /// What is allowed.
+        /// The allowed values, in words.
         expected: String,
     },
 
-    /// A backend was forced that cannot run this call.
+    /// The backend that was asked for cannot run this call.
     #[error("backend {backend} cannot run this call: {reason}")]
     Backend {
-        /// The backend asked for.
+        /// Name of the backend.
         backend: String,
-        /// Why it cannot run.
+        /// The reason.
         reason: String,
     },
 
@@ -76,87 +82,86 @@ pub enum Error {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 
-    /// A file is there but its content is not what it should be.
+    /// A file or folder exists but cannot be used.
     #[error("{}: {reason}", path.display())]
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 
-    /// A tensor that is needed is not in the checkpoint.
+    /// A required tensor is not in the checkpoint or in the weights.
     #[error("tensor `{name}` is missing: {why}")]
     MissingTensor {
-        /// The full name.
+        /// Its full name.
         name: String,
-        /// What it is needed for.
+        /// What needs it.
         why: String,
     },
 
-    /// A tensor of the checkpoint cannot be used as it is.
+    /// A tensor of a checkpoint has the wrong shape or dtype.
     #[error("tensor `{name}` {found}, expected {expected}")]
     Tensor {
-        /// The full name.
+        /// Its full name.
         name: String,
-        /// Its shape or dtype.
+        /// Its shape or dtype, as a phrase such as `has shape [3, 4]`.
         found: String,
-        /// What was expected.
+        /// The expected shape or dtype.
         expected: String,
     },
 
-    /// No known layout of attention weights fits the names under a prefix.
+    /// The tensor names under a prefix match no known layout of attention weights.
     #[error(
         "no known attention layout under prefix `{prefix}`: {keys}; nearest is layout `{nearest}`, which lacks {lacks}{hint}"
     )]
     UnknownLayout {
         /// The prefix that was searched.
         prefix: String,
-        /// The keys found there.
+        /// The tensor names found there.
         keys: String,
-        /// The layout that came nearest.
+        /// Name of the layout with the most matching names.
         nearest: &'static str,
-        /// The names that the nearest layout needs and that are absent.
+        /// The names of that layout that are missing.
         lacks: String,
-        /// A prefix that would fit, if there is one.
+        /// A prefix that matches, as a phrase; empty if there is none.
         hint: String,
     },
 
-    /// A tensor under the prefix changes what attention computes, in a way this version does not know.
-    #[error("tensor `{name}` is not understood by layout `{layout}`: {why}")]
+    /// A tensor under the prefix changes what attention computes in a way that this crate does not support.
+    #[error("tensor `{name}` is not supported in layout `{layout}`: {why}")]
     UnsupportedTensor {
-        /// The full name.
+        /// Its full name.
         name: String,
-        /// The layout that was detected.
+        /// Name of the detected layout.
         layout: &'static str,
-        /// What it would do.
+        /// What it stands for.
         why: String,
     },
 
-    /// The tokenizer could not be used.
-    #[cfg(feature = "encoder")]
+    /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
 
-    /// A model could not be brought from the hub.
+    /// A model cannot be downloaded from the Hugging Face hub; also if the crate was built without the feature `hub`.
     #[error("hub: {id}: {reason}")]
     Hub {
         /// The model id.
         id: String,
-        /// What went wrong, and what to do.
+        /// What failed, and what to do about it.
         reason: String,
     },
 
-    /// An error of candle itself.
+    /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
-/// The crate's result type.
+/// The result type of everything that builds, loads, plans, inspects, prunes or writes.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<Error> for candle_core::Error {

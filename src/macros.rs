@@ -1,6 +1,6 @@
-//! The `with_…` methods of configurations and options.
+//! The setters of configurations and options: `with_<field>` for every field.
 
-/// `with_x, x: Type = expression;` makes a method that sets the field `x` to the expression.
+/// `with_x, x: Type = expression;` defines a method `with_x(self, x: Type)` that sets the field `x` to the expression.
 macro_rules! setters {
     ($($(#[$doc:meta])* $with:ident, $field:ident: $ty:ty = $value:expr;)*) => {$(
         $(#[$doc])*

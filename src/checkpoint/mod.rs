@@ -35,5 +35,3 @@ pub use open::Checkpoint;
 pub(crate) use open::read_index;
 pub use source::WeightSource;
 pub use write::write_layers;
-#[cfg(feature = "encoder")]
-pub(crate) use write::write_tensors;

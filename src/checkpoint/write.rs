@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
 use crate::families::names::{BIAS_KV, SCORE, SINKS};
-use crate::io::write_atomic;
+use crate::io::{write_atomic, write_tensors};
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights};
 
 impl AttentionWeights {
@@ -110,21 +110,6 @@ pub fn write_layers(
         }
     }
     write_atomic(path, |part| write_tensors(part, path, tensors, metadata))
-}
-
-/// Writes a safetensors file with the permissions of an ordinary new one; the library gives those of a temporary file.
-/// Errors name the file that it is to become.
-pub(crate) fn write_tensors(
-    path: &Path,
-    becomes: &Path,
-    tensors: BTreeMap<String, Tensor>,
-    metadata: HashMap<String, String>,
-) -> Result<()> {
-    let io = |e| Error::io(becomes, e);
-    let permissions = std::fs::File::create(path).and_then(|file| file.metadata()).map_err(io)?.permissions();
-    let metadata = (!metadata.is_empty()).then_some(metadata);
-    safetensors::serialize_to_file(tensors, metadata, path).map_err(|e| Error::file(becomes, e))?;
-    std::fs::set_permissions(path, permissions).map_err(io)
 }
 
 struct Writer<'a> {

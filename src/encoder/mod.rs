@@ -24,7 +24,6 @@ pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::norm::LayerNorm;
 pub use model::options::{ForwardOptions, ForwardOutput};
-pub use pruning::importance::ImportanceBy;
 pub use pruning::prune::write_pruned;
 pub use sentence::SentenceEncoder;
 pub use sentence::fingerprint::fingerprint;

@@ -1,8 +1,51 @@
-//! SHA-256 digests as hexadecimal text.
+//! SHA-256 fingerprints, the same on every machine.
+
+use std::io::Read;
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The digits of a finished hash.
-pub(crate) fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+use crate::error::{Error, Result};
+
+/// A SHA-256 hash of a sequence of parts.
+#[derive(Default)]
+pub(crate) struct Fingerprint(Sha256);
+
+impl Fingerprint {
+    /// Adds a part of any length. Its length is hashed too, so that moving bytes from one part to the next changes the
+    /// fingerprint.
+    pub(crate) fn add_part(&mut self, part: &[u8]) {
+        self.0.update((part.len() as u64).to_le_bytes());
+        self.0.update(part);
+    }
+
+    /// Adds a hash, whose length is fixed.
+    pub(crate) fn add_hash(&mut self, hash: &[u8; 32]) {
+        self.0.update(hash);
+    }
+
+    /// The fingerprint as 64 hexadecimal digits.
+    pub(crate) fn hex(self) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl<'a> FromIterator<&'a [u8]> for Fingerprint {
+    fn from_iter<I: IntoIterator<Item = &'a [u8]>>(parts: I) -> Self {
+        let mut fingerprint = Self::default();
+        parts.into_iter().for_each(|part| fingerprint.add_part(part));
+        fingerprint
+    }
+}
+
+/// The SHA-256 hash of a file's content.
+pub(crate) fn hash_file(path: &Path) -> Result<[u8; 32]> {
+    let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 18]);
+    loop {
+        match file.read(&mut buffer).map_err(|e| Error::io(path, e))? {
+            0 => return Ok(hash.finalize().into()),
+            read => hash.update(&buffer[..read]),
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! Reading JSON files, and whole numbers from parsed JSON.
 
+#[cfg(feature = "encoder")]
 use std::path::Path;
 
+#[cfg(feature = "encoder")]
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -14,13 +16,13 @@ pub(crate) fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&text).map_err(|e| Error::file(path, e))
 }
 
-/// Reads a JSON file, or gives the default if there is none.
+/// Reads a JSON file, or returns the default if it does not exist.
 #[cfg(feature = "encoder")]
 pub(crate) fn json_or_default<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
     if path.exists() { json(path) } else { Ok(T::default()) }
 }
 
-/// As [`number`]; a whole number may be written as a float.
+/// The whole number at `key`, which may be written as a float such as `2.0`; `None` if it is absent or null.
 pub(crate) fn whole_number(section: &Value, key: &str) -> Result<Option<usize>> {
     match section.get(key).and_then(Value::as_f64) {
         Some(n) if n >= 1.0 && n.fract() == 0.0 => Ok(Some(n as usize)),
@@ -28,6 +30,7 @@ pub(crate) fn whole_number(section: &Value, key: &str) -> Result<Option<usize>> 
     }
 }
 
+/// The whole number at `key`, written as an integer; `None` if it is absent or null.
 pub(crate) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
     match section.get(key) {
         None | Some(Value::Null) => Ok(None),

@@ -17,6 +17,6 @@ mod rotation;
 
 pub(crate) use activation::Activation;
 pub(crate) use linear::{Linear, PendingBias, accumulate_dtype};
-pub(crate) use problem::{Activated, Norm};
+pub(crate) use problem::Norm;
 pub(crate) use qkv::Qkv;
 pub(crate) use rotation::rotate;

@@ -1,4 +1,4 @@
-//! Smaller projections in the place of masked heads.
+//! A smaller attention layer, with the projections of the heads that are kept.
 
 use candle_core::Tensor;
 
@@ -9,31 +9,32 @@ use crate::tensor;
 use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
-    /// The layer without these heads: the same result as with a [`head_mask`](crate::AttentionOptions::head_mask) of 0
-    /// for them, for less work ([Michel 2019](https://arxiv.org/abs/1905.10650)). Without any head, what is left is the
-    /// bias of the output projection.
+    /// The layer without these heads, which count from 0: the same output as with a
+    /// [`head_mask`](crate::AttentionOptions::head_mask) of 0 for them, for less work
+    /// ([Michel 2019](https://arxiv.org/abs/1905.10650)). Without any head, the output is the bias of the output projection.
     ///
-    /// Key-value heads that nobody asks any more are left out too. Where the query heads that are left no longer share
-    /// them evenly, some are there twice or more, and the layer may become larger: leave whole groups out, or as many
-    /// heads of each.
+    /// Key-value heads that no query head uses any more are removed too. If the remaining query heads no longer share the
+    /// key-value heads evenly, some key-value heads are duplicated, and the layer may become larger; to avoid that, prune
+    /// whole groups of query heads, or the same number of heads from each group.
     ///
-    /// The weights are copies that are no variables; to train the layer on, write it and load it as variables.
+    /// The new weights are copies and no variables. To train the pruned layer, write it and load it as variables.
     ///
     /// # Errors
-    /// A head that there is not; norms over all heads together, in which every head has a say.
-    pub fn prune_heads(&self, heads: &[usize]) -> candle_core::Result<Self> {
-        Ok(self.pruned(heads)?)
-    }
-
-    fn pruned(&self, heads: &[usize]) -> Result<Self> {
+    /// [`Error::Value`] for a head that does not exist, and for a layer whose `qk_norm` runs over all heads together: its
+    /// mean depends on every head.
+    pub fn prune_heads(&self, heads: &[usize]) -> Result<Self> {
         let config = self.config();
         let h = config.num_attention_heads;
         if let Some(head) = heads.iter().find(|head| **head >= h) {
-            return Err(Error::value("a head to prune", head, format!("less than {h}, the layer's heads")));
+            return Err(Error::value(
+                "a head to prune",
+                head,
+                format!("less than {h}, the number of heads of the layer"),
+            ));
         }
         if config.qk_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) {
-            let found = "a norm over all heads";
-            return Err(Error::value("qk_norm of a layer to prune", found, "one over each head: every head is in it"));
+            let expected = "a norm per head, because a norm over all heads depends on each of them";
+            return Err(Error::value("qk_norm of a layer to prune", "a norm over all heads", expected));
         }
         let kept = Kept::new(config, heads);
         let weights = kept.weights(config, self.weights()?)?;
@@ -41,11 +42,11 @@ impl MultiHeadAttention {
     }
 }
 
-/// The heads that stay.
+/// The heads of the old layer that the new layer has, in order.
 struct Kept {
-    /// Of the queries.
+    /// Query heads.
     q: Vec<usize>,
-    /// Of the keys and values, one for each that the new layer has: some twice where they are no longer shared evenly.
+    /// Key-value heads; some are repeated if the query heads no longer share them evenly.
     kv: Vec<usize>,
 }
 
@@ -54,10 +55,10 @@ impl Kept {
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let q: Vec<usize> = (0..h).filter(|head| !pruned.contains(head)).collect();
         let group = h / h_kv.max(1);
-        let asking = |kv: usize| q.iter().filter(|head| **head / group == kv).count();
-        let kv: Vec<usize> = (0..h_kv).filter(|kv| asking(*kv) > 0).collect();
-        let together = kv.iter().fold(0, |all, kv| greatest_common_divisor(all, asking(*kv)));
-        let copies = |kv: &usize| std::iter::repeat_n(*kv, asking(*kv) / together);
+        let users = |kv: usize| q.iter().filter(|head| **head / group == kv).count();
+        let kv: Vec<usize> = (0..h_kv).filter(|kv| users(*kv) > 0).collect();
+        let share = kv.iter().fold(0, |all, kv| greatest_common_divisor(all, users(*kv)));
+        let copies = |kv: &usize| std::iter::repeat_n(*kv, users(*kv) / share);
         Self { kv: kv.iter().flat_map(copies).collect(), q }
     }
 
@@ -74,9 +75,9 @@ impl Kept {
 
     fn weights(&self, config: &AttentionConfig, weights: AttentionWeights) -> Result<AttentionWeights> {
         let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
-        let QkvWeights::Split(parts) = qkv else { unreachable!("a layer gives its projections apart") };
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
-        let [q, k, v] = *parts;
+        let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
+        let [q, k, v] = qkv.split([h * d, h_kv * d, h_kv * d_v], h_kv)?;
         let per_head = |t: &Tensor, heads: usize, kept: &[usize], dim: usize| -> Result<Tensor> {
             let mut dims = t.dims().to_vec();
             let size = dims[dim] / heads.max(1);
@@ -86,13 +87,13 @@ impl Kept {
             dims[dim] = kept.len() * size;
             Ok(selected.reshape(dims)?)
         };
-        let dense = |part: &LinearWeights, heads: usize, kept: &[usize]| -> Result<LinearWeights> {
+        let linear = |part: &LinearWeights, heads: usize, kept: &[usize]| -> Result<LinearWeights> {
             Ok(LinearWeights {
                 weight: per_head(&part.weight, heads, kept, 0)?,
                 bias: part.bias.as_ref().map(|bias| per_head(bias, heads, kept, 0)).transpose()?,
             })
         };
-        // One for every head, or one for each.
+        // `(d)` is shared by all heads, `(heads, d)` is one per head.
         let norm = |norm: &NormWeights, kept: &[usize]| -> Result<NormWeights> {
             let of = |t: &Tensor| if t.rank() == 2 { select(t, kept, 0) } else { copy(t) };
             Ok(NormWeights { weight: of(&norm.weight)?, bias: norm.bias.as_ref().map(of).transpose()? })
@@ -109,9 +110,9 @@ impl Kept {
         }
         Ok(AttentionWeights {
             qkv: QkvWeights::Split(Box::new([
-                dense(&q, h, &self.q)?,
-                dense(&k, h_kv, &self.kv)?,
-                dense(&v, h_kv, &self.kv)?,
+                linear(&q, h, &self.q)?,
+                linear(&k, h_kv, &self.kv)?,
+                linear(&v, h_kv, &self.kv)?,
             ])),
             o: LinearWeights {
                 weight: per_head(&o.weight, h, &self.q, 1)?,
@@ -137,7 +138,7 @@ fn copy(t: &Tensor) -> Result<Tensor> {
     Ok(t.detach().copy()?)
 }
 
-/// Some of the slices of a tensor along a dimension, as a copy that tracks no gradient.
+/// The `kept` slices of a tensor along a dimension, as a copy that tracks no gradient.
 fn select(t: &Tensor, kept: &[usize], dim: usize) -> Result<Tensor> {
     tensor::select(&t.detach(), kept, dim)
 }

@@ -1,4 +1,4 @@
-//! An index in a safetensors file: `keys` (n, 16), hashes of the texts, and `embeddings` (n, size) in f16.
+//! The file of an index, in safetensors format: `keys` `(n, 16)`, hashes of the texts, and `embeddings` `(n, size)` in f16.
 
 use std::collections::HashMap;
 use std::io::{BufWriter, Write};
@@ -7,22 +7,24 @@ use std::path::Path;
 use half::f16;
 use safetensors::{Dtype, SafeTensors};
 
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::io::write_atomic;
 use crate::search::index::{Index, Key};
 
-/// What the metadata says in every index; the number is that of this format.
+/// The metadata entry that identifies an index file, with the version of the format.
 const FORMAT: (&str, &str) = ("format", "candle-attention search index 1");
 const MODEL: &str = "model";
 const KEYS: &str = "keys";
 const EMBEDDINGS: &str = "embeddings";
 
 impl Index<'_> {
-    /// Takes over the vectors that a file has for texts of this index, and gives their number.
+    /// Loads the vectors that a file has for texts of this index, and returns their number.
     ///
     /// # Errors
-    /// No such file; a file that is damaged, or of another model. Then nothing is taken over.
-    pub fn reuse(&mut self, path: impl AsRef<Path>) -> Result<usize> {
+    /// [`Error::Io`] for a missing file, [`Error::File`] for one that is damaged or belongs to another model. Then the index
+    /// is unchanged.
+    pub fn load_cached(&mut self, path: impl AsRef<Path>) -> Result<usize> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
         let (rows, vectors) = self.read(&bytes).map_err(|reason| Error::file(path, reason))?;
@@ -33,14 +35,14 @@ impl Index<'_> {
     }
 
     fn read(&self, bytes: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f16>), String> {
-        let damaged = |e: safetensors::SafeTensorError| format!("not a whole safetensors file: {e}");
+        let damaged = |e: safetensors::SafeTensorError| format!("is not a complete safetensors file: {e}");
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
-        let said = |key: &str| header.metadata().as_ref()?.get(key).map(String::as_str);
-        if said(FORMAT.0) != Some(FORMAT.1) {
-            return Err("not a search index".to_string());
+        let entry = |key: &str| header.metadata().as_ref()?.get(key).map(String::as_str);
+        if entry(FORMAT.0) != Some(FORMAT.1) {
+            return Err("is not a search index".to_string());
         }
-        if said(MODEL) != Some(&self.model) {
-            return Err("made with another model, dtype or prompt".to_string());
+        if entry(MODEL) != Some(&self.model) {
+            return Err("was made with another model, dtype or prompt".to_string());
         }
         let file = SafeTensors::deserialize(bytes).map_err(damaged)?;
         let keys = tensor(&file, KEYS, Dtype::U8, size_of::<Key>())?;
@@ -50,39 +52,62 @@ impl Index<'_> {
         if !rest.is_empty() || keys.len() * width != stored.len() {
             return Err(format!("`{KEYS}` and `{EMBEDDINGS}` differ in length"));
         }
-        let places: HashMap<&Key, usize> = keys.iter().zip(0..).collect();
+        let rows_by_key: HashMap<&Key, usize> = keys.iter().zip(0..).collect();
         let missing = self.missing();
         let (mut rows, mut vectors) = (Vec::new(), Vec::with_capacity(missing.len().min(keys.len()) * self.size));
         for text in missing {
-            let Some(&place) = places.get(&self.key(text)) else { continue };
-            let row =
-                stored[place * width..][..width].as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));
-            vectors.extend(row);
+            let Some(&row) = rows_by_key.get(&self.key(text)) else { continue };
+            let vector =
+                stored[row * width..][..width].as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));
+            vectors.extend(vector);
             let length: f32 = vectors[rows.len() * self.size..].iter().map(|x| x.to_f32().powi(2)).sum();
-            // NaN is none of them.
+            // NaN fails the check too.
             if length != 0.0 && (length - 1.0).abs().total_cmp(&0.01).is_gt() {
-                return Err(format!("row {place} of `{EMBEDDINGS}` is not of length 1"));
+                return Err(format!("row {row} of `{EMBEDDINGS}` is not of length 1"));
             }
             rows.push(text);
         }
         Ok((rows, vectors))
     }
 
-    /// Writes the vectors that there are to a file, which is replaced as a whole: whenever the process is killed, the old
-    /// or the new one is there.
+    /// Writes all vectors to a file, atomically: if the process is killed, the old file or the new one is there.
     ///
     /// # Errors
-    /// Those of [`check_place`]; a file that cannot be written.
+    /// The errors of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        check_place(path)?;
+        Self::check_writable(path)?;
         write_atomic(path, |part| {
             let file = std::fs::File::create(part).map_err(|e| Error::io(part, e))?;
             self.write(file).map_err(|e| Error::io(part, e))
         })
     }
 
-    /// Number by number: a copy of all vectors would double the memory, and what `safetensors` writes is its owner's alone.
+    /// Checks that an index may be written to `path`: its folder exists, and there is no folder and no safetensors file with
+    /// other content, such as the weights of a model, at `path`. Call it before long work.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the reason.
+    pub fn check_writable(path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            return Err(Error::file(path, "is a folder, expected a file to write"));
+        }
+        if path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+            return Err(Error::file(path, "its folder does not exist"));
+        }
+        let is_index =
+            |metadata: &HashMap<String, String>| metadata.get(FORMAT.0).is_some_and(|format| format == FORMAT.1);
+        match Checkpoint::open(path) {
+            Ok(file) if !is_index(file.metadata()) => {
+                Err(Error::file(path, "holds other tensors, which would be lost"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the format directly: serializing by the safetensors crate would copy all vectors, and would write a file that
+    /// only its owner can read.
     fn write(&self, file: std::fs::File) -> std::io::Result<()> {
         let (count, columns) = (self.rows.len(), size_of::<Key>());
         let (start, middle) = (0, self.vectors.len() * size_of::<f16>());
@@ -92,7 +117,7 @@ impl Index<'_> {
             KEYS: { "dtype": "U8", "shape": [count, columns], "data_offsets": [middle, middle + count * columns] },
         });
         let mut header = header.to_string();
-        // Tensors begin at a multiple of 8 bytes.
+        // The data starts at a multiple of 8 bytes.
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
         let mut file = BufWriter::with_capacity(1 << 20, file);
         file.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -103,6 +128,7 @@ impl Index<'_> {
     }
 }
 
+/// The bytes of a matrix, checked for dtype and number of columns.
 fn tensor<'a>(
     file: &SafeTensors<'a>,
     name: &str,
@@ -113,27 +139,5 @@ fn tensor<'a>(
     match tensor.shape() {
         [_, found] if *found == columns && tensor.dtype() == dtype => Ok(tensor.data()),
         found => Err(format!("`{name}` is {} {found:?}, expected {dtype} of {columns} columns", tensor.dtype())),
-    }
-}
-
-/// Whether an index may be written to `path`: its folder is there, and it is neither a folder nor a safetensors file that
-/// holds something else, such as the weights of a model.
-///
-/// # Errors
-/// If not.
-pub fn check_place(path: impl AsRef<Path>) -> Result<()> {
-    let path = path.as_ref();
-    if path.is_dir() {
-        return Err(Error::file(path, "is a folder, expected a file to write"));
-    }
-    if path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        return Err(Error::file(path, "its folder does not exist"));
-    }
-    let other = crate::checkpoint::Checkpoint::open(path).map(|file| file.metadata().clone());
-    match other {
-        Ok(said) if said.get(FORMAT.0).is_none_or(|format| format != FORMAT.1) => {
-            Err(Error::file(path, "holds other tensors, which would be lost"))
-        }
-        _ => Ok(()),
     }
 }

@@ -1,3 +1,5 @@
+//! The index: texts, their vectors, and the search.
+
 use candle_core::{DType, Device};
 use half::f16;
 use sha2::{Digest, Sha256};
@@ -6,35 +8,37 @@ use crate::encoder::{EncodeOptions, Ranked, SentenceEncoder};
 use crate::error::{Error, Result};
 use crate::search::nearest;
 
-/// A text in a file: the first half of its SHA-256.
+/// Key of a text in a file: the first half of its SHA-256 hash.
 pub(super) type Key = [u8; 16];
 
-/// Texts that are embedded together, between two calls of the caller's.
+/// Number of texts that are embedded between two calls of the caller's function.
 const CHUNK: usize = 1024;
 
-/// Texts and their embeddings, made bit by bit, kept in a file, searched.
+/// A searchable index of texts by their embeddings, filled incrementally and cached in a file.
 ///
-/// Vectors are kept at length 1 in f16, 2 bytes a number in memory and in the file. That moves a score by 5e-4 at most
-/// (half a unit in the last place); measured over a million pairs of all-MiniLM-L6-v2, by 7e-5 at most and 9e-6 in the
-/// mean. Products are summed in f32.
+/// Vectors are unit vectors in f16: 2 bytes per element in memory and in the file. Rounding to f16 changes a score by at
+/// most 5e-4 (half a unit in the last place); measured over a million pairs of all-MiniLM-L6-v2, by at most 7e-5, and by
+/// 9e-6 on average. Dot products accumulate in f32.
 #[derive(Debug, Clone)]
 pub struct Index<'a> {
     texts: &'a [&'a str],
     pub(super) model: String,
     pub(super) size: usize,
-    /// The text of each row.
+    /// The index of the text of each row of `vectors`.
     pub(super) rows: Vec<usize>,
-    /// `(rows, size)`
+    /// `(rows, size)`.
     pub(super) vectors: Vec<f16>,
 }
 
 impl<'a> Index<'a> {
-    /// An index of `texts` that holds no vector yet; `size` is that of an embedding. `model` stands for all that the
-    /// vectors depend on beside the texts: [`fingerprint`](crate::encoder::fingerprint), and dtype and prompt where they
-    /// vary. Equal texts are embedded once each: see [`Lines`](crate::search::Lines).
+    /// An index of `texts` without vectors; `size` is the dimension of an embedding.
+    ///
+    /// `model` identifies everything that the vectors depend on beside the texts: the
+    /// [`fingerprint`](crate::encoder::fingerprint) of the model, and the dtype and the prompt if they vary. Duplicate texts
+    /// are embedded once each; [`Lines`](crate::search::Lines) removes them.
     ///
     /// # Errors
-    /// A size of 0.
+    /// [`Error::Value`] for a size of 0.
     pub fn new(texts: &'a [&'a str], size: usize, model: impl Into<String>) -> Result<Self> {
         if size == 0 {
             return Err(Error::value("the size of an embedding", size, "at least 1"));
@@ -42,7 +46,7 @@ impl<'a> Index<'a> {
         Ok(Self { texts, model: model.into(), size, rows: Vec::new(), vectors: Vec::new() })
     }
 
-    /// The number of texts that have a vector.
+    /// Number of texts with a vector.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
@@ -52,7 +56,7 @@ impl<'a> Index<'a> {
         self.rows.is_empty()
     }
 
-    /// The texts that have no vector yet, by their places in `texts`, ascending.
+    /// Indices of the texts without a vector, ascending.
     pub fn missing(&self) -> Vec<usize> {
         let mut missing = vec![true; self.texts.len()];
         self.rows.iter().for_each(|&text| missing[text] = false);
@@ -64,20 +68,20 @@ impl<'a> Index<'a> {
         std::array::from_fn(|i| hash[i])
     }
 
-    /// Embeds the texts that have no vector yet, about a thousand at a time, and gives their number. `after` is called
-    /// after each thousand: the place to save what is done so far. Progress counts the missing texts alone.
+    /// Embeds the texts without a vector, about a thousand at a time, and returns their number. `after_chunk` is called after
+    /// each thousand, for example to save the index. Progress counts only the texts that were missing.
     ///
     /// # Errors
-    /// Those of [`SentenceEncoder::encode`]; an embedding of another size, or one that is not finite; those of `after`.
-    /// What was embedded before stays.
+    /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`] for an embedding of another size,
+    /// [`Error::Value`] for one that is not finite. The vectors embedded before the error stay.
     pub fn embed(
         &mut self,
         encoder: &SentenceEncoder,
         options: &EncodeOptions,
-        mut after: impl FnMut(&Self) -> Result<()>,
+        mut after_chunk: impl FnMut(&Self) -> Result<()>,
     ) -> Result<usize> {
         let missing = self.missing();
-        // At once: doubling would take up to twice the memory.
+        // Reserve once: growing by doubling would need up to twice the memory.
         self.vectors.reserve_exact(missing.len() * self.size);
         for (index, chunk) in missing.chunks(CHUNK).enumerate() {
             let on_progress = |done: usize, _: usize| {
@@ -93,23 +97,24 @@ impl<'a> Index<'a> {
                 self.rows.push(text);
                 self.vectors.extend(unit.into_iter().map(f16::from_f32));
             }
-            after(self)?;
+            after_chunk(self)?;
         }
         Ok(missing.len())
     }
 
-    /// The `top_k` texts nearest to a vector, the best first, equal ones in their order; the score is the cosine.
+    /// The `top_k` texts nearest to the vector `query`, best first; the score is the cosine similarity. Texts with equal
+    /// scores are in the order of their indices.
     ///
     /// # Errors
-    /// A vector of another size, or one that is not finite.
+    /// [`Error::Shape`] for a vector of another size, [`Error::Value`] for one that is not finite.
     pub fn search(&self, query: &[f32], top_k: usize) -> Result<Vec<Ranked>> {
         let query = self.unit(query, || "the embedding of the query".to_string())?;
         let scores = nearest::scores(&self.vectors, &query);
-        // A vector rounded to f16 may be a little longer than 1.
+        // A vector rounded to f16 may be slightly longer than 1.
         let ranked = |(&index, score): (&usize, f32)| Ranked { index, score: score.clamp(-1.0, 1.0) };
         let ranked = self.rows.iter().zip(scores).map(ranked).collect();
         let by = |a: &Ranked, b: &Ranked| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index));
-        Ok(nearest::first(ranked, top_k, by))
+        Ok(nearest::top_k(ranked, top_k, by))
     }
 
     fn unit(&self, vector: &[f32], what: impl Fn() -> String) -> Result<Vec<f32>> {

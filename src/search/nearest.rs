@@ -1,13 +1,13 @@
-//! Which rows of a matrix are nearest to a vector.
+//! Nearest neighbors of a vector among the rows of a matrix, by exhaustive search.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-/// Rows that one task multiplies.
+/// Number of rows per parallel task.
 const BLOCK: usize = 512;
 
-/// The product of every row of `vectors`, `(n, query.len())`, with `query`, in f32.
+/// The dot product of each row of `vectors` `(n, query.len())` with `query`, in f32.
 pub(super) fn scores(vectors: &[f16], query: &[f32]) -> Vec<f32> {
     let size = query.len();
     let block = |rows: &[f16]| {
@@ -21,7 +21,7 @@ pub(super) fn scores(vectors: &[f16], query: &[f32]) -> Vec<f32> {
     vectors.par_chunks(size * BLOCK).flat_map_iter(block).collect()
 }
 
-/// In sixteen sums, so that it is computed by vectors and rounds less than one would.
+/// A dot product in sixteen partial sums, which the compiler vectorizes and which round less than a single sum.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
     let mut sums = [0.0; 16];
@@ -34,8 +34,8 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// The first `count` of `items` in the order of `by`, sorted; the others are not sorted at all.
-pub(super) fn first<T>(mut items: Vec<T>, count: usize, by: impl Fn(&T, &T) -> std::cmp::Ordering) -> Vec<T> {
+/// The first `count` of `items` in the order of `by`, sorted; the rest is only partitioned, not sorted.
+pub(super) fn top_k<T>(mut items: Vec<T>, count: usize, by: impl Fn(&T, &T) -> std::cmp::Ordering) -> Vec<T> {
     if count == 0 {
         return Vec::new();
     }
@@ -47,7 +47,7 @@ pub(super) fn first<T>(mut items: Vec<T>, count: usize, by: impl Fn(&T, &T) -> s
     items
 }
 
-/// A vector of length 1 in the direction of `vector`; one of length 0 stays. `None` if it is not finite.
+/// `vector` scaled to length 1; a zero vector stays zero. `None` if it is not finite.
 pub(super) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
     let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let divide = |x: &f32| (f64::from(*x) / length.max(f64::MIN_POSITIVE)) as f32;

@@ -1,5 +1,5 @@
-//! AdamW ([Loshchilov 2019](https://arxiv.org/abs/1711.05101)) whose moments can be saved: candle's own keeps them to
-//! itself.
+//! AdamW ([Loshchilov 2019](https://arxiv.org/abs/1711.05101)) with moments that can be saved; the moments of candle's
+//! own AdamW are private.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(super) struct AdamW {
     max_norm: f64,
 }
 
-/// A variable and the moments of its gradient.
+/// A variable and the first and second moments of its gradient.
 pub(super) struct Parameter {
     pub variable: Var,
     pub first: Tensor,
@@ -35,8 +35,8 @@ impl AdamW {
         Ok(Self { parameters, weight_decay, max_norm })
     }
 
-    /// One update, of a step counted from 0. The gradients together are shortened to the largest norm allowed.
-    /// → their norm before that.
+    /// Updates all variables in a step, which counts from 0, with gradients clipped to the maximum global norm; returns
+    /// their norm before clipping.
     pub fn update(&mut self, gradients: &GradStore, rate: f64, step: usize) -> Result<f64> {
         let mut squares = 0.0;
         for Parameter { variable, .. } in self.parameters.values() {
@@ -54,7 +54,7 @@ impl AdamW {
             *first = ((&*first * BETA1)? + (&gradient * (1.0 - BETA1))?)?;
             *second = ((&*second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
             let direction = (&*first / (((&*second / unbias2)?.sqrt()? + EPS)? * unbias1)?)?;
-            // Biases and the factors of norms are vectors.
+            // Only matrices decay: biases and the scales of norms are vectors.
             let decay = if variable.rank() > 1 { self.weight_decay } else { 0.0 };
             let kept = (variable.as_detached_tensor() * (1.0 - rate * decay))?;
             variable.set(&(kept - (direction * rate)?)?)?;

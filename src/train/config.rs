@@ -1,59 +1,65 @@
+//! The configuration of a training run.
+
 use crate::encoder::BertConfig;
 use crate::error::{Error, Result};
 use crate::macros::setters;
 
-/// What is trained.
+/// Standard deviation of freshly initialized matrices.
+pub(super) const INITIALIZER_RANGE: f64 = 0.05;
+
+/// The kind of model that is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// A BERT.
+#[non_exhaustive]
+pub enum StudentKind {
+    /// A BERT encoder.
     Encoder,
-    /// A vector a token and their mean, nothing else: what an encoder has to be better than.
+    /// One vector per token and their mean, without context: the baseline that an encoder has to beat.
     Static,
 }
 
-/// Sizes and settings of a run. The default is the run that made `weights/`.
+/// Sizes and hyperparameters of a training run. The default is the run that made the model in `weights/`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct TrainConfig {
-    /// What is trained.
-    pub kind: Kind,
-    /// WordPieces of the vocabulary, the five special ones included.
+    /// Kind of model.
+    pub kind: StudentKind,
+    /// Size of the WordPiece vocabulary, including the five special tokens.
     pub vocab_size: usize,
-    /// Width of the model, and of its embeddings.
+    /// Dimension of the hidden states and of the embeddings.
     pub hidden_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Number of heads.
+    /// Number of attention heads per layer.
     pub num_attention_heads: usize,
-    /// Width of the feed-forward part.
+    /// Inner dimension of the feed-forward layers.
     pub intermediate_size: usize,
-    /// The longest text that the finished model reads, in tokens; longer ones are cut off.
+    /// Maximum length of a text for the finished model, in tokens; longer texts are truncated.
     pub max_position_embeddings: usize,
-    /// The longest text in training, in tokens; longer ones are cut off.
+    /// Maximum length of a text in training, in tokens; longer texts are truncated.
     pub max_length: usize,
-    /// Texts of a step.
+    /// Number of texts per step.
     pub batch_size: usize,
-    /// Steps in all.
+    /// Total number of steps.
     pub steps: usize,
-    /// Steps in which the learning rate rises from 0; from there it falls to 0 with a cosine.
+    /// Number of steps in which the learning rate rises linearly from 0; after them it falls to 0 along a cosine.
     pub warmup_steps: usize,
-    /// The largest learning rate.
+    /// Peak learning rate.
     pub learning_rate: f64,
-    /// Decay of matrices towards 0; biases and norms do not decay.
+    /// Decoupled weight decay of matrices; biases and norms have none.
     pub weight_decay: f64,
-    /// A gradient that is longer is shortened to this.
+    /// Gradients are clipped to this global norm.
     pub max_grad_norm: f64,
-    /// With a teacher: the weight of the similarities within a batch against each text's own direction.
+    /// With a teacher: the weight of the loss of pairwise similarities, relative to the loss of each text's direction.
     pub similarity_weight: f64,
-    /// Where all random numbers come from.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
-            kind: Kind::Encoder,
+            kind: StudentKind::Encoder,
             vocab_size: 9_000,
             hidden_size: 128,
             num_hidden_layers: 2,
@@ -75,45 +81,49 @@ impl Default for TrainConfig {
 
 impl TrainConfig {
     setters! {
-        /// Sets what is trained.
-        with_kind, kind: Kind = kind;
-        /// Sets the number of WordPieces.
+        /// Sets the kind of model.
+        with_kind, kind: StudentKind = kind;
+        /// Sets the size of the vocabulary.
         with_vocab_size, vocab_size: usize = vocab_size;
-        /// Sets the width.
+        /// Sets the dimension of the hidden states.
         with_hidden_size, hidden_size: usize = hidden_size;
         /// Sets the number of layers.
         with_num_hidden_layers, num_hidden_layers: usize = num_hidden_layers;
-        /// Sets the number of heads.
+        /// Sets the number of attention heads per layer.
         with_num_attention_heads, num_attention_heads: usize = num_attention_heads;
-        /// Sets the width of the feed-forward part.
+        /// Sets the inner dimension of the feed-forward layers.
         with_intermediate_size, intermediate_size: usize = intermediate_size;
-        /// Sets the longest text of the finished model.
+        /// Sets the maximum length of a text for the finished model, in tokens.
         with_max_position_embeddings, max_position_embeddings: usize = max_position_embeddings;
-        /// Sets the longest text in training.
+        /// Sets the maximum length of a text in training, in tokens.
         with_max_length, max_length: usize = max_length;
-        /// Sets the number of texts of a step.
+        /// Sets the number of texts per step.
         with_batch_size, batch_size: usize = batch_size;
-        /// Sets the number of steps.
+        /// Sets the total number of steps.
         with_steps, steps: usize = steps;
-        /// Sets the number of steps in which the learning rate rises.
+        /// Sets the number of warmup steps.
         with_warmup_steps, warmup_steps: usize = warmup_steps;
-        /// Sets the largest learning rate.
+        /// Sets the peak learning rate.
         with_learning_rate, learning_rate: f64 = learning_rate;
-        /// Sets the weight of similarities.
+        /// Sets the weight decay of matrices.
+        with_weight_decay, weight_decay: f64 = weight_decay;
+        /// Sets the global norm that gradients are clipped to.
+        with_max_grad_norm, max_grad_norm: f64 = max_grad_norm;
+        /// Sets the weight of the loss of pairwise similarities.
         with_similarity_weight, similarity_weight: f64 = similarity_weight;
         /// Sets the seed.
         with_seed, seed: u64 = seed;
     }
 
-    /// Checks what a run relies on.
+    /// Checks all fields.
     ///
     /// # Errors
-    /// [`Error::Config`], with the field, its value and what is allowed.
+    /// [`Error::Config`], with the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         let at_least = [
             ("vocab_size", self.vocab_size, 6),
             ("max_length", self.max_length, 3),
-            // Similarities need a pair.
+            // A similarity needs two texts.
             ("batch_size", self.batch_size, 2),
             ("steps", self.steps, 1),
         ];
@@ -149,7 +159,7 @@ impl TrainConfig {
             "hidden_act": "gelu",
             "hidden_dropout_prob": 0.0,
             "hidden_size": self.hidden_size,
-            "initializer_range": crate::train::student::STDEV,
+            "initializer_range": INITIALIZER_RANGE,
             "intermediate_size": self.intermediate_size,
             "layer_norm_eps": 1e-12,
             "max_position_embeddings": self.max_position_embeddings,
@@ -164,11 +174,11 @@ impl TrainConfig {
     }
 
     pub(super) fn bert(&self) -> Result<BertConfig> {
-        serde_json::from_value(self.json()).map_err(|e| Error::value("config.json", e, "the keys of BERT"))
+        serde_json::from_value(self.json()).map_err(|e| Error::value("config.json", e, "a valid configuration of BERT"))
     }
 
-    /// The learning rate of a step, counted from 0.
-    pub(super) fn rate(&self, step: usize) -> f64 {
+    /// The learning rate of a step, which counts from 0.
+    pub(super) fn learning_rate_at(&self, step: usize) -> f64 {
         if step < self.warmup_steps {
             return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;
         }

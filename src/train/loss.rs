@@ -1,34 +1,36 @@
-//! What a step makes smaller.
+//! Training losses.
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::PaddedIds;
-use crate::train::batches::generator;
+use crate::train::data::generator;
 use crate::train::student::{Student, WORDS, unit};
 use crate::train::vocabulary::{MASK, SPECIAL};
 
-/// The share of tokens that are asked for, and what is put in their place: as in BERT
+/// The share of tokens to predict, and the shares of them that are masked or replaced by a random token: as in BERT
 /// ([Devlin 2019](https://arxiv.org/abs/1810.04805)).
-const ASKED: f64 = 0.15;
+const PREDICTED: f64 = 0.15;
 const MASKED: f64 = 0.8;
 const REPLACED: f64 = 0.1;
 
+/// What the student learns.
 pub(super) enum Objective {
-    /// To have a teacher's vectors: each along the directions that fit in, and the similarities of all pairs.
+    /// Distillation: the direction of each text's vector, projected to the student's dimension, and the similarities of
+    /// all pairs of a batch.
     Teacher {
         /// `(texts, d)` f16.
         embeddings: Tensor,
-        /// `(d, hidden_size)`: what of the teacher's space fits into the student's.
+        /// The projection from the teacher's space to the student's, `(d, hidden_size)`.
         basis: Tensor,
         similarity_weight: f64,
     },
-    /// To find the words that were hidden.
+    /// Masked language modeling.
     MaskedWords { vocab_size: usize, seed: u64 },
 }
 
 impl Objective {
-    /// The loss of the texts numbered `batch`, whose ids are `rows`, in a step.
+    /// The loss of a step: of the texts with the indices `batch` and the token ids `rows`.
     pub fn loss(&self, student: &Student, batch: &[u32], rows: &[&[u32]], step: usize) -> Result<Tensor> {
         match self {
             Self::Teacher { embeddings, basis, similarity_weight } => {
@@ -46,19 +48,19 @@ impl Objective {
     }
 }
 
-/// Cross-entropy of the hidden tokens, told by their similarity to each word embedding.
+/// Cross-entropy of the masked tokens; the logits are products with the word embeddings.
 fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64, step: usize) -> Result<Tensor> {
     let mut rng = generator(!seed, step);
     let longest = rows.iter().map(|row| row.len()).max().unwrap_or(0);
     let mut rows: Vec<Vec<u32>> = rows.iter().map(|row| row.to_vec()).collect();
-    let (mut places, mut answers) = (Vec::new(), Vec::new());
+    let (mut positions, mut targets) = (Vec::new(), Vec::new());
     for (i, row) in rows.iter_mut().enumerate() {
         for (j, id) in row.iter_mut().enumerate().filter(|(_, id)| **id as usize >= SPECIAL.len()) {
-            if rng.f64() >= ASKED {
+            if rng.f64() >= PREDICTED {
                 continue;
             }
-            places.push((i * longest + j) as u32);
-            answers.push(*id);
+            positions.push((i * longest + j) as u32);
+            targets.push(*id);
             let other = rng.u32(SPECIAL.len() as u32..vocab_size as u32);
             match rng.f64() {
                 chance if chance < MASKED => *id = MASK,
@@ -68,13 +70,14 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
         }
     }
     let words = student.variables().remove(WORDS);
-    let words = words.ok_or_else(|| Error::MissingTensor { name: WORDS.into(), why: "words are told by it".into() })?;
-    if places.is_empty() {
-        // A batch of very short texts may have none hidden: nothing to learn.
+    let words = words
+        .ok_or_else(|| Error::MissingTensor { name: WORDS.into(), why: "masked words are predicted with it".into() })?;
+    if positions.is_empty() {
+        // In a batch of very short texts there may be nothing to predict.
         return Ok((words.narrow(0, 0, 1)?.sum_all()? * 0.0)?);
     }
     let hidden = student.hidden(&PaddedIds::new(&rows, 0, &Device::Cpu)?)?;
-    let hidden = hidden.flatten(0, 1)?.index_select(&Tensor::new(places, &Device::Cpu)?, 0)?; // (asked, hidden)
-    let logits = hidden.matmul(&words.t()?)?; // (asked, vocab)
-    Ok(candle_nn::loss::cross_entropy(&logits, &Tensor::new(answers, &Device::Cpu)?)?)
+    let hidden = hidden.flatten(0, 1)?.index_select(&Tensor::new(positions, &Device::Cpu)?, 0)?; // (predicted, hidden)
+    let logits = hidden.matmul(&words.t()?)?; // (predicted, vocab)
+    Ok(candle_nn::loss::cross_entropy(&logits, &Tensor::new(targets, &Device::Cpu)?)?)
 }

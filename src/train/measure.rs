@@ -1,20 +1,22 @@
+//! Agreement of two encoders on the same texts.
+
 use candle_core::{DType, Tensor};
 
 use crate::error::{Error, Result};
 
-/// How well one encoder's vectors agree with another's, on the same texts.
+/// Agreement of the embeddings of two encoders on the same texts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Agreement {
     /// Spearman's rank correlation of the cosine similarities of all pairs of texts.
     pub spearman: f64,
-    /// The share of texts whose nearest neighbour by the one is among the ten nearest by the other.
+    /// Share of texts whose nearest neighbor in the second encoder is among the ten nearest in the first.
     pub top_1_in_10: f64,
 }
 
-/// Compares `ours` `(texts, d)` with `theirs` `(texts, any size)`.
+/// Compares embeddings `ours` `(texts, d)` with embeddings `theirs` `(texts, d')` of the same texts.
 ///
 /// # Errors
-/// If they are not as many texts, or fewer than three.
+/// [`Error::Shape`] for different numbers of texts, [`Error::Value`] for fewer than three texts.
 pub fn agreement(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
     let (n, _) = ours.dims2().map_err(|_| Error::shape("ours", ours.dims(), "(texts, d)"))?;
     if theirs.rank() != 2 || theirs.dims()[0] != n {
@@ -38,13 +40,13 @@ pub fn agreement(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
     Ok(Agreement { spearman, top_1_in_10: found as f64 / n as f64 })
 }
 
-/// Cosine similarity of each with each.
+/// Cosine similarities of all pairs of rows.
 fn similarities(xs: &Tensor) -> Result<Vec<Vec<f32>>> {
     let unit = crate::train::student::unit(&xs.to_dtype(DType::F32)?)?;
     Ok(unit.matmul(&unit.t()?)?.to_vec2()?)
 }
 
-/// The rank of each number; equal ones share the mean of theirs.
+/// The rank of each value, from 0; equal values share their mean rank.
 fn ranks(numbers: &[f32]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..numbers.len()).collect();
     order.sort_by(|&a, &b| numbers[a].total_cmp(&numbers[b]));
@@ -58,7 +60,7 @@ fn ranks(numbers: &[f32]) -> Vec<f64> {
     ranks
 }
 
-/// 0 where one of them is constant.
+/// Pearson's correlation; 0 if one of the sequences is constant.
 fn pearson(xs: &[f64], ys: &[f64]) -> f64 {
     let mean = |numbers: &[f64]| numbers.iter().sum::<f64>() / numbers.len() as f64;
     let (mean_x, mean_y) = (mean(xs), mean(ys));
@@ -78,15 +80,15 @@ mod tests {
     use super::{agreement, pearson, ranks};
 
     #[test]
-    fn equal_numbers_share_a_rank() {
+    fn equal_values_share_their_mean_rank() {
         assert_eq!(ranks(&[3.0, 1.0, 3.0, 2.0]), [2.5, 0.0, 2.5, 1.0]);
-        // By hand: 1 - 6 · (1 + 1) / (4 · 15).
+        // Worked out by hand: 1 - 6 · (1 + 1) / (4 · 15).
         let spearman = pearson(&ranks(&[1.0, 2.0, 3.0, 4.0]), &ranks(&[1.0, 2.0, 4.0, 3.0]));
         assert!((spearman - 0.8).abs() < 1e-12, "{spearman}");
     }
 
     #[test]
-    fn a_rotation_agrees_with_itself() {
+    fn rotated_and_scaled_embeddings_agree_fully() {
         let xs = Tensor::new(&[[1f32, 0.0], [0.9, 0.1], [0.2, 1.0], [-1.0, 0.3]], &Device::Cpu).unwrap();
         let rotated = xs.matmul(&Tensor::new(&[[0f32, 2.0], [-2.0, 0.0]], &Device::Cpu).unwrap()).unwrap();
         let found = agreement(&rotated, &xs).unwrap();

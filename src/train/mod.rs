@@ -1,25 +1,24 @@
-//! A small encoder from nothing: its own vocabulary, then masked words or a teacher to learn from, on lines of plain
-//! text; written in Hugging Face layout.
+//! Training of a small sentence encoder from plain text: its own vocabulary, then distillation from a teacher or masked
+//! language modeling; written in Hugging Face layout.
 //!
-//! [`Trainer`] is the door. A run is what its [`TrainConfig`], its texts and its teacher say and nothing else: the same
-//! run gives the same losses to the last bit, in one go or resumed from [`Trainer::save`] after a kill.
+//! [`Trainer`] is the entry point. A run is a function of its [`TrainConfig`], its texts and its teacher alone: random
+//! numbers come from the seed and the step, never from a generator's history, so a run resumed from [`Trainer::save`]
+//! after a kill gives the same losses, bit for bit, as one that was never interrupted.
 
 mod adamw;
-mod batches;
 mod config;
-mod files;
+mod data;
 mod loss;
 mod measure;
 mod run;
 mod state;
 mod student;
 mod teacher;
-mod text;
 mod vocabulary;
 mod write;
 
-pub use config::{Kind, TrainConfig};
+pub use config::{StudentKind, TrainConfig};
+pub use data::read_texts;
 pub use measure::{Agreement, agreement};
 pub use run::{Step, Trainer};
 pub use teacher::Teacher;
-pub use text::read_texts;

@@ -1,14 +1,16 @@
+//! The training loop.
+
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Tokenizer;
 
 use crate::error::{Error, Result};
+use crate::io::{Fingerprint, create_folder};
 use crate::mask::PaddedIds;
 use crate::train::adamw::AdamW;
-use crate::train::batches::Batches;
-use crate::train::config::{Kind, TrainConfig};
-use crate::train::files::{fingerprint, make_folder};
+use crate::train::config::{StudentKind, TrainConfig};
+use crate::train::data::Batches;
 use crate::train::loss::Objective;
 use crate::train::state;
 use crate::train::state::State;
@@ -16,13 +18,13 @@ use crate::train::student::{Student, unit};
 use crate::train::teacher::{Teacher, basis};
 use crate::train::{vocabulary, write};
 
-/// A run: a student, what it learns from, and how far it is.
+/// A training run: the student, what it learns from, and its progress.
 ///
 /// ```no_run
 /// use candle_attention::train::{Teacher, TrainConfig, Trainer, read_texts};
 /// let texts = read_texts("text.txt", &[])?;
 /// let teacher = Teacher::open("all-MiniLM-L6-v2", candle_core::DType::F32)?;
-/// let mut trainer = Trainer::new(TrainConfig::default(), &texts, Some(&teacher), "run", &|_, _| ())?;
+/// let mut trainer = Trainer::new(TrainConfig::default(), &texts, Some(&teacher), "run", None)?;
 /// while let Some(step) = trainer.step()? {
 ///     println!("{} {}", step.number, step.loss);
 /// }
@@ -39,30 +41,30 @@ pub struct Trainer {
     optimizer: AdamW,
     step: usize,
     folder: PathBuf,
-    /// Of the texts and the teacher.
+    /// Fingerprint of the texts and the teacher.
     key: String,
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Step {
-    /// Its number, from 1.
+    /// Number of the step, from 1.
     pub number: usize,
-    /// The loss of its batch, before the update.
+    /// Loss of its batch, before the update.
     pub loss: f32,
-    /// The length of the gradient before it was shortened.
+    /// Global norm of the gradients, before clipping.
     pub grad_norm: f64,
-    /// The learning rate.
+    /// Learning rate.
     pub learning_rate: f64,
 }
 
 impl Trainer {
-    /// A run on these texts: with a teacher, its vectors are learned, and each word starts as what the teacher makes of
-    /// it; without one, hidden words are to be found.
+    /// A run on these texts. With a teacher, the student learns the teacher's embeddings, and each word embedding starts as
+    /// the teacher's embedding of the word; without one, it learns to predict masked words.
     ///
-    /// `folder` keeps the run and the teacher's vectors. If it holds a run that was saved, this one goes on from there.
-    /// `on_progress` is called with the number of texts that the teacher has read, and of all.
+    /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it.
+    /// `on_progress` is called with the number of texts that the teacher has encoded so far, and of all texts.
     ///
     /// # Errors
     /// An invalid configuration; a vocabulary larger than the texts give; a student wider than its teacher; a saved run
@@ -72,19 +74,21 @@ impl Trainer {
         texts: &[String],
         teacher: Option<&Teacher>,
         folder: impl AsRef<Path>,
-        on_progress: &dyn Fn(usize, usize),
+        on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Self> {
         config.validate()?;
         if texts.len() < 2 {
             return Err(Error::value("the number of texts", texts.len(), "at least 2"));
         }
-        if teacher.is_none() && config.kind == Kind::Static {
-            return Err(Error::config("kind", "static", "encoder, without a teacher: static vectors see no context"));
+        if teacher.is_none() && config.kind == StudentKind::Static {
+            let allowed = "encoder if there is no teacher, because static vectors see no context";
+            return Err(Error::config("kind", "static", allowed));
         }
         let folder = folder.as_ref().to_path_buf();
-        make_folder(&folder)?;
+        create_folder(&folder)?;
         let of_teacher = teacher.map_or("", |teacher| &teacher.key);
-        let key = fingerprint(texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]));
+        let parts = texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]);
+        let key = parts.collect::<Fingerprint>().hex();
         let path = folder.join(state::FILE);
         let saved = if path.exists() { Some(State::open(&path, &config, &key)?) } else { None };
 
@@ -104,7 +108,7 @@ impl Trainer {
             (Some(saved), ..) => Student::from_tensors(&config, saved.parameters()?)?,
             (None, Some(teacher), Objective::Teacher { basis, .. }) => {
                 let words = teacher.encode(&vocabulary::words(&tokenizer))?.matmul(basis)?;
-                // What all words have in common would be most of every mean.
+                // The mean of all words would dominate the mean of every text.
                 let words = words.broadcast_sub(&words.mean_keepdim(0)?)?;
                 Student::new(&config, Some(&unit(&words)?))?
             }
@@ -125,20 +129,20 @@ impl Trainer {
         &self.config
     }
 
-    /// Numbers that are trained.
+    /// Number of trained parameters.
     pub fn parameters(&self) -> usize {
         self.optimizer.parameters.values().map(|parameter| parameter.variable.elem_count()).sum()
     }
 
-    /// Steps that are done.
+    /// Number of completed steps.
     pub fn steps_done(&self) -> usize {
         self.step
     }
 
-    /// Learns from one batch; `None` once all steps are done.
+    /// Trains on one batch; `None` once all steps are done.
     ///
     /// # Errors
-    /// If the loss is no longer a number.
+    /// [`Error::Value`] if the loss is not finite.
     pub fn step(&mut self) -> Result<Option<Step>> {
         if self.step >= self.config.steps {
             return Ok(None);
@@ -148,16 +152,16 @@ impl Trainer {
         let loss = self.objective.loss(&self.student, batch, &rows, self.step)?;
         let value = loss.to_scalar::<f32>()?;
         if !value.is_finite() {
-            let expected = "a number: try a smaller learning rate";
+            let expected = "a finite number: try a smaller learning rate";
             return Err(Error::value(format!("the loss of step {}", self.step + 1), value, expected));
         }
-        let learning_rate = self.config.rate(self.step);
+        let learning_rate = self.config.learning_rate_at(self.step);
         let grad_norm = self.optimizer.update(&loss.backward()?, learning_rate, self.step)?;
         self.step += 1;
         Ok(Some(Step { number: self.step, loss: value, grad_norm, learning_rate }))
     }
 
-    /// Saves the run to its folder, whole or not at all. A trainer that is made of the same parts goes on from here.
+    /// Saves the run to its folder, atomically. A trainer made of the same configuration, texts and teacher continues it.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -166,7 +170,7 @@ impl Trainer {
         state::save(&self.folder.join(state::FILE), &self.config, &self.key, self.step, tokenizer, &self.optimizer)
     }
 
-    /// One vector of length 1 a text, `(texts, hidden_size)`, as the student is now.
+    /// One unit vector per text, `(texts, hidden_size)`, by the student in its current state.
     ///
     /// # Errors
     /// If there is no text.
@@ -176,18 +180,18 @@ impl Trainer {
         Ok(Tensor::cat(&ids.chunks(64).map(batch).collect::<Result<Vec<_>>>()?, 0)?)
     }
 
-    /// Writes the model as it is now to a folder that transformers, sentence-transformers and
-    /// [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) read, its weights in `dtype`. Each
-    /// file is written whole or not at all.
+    /// Writes the model in its current state, with weights in `dtype`, to a folder that transformers, sentence-transformers
+    /// and [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) read. Each file is written
+    /// atomically.
     ///
     /// # Errors
-    /// If what is trained is static vectors, or a file cannot be written.
+    /// [`Error::Config`] for static vectors, [`Error::Io`] for a file that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, dtype: DType) -> Result<()> {
-        if self.config.kind == Kind::Static {
-            return Err(Error::config("kind", "static", "encoder: static vectors are for comparison only"));
+        if self.config.kind == StudentKind::Static {
+            return Err(Error::config("kind", "static", "encoder, because static vectors are for comparison only"));
         }
         let weights = self.student.variables().into_iter();
         let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
-        write::folder(folder.as_ref(), &self.config, &self.tokenizer, &weights.collect::<Result<_>>()?)
+        write::write_folder(folder.as_ref(), &self.config, &self.tokenizer, weights.collect::<Result<_>>()?)
     }
 }

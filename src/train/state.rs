@@ -1,4 +1,4 @@
-//! A run between two steps, in one file.
+//! Saving and resuming a run: all its state between two steps, in one file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -7,14 +7,14 @@ use candle_core::{Device, Tensor};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::io::{write_atomic, write_tensors};
 use crate::train::adamw::AdamW;
 use crate::train::config::TrainConfig;
-use crate::train::files::write_tensors;
 
-/// A run's file in its folder.
+/// Name of the file in the folder of a run.
 pub(super) const FILE: &str = "run.safetensors";
 
-/// What a file says of the run that it is of.
+/// A saved run.
 pub(super) struct State {
     pub step: usize,
     pub tokenizer: String,
@@ -23,7 +23,7 @@ pub(super) struct State {
 
 const KINDS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
 
-/// Writes all that the next step depends on, but texts and teacher: of those, `key` tells whether they are the same.
+/// Writes everything that the next step depends on except the texts and the teacher, of which `key` is a fingerprint.
 pub(super) fn save(
     path: &Path,
     config: &TrainConfig,
@@ -42,43 +42,47 @@ pub(super) fn save(
     let config = serde_json::to_string(config).map_err(|e| Error::file(path, e))?;
     let metadata = [("config", config), ("key", key.to_string()), ("step", step.to_string()), ("tokenizer", tokenizer)];
     let metadata: HashMap<String, String> = metadata.map(|(name, value)| (name.to_string(), value)).into();
-    write_tensors(path, &tensors, metadata)
+    write_atomic(path, |part| write_tensors(part, path, tensors, metadata))
 }
 
 impl State {
-    /// Reads a file, which has to be of this run.
+    /// Opens a saved run; an error if it has another configuration, other texts or another teacher.
     pub fn open(path: &Path, config: &TrainConfig, key: &str) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
-        let metadata = checkpoint.metadata();
-        let said = |name: &str| {
+        let metadata = checkpoint.metadata().clone();
+        let entry = |name: &str| {
             metadata.get(name).ok_or_else(|| Error::file(path, format!("not a run: its header has no `{name}`")))
         };
-        let other = |what: String| Error::file(path, format!("is of another run: {what}; remove it to start anew"));
+        let other = |what: String| {
+            Error::file(path, format!("is of another run: {what}; remove the file to start from the beginning"))
+        };
         let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).map_err(|e| Error::file(path, e));
-        // Written and read as theirs was: a number may lose its last bit on the way.
+        // Written and parsed as the saved one was, because a float may lose its last bit on the way.
         let ours = json(&serde_json::to_string(config).map_err(|e| Error::file(path, e))?)?;
-        let theirs = json(said("config")?)?;
+        let theirs = json(entry("config")?)?;
         for (field, now) in ours.as_object().into_iter().flatten() {
             let then = &theirs[field];
             if then != now {
                 return Err(other(format!("{field} was {then}, now {now}")));
             }
         }
-        if said("key")? != key {
-            return Err(other("the texts or the teacher were others, or an earlier version saved it".to_string()));
+        if entry("key")? != key {
+            return Err(other(
+                "the texts or the teacher were others, or an earlier version of this crate saved it".to_string(),
+            ));
         }
-        let step = said("step")?.parse().map_err(|e| Error::file(path, e))?;
-        Ok(Self { step, tokenizer: said("tokenizer")?.clone(), checkpoint })
+        let step = entry("step")?.parse().map_err(|e| Error::file(path, e))?;
+        Ok(Self { step, tokenizer: entry("tokenizer")?.clone(), checkpoint })
     }
 
-    /// The weights by name.
+    /// The weights, by name.
     pub fn parameters(&self) -> Result<BTreeMap<String, Tensor>> {
         let prefix = format!("{}.", KINDS[0]);
         let names = self.checkpoint.names().filter_map(|name| name.strip_prefix(&prefix));
         names.map(|name| Ok((name.to_string(), self.tensor(KINDS[0], name)?))).collect()
     }
 
-    /// Puts the moments of all gradients back.
+    /// Restores the moments of all gradients.
     pub fn restore(&self, optimizer: &mut AdamW) -> Result<()> {
         for (name, parameter) in &mut optimizer.parameters {
             parameter.first = self.tensor(KINDS[1], name)?;

@@ -1,4 +1,4 @@
-//! What is trained: its variables, and texts to vectors through operations that keep the gradient.
+//! The model that is trained: its variables, and its differentiable forward pass from texts to vectors.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,27 @@ use fastrand::Rng;
 use crate::encoder::{BertModel, Pooling, PoolingMode};
 use crate::error::Result;
 use crate::mask::PaddedIds;
-use crate::train::batches::generator;
-use crate::train::config::{Kind, TrainConfig};
+use crate::train::config::{INITIALIZER_RANGE, StudentKind, TrainConfig};
+use crate::train::data::generator;
 
-/// Standard deviation of fresh matrices.
-pub(super) const STDEV: f64 = 0.05;
-/// That of positions and types, which come to each word alike and are not to drown it.
-const STDEV_PLACES: f64 = 0.01;
+/// Standard deviation of fresh position and type embeddings: smaller, because they are added to every word embedding and
+/// would outweigh it.
+const POSITION_INITIALIZER_RANGE: f64 = 0.01;
 
+/// Name of the word embeddings.
 pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 
+/// The model, its variables and its pooling.
 pub(super) struct Student {
     variables: VarMap,
-    /// None for static vectors.
+    /// `None` for static vectors.
     model: Option<BertModel>,
     pooling: Pooling,
 }
 
 impl Student {
-    /// Fresh weights: normal around 0, norms that change nothing; the word embeddings are `words`
-    /// `(vocab_size, hidden_size)` where they are given.
+    /// Fresh weights: matrices from a normal distribution, biases 0, scales of norms 1. The word embeddings are `words`
+    /// `(vocab_size, hidden_size)` if given.
     pub fn new(config: &TrainConfig, words: Option<&Tensor>) -> Result<Self> {
         let mut rng = generator(config.seed, usize::MAX / 2);
         let mut tensors = BTreeMap::new();
@@ -38,8 +39,8 @@ impl Student {
                 [_] if name.ends_with("LayerNorm.weight") => vec![1.0; count],
                 [_] => vec![0.0; count],
                 _ => {
-                    let places = name.starts_with("embeddings.") && name != WORDS;
-                    let stdev = if places { STDEV_PLACES } else { STDEV } as f32;
+                    let positions = name.starts_with("embeddings.") && name != WORDS;
+                    let stdev = if positions { POSITION_INITIALIZER_RANGE } else { INITIALIZER_RANGE } as f32;
                     (0..count).map(|_| normal(&mut rng) * stdev).collect()
                 }
             };
@@ -52,7 +53,7 @@ impl Student {
         Self::from_tensors(config, tensors)
     }
 
-    /// The student that has these weights.
+    /// The student with these weights.
     pub fn from_tensors(config: &TrainConfig, tensors: BTreeMap<String, Tensor>) -> Result<Self> {
         let variables = VarMap::new();
         {
@@ -63,13 +64,13 @@ impl Student {
         }
         let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
         let model = match config.kind {
-            Kind::Encoder => Some(BertModel::load(&config.bert()?, vb)?),
-            Kind::Static => None,
+            StudentKind::Encoder => Some(BertModel::load(&config.bert()?, vb)?),
+            StudentKind::Static => None,
         };
         Ok(Self { variables, model, pooling: Pooling::new(vec![PoolingMode::Mean])? })
     }
 
-    /// Every variable by its name in Hugging Face layout.
+    /// All variables, by their names in Hugging Face layout.
     pub fn variables(&self) -> BTreeMap<String, Var> {
         let data = self.variables.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         data.iter().map(|(name, variable)| (name.clone(), variable.clone())).collect()
@@ -88,7 +89,7 @@ impl Student {
         }
     }
 
-    /// One vector of length 1 a text, `(b, hidden_size)`.
+    /// One unit vector per text, `(b, hidden_size)`.
     pub fn embed(&self, padded: &PaddedIds) -> Result<Tensor> {
         let (b, s) = padded.ids.dims2()?;
         let mask = padded.lengths.iter().flat_map(|&n| (0..s).map(move |i| u8::from(i < n))).collect();
@@ -98,28 +99,28 @@ impl Student {
     }
 }
 
-/// Rows of length 1.
+/// The rows of a matrix, scaled to length 1.
 pub(super) fn unit(xs: &Tensor) -> Result<Tensor> {
     Ok(xs.broadcast_div(&(xs.sqr()?.sum_keepdim(1)? + 1e-12)?.sqrt()?)?)
 }
 
-/// Names and shapes of BERT's tensors, or of its word embeddings alone.
+/// Names and shapes of the tensors of BERT, or of its word embeddings alone for static vectors.
 fn shapes(config: &TrainConfig) -> Vec<(String, Vec<usize>)> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let mut shapes = vec![(WORDS.to_string(), vec![config.vocab_size, hidden])];
-    if config.kind == Kind::Static {
+    if config.kind == StudentKind::Static {
         return shapes;
     }
-    let mut dense = |name: String, out: usize, input: usize| {
+    let mut linear = |name: String, out: usize, input: usize| {
         shapes.push((format!("{name}.weight"), vec![out, input]));
         shapes.push((format!("{name}.bias"), vec![out]));
     };
     for i in 0..config.num_hidden_layers {
         for name in ["self.query", "self.key", "self.value", "output.dense"] {
-            dense(format!("encoder.layer.{i}.attention.{name}"), hidden, hidden);
+            linear(format!("encoder.layer.{i}.attention.{name}"), hidden, hidden);
         }
-        dense(format!("encoder.layer.{i}.intermediate.dense"), inner, hidden);
-        dense(format!("encoder.layer.{i}.output.dense"), hidden, inner);
+        linear(format!("encoder.layer.{i}.intermediate.dense"), inner, hidden);
+        linear(format!("encoder.layer.{i}.output.dense"), hidden, inner);
     }
     let norms = |i: usize| ["attention.output", "output"].map(|name| format!("encoder.layer.{i}.{name}"));
     let norms = (0..config.num_hidden_layers).flat_map(norms);
@@ -133,7 +134,7 @@ fn shapes(config: &TrainConfig) -> Vec<(String, Vec<usize>)> {
     shapes
 }
 
-/// A normal number ([Box and Muller 1958](https://doi.org/10.1214/aoms/1177706645)).
+/// A sample of the standard normal distribution ([Box and Muller 1958](https://doi.org/10.1214/aoms/1177706645)).
 fn normal(rng: &mut Rng) -> f32 {
     let (radius, angle) = ((-2.0 * (1.0 - rng.f64()).ln()).sqrt(), std::f64::consts::TAU * rng.f64());
     (radius * angle.cos()) as f32

@@ -1,3 +1,5 @@
+//! A sentence encoder to learn from, its cached embeddings, and the projection to the student's dimension.
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -6,14 +8,14 @@ use candle_core::{DType, Device, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::encoder::{EncodeOptions, SentenceEncoder};
 use crate::error::{Error, Result};
-use crate::train::files::{fingerprint, make_folder, write_tensors};
+use crate::io::{Fingerprint, create_folder, write_atomic, write_tensors};
 use crate::train::student::unit;
 
-/// Texts that are encoded between two calls of a progress function.
+/// Number of texts that are encoded between two calls of the progress function.
 const CHUNK: usize = 4096;
-/// The tensor of a cache file.
+/// Name of the tensor in a cache file.
 const EMBEDDINGS: &str = "embeddings";
-/// Rounds of the iteration in [`basis`]: after them, no digit that f32 has still changes the student.
+/// Iterations of [`basis`]; more of them change no digit of an f32.
 const ROUNDS: usize = 40;
 
 /// A sentence encoder to learn from.
@@ -24,18 +26,19 @@ pub struct Teacher {
 }
 
 impl Teacher {
-    /// The teacher of a folder, as [`SentenceEncoder::from_folder`] reads it. In bf16 it reads faster, and its vectors
-    /// differ in the third digit.
+    /// Loads a sentence encoder from a folder, as [`SentenceEncoder::from_folder`] does. In bf16 it encodes faster, and its
+    /// vectors differ in the third digit.
     ///
     /// # Errors
     /// Those of [`SentenceEncoder::from_folder`].
     pub fn open(folder: impl AsRef<Path>, dtype: DType) -> Result<Self> {
         let encoder = SentenceEncoder::from_folder(&folder, dtype, &Device::Cpu)?;
         let content = crate::encoder::fingerprint(&folder)?;
-        Ok(Self { encoder, key: fingerprint([content.as_bytes(), dtype.as_str().as_bytes()]) })
+        let key = [content.as_bytes(), dtype.as_str().as_bytes()].into_iter().collect::<Fingerprint>().hex();
+        Ok(Self { encoder, key })
     }
 
-    /// One vector of length 1 a text, `(texts, embedding_size)` f32.
+    /// One unit vector per text, `(texts, embedding_size)` in f32.
     ///
     /// # Errors
     /// Those of [`SentenceEncoder::encode`].
@@ -44,37 +47,40 @@ impl Teacher {
         unit(&self.encoder.encode(&texts, &EncodeOptions::default().with_batch_size(64))?.to_dtype(DType::F32)?)
     }
 
-    /// As [`encode`](Self::encode), rounded to f16, from a file in `folder` if these texts were encoded before.
+    /// The vectors of [`encode`](Self::encode) rounded to f16, cached in a file in `folder`.
     pub(super) fn encode_once(
         &self,
         texts: &[String],
         folder: &Path,
-        on_progress: &dyn Fn(usize, usize),
+        on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Tensor> {
-        let path = self.cache(texts, folder);
+        let path = self.cache_path(texts, folder);
         if path.exists() {
             return Checkpoint::open(&path)?.tensor(EMBEDDINGS, &Device::Cpu);
         }
         let mut parts = Vec::with_capacity(texts.len().div_ceil(CHUNK));
         for (i, chunk) in texts.chunks(CHUNK).enumerate() {
             parts.push(self.encode(chunk)?.to_dtype(DType::F16)?);
-            on_progress(i * CHUNK + chunk.len(), texts.len());
+            if let Some(on_progress) = on_progress {
+                on_progress(i * CHUNK + chunk.len(), texts.len());
+            }
         }
         let embeddings = Tensor::cat(&parts, 0)?;
-        make_folder(folder)?;
-        write_tensors(&path, &BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]), HashMap::new())?;
+        create_folder(folder)?;
+        let tensors = BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]);
+        write_atomic(&path, |part| write_tensors(part, &path, tensors, HashMap::new()))?;
         Ok(embeddings)
     }
 
-    fn cache(&self, texts: &[String], folder: &Path) -> PathBuf {
+    fn cache_path(&self, texts: &[String], folder: &Path) -> PathBuf {
         let parts = texts.iter().map(|text| text.as_bytes()).chain([self.key.as_bytes()]);
-        folder.join(format!("teacher-{}.safetensors", fingerprint(parts)))
+        folder.join(format!("teacher-{}.safetensors", parts.collect::<Fingerprint>().hex()))
     }
 }
 
-/// The `width` directions that keep most of the vectors' inner products: rows `(n, d)` → `(d, width)` f32 with columns of
-/// length 1, at right angles. They span the leading eigenvectors of the second moments, found by orthogonal iteration
-/// (Golub and Van Loan, Matrix Computations, 8.2.4).
+/// An orthonormal basis `(d, width)` in f32 of the directions in which vectors `(n, d)` keep most of their inner products:
+/// the leading eigenvectors of the second moments, found by orthogonal iteration (Golub and Van Loan, Matrix Computations,
+/// 8.2.4).
 pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
     let (n, d) = embeddings.dims2()?;
     if width > d {
@@ -86,7 +92,7 @@ pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
         moments = (moments + rows.t()?.matmul(&rows)?)?;
     }
     let moments = moments.to_dtype(DType::F64)?;
-    // Any start that is not at a right angle to what is sought will do.
+    // Any start works that is not orthogonal to an eigenvector.
     let start = |i: usize| ((i * i + 7 * i) % 101) as f64 - 50.0;
     let mut columns: Vec<f64> = (0..width * d).map(start).collect();
     (0..width.min(d)).for_each(|i| columns[i * d + i] += 500.0);
@@ -98,14 +104,14 @@ pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
     Ok(Tensor::from_vec(columns, (width, d), &Device::Cpu)?.t()?.to_dtype(DType::F32)?.contiguous()?)
 }
 
-/// Makes vectors of `d` numbers unit vectors at right angles, each less what the ones before it have. What is left of one
-/// that depends on those becomes 0.
+/// Orthonormalizes consecutive vectors of `d` elements by Gram and Schmidt's method. A vector that depends linearly on
+/// the ones before it becomes 0.
 fn orthonormalize(vectors: &mut [f64], d: usize) {
     for i in 0..vectors.len() / d {
         let (before, rest) = vectors.split_at_mut(i * d);
         let vector = &mut rest[..d];
         let size = dot(vector, vector).sqrt();
-        // Twice is enough for full accuracy (Giraud 2005).
+        // Two passes are enough for full accuracy (Giraud 2005).
         for _ in 0..2 {
             for other in before.chunks_exact(d) {
                 let along = dot(vector, other);

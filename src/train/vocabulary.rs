@@ -1,4 +1,4 @@
-//! A WordPiece vocabulary of the texts, with BERT's rules around it.
+//! Training of a WordPiece vocabulary with BERT's normalization and special tokens.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,10 +17,11 @@ use crate::error::{Error, Result};
 pub(super) const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 pub(super) const MASK: u32 = 4;
 
-/// Letters and signs that get a token of their own, the most frequent ones; each takes two, one within words.
+/// Number of characters that get tokens of their own, the most frequent ones: two each, at the start of a word and within
+/// one.
 const ALPHABET: usize = 96;
 
-fn wrong(error: impl std::fmt::Display) -> Error {
+fn tokenizer_error(error: impl std::fmt::Display) -> Error {
     Error::Tokenizer(error.to_string())
 }
 
@@ -28,7 +29,7 @@ fn normalizer() -> BertNormalizer {
     BertNormalizer::new(true, true, None, true)
 }
 
-/// Lower-cased WordPieces: the joins most frequent in the texts, `size` in all.
+/// Trains a lower-case WordPiece vocabulary of `size` tokens on the texts.
 pub(super) fn train(texts: &[String], size: usize) -> Result<Tokenizer> {
     let words = |text: &str| {
         let mut text = NormalizedString::from(text);
@@ -38,48 +39,49 @@ pub(super) fn train(texts: &[String], size: usize) -> Result<Tokenizer> {
         let words = text.get_splits(OffsetReferential::Normalized, OffsetType::Byte).into_iter();
         Ok::<Vec<String>, tokenizers::Error>(words.map(|(word, ..)| word.to_string()).collect())
     };
-    // The trainer numbers letters in an order that it draws, and by their numbers it settles which of two joins is first;
-    // only what it takes for special tokens is numbered as given.
+    // The trainer numbers characters in a random order and breaks ties between merges by these numbers. Only special tokens
+    // are numbered in the order given, so all characters are passed as special tokens: the vocabulary is then reproducible.
     let letters = letters(texts, words)?;
     let within = letters.iter().map(|letter| format!("##{letter}"));
     let given = SPECIAL.map(String::from).into_iter().chain(letters.iter().map(char::to_string)).chain(within);
     let given = given.map(|token| AddedToken::from(token, true)).collect();
     let trainer = WordPieceTrainer::builder().vocab_size(size).special_tokens(given).show_progress(false);
     let mut trainer = trainer.limit_alphabet(letters.len()).initial_alphabet(letters.into_iter().collect()).build();
-    trainer.feed(texts.iter(), words).map_err(wrong)?;
-    let mut model = WordPiece::builder().unk_token(SPECIAL[1].to_string()).build().map_err(wrong)?;
-    Trainer::train(&trainer, &mut model).map_err(wrong)?;
+    trainer.feed(texts.iter(), words).map_err(tokenizer_error)?;
+    let mut model = WordPiece::builder().unk_token(SPECIAL[1].to_string()).build().map_err(tokenizer_error)?;
+    Trainer::train(&trainer, &mut model).map_err(tokenizer_error)?;
 
     let mut tokenizer = Tokenizer::new(model);
-    tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(wrong)?;
-    tokenizer.with_normalizer(Some(normalizer())).map_err(wrong)?;
+    tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(tokenizer_error)?;
+    tokenizer.with_normalizer(Some(normalizer())).map_err(tokenizer_error)?;
     tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
     let found = tokenizer.get_vocab_size(true);
     if found != size {
-        let allowed = match found < size {
-            true => format!("at most {found}, all that the texts give"),
-            false => format!("at least {found}, the letters of the texts"),
+        let allowed = if found < size {
+            format!("at most {found}, all that the texts give")
+        } else {
+            format!("at least {found}, for the characters of the texts")
         };
         return Err(Error::config("vocab_size", size, allowed));
     }
     let special = [2, 3].map(|id| (SPECIAL[id], id as u32)).to_vec();
     let template = TemplateProcessing::builder()
         .try_single("[CLS] $A [SEP]")
-        .map_err(wrong)?
+        .map_err(tokenizer_error)?
         .try_pair("[CLS] $A [SEP] $B:1 [SEP]:1")
-        .map_err(wrong)?
+        .map_err(tokenizer_error)?
         .special_tokens(special)
         .build()
-        .map_err(wrong)?;
+        .map_err(tokenizer_error)?;
     tokenizer.with_post_processor(Some(template));
     Ok(tokenizer)
 }
 
-/// The letters that get a token of their own, sorted.
+/// The characters that get tokens of their own, sorted.
 fn letters(texts: &[String], words: impl Fn(&str) -> tokenizers::Result<Vec<String>>) -> Result<Vec<char>> {
     let mut counts: HashMap<char, usize> = HashMap::new();
     for text in texts {
-        for word in words(text).map_err(wrong)? {
+        for word in words(text).map_err(tokenizer_error)? {
             word.chars().for_each(|letter| *counts.entry(letter).or_default() += 1);
         }
     }
@@ -89,17 +91,17 @@ fn letters(texts: &[String], words: impl Fn(&str) -> tokenizers::Result<Vec<Stri
     Ok(letters)
 }
 
-/// The ids of each text, special ones included, at most `max_length`.
+/// The token ids of each text, including the special tokens, truncated to `max_length`.
 pub(super) fn encode(tokenizer: &Tokenizer, texts: &[String], max_length: usize) -> Result<Vec<Vec<u32>>> {
     let mut tokenizer = tokenizer.clone();
     let truncation = tokenizers::TruncationParams { max_length, ..Default::default() };
-    tokenizer.with_truncation(Some(truncation)).map_err(wrong)?;
+    tokenizer.with_truncation(Some(truncation)).map_err(tokenizer_error)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let encodings = tokenizer.encode_batch_fast(texts, true).map_err(wrong)?;
+    let encodings = tokenizer.encode_batch_fast(texts, true).map_err(tokenizer_error)?;
     Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
 }
 
-/// Each token of the vocabulary as a text, in the order of ids; nothing for the special ones.
+/// All tokens of the vocabulary as texts, in the order of their ids; empty texts for the special tokens.
 pub(super) fn words(tokenizer: &Tokenizer) -> Vec<String> {
     let word = |id: u32| {
         let token = tokenizer.id_to_token(id).unwrap_or_default();
@@ -108,12 +110,12 @@ pub(super) fn words(tokenizer: &Tokenizer) -> Vec<String> {
     (0..tokenizer.get_vocab_size(true) as u32).map(word).collect()
 }
 
-/// The vocabulary as `tokenizer.json` has it.
+/// The content of `tokenizer.json`.
 pub(super) fn to_json(tokenizer: &Tokenizer) -> Result<String> {
-    tokenizer.to_string(false).map_err(wrong)
+    tokenizer.to_string(false).map_err(tokenizer_error)
 }
 
-/// Reads [`to_json`]'s text.
+/// Parses the content of `tokenizer.json`.
 pub(super) fn from_json(json: &str) -> Result<Tokenizer> {
-    json.parse().map_err(wrong)
+    json.parse().map_err(tokenizer_error)
 }

@@ -1,4 +1,4 @@
-//! A model folder, with the files of transformers and sentence-transformers.
+//! Writing a model folder with the files of transformers and sentence-transformers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -8,27 +8,30 @@ use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 use crate::error::{Error, Result};
+use crate::io::{create_folder, write_atomic, write_bytes, write_tensors};
 use crate::train::config::TrainConfig;
-use crate::train::files::{make_folder, write, write_tensors};
 use crate::train::vocabulary::to_json;
 
-pub(super) fn folder(
+/// Writes the configurations, the tokenizer and the weights of a sentence encoder to `folder`.
+pub(super) fn write_folder(
     folder: &Path,
     config: &TrainConfig,
     tokenizer: &Tokenizer,
-    weights: &BTreeMap<String, Tensor>,
+    weights: BTreeMap<String, Tensor>,
 ) -> Result<()> {
-    make_folder(&folder.join("1_Pooling"))?;
+    create_folder(&folder.join("1_Pooling"))?;
     for (name, value) in files(config) {
         let path = folder.join(name);
         let text = serde_json::to_string_pretty(&value).map_err(|e| Error::file(&path, e))?;
-        write(&path, format!("{text}\n").as_bytes())?;
+        write_bytes(&path, format!("{text}\n").as_bytes())?;
     }
-    write(&folder.join("tokenizer.json"), to_json(tokenizer)?.as_bytes())?;
+    write_bytes(&folder.join("tokenizer.json"), to_json(tokenizer)?.as_bytes())?;
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    write_tensors(&folder.join("model.safetensors"), weights, metadata)
+    let path = folder.join("model.safetensors");
+    write_atomic(&path, |part| write_tensors(part, &path, weights, metadata))
 }
 
+/// The names and contents of the JSON files.
 fn files(config: &TrainConfig) -> [(&'static str, Value); 6] {
     let module = |i: usize, path: &str, class: &str| {
         let class = format!("sentence_transformers.models.{class}");

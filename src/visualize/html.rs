@@ -1,4 +1,4 @@
-//! All layers and heads in one page that needs nothing else.
+//! A self-contained HTML page with all layers and heads.
 
 use std::io::Write;
 
@@ -12,18 +12,18 @@ use crate::error::{Error, Result};
 use crate::visualize::colormap;
 use crate::visualize::maps::AttentionMaps;
 
-/// Weights are kept, and shown, to four decimals.
+/// Weights are stored and shown with four decimals.
 const UNITS: f64 = 10_000.0;
 
 #[derive(serde::Serialize)]
 struct Data<'a> {
     title: &'a str,
     queries: &'a [String],
-    /// The queries, where there are none.
+    /// `None` if they equal the queries.
     keys: Option<&'a [String]>,
     layers: Vec<LayerData<'a>>,
-    light: &'a colormap::Ramp,
-    dark: &'a colormap::Ramp,
+    light: &'a colormap::Colormap,
+    dark: &'a colormap::Colormap,
 }
 
 #[derive(serde::Serialize)]
@@ -33,12 +33,12 @@ struct LayerData<'a> {
 }
 
 impl AttentionMaps {
-    /// One HTML page with all layers and heads, to choose from by pointer or keyboard; it loads nothing, and shows each
-    /// weight to four decimals, rounded as `format!("{:.4}")` rounds. Its size is about a byte and a half a weight at
-    /// most; weights are unpacked when they are looked at.
+    /// A self-contained HTML page with all layers and heads, selected by pointer or keyboard. It loads no other files and
+    /// shows each weight with four decimals, rounded as by `format!("{:.4}")`. Its size is at most about 1.5 bytes per weight;
+    /// weights are decompressed when they are shown.
     ///
     /// # Errors
-    /// No layer to show.
+    /// [`Error::Value`] if there are no layers.
     pub fn html(&self) -> Result<String> {
         if self.layers.is_empty() {
             return Err(Error::value("the number of layers to show", 0, "at least 1"));
@@ -81,7 +81,7 @@ impl AttentionMaps {
     }
 }
 
-/// Low bytes, then high bytes: apart they compress better.
+/// Compresses weights as 16-bit integers: all low bytes, then all high bytes, which compresses better than pairs.
 fn pack(weights: &[f32]) -> std::io::Result<String> {
     let units = |weight: &f32| (f64::from(*weight) * UNITS).round_ties_even() as u16;
     let low = weights.iter().map(|weight| units(weight) as u8);
@@ -91,7 +91,7 @@ fn pack(weights: &[f32]) -> std::io::Result<String> {
     Ok(STANDARD.encode(encoder.finish()?))
 }
 
-/// JSON that cannot end the script element it stands in.
+/// Escapes JSON so that it cannot end the script element around it.
 fn in_script(json: &str) -> String {
     let escaped = |c: char| match c {
         '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => format!("\\u{:04x}", u32::from(c)),

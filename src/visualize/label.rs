@@ -1,20 +1,21 @@
-//! Tokens as they can be shown.
+//! Tokens as printable labels.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// The text with a visible stand-in for what would move a cursor, turn a line around, break XML, or not be seen.
+/// The text with a visible substitute for each character that would move the cursor, reverse the direction of writing, be
+/// illegal in XML, or be invisible.
 pub(super) fn visible(text: &str) -> String {
     if !text.is_empty() && text.chars().all(char::is_whitespace) {
-        return text.chars().map(|c| if c == ' ' { '␣' } else { stand_in(c) }).collect();
+        return text.chars().map(|c| if c == ' ' { '␣' } else { substitute(c) }).collect();
     }
-    let shown: String = text.chars().map(stand_in).collect();
+    let shown: String = text.chars().map(substitute).collect();
     match shown.width() {
         0 => shown.chars().map(|c| format!("U+{:04X}", u32::from(c))).collect(),
         _ => shown,
     }
 }
 
-fn stand_in(c: char) -> char {
+fn substitute(c: char) -> char {
     match c {
         '\n' | '\r' | '\u{2028}' | '\u{2029}' => '⏎',
         '\t' => '⇥',
@@ -27,7 +28,7 @@ fn stand_in(c: char) -> char {
     }
 }
 
-/// The text cut to so many columns.
+/// The text truncated to a number of columns.
 pub(super) fn fit(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_string();
@@ -42,12 +43,12 @@ pub(super) fn fit(text: &str, columns: usize) -> String {
     text.chars().take_while(fits).chain(['…']).collect()
 }
 
-/// The width in columns.
+/// The width of a text in columns.
 pub(super) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// What stands in a column of its own when the text is written downwards: a letter with its marks, and its width.
+/// The characters of a text that is written downwards, each with its combining marks, and their widths.
 pub(super) fn letters(text: &str) -> Vec<(String, usize)> {
     let mut letters: Vec<(String, usize)> = Vec::new();
     for c in text.chars() {

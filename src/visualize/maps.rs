@@ -1,9 +1,11 @@
+//! Attention weights with labels for queries and keys.
+
 use candle_core::{D, DType, Tensor};
 
 use crate::error::{Error, Result};
 use crate::visualize::label::visible;
 
-/// Attention weights of some layers and heads, with names for the queries and keys.
+/// Attention weights of one or more layers and heads, with labels for the queries and keys.
 #[derive(Debug, Clone)]
 pub struct AttentionMaps {
     pub(super) title: String,
@@ -12,7 +14,7 @@ pub struct AttentionMaps {
     pub(super) layers: Vec<LayerMaps>,
 }
 
-/// One layer: `(heads, queries, keys)`.
+/// The attention weights of one layer.
 #[derive(Debug, Clone)]
 pub(super) struct LayerMaps {
     pub layer: usize,
@@ -20,47 +22,48 @@ pub(super) struct LayerMaps {
     pub weights: Vec<f32>,
 }
 
-/// Rounding may carry a weight a little past 1.
+/// The largest accepted weight: rounding may take a weight slightly above 1.
 const LARGEST: f32 = 1.001;
 
 impl AttentionMaps {
-    /// No weights yet; the tokens that ask and those that are looked at, as they are to be read. In self-attention they
-    /// are the same. Characters that cannot be seen get a visible stand-in.
+    /// Maps without layers; `queries` and `keys` are the labels of the tokens, the same for self-attention. Invisible
+    /// characters are replaced by visible ones.
     pub fn new<T: AsRef<str>>(queries: &[T], keys: &[T]) -> Self {
         let shown = |tokens: &[T]| tokens.iter().map(|token| visible(token.as_ref())).collect();
         Self { title: String::new(), queries: shown(queries), keys: shown(keys), layers: Vec::new() }
     }
 
-    /// Sets what the picture is called: most often the text.
+    /// Sets the title of the picture, usually the text.
     #[must_use]
     pub fn with_title(mut self, title: &str) -> Self {
         self.title = visible(title);
         self
     }
 
-    /// Adds a layer with all of its heads: weights `(heads, queries, keys)` or `(1, heads, queries, keys)`, of any float
-    /// dtype, as [`attend_with`](crate::MultiHeadAttention::attend_with) returns them. An extra key needs a name too.
+    /// Adds a layer with all its heads: attention weights `(heads, queries, keys)` or `(1, heads, queries, keys)` of any float
+    /// dtype, as [`attend_with`](crate::MultiHeadAttention::attend_with) returns them. An extra key needs a label too.
     ///
     /// # Errors
-    /// Weights of another shape, or not all between 0 and 1; a layer that is there already.
+    /// [`Error::Shape`] or [`Error::DType`] for weights of another shape or dtype, [`Error::Value`] for weights that are not
+    /// between 0 and 1 and for a layer that was added before.
     pub fn with_layer(self, layer: usize, weights: &Tensor) -> Result<Self> {
         let heads = weights.dim(D::Minus(3)).unwrap_or(0);
         self.with_heads(layer, &(0..heads).collect::<Vec<_>>(), weights)
     }
 
-    /// Adds some heads of a layer, in this order, by their numbers.
+    /// Adds the `heads` of a layer, which count from 0, in this order.
     ///
     /// # Errors
-    /// As [`with_layer`](Self::with_layer); a head named twice.
+    /// The errors of [`with_layer`](Self::with_layer); [`Error::Value`] for a head given twice.
     pub fn with_heads(mut self, layer: usize, heads: &[usize], weights: &Tensor) -> Result<Self> {
         if self.layers.iter().any(|known| known.layer == layer) {
-            return Err(Error::value("a layer", layer, "one that is not there yet"));
+            return Err(Error::value("a layer", layer, "one that was not added before"));
         }
         if let Some((_, head)) = heads.iter().enumerate().find(|(i, head)| heads[..*i].contains(head)) {
-            return Err(Error::value(format!("a head of layer {layer}"), head, "one that is not there yet"));
+            return Err(Error::value(format!("a head of layer {layer}"), head, "one that was not added before"));
         }
         if !weights.dtype().is_float() {
-            return Err(Error::dtype("the weights", weights.dtype(), "a float"));
+            return Err(Error::dtype("the weights", weights.dtype(), "a floating-point dtype"));
         }
         let (q, k) = (self.queries.len(), self.keys.len());
         let dims = match weights.dims() {
@@ -68,7 +71,7 @@ impl AttentionMaps {
             dims => dims,
         };
         if dims != [heads.len(), q, k] || weights.elem_count() == 0 {
-            let expected = format!("({}, {q}, {k}), by the heads, queries and keys, of each at least one", heads.len());
+            let expected = format!("({}, {q}, {k}): heads, queries and keys, at least one of each", heads.len());
             return Err(Error::shape(format!("the weights of layer {layer}"), weights.dims(), expected));
         }
         let weights: Vec<f32> = weights.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
@@ -81,25 +84,25 @@ impl AttentionMaps {
         Ok(self)
     }
 
-    /// The names of the queries, as they are shown.
+    /// The labels of the queries, as they are shown.
     pub fn queries(&self) -> &[String] {
         &self.queries
     }
 
-    /// The names of the keys, as they are shown.
+    /// The labels of the keys, as they are shown.
     pub fn keys(&self) -> &[String] {
         &self.keys
     }
 
-    /// The numbers of the layers, in the order in which they were added, each with those of its heads.
+    /// The indices of the layers, in the order in which they were added, each with the indices of its heads.
     pub fn layers(&self) -> impl Iterator<Item = (usize, &[usize])> {
         self.layers.iter().map(|layer| (layer.layer, layer.heads.as_slice()))
     }
 
-    /// The weights of a head, `queries · keys` of them, one query after the other.
+    /// The attention weights of a head, `(queries, keys)` in row-major order.
     ///
     /// # Errors
-    /// A layer or head that is not there.
+    /// [`Error::Value`] for a layer or head that was not added.
     pub fn weights(&self, layer: usize, head: usize) -> Result<&[f32]> {
         let layer = self.layer(layer)?;
         let Some(at) = layer.heads.iter().position(|&known| known == head) else {
@@ -116,7 +119,7 @@ impl AttentionMaps {
         })
     }
 
-    /// The weights of the head at a place in the layer's list.
+    /// The weights of the head at an index of the layer's list.
     pub(super) fn of_head<'a>(&self, layer: &'a LayerMaps, at: usize) -> &'a [f32] {
         let size = self.queries.len() * self.keys.len();
         &layer.weights[at * size..][..size]
@@ -125,7 +128,7 @@ impl AttentionMaps {
 
 fn one_of(known: &[usize]) -> String {
     match known.iter().map(usize::to_string).collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => "one of none".to_string(),
+        none if none.is_empty() => "none, because no layer was added".to_string(),
         known => format!("one of {known}"),
     }
 }

@@ -1,8 +1,10 @@
-//! Attention weights as pictures: a heat map for the terminal, a grid of heads as SVG, one page to explore all
-//! layers and heads in.
+//! Attention weights as pictures: a heat map for the terminal, a grid of heads as SVG or PNG, an interactive HTML page with
+//! all layers and heads.
 //!
-//! [`AttentionMaps`] takes the weights of any layer with names for its queries and keys;
-//! [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention) makes one from a text.
+//! [`AttentionMaps`] takes the attention weights of any layer and labels for its queries and keys;
+//! [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention) makes one from a text. The room depends on
+//! tensors alone, not on the encoder, so that maps of any model can be drawn. The pictures are written as text by hand: a
+//! plotting library draws a heat map with one rectangle per cell, ten times the size of the paths used here.
 //!
 //! ```
 //! use candle_attention::visualize::{AttentionMaps, TerminalColor};

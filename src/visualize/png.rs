@@ -1,4 +1,4 @@
-//! SVG to pixels.
+//! Rendering of the SVG picture to PNG.
 
 use resvg::{tiny_skia, usvg};
 
@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 use crate::visualize::maps::AttentionMaps;
 
 impl AttentionMaps {
-    /// The picture of [`svg`](Self::svg) as a PNG file, `scale` pixels for each of its own, with the system's fonts.
+    /// The picture of [`svg`](Self::svg) as a PNG file with the system's fonts; `scale` is the number of pixels per SVG unit.
     ///
     /// # Errors
-    /// A layer that is not there; a scale that is not between 0.1 and 8; no fonts.
+    /// [`Error::Value`] for a layer that was not added, for a scale outside 0.1 to 8, and on a system without fonts.
     pub fn png(&self, layer: usize, scale: f32) -> Result<Vec<u8>> {
         if !(0.1..=8.0).contains(&scale) {
             return Err(Error::value("scale", scale, "0.1 to 8"));
@@ -19,10 +19,10 @@ impl AttentionMaps {
         let fonts = options.fontdb_mut();
         fonts.load_system_fonts();
         if fonts.is_empty() {
-            return Err(Error::value("the system's fonts", "none", "at least one, for the names"));
+            return Err(Error::value("the system's fonts", "none", "at least one, for the labels"));
         }
         let mono = fonts.faces().find(|face| face.monospaced).or_else(|| fonts.faces().next());
-        // The generic family's name is not that of any installed font by itself.
+        // The generic family `monospace` is not mapped to an installed font by default.
         if let Some(family) = mono.and_then(|face| face.families.first()).map(|(name, _)| name.clone()) {
             fonts.set_monospace_family(family);
         }

@@ -1,4 +1,4 @@
-//! The heads of a layer side by side, as SVG.
+//! The heads of a layer side by side, as an SVG picture.
 
 use std::fmt::Write;
 
@@ -10,41 +10,43 @@ use crate::visualize::colormap::{color, level};
 use crate::visualize::label::{fit, width};
 use crate::visualize::maps::{AttentionMaps, LayerMaps};
 
-/// Colours that are told apart.
+/// Number of color levels.
 const LEVELS: usize = 48;
-/// Cells on a side; of more tokens a cell is the largest weight of a block.
+/// Maximum number of cells per side; with more tokens, a cell shows the largest weight of a block of tokens.
 const CELLS: usize = 64;
-/// Names are written where a cell has this many pixels, at most this many columns of them.
-const NAMED: usize = 8;
+/// Labels are written if a cell has at least this many pixels.
+const LABELED_CELL: usize = 8;
+/// Maximum length of a label, in columns.
 const LABEL: usize = 14;
-/// Between heads, and around all.
+/// Pixels between heads, and around the picture.
 const GAP: usize = 14;
 const MARGIN: usize = 16;
 const FONT: &str = "ui-monospace, 'DejaVu Sans Mono', 'Noto Sans Mono', monospace";
 
-/// Where everything stands, in pixels.
-struct Sheet {
-    /// Tokens that share a cell.
+/// The arrangement of a picture, in pixels.
+struct Arrangement {
+    /// Number of tokens per cell and side.
     block: usize,
     cell: usize,
-    /// Of a head, in cells.
+    /// Number of rows of cells per head.
     rows: usize,
+    /// Number of columns of cells per head.
     columns: usize,
-    /// Heads beside each other.
+    /// Number of heads per line.
     across: usize,
-    /// Font size of names; 0 where there is no room for them.
+    /// Font size of labels; 0 if there is no room for them.
     font: f64,
     left: usize,
     top: usize,
 }
 
-impl Sheet {
+impl Arrangement {
     fn new(maps: &AttentionMaps, heads: usize) -> Self {
         let longest = maps.queries.len().max(maps.keys.len());
         let block = longest.div_ceil(CELLS);
         let (rows, columns) = (maps.queries.len().div_ceil(block), maps.keys.len().div_ceil(block));
         let cell = (208 / rows.max(columns)).clamp(3, 16);
-        let font = if block == 1 && cell >= NAMED { (cell as f64 * 0.85).min(11.0) } else { 0.0 };
+        let font = if block == 1 && cell >= LABELED_CELL { (cell as f64 * 0.85).min(11.0) } else { 0.0 };
         let room = |names: &[String]| {
             let columns = names.iter().map(|name| width(name).min(LABEL)).max().unwrap_or(0);
             if font > 0.0 { (columns as f64 * font * 0.62) as usize + 8 } else { 28 }
@@ -78,16 +80,16 @@ impl Sheet {
 }
 
 impl AttentionMaps {
-    /// The heads of a layer as an SVG picture on white, at most six beside each other, queries down and keys across. All
-    /// have one scale: colour goes by the square root of a weight's share of the layer's largest. Of more than 64 tokens, a
-    /// cell is the largest weight of a block of them.
+    /// The heads of a layer as an SVG picture on white, at most six per line, with queries downwards and keys to the right.
+    /// All heads share one scale: the color depends on the square root of a weight's ratio to the largest of the layer. With
+    /// more than 64 tokens, a cell shows the largest weight of a block of tokens.
     ///
     /// # Errors
-    /// A layer that is not there.
+    /// [`Error::Value`](crate::Error::Value) for a layer that was not added.
     pub fn svg(&self, layer: usize) -> Result<String> {
         let layer = self.layer(layer)?;
-        let sheet = Sheet::new(self, layer.heads.len());
-        let (wide, high) = sheet.size(layer.heads.len());
+        let layout = Arrangement::new(self, layer.heads.len());
+        let (wide, high) = layout.size(layer.heads.len());
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{wide}\" height=\"{high}\" viewBox=\"0 0 {wide} {high}\" \
              font-family=\"{FONT}\" font-size=\"11\" fill=\"#1f2937\">\n\
@@ -104,23 +106,23 @@ impl AttentionMaps {
         );
         let largest = colormap::largest(&layer.weights);
         for at in 0..layer.heads.len() {
-            self.write_head(&mut svg, &sheet, layer, at, largest);
+            self.write_head(&mut svg, &layout, layer, at, largest);
         }
-        write_scale(&mut svg, sheet.left, high - MARGIN - 34, largest);
+        write_legend(&mut svg, layout.left, high - MARGIN - 34, largest);
         svg.push_str("</svg>\n");
         Ok(svg)
     }
 
-    fn write_head(&self, svg: &mut String, sheet: &Sheet, layer: &LayerMaps, at: usize, largest: f32) {
-        let (x, y) = sheet.corner(at);
-        let (wide, high) = (sheet.columns * sheet.cell, sheet.rows * sheet.cell);
-        // Lines of the cells' width: shorter to write than rectangles.
+    fn write_head(&self, svg: &mut String, layout: &Arrangement, layer: &LayerMaps, at: usize, largest: f32) {
+        let (x, y) = layout.corner(at);
+        let (wide, high) = (layout.columns * layout.cell, layout.rows * layout.cell);
+        // Cells are stroked lines as wide as a cell: shorter to write than rectangles.
         let _ = write!(
             svg,
             "<g transform=\"translate({x} {y}) scale({})\" shape-rendering=\"crispEdges\"><g transform=\"translate(0 .5)\">",
-            sheet.cell
+            layout.cell
         );
-        for (level, path) in self.paths(sheet, self.of_head(layer, at), largest).iter().enumerate().skip(1) {
+        for (level, path) in self.paths(layout, self.of_head(layer, at), largest).iter().enumerate().skip(1) {
             if !path.is_empty() {
                 let [r, g, b] = color(&colormap::LIGHT, level as f32 / (LEVELS - 1) as f32);
                 let _ = write!(svg, "<path stroke=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\"/>");
@@ -135,28 +137,28 @@ impl AttentionMaps {
             y + high + 14,
             layer.heads[at]
         );
-        if at.is_multiple_of(sheet.across) {
-            write_names(
+        if at.is_multiple_of(layout.across) {
+            write_labels(
                 svg,
-                sheet,
+                layout,
                 &self.queries,
                 |middle| format!("translate({} {})", x - 5, y as f64 + middle),
                 "end",
             );
         }
-        if at < sheet.across {
+        if at < layout.across {
             let place = |middle: f64| format!("translate({} {}) rotate(-90)", x as f64 + middle, y - 5);
-            write_names(svg, sheet, &self.keys, place, "start");
+            write_labels(svg, layout, &self.keys, place, "start");
         }
     }
 
-    /// For each level, the runs of cells that have it.
-    fn paths(&self, sheet: &Sheet, weights: &[f32], largest: f32) -> Vec<String> {
+    /// Per level, the path of all runs of cells with that level.
+    fn paths(&self, layout: &Arrangement, weights: &[f32], largest: f32) -> Vec<String> {
         let mut paths = vec![String::new(); LEVELS];
-        for row in 0..sheet.rows {
-            let mut levels = vec![0; sheet.columns];
-            for weights in weights.chunks(self.keys.len()).skip(row * sheet.block).take(sheet.block) {
-                for (shown, block) in levels.iter_mut().zip(weights.chunks(sheet.block)) {
+        for row in 0..layout.rows {
+            let mut levels = vec![0; layout.columns];
+            for weights in weights.chunks(self.keys.len()).skip(row * layout.block).take(layout.block) {
+                for (shown, block) in levels.iter_mut().zip(weights.chunks(layout.block)) {
                     let level = level(colormap::largest(block), largest);
                     *shown = (*shown).max((level * (LEVELS - 1) as f32).round() as usize);
                 }
@@ -171,27 +173,27 @@ impl AttentionMaps {
     }
 }
 
-/// One name a cell, or the first and last number where there is no room.
-fn write_names(svg: &mut String, sheet: &Sheet, names: &[String], place: impl Fn(f64) -> String, anchor: &str) {
-    let middle = |i: usize, font: f64| (i as f64 + 0.5) * sheet.cell as f64 + font * 0.35;
-    if sheet.font > 0.0 {
-        let _ = writeln!(svg, "<g font-size=\"{:.1}\" text-anchor=\"{anchor}\">", sheet.font);
+/// Writes one label per cell, or the first and last index if there is no room.
+fn write_labels(svg: &mut String, layout: &Arrangement, names: &[String], place: impl Fn(f64) -> String, anchor: &str) {
+    let middle = |i: usize, font: f64| (i as f64 + 0.5) * layout.cell as f64 + font * 0.35;
+    if layout.font > 0.0 {
+        let _ = writeln!(svg, "<g font-size=\"{:.1}\" text-anchor=\"{anchor}\">", layout.font);
         for (i, name) in names.iter().enumerate() {
             let name = fit(name, LABEL);
-            let _ = writeln!(svg, "<text transform=\"{}\">{}</text>", place(middle(i, sheet.font)), escape(name));
+            let _ = writeln!(svg, "<text transform=\"{}\">{}</text>", place(middle(i, layout.font)), escape(name));
         }
     } else {
         let _ = writeln!(svg, "<g font-size=\"9\" text-anchor=\"{anchor}\">");
         let last = names.len() - 1;
-        for (cell, name) in [(0, 0), (last / sheet.block, last)] {
+        for (cell, name) in [(0, 0), (last / layout.block, last)] {
             let _ = writeln!(svg, "<text transform=\"{}\">{name}</text>", place(middle(cell, 9.0)));
         }
     }
     svg.push_str("</g>\n");
 }
 
-/// Which colour is how much.
-fn write_scale(svg: &mut String, x: usize, y: usize, largest: f32) {
+/// Writes the legend of the colors.
+fn write_legend(svg: &mut String, x: usize, y: usize, largest: f32) {
     let wide = 192;
     svg.push_str("<defs><linearGradient id=\"scale\">");
     for (i, [r, g, b]) in colormap::LIGHT.iter().enumerate() {

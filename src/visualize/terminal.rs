@@ -1,4 +1,4 @@
-//! A head as lines of text: a row a query, two columns a key.
+//! A head as lines of text for a terminal: one row per query, two columns per key.
 
 use std::fmt::Write;
 
@@ -8,27 +8,29 @@ use crate::visualize::colormap::{color, level};
 use crate::visualize::label::{fit, letters, width};
 use crate::visualize::maps::AttentionMaps;
 
-/// How a terminal shows weights.
+/// The colors that a terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TerminalColor {
-    /// By shades, ` ░▒▓█`.
+    /// No colors: shades ` ░▒▓█`.
     None,
-    /// By the 256 colours that most terminals have.
+    /// The 256 indexed colors that most terminals have.
     Ansi256,
-    /// By any colour.
+    /// 24-bit colors.
     TrueColor,
 }
 
 impl TerminalColor {
-    /// What the environment says: no colour if `NO_COLOR` is set, or where there is no terminal unless `CLICOLOR_FORCE` is
-    /// set; any colour if `COLORTERM` is `truecolor` or `24bit`.
+    /// The colors that the environment asks for: none if `NO_COLOR` is set, and none if `is_terminal` is false unless
+    /// `CLICOLOR_FORCE` is set; 24-bit colors if `COLORTERM` is `truecolor` or `24bit`.
     pub fn detect(is_terminal: bool) -> Self {
         let wanted = anstyle_query::clicolor_force() || is_terminal && anstyle_query::term_supports_ansi_color();
-        match wanted && !anstyle_query::no_color() {
-            false => Self::None,
-            true if anstyle_query::truecolor() => Self::TrueColor,
-            true => Self::Ansi256,
+        if !wanted || anstyle_query::no_color() {
+            Self::None
+        } else if anstyle_query::truecolor() {
+            Self::TrueColor
+        } else {
+            Self::Ansi256
         }
     }
 
@@ -46,35 +48,36 @@ impl TerminalColor {
     }
 }
 
-/// The nearest colour of the 6·6·6 cube or of the greys.
+/// The index of the nearest of the 256 colors: of the 6·6·6 cube or of the grays.
 fn nearest(rgb: [u8; 3]) -> u8 {
     let cube = |step: u8| if step == 0 { 0 } else { 55 + 40 * step };
     let distance =
         |other: [u8; 3]| -> i32 { rgb.iter().zip(other).map(|(&a, b)| (i32::from(a) - i32::from(b)).pow(2)).sum() };
     let step = |value: u8| (0..6).min_by_key(|&step| (i32::from(value) - i32::from(cube(step))).abs()).unwrap_or(0);
     let [r, g, b] = rgb.map(step);
-    let grey = (0..24u8).min_by_key(|&step| distance([8 + 10 * step; 3])).unwrap_or(0);
-    match distance([8 + 10 * grey; 3]) < distance([cube(r), cube(g), cube(b)]) {
-        true => 232 + grey,
-        false => 16 + 36 * r + 6 * g + b,
+    let gray = (0..24u8).min_by_key(|&step| distance([8 + 10 * step; 3])).unwrap_or(0);
+    if distance([8 + 10 * gray; 3]) < distance([cube(r), cube(g), cube(b)]) {
+        232 + gray
+    } else {
+        16 + 36 * r + 6 * g + b
     }
 }
 
-/// The longest name of a query, in columns, and of a key, in lines.
+/// Maximum length of the label of a query, in columns, and of a key, in lines.
 const LABEL: usize = 14;
 
 impl AttentionMaps {
-    /// A head for a terminal of so many columns: each row ends with the key that has most, and how much. Keys that do not
-    /// fit beside each other follow below.
+    /// A head for a terminal with `columns` columns. Each row ends with the largest weight and its key. Keys that do not fit
+    /// side by side follow below.
     ///
     /// # Errors
-    /// A layer or head that is not there.
+    /// [`Error::Value`](crate::Error::Value) for a layer or head that was not added.
     pub fn terminal(&self, layer: usize, head: usize, color: TerminalColor, columns: usize) -> Result<String> {
         let weights = self.weights(layer, head)?;
         let largest = colormap::largest(weights);
         let names: Vec<String> = self.queries.iter().map(|name| fit(name, LABEL)).collect();
         let left = names.iter().map(|name| width(name)).max().unwrap_or(0);
-        // Name, space, cells, two spaces, number, space, name.
+        // Label, space, cells, two spaces, weight, space, label.
         let room = (columns.saturating_sub(left + 1 + 9 + LABEL) / 2).max(8);
 
         let mut text = format!("layer {layer}, head {head}: rows look at columns\n");
@@ -100,7 +103,7 @@ impl AttentionMaps {
         Ok(text)
     }
 
-    /// The names of keys, downwards, ending on the same line.
+    /// Writes the labels of keys downwards, ending on the same line.
     fn write_keys(&self, text: &mut String, left: usize, start: usize, end: usize) {
         let names: Vec<_> = self.keys[start..end].iter().map(|name| letters(&fit(name, LABEL))).collect();
         let height = names.iter().map(Vec::len).max().unwrap_or(0);

@@ -215,8 +215,8 @@ fn unknown_tensors_that_change_the_result_are_an_error() {
         [("self.distance_embedding.weight", "relative position"), ("query_layernorm.weight", "normalizes queries")]
     {
         let (by_vb, by_file) = with(&format!("layer.{name}"), &[4]);
-        says(by_vb, &[&format!("tensor `layer.{name}` is not understood by layout `bert`"), why]);
-        says(by_file, &[&format!("tensor `layer.{name}` is not understood by layout `bert`"), why]);
+        says(by_vb, &[&format!("tensor `layer.{name}` is not supported in layout `bert`"), why]);
+        says(by_file, &[&format!("tensor `layer.{name}` is not supported in layout `bert`"), why]);
     }
     // What a configuration has to say is asked for.
     for (name, field) in [

@@ -17,7 +17,7 @@ const B: usize = 2;
 const S_Q: usize = 3;
 const S_KV: usize = 5;
 
-/// The parameters of a layer as variables, in some layout.
+/// The parameters of a layer as variables.
 fn variables(random: &mut Random, tensors: &[(&str, &[usize])]) -> VarMap {
     let map = VarMap::new();
     let mut data = map.data().lock().unwrap();
@@ -28,7 +28,7 @@ fn variables(random: &mut Random, tensors: &[(&str, &[usize])]) -> VarMap {
     map
 }
 
-/// What it is called, its configuration, its tensors.
+/// Name, configuration and tensors of a layer.
 type Form = (&'static str, AttentionConfig, Vec<(&'static str, &'static [usize])>);
 
 /// The projections of a layer of 4 query heads of 3 and 2 key-value heads of 3 and 2, in each stored form.
@@ -176,9 +176,9 @@ fn finite_differences_for_each_scoring_mask_and_projection() {
     }
 }
 
-/// Self-attention projects a packed weight once and cuts the result: a path of its own.
+/// Self-attention with a packed weight is a separate path: one product, whose result is split.
 #[test]
-fn packed_self_attention() {
+fn packed_self_attention_has_finite_difference_gradients() {
     let mut random = Random::new(11);
     let (_, config, tensors) = forms().swap_remove(1);
     let map = variables(&mut random, &tensors);
@@ -194,10 +194,10 @@ fn packed_self_attention() {
     check("packed self-attention", &all, &grads, &loss);
 }
 
-/// Tables and embeddings of positions learn, and what they are compared with; also where rows of a fused weight have to
-/// be put in order at each call.
+/// The weights of position schemes get gradients, and so do the projections; also if the rows of a fused weight are
+/// reordered at each call.
 #[test]
-fn positions_with_weights() {
+fn position_weights_have_finite_difference_gradients() {
     let mut random = Random::new(12);
     let table = Position::RelativeBias2d(RelativeBias2d::new([1, 2], true));
     let forms: [Form; 4] = [
@@ -275,9 +275,9 @@ fn positions_with_weights() {
     }
 }
 
-/// An additive mask may be learned, as a relative position bias is.
+/// An additive mask can be trained, such as a relative position bias.
 #[test]
-fn an_additive_mask_gets_its_gradient() {
+fn additive_masks_get_gradients() {
     let mut random = Random::new(8);
     let map = VarMap::new();
     let vb = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);
@@ -291,9 +291,9 @@ fn an_additive_mask_gets_its_gradient() {
     check("learned bias", &HashMap::from([("bias".to_string(), bias.clone())]), &grads, &loss);
 }
 
-/// A query that sees nothing gives zeros and sends back zeros, in every dtype; NaN nowhere.
+/// A query with all keys masked gives zeros and zero gradients in every dtype, never NaN.
 #[test]
-fn a_fully_masked_row_sends_back_no_gradient() {
+fn fully_masked_rows_have_zero_gradients() {
     let mut random = Random::new(9);
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
         for scoring in [Scoring::ScaledDotProduct, Scoring::Additive] {
@@ -321,7 +321,7 @@ fn a_fully_masked_row_sends_back_no_gradient() {
 /// Training by gradient descent lowers the loss, for a layer loaded from a checkpoint: nothing is cut off, and the
 /// layer sees the new values.
 #[test]
-fn a_loaded_layer_learns() {
+fn gradient_descent_trains_a_loaded_layer() {
     use candle_nn::Optimizer;
     let checkpoint = crate::common::Golden::open("torch_mha.safetensors").0;
     let map = checkpoint.to_varmap("packed.layer", DType::F32, &Device::Cpu).unwrap();

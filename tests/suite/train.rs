@@ -4,12 +4,12 @@ use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
-use candle_attention::train::{Kind, Step, Teacher, TrainConfig, Trainer, agreement, read_texts};
+use candle_attention::train::{Step, StudentKind, Teacher, TrainConfig, Trainer, agreement, read_texts};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{LAYER, assert_close, fixture, max_diff, says};
 
-/// Texts of three topics, each of its own words.
+/// Texts of three topics with disjoint words.
 fn texts() -> Vec<String> {
     let topics = [
         ["cat", "kitten", "sofa", "sleeps", "purrs", "naps"],
@@ -34,20 +34,20 @@ fn teacher() -> Teacher {
 }
 
 fn trainer(config: TrainConfig, teacher: Option<&Teacher>, folder: &Path) -> Trainer {
-    Trainer::new(config, &texts(), teacher, folder, &|_, _| ()).unwrap()
+    Trainer::new(config, &texts(), teacher, folder, None).unwrap()
 }
 
 fn steps(trainer: &mut Trainer, count: usize) -> Vec<Step> {
     (0..count).map_while(|_| trainer.step().unwrap()).collect()
 }
 
-/// Learns, with a teacher and without; killed in the middle, it goes on to the same losses and the same weights.
+/// With a teacher and without, the loss falls; a resumed run has the same losses and weights as an uninterrupted one.
 #[test]
-fn the_loss_falls_and_a_killed_run_resumes_to_the_bit() {
+fn loss_falls_and_resumed_runs_are_bitwise_equal() {
     let teacher = teacher();
     let cases = [
         ("teacher", config(), Some(&teacher)),
-        ("static", config().with_kind(Kind::Static), Some(&teacher)),
+        ("static", config().with_kind(StudentKind::Static), Some(&teacher)),
         ("masked words", config().with_steps(40), None),
     ];
     for (name, config, teacher) in cases {
@@ -76,7 +76,7 @@ fn the_loss_falls_and_a_killed_run_resumes_to_the_bit() {
 }
 
 #[test]
-fn the_model_that_is_written_is_the_one_that_was_trained() {
+fn written_model_equals_the_trained_one() {
     let (run, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut trainer = trainer(config(), Some(&teacher()), run.path());
     steps(&mut trainer, 5);
@@ -119,9 +119,9 @@ fn the_model_that_is_written_is_the_one_that_was_trained() {
     assert_close("f16", &half.encode(&lines, &EncodeOptions::default()).unwrap(), &got, 1e-2);
 }
 
-/// The teacher reads a text once, and what is held back is not among those to learn from.
+/// The teacher encodes each text once, and held-back texts are not trained on.
 #[test]
-fn texts_and_the_teacher_s_cache() {
+fn held_back_texts_are_skipped_and_the_teacher_is_cached() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("text.txt");
     std::fs::write(&path, " one two \n\nthree\none two\nfour\n").unwrap();
@@ -131,7 +131,7 @@ fn texts_and_the_teacher_s_cache() {
     let read = std::cell::Cell::new(0);
     let open = |texts: &[String]| {
         let on_progress = |done: usize, _: usize| read.set(done);
-        drop(Trainer::new(config(), texts, Some(&teacher), folder.path(), &on_progress).unwrap());
+        drop(Trainer::new(config(), texts, Some(&teacher), folder.path(), Some(&on_progress)).unwrap());
         read.replace(0)
     };
     assert_eq!((open(&texts()), open(&texts())), (90, 0));
@@ -149,7 +149,7 @@ fn mistakes_are_one_clear_error() {
 
     let teacher = teacher();
     let new = |config: TrainConfig, texts: &[String], teacher: Option<&Teacher>| {
-        Trainer::new(config, texts, teacher, path("run"), &|_, _| ()).map(|_| ())
+        Trainer::new(config, texts, teacher, path("run"), None).map(|_| ())
     };
     let large = new(config().with_vocab_size(5_000), &texts(), None);
     says(large, &["vocab_size = 5000 is not allowed: expected at most ", "all that the texts give"]);
@@ -157,7 +157,7 @@ fn mistakes_are_one_clear_error() {
     says(new(config(), &texts()[..1], None), &["the number of texts is 1, expected at least 2"]);
     let wide = new(config().with_hidden_size(32), &texts(), Some(&teacher));
     says(wide, &["hidden_size = 32 is not allowed: expected at most 24, the teacher's embedding size"]);
-    says(new(config().with_kind(Kind::Static), &texts(), None), &["kind = static"]);
+    says(new(config().with_kind(StudentKind::Static), &texts(), None), &["kind = static"]);
     says(new(config().with_hidden_size(9), &texts(), None), &["num_attention_heads"]);
     says(
         new(config().with_max_length(21), &texts(), None),
@@ -173,7 +173,7 @@ fn mistakes_are_one_clear_error() {
     says(new(config().with_steps(21), &texts(), Some(&teacher)), &[other, "steps was 20, now 21"]);
     says(new(config(), &texts()[1..], Some(&teacher)), &[other, "the texts or the teacher were others"]);
     says(new(config(), &texts(), None), &[other, "the texts or the teacher were others"]);
-    let statics = Trainer::new(config().with_kind(Kind::Static), &texts(), Some(&teacher), path("s"), &|_, _| ());
+    let statics = Trainer::new(config().with_kind(StudentKind::Static), &texts(), Some(&teacher), path("s"), None);
     says(statics.unwrap().write(path("out"), DType::F16), &["kind = static"]);
     assert!(!path("out").exists());
     std::fs::write(path("run").join("run.safetensors"), b"not a run").unwrap();

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::common::fixture;
 use crate::programs::{example, fails, succeeds};
 
-/// A folder with some text, and what is made of it.
+/// A temporary folder with a text and the outputs of runs.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -47,7 +47,7 @@ impl Folder {
     }
 }
 
-/// Trains, measures, resumes; `encode` runs what comes out.
+/// `train` trains, measures and resumes; `encode` runs the model that it writes.
 #[test]
 fn train_writes_a_model_that_encode_runs() {
     let folder = Folder::new();
@@ -78,7 +78,7 @@ fn lines(svg: &roxmltree::Document, color: &str) -> Vec<Vec<(f64, f64)>> {
     lines.map(|node| node.attribute("points").unwrap().split_whitespace().map(point).collect()).collect()
 }
 
-/// The curve has the numbers of the run, also after a kill; a place that cannot be written to is known before the work.
+/// The chart has the losses of the run, also of a resumed one; a target that cannot be written is an error before training.
 #[test]
 fn train_draws_the_recorded_losses() {
     let folder = Folder::new();

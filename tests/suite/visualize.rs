@@ -14,7 +14,7 @@ use crate::common::{Random, fixture, numbers, says};
 use crate::programs::{example, fails, succeeds};
 use crate::task_heads;
 
-/// Tokens that break what does not escape.
+/// Tokens that break a page or picture which does not escape them.
 pub const HOSTILE: [&str; 12] = [
     "</script><script>document.title='owned'</script>",
     "<!--",
@@ -30,7 +30,7 @@ pub const HOSTILE: [&str; 12] = [
     "\u{200b}",
 ];
 
-/// Rows that sum to 1, of very unequal weights.
+/// Very unequal weights in rows that sum to 1.
 pub fn softmax(seed: u64, dims: &[usize]) -> Tensor {
     let scores = (Random::new(seed).tensor(dims, DType::F32) * 4.0).unwrap();
     candle_nn::ops::softmax_last_dim(&scores).unwrap()
@@ -40,7 +40,7 @@ fn tokens(n: usize) -> Vec<String> {
     (0..n).map(|i| format!("t{i}")).collect()
 }
 
-/// What the page holds of a head, as it shows it.
+/// The weights of a head as the page shows them.
 fn shown(page: &str, layer: usize, head: usize) -> Vec<String> {
     let (_, rest) = page.split_once(&format!("id=\"w{layer}-{head}\">")).unwrap();
     let packed = STANDARD.decode(rest.split_once('<').unwrap().0).unwrap();
@@ -52,7 +52,7 @@ fn shown(page: &str, layer: usize, head: usize) -> Vec<String> {
 }
 
 #[test]
-fn a_page_holds_the_tensors_numbers() {
+fn page_holds_the_weights_of_the_tensors() {
     let (first, second) = (softmax(1, &[3, 5, 7]), softmax(2, &[2, 5, 7]));
     let maps = AttentionMaps::new(&tokens(5), &tokens(7)).with_layer(4, &first).unwrap();
     let maps = maps.with_heads(9, &[6, 1], &second.unsqueeze(0).unwrap()).unwrap();
@@ -78,7 +78,7 @@ fn a_page_holds_the_tensors_numbers() {
 }
 
 #[test]
-fn text_stays_text() {
+fn hostile_labels_are_escaped() {
     let n = HOSTILE.len();
     let weights = softmax(3, &[2, n, n]);
     let maps = AttentionMaps::new(&HOSTILE, &HOSTILE).with_title(HOSTILE[0]).with_layer(0, &weights).unwrap();
@@ -104,7 +104,7 @@ fn text_stays_text() {
 }
 
 #[test]
-fn pictures_are_well_formed_and_not_large() {
+fn pictures_are_well_formed_and_small() {
     for (q, k) in [(1, 1), (3, 17), (40, 9), (64, 64), (65, 300)] {
         let maps = AttentionMaps::new(&tokens(q), &tokens(k)).with_layer(0, &softmax(4, &[5, q, k])).unwrap();
         let svg = maps.svg(0).unwrap();
@@ -130,7 +130,7 @@ fn pictures_are_well_formed_and_not_large() {
 }
 
 #[test]
-fn a_head_in_the_terminal() {
+fn terminal_shows_weights_labels_and_the_largest_key() {
     let weights = Tensor::new(&[[[1.0f32, 0.0], [0.25, 0.5625]]], &Device::Cpu).unwrap();
     let maps = AttentionMaps::new(&["le", "猫"], &["the", "猫"]).with_layer(2, &weights).unwrap();
     let none = maps.terminal(2, 0, TerminalColor::None, 80).unwrap();
@@ -160,7 +160,7 @@ fn a_head_in_the_terminal() {
 }
 
 #[test]
-fn what_is_no_weight_is_an_error() {
+fn invalid_weights_and_indices_are_errors() {
     let maps = || AttentionMaps::new(&tokens(2), &tokens(3));
     let of = |numbers: Vec<f32>, dims: &[usize]| Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap();
     says(maps().with_layer(1, &of(vec![0.0; 6], &[2, 3])), &["the weights of layer 1", "[2, 3]"]);
@@ -183,7 +183,7 @@ fn what_is_no_weight_is_an_error() {
 }
 
 #[test]
-fn an_encoder_shows_where_it_looks() {
+fn sentence_encoder_makes_maps_of_a_text() {
     let encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), DType::F32, &Device::Cpu).unwrap();
     let maps = encoder.attention("The cat, sleeping", &MapOptions::default()).unwrap();
     let tokens = maps.queries().to_vec();
@@ -207,9 +207,9 @@ fn an_encoder_shows_where_it_looks() {
     assert_eq!(encoder.attention("", &MapOptions::default()).unwrap().queries(), ["[CLS]", "[SEP]"]);
 }
 
-/// Both texts of a pair and the special tokens around them are named, and the second has the other segment type.
+/// Both texts of a pair and the special tokens around them have labels, and the second text has the other segment type.
 #[test]
-fn a_model_shows_where_it_looks_in_a_pair() {
+fn models_make_maps_of_a_pair() {
     let options = MapOptions::default();
     let encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), DType::F32, &Device::Cpu).unwrap();
     let maps = encoder.attention(("The cat", "a dog sat"), &options).unwrap();

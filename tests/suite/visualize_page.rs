@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::visualize::{HOSTILE, softmax};
 
-/// Helps the scripts of the tests: waits, clicks, reads.
+/// Helpers for the scripts of the tests: wait, click, read.
 const HELP: &str = r##"
 const byId = (id) => document.getElementById(id);
 window.requestAnimationFrame = (draw) => setTimeout(draw); // headless, time runs without frames
@@ -28,7 +28,7 @@ const look = () => ({
 const seen = {};
 "##;
 
-/// Opens the page in Chromium, runs `script` when it is ready, and gives what that put into `seen`.
+/// Opens the page in Chromium, runs `script` when it is ready, and returns what the script put into `seen`.
 fn run(maps: &AttentionMaps, hash: &str, script: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("page.html");
@@ -55,7 +55,7 @@ fn run(maps: &AttentionMaps, hash: &str, script: &str) -> Value {
     serde_json::from_slice(&STANDARD.decode(rest.split_once('<').unwrap().0).unwrap()).unwrap()
 }
 
-/// The list that the page should show of a query: key, place, weight, the largest first.
+/// The list that the page should show for a query: key, index, weight, largest first.
 fn want(keys: &[String], weights: &Tensor, head: usize, query: usize) -> Value {
     let row: Vec<f32> = weights.get(head).unwrap().get(query).unwrap().to_vec1().unwrap();
     let mut order: Vec<usize> = (0..row.len()).collect();

@@ -10,30 +10,19 @@ use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
-use crate::pruning::{HeadImportance, PrunedHeads};
-
-/// How the worth of a head is measured. No labels are needed: what counts is the text's embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ImportanceBy {
-    /// How strongly the embedding would move if the head were turned down a little: the mean over the texts of
-    /// `|∂⟨r, embedding⟩ / ∂ξ|`, with `ξ` the head's factor and `r` random signs, a fixed sequence of them
-    /// ([Michel 2019](https://arxiv.org/abs/1905.10650), where a loss stands in the place of `⟨r, embedding⟩`). One pass
-    /// forward and one back.
-    Gradient,
-    /// How far the embedding moves if the head is taken away: the mean over the texts of 1 − cosine. A pass for each head.
-    Ablation,
-    /// How narrowly the head looks: the mean over texts and tokens of `1 − entropy / ln(tokens)`, from 0 where every
-    /// token counts alike to 1 where one has it all. One pass.
-    Entropy,
-}
+use crate::pruning::{HeadImportance, ImportanceMethod, PrunedHeads};
 
 impl SentenceEncoder {
     /// What each head of each layer is worth for the embeddings of `texts`. Progress is told in texts.
     ///
     /// # Errors
     /// No text; those of [`encode`](Self::encode).
-    pub fn head_importance(&self, texts: &[&str], by: ImportanceBy, options: &EncodeOptions) -> Result<HeadImportance> {
+    pub fn head_importance(
+        &self,
+        texts: &[&str],
+        method: ImportanceMethod,
+        options: &EncodeOptions,
+    ) -> Result<HeadImportance> {
         if texts.is_empty() || options.batch_size == 0 {
             let (name, allowed) =
                 if texts.is_empty() { ("texts", "at least one") } else { ("batch_size", "at least 1") };
@@ -51,10 +40,10 @@ impl SentenceEncoder {
             Measure { encoder: self, sums: heads.iter().map(|count| vec![0.0; *count]).collect(), uncounted, signs: 1 };
         for (i, batch) in encodings.chunks(size).enumerate() {
             let batch: Vec<&Encoding> = batch.iter().collect();
-            match by {
-                ImportanceBy::Gradient => measure.by_gradient(&batch)?,
-                ImportanceBy::Ablation => measure.by_ablation(&batch)?,
-                ImportanceBy::Entropy => measure.by_entropy(&batch)?,
+            match method {
+                ImportanceMethod::Gradient => measure.by_gradient(&batch)?,
+                ImportanceMethod::Ablation => measure.by_ablation(&batch)?,
+                ImportanceMethod::Entropy => measure.by_entropy(&batch)?,
             }
             if let Some(on_progress) = options.on_progress {
                 on_progress(i * size + batch.len(), texts.len());

@@ -7,13 +7,12 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
-use crate::checkpoint::{Checkpoint, WeightSource, detect, write_tensors};
+use crate::checkpoint::{Checkpoint, WeightSource, detect};
 use crate::encoder::folder::modules;
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
-use crate::io::json;
-use crate::io::write_atomic;
+use crate::io::{json, write_atomic, write_tensors};
 use crate::position::Position;
 use crate::pruning::PrunedHeads;
 use crate::weights::PositionWeights;

@@ -11,7 +11,7 @@ use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::Texts;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
-use crate::io::hex;
+use crate::io::Fingerprint;
 
 const CONFIG: &[u8] = include_bytes!("../../../weights/config.json");
 const TOKENIZER: &[u8] = include_bytes!("../../../weights/tokenizer.json");
@@ -45,8 +45,8 @@ impl SentenceEncoder {
     }
     /// What [`fingerprint`](crate::encoder::fingerprint) is to a folder: a hash of the embedded model's content.
     pub fn embedded_fingerprint() -> String {
-        let mut hash = Sha256::new();
-        [CONFIG, TOKENIZER, WEIGHTS].iter().for_each(|content| hash.update(Sha256::digest(content)));
-        hex(hash)
+        let mut fingerprint = Fingerprint::default();
+        [CONFIG, TOKENIZER, WEIGHTS].iter().for_each(|content| fingerprint.add_hash(&Sha256::digest(content).into()));
+        fingerprint.hex()
     }
 }

@@ -1,15 +1,16 @@
-//! What heads are worth on texts.
+//! Importance of heads on texts.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, ImportanceBy};
+use candle_attention::encoder::EncodeOptions;
+use candle_attention::pruning::ImportanceMethod;
 use candle_core::Tensor;
 
 use super::{CPU, TEXTS, encoder};
 use crate::common::{fixture, numbers, says};
 
-/// Each measure finds the head that matters not at all, and ablation is what it says.
+/// Gradient and ablation find the head without any effect; ablation equals the cosine distance of a pruned model.
 #[test]
-fn importance_by_each_measure() {
+fn each_method_ranks_heads() {
     let whole = encoder(&fixture("tiny-bert"));
     let options = EncodeOptions::default().with_batch_size(2);
     let done = std::cell::Cell::new(0);
@@ -18,7 +19,7 @@ fn importance_by_each_measure() {
         done.set(count);
     };
     let by_ablation =
-        whole.head_importance(&TEXTS, ImportanceBy::Ablation, &options.with_progress(&on_progress)).unwrap();
+        whole.head_importance(&TEXTS, ImportanceMethod::Ablation, &options.with_progress(&on_progress)).unwrap();
     assert_eq!(done.get(), 5);
     let want = whole.encode(&TEXTS, &options).unwrap();
     for ranked in by_ablation.ranking() {
@@ -34,25 +35,25 @@ fn importance_by_each_measure() {
     }
     let ranking = by_ablation.ranking();
     assert!(ranking.windows(2).all(|pair| pair[0].score <= pair[1].score));
-    assert_eq!(by_ablation.least(2).count(), 2);
+    assert_eq!(by_ablation.least_important(2).count(), 2);
 
-    // The same whatever the batch: texts do not cancel each other.
+    // Independent of the batch size: the gradients of different texts do not cancel.
     let by_gradient = |batch_size: usize| {
         let options = EncodeOptions::default().with_batch_size(batch_size);
-        whole.head_importance(&TEXTS[..1], ImportanceBy::Gradient, &options).unwrap()
+        whole.head_importance(&TEXTS[..1], ImportanceMethod::Gradient, &options).unwrap()
     };
     assert_eq!(by_gradient(1), by_gradient(8));
     assert!(by_gradient(1).scores().iter().flatten().all(|score| *score > 0.0));
-    let by_entropy = whole.head_importance(&TEXTS, ImportanceBy::Entropy, &options).unwrap();
+    let by_entropy = whole.head_importance(&TEXTS, ImportanceMethod::Entropy, &options).unwrap();
     assert!(by_entropy.scores().iter().flatten().all(|score| (0.0..1.0).contains(score)));
     let lengths: Vec<f64> =
-        by_entropy.normalised_by_layer().scores().iter().map(|s| s.iter().map(|x| x * x).sum()).collect();
+        by_entropy.normalized_by_layer().scores().iter().map(|s| s.iter().map(|x| x * x).sum()).collect();
     assert!(lengths.iter().all(|length| (length - 1.0).abs() < 1e-9));
-    says(whole.head_importance(&[], ImportanceBy::Entropy, &options), &["texts", "at least one"]);
+    says(whole.head_importance(&[], ImportanceMethod::Entropy, &options), &["texts", "at least one"]);
     let asked = options.with_prompt_name("no such prompt");
-    says(whole.head_importance(&TEXTS, ImportanceBy::Entropy, &asked), &["prompt_name", "no such prompt"]);
+    says(whole.head_importance(&TEXTS, ImportanceMethod::Entropy, &asked), &["prompt_name", "no such prompt"]);
 
-    // A head whose values are nothing is worth nothing, by gradient and by ablation.
+    // A head whose output weights are 0 has importance 0 by gradient and by ablation.
     let folder = tempfile::tempdir().unwrap();
     let from = fixture("tiny-bert");
     copy(&from, folder.path());
@@ -67,9 +68,9 @@ fn importance_by_each_measure() {
     let keep = Tensor::from_vec(keep, (out, width), &CPU).unwrap().to_dtype(weight.dtype()).unwrap();
     tensors.insert(name.clone(), (weight * keep).unwrap());
     candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
-    let lame = encoder(folder.path());
-    for by in [ImportanceBy::Gradient, ImportanceBy::Ablation] {
-        let ranking = lame.head_importance(&TEXTS, by, &options).unwrap().ranking();
+    let disabled = encoder(folder.path());
+    for by in [ImportanceMethod::Gradient, ImportanceMethod::Ablation] {
+        let ranking = disabled.head_importance(&TEXTS, by, &options).unwrap().ranking();
         assert_eq!((ranking[0].layer, ranking[0].head), (1, 0), "{by:?} {ranking:?}");
         assert!(ranking[0].score.abs() < 1e-9 && ranking[1].score > 1e-9, "{by:?} {ranking:?}");
     }

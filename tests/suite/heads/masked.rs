@@ -8,9 +8,9 @@ use candle_core::{DType, Tensor, Var};
 use super::{CPU, layer};
 use crate::common::{Random, assert_close, numbers};
 
-/// A masked head adds nothing, on every path, and the mask gets the gradient that says what the head is worth.
+/// A head with mask 0 adds nothing to the output on any path, and the mask gets a gradient.
 #[test]
-fn heads_are_masked_on_every_path() {
+fn head_masks_apply_on_every_path() {
     let config = AttentionConfig::new(24, 6).with_num_key_value_heads(3);
     let layer = layer(&config, 8);
     let xs = Random::new(9).tensor(&[2, 7, 24], DType::F32);

@@ -1,4 +1,4 @@
-//! Heads seen, masked, ranked and removed.
+//! Attention heads: observed, masked, ranked and pruned.
 
 mod importance;
 mod masked;

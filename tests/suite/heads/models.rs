@@ -9,9 +9,10 @@ use candle_core::{DType, Tensor};
 use super::{CPU, TEXTS, encoder};
 use crate::common::{assert_within, fixture, says};
 
-/// A pruned model in memory, masked, and written and read again, is the same; what it lacks is in its config.json.
+/// A pruned model, a masked one, and one written and read again give the same embeddings; `config.json` lists the pruned
+/// heads.
 #[test]
-fn a_pruned_model_is_written_and_read() {
+fn pruned_model_survives_writing_and_reading() {
     let folder = fixture("tiny-bert");
     let whole = encoder(&folder);
     let heads = whole.heads();
@@ -63,9 +64,9 @@ fn a_pruned_model_is_written_and_read() {
     assert!(left.iter().all(|name| !name.ends_with(".part") && name != "none"), "{left:?}");
 }
 
-/// Fused projections, and a table that layers share, of layers that have lost some or all of their heads.
+/// Layers with fused projections or a shared bias table lose some or all of their heads.
 #[test]
-fn pruned_models_of_other_families() {
+fn models_of_other_families_are_pruned() {
     let target = tempfile::tempdir().unwrap();
     for name in ["mpnet", "nomic_bert", "modernbert"] {
         let folder = fixture(&format!("encoders/{name}"));

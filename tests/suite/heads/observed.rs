@@ -30,9 +30,10 @@ fn masks(b: usize, s_q: usize, s_kv: usize) -> Vec<AttentionMask> {
     masks
 }
 
-/// What is observed of some heads and queries is what the plain path's weights say, and the output stays what it was.
+/// Statistics of some heads and queries equal those computed from the eager backend's attention weights, and the output is
+/// unchanged.
 #[test]
-fn observed_is_what_the_weights_say() {
+fn observed_statistics_match_the_attention_weights() {
     let grouped = AttentionConfig::new(24, 6).with_num_key_value_heads(2);
     let configs = [
         AttentionConfig::new(24, 6),
@@ -107,7 +108,7 @@ fn observed_is_what_the_weights_say() {
     }
 }
 
-/// Where the weights of all queries would not fit a block, they are looked at some at a time.
+/// If the attention weights of all queries exceed a block, they are computed a block of queries at a time.
 #[test]
 fn long_inputs_are_observed_in_blocks() {
     let layer = layer(&AttentionConfig::new(16, 2), 5);
@@ -129,7 +130,7 @@ fn long_inputs_are_observed_in_blocks() {
 }
 
 #[test]
-fn what_cannot_be_observed_is_named() {
+fn invalid_requests_are_named_in_the_error() {
     let layer = layer(&AttentionConfig::new(16, 2), 5);
     let xs = Random::new(6).tensor(&[1, 4, 16], DType::F32);
     let mask = AttentionMask::full();

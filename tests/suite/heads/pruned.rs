@@ -11,9 +11,9 @@ use candle_nn::{VarBuilder, VarMap};
 use super::{CPU, layer};
 use crate::common::{Random, assert_within, says};
 
-/// A layer without some heads gives what the layer gives with these heads masked.
+/// A layer without some heads has the output of the layer with these heads masked.
 #[test]
-fn pruned_equals_masked() {
+fn pruned_layer_equals_masked_layer() {
     let plain = AttentionConfig::new(24, 6);
     let grouped = plain.clone().with_num_key_value_heads(2);
     let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-5);
@@ -62,12 +62,15 @@ fn pruned_equals_masked() {
     }
     says(layer(&configs[0], 1).prune_heads(&[6]), &["a head to prune is 6", "less than 6"]);
     let over_all = QkNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5);
-    says(layer(&configs[0].clone().with_qk_norm(over_all), 1).prune_heads(&[1]), &["every head is in it"]);
+    says(
+        layer(&configs[0].clone().with_qk_norm(over_all), 1).prune_heads(&[1]),
+        &["a norm over all heads depends on each"],
+    );
 }
 
-/// A pruned layer is one of its own: training the whole one on does not reach it.
+/// Training the original layer does not change the pruned one.
 #[test]
-fn a_pruned_layer_shares_nothing() {
+fn pruned_layer_shares_no_weights() {
     let norm = QkNorm::new(NormKind::Layer, NormOver::Head, 1e-5);
     let disentangled = Position::Disentangled(Disentangled::new(4).with_norm_eps(1e-5));
     for config in

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder, fingerprint};
-use candle_attention::search::{Index, Lines, check_place};
+use candle_attention::search::{Index, Lines};
 use candle_core::{DType, Device, Tensor};
 
 use super::{ROUNDED, lines};
@@ -35,7 +35,7 @@ fn brute_force(rows: &Tensor, query: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn order_and_scores_are_those_of_brute_force() {
+fn order_and_scores_equal_brute_force() {
     // A model that does not normalise: the cosine is not its product.
     let folder = tiny();
     let modules = std::fs::read_to_string(folder.path().join("modules.json")).unwrap();
@@ -87,7 +87,7 @@ fn order_and_scores_are_those_of_brute_force() {
 }
 
 #[test]
-fn only_what_is_new_is_embedded() {
+fn only_new_texts_are_embedded() {
     let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
     let path = folder.path().join("index.safetensors");
     let texts = lines(1500);
@@ -97,7 +97,7 @@ fn only_what_is_new_is_embedded() {
 
     // The first 100 are gone, 300 are new.
     let mut index = Index::new(&texts[100..], 24, "tiny").unwrap();
-    assert_eq!(index.reuse(&path).unwrap(), 1100);
+    assert_eq!(index.load_cached(&path).unwrap(), 1100);
     assert_eq!(index.missing(), (1100..1400).collect::<Vec<_>>());
     let counts = RefCell::new(Vec::new());
     let on_progress = |done: usize, all: usize| counts.borrow_mut().push((done, all));
@@ -125,7 +125,7 @@ fn only_what_is_new_is_embedded() {
 }
 
 #[test]
-fn a_file_that_is_no_index_is_named_and_nothing_is_taken_over() {
+fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
     let path = folder.path().join("index.safetensors");
     let texts = ["one", "two", "three"];
@@ -135,12 +135,12 @@ fn a_file_that_is_no_index_is_named_and_nothing_is_taken_over() {
     let fails = |bytes: &[u8], model: &str, parts: &[&str]| {
         std::fs::write(&path, bytes).unwrap();
         let mut index = Index::new(&texts, 24, model).unwrap();
-        says(index.reuse(&path), &[&["index.safetensors"], parts].concat());
+        says(index.load_cached(&path), &[&["index.safetensors"], parts].concat());
         assert!(index.is_empty());
     };
-    (0..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a whole safetensors file"]));
-    fails(&[&good[..], b"more"].concat(), "tiny", &["not a whole safetensors file"]);
-    fails(&[0xFF; 4096], "tiny", &["not a whole safetensors file"]);
+    (0..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a complete safetensors file"]));
+    fails(&[&good[..], b"more"].concat(), "tiny", &["not a complete safetensors file"]);
+    fails(&[0xFF; 4096], "tiny", &["not a complete safetensors file"]);
     fails(&good, "large", &["made with another model"]);
     let mut nan = good.clone();
     // The last number; the keys of three texts follow.
@@ -157,7 +157,7 @@ fn a_file_that_is_no_index_is_named_and_nothing_is_taken_over() {
     fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a whole"]);
     fails(&replaced("[3,24]", "[4,18]"), "tiny", &["`embeddings` is F16 [4, 18]"]);
     fails(&replaced("\"F16\"", "\"I16\""), "tiny", &["`embeddings` is I16"]);
-    says(Index::new(&texts, 24, "tiny").unwrap().reuse(folder.path().join("no")), &["no: No such file"]);
+    says(Index::new(&texts, 24, "tiny").unwrap().load_cached(folder.path().join("no")), &["no: No such file"]);
 
     // A damaged index may be written over, other tensors may not.
     std::fs::write(&path, &good[..100]).unwrap();
@@ -166,16 +166,16 @@ fn a_file_that_is_no_index_is_named_and_nothing_is_taken_over() {
     let weights = folder.path().join("model.safetensors");
     std::fs::copy(fixture("tiny-bert/model.safetensors"), &weights).unwrap();
     says(index.save(&weights), &["model.safetensors: holds other tensors"]);
-    says(check_place(folder.path()), &["is a folder"]);
-    says(check_place(folder.path().join("no/index.safetensors")), &["its folder does not exist"]);
-    check_place("index.safetensors").unwrap();
+    says(Index::check_writable(folder.path()), &["is a folder"]);
+    says(Index::check_writable(folder.path().join("no/index.safetensors")), &["its folder does not exist"]);
+    Index::check_writable("index.safetensors").unwrap();
     let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["index.safetensors", "model.safetensors"]);
 }
 
 #[test]
-fn lines_are_different_and_not_blank() {
+fn lines_are_distinct_and_not_blank() {
     let lines = Lines::new("\u{feff}one\r\n\n  two \n\t\none\ntwo\nthree");
     assert_eq!(lines.texts, ["one", "two", "three"]);
     assert_eq!(lines.numbers, [vec![1, 5], vec![3, 6], vec![7]]);
@@ -183,7 +183,7 @@ fn lines_are_different_and_not_blank() {
 }
 
 #[test]
-fn a_fingerprint_is_that_of_what_is_loaded() {
+fn fingerprint_depends_on_the_loaded_files_alone() {
     let own = fingerprint(fixture("tiny-bert")).unwrap();
     assert_eq!(own.len(), 64);
     let changed = |file: &str| {

@@ -3,10 +3,10 @@
 mod index;
 mod program;
 
-/// What f16 may move a score by.
+/// The largest change of a score by rounding to f16.
 const ROUNDED: f64 = 1e-3;
 
-/// Lines that are all different, of words that the tiny model knows and letters.
+/// Distinct lines, of letters and of words in the vocabulary of the tiny model.
 fn lines(count: usize) -> Vec<String> {
     let words = ["cat", "hello", "world", "dog", "the", "a", "sat", "mat", "on", "is"];
     let word = |n: usize| words[n % words.len()];

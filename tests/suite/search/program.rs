@@ -13,7 +13,7 @@ use crate::common::fixture;
 use crate::encoder::tiny;
 use crate::programs::{example, fails, succeeds};
 
-/// A file of lines in a folder of its own.
+/// A file of lines in a temporary folder.
 struct Notes(tempfile::TempDir);
 
 impl Notes {
@@ -37,13 +37,13 @@ impl Notes {
         command
     }
 
-    /// The number of vectors in the cache, which is whole.
+    /// Number of vectors in the cache file, which must be complete.
     fn kept(&self) -> usize {
         let checkpoint = Checkpoint::open(self.cache()).unwrap();
         let text = std::fs::read_to_string(self.file()).unwrap();
         let lines = Lines::new(&text);
         let mut index = Index::new(&lines.texts, 24, checkpoint.metadata()["model"].clone()).unwrap();
-        index.reuse(self.cache()).unwrap()
+        index.load_cached(self.cache()).unwrap()
     }
 }
 
@@ -143,7 +143,7 @@ fn search_keeps_embeddings_beside_the_file() {
     assert!(both(&mut notes.search(&["--dtype", "f64", "a"]), "").1.contains("made with another model, dtype"));
     for damage in [&b""[..], b"garbage", &std::fs::read(notes.cache()).unwrap()[..5000]] {
         std::fs::write(notes.cache(), damage).unwrap();
-        assert_eq!(quiet_again(&notes, &query, "not a whole safetensors file"), said);
+        assert_eq!(quiet_again(&notes, &query, "not a complete safetensors file"), said);
     }
     // Where nothing can be written, searching goes on.
     std::fs::remove_file(notes.cache()).unwrap();
@@ -151,7 +151,7 @@ fn search_keeps_embeddings_beside_the_file() {
     assert_eq!(quiet_again(&notes, &query, "embeddings are not saved"), said);
 }
 
-/// The output of a run that says `part` on standard error; a second run is quiet again if it could write.
+/// The output of a run that prints `part` to standard error; a second run prints nothing there if the first could write.
 #[track_caller]
 fn quiet_again(notes: &Notes, query: &[&str], part: &str) -> String {
     let (said, note) = both(&mut notes.search(query), "");
@@ -163,7 +163,7 @@ fn quiet_again(notes: &Notes, query: &[&str], part: &str) -> String {
 }
 
 #[test]
-fn a_killed_search_leaves_what_was_done_and_goes_on() {
+fn killed_search_keeps_its_progress_and_resumes() {
     let notes = Notes::new(lines(60_000).join("\n"));
     let mut kept = 0;
     for _ in 0..4 {
@@ -186,7 +186,7 @@ fn a_killed_search_leaves_what_was_done_and_goes_on() {
 }
 
 #[test]
-fn search_says_what_is_wrong() {
+fn mistakes_are_one_clear_error() {
     let notes = Notes::new("one\ntwo\n");
     let tiny = fixture("tiny-bert");
     fails(&mut on(&tiny, &[]), "no query: give one as an argument");

@@ -1,0 +1,78 @@
+//! The training texts, and the batch of each step: a function of the seed and the step, so that a resumed run continues
+//! as if it had not stopped.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use fastrand::Rng;
+
+use crate::error::{Error, Result};
+
+/// Reads texts from a file, one per line: without blank lines, duplicates and the lines in `held_back`, in the order of the
+/// file.
+///
+/// # Errors
+/// [`Error::Io`] for a file that cannot be read or is not UTF-8, [`Error::File`] for a file without any text.
+pub fn read_texts(path: impl AsRef<Path>, held_back: &[String]) -> Result<Vec<String>> {
+    let path = path.as_ref();
+    let file = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let mut seen: HashSet<&str> = held_back.iter().map(|text| text.trim()).collect();
+    let texts = file.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|text| !text.is_empty());
+    let texts: Vec<String> = texts.filter(|text| seen.insert(text)).map(str::to_string).collect();
+    if texts.is_empty() {
+        return Err(Error::file(path, "no text to train on: expected one text per line"));
+    }
+    Ok(texts)
+}
+
+/// Number of batches whose texts are sorted by length together. More of them need less padding, fewer mix the texts
+/// better.
+const SORTED_BATCHES: usize = 32;
+
+/// The batch of each step. An epoch is a random order of all texts; the next epoch has another.
+pub(super) struct Batches {
+    lengths: Vec<usize>,
+    size: usize,
+    seed: u64,
+    /// The epoch that `batches` belong to.
+    epoch: usize,
+    batches: Vec<Vec<u32>>,
+}
+
+impl Batches {
+    /// Batches of `size` texts, or of all texts if there are fewer; `lengths` are their numbers of tokens.
+    pub fn new(lengths: Vec<usize>, size: usize, seed: u64) -> Self {
+        let mut batches = Self { size: size.min(lengths.len()), lengths, seed, epoch: 0, batches: Vec::new() };
+        batches.batches = batches.draw(0);
+        batches
+    }
+
+    /// The indices of the texts of a step, which counts from 0.
+    pub fn at(&mut self, step: usize) -> &[u32] {
+        let steps_per_epoch = self.batches.len();
+        let epoch = step / steps_per_epoch;
+        if epoch != self.epoch {
+            self.batches = self.draw(epoch);
+            self.epoch = epoch;
+        }
+        &self.batches[step % steps_per_epoch]
+    }
+
+    /// All batches of an epoch. Texts left over after the last full batch wait for another epoch.
+    fn draw(&self, epoch: usize) -> Vec<Vec<u32>> {
+        let mut rng = generator(self.seed, epoch);
+        let mut texts: Vec<u32> = (0..self.lengths.len() as u32).collect();
+        rng.shuffle(&mut texts);
+        for chunk in texts.chunks_mut(SORTED_BATCHES * self.size) {
+            chunk.sort_by_key(|&text| self.lengths[text as usize]);
+        }
+        let mut batches: Vec<Vec<u32>> = texts.chunks_exact(self.size).map(<[u32]>::to_vec).collect();
+        rng.shuffle(&mut batches);
+        batches
+    }
+}
+
+/// A random number generator that depends on the seed and a count alone.
+pub(super) fn generator(seed: u64, count: usize) -> Rng {
+    Rng::with_seed(seed ^ (count as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
