@@ -1,3 +1,5 @@
+//! `BertConfig`: the validated `config.json` of a BERT-like model.
+
 use std::path::Path;
 
 use candle_nn::Activation;
@@ -15,9 +17,9 @@ use crate::io::json;
 use crate::mask::AttentionMask;
 use crate::pruning::PrunedHeads;
 
-/// The `config.json` of BERT or one of its kin: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
-/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE. The keys are BERT's; what other families call them is
-/// read as them. How a family's attention knows positions and what it masks is kept and applied, layer by layer.
+/// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
+/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE. The keys are BERT's; the
+/// keys of other families are renamed to them. Positions and masks that belong to attention are applied per layer.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(remote = "Self")]
 #[non_exhaustive]
@@ -33,28 +35,28 @@ pub struct BertConfig {
     pub num_hidden_layers: usize,
     /// Number of heads.
     pub num_attention_heads: usize,
-    /// Width of the feed-forward part.
+    /// Inner width of the feed-forward part.
     pub intermediate_size: usize,
-    /// Its activation.
+    /// Activation of the feed-forward part.
     pub hidden_act: Activation,
     /// The longest input, in tokens.
     pub max_position_embeddings: usize,
-    /// Number of segment types; DistilBERT, MPNet and ModernBERT have none.
+    /// Number of segment types; 0 in DistilBERT, MPNet and ModernBERT.
     #[serde(default)]
     pub type_vocab_size: usize,
-    /// Added to the variance in layer normalisation.
+    /// Added to the variance in layer normalization.
     #[serde(default = "eps")]
     pub layer_norm_eps: f64,
-    /// Width of the embeddings, if not `hidden_size` (ELECTRA, ALBERT).
+    /// Width of the embeddings; default `hidden_size` (ELECTRA and ALBERT have others).
     #[serde(default)]
     pub embedding_size: Option<usize>,
-    /// Groups of layers that share their weights (ALBERT).
+    /// Number of groups of layers that share their weights (ALBERT).
     #[serde(default = "one")]
     pub num_hidden_groups: usize,
-    /// Layers of a group (ALBERT).
+    /// Layers per group (ALBERT).
     #[serde(default = "one")]
     pub inner_group_num: usize,
-    /// Numbers of an attention head, if not `hidden_size / num_attention_heads`.
+    /// Dimension per attention head; default `hidden_size / num_attention_heads`.
     #[serde(default)]
     pub head_dim: Option<usize>,
     /// Dropout on hidden states when training.
@@ -63,16 +65,16 @@ pub struct BertConfig {
     /// Dropout on attention weights when training.
     #[serde(default)]
     pub attention_probs_dropout_prob: f64,
-    /// `absolute`, or `alibi` in Jina-BERT; of no meaning in families without a table of positions.
+    /// `absolute`, or `alibi` in Jina-BERT. Without effect in families without a table of positions.
     #[serde(default = "absolute")]
     pub position_embedding_type: String,
-    /// The id that fills short rows.
+    /// Id of the padding token.
     #[serde(default)]
     pub pad_token_id: u32,
-    /// Heads that the file's layers no longer have, by their numbers in the unpruned model.
+    /// Heads that the layers no longer have, by their indices in the unpruned model.
     #[serde(default)]
     pub pruned_heads: PrunedHeads,
-    /// Every key of the file, some of which only attention understands.
+    /// All keys of the file. Some concern only attention or a task head.
     #[serde(skip)]
     keys: Value,
 }
@@ -103,7 +105,7 @@ impl BertConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// If the file is missing, is of another family than BERT, or lacks a key; the error holds the path.
+    /// If the file is missing, names an unsupported family, or lacks a key; the error holds the path.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let config: Self = json(path)?;
@@ -111,10 +113,10 @@ impl BertConfig {
         Ok(config)
     }
 
-    /// Checks what the model relies on.
+    /// Checks every field that the model relies on.
     ///
     /// # Errors
-    /// [`Error::Config`], with the field, its value and what is allowed.
+    /// [`Error::Config`] with the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         let Some(row) = self.find_row(|_| false) else {
             return Err(Error::config("model_type", &self.model_type, supported_models()));
@@ -135,11 +137,11 @@ impl BertConfig {
         if let Some((field, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(Error::config(field, 0, "at least 1"));
         }
-        // Layers that share their weights cost a file nothing.
-        const MOST: usize = 1 << 12;
+        // Layers that share their weights add nothing to a file, so that its size does not bound their number.
+        const MAX_LAYERS: usize = 1 << 12;
         let all = self.num_hidden_layers.saturating_mul(self.inner_group_num);
-        if all > MOST {
-            let allowed = format!("at most {MOST} layers in all");
+        if all > MAX_LAYERS {
+            let allowed = format!("at most {MAX_LAYERS} layers in all");
             return Err(Error::config("num_hidden_layers", self.num_hidden_layers, allowed));
         }
         if self.pad_token_id as usize >= self.vocab_size {
@@ -171,14 +173,14 @@ impl BertConfig {
         self.attention().validate()
     }
 
-    /// The attention layers' sizes. What a family adds to them, such as rotary positions, comes when a layer is read.
+    /// The sizes of the attention layers. Positions, norms and scale of the family are added when a layer is read.
     pub fn attention(&self) -> AttentionConfig {
         let config = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
         let config = AttentionConfig { head_dim: self.head_dim, ..config };
         config.with_dropout(self.attention_probs_dropout_prob)
     }
 
-    /// The attention of layer `index`, at which `source` points, as its model runs it, and what that masks.
+    /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
     pub(crate) fn attention_of<S: WeightSource>(
         &self,
         source: &S,
@@ -199,7 +201,7 @@ impl BertConfig {
         Norm::load(block.norm_kind, bias, size, self.layer_norm_eps, source)
     }
 
-    /// The longest text, in tokens.
+    /// The longest sequence, in tokens.
     pub fn max_tokens(&self) -> usize {
         self.max_position_embeddings.saturating_sub(self.first_position())
     }
@@ -208,12 +210,12 @@ impl BertConfig {
         self.embedding_size.unwrap_or(self.hidden_size)
     }
 
-    /// The position of a text's first token.
+    /// The position of a sequence's first token.
     pub(crate) fn first_position(&self) -> usize {
         self.uncounted().map_or(0, |pad| pad as usize + 1)
     }
 
-    /// The id of tokens that do not count in positions and all stand at the position of that number.
+    /// The id of tokens that are not counted in positions; they all have that id as their position.
     pub(crate) fn uncounted(&self) -> Option<u32> {
         match self.row().positions {
             AbsolutePositions::Table | AbsolutePositions::None => None,
@@ -253,13 +255,13 @@ impl BertConfig {
         self.row().block_prefixes(self.num_hidden_layers, self.num_hidden_groups, self.inner_group_num)
     }
 
-    /// The activation that a key of the file names, GELU where it is silent.
+    /// The activation that a key of the file names, by default GELU.
     pub(crate) fn stated_activation(&self, key: &'static str) -> Result<Activation> {
         let Some(value) = self.key(key) else { return Ok(Activation::Gelu) };
-        Activation::deserialize(value).map_err(|_| Error::config(key, value, "an activation that candle has"))
+        Activation::deserialize(value).map_err(|_| Error::config(key, value, "an activation that candle supports"))
     }
 
-    /// A key of the file, whatever it means.
+    /// The value of a key of the file.
     pub(crate) fn key(&self, key: &str) -> Option<&Value> {
         self.keys.get(key)
     }
