@@ -47,7 +47,7 @@ fn inconsistent_header_error_names_the_tensor() {
         says(file(entries, 24), &[&named, parts].concat());
     };
     says(&[a.clone(), b(8, 16)], &["`b`", "offset"]); // they overlap
-    says(&[a.clone(), b(20, 24)], &["`b`", "its data lies from 20 to 24, but F32 [2] has 64 bits"]);
+    says(&[a.clone(), b(20, 24)], &["`b`", "its data is at 20 to 24, but F32 [2] has 64 bits"]);
     says(&[a.clone(), b(24, 16)], &["`b`", "from 24 to 16"]);
     says(&[a.clone(), b(1 << 40, (1 << 40) + 8)], &["`b`", "ends at 1099511627784, the file's at 24"]);
     says(&[a.clone(), entry("b", "Q7", "[2]", 16, 24)], &["tensor `b`", "unknown variant `Q7`"]);
@@ -55,8 +55,8 @@ fn inconsistent_header_error_names_the_tensor() {
     says(&[a.clone(), entry("b", "F32", "[4294967296,4294967296]", 16, 24)], &["`b`", "larger than any memory"]);
     // No numbers, but their strides overflow.
     says(&[a.clone(), entry("b", "F32", "[0,4294967296,4294967296]", 16, 16)], &["`b`", "larger than any memory"]);
-    says(&[a.clone(), a.clone()], &["tensor `a` is there twice"]);
-    says(&[a.clone(), entry("a", "F32", "[4,1]", 0, 16)], &["tensor `a` is there twice"]);
+    says(&[a.clone(), a.clone()], &["tensor `a` is listed twice"]);
+    says(&[a.clone(), entry("a", "F32", "[4,1]", 0, 16)], &["tensor `a` is listed twice"]);
     let empty = file(&[a, entry("b", "F32", "[0,3]", 16, 16)], 16).unwrap();
     assert_eq!(empty.tensor("b", &CPU).unwrap().dims(), [0, 3]);
 }
@@ -75,7 +75,7 @@ fn index_with_duplicates_or_without_end_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let index = folder.path().join("model.safetensors.index.json");
     std::fs::write(&index, r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#).unwrap();
-    says(Checkpoint::open(folder.path()), &["not an index", "tensor `a` is there twice"]);
+    says(Checkpoint::open(folder.path()), &["not an index", "tensor `a` is listed twice"]);
     // In an index this is a name like others.
     write(&folder.path().join("x.safetensors"), "{}", &[]);
     std::fs::write(&index, r#"{"weight_map": {"__metadata__": "x.safetensors"}}"#).unwrap();
