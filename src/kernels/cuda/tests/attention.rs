@@ -1,4 +1,4 @@
-//! The CUDA kernels on an emulator against loops over f64. They are C++ and need a compiler, `c++` or what `CXX` names:
+//! The attention kernels on the emulator against f64 loops. They are C++ and need a compiler, `c++` or the one named by `CXX`:
 //! `cargo test --release --lib -- --ignored emulated`.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::kernels::cpu::{Distances, Lengths, Mask, MaskStructure};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::cuda::{AttentionParams, Features, ProblemShape, Variant};
 
-/// GPUs for which the same calls take different kernels and sizes.
+/// GPUs for which the same problem selects different kernels and tile sizes.
 const GPUS: [Gpu; 4] = [
     Gpu { capability: 90, multiprocessors: 1, shared_memory: 227 << 10 },
     Gpu { capability: 89, multiprocessors: 1, shared_memory: 99 << 10 },
@@ -26,7 +26,7 @@ const GPUS: [Gpu; 4] = [
     Gpu { capability: 75, multiprocessors: 40, shared_memory: 48 << 10 },
 ];
 
-/// Kernels compiled so far.
+/// The kernels compiled so far.
 struct Emulator {
     folder: tempfile::TempDir,
     kernels: HashMap<Variant, Library>,
@@ -58,7 +58,7 @@ impl Emulator {
         let size = heads * call.d_v;
         let params = params(call, &mut memory, size, variant.splits(shape, gpu));
         let (_, combine_bytes) = Variant::combine_block(call.d_v);
-        // SAFETY: the library was made of this function's source; `params` is what it expects, by `params.rs`.
+        // SAFETY: the library is compiled from the source of this variant; `params` has the layout of its struct, by `params.rs`.
         unsafe {
             let emulate =
                 kernel.get::<unsafe extern "C" fn(&AttentionParams, &[u32; 2], &[usize; 2], u32)>(b"emulate").unwrap();
@@ -95,14 +95,14 @@ fn features<T>(call: &AttentionProblem<T>) -> Features {
         (Features::KEEP, !mask.keep.is_empty()),
         (Features::SEGMENTS, !mask.segments.is_empty()),
     ];
-    Features(all.into_iter().filter(|(_, there)| *there).map(|(bit, _)| bit).sum())
+    Features(all.into_iter().filter(|(_, used)| *used).map(|(bit, _)| bit).sum())
 }
 
 fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usize, splits: usize) -> AttentionParams {
     let signed = |strides: [usize; 3]| strides.map(|stride| stride as i64);
     let four = |strides: [usize; 4]| strides.map(|stride| stride as i64);
     let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
-    let ints = |numbers: &[usize]| numbers.iter().map(|n| *n as i32).collect::<Vec<_>>();
+    let ints = |counts: &[usize]| counts.iter().map(|n| *n as i32).collect::<Vec<_>>();
     let mask = &call.mask;
     let find = |wanted: fn(&Lengths) -> Option<Vec<usize>>| {
         mask.structure.lengths.iter().find_map(wanted).map(|rows| ints(&rows))
@@ -123,7 +123,7 @@ fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usi
         q: memory.hold(call.q.data),
         k: memory.hold(call.k.data),
         v: memory.hold(call.v.data),
-        // NaN: what is not written shows.
+        // NaN, so that elements which the kernel does not write are noticed.
         out: memory.hold(&vec![0xffu8; size * size_of::<T>()]),
         sinks: memory.hold_optional(call.sinks.map(<[f32]>::to_vec)),
         slopes: memory.hold_optional(mask.structure.distances.first().map(|distances| distances.slopes.clone())),
@@ -212,15 +212,15 @@ fn emulated_attention_under_every_mask() {
     for (s_q, s_kv) in [(5, 7), (70, 90)] {
         let (b, h) = (2, 4);
         let whole = Sizes { b, s_q, s_kv, appended: 0, h, h_kv: 2, d: 24, d_v: 16 };
-        let numbers = MaskTensors::new(&mut random, whole);
+        let tensors = MaskTensors::new(&mut random, whole);
         let distances =
             |symmetric: bool| vec![Distances { slopes: (1..=h).map(|h| 0.1 * h as f32).collect(), symmetric }];
         let base = MaskStructure::default;
-        let mut masks = numbers.masks();
+        let mut masks = tensors.masks();
         masks.extend([
             MaskStructure { lengths: vec![Lengths::Padding(vec![s_q.min(s_kv) - 1, 2])], ..base() }.into(),
             MaskStructure { right: Some(0), starts: Some(vec![2, -1]), ..base() }.into(),
-            Mask { keep: vec![numbers.keep_transposed()], ..Mask::default() },
+            Mask { keep: vec![tensors.keep_transposed()], ..Mask::default() },
             MaskStructure { distances: distances(false), right: Some(0), ..base() }.into(),
             MaskStructure { distances: distances(true), ..base() }.into(),
             Mask {
@@ -229,8 +229,8 @@ fn emulated_attention_under_every_mask() {
                     lengths: vec![Lengths::PerSequence(vec![s_kv, s_kv / 2])],
                     ..base()
                 },
-                keep: vec![numbers.keep()],
-                bias: vec![numbers.bias()],
+                keep: vec![tensors.keep()],
+                bias: vec![tensors.bias()],
                 ..Mask::default()
             },
         ]);
@@ -254,7 +254,7 @@ fn emulated_attention_with_softcap_and_sinks() {
     let sizes = Sizes { b: 2, s_q: 20, s_kv: 80, appended: 0, h: 4, h_kv: 2, d: 24, d_v: 16 };
     let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
     for (softcap, sinks) in [(Some(0.7), None), (None, Some(&sinks[..])), (Some(30.0), Some(&sinks[..]))] {
-        // The first row sees nothing: with a sink, too, it gets zeros.
+        // The first sequence is fully masked: it gets zeros, also with a sink.
         let lengths = vec![Lengths::PerSequence(vec![0, 80])];
         let mask: Mask = MaskStructure { lengths, right: Some(0), ..MaskStructure::default() }.into();
         let what = format!("{softcap:?}, {sinks:?}");
@@ -267,7 +267,7 @@ fn emulated_attention_with_softcap_and_sinks() {
     }
 }
 
-/// Few queries, many keys, and a GPU with more multiprocessors than there are tiles.
+/// Few queries, many keys, and more multiprocessors than tiles.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn emulated_attention_with_split_keys() {
@@ -277,16 +277,16 @@ fn emulated_attention_with_split_keys() {
     let sinks = [0.5, -2.0, f32::NEG_INFINITY, 9.0];
     for (s_q, d, d_v, h_kv) in [(1, 64, 64, 1), (3, 80, 33, 2), (40, 24, 16, 4)] {
         let sizes = Sizes { b, s_q, s_kv, appended: 0, h, h_kv, d, d_v };
-        let numbers = MaskTensors::new(&mut random, sizes);
+        let tensors = MaskTensors::new(&mut random, sizes);
         let mut calls =
             vec![(Mask::default(), 0, None), (Mask::default(), 3, None), (Mask::default(), 0, Some(&sinks))];
-        // Rows that see nothing, a window that most blocks see nothing of, a bias and an appended key.
+        // Fully masked rows, a window outside most splits, a bias and an appended key.
         let lengths = vec![Lengths::PerSequence(vec![0, 700])];
         let nothing: Mask = MaskStructure { lengths, ..MaskStructure::default() }.into();
         calls.extend([(nothing.clone(), 0, None), (nothing.clone(), 0, Some(&sinks)), (nothing, 1, Some(&sinks))]);
         let window = MaskStructure { left: Some(100), right: Some(0), ..MaskStructure::default() };
         calls.push((window.into(), 0, None));
-        calls.push((Mask { bias: vec![numbers.bias()], keep: vec![numbers.keep()], ..Mask::default() }, 1, None));
+        calls.push((Mask { bias: vec![tensors.bias()], keep: vec![tensors.keep()], ..Mask::default() }, 1, None));
         for (mask, appended, sinks) in calls {
             let sizes = Sizes { appended, ..sizes };
             let what = format!("{sizes:?}, {sinks:?}, {mask:?}").chars().take(300).collect::<String>();
@@ -303,7 +303,7 @@ fn emulated_attention_with_split_keys() {
     }
 }
 
-/// Rows of unequal length, in one tensor with keys and values as a packed projection leaves them.
+/// Sequences of unequal length, with queries, keys and values in one packed projection.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn emulated_attention_on_ragged_batches() {

@@ -1,4 +1,4 @@
-//! The kernels of `rows.cuh` on an emulator against loops over f64: norms, activations and rotations.
+//! The row-wise kernels on the emulator against f64 loops: normalization, activation and rotary embedding.
 
 use half::{bf16, f16};
 use libloading::Library;
@@ -8,7 +8,7 @@ use crate::kernels::cpu::Element;
 use crate::kernels::cpu::tests::{Random, upcast};
 use crate::kernels::cuda::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise};
 
-/// A tensor `(b, s, h, size)` in a larger one.
+/// A view `(b, s, h, size)` of a larger tensor.
 #[derive(Debug, Clone, Copy)]
 struct View {
     dims: [usize; 4],
@@ -22,7 +22,7 @@ impl View {
         Self { dims, strides: [s * h * size, h * size, size], start: 0 }
     }
 
-    /// As a part of the heads of a packed projection.
+    /// Some of the heads of a packed projection.
     fn part(dims: [usize; 4], heads: usize, first: usize) -> Self {
         let [_, s, _, size] = dims;
         Self { dims, strides: [s * heads * size, heads * size, size], start: first * size }
@@ -32,12 +32,12 @@ impl View {
         self.dims[..3].iter().product()
     }
 
-    fn room(&self) -> usize {
+    fn memory_len(&self) -> usize {
         let last: usize = self.dims[..3].iter().zip(self.strides).map(|(dim, stride)| (dim - 1) * stride).sum();
         self.start + last + self.dims[3]
     }
 
-    /// Where row `r` is.
+    /// Offset of row `r`.
     fn row(&self, r: usize) -> usize {
         let [_, s, h, _] = self.dims;
         let [b_stride, s_stride, h_stride] = self.strides;
@@ -60,10 +60,10 @@ struct Emulator<'a> {
 }
 
 impl Emulator<'_> {
-    /// What a kernel writes: `count` numbers at an address that is told to `params`.
+    /// The `count` elements that the kernel `entry` writes to the address passed to `params`.
     fn run<T: Element, P>(
         &mut self,
-        door: &str,
+        entry: &str,
         blocks: usize,
         count: usize,
         memory: &mut Memory,
@@ -72,10 +72,10 @@ impl Emulator<'_> {
         let out = memory.hold(&vec![0xffu8; count * size_of::<T>()]);
         let params = params(out);
         self.random.next();
-        // SAFETY: the library was made of the sources; the structs have the same fields.
+        // SAFETY: the library is compiled from the sources, whose structs have the same fields.
         unsafe {
-            let door = self.kernels.get::<unsafe extern "C" fn(&P, u32, u32)>(door.as_bytes()).unwrap();
-            door(&params, blocks as u32, self.random.0 as u32);
+            let entry = self.kernels.get::<unsafe extern "C" fn(&P, u32, u32)>(entry.as_bytes()).unwrap();
+            entry(&params, blocks as u32, self.random.0 as u32);
             upcast(std::slice::from_raw_parts(out as *const T, count))
         }
     }
@@ -93,8 +93,8 @@ fn check(got: &[f32], want: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// Runs `test` for each element type, with what it rounds to.
-fn each(test: impl Fn(&mut Emulator, Kind)) {
+/// Runs `test` per element type.
+fn for_each_element(test: impl Fn(&mut Emulator, Kind)) {
     let folder = tempfile::tempdir().unwrap();
     for kind in [Kind::F32, Kind::F16, Kind::BF16] {
         let rows = Rowwise(match kind {
@@ -119,7 +119,7 @@ enum Kind {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn emulated_norms() {
-    each(|emulator, kind| match kind {
+    for_each_element(|emulator, kind| match kind {
         Kind::F32 => norms::<f32>(emulator, 2e-6),
         Kind::F16 => norms::<f16>(emulator, 1e-3),
         Kind::BF16 => norms::<bf16>(emulator, 8e-3),
@@ -147,11 +147,11 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
             (false, false, false, h > 1, true, 1.0),
             (false, false, true, h > 1, true, 0.0),
         ];
-        for (with_add, keep_sum, with_bias, by_head, rms, offset) in kinds {
+        for (with_add, keep_sum, with_bias, per_head, rms, offset) in kinds {
             let mut memory = Memory::new(emulator.kernels);
-            let parameters = if by_head { h * size } else { size };
+            let parameters = if per_head { h * size } else { size };
             let random = &mut emulator.random;
-            let xs: Vec<T> = random.values(view.room());
+            let xs: Vec<T> = random.values(view.memory_len());
             let [add, add_bias, weight, bias] =
                 [count, size, parameters, parameters].map(|count| random.values::<T>(count));
             let sum = memory.hold(&vec![0xffu8; count * size_of::<T>()]);
@@ -171,14 +171,13 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 row_strides: view.row_strides(),
                 rows: rows as i64,
                 size: size as i32,
-                weight_stride: if by_head { size as i32 } else { 0 },
+                weight_stride: if per_head { size as i32 } else { 0 },
                 rms: i32::from(rms),
                 weight_offset: offset,
                 eps,
                 vectorized: i32::from(view.aligned::<T>()),
             });
-            let [xs, add, add_bias, weight, bias] =
-                [&xs, &add, &add_bias, &weight, &bias].map(|numbers| upcast(numbers));
+            let [xs, add, add_bias, weight, bias] = [&xs, &add, &add_bias, &weight, &bias].map(|values| upcast(values));
             let (mut sums, mut want) = (Vec::new(), Vec::new());
             for r in 0..rows {
                 let row: Vec<f64> = (0..size)
@@ -191,17 +190,17 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 let mean = if rms { 0.0 } else { row.iter().sum::<f64>() / size as f64 };
                 let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / size as f64;
                 let factor = 1.0 / (variance + f64::from(eps)).sqrt();
-                let first = if by_head { r % h * size } else { 0 };
+                let first = if per_head { r % h * size } else { 0 };
                 want.extend(row.iter().enumerate().map(|(c, x)| {
                     let bias = if with_bias { f64::from(bias[first + c]) } else { 0.0 };
                     (x - mean) * factor * f64::from(weight[first + c] + offset) + bias
                 }));
                 sums.extend(row);
             }
-            let what = format!("{view:?}, add {with_add}, bias {with_bias}, by head {by_head}, rms {rms}");
+            let what = format!("{view:?}, add {with_add}, bias {with_bias}, by head {per_head}, rms {rms}");
             check(&got, &want, tolerance, &what);
             if keep_sum {
-                // SAFETY: the kernel wrote so many there, and `memory` still holds them.
+                // SAFETY: the kernel wrote `count` elements there, and `memory` still holds them.
                 let got = upcast(unsafe { std::slice::from_raw_parts(sum as *const T, count) });
                 check(&got, &sums, tolerance, &what);
             }
@@ -212,14 +211,14 @@ fn norms<T: Element>(emulator: &mut Emulator, tolerance: f64) {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn emulated_activations() {
-    each(|emulator, kind| match kind {
+    for_each_element(|emulator, kind| match kind {
         Kind::F32 => activations::<f32>(emulator, 1e-6),
         Kind::F16 => activations::<f16>(emulator, 1e-3),
         Kind::BF16 => activations::<bf16>(emulator, 8e-3),
     });
 }
 
-/// `erf` as libm has it.
+/// The error function.
 fn erf(x: f64) -> f64 {
     candle_core::cpu::erf::erf_f64(x)
 }
@@ -237,7 +236,7 @@ fn activations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
             for (with_bias, with_gate) in [(true, false), (false, false), (false, true), (true, true)] {
                 let mut memory = Memory::new(emulator.kernels);
                 let random = &mut emulator.random;
-                // A gate is the second half of what a product made, or a tensor of its own.
+                // The gate is the second half of a packed projection, or a tensor of its own.
                 let both: Vec<T> = random.values(rows * width);
                 let second = if width == 2 * size { size } else { 0 };
                 let biases: [Vec<T>; 2] = [random.values(size), random.values(size)];
@@ -281,7 +280,7 @@ fn activations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn emulated_rotations() {
-    each(|emulator, kind| match kind {
+    for_each_element(|emulator, kind| match kind {
         Kind::F32 => rotations::<f32>(emulator, 1e-6),
         Kind::F16 => rotations::<f16>(emulator, 1e-3),
         Kind::BF16 => rotations::<bf16>(emulator, 8e-3),
@@ -296,11 +295,11 @@ fn rotations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
         (View::part([1, 2, 2, 160], 4, 2), 80),
     ];
     for (view, pairs) in views {
-        for (interleaved, by_row) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (interleaved, per_sequence) in [(false, false), (true, false), (false, true), (true, true)] {
             let [b, s, h, d] = view.dims;
             let mut memory = Memory::new(emulator.kernels);
-            let xs: Vec<T> = emulator.random.values(view.room());
-            let angles = if by_row { b * s } else { s } * pairs;
+            let xs: Vec<T> = emulator.random.values(view.memory_len());
+            let angles = if per_sequence { b * s } else { s } * pairs;
             let [cos, sin] = [0, 1].map(|_| emulator.random.values::<T>(angles));
             let (x, cos_at, sin_at) = (memory.hold(&xs), memory.hold(&cos), memory.hold(&sin));
             let (rows, count) = (view.rows(), view.rows() * d);
@@ -312,17 +311,17 @@ fn rotations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 out,
                 row_strides: view.row_strides(),
                 rows: rows as i64,
-                batch_offset: if by_row { s as i64 } else { 0 },
+                batch_offset: if per_sequence { s as i64 } else { 0 },
                 d: d as i32,
                 pairs: pairs as i32,
                 interleaved: i32::from(interleaved),
             });
-            let [xs, cos, sin] = [&xs, &cos, &sin].map(|numbers| upcast(numbers));
+            let [xs, cos, sin] = [&xs, &cos, &sin].map(|values| upcast(values));
             let mut want = Vec::new();
             for r in 0..rows {
                 let mut row: Vec<f64> = xs[view.row(r)..][..d].iter().map(|x| f64::from(*x)).collect();
                 for i in 0..pairs {
-                    let angle = (if by_row { r / h } else { r / h % s }) * pairs + i;
+                    let angle = (if per_sequence { r / h } else { r / h % s }) * pairs + i;
                     let (cos, sin) = (f64::from(cos[angle]), f64::from(sin[angle]));
                     let (first, second) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
                     let (x, y) = (row[first], row[second]);
@@ -330,7 +329,7 @@ fn rotations<T: Element>(emulator: &mut Emulator, tolerance: f64) {
                 }
                 want.extend(row);
             }
-            check(&got, &want, tolerance, &format!("{view:?}, {pairs} pairs, {interleaved}, {by_row}"));
+            check(&got, &want, tolerance, &format!("{view:?}, {pairs} pairs, {interleaved}, {per_sequence}"));
         }
     }
 }
