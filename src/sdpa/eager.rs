@@ -91,8 +91,8 @@ fn masked_softmax(scores: &Tensor, mask: &DenseMask, sinks: Option<&Tensor>) -> 
     };
     let scores = match &mask.keep {
         Some(keep) => {
-            let hidden = Tensor::new(f32::NEG_INFINITY, scores.device())?.to_dtype(scores.dtype())?;
-            keep.broadcast_as(scores.shape())?.where_cond(&scores, &hidden.broadcast_as(scores.shape())?)?
+            let masked = Tensor::new(f32::NEG_INFINITY, scores.device())?.to_dtype(scores.dtype())?;
+            keep.broadcast_as(scores.shape())?.where_cond(&scores, &masked.broadcast_as(scores.shape())?)?
         }
         None => scores,
     };
