@@ -39,7 +39,7 @@ impl<T: Element> Tokens<'_, T> {
     /// Writes token `i` as bf16 pairs. Zeros after the last token.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
     #[inline(always)]
-    pub fn to_bf16x2<D: Bf16Dot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Bf16x2]) {
+    pub fn write_bf16x2<D: Bf16Dot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Bf16x2]) {
         if i < self.count {
             T::to_bf16x2(dot, self.heads.head(self.start, self.from + i, self.h, self.d), buffer, to);
         } else {

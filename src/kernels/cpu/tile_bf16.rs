@@ -45,7 +45,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         let rounded = &mut as_bf16x2_mut(rest)[..width];
         for (panel, to) in as_bf16x2_mut(to).chunks_exact_mut(Self::PANEL * width).enumerate() {
             for lane in 0..Self::PANEL {
-                keys.to_bf16x2(self.1, panel * Self::PANEL + lane, upcast, rounded);
+                keys.write_bf16x2(self.1, panel * Self::PANEL + lane, upcast, rounded);
                 for (column, pair) in to.chunks_exact_mut(Self::PANEL).zip(&*rounded) {
                     column[lane] = *pair;
                 }
@@ -60,8 +60,8 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         let (low, rest) = as_bf16x2_mut(rest).split_at_mut(width_v / 2);
         let high = &mut rest[..width_v / 2];
         for (i, to) in as_bf16x2_mut(to).chunks_exact_mut(width_v).enumerate() {
-            values.to_bf16x2(self.1, 2 * i, upcast, low);
-            values.to_bf16x2(self.1, 2 * i + 1, upcast, high);
+            values.write_bf16x2(self.1, 2 * i, upcast, low);
+            values.write_bf16x2(self.1, 2 * i + 1, upcast, high);
             for ((to, low), high) in to.chunks_exact_mut(2).zip(&*low).zip(&*high) {
                 to[0] = low & 0xffff | high << 16;
                 to[1] = low >> 16 | high & 0xffff_0000;
@@ -75,7 +75,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         let scaled = &mut rest[..queries.d];
         for (i, to) in as_bf16x2_mut(to).chunks_exact_mut(Self::key_width(queries.d)).enumerate() {
             if factor == 1.0 {
-                queries.to_bf16x2(self.1, i, upcast, to);
+                queries.write_bf16x2(self.1, i, upcast, to);
                 continue;
             }
             let upcast = queries.as_f32(i, upcast);
