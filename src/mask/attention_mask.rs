@@ -1,3 +1,5 @@
+//! The public mask value: constructors for each kind, `and`, and printing.
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Masks as tensors that broadcast to the scores.
+
 use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};

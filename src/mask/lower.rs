@@ -1,3 +1,5 @@
+//! Lowering a mask to the forms that backends read, and questions about its structure.
+
 use std::borrow::Cow;
 use std::sync::Arc;
 

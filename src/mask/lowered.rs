@@ -1,3 +1,5 @@
+//! The lowered mask: rules over positions and tensors, as fused kernels read them.
+
 use candle_core::Tensor;
 
 use crate::error::Result;

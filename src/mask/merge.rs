@@ -1,3 +1,5 @@
+//! The merged mask of the CUDA kernels: at most one rule and one tensor of each kind.
+
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;

@@ -1,3 +1,5 @@
+//! Token ids of a padded batch with their mask.
+
 use candle_core::{Device, Tensor};
 
 use crate::error::{Error, Result};

@@ -1,3 +1,5 @@
+//! The sizes of an attention call, and checks of masks against them.
+
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};

@@ -1,3 +1,5 @@
+//! Masks for some of the queries or heads of a call.
+
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! The interface of a mask kind, with defaults that derive every form from the dense one.
+
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;

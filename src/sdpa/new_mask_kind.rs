@@ -1,4 +1,4 @@
-//! A mask kind that no kernel knows, on every backend that runs here.
+//! A mask kind without support in any kernel, on every backend that runs here.
 
 use candle_core::{DType, Device, Tensor};
 

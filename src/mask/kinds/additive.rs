@@ -1,3 +1,5 @@
+//! Floating tensors that are added to the scores.
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Boolean tensors: `keep` and `exclude` masks.
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +66,7 @@ impl MaskTerm for Boolean {
     fn check(&self, shape: AttnShape) -> Result<()> {
         let AttnShape { b, s_q, s_kv, .. } = shape;
         let or_one = self.dims4().iter().zip(shape.dims()).all(|(&n, want)| n == want || n == 1);
-        // Only the keys of a 2-D mask may not be shared: a mask `(b, 1)` is rather one with a dimension too few.
+        // Only the keys of a 2-D mask may not be shared: a mask `(b, 1)` is more likely one with a dimension missing.
         let keys = self.mask.rank() > 2 || self.mask.dims()[1] == s_kv;
         if or_one && keys {
             return Ok(());

@@ -1,3 +1,5 @@
+//! Linear biases by distance (ALiBi).
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Lengths: the first keys are visible, per sequence or per query, and right padding.
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Segments: packed sequences that do not see each other.
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A kind of mask that exists only in tests and has only what a kind must have. No kernel knows it: it shows that a new
-//! kind is right on every backend from the start.
+//! A kind of mask for tests, with the required methods only and no support in any kernel. It shows that a new kind is
+//! right on every backend from the start.
 
 use std::fmt;
 

@@ -1,3 +1,5 @@
+//! Causal masks and sliding windows.
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
