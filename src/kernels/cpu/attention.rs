@@ -1,8 +1,8 @@
 //! Fused attention: softmax attention without a score matrix.
 //!
 //! The keys are taken in blocks, and the softmax is updated from block to block
-//! ([Milakov 2018](https://arxiv.org/abs/1805.02867), [Dao 2022](https://arxiv.org/abs/2205.14135)). Memory is linear in
-//! the number of keys, and a tile of scores stays in the L1 cache.
+//! ([Milakov 2018](https://arxiv.org/abs/1805.02867), [Dao 2022](https://arxiv.org/abs/2205.14135)). Memory is linear
+//! in the number of keys, and a tile of scores stays in the L1 cache.
 //!
 //! The result of a query does not depend on the other queries, sequences or heads of the call, nor on how the work is
 //! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the

@@ -102,8 +102,9 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
                 accumulate: false,
             };
             let keys = as_bf16x2(&keys[start * pairs..]).as_ptr();
-            // SAFETY: the assertions check the number of rows, and the lengths of `ROWS` queries, a panel of keys, and `ROWS` rows of
-            // `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_bf16` makes a value of this type.
+            // SAFETY: the assertions check the number of rows, and the lengths of `ROWS` queries, a panel of keys, and
+            // `ROWS` rows of `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_bf16` makes a value of
+            // this type.
             unsafe { self.1.multiply_tile(tile, as_bf16x2(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
         }
     }
@@ -133,8 +134,8 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
             let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS).min(D::MAX_VECTORS);
             let (a_stride, b_stride, c_stride) = (KEY_BLOCK / 2, width_v, width_v);
             let tile = Bf16Tile { rows, vectors, pairs, a_stride, b_stride, c_stride, accumulate: true };
-            // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within `width_v`. Only `run_bf16`
-            // makes a value of this type.
+            // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within
+            // `width_v`. Only `run_bf16` makes a value of this type.
             unsafe {
                 let values = as_bf16x2(values).as_ptr().add(column);
                 self.1.multiply_tile(tile, rounded.as_ptr(), values, output.as_mut_ptr().add(column));
