@@ -161,7 +161,7 @@ fn cross_attention_projects_its_keys_once() {
     says(part(0, 1, &memory.narrow(1, 0, 4).unwrap()), &["the memory has shape [2, 4]", "[2, 5]"]);
     let rotary = self::layer(&configs()[1], &mut random);
     let inputs = AttentionInputs::cross_attention(&xs, &xs, &mask);
-    says(rotary.attend_cached(&inputs, &mut KvCache::cross(), &options()), &["position = rotary", "a memory"]);
+    says(rotary.attend_cached(&inputs, &mut KvCache::cross(), &options()), &["position = rotary", "a cache for cross-attention"]);
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn errors_leave_the_cache_unchanged() {
     };
     call(&xs, &causal, None).unwrap();
     says(call(&xs, &causal, None), &["the number of cached tokens is 6", "at most 4, the capacity"]);
-    says(call(&xs.narrow(0, 0, 1).unwrap(), &causal, None), &["a cached call", "those of the cache's layer and batch"]);
+    says(call(&xs.narrow(0, 0, 1).unwrap(), &causal, None), &["a cached call", "keys as in the cache"]);
     says(call(&xs, &AttentionMask::lengths(&[9, 9]), None), &["lengths[0] is 9", "at most 6"]);
     says(call(&xs, &causal, Some(&[1])), &["the number of lengths is 1", "2, the batch size"]);
     says(call(&xs, &causal, Some(&[1, 4])), &["a chunk's length is 4", "at most 3"]);

@@ -190,8 +190,8 @@ fn plan_gives_a_reason_for_every_backend() {
         (&trained, &inputs, plain, "a gradient is tracked"),
         (&frozen, &with_bias, plain, "a gradient is tracked"),
         (&frozen, &from_variable, plain, "a gradient is tracked"),
-        (&frozen, &inputs, plain.with_return_attention_weights(true), "weights are asked for"),
-        (&frozen, &inputs, plain.with_train(true), "it does not drop weights"),
+        (&frozen, &inputs, plain.with_return_attention_weights(true), "the attention weights are asked for"),
+        (&frozen, &inputs, plain.with_train(true), "it does not drop attention weights"),
     ];
     for (layer, inputs, options, reason) in falls_back {
         let plan = layer.plan(inputs, &options).unwrap();
@@ -295,7 +295,7 @@ fn wrong_masks_are_named_with_the_expected_shape() {
     let float = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
     says(run(AttentionMask::keep(&ones(&[2, 3])).unwrap()), &["keep mask has shape [2, 3]", "[2, 5]", "[2, 2, 3, 5]"]);
     // A 3-D mask of batch · heads rows, as PyTorch wants it, is no mask here.
-    says(run(AttentionMask::exclude(&ones(&[4, 3, 5])).unwrap()), &["drop mask has shape [4, 3, 5]", "[2, 3, 5]"]);
+    says(run(AttentionMask::exclude(&ones(&[4, 3, 5])).unwrap()), &["exclude mask has shape [4, 3, 5]", "[2, 3, 5]"]);
     says(run(AttentionMask::additive(&float(&[3, 6])).unwrap()), &["additive mask has shape [3, 6]", "[2, 2, 3, 5]"]);
     says(run(AttentionMask::lengths(&[1])), &["the number of rows in lengths is 1", "2, the batch size"]);
     says(run(AttentionMask::lengths(&[5, 6])), &["lengths[1] is 6", "at most 5"]);
@@ -307,7 +307,7 @@ fn wrong_masks_are_named_with_the_expected_shape() {
 
     says(AttentionMask::keep(&float(&[2, 5])), &["keep mask has dtype f32", "an integer dtype"]);
     says(AttentionMask::keep(&ones(&[5])), &["keep mask has shape [5]", "(b, s_kv)"]);
-    says(AttentionMask::exclude(&float(&[2, 5])), &["drop mask has dtype f32"]);
+    says(AttentionMask::exclude(&float(&[2, 5])), &["exclude mask has dtype f32"]);
     says(AttentionMask::additive(&ones(&[2, 5])), &["additive mask has dtype u8", "`keep`"]);
     says(AttentionMask::additive(&float(&[1, 1, 1, 1, 5])), &["additive mask has shape"]);
     says(AttentionMask::lengths_tensor(&float(&[2])), &["lengths has dtype f32"]);
