@@ -161,7 +161,10 @@ fn cross_attention_projects_its_keys_once() {
     says(part(0, 1, &memory.narrow(1, 0, 4).unwrap()), &["the memory has shape [2, 4]", "[2, 5]"]);
     let rotary = self::layer(&configs()[1], &mut random);
     let inputs = AttentionInputs::cross_attention(&xs, &xs, &mask);
-    says(rotary.attend_cached(&inputs, &mut KvCache::cross(), &options()), &["position = rotary", "a cache for cross-attention"]);
+    says(
+        rotary.attend_cached(&inputs, &mut KvCache::cross(), &options()),
+        &["position = rotary", "a cache for cross-attention"],
+    );
 }
 
 #[test]
