@@ -179,8 +179,9 @@ impl AttentionMask {
 
 impl fmt::Display for AttentionMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // `none`: what the examples `inspect` and `attend` print for a layer without a mask.
         if self.is_full() {
-            return f.write_str("full");
+            return f.write_str("none");
         }
         for (i, term) in self.terms.iter().enumerate() {
             let separator = if i == 0 { "" } else { " and " };

@@ -142,7 +142,7 @@ pub fn on_ragged_batches(device: &Device) {
             let got = layer.on_device.attend_ragged(&xs.to_device(device).unwrap(), &LENGTHS, mask).unwrap();
             let sees = |_: usize, _: usize, i: usize, j: usize| {
                 let seen = match mask.to_string().as_str() {
-                    "full" => true,
+                    "none" => true,
                     "causal" => j <= i,
                     _ => i <= j + 2 && j <= i + 1,
                 };
