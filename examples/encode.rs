@@ -46,7 +46,7 @@ fn encode(arguments: &Arguments) -> Result<()> {
     let options = arguments.model.options(&arguments.batches);
     let bar = if texts.len() > options.batch_size { shared::bar(texts.len())? } else { ProgressBar::hidden() };
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let embeddings = encoder.encode(&texts, &options.with_progress(&on_progress))?.to_dtype(DType::F32)?;
+    let embeddings = encoder.encode(&texts, &options.with_on_progress(&on_progress))?.to_dtype(DType::F32)?;
     bar.finish_and_clear();
 
     if arguments.json {

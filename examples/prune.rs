@@ -127,7 +127,7 @@ fn texts(arguments: &Arguments) -> Result<Vec<String>> {
 fn importance(arguments: &Arguments, encoder: &SentenceEncoder, texts: &[&str]) -> Result<HeadImportance> {
     let bar = shared::bar(texts.len())?;
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let options = arguments.model.options(&arguments.batches).with_progress(&on_progress);
+    let options = arguments.model.options(&arguments.batches).with_on_progress(&on_progress);
     let by = match arguments.by {
         By::Gradient => ImportanceMethod::Gradient,
         By::Ablation => ImportanceMethod::Ablation,

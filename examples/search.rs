@@ -158,7 +158,7 @@ fn fill(index: &mut Index, encoder: &SentenceEncoder, arguments: &Arguments, cac
     };
     let count = index.embed(
         encoder,
-        &arguments.model.options(&arguments.batches).with_progress(&on_progress),
+        &arguments.model.options(&arguments.batches).with_on_progress(&on_progress),
         save_periodically,
     )?;
     bar.finish_and_clear();

@@ -30,7 +30,7 @@ pub use sentence::fingerprint::fingerprint;
 #[cfg(feature = "visualize")]
 pub use text::attention_maps::MapOptions;
 pub use text::cross_encoder::{CrossEncoder, Ranked};
-pub use text::fill_mask::{Fill, FillMask};
+pub use text::fill_mask::{FillMask, MaskPrediction};
 pub use text::options::EncodeOptions;
 pub use text::text_classifier::{Label, TextClassifier};
 pub use text::tokenizer::Text;

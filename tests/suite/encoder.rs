@@ -236,7 +236,7 @@ fn embeddings_are_in_input_order_and_progress_is_reported() {
     let on_progress = |done, all| seen.borrow_mut().push((done, all));
     let texts = ["a", "the cat sat on the mat", "", "hello world"];
     let options = EncodeOptions::default().with_batch_size(3);
-    let together = encoder.encode(&texts, &options.with_progress(&on_progress)).unwrap();
+    let together = encoder.encode(&texts, &options.with_on_progress(&on_progress)).unwrap();
     assert_eq!(*seen.borrow(), [(3, 4), (4, 4)]);
     for (i, text) in texts.iter().enumerate() {
         assert_close(text, &together.narrow(0, i, 1).unwrap(), &encoder.encode(&[text], &options).unwrap(), 1e-6);

@@ -255,7 +255,7 @@ fn embeddings_do_not_depend_on_the_batch() {
         for tokens in [0, 1, 20, 50] {
             let batches = std::cell::Cell::new(0);
             let count = |_, _| batches.set(batches.get() + 1);
-            let options = EncodeOptions::default().with_max_batch_tokens(tokens).with_progress(&count);
+            let options = EncodeOptions::default().with_max_batch_tokens(tokens).with_on_progress(&count);
             assert!(numbers(&encoder.encode(&texts, &options).unwrap()) == want, "{tokens} tokens");
             // One text a batch where none has room for a second.
             assert!(if tokens < 2 { batches.get() == texts.len() } else { batches.get() < texts.len() });

@@ -5,7 +5,7 @@ use crate::checkpoint::WeightSource;
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::read_linear;
-use crate::encoder::model::hidden::Hidden;
+use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::model::norm::Norm;
 use crate::error::{Error, Result};
 use crate::families::task_heads::HeadActivation;
@@ -88,11 +88,11 @@ impl SequenceClassifier {
         lengths: &[usize],
     ) -> candle_core::Result<Tensor> {
         let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
-        Ok(self.logits(&Hidden { tokens, lengths: lengths.to_vec() })?)
+        Ok(self.logits(&HiddenStates { tokens, lengths: lengths.to_vec() })?)
     }
 
     /// `(b, labels)`.
-    pub(crate) fn logits(&self, hidden: &Hidden) -> Result<Tensor> {
+    pub(crate) fn logits(&self, hidden: &HiddenStates) -> Result<Tensor> {
         let xs = if self.means { hidden.means()? } else { hidden.first()? }.unsqueeze(1)?; // (b, 1, hidden)
         let dtype = compute_dtype(xs.dtype());
         let xs = self.first.forward(&xs, dtype)?;

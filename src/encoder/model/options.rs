@@ -22,7 +22,7 @@ pub struct ForwardOptions<'a> {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ForwardOutput {
-    /// Hidden states `(b, s, hidden_size)`.
+    /// HiddenStates states `(b, s, hidden_size)`.
     pub hidden: Tensor,
     /// The layers asked for, in the order of the model, each with what was seen of its weights.
     pub observed: Vec<(usize, AttentionStats)>,

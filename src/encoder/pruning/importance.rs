@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use tokenizers::Encoding;
 
 use crate::attention::ObserveOptions;
-use crate::encoder::model::hidden::Hidden;
+use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::model::options::{ForwardOptions, ForwardOutput};
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::text::options::EncodeOptions;
@@ -33,7 +33,7 @@ impl SentenceEncoder {
         let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
         let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
-        let encodings = self.texts.tokenizer.encode(&prompted)?;
+        let encodings = self.batcher.tokenizer.encode(&prompted)?;
         let longest = encodings.iter().map(|encoding| encoding.len()).max().unwrap_or(0).max(1);
         let size = (options.max_batch_tokens / longest).clamp(1, options.batch_size);
         let mut measure =
@@ -82,7 +82,7 @@ struct Measure<'a> {
 
 impl Measure<'_> {
     fn by_gradient(&mut self, batch: &[&Encoding]) -> Result<()> {
-        let dtype = self.encoder.texts.dtype;
+        let dtype = self.encoder.batcher.dtype;
         let device = self.encoder.model.device();
         // One factor for each text, so that the gradients of different texts do not cancel.
         let ones = |count: &usize| Var::ones((batch.len(), *count), dtype, device);
@@ -103,7 +103,7 @@ impl Measure<'_> {
     }
 
     fn by_ablation(&mut self, batch: &[&Encoding]) -> Result<()> {
-        let dtype = self.encoder.texts.dtype;
+        let dtype = self.encoder.batcher.dtype;
         let device = self.encoder.model.device().clone();
         let ones = |count: &usize| Tensor::ones(*count, dtype, &device);
         let all = self.encoder.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Tensor>>>()?;
@@ -142,10 +142,10 @@ impl Measure<'_> {
     /// Embeddings `(b, size)` of a batch, and what the model gave.
     fn embed(&self, batch: &[&Encoding], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
         let encoder = self.encoder;
-        let (padded, types) = encoder.texts.padded(&encoder.model, batch)?;
+        let (padded, types) = encoder.batcher.padded(&encoder.model, batch)?;
         let mask = padded.mask();
         let forwarded = encoder.model.forward_with(&padded.ids, Some(&types), &mask, options)?;
-        let hidden = Hidden { tokens: forwarded.hidden.clone(), lengths: padded.lengths };
+        let hidden = HiddenStates { tokens: forwarded.hidden.clone(), lengths: padded.lengths };
         Ok((forwarded, Tensor::cat(&encoder.pool(&hidden, self.uncounted)?, 0)?))
     }
 

@@ -8,7 +8,7 @@ use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
-use crate::encoder::text::batches::Texts;
+use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use crate::io::Fingerprint;
@@ -38,10 +38,10 @@ impl SentenceEncoder {
         let limit = config.max_tokens();
         let tokenizer = tokenizers::Tokenizer::from_bytes(TOKENIZER).map_err(|e| wrong(&e))?;
         let tokenizer = Tokenizer::new(tokenizer, limit, false).map_err(|e| wrong(&e))?;
-        let texts = Texts::new(&config, tokenizer, limit, true, dtype, device)?;
+        let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?;
         let model = BertModel::load(&config, source)?;
-        Ok(Self { model, texts, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
+        Ok(Self { model, batcher, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
     }
     /// What [`fingerprint`](crate::encoder::fingerprint) is to a folder: a hash of the embedded model's content.
     pub fn embedded_fingerprint() -> String {

@@ -8,9 +8,9 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
-use crate::encoder::model::hidden::Hidden;
+use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
-use crate::encoder::text::batches::Texts;
+use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ use crate::tensor::compute_dtype;
 #[derive(Debug, Clone)]
 pub struct SentenceEncoder {
     pub(crate) model: BertModel,
-    pub(crate) texts: Texts,
+    pub(crate) batcher: TextBatcher,
     pipeline: Pipeline,
     prompts: Prompts,
 }
@@ -49,10 +49,10 @@ impl SentenceEncoder {
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
         let modules = modules(folder)?;
-        let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
+        let (batcher, config, source) = TextBatcher::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
         let model = BertModel::load(&config, source)?;
         Ok(Self {
-            texts,
+            batcher,
             pipeline: Pipeline::load(folder, modules.as_deref(), config.hidden_size, device)?,
             prompts: json_or_default(&folder.join("config_sentence_transformers.json"))?,
             model,
@@ -75,7 +75,7 @@ impl SentenceEncoder {
 
     /// The number of tokens past which a text is cut off, special tokens included.
     pub fn max_seq_length(&self) -> usize {
-        self.texts.max_seq_length
+        self.batcher.max_seq_length
     }
 
     /// One vector a text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
@@ -87,10 +87,10 @@ impl SentenceEncoder {
         let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
         let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
-        let rows = self.texts.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
+        let rows = self.batcher.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
         if rows.is_empty() {
             let device = self.model.device();
-            return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.texts.dtype), device)?);
+            return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.batcher.dtype), device)?);
         }
         Ok(Tensor::cat(&rows, 0)?)
     }
@@ -114,11 +114,11 @@ impl SentenceEncoder {
         };
         let first = format!("{prompt}{first}");
         let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
-        self.texts.attention(&self.model, prompted, options)
+        self.batcher.attention(&self.model, prompted, options)
     }
 
     /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
-    pub(crate) fn pool(&self, hidden: &Hidden, uncounted: usize) -> Result<Vec<Tensor>> {
+    pub(crate) fn pool(&self, hidden: &HiddenStates, uncounted: usize) -> Result<Vec<Tensor>> {
         let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
         let device = hidden.tokens.device();
         // On a GPU a few large operations cost less than many small ones.
@@ -159,6 +159,44 @@ impl SentenceEncoder {
         if prompt.is_empty() {
             return Ok(0);
         }
-        Ok(self.texts.tokenizer.encode(&[Text::One(prompt)])?[0].len().saturating_sub(1))
+        Ok(self.batcher.tokenizer.encode(&[Text::One(prompt)])?[0].len().saturating_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::thread;
+
+    use super::*;
+    use crate::encoder::text::semaphore::Semaphore;
+
+    #[test]
+    fn a_hundred_threads_share_one_encoder() -> crate::Result<()> {
+        let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let texts = ["A cat sleeps.", "Stocks fell sharply today.", "A kitten naps on the couch."];
+        let one_by_one = || EncodeOptions::default().with_batch_size(1);
+        let expected = encoder.encode(&texts, &one_by_one())?.to_vec2::<f32>()?;
+        encoder.batcher.semaphore = Semaphore::new(2);
+        let (inside, most, batches) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let encoder = encoder.clone();
+        thread::scope(|scope| {
+            let run = || {
+                let texts = texts.map(Text::One);
+                let vectors = encoder.batcher.run(&encoder.model, &texts, &one_by_one(), |_, hidden| {
+                    most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
+                    let vectors = encoder.pool(&hidden, 0);
+                    batches.fetch_add(1, SeqCst);
+                    inside.fetch_sub(1, SeqCst);
+                    vectors
+                })?;
+                Ok::<_, crate::Error>(candle_core::Tensor::cat(&vectors, 0)?.to_vec2::<f32>()?)
+            };
+            let threads: Vec<_> = (0..100).map(|_| scope.spawn(run)).collect();
+            threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap(), expected));
+        });
+        assert_eq!(batches.into_inner(), 300);
+        assert!((1..=2).contains(&most.into_inner()));
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@ use tokenizers::Encoding;
 use crate::attention::ObserveOptions;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::options::ForwardOptions;
-use crate::encoder::text::batches::Texts;
+use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Text;
 use crate::error::Result;
 use crate::macros::setters;
@@ -34,7 +34,7 @@ impl<'a> MapOptions<'a> {
     }
 }
 
-impl Texts {
+impl TextBatcher {
     /// What `model` attends to in a text, or in two that it reads together.
     pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
         let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
@@ -46,7 +46,7 @@ impl Texts {
         let mut what = ObserveOptions::default().with_attention_weights(true);
         what.heads = options.heads.clone();
         let forward = ForwardOptions::default().with_observe(&layers, &what);
-        let _place = self.gate.enter();
+        let _permit = self.semaphore.acquire();
         // One text: nothing is padded.
         let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::full(), &forward)?;
 

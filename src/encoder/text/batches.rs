@@ -10,16 +10,16 @@ use crate::encoder::folder::{TokenizerConfig, limits};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::embeddings::check_ids;
-use crate::encoder::model::hidden::Hidden;
+use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::text::options::EncodeOptions;
-use crate::encoder::text::semaphore::Gate;
+use crate::encoder::text::semaphore::Semaphore;
 use crate::encoder::text::tokenizer::{Text, Tokenizer};
 use crate::error::{Error, Result};
 use crate::mask::PaddedIds;
 
 /// How texts become the input of a model.
 #[derive(Debug, Clone)]
-pub(crate) struct Texts {
+pub(crate) struct TextBatcher {
     pub tokenizer: Tokenizer,
     pub max_seq_length: usize,
     /// Whether the second text of a pair has another segment type than the first.
@@ -27,10 +27,10 @@ pub(crate) struct Texts {
     pub dtype: DType,
     device: Device,
     /// How many batches run at a time.
-    pub gate: Gate,
+    pub semaphore: Semaphore,
 }
 
-impl Texts {
+impl TextBatcher {
     /// Reads tokenizer and limits from the folder of the transformer itself; also gives its configuration and weights.
     pub fn load(transformer: &Path, dtype: DType, device: &Device) -> Result<(Self, BertConfig, CheckpointSource)> {
         let config = BertConfig::from_file(transformer.join("config.json"))?;
@@ -55,8 +55,8 @@ impl Texts {
             return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
         }
         let pair_types = config.has_types() && gives_types && config.row().pair_types;
-        let (device, gate) = (device.clone(), Gate::of(device));
-        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, gate })
+        let (device, semaphore) = (device.clone(), Semaphore::for_device(device));
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, semaphore })
     }
 
     /// Calls `run` with batches of the texts and what `model` makes of them; it gives something for each text of its
@@ -66,7 +66,7 @@ impl Texts {
         model: &BertModel,
         texts: &[Text],
         options: &EncodeOptions,
-        mut run: impl FnMut(&[&Encoding], Hidden) -> Result<Vec<R>>,
+        mut run: impl FnMut(&[&Encoding], HiddenStates) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
         if options.batch_size == 0 {
             return Err(Error::config("batch_size", 0, "at least 1"));
@@ -82,9 +82,9 @@ impl Texts {
             let longest = encodings[order[done]].len().max(1);
             let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
             let batch: Vec<&Encoding> = order[done..done + count].iter().map(|&i| &encodings[i]).collect();
-            let place = self.gate.enter();
+            let permit = self.semaphore.acquire();
             let made = run(&batch, self.hidden(model, &batch)?)?;
-            drop(place);
+            drop(permit);
             results.extend(order[done..].iter().copied().zip(made));
             if let Some(on_progress) = options.on_progress {
                 on_progress(results.len(), order.len());
@@ -96,16 +96,16 @@ impl Texts {
 
     /// One text after the other where the model can: nothing is spent on padding, and what a text gives is the same in
     /// any batch.
-    fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<Hidden> {
+    fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<HiddenStates> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         if model.supports_ragged() {
             let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
             let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
-            return Ok(Hidden { tokens, lengths });
+            return Ok(HiddenStates { tokens, lengths });
         }
         let (padded, types) = self.pad(model, &ids, &types)?;
         let tokens = model.forward(&padded.ids, Some(&types), &padded.mask())?;
-        Ok(Hidden { tokens, lengths: padded.lengths })
+        Ok(HiddenStates { tokens, lengths: padded.lengths })
     }
 
     /// A batch as ids and segment types `(b, s)`, padded on the right.

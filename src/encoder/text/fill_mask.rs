@@ -5,8 +5,8 @@ use candle_nn::ops::softmax;
 
 use crate::encoder::folder::TokenizerConfig;
 use crate::encoder::heads::masked_lm::MaskedLm;
-use crate::encoder::model::hidden::rows;
-use crate::encoder::text::batches::Texts;
+use crate::encoder::model::hidden_states::rows;
+use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::{EncodeOptions, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
@@ -25,13 +25,13 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone)]
 pub struct FillMask {
     head: MaskedLm,
-    texts: Texts,
+    batcher: TextBatcher,
     mask: (String, u32),
 }
 
 /// A token and how probable it is.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Fill {
+pub struct MaskPrediction {
     /// The token as text; a space before it belongs to it.
     pub token: String,
     /// Its id.
@@ -48,14 +48,14 @@ impl FillMask {
     /// A file missing or malformed, named; those of [`MaskedLm::load`]; a tokenizer without a mask token.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
-        let (texts, config, source) = Texts::load(folder, dtype, device)?;
+        let (batcher, config, source) = TextBatcher::load(folder, dtype, device)?;
         let stated = TokenizerConfig::load(folder)?;
         let mut names = stated.mask_token().into_iter().chain(["[MASK]", "<mask>"]);
-        let mask = names.find_map(|name| Some((name.to_string(), texts.tokenizer.id(name)?)));
+        let mask = names.find_map(|name| Some((name.to_string(), batcher.tokenizer.id(name)?)));
         let Some(mask) = mask else {
             return Err(Error::file(folder.join("tokenizer.json"), "it has no mask token such as `[MASK]`"));
         };
-        Ok(Self { head: MaskedLm::load(&config, source)?, texts, mask })
+        Ok(Self { head: MaskedLm::load(&config, source)?, batcher, mask })
     }
 
     /// The model of a hub id, from the local cache if it is there.
@@ -81,7 +81,7 @@ impl FillMask {
     ///
     /// # Errors
     /// A text without a hole that is not cut off; a token that the model does not have.
-    pub fn fill_mask(&self, text: &str, top_k: usize) -> Result<Vec<Vec<Fill>>> {
+    pub fn fill_mask(&self, text: &str, top_k: usize) -> Result<Vec<Vec<MaskPrediction>>> {
         Ok(self.fill_masks(&[text], top_k, &EncodeOptions::default())?.remove(0))
     }
 
@@ -89,10 +89,15 @@ impl FillMask {
     ///
     /// # Errors
     /// As [`fill_mask`](Self::fill_mask); a batch size of 0; a prompt.
-    pub fn fill_masks(&self, texts: &[&str], top_k: usize, options: &EncodeOptions) -> Result<Vec<Vec<Vec<Fill>>>> {
+    pub fn fill_masks(
+        &self,
+        texts: &[&str],
+        top_k: usize,
+        options: &EncodeOptions,
+    ) -> Result<Vec<Vec<Vec<MaskPrediction>>>> {
         without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        self.texts.run(&self.head.model, &texts, options, |batch, hidden| {
+        self.batcher.run(&self.head.model, &texts, options, |batch, hidden| {
             let mut places = Vec::new();
             for (text, encoding) in batch.iter().enumerate() {
                 let before = places.len();
@@ -106,7 +111,7 @@ impl FillMask {
             // Only these are decoded: a vocabulary is wide.
             let xs = hidden.tokens_at(&places)?.unsqueeze(0)?; // (1, holes, hidden)
             let scores = rows(&softmax(&self.head.logits(&xs)?.squeeze(0)?, D::Minus1)?)?;
-            let mut fills: Vec<Vec<Vec<Fill>>> = vec![Vec::new(); batch.len()];
+            let mut fills: Vec<Vec<Vec<MaskPrediction>>> = vec![Vec::new(); batch.len()];
             for ((text, _), scores) in places.into_iter().zip(scores) {
                 fills[text].push(self.best(&scores, top_k)?);
             }
@@ -114,11 +119,12 @@ impl FillMask {
         })
     }
 
-    fn best(&self, scores: &[f32], top_k: usize) -> Result<Vec<Fill>> {
+    fn best(&self, scores: &[f32], top_k: usize) -> Result<Vec<MaskPrediction>> {
         let mut ids: Vec<u32> = (0..scores.len() as u32).collect();
         let score = |id: &u32| scores[*id as usize];
         ids.sort_by(|a, b| score(b).total_cmp(&score(a)));
-        let fill = |id: u32| Ok(Fill { token: self.texts.tokenizer.text(id)?, id, score: scores[id as usize] });
+        let fill =
+            |id: u32| Ok(MaskPrediction { token: self.batcher.tokenizer.text(id)?, id, score: scores[id as usize] });
         ids.into_iter().take(top_k).map(fill).collect()
     }
 }

@@ -33,7 +33,7 @@ impl<'a> EncodeOptions<'a> {
         /// Sets the prompt.
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);
         /// Sets what is called after each batch.
-        with_progress, on_progress: &'a dyn Fn(usize, usize) = Some(on_progress);
+        with_on_progress, on_progress: &'a dyn Fn(usize, usize) = Some(on_progress);
     }
 }
 

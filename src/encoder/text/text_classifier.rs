@@ -7,13 +7,13 @@ use serde_json::Value;
 use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::hidden::rows;
-use crate::encoder::text::batches::Texts;
+use crate::encoder::model::hidden_states::rows;
+use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::{EncodeOptions, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
-/// Texts, or pairs of texts, to the probabilities of labels, as the `text-classification` pipeline of transformers has
+/// TextBatcher, or pairs of texts, to the probabilities of labels, as the `text-classification` pipeline of transformers has
 /// them: one label or `multi_label_classification`, a sigmoid each; `regression`, the logits; otherwise a softmax.
 ///
 /// ```no_run
@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone)]
 pub struct TextClassifier {
     head: SequenceClassifier,
-    texts: Texts,
+    batcher: TextBatcher,
     function: Function,
 }
 
@@ -74,9 +74,9 @@ impl TextClassifier {
             let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
             return Err(Error::file(folder.join("modules.json"), reason));
         }
-        let (texts, config, source) = Texts::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
+        let (batcher, config, source) = TextBatcher::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
         let head = SequenceClassifier::load(&config, source)?;
-        Ok(Self { function: Function::of(&config, head.labels().len())?, head, texts })
+        Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
     }
 
     /// The model of a hub id, from the local cache if it is there.
@@ -143,7 +143,7 @@ impl TextClassifier {
         options: &crate::encoder::MapOptions,
     ) -> Result<crate::visualize::AttentionMaps> {
         without_prompt(options.prompt_name)?;
-        self.texts.attention(&self.head.model, text.into(), options)
+        self.batcher.attention(&self.head.model, text.into(), options)
     }
 
     fn numbers<'a, T: Into<Text<'a>> + Copy>(
@@ -154,7 +154,7 @@ impl TextClassifier {
     ) -> Result<Vec<Vec<f32>>> {
         without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
-        self.texts
+        self.batcher
             .run(&self.head.model, &texts, options, |_, hidden| rows(&function(self, self.head.logits(&hidden)?)?))
     }
 }

@@ -19,7 +19,7 @@ fn each_method_ranks_heads() {
         done.set(count);
     };
     let by_ablation =
-        whole.head_importance(&TEXTS, ImportanceMethod::Ablation, &options.with_progress(&on_progress)).unwrap();
+        whole.head_importance(&TEXTS, ImportanceMethod::Ablation, &options.with_on_progress(&on_progress)).unwrap();
     assert_eq!(done.get(), 5);
     let want = whole.encode(&TEXTS, &options).unwrap();
     for ranked in by_ablation.ranking() {

@@ -101,7 +101,7 @@ fn only_new_texts_are_embedded() {
     assert_eq!(index.missing(), (1100..1400).collect::<Vec<_>>());
     let counts = RefCell::new(Vec::new());
     let on_progress = |done: usize, all: usize| counts.borrow_mut().push((done, all));
-    let options = EncodeOptions::default().with_batch_size(100).with_progress(&on_progress);
+    let options = EncodeOptions::default().with_batch_size(100).with_on_progress(&on_progress);
     let mut chunks = Vec::new();
     let after = |index: &Index| {
         chunks.push(index.len());

@@ -5,13 +5,13 @@ use crate::position::ragged::offsets;
 
 /// What a model makes of a batch of texts.
 #[derive(Debug)]
-pub(crate) struct Hidden {
+pub(crate) struct HiddenStates {
     /// `(tokens, width)`: one text after the other; or `(b, s, width)`, padded on the right.
     pub tokens: Tensor,
     pub lengths: Vec<usize>,
 }
 
-impl Hidden {
+impl HiddenStates {
     /// Text `i`, `(tokens, width)`.
     pub fn text(&self, i: usize) -> Result<Tensor> {
         Ok(match self.tokens.rank() {
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn texts_are_padded_with_numbers_of_their_own() {
         let tokens = Tensor::new(&[[1f32], [2.], [3.], [4.]], &Device::Cpu).unwrap();
-        let hidden = Hidden { tokens, lengths: vec![1, 0, 3] };
+        let hidden = HiddenStates { tokens, lengths: vec![1, 0, 3] };
         let padded = hidden.padded().unwrap().squeeze(2).unwrap().to_vec2::<f32>().unwrap();
         assert_eq!(padded, [[1., 1., 1.], [1., 1., 1.], [2., 3., 4.]]);
     }
