@@ -1,6 +1,6 @@
 //! Encoders around [`MultiHeadAttention`](crate::MultiHeadAttention), from published checkpoints: text to sentence
 //! embeddings ([`SentenceEncoder`]), and the heads that go with them: labels ([`TextClassifier`]), scores of pairs
-//! ([`CrossEncoder`]), tokens for holes ([`FillMask`]).
+//! ([`CrossEncoder`]), tokens for masks ([`FillMask`]).
 //!
 //! Below the texts stand [`BertModel`], token ids to hidden states, and on it [`SequenceClassifier`] and [`MaskedLm`].
 //! BERT's families differ in names, in how tokens know their place, in their feed-forward part and in where they

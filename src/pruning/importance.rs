@@ -37,24 +37,6 @@ pub struct RankedHead {
     pub score: f64,
 }
 
-/// How the importance of a head is measured. No labels are needed: the measure is what the head contributes to the
-/// embedding of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ImportanceMethod {
-    /// How strongly the embedding reacts to a small change of the head's output: the mean over the texts of
-    /// `|∂⟨r, embedding⟩ / ∂ξ|`, where `ξ` is a factor on the output of the head and `r` a fixed sequence of random signs
-    /// ([Michel 2019](https://arxiv.org/abs/1905.10650), with a loss in place of `⟨r, embedding⟩`). One forward and one
-    /// backward pass.
-    Gradient,
-    /// How far the embedding moves without the head: the mean over the texts of 1 − cosine similarity. One forward pass
-    /// per head.
-    Ablation,
-    /// How concentrated the attention weights of the head are: the mean over texts and tokens of
-    /// `1 − entropy / ln(tokens)`, from 0 for uniform attention weights to 1 for a single key. One forward pass.
-    Entropy,
-}
-
 impl HeadImportance {
     /// Scores per layer, then per head.
     pub fn new(scores: Vec<Vec<f64>>) -> Self {

@@ -61,7 +61,7 @@ fn embeddings_equal_those_of_sentence_transformers() {
 }
 
 #[test]
-fn every_pooling_mode_and_a_dense_module() {
+fn pooling_modes_and_dense_module_equal_sentence_transformers() {
     let golden = Golden::open("tiny_bert.safetensors");
     for variant in ["cls", "max", "mean_sqrt_len", "weightedmean", "lasttoken", "cls_mean", "mean_dense"] {
         let folder = tiny();
@@ -111,7 +111,7 @@ fn older_pooling_configurations_mean_the_same() {
 }
 
 #[test]
-fn hidden_states_of_bare_prefixed_and_legacy_checkpoints() {
+fn bare_prefixed_and_legacy_checkpoints_give_the_same_hidden_states() {
     let golden = Golden::open("tiny_bert.safetensors");
     let ids = golden.get("ids").to_dtype(DType::U32).unwrap();
     let types = golden.get("type_ids").to_dtype(DType::U32).unwrap();

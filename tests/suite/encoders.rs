@@ -1,4 +1,4 @@
-//! BERT's kin, whole models, against transformers (`tests/golden/encoders.py`).
+//! Families related to BERT, as whole models, against transformers (`tests/golden/encoders.py`).
 
 use std::path::Path;
 

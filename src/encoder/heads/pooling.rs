@@ -3,13 +3,13 @@ use candle_core::{D, Tensor};
 use crate::error::{Error, Result};
 use crate::tensor::compute_dtype;
 
-/// How the tokens of a text become one vector, named as sentence-transformers names it.
+/// How the hidden states of a text's tokens become one vector; the names are those of sentence-transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolingMode {
     /// The first token.
     Cls,
-    /// The largest number of each feature.
+    /// The maximum of each feature.
     Max,
     /// The mean over tokens.
     Mean,
@@ -42,7 +42,7 @@ impl Pooling {
         Ok(Self { modes })
     }
 
-    /// The number of numbers that come out for `width` that go in.
+    /// Output dimension for hidden size `width`.
     pub fn output_size(&self, width: usize) -> usize {
         self.modes.len() * width
     }
@@ -63,7 +63,7 @@ impl Pooling {
     }
 }
 
-/// Keeps a text without any token that counts from dividing by zero, as in sentence-transformers.
+/// Prevents a division by zero for a text whose tokens are all left out, as in sentence-transformers.
 const SMALLEST: f64 = 1e-9;
 
 impl PoolingMode {

@@ -3,10 +3,10 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::position::ragged::offsets;
 
-/// What a model makes of a batch of texts.
+/// The hidden states of a batch of texts.
 #[derive(Debug)]
 pub(crate) struct HiddenStates {
-    /// `(tokens, width)`: one text after the other; or `(b, s, width)`, padded on the right.
+    /// `(tokens, width)`, one text after another; or `(b, s, width)`, padded on the right.
     pub tokens: Tensor,
     pub lengths: Vec<usize>,
 }
@@ -27,7 +27,7 @@ impl HiddenStates {
         }
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
         let starts = offsets(&self.lengths);
-        // Past a text's end its last token is repeated: any number that is finite does.
+        // Past the end of a text its last token is repeated: any finite value will do.
         let place = |i: usize| (0..longest).map(move |j| (i, j));
         let places = (0..self.lengths.len()).flat_map(place).map(|(i, j)| match self.lengths[i] {
             0 => 0,
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_padded_with_numbers_of_their_own() {
+    fn texts_are_padded_with_their_last_token() {
         let tokens = Tensor::new(&[[1f32], [2.], [3.], [4.]], &Device::Cpu).unwrap();
         let hidden = HiddenStates { tokens, lengths: vec![1, 0, 3] };
         let padded = hidden.padded().unwrap().squeeze(2).unwrap().to_vec2::<f32>().unwrap();

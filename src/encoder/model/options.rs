@@ -4,27 +4,27 @@ use crate::attention::{AttentionOptions, AttentionStats, ObserveOptions};
 use crate::error::{Error, Result};
 use crate::macros::setters;
 
-/// How one call of [`BertModel::forward_with`](crate::encoder::BertModel::forward_with) is to run. The default: inference, all
+/// Options of one call of [`BertModel::forward_with`](crate::encoder::BertModel::forward_with). The default: inference, all
 /// heads, nothing observed.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct ForwardOptions<'a> {
     /// Training: dropout is applied.
     pub train: bool,
-    /// For each layer, what its heads' results are multiplied by: see
+    /// For each layer, the factors of the outputs of its heads: see
     /// [`AttentionOptions::head_mask`](crate::AttentionOptions).
     pub head_masks: Option<&'a [Tensor]>,
-    /// What to tell of the attention weights of which layers.
+    /// The layers to observe, and the statistics to return of their attention weights.
     pub observe: Option<(&'a [usize], &'a ObserveOptions)>,
 }
 
-/// What a model gives back.
+/// The result of [`BertModel::forward_with`](crate::encoder::BertModel::forward_with).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ForwardOutput {
-    /// HiddenStates states `(b, s, hidden_size)`.
+    /// Hidden states `(b, s, hidden_size)`.
     pub hidden: Tensor,
-    /// The layers asked for, in the order of the model, each with what was seen of its weights.
+    /// The index and the attention statistics of each observed layer, in the order of the model.
     pub observed: Vec<(usize, AttentionStats)>,
 }
 
@@ -32,11 +32,11 @@ impl<'a> ForwardOptions<'a> {
     setters! {
         /// Sets whether dropout is applied.
         with_train, train: bool = train;
-        /// Sets what heads' results are multiplied by, a mask a layer.
+        /// Sets the factors of the outputs of the heads, one mask per layer.
         with_head_masks, head_masks: &'a [Tensor] = Some(head_masks);
     }
 
-    /// Sets what to tell of the attention weights of `layers`.
+    /// Sets the layers to observe and the statistics to return.
     #[must_use]
     pub fn with_observe(mut self, layers: &'a [usize], what: &'a ObserveOptions) -> Self {
         self.observe = Some((layers, what));

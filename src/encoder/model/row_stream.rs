@@ -1,4 +1,4 @@
-//! HiddenStates states as f32 rows in reused buffers: ragged batches on the CPU.
+//! Hidden states as f32 rows in reused buffers: ragged batches on the CPU.
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::ragged::Buffers as AttentionBuffers;
@@ -10,7 +10,7 @@ use crate::kernels::cpu::Isa;
 use crate::mask::AttentionMask;
 use crate::ops::{Activation, Linear};
 
-/// HiddenStates states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and
+/// Hidden states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and
 /// all layers share their buffers. Inference only.
 pub(crate) struct RowStream<'a> {
     pub hidden: Vec<f32>,

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
 
-/// HiddenStates states on their way through the blocks of an encoder, and the operations of a block on them.
+/// Hidden states on their way through the blocks of an encoder, and the operations of a block on them.
 ///
 /// A stream holds the hidden states and the input of the next sub-layer: either the hidden states themselves or their
 /// norm. A sub-layer (attention or feed-forward) reads that input and returns a *branch*, which is then added to the

@@ -1,4 +1,4 @@
-//! HiddenStates states as a tensor: padded batches on every device, ragged batches on GPUs.
+//! Hidden states as a tensor: padded batches on every device, ragged batches on GPUs.
 
 use candle_core::Tensor;
 use candle_nn::ops::dropout;
@@ -13,7 +13,7 @@ use crate::mask::AttentionMask;
 use crate::ops::{Linear, PendingBias};
 use crate::position::ragged::BatchCache;
 
-/// HiddenStates states `(b, s, width)`: differentiable, and without waiting for the device. A ragged batch is
+/// Hidden states `(b, s, width)`: differentiable, and without waiting for the device. A ragged batch is
 /// `(1, tokens, width)`.
 pub(crate) struct TensorStream<'a> {
     pub hidden: Tensor,

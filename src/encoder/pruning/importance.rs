@@ -1,4 +1,4 @@
-//! What the heads of a sentence encoder are worth, over a user's texts.
+//! Importance of the attention heads of a sentence encoder, measured on given texts.
 
 use candle_core::{DType, Device, Tensor, Var};
 use tokenizers::Encoding;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::pruning::{HeadImportance, ImportanceMethod, PrunedHeads};
 
 impl SentenceEncoder {
-    /// What each head of each layer is worth for the embeddings of `texts`. Progress is told in texts.
+    /// The importance of each head of each layer for the embeddings of `texts`. Progress is reported in texts.
     ///
     /// # Errors
     /// No text; those of [`encode`](Self::encode).

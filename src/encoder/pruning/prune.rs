@@ -1,4 +1,4 @@
-//! Models without some of their heads, in memory and on disk.
+//! Removal of attention heads from a model, in memory and on disk.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -17,11 +17,11 @@ use crate::error::{Error, Result};
 use crate::io::json_or_default;
 use crate::tensor::compute_dtype;
 
-/// Texts to vectors, as sentence-transformers does it: tokenizer, [`BertModel`], pooling, normalisation and maximum
-/// length are what the model's folder says.
+/// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
+/// maximum length are those of the model's folder.
 ///
-/// Any number of threads may share one, by reference or in an `Arc`. On an Apple GPU a few batches run at a time and the
-/// others wait for their turn.
+/// Any number of threads may share an encoder, by reference or in an `Arc`. On an Apple GPU a few batches run at a time
+/// and the others wait.
 ///
 /// ```no_run
 /// use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
@@ -45,7 +45,7 @@ impl SentenceEncoder {
     /// averaged and the mean is left as it is.
     ///
     /// # Errors
-    /// A file missing or malformed, named; a model, module or tensor that this version cannot run.
+    /// A file that is missing or malformed; a model, module or tensor that this version cannot run.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
         let modules = modules(folder)?;
@@ -68,17 +68,17 @@ impl SentenceEncoder {
         Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
     }
 
-    /// The number of numbers of an embedding.
+    /// Embedding dimension.
     pub fn embedding_size(&self) -> usize {
         self.pipeline.output_size(self.model.config().hidden_size)
     }
 
-    /// The number of tokens past which a text is cut off, special tokens included.
+    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated.
     pub fn max_seq_length(&self) -> usize {
         self.batcher.max_seq_length
     }
 
-    /// One vector a text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
+    /// One embedding per text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
     ///
     /// # Errors
     /// A batch size of 0; a prompt that the model does not have; a token that the model does not have.
@@ -95,12 +95,11 @@ impl SentenceEncoder {
         Ok(Tensor::cat(&rows, 0)?)
     }
 
-    /// Where the model looks in a text, or in two that it reads together, by layer and head: their tokens and their
-    /// attention weights. A prompt is put before the first as in [`encode`](Self::encode). What is too long for the model
-    /// is cut off, of two the longer first.
+    /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the first as in [`encode`](Self::encode). A text that
+    /// is too long is truncated, of a pair the longer text first.
     ///
     /// # Errors
-    /// A layer, head or prompt that is not there; a token that the model does not have.
+    /// A layer, head or prompt that does not exist; a token that the model does not have.
     #[cfg(feature = "visualize")]
     pub fn attention<'a>(
         &self,

@@ -1,4 +1,4 @@
-//! What the files of a sentence-transformers folder say: which modules run after the transformer, and its limits.
+//! The modules of a sentence-transformers model that run after the transformer: pooling, dense layers, normalization.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(crate) struct Prompts {
     pub default_prompt_name: Option<String>,
 }
 
-/// What happens to the hidden states after the transformer.
+/// The modules after the transformer, in their order.
 #[derive(Debug, Clone)]
 pub(crate) struct Pipeline {
     pub pooling: Pooling,
@@ -120,7 +120,7 @@ impl Pipeline {
                     width = out;
                     steps.push(step);
                 }
-                // It does nothing outside training.
+                // Dropout is the identity outside training.
                 "Dropout" => {}
                 other => {
                     let reason = format!("module `{other}` at this place is not one this version runs");
@@ -135,7 +135,7 @@ impl Pipeline {
         Ok(Self { pooling, include_prompt, steps })
     }
 
-    /// The mean, brought to length 1.
+    /// The mean of the tokens, normalized to unit length.
     pub(crate) fn unit_means() -> Result<Self> {
         Ok(Self { pooling: Pooling::new(vec![PoolingMode::Mean])?, include_prompt: true, steps: vec![Step::Normalize] })
     }

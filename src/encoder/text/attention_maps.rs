@@ -15,9 +15,9 @@ use crate::visualize::AttentionMaps;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct MapOptions<'a> {
-    /// Of which layers; `None` is all.
+    /// The layers to return; `None` is all.
     pub layers: Option<Vec<usize>>,
-    /// Of which heads of each; `None` is all.
+    /// The heads to return of each layer; `None` is all.
     pub heads: Option<Vec<usize>>,
     /// As in [`EncodeOptions`](crate::encoder::EncodeOptions): only sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
@@ -35,7 +35,7 @@ impl<'a> MapOptions<'a> {
 }
 
 impl TextBatcher {
-    /// What `model` attends to in a text, or in two that it reads together.
+    /// The attention weights of `model` for a text or a pair of texts.
     pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
         let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
         let (padded, types) = self.padded(model, &[&encoding])?;
@@ -57,7 +57,7 @@ impl TextBatcher {
         };
         let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(&title);
         for (layer, observed) in forwarded.observed {
-            // A layer whose heads are all pruned has nothing to show.
+            // A layer whose heads are all pruned has no attention weights.
             let Some(weights) = observed.attention_weights.filter(|weights| weights.elem_count() > 0) else { continue };
             maps = match &options.heads {
                 Some(heads) => maps.with_heads(layer, heads, &weights)?,
@@ -68,7 +68,7 @@ impl TextBatcher {
     }
 }
 
-/// A token as its text has it; one that is of no text by its own name.
+/// A token as it is written in its text; a special token by its own name.
 fn name(encoding: &Encoding, texts: &[String], i: usize) -> String {
     let (start, end) = encoding.get_offsets()[i];
     let special = encoding.get_special_tokens_mask()[i] == 1;

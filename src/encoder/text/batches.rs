@@ -1,4 +1,4 @@
-//! Texts in batches through a model.
+//! Batches of texts: tokenized, sorted by length, and run through a model.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::encoder::text::tokenizer::{Text, Tokenizer};
 use crate::error::{Error, Result};
 use crate::mask::PaddedIds;
 
-/// How texts become the input of a model.
+/// Turns texts into batches and runs a model on them.
 #[derive(Debug, Clone)]
 pub(crate) struct TextBatcher {
     pub tokenizer: Tokenizer,
@@ -26,7 +26,7 @@ pub(crate) struct TextBatcher {
     pair_types: bool,
     pub dtype: DType,
     device: Device,
-    /// How many batches run at a time.
+    /// Limits how many batches run at a time.
     pub semaphore: Semaphore,
 }
 
@@ -72,7 +72,7 @@ impl TextBatcher {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }
         let encodings = self.tokenizer.encode(texts)?;
-        // Neighbours of like length waste least on padding.
+        // Sequences of similar length need the least padding.
         let mut order: Vec<usize> = (0..encodings.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(encodings[i].len()));
         let mut results: Vec<(usize, R)> = Vec::with_capacity(order.len());
@@ -94,8 +94,8 @@ impl TextBatcher {
         Ok(results.into_iter().map(|(_, result)| result).collect())
     }
 
-    /// One text after the other where the model can: nothing is spent on padding, and what a text gives is the same in
-    /// any batch.
+    /// The hidden states of a batch: ragged where the model supports it, without any work on padding, and with the same
+    /// result for a text in any batch; else padded.
     fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<HiddenStates> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         if model.supports_ragged() {
@@ -129,7 +129,7 @@ impl TextBatcher {
         };
         let types: Vec<Vec<u32>> = batch.iter().map(|encoding| types(encoding)).collect();
         for (ids, types) in ids.iter().zip(&types) {
-            // A tokenizer may know more tokens than its model; on a GPU nobody would notice.
+            // A tokenizer may have more tokens than its model; a GPU would not report that.
             check_ids("the tokens' ids", ids, config.vocab_size)?;
             if config.has_types() {
                 check_ids("the tokens' types", types, config.type_vocab_size)?;

@@ -9,7 +9,7 @@ use crate::encoder::text::text_classifier::TextClassifier;
 use crate::error::{Error, Result};
 use crate::io::{json, json_or_default};
 
-/// Pairs of texts to scores, as the `CrossEncoder` of sentence-transformers: both texts go through the model together.
+/// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together.
 /// The score is the sigmoid of the logit, unless the model's files name another activation.
 ///
 /// ```no_run
@@ -31,9 +31,9 @@ pub struct CrossEncoder {
 /// A document and its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranked {
-    /// Its place in the list that was given.
+    /// The index of the document in the list passed to [`CrossEncoder::rank`].
     pub index: usize,
-    /// How well it fits the query.
+    /// The relevance of the document to the query; the larger, the better.
     pub score: f32,
 }
 
@@ -85,7 +85,7 @@ impl CrossEncoder {
         Ok(ranked)
     }
 
-    /// Where the model looks in a pair, by layer and head: see
+    /// The attention weights for a pair, by layer and head: see
     /// [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention).
     ///
     /// # Errors

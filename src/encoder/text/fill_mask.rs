@@ -11,7 +11,7 @@ use crate::encoder::text::options::{EncodeOptions, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
-/// Texts with holes to the tokens that fit, as the `fill-mask` pipeline of transformers.
+/// Predicts the masked tokens of texts, as the `fill-mask` pipeline of transformers.
 ///
 /// ```no_run
 /// use candle_attention::encoder::FillMask;
@@ -29,14 +29,14 @@ pub struct FillMask {
     mask: (String, u32),
 }
 
-/// A token and how probable it is.
+/// A token predicted for a mask.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MaskPrediction {
-    /// The token as text; a space before it belongs to it.
+    /// The token as text, with the space before it if it has one.
     pub token: String,
-    /// Its id.
+    /// The id of the token in the vocabulary.
     pub id: u32,
-    /// Its probability.
+    /// The probability of the token, from 0 to 1.
     pub score: f32,
 }
 
@@ -45,7 +45,7 @@ impl FillMask {
     /// `tokenizer_config.json`, else `[MASK]` or `<mask>`.
     ///
     /// # Errors
-    /// A file missing or malformed, named; those of [`MaskedLm::load`]; a tokenizer without a mask token.
+    /// A file that is missing or malformed; those of [`MaskedLm::load`]; a tokenizer without a mask token.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
         let (batcher, config, source) = TextBatcher::load(folder, dtype, device)?;
@@ -72,15 +72,15 @@ impl FillMask {
         &self.head
     }
 
-    /// What stands for a hole in a text.
+    /// The text of the mask token, such as `[MASK]`.
     pub fn mask_token(&self) -> &str {
         &self.mask.0
     }
 
-    /// For each hole in `text`, the `top_k` most probable tokens, the most probable first.
+    /// For each mask token in `text`, the `top_k` most probable tokens, the most probable first.
     ///
     /// # Errors
-    /// A text without a hole that is not cut off; a token that the model does not have.
+    /// A text without a mask token within the maximum length; a token that the model does not have.
     pub fn fill_mask(&self, text: &str, top_k: usize) -> Result<Vec<Vec<MaskPrediction>>> {
         Ok(self.fill_masks(&[text], top_k, &EncodeOptions::default())?.remove(0))
     }

@@ -6,10 +6,10 @@ use crate::macros::setters;
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct EncodeOptions<'a> {
-    /// Texts that run together at most; they are sorted by length first.
+    /// The largest number of texts in a batch. Texts are sorted by length first.
     pub batch_size: usize,
-    /// Tokens that run together at most, padding included where there is some; a longer text runs alone. Bounds the
-    /// memory of long texts.
+    /// The largest number of tokens in a batch, padding included; a longer text runs alone. Bounds the memory that long
+    /// texts need.
     pub max_batch_tokens: usize,
     /// The name of one of the model's prompts, put before each text; `None` is the model's default, if it has one. Only
     /// sentence encoders have prompts.
@@ -37,7 +37,7 @@ impl<'a> EncodeOptions<'a> {
     }
 }
 
-/// For a head, which has no prompts.
+/// Rejects a prompt: models with a task head have none.
 pub(crate) fn without_prompt(prompt_name: Option<&str>) -> Result<()> {
     match prompt_name {
         Some(name) => Err(Error::value("prompt_name", name, "none: only sentence encoders have prompts")),

@@ -13,8 +13,9 @@ use crate::encoder::text::options::{EncodeOptions, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
-/// TextBatcher, or pairs of texts, to the probabilities of labels, as the `text-classification` pipeline of transformers has
-/// them: one label or `multi_label_classification`, a sigmoid each; `regression`, the logits; otherwise a softmax.
+/// Classifies texts or pairs of texts, as the `text-classification` pipeline of transformers.
+///
+/// The scores are, with one label or `multi_label_classification`, a sigmoid each; `regression`, the logits; otherwise a softmax.
 ///
 /// ```no_run
 /// use candle_attention::encoder::{EncodeOptions, TextClassifier};
@@ -32,12 +33,12 @@ pub struct TextClassifier {
     function: Function,
 }
 
-/// A label and how probable it is.
+/// A label of a text, and its score.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Label {
-    /// Its name.
+    /// The name of the label, from `id2label`.
     pub label: String,
-    /// Its probability.
+    /// The probability of the label, from 0 to 1; for regression, the logit.
     pub score: f32,
 }
 
@@ -66,7 +67,7 @@ impl TextClassifier {
     /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
     ///
     /// # Errors
-    /// A file missing or malformed, named; those of [`SequenceClassifier::load`].
+    /// A file that is missing or malformed; those of [`SequenceClassifier::load`].
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
         let modules = modules(folder)?;
@@ -93,7 +94,7 @@ impl TextClassifier {
         &self.head
     }
 
-    /// What the numbers of [`logits`](Self::logits) stand for.
+    /// The names of the labels, in the order of [`logits`](Self::logits).
     pub fn labels(&self) -> &[String] {
         self.head.labels()
     }
@@ -123,7 +124,7 @@ impl TextClassifier {
         Ok(numbers.into_iter().map(labelled).collect())
     }
 
-    /// The logits of each text, one a label.
+    /// The logits of each text, one per label.
     ///
     /// # Errors
     /// A batch size of 0; a prompt; a token that the model does not have.
@@ -131,11 +132,11 @@ impl TextClassifier {
         self.numbers(texts, options, |_, logits| Ok(logits))
     }
 
-    /// Where the model looks in a text, or in two that it reads together: see
+    /// The attention weights for a text or a pair of texts: see
     /// [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention).
     ///
     /// # Errors
-    /// A layer or head that is not there; a prompt; a token that the model does not have.
+    /// A layer or head that does not exist; a prompt; a token that the model does not have.
     #[cfg(feature = "visualize")]
     pub fn attention<'a>(
         &self,

@@ -4,7 +4,7 @@ use tokenizers::{EncodeInput, Encoding, TruncationDirection, TruncationParams, T
 
 use crate::error::{Error, Result};
 
-/// A `tokenizer.json`, with the model's own maximum length in place of the file's truncation and padding.
+/// The tokenizer of a `tokenizer.json`, with the maximum length of the model instead of the file's truncation and padding.
 #[derive(Debug, Clone)]
 pub(crate) struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -78,12 +78,12 @@ fn wrong(error: tokenizers::Error) -> Error {
     Error::Tokenizer(error.to_string())
 }
 
-/// What a model reads: a text, or two that belong together. `"a text".into()`, `("one", "two").into()`.
+/// The input of a model: a text, or a pair of texts. `"a text".into()`, `("one", "two").into()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Text<'a> {
-    /// A text.
+    /// One text.
     One(&'a str),
-    /// Such as a question and an answer, or a premise and a hypothesis.
+    /// A pair, such as a question and an answer, or a premise and a hypothesis.
     Pair(&'a str, &'a str),
 }
 
