@@ -84,7 +84,7 @@ pub(crate) fn read(path: &Path) -> Result<HashMap<String, String>> {
             return wrong(format!("its data ends at {to}, the file's at {}", length - 8 - size));
         }
         if to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) != Some(bits) {
-            return wrong(format!("its data is at {from} to {to}, but {dtype:?} {shape:?} has {bits} bits"));
+            return wrong(format!("its data goes from {from} to {to}, but {dtype:?} {shape:?} has {bits} bits"));
         }
     }
     Ok(header.metadata.unwrap_or_default())

@@ -1,10 +1,11 @@
-//! Encoders around [`MultiHeadAttention`](crate::MultiHeadAttention), from published checkpoints: text to sentence
-//! embeddings ([`SentenceEncoder`]), and the heads that go with them: labels ([`TextClassifier`]), scores of pairs
-//! ([`CrossEncoder`]), tokens for masks ([`FillMask`]).
+//! Text encoders built on [`MultiHeadAttention`](crate::MultiHeadAttention), loaded from published checkpoints: sentence
+//! embeddings ([`SentenceEncoder`]), text classification ([`TextClassifier`]), scores of pairs of texts ([`CrossEncoder`])
+//! and masked-token prediction ([`FillMask`]).
 //!
-//! Below the texts stand [`BertModel`], token ids to hidden states, and on it [`SequenceClassifier`] and [`MaskedLm`].
-//! BERT's families differ in names, in how tokens know their place, in their feed-forward part and in where they
-//! normalise; see [`BertConfig`] for those that are known.
+//! These take texts. The models below them take token ids: [`BertModel`] computes hidden states, [`SequenceClassifier`] and
+//! [`MaskedLm`] add a task head. BERT's families differ in tensor names, positions, feed-forward part and norms; all of that
+//! is data, a row of the table of families, so that one stack of blocks with one forward loop runs them all. [`BertConfig`]
+//! lists the supported families.
 
 mod folder;
 mod heads;

@@ -7,11 +7,11 @@
   const state = { layer: 0, head: 0, query: 0 }; // places in the lists, not numbers
   let hovered = null, pointed = null, all = false, shown = null;
 
-  // Set apart, so that a token does not turn around what stands beside it.
+  // Isolated, so that a right-to-left token does not reorder the text beside it.
   const quoted = (token) => `“\u2068${token}\u2069”`;
   const text = (units) => (units / UNITS).toFixed(4);
 
-  // Weights, unpacked when they are first looked at; the latest are kept.
+  // Attention weights, unpacked when first shown; the latest are kept.
   const unpacked = new Map(), KEPT = 24;
   function weights(layer, head) {
     const id = `w${layer}-${head}`;
@@ -34,7 +34,7 @@
     return { numbers, most };
   }
 
-  // Colours.
+  // Colors.
   const system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
   function color(level) {
@@ -46,7 +46,7 @@
   const level = (weight, most) => (most > 0 ? Math.sqrt(weight / most) : 0);
   const light = ([r, g, b]) => 0.299 * r + 0.587 * g + 0.114 * b > 118;
   const style = (name) => getComputedStyle(document.body).getPropertyValue(name);
-  // The colours of 256 levels: as canvas pixels, and for a background with the ink that is read on it.
+  // The colors of 256 levels: as canvas pixels, and the text color that is legible on each.
   const palette = new Uint32Array(256), inks = [];
   function mix() {
     const bytes = new Uint8ClampedArray(palette.buffer);
@@ -81,7 +81,7 @@
   };
   const asking = () => hovered ?? state.query;
 
-  // Numbers of layer and head.
+  // Layer and head selection.
   function fillSelect(select, numbers, chosen) {
     select.replaceChildren(...numbers.map((number, i) => new Option(number, i, false, i === chosen)));
   }
@@ -164,7 +164,7 @@
     byId("all").textContent = all ? `Show the first ${FIRST}` : `Show all ${keys.length}`;
   }
 
-  // The map: a picture of one pixel a weight, enlarged, with names where there is room.
+  // The map: an image with one pixel per attention weight, enlarged, with labels where there is room.
   const map = { x: 0, y: 0, cell: 0 };
   const SMALLEST_NAME = 11;
   function shorten(pen, name, room) {
@@ -210,7 +210,7 @@
       pen.strokeRect(map.x, map.y + asking() * map.cell, map.cell * keys.length, map.cell);
       if (pointed !== null) pen.strokeRect(map.x + pointed * map.cell, map.y, map.cell, map.cell * queries.length);
     } else {
-      // A frame would cover what it marks.
+      // A frame would cover the cell that it marks.
       const middle = (i) => (i + 0.5) * map.cell - 1;
       for (const x of [0, wide - 10]) pen.fillRect(x, middle(asking()), 10, 2);
       if (pointed !== null) for (const y of [0, high - 10]) pen.fillRect(middle(pointed), y, 2, 10);
@@ -255,7 +255,7 @@
     requestAnimationFrame(() => { scheduled = false; draw(); });
   }
 
-  // The overview: a small picture a head, made one after the other; a pixel is the largest weight of its block.
+  // The overview: one thumbnail per head, drawn one after another; a pixel is the largest attention weight of its block.
   const SMALL = 48, smalls = new Map();
   function small({ numbers, most }) {
     const columns = Math.min(keys.length, SMALL), rows = Math.min(queries.length, SMALL);
@@ -297,7 +297,7 @@
     });
     await choose({});
     for (const [i, j, canvas] of canvases) {
-      // Not kept: the chosen heads should be.
+      // Not cached: the cache is for the selected heads.
       const found = small(await (unpacked.get(`w${i}-${j}`) ?? unpack(byId(`w${i}-${j}`).textContent)));
       smalls.set(canvas, found);
       drawSmall(canvas, found);
@@ -318,7 +318,7 @@
     draw();
   }
 
-  // What a reader does.
+  // User input.
   const list = byId("queries");
   list.addEventListener("pointerover", (event) => {
     if (event.pointerType === "mouse" && place(event) !== null) point(place(event), null);

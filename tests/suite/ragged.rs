@@ -224,7 +224,7 @@ fn encoder_gives_equal_results_ragged_and_padded() {
     }
     says(model.forward_ragged(&ids, &types, &lengths[1..]), &["the sum of lengths"]);
     says(model.forward_ragged(&ids, &types[1..], &lengths), &["the number of types"]);
-    says(model.forward_ragged(&[1; 41], &[0; 41], &[41]), &["the longest text is 41", "at most 40"]);
+    says(model.forward_ragged(&[1; 41], &[0; 41], &[41]), &["the longest sequence is 41", "at most 40"]);
     says(model.forward_ragged(&[109], &[0], &[1]), &["the largest of ids is 109"]);
     let wide = BertModel::load(&config, checkpoint.at("", DType::F64, &CPU)).unwrap();
     assert!(!wide.supports_ragged());

@@ -28,11 +28,11 @@ pub struct SequenceClassifier {
 }
 
 impl SequenceClassifier {
-    /// Reads model and head from the root of a checkpoint.
+    /// Loads model and head from the root of a checkpoint.
     ///
     /// # Errors
-    /// Those of [`BertModel::load`]; a family without such a head; a checkpoint without one; as many labels in
-    /// `id2label` as the head has not.
+    /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head; a number of labels in `id2label` that
+    /// differs from the head's.
     pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
         let Some(names) = config.row().classifier else {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
@@ -66,21 +66,21 @@ impl SequenceClassifier {
         })
     }
 
-    /// The model below the head.
+    /// The model without the head.
     pub fn model(&self) -> &BertModel {
         &self.model
     }
 
-    /// What the logits stand for: `id2label`, or `LABEL_0` and so on.
+    /// The labels of the logits, in their order: `id2label`, or `LABEL_0`, `LABEL_1`, …
     pub fn labels(&self) -> &[String] {
         &self.labels
     }
 
-    /// Token ids `(b, s)` u32, padded on the right, with `lengths` tokens in each row → logits `(b, labels)` in f32 (f64
+    /// Token ids `(b, s)` u32, padded on the right, with `lengths` tokens per sequence → logits `(b, labels)` in f32 (f64
     /// for an f64 model).
     ///
     /// # Errors
-    /// As [`BertModel::forward`]; a row without tokens.
+    /// The errors of [`BertModel::forward`]; a sequence without tokens.
     pub fn forward(
         &self,
         ids: &Tensor,
@@ -121,7 +121,7 @@ fn means(config: &BertConfig, key: Option<&'static str>) -> Result<bool> {
 /// The names of `count` labels.
 fn labels(config: &BertConfig, count: Option<usize>) -> Result<Vec<String>> {
     let stated = config.key("id2label").and_then(Value::as_object);
-    // With two unnamed ones, transformers writes none.
+    // transformers writes no `id2label` for two unnamed labels.
     let count = count.or(stated.map(serde_json::Map::len)).unwrap_or(2);
     let Some(stated) = stated else {
         return Ok((0..count).map(|i| format!("LABEL_{i}")).collect());

@@ -14,7 +14,7 @@ use crate::ops::Linear;
 use crate::tensor::compute_dtype;
 use crate::weights::LinearWeights;
 
-/// A [`BertModel`] with a head that says which token stands at a place: `E norm(activation(first(x))) + b`, `E` being the
+/// A [`BertModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are the
 /// word embeddings unless `tie_word_embeddings` is false.
 #[derive(Debug, Clone)]
 pub struct MaskedLm {
@@ -26,10 +26,10 @@ pub struct MaskedLm {
 }
 
 impl MaskedLm {
-    /// Reads model and head from the root of a checkpoint.
+    /// Loads model and head from the root of a checkpoint.
     ///
     /// # Errors
-    /// Those of [`BertModel::load`]; a family without such a head; a checkpoint without one.
+    /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head.
     pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
         let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
@@ -71,7 +71,7 @@ impl MaskedLm {
         })
     }
 
-    /// The model below the head.
+    /// The model without the head.
     pub fn model(&self) -> &BertModel {
         &self.model
     }
@@ -79,7 +79,7 @@ impl MaskedLm {
     /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, vocab_size)` in f32 (f64 for an f64 model).
     ///
     /// # Errors
-    /// As [`BertModel::forward`].
+    /// The errors of [`BertModel::forward`].
     pub fn forward(
         &self,
         ids: &Tensor,

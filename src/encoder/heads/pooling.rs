@@ -34,7 +34,7 @@ impl Pooling {
     /// Pooling by these modes.
     ///
     /// # Errors
-    /// If there is none.
+    /// If `modes` is empty.
     pub fn new(modes: Vec<PoolingMode>) -> Result<Self> {
         if modes.is_empty() {
             return Err(Error::config("pooling_mode", "[]", "at least one mode"));
@@ -63,7 +63,7 @@ impl Pooling {
     }
 }
 
-/// Prevents a division by zero for a text whose tokens are all left out, as in sentence-transformers.
+/// Prevents a division by zero for a text whose tokens are all excluded, as in sentence-transformers.
 const SMALLEST: f64 = 1e-9;
 
 impl PoolingMode {

@@ -14,7 +14,7 @@ use crate::encoder::hub::model_id::check_id;
 use crate::error::{Error, Result};
 use crate::macros::setters;
 
-/// Where and how a model is brought from the hub. What is `None` comes from the environment: `HF_ENDPOINT`, `HF_TOKEN`,
+/// Where and how a model is downloaded. A field that is `None` takes its value from the environment: `HF_ENDPOINT`, `HF_TOKEN`,
 /// `HF_HOME`, `HF_HUB_CACHE`, and `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
 #[derive(Clone, Default)]
 #[non_exhaustive]
@@ -27,7 +27,7 @@ pub struct HubOptions {
     pub endpoint: Option<String>,
     /// The cache folder.
     pub cache_dir: Option<PathBuf>,
-    /// Use the cache only, make no request.
+    /// Only use the cache, and make no request.
     pub offline: Option<bool>,
     /// Show a progress bar on standard error, if that is a terminal.
     pub progress: bool,
@@ -64,14 +64,14 @@ impl HubOptions {
     }
 }
 
-/// Brings the files that [`SentenceEncoder`](crate::encoder::SentenceEncoder) needs of the model `id` into the hub's cache, and
-/// gives the folder where they lie together. All are of one commit.
+/// Downloads the files that [`SentenceEncoder`](crate::encoder::SentenceEncoder) needs of the model `id` into the hub's cache,
+/// and returns their folder. All files are of one commit.
 ///
-/// Each file that arrives is checked against the size that the hub announced; one that is not whole is removed from the
-/// cache, so that the next call brings it again.
+/// Each downloaded file is checked against the size that the hub announced. An incomplete file is removed from the cache,
+/// so that the next call downloads it again.
 ///
 /// # Errors
-/// [`Error::Hub`]: no such model or file, no access, no network, offline and not in the cache, a file cut short.
+/// [`Error::Hub`]: no such model or file, no access, no network, offline and not in the cache, a truncated file.
 pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
     let fetcher = Fetcher::new(id, options)?;
     let mut revision = fetcher.revision.clone();
@@ -80,7 +80,7 @@ pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
         None => fetcher.required("config.json", &revision)?,
     };
     let folder = top.parent().map(Path::to_path_buf).unwrap_or_default();
-    // Every other file from the commit of the first one: a branch may move meanwhile.
+    // All other files come from the commit of the first one, because a branch may move meanwhile.
     if let Some(commit) = folder.file_name().and_then(|name| name.to_str()) {
         revision = commit.to_string();
     }
@@ -141,11 +141,11 @@ impl<'a> Fetcher<'a> {
         self.optional(file, revision)?.ok_or_else(|| self.absent(&format!("`{file}`"), revision))
     }
 
-    /// Why a file that is needed is not there. The client says the same of a missing file, revision and repository.
+    /// Why a required file is missing. The client reports a missing file, revision and repository in the same way.
     fn absent(&self, file: &str, revision: &str) -> Error {
         let no_model = || matches!(self.repository.exists().send(), Ok(false) | Err(HFError::AuthRequired { .. }));
         let no_revision = || matches!(self.repository.revision_exists().revision(revision).send(), Ok(false));
-        // Offline, only what the hub once said to be absent gets here.
+        // Offline, only files that the hub once reported as absent reach this point.
         let reason = if !self.offline && no_model() {
             NO_MODEL.to_string()
         } else if !self.offline && no_revision() {
@@ -174,7 +174,7 @@ impl<'a> Fetcher<'a> {
                 Ok(Some(path))
             }
             Err(HFError::EntryNotFound { .. }) => Ok(None),
-            // Not known to be absent: to go on without it could mean other vectors.
+            // Not known to be absent: continuing without it could change the embeddings.
             Err(HFError::LocalEntryNotFound { .. }) => {
                 Err(hub_error(self.id, format!("`{file}` is not in the cache, and offline mode is on")))
             }
@@ -182,7 +182,7 @@ impl<'a> Fetcher<'a> {
         }
     }
 
-    /// The client looks at neither the status nor the length of the answer it stores.
+    /// Checks the size, because the client checks neither the status nor the length of the response that it stores.
     fn check_size(&self, file: &str, path: &Path, announced: u64) -> Result<()> {
         let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
         if announced == 0 || found == announced {
@@ -203,7 +203,7 @@ impl<'a> Fetcher<'a> {
         };
         match Checkpoint::open(&path) {
             Ok(_) => Ok(Some(path)),
-            // What is no checkpoint never was one; offline it could not be brought again.
+            // A file of the right size that is no checkpoint never was one; offline it could not be downloaded again.
             Err(error @ Error::File { .. }) if !self.offline => {
                 discard(&path);
                 Err(hub_error(self.id, format!("`{file}` was discarded: {error}")))
@@ -230,7 +230,7 @@ fn inside(folder: &str, file: &str) -> String {
 
 /// Removes a file of the cache and what it links to.
 fn discard(path: &Path) {
-    // Best effort: the error that follows matters more than one of tidying up.
+    // Best effort: the error that follows matters more than a failed removal.
     if let Ok(blob) = std::fs::canonicalize(path) {
         let _ = std::fs::remove_file(blob);
     }
@@ -252,7 +252,7 @@ const NO_MODEL: &str = "no such model, or it is private and needs a valid HF_TOK
 
 fn explain(error: &HFError, file: &str, revision: &str) -> String {
     match error {
-        // The hub answers so for a model that is not there, too, lest it tell of private ones.
+        // The hub also answers this for a model that does not exist, so that it does not reveal private ones.
         HFError::RepoNotFound { .. } | HFError::AuthRequired { .. } => NO_MODEL.to_string(),
         HFError::RevisionNotFound { .. } => format!("no revision `{revision}`"),
         HFError::Forbidden { .. } => {
@@ -263,7 +263,7 @@ fn explain(error: &HFError, file: &str, revision: &str) -> String {
     }
 }
 
-/// The innermost error: what lies around it says only that a request failed.
+/// The innermost error; those around it only report that a request failed.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -272,7 +272,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     error.to_string()
 }
 
-/// Shows the bytes as they come and remembers how many were announced.
+/// Shows the progress of a download and records the announced size.
 struct Progress {
     announced: AtomicU64,
     bar: ProgressBar,

@@ -16,19 +16,19 @@ use crate::weights::LinearWeights;
 pub(crate) struct FeedForward {
     activated: Linear,
     plain: Option<Linear>,
-    /// Both in one, where they are stored so, and which half is activated.
+    /// Both as one matrix, if they are stored so, and the index of the activated half.
     both: Option<(Linear, usize)>,
     activation: Activation,
     last: Linear,
 }
 
 impl FeedForward {
-    /// Reads it from the layer that `source` points at.
+    /// Loads the projections below the prefix of `source`, that of a layer.
     pub fn load<S: WeightSource>(config: &BertConfig, names: FeedForwardNames, source: &S) -> Result<Self> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let read = |name: &str, out, input| {
             let source = source.child(name);
-            // Gated families leave biases out as they like.
+            // In gated families each bias is optional.
             let bias = matches!(names, FeedForwardNames::Plain { .. }) || source.contains("bias");
             read_linear(&source, out, input, bias)
         };
@@ -41,7 +41,7 @@ impl FeedForward {
             }
             FeedForwardNames::Halves { both, activated, last } => {
                 let weights = read(both, 2 * inner, hidden)?;
-                // Views: they follow the weights if they change.
+                // Views, which follow the weights if these change.
                 let half = |which: usize| {
                     let bias = weights.bias.as_ref().map(|bias| bias.narrow(0, which * inner, inner)).transpose()?;
                     dense(both, LinearWeights { weight: weights.weight.narrow(0, which * inner, inner)?, bias })
@@ -56,7 +56,7 @@ impl FeedForward {
         Ok(Self { activated, plain, both, activation: config.hidden_act, last })
     }
 
-    /// xs `(b, s, hidden)` → the same, the last bias left to the next step where a GPU adds it there.
+    /// xs `(b, s, hidden)` → the same, with the last bias pending where a GPU adds it in the next operation.
     pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
         if let Some(activation) = ops::Activation::from_candle(self.activation)
             && let both = self.both.as_ref().map(|(both, half)| (both, *half))
@@ -76,7 +76,7 @@ impl FeedForward {
         self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Linear::can_pack)
     }
 
-    /// As [`forward`](Self::forward) on plain numbers; call only if [`supports_rows`](Self::supports_rows).
+    /// [`forward`](Self::forward) on CPU buffers; only call it if [`supports_rows`](Self::supports_rows).
     pub fn forward_rows(
         &self,
         xs: &[f32],
@@ -86,7 +86,7 @@ impl FeedForward {
     ) -> Result<()> {
         let FeedForwardBuffers { f32, bf16, plain: factors } = buffers;
         let Some(plain) = &self.plain else {
-            // What would be rounded before its next product anyway is not kept wider.
+            // The next product rounds its inputs to bf16, so nothing wider is stored.
             return match self.last.packed()?.rounds_to_bf16() {
                 true => {
                     self.activated_rows(xs, tokens, bf16)?;
@@ -120,7 +120,7 @@ impl FeedForward {
     }
 }
 
-/// Memory that layers reuse: the wide part of a feed-forward in one dtype, and what it is multiplied with.
+/// Buffers that layers reuse: the intermediate features in one dtype, and the gate.
 #[derive(Debug, Default)]
 pub(crate) struct FeedForwardBuffers {
     f32: Vec<f32>,
@@ -128,13 +128,13 @@ pub(crate) struct FeedForwardBuffers {
     plain: Vec<f32>,
 }
 
-/// Reads a projection `(out, input)`.
+/// Loads the weights of a projection `(out, input)`.
 pub(crate) fn read_linear<S: WeightSource>(source: &S, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
     Ok(LinearWeights { weight: source.get("weight", &[out, input])?, bias })
 }
 
-/// As [`read_linear`], with its bias, as a layer.
+/// Loads a projection `(out, input)` with its bias.
 pub(crate) fn load_linear<S: WeightSource>(source: &S, out: usize, input: usize) -> Result<Linear> {
     Linear::new(&source.full_name(""), read_linear(source, out, input, true)?, out, input)
 }

@@ -1,4 +1,4 @@
-//! The model of `weights/`, part of the program: its folder is not needed where it runs.
+//! The model of `weights/`, compiled into the program, which therefore does not need its folder.
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
@@ -18,8 +18,8 @@ const TOKENIZER: &[u8] = include_bytes!("../../../weights/tokenizer.json");
 const WEIGHTS: &[u8] = include_bytes!("../../../weights/model.safetensors");
 
 impl SentenceEncoder {
-    /// The model that comes with this crate, `weights/`: small, English, offline. The same as
-    /// [`from_folder`](Self::from_folder) of that folder; its README says what it is good for.
+    /// The model that is part of this crate, `weights/`: small, English, available offline. Equal to
+    /// [`from_folder`](Self::from_folder) of that folder, whose README describes its quality.
     ///
     /// ```
     /// use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
@@ -43,7 +43,7 @@ impl SentenceEncoder {
         let model = BertModel::load(&config, source)?;
         Ok(Self { model, batcher, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
     }
-    /// What [`fingerprint`](crate::encoder::fingerprint) is to a folder: a hash of the embedded model's content.
+    /// A hash of the embedded model's content, like [`fingerprint`](crate::encoder::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {
         let mut fingerprint = Fingerprint::default();
         [CONFIG, TOKENIZER, WEIGHTS].iter().for_each(|content| fingerprint.add_hash(&Sha256::digest(content).into()));

@@ -5,12 +5,12 @@ use crate::encoder::folder::modules;
 use crate::error::{Error, Result};
 use crate::io::{Fingerprint, hash_file};
 
-/// A hash of what a model's folder says about its embeddings: the content of the weights, the tokenizer and the
-/// configurations (`*.safetensors`, `*.json`), at the top and in the folders of its modules. 64 hexadecimal digits of
-/// SHA-256. Where the folder lies, and other files in it, change nothing.
+/// SHA-256, as 64 hexadecimal digits, of the files that determine a model's embeddings: weights, tokenizer and
+/// configurations (`*.safetensors`, `*.json`) in its folder and in the folders of its modules. The location of the folder
+/// and its other files have no influence.
 ///
 /// # Errors
-/// A folder or file that cannot be read; a `modules.json` that is none.
+/// A folder or file that cannot be read; an invalid `modules.json`.
 pub fn fingerprint(folder: impl AsRef<Path>) -> Result<String> {
     let folder = folder.as_ref();
     let modules = modules(folder)?.unwrap_or_default();

@@ -154,7 +154,7 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     };
     fails(&replaced("index 1", "index 9"), "tiny", &["not a search index"]);
     fails(&replaced("\"keys\"", "\"keyz\""), "tiny", &["keys"]);
-    fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a whole"]);
+    fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a complete"]);
     fails(&replaced("[3,24]", "[4,18]"), "tiny", &["`embeddings` is F16 [4, 18]"]);
     fails(&replaced("\"F16\"", "\"I16\""), "tiny", &["`embeddings` is I16"]);
     says(Index::new(&texts, 24, "tiny").unwrap().load_cached(folder.path().join("no")), &["no: No such file"]);
