@@ -47,7 +47,7 @@ fn inconsistent_header_error_names_the_tensor() {
         says(file(entries, 24), &[&named, parts].concat());
     };
     says(&[a.clone(), b(8, 16)], &["`b`", "offset"]); // they overlap
-    says(&[a.clone(), b(20, 24)], &["`b`", "its data is at 20 to 24, but F32 [2] has 64 bits"]);
+    says(&[a.clone(), b(20, 24)], &["`b`", "its data goes from 20 to 24, but F32 [2] has 64 bits"]);
     says(&[a.clone(), b(24, 16)], &["`b`", "from 24 to 16"]);
     says(&[a.clone(), b(1 << 40, (1 << 40) + 8)], &["`b`", "ends at 1099511627784, the file's at 24"]);
     says(&[a.clone(), entry("b", "Q7", "[2]", 16, 24)], &["tensor `b`", "unknown variant `Q7`"]);
