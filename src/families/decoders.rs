@@ -24,10 +24,10 @@ const ALTERNATING: Window = windows(WindowLayers::AllButLastOf { key: None, defa
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama", "gemma", "olmo", "granite"], ..LLAMA },
     Family { model_types: &["mistral", "mixtral", "starcoder2"], window: windows(WindowLayers::All), ..LLAMA },
-    Family { model_types: &["qwen2", "qwen2_moe"], window: windows(WindowLayers::FromMaxWindowLayers), ..LLAMA },
+    Family { model_types: &["qwen2", "qwen2_moe"], window: windows(WindowLayers::FromLayerNumber), ..LLAMA },
     Family {
         model_types: &["qwen3", "qwen3_moe"],
-        window: windows(WindowLayers::FromMaxWindowLayers),
+        window: windows(WindowLayers::FromLayerNumber),
         qk_norm: (NormKind::Rms, NormOver::Head),
         ..LLAMA
     },

@@ -87,7 +87,7 @@ pub(crate) enum WindowLayers {
     /// All but the first of each group of layers.
     AllButFirstOf { key: Option<&'static str>, default: usize },
     /// Those from number `max_window_layers` on, if `use_sliding_window` is set (Qwen).
-    FromMaxWindowLayers,
+    FromLayerNumber,
 }
 
 /// How attention is made aware of positions. Embeddings added to the input of the model are not part of it.

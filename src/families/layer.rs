@@ -202,7 +202,7 @@ impl<'a> Layer<'a> {
             WindowLayers::All => true,
             WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),
             WindowLayers::AllButFirstOf { key, default } => !self.index.is_multiple_of(group(key, default)?),
-            WindowLayers::FromMaxWindowLayers => {
+            WindowLayers::FromLayerNumber => {
                 let first = self.number("max_window_layers")?.unwrap_or(usize::MAX);
                 self.flag("use_sliding_window") == Some(true) && self.index >= first
             }
