@@ -2,8 +2,7 @@
 //!
 //! The encoder builds its stack from these columns. They also describe pre-norm RMS blocks with a gated feed-forward, so
 //! a decoder-type embedding model is a row, not code.
-// Some columns are there for decoder-type embedding models, which come next.
-#![allow(dead_code)]
+#![cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the encoder runs whole models"))]
 
 use crate::config::NormKind;
 use crate::families::task_heads::{ClassifierHead, MaskedLmHead};
@@ -38,6 +37,7 @@ pub(crate) enum EmbeddingScale {
     /// No factor.
     One,
     /// `sqrt(hidden_size)` (Gemma).
+    #[allow(dead_code, reason = "for decoder-type embedding models")]
     SqrtHiddenSize,
 }
 
@@ -49,6 +49,7 @@ pub(crate) enum BlockNorms {
     /// Pre-norm, `x = x + f(norm(x))` ([Xiong 2020](https://arxiv.org/abs/2002.04745)).
     Pre { attention: &'static str, feed_forward: &'static str },
     /// Both sides, `x = x + after(f(before(x)))`, as `[before, after]` (Gemma 2).
+    #[allow(dead_code, reason = "for decoder-type embedding models")]
     Sandwich { attention: [&'static str; 2], feed_forward: [&'static str; 2] },
 }
 

@@ -30,6 +30,7 @@ pub(crate) struct Family {
     /// Why this version cannot run the family as its own model does.
     pub unsupported: Option<&'static str>,
     /// The whole model, if this version runs it.
+    #[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the encoder runs whole models"))]
     pub model: Option<Model>,
 }
 

@@ -15,6 +15,7 @@ mod problem;
 mod qkv;
 mod rotation;
 
+#[cfg(feature = "encoder")]
 pub(crate) use activation::Activation;
 pub(crate) use linear::{Linear, PendingBias, accumulate_dtype};
 pub(crate) use problem::Norm;

@@ -20,4 +20,4 @@ pub(crate) use cpu_slice::{Slice, with_f32_slice, with_slice};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 pub(crate) use dtype::{compute_dtype, for_cpu_element};
-pub(crate) use select::{select, unpruned};
+pub(crate) use select::select;

@@ -14,12 +14,3 @@ pub(crate) fn select(t: &Tensor, indices: &[usize], dim: usize) -> Result<Tensor
     let indices: Vec<u32> = indices.iter().map(|&index| index as u32).collect();
     Ok(t.contiguous()?.index_select(&Tensor::new(indices, t.device())?, dim)?)
 }
-
-/// A table `(_, heads)` without the columns of the `pruned` heads.
-pub(crate) fn unpruned(table: &Tensor, pruned: &[usize]) -> Result<Tensor> {
-    if pruned.is_empty() {
-        return Ok(table.clone());
-    }
-    let kept: Vec<usize> = (0..table.dim(1)?).filter(|head| !pruned.contains(head)).collect();
-    select(table, &kept, 1)
-}

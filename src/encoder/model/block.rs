@@ -11,7 +11,7 @@ use crate::encoder::model::stream::Stream;
 use crate::error::Result;
 use crate::families::block::{Block as BlockRow, BlockNorms};
 use crate::mask::AttentionMask;
-use crate::tensor::unpruned;
+use crate::tensor::select;
 use crate::weights::AttentionWeights;
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the family
@@ -123,6 +123,15 @@ impl Block {
     pub fn supports_rows(&self) -> bool {
         self.attention.supports_cpu_ragged() && self.feed_forward.supports_rows()
     }
+}
+
+/// A table `(_, heads)` without the columns of the `pruned` heads.
+fn unpruned(table: &Tensor, pruned: &[usize]) -> Result<Tensor> {
+    if pruned.is_empty() {
+        return Ok(table.clone());
+    }
+    let kept: Vec<usize> = (0..table.dim(1)?).filter(|head| !pruned.contains(head)).collect();
+    select(table, &kept, 1)
 }
 
 #[cfg(test)]
