@@ -1,4 +1,4 @@
-//! Benchmarks of the kernels, without a model around them: `cargo bench --bench kernels`.
+//! Benchmarks of the kernels, without a model around them: `cargo bench --manifest-path benches/Cargo.toml`.
 //!
 //! `RAYON_NUM_THREADS` sets the number of threads, `CANDLE_ATTENTION_ISA` the instruction set.
 
