@@ -6,6 +6,7 @@ use crate::tensor::compute_dtype;
 /// How the hidden states of a text's tokens become one vector; the names are those of sentence-transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum PoolingMode {
     /// The first token.
     Cls,
@@ -51,7 +52,11 @@ impl Pooling {
     ///
     /// # Errors
     /// If the shapes do not fit each other.
-    pub fn forward(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, tokens: &Tensor, mask: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.pool(tokens, mask)?)
+    }
+
+    fn pool(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let (b, s, _) = tokens.dims3().map_err(|_| Error::shape("tokens", tokens.dims(), "(b, s, d)"))?;
         if mask.dims() != [b, s] {
             return Err(Error::shape("mask", mask.dims(), format!("{:?}", [b, s])));

@@ -30,6 +30,7 @@ pub struct CrossEncoder {
 
 /// A document and its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct Ranked {
     /// The index of the document in the list passed to [`CrossEncoder::rank`].
     pub index: usize,

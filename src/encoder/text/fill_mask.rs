@@ -31,6 +31,7 @@ pub struct FillMask {
 
 /// A token predicted for a mask.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct MaskPrediction {
     /// The token as text, with the space before it if it has one.
     pub token: String,

@@ -35,6 +35,7 @@ pub struct TextClassifier {
 
 /// A label of a text, and its score.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Label {
     /// The name of the label, from `id2label`.
     pub label: String,
