@@ -1,3 +1,5 @@
+//! `SequenceClassifier`: the sequence classification head on token ids.
+
 use candle_core::{Module, Tensor};
 use serde_json::Value;
 

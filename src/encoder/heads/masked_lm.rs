@@ -1,3 +1,5 @@
+//! `MaskedLm`: the masked language modeling head on token ids.
+
 use candle_core::{Module, Tensor};
 use candle_nn::Activation;
 use serde_json::Value;

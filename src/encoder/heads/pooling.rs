@@ -1,3 +1,5 @@
+//! Pooling: the hidden states of a text as one vector.
+
 use candle_core::{D, Tensor};
 
 use crate::error::{Error, Result};

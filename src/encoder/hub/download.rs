@@ -1,3 +1,5 @@
+//! Downloads of models from the Hugging Face Hub.
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

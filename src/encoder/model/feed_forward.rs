@@ -1,3 +1,5 @@
+//! The feed-forward part of a block, plain or gated.
+
 use candle_core::{DType, Device, Module, Tensor, WithDType};
 use candle_nn::Activation;
 use half::bf16;

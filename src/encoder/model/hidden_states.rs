@@ -1,3 +1,5 @@
+//! The hidden states of a batch, ragged or padded.
+
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};

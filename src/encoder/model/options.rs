@@ -1,3 +1,5 @@
+//! Options and output of one forward of a model.
+
 use candle_core::Tensor;
 
 use crate::attention::{AttentionOptions, AttentionStats, ObserveOptions};

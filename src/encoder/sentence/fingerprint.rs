@@ -1,3 +1,5 @@
+//! Fingerprint of a model folder.
+
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -1,3 +1,5 @@
+//! `SentenceEncoder`: sentence embeddings.
+
 mod embedded;
 pub(crate) mod fingerprint;
 pub(crate) mod pipeline;

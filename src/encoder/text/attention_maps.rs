@@ -1,3 +1,5 @@
+//! Attention maps of the layers of an encoder.
+
 use tokenizers::Encoding;
 
 use crate::attention::ObserveOptions;
@@ -10,16 +12,16 @@ use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::visualize::AttentionMaps;
 
-/// Of what [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention), and that of the heads, gives the weights. The
-/// default: of all layers and heads.
+/// Selects which attention weights [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention) and the
+/// `attention` of the task models return. Default: all layers and heads.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct MapOptions<'a> {
     /// The layers to return; `None` is all.
     pub layers: Option<Vec<usize>>,
-    /// The heads to return of each layer; `None` is all.
+    /// The heads to return per layer; `None` is all.
     pub heads: Option<Vec<usize>>,
-    /// As in [`EncodeOptions`](crate::encoder::EncodeOptions): only sentence encoders have prompts.
+    /// The name of the prompt to put before the text; `None` is the model's default. Only sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
 }
 
@@ -27,7 +29,7 @@ impl<'a> MapOptions<'a> {
     setters! {
         /// Sets the layers.
         with_layers, layers: &[usize] = Some(layers.to_vec());
-        /// Sets the heads of each.
+        /// Sets the heads to return per layer.
         with_heads, heads: &[usize] = Some(heads.to_vec());
         /// Sets the prompt.
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);

@@ -1,3 +1,5 @@
+//! `CrossEncoder`: scores of pairs of texts, and ranking.
+
 use std::path::Path;
 
 use candle_core::{DType, Device};

@@ -1,3 +1,5 @@
+//! `FillMask`: masked-token prediction on texts.
+
 use std::path::Path;
 
 use candle_core::{D, DType, Device};

@@ -1,3 +1,5 @@
+//! Options for encoding texts.
+
 use crate::error::{Error, Result};
 use crate::macros::setters;
 

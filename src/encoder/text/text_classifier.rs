@@ -1,3 +1,5 @@
+//! `TextClassifier`: classification of texts and pairs of texts.
+
 use std::path::Path;
 
 use candle_core::{DType, Device};

@@ -1,3 +1,5 @@
+//! The tokenizer of a model folder, and the texts it takes.
+
 use std::path::Path;
 
 use tokenizers::{EncodeInput, Encoding, TruncationDirection, TruncationParams, TruncationStrategy};
