@@ -97,8 +97,8 @@ impl SentenceEncoder {
         Ok(Tensor::cat(&rows, 0)?)
     }
 
-    /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the first as in [`encode`](Self::encode). A text that
-    /// is too long is truncated, of a pair the longer text first.
+    /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the
+    /// first text as in [`encode`](Self::encode). A text that is too long is truncated; of a pair, the longer text first.
     ///
     /// # Errors
     /// A layer, head or prompt that does not exist; a token that the model does not have.
