@@ -70,7 +70,7 @@ fn attend(arguments: &Arguments) -> Result<()> {
     let (layer, layout, own_mask) = load(arguments, &checkpoint)?;
     let (config, mask) = (layer.config(), own_mask.and(inputs.mask));
 
-    let call = AttentionInputs { query: &inputs.query, key: &inputs.key, value: &inputs.value, mask: &mask };
+    let call = AttentionInputs::new(&inputs.query, &inputs.key, &inputs.value, &mask);
     let options = AttentionOptions::default().with_return_attention_weights(arguments.weights);
     if arguments.plan {
         println!("{}", layer.plan(&call, &options)?);

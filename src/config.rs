@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::macros::setters;
+use crate::mask::AttentionMask;
 use crate::position::{LayerSizes, Position};
 
 /// The scoring function between a query and a key.
@@ -120,6 +121,10 @@ pub struct AttentionConfig {
     pub scoring: Scoring,
     /// The position scheme; default none.
     pub position: Position,
+    /// The mask of every call of the layer, besides the one that the call gives: full, causal or a window; default full.
+    /// With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where the last
+    /// query is aligned with the last key: a layer that is used for both leaves it to the calls.
+    pub mask: AttentionMask,
     /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2); default no.
     pub softcap: Option<f64>,
     /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` (MPT, OLMo); default no.
@@ -162,6 +167,7 @@ impl AttentionConfig {
             scale: None,
             scoring: Scoring::default(),
             position: Position::None,
+            mask: AttentionMask::full(),
             softcap: None,
             clip_qkv: None,
             qk_norm: None,
@@ -194,6 +200,8 @@ impl AttentionConfig {
         with_scoring, scoring: Scoring = scoring;
         /// Sets the position scheme.
         with_position, position: impl Into<Position> = position.into();
+        /// Sets the mask of every call: full, causal or a window.
+        with_mask, mask: AttentionMask = mask;
         /// Sets the cap on the scores.
         with_softcap, softcap: f64 = Some(softcap);
         /// Sets the limit to which queries, keys and values are clamped.
@@ -295,6 +303,10 @@ impl AttentionConfig {
             }
         }
         self.position.scheme().validate(&self.sizes())?;
+        if !self.mask.is_windowed() {
+            let allowed = "full, causal or a window; a mask of other kinds belongs to a call";
+            return Err(Error::config("mask", &self.mask, allowed));
+        }
         if let Some(norm) = self.qk_norm.filter(|norm| !((norm.eps as f32).is_finite() && norm.eps >= 0.0)) {
             return Err(Error::config("qk_norm eps", norm.eps, "a finite number from 0"));
         }

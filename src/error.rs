@@ -8,8 +8,26 @@ use std::path::PathBuf;
 /// An error while configuring, loading, calling, writing or training a layer or model.
 ///
 /// Every message names the thing, what was expected and what was found. The text in `found` and `expected` is for people
-/// and may change; match on the variant. What runs inside a `forward` returns [`candle_core::Result`]: there this error
-/// is wrapped in a [`candle_core::Error`] with the same message.
+/// and may change; match on the variant.
+///
+/// # Inside candle's errors
+/// `?` turns this error into a [`candle_core::Error`] with the same message: in the `forward` of candle's traits, which
+/// return [`candle_core::Result`], and in functions that use both crates. It is not lost there. `?` in the other direction
+/// gives it back, it is a `source` of candle's error, and [`find_in`](Self::find_in) finds it.
+///
+/// ```
+/// use candle_attention::{AttentionConfig, Error, MultiHeadAttention};
+/// use candle_core::{DType, Device, Module, Tensor};
+/// # let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
+/// let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb)?;
+/// let xs = Tensor::zeros((1, 5, 7), DType::F32, &Device::Cpu)?;
+/// assert!(matches!(layer.forward_t(&xs, true), Err(Error::Shape { .. })));
+///
+/// let of_candle: candle_core::Error = layer.forward(&xs).unwrap_err();
+/// assert!(matches!(Error::find_in(&of_candle), Some(Error::Shape { .. })));
+/// assert!(matches!(Error::from(of_candle), Error::Shape { .. }));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -66,6 +84,15 @@ pub enum Error {
         found: String,
         /// The allowed values, in words.
         expected: String,
+    },
+
+    /// A key-value cache of fixed capacity has no room for the tokens of a call.
+    #[error("the cache is full: {tokens} tokens, expected at most {capacity}, its capacity")]
+    CacheFull {
+        /// Tokens of the longest sequence, those of the call included.
+        tokens: usize,
+        /// Tokens that each sequence of the cache can hold.
+        capacity: usize,
     },
 
     /// The backend that was asked for cannot run this call.
@@ -158,22 +185,66 @@ pub enum Error {
 
     /// An error of candle.
     #[error(transparent)]
-    Candle(#[from] candle_core::Error),
+    Candle(candle_core::Error),
 }
 
-/// The result type of everything that builds, loads, plans, inspects, prunes or writes.
+/// The result type of every function of this crate, except for methods of candle's traits.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// An [`Error`] on its way through candle's error type.
+///
+/// `candle_core::Error::wrap` keeps only the message: a `dyn Display` has no source and cannot be downcast. Of candle's
+/// variants `Io` is the one that holds any error and returns its source.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct InCandle(#[source] Error);
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
-            other => candle_core::Error::wrap(other),
+            // No backtrace: candle's wrapper for one has no source.
+            other => candle_core::Error::Io(std::io::Error::other(InCandle(other))),
+        }
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        match error {
+            candle_core::Error::Io(error) => match error.downcast::<InCandle>() {
+                Ok(InCandle(error)) => error,
+                Err(error) => Self::Candle(candle_core::Error::Io(error)),
+            },
+            error => Self::Candle(error),
         }
     }
 }
 
 impl Error {
+    /// The error of this crate in `error` or in one of its sources, also where candle added a context, a path or a
+    /// backtrace to it.
+    pub fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
+        use candle_core::Error as Candle;
+        let mut next = Some(error);
+        while let Some(error) = next {
+            let candle = match error.downcast_ref::<Self>() {
+                Some(Self::Candle(candle)) => Some(candle),
+                Some(found) => return Some(found),
+                None => error.downcast_ref::<Candle>(),
+            };
+            next = match candle {
+                Some(
+                    Candle::Context { inner, .. }
+                    | Candle::WithPath { inner, .. }
+                    | Candle::WithBacktrace { inner, .. },
+                ) => Some(&**inner),
+                _ => error.source(),
+            };
+        }
+        None
+    }
+
     pub(crate) fn config(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
         Self::Config { field, value: value.to_string(), allowed: allowed.into() }
     }

@@ -68,8 +68,8 @@
 //!
 //! # Errors
 //!
-//! What runs inside a `forward` (`forward`, `attend` and its variants) returns [`candle_core::Result`]. Everything that
-//! builds, loads, plans, inspects, prunes or writes returns [`Result`] with this crate's [`Error`].
+//! Every function returns [`Result`] with this crate's [`Error`], which can be matched. `forward` of candle's traits returns
+//! [`candle_core::Result`]; [`Error::find_in`] finds this crate's error in it.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;

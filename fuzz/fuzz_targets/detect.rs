@@ -75,7 +75,7 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     };
     let (query, key) = (numbers(config.resolved_query_size(), tokens), numbers(config.resolved_key_size(), tokens));
     let value = numbers(config.resolved_value_size(), tokens);
-    let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &model.mask };
+    let inputs = AttentionInputs::new(&query, &key, &value, &model.mask);
     let options = AttentionOptions::default();
     let output = model.layer.attend_with(&inputs, &options).expect("a layer that was loaded runs").output;
     assert_eq!(output.dims(), [1, tokens, config.resolved_output_size()]);

@@ -24,8 +24,8 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         cache: &mut KvCache,
         options: &AttentionOptions,
-    ) -> candle_core::Result<AttentionOutput> {
-        Ok(self.run_cached(inputs, None, cache, options)?)
+    ) -> Result<AttentionOutput> {
+        self.run_cached(inputs, None, cache, options)
     }
 
     /// [`attend_cached`](Self::attend_cached) for sequences of unequal length: the new tokens are padded on the right,
@@ -40,8 +40,8 @@ impl MultiHeadAttention {
         lengths: &[usize],
         cache: &mut KvCache,
         options: &AttentionOptions,
-    ) -> candle_core::Result<AttentionOutput> {
-        Ok(self.run_cached(inputs, Some(lengths), cache, options)?)
+    ) -> Result<AttentionOutput> {
+        self.run_cached(inputs, Some(lengths), cache, options)
     }
 
     fn run_cached(
@@ -84,7 +84,7 @@ impl MultiHeadAttention {
             self.project(inputs, dtype, &TokenPositions { starts: positions, ..TokenPositions::default() })?;
         let CachedKeys { keys, values, starts, lengths } = cache.append(k, v, lengths)?;
 
-        let mut mask = inputs.mask.clone();
+        let mut mask = AttentionMask::clone(&inputs.mask);
         if let CacheKind::Rotating(window) = cache.kind() {
             mask = mask.and(AttentionMask::window(Some(window - 1), None));
         }
@@ -92,9 +92,9 @@ impl MultiHeadAttention {
             let starts = starts.iter().map(|&start| start as i64).collect();
             mask = mask.and(AttentionMask::lengths(lengths)).with_query_starts(starts);
         }
-        let inputs = AttentionInputs { mask: &mask, ..*inputs };
+        let inputs = inputs.under(&mask);
         let mask = self.mask_with_bias(&inputs, inputs.query.dim(1)?, keys.dim(1)?, starts.as_deref(), None)?;
-        let inputs = AttentionInputs { mask: &mask, ..inputs };
+        let inputs = inputs.under(&*mask);
         let sdpa_options = self.sdpa_options(&inputs, options);
         self.finish(sdpa::attend_bshd(&q, &keys, &values, &sdpa_options)?, &inputs, options)
     }
@@ -111,6 +111,8 @@ impl MultiHeadAttention {
             return Err(Error::config("position", &self.config.position, "none with a cache for cross-attention"));
         }
         let s_kv = inputs.key.dim(1)?;
+        let mask = self.with_own_mask(&inputs.mask);
+        let inputs = &inputs.under(&*mask);
         let sdpa_options = self.sdpa_options(inputs, options);
         let dtype = cache.dtype().unwrap_or(self.call(inputs, &sdpa_options, s_kv)?.dtype);
         let memory = match cache.memory() {

@@ -45,19 +45,29 @@ impl MultiHeadAttention {
         Ok(call)
     }
 
-    /// The mask of a call with the bias that depends on positions alone. `starts` and `cache` as in [`BiasCall`].
+    /// The mask of a call and that of the configuration, with the bias that depends on positions alone. `starts` and
+    /// `cache` as in [`BiasCall`].
     pub(super) fn mask_with_bias<'a>(
         &self,
-        inputs: &AttentionInputs<'a>,
+        inputs: &'a AttentionInputs,
         s_q: usize,
         s_kv: usize,
         starts: Option<&[usize]>,
         cache: Option<&BatchCache>,
     ) -> Result<Cow<'a, AttentionMask>> {
+        let mask = self.with_own_mask(&inputs.mask);
         Ok(match self.position_bias(s_q, s_kv, starts, inputs.query.device(), cache)? {
-            Some(bias) => Cow::Owned(inputs.mask.clone().and(bias)),
-            None => Cow::Borrowed(inputs.mask),
+            Some(bias) => Cow::Owned(mask.into_owned().and(bias)),
+            None => mask,
         })
+    }
+
+    /// The mask of a call and that of the configuration.
+    pub(super) fn with_own_mask<'a>(&self, mask: &'a AttentionMask) -> Cow<'a, AttentionMask> {
+        match &self.config.mask {
+            own if own.is_full() => Cow::Borrowed(mask),
+            own => Cow::Owned(mask.clone().and(own.clone())),
+        }
     }
 
     /// The term that positions alone add to the scores, if the scheme has one. `starts` and `cache` as in [`BiasCall`].
@@ -77,7 +87,7 @@ impl MultiHeadAttention {
     /// The options of the layer and of the call for `sdpa`.
     pub(super) fn sdpa_options<'a>(
         &'a self,
-        inputs: &AttentionInputs<'a>,
+        inputs: &'a AttentionInputs,
         options: &AttentionOptions,
     ) -> SdpaOptions<'a> {
         SdpaOptions {
@@ -89,7 +99,7 @@ impl MultiHeadAttention {
             dropout: if options.train { self.config.dropout } else { 0.0 },
             return_attention_weights: options.return_attention_weights,
             backend: options.backend,
-            ..SdpaOptions::new(inputs.mask)
+            ..SdpaOptions::new(&*inputs.mask)
         }
     }
 

@@ -246,10 +246,7 @@ impl KvCache {
 
     fn check_capacity(&self, tokens: usize) -> Result<()> {
         match self.kind {
-            CacheKind::Fixed(capacity) if tokens > capacity => {
-                let expected = format!("at most {capacity}, the capacity of the cache");
-                Err(Error::value("the number of cached tokens", tokens, expected))
-            }
+            CacheKind::Fixed(capacity) if tokens > capacity => Err(Error::CacheFull { tokens, capacity }),
             _ => Ok(()),
         }
     }

@@ -22,7 +22,7 @@ mod transform;
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
-use candle_core::{Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
@@ -30,7 +30,7 @@ use crate::mask::AttentionMask;
 use crate::ops::{Linear, Qkv};
 use crate::position::PositionState;
 use crate::sdpa;
-use crate::sdpa::{AttentionOutput, Plan, SdpaOptions};
+use crate::sdpa::{AttentionOutput, Plan};
 use crate::weights::NormWeights;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
@@ -98,16 +98,26 @@ impl MultiHeadAttention {
         &self.config
     }
 
-    /// Self-attention without a mask, `(b, s, hidden_size)` → `(b, s, output_size)`; with `train`, dropout is applied.
+    /// The device of the weights, which the inputs must share.
+    pub fn device(&self) -> &Device {
+        self.qkv.weight().device()
+    }
+
+    /// The dtype of the weights, which the inputs must share.
+    pub fn dtype(&self) -> DType {
+        self.qkv.weight().dtype()
+    }
+
+    /// Self-attention under the mask of the configuration, `(b, s, hidden_size)` → `(b, s, output_size)`; with `train`,
+    /// dropout is applied.
     ///
     /// Call it on the layer itself: candle gives every `Module` a `ModuleT` whose `forward_t` ignores `train`, and
     /// generic code such as `candle_nn::seq_t` calls that one. There, wrap the layer in a closure.
     ///
     /// # Errors
     /// `xs` has the wrong shape, dtype or device.
-    pub fn forward_t(&self, xs: &Tensor, train: bool) -> candle_core::Result<Tensor> {
-        let mask = AttentionMask::full();
-        let inputs = AttentionInputs::self_attention(xs, &mask);
+    pub fn forward_t(&self, xs: &Tensor, train: bool) -> Result<Tensor> {
+        let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
         self.attend_with(&inputs, &AttentionOptions::default().with_train(train)).map(|attended| attended.output)
     }
 
@@ -116,14 +126,8 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// An input has the wrong shape, dtype or device, or the mask does not fit the call.
-    pub fn attend(
-        &self,
-        queries: &Tensor,
-        keys: &Tensor,
-        values: &Tensor,
-        mask: &AttentionMask,
-    ) -> candle_core::Result<Tensor> {
-        let inputs = AttentionInputs { query: queries, key: keys, value: values, mask };
+    pub fn attend(&self, queries: &Tensor, keys: &Tensor, values: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+        let inputs = AttentionInputs::new(queries, keys, values, mask);
         self.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
     }
 
@@ -131,37 +135,14 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Those of [`attend`](Self::attend), or a forced backend that cannot run the call.
-    pub fn attend_with(
-        &self,
-        inputs: &AttentionInputs,
-        options: &AttentionOptions,
-    ) -> candle_core::Result<AttentionOutput> {
-        Ok(self.run(inputs, options)?)
-    }
-
-    /// The backend that would run this call, why each other one would not, and the scratch memory in bytes.
-    ///
-    /// # Errors
-    /// Those of [`attend_with`](Self::attend_with).
-    pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
-        self.check(inputs, options)?;
-        let s_kv = inputs.key.dim(1)?;
-        let mask = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
-        let inputs = AttentionInputs { mask: &mask, ..*inputs };
-        let options = self.sdpa_options(&inputs, options);
-        let call = self.call(&inputs, &options, s_kv)?;
-        inputs.mask.check(call.shape)?;
-        Plan::new(&call, &options)
-    }
-
-    fn run(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
+    pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
         self.check(inputs, options)?;
         if self.config.num_attention_heads == 0 {
             return self.without_heads(inputs.query);
         }
         let s_kv = inputs.key.dim(1)?;
         let mask = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
-        let inputs = &AttentionInputs { mask: &mask, ..*inputs };
+        let inputs = &inputs.under(&*mask);
         let sdpa_options = self.sdpa_options(inputs, options);
         let call = self.call(inputs, &sdpa_options, s_kv)?;
         if let Some((lengths, band)) = inputs.mask.as_padding()
@@ -175,8 +156,23 @@ impl MultiHeadAttention {
             });
         }
         let ready = self.transformed(inputs, call.dtype, options.grid)?;
-        let sdpa_options = SdpaOptions { mask: &ready.mask, ..sdpa_options };
+        let sdpa_options = sdpa_options.with_mask(&*ready.mask);
         self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa_options)?, inputs, options)
+    }
+
+    /// The backend that would run this call, why each other one would not, and the scratch memory in bytes.
+    ///
+    /// # Errors
+    /// Those of [`attend_with`](Self::attend_with).
+    pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
+        self.check(inputs, options)?;
+        let s_kv = inputs.key.dim(1)?;
+        let mask = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
+        let inputs = inputs.under(&*mask);
+        let options = self.sdpa_options(&inputs, options);
+        let call = self.call(&inputs, &options, s_kv)?;
+        inputs.mask.check(call.shape)?;
+        Plan::new(&call, &options)
     }
 
     /// Applies the head mask and the output projection to the result of `sdpa`.
@@ -216,6 +212,6 @@ impl MultiHeadAttention {
 
 impl Module for MultiHeadAttention {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        self.forward_t(xs, false)
+        Ok(self.forward_t(xs, false)?)
     }
 }

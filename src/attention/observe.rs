@@ -135,7 +135,7 @@ impl MultiHeadAttention {
         }
         let options = &options.with_return_attention_weights(false);
         let positioned = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
-        let inputs_by_position = AttentionInputs { mask: &positioned, ..*inputs };
+        let inputs_by_position = inputs.under(&*positioned);
         let sdpa = self.sdpa_options(&inputs_by_position, options);
         let call = self.call(&inputs_by_position, &sdpa, s_kv)?;
         positioned.check(call.shape)?;
@@ -143,10 +143,10 @@ impl MultiHeadAttention {
         let wide = accumulate_dtype(self.qkv.weight());
         let ready = self.transformed(&inputs_by_position, wide, options.grid)?;
         let output = if call.dtype == wide {
-            let sdpa = SdpaOptions { mask: &ready.mask, ..sdpa };
+            let sdpa = sdpa.with_mask(&*ready.mask);
             self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa)?, inputs, options)?.output
         } else {
-            self.run(inputs, options)?.output
+            self.attend_with(inputs, options)?.output
         };
         let keys = ready.k.dim(1)?;
         if let Some(k) = what.top_k.filter(|k| !(1..=keys).contains(k)) {
@@ -177,13 +177,14 @@ impl MultiHeadAttention {
         let observed: &[usize] = if heads.is_empty() { &[] } else { &queries };
         for run in runs(observed, step) {
             let mask = mask.of_queries(run.clone(), call)?;
+            let inputs = inputs.under(&mask);
             let sdpa = SdpaOptions {
                 sinks: sinks.as_ref(),
                 additive: score.as_ref(),
                 return_attention_weights: true,
                 backend: Some(Backend::Eager),
                 dropout: 0.0,
-                ..self.sdpa_options(&AttentionInputs { mask: &mask, ..*inputs }, options)
+                ..self.sdpa_options(&inputs, options)
             };
             let weights = sdpa::attend_bshd(&q.narrow(1, run.start, run.len())?, &k, &v, &sdpa)?.attention_weights;
             let Some(weights) = weights else { continue };

@@ -1,13 +1,26 @@
 //! Inputs and options of one call.
 
+use std::borrow::Cow;
+
 use candle_core::Tensor;
 
 use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::sdpa::Backend;
 
-/// The tensors of one call, borrowed.
-#[derive(Debug, Clone, Copy)]
+/// The tensors of one call, borrowed, and its mask, borrowed or owned.
+///
+/// ```
+/// use candle_attention::{AttentionInputs, AttentionMask};
+/// # let xs = candle_core::Tensor::zeros((1, 5, 8), candle_core::DType::F32, &candle_core::Device::Cpu)?;
+/// let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
+/// let mask = AttentionMask::lengths(&[3]);
+/// let memory = AttentionInputs::cross_attention(&xs, &xs, &mask);
+/// # let _ = (inputs, memory);
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct AttentionInputs<'a> {
     /// Input of the query projection, `(b, s_q, query_size)`.
     pub query: &'a Tensor,
@@ -15,19 +28,29 @@ pub struct AttentionInputs<'a> {
     pub key: &'a Tensor,
     /// Input of the value projection, `(b, s_kv, value_size)`.
     pub value: &'a Tensor,
-    /// The keys that each query attends to.
-    pub mask: &'a AttentionMask,
+    /// The keys that each query attends to, besides the mask of the configuration.
+    pub mask: Cow<'a, AttentionMask>,
 }
 
 impl<'a> AttentionInputs<'a> {
+    /// Every token of `query` attends to the tokens of `key` and `value`.
+    pub fn new(query: &'a Tensor, key: &'a Tensor, value: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+        Self { query, key, value, mask: mask.into() }
+    }
+
     /// Self-attention: every token of `xs` attends to the tokens of its sequence.
-    pub fn self_attention(xs: &'a Tensor, mask: &'a AttentionMask) -> Self {
-        Self { query: xs, key: xs, value: xs, mask }
+    pub fn self_attention(xs: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+        Self::new(xs, xs, xs, mask)
     }
 
     /// Cross-attention: every token of `xs` attends to the tokens of `memory`.
-    pub fn cross_attention(xs: &'a Tensor, memory: &'a Tensor, mask: &'a AttentionMask) -> Self {
-        Self { query: xs, key: memory, value: memory, mask }
+    pub fn cross_attention(xs: &'a Tensor, memory: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+        Self::new(xs, memory, memory, mask)
+    }
+
+    /// The same tensors under another mask.
+    pub(super) fn under(&self, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+        Self { mask: mask.into(), ..*self }
     }
 }
 

@@ -26,7 +26,7 @@ impl MultiHeadAttention {
     /// that depend on the content are added here.
     pub(super) fn transformed<'a>(
         &self,
-        inputs: &AttentionInputs<'a>,
+        inputs: &'a AttentionInputs,
         dtype: DType,
         grid: Option<[usize; 2]>,
     ) -> Result<Transformed<'a>> {
@@ -34,8 +34,8 @@ impl MultiHeadAttention {
         let scale = self.config.resolved_scale();
         let call = ScoreCall { q: &q, k: &k, qkv: &self.qkv, scale, state: &self.position };
         let mask = match self.config.position.scheme().score_bias(&call)? {
-            Some(bias) => Cow::Owned(inputs.mask.clone().and(AttentionMask::additive(&bias)?)),
-            None => Cow::Borrowed(inputs.mask),
+            Some(bias) => Cow::Owned(AttentionMask::clone(&inputs.mask).and(AttentionMask::additive(&bias)?)),
+            None => Cow::Borrowed(&*inputs.mask),
         };
         Ok(Transformed { q, k: self.append(k, 0)?, v: self.append(v, 1)?, mask })
     }

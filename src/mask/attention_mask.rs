@@ -1,5 +1,6 @@
 //! The public mask value: constructors for each kind, `and`, and printing.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ use crate::mask::term::MaskTerm;
 /// let mask = AttentionMask::causal().and(AttentionMask::lengths(&[3, 2]));
 /// assert_eq!(mask.to_string(), "causal and lengths(2 rows)");
 /// ```
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct AttentionMask {
     pub(super) terms: Vec<Arc<dyn MaskTerm>>,
     /// `[b]`: the position of query 0 of each sequence among the keys. `None` aligns the last query with the last key.
@@ -174,6 +175,40 @@ impl AttentionMask {
     /// A mask of one term.
     pub(crate) fn of_term(term: impl MaskTerm + 'static) -> Self {
         Self { terms: vec![Arc::new(term)], starts: None }
+    }
+}
+
+/// Two masks are equal if they consist of causal masks and windows that leave the same keys visible, or of the same
+/// terms: those of a mask and of its clones. Tensors are not compared element by element.
+impl PartialEq for AttentionMask {
+    fn eq(&self, other: &Self) -> bool {
+        if self.is_windowed() && other.is_windowed() {
+            return self.structure() == other.structure();
+        }
+        let same = |(a, b): (&Arc<dyn MaskTerm>, &Arc<dyn MaskTerm>)| Arc::ptr_eq(a, b);
+        self.starts == other.starts
+            && self.terms.len() == other.terms.len()
+            && self.terms.iter().zip(&other.terms).all(same)
+    }
+}
+
+/// An argument `impl Into<Cow<AttentionMask>>` takes `&mask`, to borrow it.
+impl<'a> From<&'a AttentionMask> for Cow<'a, AttentionMask> {
+    fn from(mask: &'a AttentionMask) -> Self {
+        Cow::Borrowed(mask)
+    }
+}
+
+/// An argument `impl Into<Cow<AttentionMask>>` takes `mask`, to keep it.
+impl From<AttentionMask> for Cow<'_, AttentionMask> {
+    fn from(mask: AttentionMask) -> Self {
+        Cow::Owned(mask)
+    }
+}
+
+impl fmt::Debug for AttentionMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AttentionMask({self})")
     }
 }
 

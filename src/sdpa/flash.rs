@@ -38,7 +38,7 @@ fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
         (b > 65_535 || h > 65_535, "a grid has at most 65535 sequences and 65535 heads"),
     ]);
     reason.or_else(|| {
-        let Some(sliding) = sliding(options.mask) else {
+        let Some(sliding) = sliding(&options.mask) else {
             return Some("it supports causal masks, windows and distances only".to_string());
         };
         let signed = sliding.distances.iter().any(|distances| !distances.symmetric);
@@ -75,7 +75,7 @@ pub(super) fn attend(
 
     let device = qkv[0].device();
     let [q, k, v] = [vector_aligned(qkv[0])?, vector_aligned(qkv[1])?, vector_aligned(qkv[2])?];
-    let sliding = sliding(options.mask).unwrap_or_default();
+    let sliding = sliding(&options.mask).unwrap_or_default();
     let slopes = sliding.distances.first().map(|distances| Tensor::new(&distances.slopes[..], device)).transpose()?;
     let (slopes, left, right) = (slopes.as_ref(), sliding.left, sliding.right);
     let scale = options.dot_product_scale(call.d) as f32;

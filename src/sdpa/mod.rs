@@ -49,14 +49,14 @@ use crate::mask::AttnShape;
 /// choice and the reasons.
 /// # Errors
 /// A shape or dtype that does not fit, and a forced backend that cannot run the call.
-pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> candle_core::Result<AttentionOutput> {
+pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<AttentionOutput> {
     let call = Call::new(q, k, v, options)?;
     let plan = Plan::new(&call, options)?;
     if call.shape.s_q == 0 || call.shape.s_kv + options.appended_keys == 0 || call.shape.b == 0 {
         return empty_output(q, &call, options);
     }
     match plan.backend {
-        Backend::Eager => Ok(eager::attend(q, k, v, &call, options)?),
+        Backend::Eager => eager::attend(q, k, v, &call, options),
         backend => {
             let output = fused(backend, [q, k, v], None, &call, options)?;
             Ok(AttentionOutput { output, attention_weights: None })
@@ -111,7 +111,7 @@ pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Re
 }
 
 /// The output of a call without queries, keys or sequences, in which every row is fully masked: zeros.
-fn empty_output(q: &Tensor, call: &Call, options: &SdpaOptions) -> candle_core::Result<AttentionOutput> {
+fn empty_output(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<AttentionOutput> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let zeros = |dims: [usize; 4]| Tensor::zeros(&dims, call.dtype, q.device());
     let keys = s_kv + options.appended_keys;

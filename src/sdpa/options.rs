@@ -1,5 +1,7 @@
 //! Options and output of an attention call.
 
+use std::borrow::Cow;
+
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
@@ -14,7 +16,7 @@ pub struct SdpaOptions<'a> {
     /// Factor on the scores; `None` is `d^-0.5` for dot products and 1 for additive scoring.
     pub scale: Option<f64>,
     /// Which keys a query may see. Its shapes do not count `appended_keys`.
-    pub mask: &'a AttentionMask,
+    pub mask: Cow<'a, AttentionMask>,
     /// Number of keys at the end of `k` and `v` that every query sees, whatever the mask.
     pub appended_keys: usize,
     /// Scores become `softcap · tanh(score / softcap)` before they are masked
@@ -36,10 +38,10 @@ pub struct SdpaOptions<'a> {
 
 impl<'a> SdpaOptions<'a> {
     /// Default options: dot product with the default scale, no dropout, no attention weights, any backend.
-    pub fn new(mask: &'a AttentionMask) -> Self {
+    pub fn new(mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
         Self {
             scale: None,
-            mask,
+            mask: mask.into(),
             appended_keys: 0,
             softcap: None,
             sinks: None,
@@ -54,7 +56,7 @@ impl<'a> SdpaOptions<'a> {
         /// Sets the factor on the scores; `None` restores the default.
         with_scale, scale: impl Into<Option<f64>> = scale.into();
         /// Sets the mask.
-        with_mask, mask: &'a AttentionMask = mask;
+        with_mask, mask: impl Into<Cow<'a, AttentionMask>> = mask.into();
         /// Sets the number of keys that every query sees.
         with_appended_keys, appended_keys: usize = appended_keys;
         /// Sets the softcap of the scores; `None` turns it off.

@@ -261,7 +261,7 @@ fn errors_leave_the_cache_unchanged() {
         }
     };
     call(&xs, &causal, None).unwrap();
-    says(call(&xs, &causal, None), &["the number of cached tokens is 6", "at most 4, the capacity"]);
+    says(call(&xs, &causal, None), &["the cache is full: 6 tokens", "at most 4, its capacity"]);
     says(call(&xs.narrow(0, 0, 1).unwrap(), &causal, None), &["a cached call", "keys as in the cache"]);
     says(call(&xs, &AttentionMask::lengths(&[9, 9]), None), &["lengths[0] is 9", "at most 6"]);
     says(call(&xs, &causal, Some(&[1])), &["the number of lengths is 1", "2, the batch size"]);

@@ -41,7 +41,7 @@ fn family(name: &str) {
         if let Some(keep) = get("mask") {
             mask = mask.and(AttentionMask::keep(&keep).unwrap());
         }
-        let inputs = AttentionInputs { query: &xs, key: &key, value: &key, mask: &mask };
+        let inputs = AttentionInputs::new(&xs, &key, &key, &mask);
         let mut options = AttentionOptions::default();
         if name == "dinov3_vit" {
             // Its input is no square.

@@ -53,7 +53,7 @@ fn grouped_heads_and_separate_sizes_equal_the_formula() {
     let context = context.reshape((2, 4, 18)).unwrap().to_dtype(DType::F32).unwrap();
 
     let mask = AttentionMask::causal();
-    let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
+    let inputs = AttentionInputs::new(&query, &key, &value, &mask);
     let got = layer.attend_with(&inputs, &AttentionOptions::default().with_return_attention_weights(true)).unwrap();
     assert_close("output", &got.output, &project(&context, "o_proj"), 1e-5);
     assert_close("weights", &got.attention_weights.unwrap(), &weights, 1e-5);
@@ -80,7 +80,7 @@ fn dropout_applies_to_attention_weights_in_training() {
         let query = Random::new(24).tensor(&[3, 16, 16], dtype);
         let value = Tensor::eye(16, dtype, &Device::Cpu).unwrap().broadcast_as((3, 16, 16)).unwrap();
         let mask = AttentionMask::full();
-        let inputs = AttentionInputs { query: &query, key: &query, value: &value, mask: &mask };
+        let inputs = AttentionInputs::new(&query, &query, &value, &mask);
         let run = |train| {
             layer
                 .attend_with(

@@ -24,6 +24,7 @@ mod layer;
 mod layouts;
 mod masks;
 mod minilm;
+mod part;
 mod positions;
 mod programs;
 mod ragged;

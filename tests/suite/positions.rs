@@ -17,7 +17,7 @@ fn layer(position: Position) -> MultiHeadAttention {
 
 fn attend(layer: &MultiHeadAttention, queries: &Tensor, keys: &Tensor, options: &AttentionOptions) -> Tensor {
     let mask = AttentionMask::full();
-    let inputs = AttentionInputs { query: queries, key: keys, value: keys, mask: &mask };
+    let inputs = AttentionInputs::new(queries, keys, keys, &mask);
     layer.attend_with(&inputs, options).unwrap().output
 }
 

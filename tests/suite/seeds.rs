@@ -19,7 +19,7 @@ fn run(file: &str, case: &str, config: Option<AttentionConfig>, heads: usize, ma
         Some(lengths) => mask.and(AttentionMask::lengths_tensor(&lengths).unwrap()),
         None => mask,
     };
-    let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
+    let inputs = AttentionInputs::new(&query, &key, &value, &mask);
     let got = layer.attend_with(&inputs, &AttentionOptions::default().with_return_attention_weights(true)).unwrap();
     let want = golden.get(&format!("{case}.output"));
     println!("{file} {case}: output differs by at most {:e}", max_diff(&got.output, &want));
@@ -113,7 +113,7 @@ fn equals_d2l_additive_attention() {
         .with_key_size(2);
     let layer = MultiHeadAttention::load(&config, vb).unwrap();
     let mask = AttentionMask::lengths_tensor(&get("lengths")).unwrap();
-    let inputs = AttentionInputs { query: &query, key: &key, value: &value, mask: &mask };
+    let inputs = AttentionInputs::new(&query, &key, &value, &mask);
     let got = layer.attend_with(&inputs, &AttentionOptions::default().with_return_attention_weights(true)).unwrap();
     println!("d2l additive: output differs by at most {:e}", max_diff(&got.output, &get("output")));
     assert_within("output", &got.output, &get("output"), SEED);

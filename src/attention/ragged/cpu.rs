@@ -103,7 +103,7 @@ impl MultiHeadAttention {
             |start: usize, size: usize| HeadsView { data: &qkv[start.min(qkv.len())..], strides: [0, width, size] };
         let longest = batch.longest();
         let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
-        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
+        let mask = bias.into_iter().fold(self.with_own_mask(mask).into_owned(), AttentionMask::and);
         let shape = AttnShape { b: batch.offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
         let mask = mask.lower(shape, &Device::Cpu)?;
         let mask = mask.slices()?;

@@ -36,8 +36,8 @@ impl MultiHeadAttention {
     /// # Errors
     /// `xs` has the wrong shape, dtype or device, the lengths do not add up to its tokens, or the mask is of another
     /// kind.
-    pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> candle_core::Result<Tensor> {
-        Ok(self.attend_ragged_pending(xs, lengths, mask, &BatchCache::default())?.apply()?)
+    pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
+        self.attend_ragged_pending(xs, lengths, mask, &BatchCache::default())?.apply()
     }
 
     /// [`attend_ragged`](Self::attend_ragged) with the cache that the layers of a model share. The bias of the output

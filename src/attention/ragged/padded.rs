@@ -26,7 +26,7 @@ impl MultiHeadAttention {
         let index = |places: Vec<u32>| Tensor::new(places, xs.device());
         let padded = Tensor::cat(&[xs, &zero], 0)?.index_select(&index(to_padded)?, 0)?.reshape((b, s, width))?;
         let mask = mask.clone().and(AttentionMask::padding(lengths));
-        let inputs = AttentionInputs::self_attention(&padded, &mask);
+        let inputs = AttentionInputs::self_attention(&padded, mask);
         let output = self.attend_with(&inputs, &AttentionOptions::default())?.output;
         Ok(output.reshape((b * s, self.config.resolved_output_size()))?.index_select(&index(to_ragged)?, 0)?)
     }

@@ -31,7 +31,7 @@ impl MultiHeadAttention {
         let xs = xs.unsqueeze(0)?;
         let inputs = AttentionInputs::self_attention(&xs, mask);
         let mask = self.mask_with_bias(&inputs, longest, longest, None, Some(cache))?;
-        let inputs = AttentionInputs { mask: &mask, ..inputs };
+        let inputs = inputs.under(&*mask);
         let options = self.sdpa_options(&inputs, &AttentionOptions::default());
         let mut call = self.call(&inputs, &options, longest)?;
         (call.shape.b, call.shape.s_q) = (offsets.len() - 1, longest);

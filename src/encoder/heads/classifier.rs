@@ -83,14 +83,9 @@ impl SequenceClassifier {
     ///
     /// # Errors
     /// The errors of [`BertModel::forward`]; a sequence without tokens.
-    pub fn forward(
-        &self,
-        ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        lengths: &[usize],
-    ) -> candle_core::Result<Tensor> {
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
         let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
-        Ok(self.logits(&HiddenStates { tokens, lengths: lengths.to_vec() })?)
+        self.logits(&HiddenStates { tokens, lengths: lengths.to_vec() })
     }
 
     /// `(b, labels)`.

@@ -82,13 +82,8 @@ impl MaskedLm {
     ///
     /// # Errors
     /// The errors of [`BertModel::forward`].
-    pub fn forward(
-        &self,
-        ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        mask: &AttentionMask,
-    ) -> candle_core::Result<Tensor> {
-        Ok(self.logits(&self.model.forward(ids, token_type_ids, mask)?)?)
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
+        self.logits(&self.model.forward(ids, token_type_ids, mask)?)
     }
 
     /// xs `(b, s, hidden)` → `(b, s, vocab_size)`.

@@ -54,11 +54,7 @@ impl Pooling {
     ///
     /// # Errors
     /// If the shapes do not fit each other.
-    pub fn forward(&self, tokens: &Tensor, mask: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(self.pool(tokens, mask)?)
-    }
-
-    fn pool(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let (b, s, _) = tokens.dims3().map_err(|_| Error::shape("tokens", tokens.dims(), "(b, s, d)"))?;
         if mask.dims() != [b, s] {
             return Err(Error::shape("mask", mask.dims(), format!("{:?}", [b, s])));

@@ -127,12 +127,7 @@ impl BertModel {
     /// # Errors
     /// A sequence longer than `max_position_embeddings`; an id outside its table (checked on the CPU only: a check on a
     /// GPU would wait for the device); a mask that does not fit.
-    pub fn forward(
-        &self,
-        ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        mask: &AttentionMask,
-    ) -> candle_core::Result<Tensor> {
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_t(ids, token_type_ids, mask, false)
     }
 
@@ -146,7 +141,7 @@ impl BertModel {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
         train: bool,
-    ) -> candle_core::Result<Tensor> {
+    ) -> Result<Tensor> {
         let options = ForwardOptions::default().with_train(train);
         Ok(self.forward_with(ids, token_type_ids, mask, &options)?.hidden)
     }
@@ -162,7 +157,7 @@ impl BertModel {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
         options: &ForwardOptions,
-    ) -> candle_core::Result<ForwardOutput> {
+    ) -> Result<ForwardOutput> {
         options.check(self.blocks.len())?;
         let hidden = self.embeddings.of_padded(ids, token_type_ids)?;
         let batch = Batch::Padded { mask, options };

@@ -30,26 +30,21 @@ impl BertModel {
     /// # Errors
     /// Lengths that do not add up to the number of tokens; a sequence longer than `max_position_embeddings`; an id outside
     /// its table; a model that does not [support ragged batches](Self::supports_ragged).
-    pub fn forward_ragged(
-        &self,
-        ids: &[u32],
-        token_type_ids: &[u32],
-        lengths: &[usize],
-    ) -> candle_core::Result<Tensor> {
+    pub fn forward_ragged(&self, ids: &[u32], token_type_ids: &[u32], lengths: &[usize]) -> Result<Tensor> {
         if !self.supports_ragged() {
             let found = "a model that is trained or f64, or on another device";
             let expected = "one on the CPU with fixed weights, or on CUDA";
-            return Err(Error::value("forward_ragged's model", found, expected).into());
+            return Err(Error::value("forward_ragged's model", found, expected));
         }
         let offsets = offsets(lengths);
         self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
         if !self.supports_rows() {
-            return Ok(self.forward_ragged_tensor(ids, token_type_ids, lengths)?);
+            return self.forward_ragged_tensor(ids, token_type_ids, lengths);
         }
         let hidden = self.embeddings.of_rows(ids, token_type_ids, lengths)?;
         let mut stream = RowStream::new(hidden, &offsets)?;
         self.run(&mut stream)?;
-        Tensor::from_vec(stream.hidden, (ids.len(), self.config.hidden_size), &Device::Cpu)
+        Ok(Tensor::from_vec(stream.hidden, (ids.len(), self.config.hidden_size), &Device::Cpu)?)
     }
 
     fn check_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize], offsets: &[usize]) -> Result<()> {

@@ -71,7 +71,7 @@ impl Stream for TensorStream<'_> {
         let branch = match &self.batch {
             Batch::Padded { mask: of_batch, options } => {
                 let mask = (*of_batch).clone().and(mask.clone());
-                let inputs = AttentionInputs::self_attention(&xs, &mask);
+                let inputs = AttentionInputs::self_attention(&xs, mask);
                 let of_layer = options.of_layer(index);
                 match options.observed_in(index) {
                     Some(what) => {

@@ -69,7 +69,7 @@ pub(super) fn attend(
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     // A mask does not apply to appended keys; without other keys there is none.
     let full = AttentionMask::full();
-    let mask = if s_kv == 0 { &full } else { options.mask };
+    let mask = if s_kv == 0 { &full } else { &*options.mask };
     let mask = mask.merge(call.shape, q.device())?;
     let [bias, keep] = [mask.bias, mask.keep].map(|mask| mask.map(|mask| within_32_bit_offsets(&mask)).transpose());
     let (bias, keep) = (bias?, keep?);
