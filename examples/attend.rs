@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use candle_attention::checkpoint::{Checkpoint, detect, infer_config};
+use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Position};
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
@@ -33,6 +33,9 @@ struct Arguments {
     /// The model's config.json: the layer gets its positions, norms, scale and causal or local mask from it
     #[arg(long, group = "number_of_heads")]
     config: Option<PathBuf>,
+    /// With --config: read it as that of this family, whatever its model_type, such as llama
+    #[arg(long, requires = "config")]
+    like: Option<String>,
     /// The number of heads, without --config
     #[arg(long, group = "number_of_heads")]
     heads: Option<usize>,
@@ -103,13 +106,8 @@ fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAtte
         return Ok((MultiHeadAttention::load(&config, source)?, layout, AttentionMask::full()));
     };
     let json = shared::json(path)?;
-    let read = checkpoint.attention(&arguments.prefix, &json, dtype, device).map_err(|e| shared::about(path, &e))?;
-    for (key, what) in &read.not_applied {
-        eprintln!(
-            "warning: {}: `{key}` is not applied: the model has {what}, the layer alone does not",
-            path.display()
-        );
-    }
+    let config = ModelConfig::new(&json).with_like(arguments.like.as_deref());
+    let read = checkpoint.attention(&arguments.prefix, config, dtype, device).map_err(|e| shared::about(path, &e))?;
     Ok((read.layer, read.layout.name(), read.mask))
 }
 

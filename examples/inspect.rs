@@ -5,7 +5,7 @@ mod shared;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use candle_attention::checkpoint::{Checkpoint, LayerInfo};
+use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelConfig};
 use clap::Parser;
 use shared::Result;
 
@@ -20,6 +20,9 @@ struct Arguments {
     /// The model's config.json [default: the one beside the weights, if it exists]
     #[arg(long)]
     config: Option<PathBuf>,
+    /// Read config.json as that of this family, whatever its model_type, such as llama
+    #[arg(long)]
+    like: Option<String>,
     /// Print one JSON object per layer, one per line
     #[arg(long)]
     json: bool,
@@ -38,7 +41,8 @@ fn inspect(arguments: &Arguments) -> Result<()> {
     let beside = checkpoint.path().with_file_name("config.json");
     let config = arguments.config.clone().or_else(|| beside.exists().then_some(beside));
     let json = config.map(|path| shared::json(&path)).transpose()?;
-    let layers = checkpoint.attention_layers(json.as_ref());
+    let config = json.as_ref().map(|json| ModelConfig::new(json).with_like(arguments.like.as_deref()));
+    let layers = checkpoint.attention_layers(config);
     if arguments.json {
         for layer in &layers {
             println!("{}", serde_json::to_string(layer)?);

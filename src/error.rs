@@ -170,6 +170,42 @@ pub enum Error {
         why: String,
     },
 
+    /// The family of a model is not known, so that what its attention does is not known either. With
+    /// [`ModelConfig::with_like`](crate::checkpoint::ModelConfig::with_like) its configuration can be read as that of
+    /// another family.
+    #[error(
+        "{}; if its attention is that of a known family, name that one (`ModelConfig::with_like`, `--like`){near}",
+        unknown_family(model_type.as_deref())
+    )]
+    UnknownFamily {
+        /// The `model_type` of the configuration, or the name that was asked for; `None` if there is none.
+        model_type: Option<String>,
+        /// Known names that are spelled alike, as a phrase; empty if there are none.
+        near: String,
+    },
+
+    /// The family is known, and its attention is one that this crate does not compute.
+    #[error("model_type `{model_type}` is not supported: {why}")]
+    UnsupportedFamily {
+        /// The `model_type` of the configuration.
+        model_type: String,
+        /// What its attention does that is not supported.
+        why: String,
+    },
+
+    /// A key of a configuration changes attention in a way that the family is not known to have.
+    #[error("config key `{key}` = {value} is not supported for model_type `{model_type}`: it sets {what}")]
+    UnsupportedKey {
+        /// The key.
+        key: String,
+        /// Its value, as JSON.
+        value: String,
+        /// The family as which the configuration is read.
+        model_type: String,
+        /// What the key sets.
+        what: String,
+    },
+
     /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
@@ -218,6 +254,13 @@ impl From<candle_core::Error> for Error {
             },
             error => Self::Candle(error),
         }
+    }
+}
+
+fn unknown_family(model_type: Option<&str>) -> String {
+    match model_type {
+        Some(name) => format!("model_type `{name}` is no known family"),
+        None => "the configuration has no `model_type`".to_string(),
     }
 }
 

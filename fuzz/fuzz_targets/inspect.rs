@@ -2,7 +2,7 @@
 #![no_main]
 
 use arbitrary::{Result, Unstructured};
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{Checkpoint, ModelConfig};
 use candle_attention_fuzz::{Entry, Folder, config, entries, message_of, rarely, safetensors, template};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ fn hole(folder: &Folder, file: &str, entries: &[Entry]) -> bool {
 }
 
 fn inspect(checkpoint: &Checkpoint, json: Option<&Value>) {
-    let layers = checkpoint.attention_layers(json);
+    let layers = checkpoint.attention_layers(json.map(ModelConfig::new));
     let without = checkpoint.attention_layers(None);
     assert_eq!(layers.len(), without.len());
     let small = std::fs::metadata(checkpoint.path()).is_ok_and(|file| file.len() <= READ);

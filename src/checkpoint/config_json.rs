@@ -4,6 +4,8 @@ use serde_json::Value;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::infer::infer_config;
+use crate::checkpoint::model_config::ModelConfig;
+use crate::checkpoint::section::{Section, section};
 use crate::checkpoint::source::WeightSource;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
@@ -20,39 +22,30 @@ pub struct HfAttentionConfig {
     pub config: AttentionConfig,
     /// The layer's built-in mask: causal, sliding window.
     pub mask: AttentionMask,
-    /// Keys of the file that change attention and that the layer does not apply, each with its meaning. Empty for
-    /// families that this version knows completely.
-    pub not_applied: Vec<(String, &'static str)>,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned_heads: Vec<usize>,
 }
 
-const NOT_APPLIED: [(&str, &str); 14] = [
-    ("rope_theta", "rotary positions"),
-    ("rope_parameters", "rotary positions"),
-    ("rope_scaling", "rotary positions"),
-    ("global_rope_theta", "rotary positions"),
-    ("rotary_dim", "rotary positions"),
-    ("rotary_pct", "rotary positions"),
-    ("rotary_emb_base", "rotary positions"),
-    ("alibi", "ALiBi positions"),
-    ("relative_attention_num_buckets", "a relative position bias"),
-    ("use_relative_position_bias", "a relative position bias"),
-    ("sliding_window", "a sliding window"),
-    ("attn_logit_softcapping", "a cap on the scores"),
-    ("clip_qkv", "a limit on queries, keys and values"),
-    ("use_qk_norm", "norms of queries and keys"),
-];
-
 /// Reads numbers of heads, positions, scale and mask of a layer from a parsed `config.json`, and its sizes from the
 /// weights that `source` points at. Sizes that the file states must agree with them.
 ///
+/// `config` is the parsed file, or a [`ModelConfig`] that says which family to read it as. Of a model of several parts it is
+/// the whole file, whose section is found by the prefix of the layer, or that section.
+///
 /// # Errors
-/// A key missing or of the wrong kind; those of [`infer_config`]; a size that the weights contradict.
-pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfAttentionConfig> {
+/// The result is the layer as its model runs it, or an error: [`Error::UnknownFamily`], [`Error::UnsupportedFamily`], and
+/// [`Error::UnsupportedKey`] for a key that changes attention in a way that the family is not known to have. Also a key
+/// missing or of the wrong kind; those of [`infer_config`]; a size that the weights contradict; a prefix that does not tell
+/// its section.
+pub fn config_from_json<'a, S: WeightSource>(
+    config: impl Into<ModelConfig<'a>>,
+    source: &S,
+) -> Result<HfAttentionConfig> {
+    let ModelConfig { json, like } = config.into();
     let prefix = source.full_name("");
-    let section = section(json, &prefix);
-    let layer = Layer::new(section, &prefix);
+    let Section { keys: section, model_type } = section(json, &prefix)?;
+    let model_type = like.or(model_type.as_deref());
+    let layer = Layer::new(section, model_type, &prefix)?;
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads()?;
     let pruned = pruned_heads.len();
@@ -74,19 +67,18 @@ pub fn config_from_json<S: WeightSource>(json: &Value, source: &S) -> Result<HfA
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let (config, mask) = apply_family(section, source, config, &pruned_heads)?;
-    let mut not_applied = if layer.family.complete { Vec::new() } else { not_applied(section) };
-    not_applied.extend(layer.family.unsupported.map(|what| (format!("model_type = {}", layer.model_type), what)));
+    let (config, mask) = configure(&layer, source, config, &pruned_heads)?;
     let layout = detect(source)?;
-    let may_be_eva = layout.may_be_eva && layout.table_in(source).is_none();
-    if may_be_eva && layer.model_type.is_empty() && section.get("use_rot_pos_emb").is_none() {
-        not_applied.push(("use_rot_pos_emb".to_string(), "rotary positions in two dimensions, if it is an EVA"));
+    if layout.may_be_eva && layout.table_in(source).is_none() && section.get("use_rot_pos_emb").is_none() {
+        let allowed = format!("true or false: no tensor of layout `{}` shows whether it is an EVA", layout.name);
+        return Err(Error::config("use_rot_pos_emb", "absent", allowed));
     }
-    Ok(HfAttentionConfig { config, mask, not_applied, pruned_heads })
+    Ok(HfAttentionConfig { config, mask, pruned_heads })
 }
 
 /// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that
 /// `source` points at: positions, norms, scale. Also returns the layer's built-in mask.
+#[cfg(feature = "encoder")]
 pub(crate) fn apply_family<S: WeightSource>(
     section: &Value,
     source: &S,
@@ -94,7 +86,16 @@ pub(crate) fn apply_family<S: WeightSource>(
     pruned: &[usize],
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let prefix = source.full_name("");
-    let layer = Layer::new(section, &prefix);
+    let model_type = section.get("model_type").and_then(Value::as_str);
+    configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned)
+}
+
+fn configure<S: WeightSource>(
+    layer: &Layer,
+    source: &S,
+    config: AttentionConfig,
+    pruned: &[usize],
+) -> Result<(AttentionConfig, AttentionMask)> {
     let norm =
         |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
     let table = match detect(source)?.table_in(source) {
@@ -105,22 +106,4 @@ pub(crate) fn apply_family<S: WeightSource>(
     let config = layer.configure(config, &contents)?;
     config.validate()?;
     Ok((config, layer.mask()?))
-}
-
-/// The section of the file that describes the model of the layer at `prefix`: a nested one in CLIP and the like.
-fn section<'a>(json: &'a Value, prefix: &str) -> &'a Value {
-    let nested = [("vision", "vision_config"), ("text", "text_config"), ("language", "text_config")];
-    let named = nested.iter().filter(|(part, _)| prefix.contains(part)).find_map(|(_, key)| json.get(key));
-    named.unwrap_or(json)
-}
-
-fn not_applied(section: &Value) -> Vec<(String, &'static str)> {
-    let on = |key: &str| !matches!(section.get(key), None | Some(Value::Null | Value::Bool(false)));
-    let mut keys: Vec<(String, &'static str)> =
-        NOT_APPLIED.iter().filter(|(key, _)| on(key)).map(|(key, what)| ((*key).to_string(), *what)).collect();
-    let positions = section.get("position_embedding_type").and_then(Value::as_str);
-    if let Some(positions) = positions.filter(|positions| *positions != "absolute") {
-        keys.push((format!("position_embedding_type = {positions}"), "positions inside attention"));
-    }
-    keys
 }

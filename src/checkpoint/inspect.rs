@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashSet};
 use candle_core::{DType, Device};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use serde_json::Value;
 
 use crate::checkpoint::config_json::{HfAttentionConfig, config_from_json};
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::load::read_with_shared_tables;
+use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shape_only::ShapeOnly;
 use crate::checkpoint::source::{WeightSource, join};
@@ -40,15 +40,16 @@ pub struct LayerInfo {
     pub dtype: String,
     /// Number of its stored parameters.
     pub parameters: usize,
-    /// Why the layer cannot be loaded, or does not run as its model runs it.
+    /// Why the layer cannot be loaded as its model runs it.
     pub problem: Option<String>,
 }
 
 impl Checkpoint {
-    /// Every attention layer, in the order of their prefixes. `json` is the model's `config.json`. Reads no tensor data.
-    pub fn attention_layers(&self, json: Option<&Value>) -> Vec<LayerInfo> {
+    /// Every attention layer, in the order of their prefixes. `config` is the model's `config.json`, as a
+    /// [`ModelConfig`]. Reads no tensor data.
+    pub fn attention_layers(&self, config: Option<ModelConfig>) -> Vec<LayerInfo> {
         let mut layers: Vec<LayerInfo> =
-            self.attention_prefixes().into_iter().map(|(prefix, row)| self.inspect(prefix, row, json)).collect();
+            self.attention_prefixes().into_iter().map(|(prefix, row)| self.inspect(prefix, row, config)).collect();
         layers.sort_by(|a, b| in_natural_order(&a.prefix).cmp(&in_natural_order(&b.prefix)));
         layers
     }
@@ -78,7 +79,7 @@ impl Checkpoint {
         found
     }
 
-    fn inspect(&self, prefix: String, row: usize, json: Option<&Value>) -> LayerInfo {
+    fn inspect(&self, prefix: String, row: usize, model: Option<ModelConfig>) -> LayerInfo {
         let source = self.at(&prefix, DType::F32, &Device::Cpu);
         let mut info = LayerInfo {
             layout: LAYOUTS[row].name,
@@ -111,17 +112,15 @@ impl Checkpoint {
             Ok(layout) => (info.layout, info.families) = (layout.name, layout.families),
             Err(error) => info.problem = Some(error.to_string()),
         }
-        if let (Some(json), None) = (json, &info.problem) {
-            match config_from_json(json, &source) {
+        if let (Some(model), None) = (model, &info.problem) {
+            match config_from_json(model, &source) {
                 Ok(asked) => {
-                    let HfAttentionConfig { config, mask, not_applied, .. } = &asked;
+                    let HfAttentionConfig { config, mask, .. } = &asked;
                     info.num_attention_heads = Some(config.num_attention_heads);
                     info.num_key_value_heads = Some(config.resolved_num_key_value_heads());
                     info.head_dim = Some(config.resolved_head_dim());
                     info.position = Some(config.position.to_string());
                     info.mask = Some(mask.to_string());
-                    let missing = not_applied.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>();
-                    info.problem = (!missing.is_empty()).then(|| format!("not applied: {}", missing.join("; ")));
                     let root = ShapeOnly(self.at("", DType::F32, &Device::Cpu));
                     if let Err(error) = read_with_shared_tables(&asked, &info.prefix, &ShapeOnly(source), &root) {
                         info.problem = Some(error.to_string());

@@ -1,11 +1,11 @@
 //! Loads attention layers: alone, or as the model of a `config.json` runs them.
 
 use candle_core::{DType, Device};
-use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
 use crate::checkpoint::config_json::{HfAttentionConfig, config_from_json};
 use crate::checkpoint::detect::detect;
+use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::source::{WeightSource, join};
 use crate::config::AttentionConfig;
@@ -39,23 +39,29 @@ pub struct ModelAttention {
     pub mask: AttentionMask,
     /// The layout of its weights.
     pub layout: &'static Layout,
-    /// Keys of the configuration that change attention and that the layer does not apply, each with its meaning.
-    pub not_applied: Vec<(String, &'static str)>,
 }
 
 impl Checkpoint {
     /// The attention layer at `prefix` as the model of this `config.json` runs it over positions 0, 1, …, with positions,
     /// window, scale, softcap and norms, and with the table of biases that it shares with other layers.
     ///
+    /// `config` is the parsed `config.json`, or a [`ModelConfig`] that says which family to read it as.
+    ///
     /// # Errors
     /// Those of [`config_from_json`] and [`MultiHeadAttention::load`].
-    pub fn attention(&self, prefix: &str, json: &Value, dtype: DType, device: &Device) -> Result<ModelAttention> {
+    pub fn attention<'a>(
+        &self,
+        prefix: &str,
+        config: impl Into<ModelConfig<'a>>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<ModelAttention> {
         let source = self.at(prefix, dtype, device);
-        let asked = config_from_json(json, &source)?;
+        let asked = config_from_json(config, &source)?;
         let (weights, layout) = read_with_shared_tables(&asked, prefix, &source, &self.at("", dtype, device))?;
-        let HfAttentionConfig { config, mask, not_applied, .. } = asked;
+        let HfAttentionConfig { config, mask, .. } = asked;
         let layer = MultiHeadAttention::from_weights(&config, weights)?;
-        Ok(ModelAttention { layer, mask, layout, not_applied })
+        Ok(ModelAttention { layer, mask, layout })
     }
 
     /// Reads a layer's weights in the dtype of its stored output projection, to write them elsewhere.

@@ -2,8 +2,9 @@
 //!
 //! A layer is read in two steps. [`detect`] finds its [`Layout`] from tensor names and shapes; then its weights become
 //! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are memory-mapped and
-//! untrusted: headers, indexes and configurations are checked, and an error names the tensor or key. Nothing is skipped
-//! in silence: a tensor or a config key that would change the result is applied, or reported.
+//! untrusted: headers, indexes and configurations are checked, and an error names the tensor or key. A layer is as its model
+//! runs it, or an error says why not: a family that is not known, and a tensor or a config key that would change the
+//! result and is not applied, are errors.
 
 mod checkpoint_source;
 mod config_json;
@@ -12,10 +13,12 @@ mod header;
 mod infer;
 mod inspect;
 mod load;
+mod model_config;
 mod norms;
 mod open;
 mod position_weights;
 mod read;
+mod section;
 mod shape_only;
 mod source;
 mod write;
@@ -30,6 +33,7 @@ pub use detect::detect;
 pub use infer::infer_config;
 pub use inspect::LayerInfo;
 pub use load::ModelAttention;
+pub use model_config::ModelConfig;
 pub use open::Checkpoint;
 #[cfg(feature = "hub")]
 pub(crate) use open::read_index;

@@ -6,7 +6,7 @@ use crate::families::family::{
 };
 
 /// A decoder with positions of its own kind.
-const DECODER: Family = Family { causal: Causal::Always, complete: true, ..BASE };
+const DECODER: Family = Family { causal: Causal::Always, ..BASE };
 /// A decoder with Llama's rotary positions.
 const LLAMA: Family = Family { positions: LayerPositions::Rotary(ROTARY), ..DECODER };
 
@@ -21,8 +21,12 @@ const fn windows(layers: WindowLayers) -> Window {
 /// Every second layer, beginning with the first.
 const ALTERNATING: Window = windows(WindowLayers::AllButLastOf { key: None, default: 2 });
 
+const GEMMA_KEYS: &[&str] = &["attn_logit_softcapping", "query_pre_attn_scalar"];
+
 pub(crate) const DECODERS: &[Family] = &[
-    Family { model_types: &["llama", "gemma", "olmo", "granite"], ..LLAMA },
+    Family { model_types: &["llama", "gemma"], ..LLAMA },
+    Family { model_types: &["olmo"], reads: &["clip_qkv"], ..LLAMA },
+    Family { model_types: &["granite"], reads: &["attention_multiplier"], ..LLAMA },
     Family { model_types: &["mistral", "mixtral", "starcoder2"], window: windows(WindowLayers::All), ..LLAMA },
     Family { model_types: &["qwen2", "qwen2_moe"], window: windows(WindowLayers::FromLayerNumber), ..LLAMA },
     Family {
@@ -31,9 +35,10 @@ pub(crate) const DECODERS: &[Family] = &[
         qk_norm: (NormKind::Rms, NormOver::Head),
         ..LLAMA
     },
-    Family { model_types: &["gemma2"], window: ALTERNATING, ..LLAMA },
+    Family { model_types: &["gemma2"], reads: GEMMA_KEYS, window: ALTERNATING, ..LLAMA },
     Family {
         model_types: &["gemma3", "gemma3_text"],
+        reads: GEMMA_KEYS,
         window: windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 6 }),
         positions: rotary(RotaryRow { scales_windowed: false, ..ROTARY }),
         qk_norm: (NormKind::RmsOffset, NormOver::Head),
@@ -47,7 +52,12 @@ pub(crate) const DECODERS: &[Family] = &[
         qk_norm: (NormKind::Rms, NormOver::AllHeads),
         ..LLAMA
     },
-    Family { model_types: &["phi", "persimmon"], positions: rotary(RotaryRow { share: Some(0.5), ..ROTARY }), ..LLAMA },
+    Family {
+        model_types: &["phi", "persimmon"],
+        reads: &["qk_layernorm"],
+        positions: rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
+        ..LLAMA
+    },
     Family {
         model_types: &["phi3"],
         window: windows(WindowLayers::All),
@@ -56,11 +66,13 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["stablelm", "gpt_neox"],
+        reads: &["qk_layernorm"],
         positions: rotary(RotaryRow { share: Some(0.25), ..ROTARY }),
         ..LLAMA
     },
     Family {
         model_types: &["cohere"],
+        reads: &["use_qk_norm"],
         positions: rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY }),
         ..LLAMA
     },

@@ -5,7 +5,6 @@ use crate::families::family::{BASE, Causal, Family, LayerPositions, Scale};
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family {
         model_types: &["t5", "mt5", "umt5", "switch_transformers"],
-        complete: true,
         causal: Causal::Decoder,
         positions: LayerPositions::T5Bias,
         scale: Scale::One,

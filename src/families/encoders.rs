@@ -106,7 +106,6 @@ const NOMIC_MODEL: Model = Model {
 
 const GTE: Family = Family {
     model_types: &["gte"],
-    complete: true,
     positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, ..ROTARY }),
     model: Some(Model {
         prefixes: &["new", "gte"],
@@ -153,7 +152,6 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family {
         model_types: &["mpnet"],
-        complete: true,
         positions: LayerPositions::MpnetBias,
         model: Some(Model {
             prefixes: &["mpnet"],
@@ -232,7 +230,6 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family {
         model_types: &["modernbert"],
-        complete: true,
         window: Window {
             layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
             key: "local_attention",
@@ -284,7 +281,7 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family {
         model_types: &["nomic_bert"],
-        complete: true,
+        reads: &["rotary_scaling_factor"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000.0, ..ROTARY }),
         model: Some(Model {
             // As Nomic's own code writes them; transformers writes BERT's.
@@ -315,7 +312,6 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family {
         model_types: &["jina_embeddings_v3"],
-        complete: true,
         positions: LayerPositions::Rotary(RotaryRow { theta: 20_000.0, ..ROTARY }),
         model: Some(Model {
             prefixes: &["roberta"],
@@ -338,20 +334,17 @@ pub(crate) const ENCODERS: &[Family] = &[
     Family { model_types: &["new"], model: None, ..GTE },
     Family {
         model_types: &["esm"],
-        complete: true,
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated, ..ROTARY }),
         ..BASE
     },
     Family {
         model_types: &["deberta"],
-        complete: true,
         positions: LayerPositions::Disentangled { v2: false },
         scale: Scale::Disentangled,
         ..BASE
     },
     Family {
         model_types: &["deberta-v2"],
-        complete: true,
         positions: LayerPositions::Disentangled { v2: true },
         scale: Scale::Disentangled,
         ..BASE

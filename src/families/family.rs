@@ -12,9 +12,9 @@ pub(crate) struct Family {
     pub stated: Option<(&'static str, &'static str)>,
     /// A tensor that a whole model must hold in addition: models that share a configuration.
     pub held: Option<&'static str>,
-    /// Whether the row accounts for every config key that can change attention. If not, such keys are reported as not
-    /// applied.
-    pub complete: bool,
+    /// Keys that change attention and that the family reads beyond those of its other columns. Every other key of
+    /// [`keys`](crate::families::keys) is an error if it is set.
+    pub reads: &'static [&'static str],
     /// Which layers have causal self-attention.
     pub causal: Causal,
     /// Which layers have a sliding window, and how wide.
@@ -34,12 +34,12 @@ pub(crate) struct Family {
     pub model: Option<Model>,
 }
 
-/// The usual value of each column, and the row of model types that no table lists.
+/// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
     stated: None,
     held: None,
-    complete: false,
+    reads: &[],
     causal: Causal::Never,
     window: Window { layers: WindowLayers::Listed, key: "sliding_window", default: None },
     positions: LayerPositions::FromWeights,

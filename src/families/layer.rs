@@ -5,6 +5,7 @@ use serde_json::Value;
 use crate::config::{AttentionConfig, QkNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
+use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
 use crate::mask::AttentionMask;
@@ -15,6 +16,12 @@ const HEADS: [&str; 4] = ["num_attention_heads", "n_heads", "n_head", "num_heads
 /// Keys that come first in the decoder or the encoder of a model that has both.
 const DECODER_HEADS: [&str; 1] = ["decoder_attention_heads"];
 const ENCODER_HEADS: [&str; 1] = ["encoder_attention_heads"];
+
+/// Whether a section of a `config.json` states a number of heads.
+pub(crate) fn states_heads(section: &Value) -> bool {
+    let keys = HEADS.iter().chain(&DECODER_HEADS).chain(&ENCODER_HEADS);
+    keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
+}
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +37,6 @@ pub(crate) struct LayerContents<'a> {
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
-    pub model_type: &'a str,
     pub family: &'static Family,
     pub prefix: &'a str,
     /// The layer's index: the first number in its prefix.
@@ -40,13 +46,17 @@ pub(crate) struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    /// The layer at `prefix`, described by `section` of a `config.json`.
-    pub fn new(section: &'a Value, prefix: &'a str) -> Self {
-        let model_type = section.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    /// The layer at `prefix` of a model of this `model_type`, described by `section` of a `config.json`.
+    ///
+    /// # Errors
+    /// Those of [`layer_family`]; [`Error::UnsupportedKey`].
+    pub fn new(section: &'a Value, model_type: Option<&str>, prefix: &'a str) -> Result<Self> {
+        let family = layer_family(model_type)?;
+        check_keys(section, model_type.unwrap_or_default(), family)?;
         // No model has so many layers that the next index would overflow.
         let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
         let cross = ["encoder_attn", "EncDecAttention", "crossattention"].iter().any(|part| prefix.contains(part));
-        Self { section, model_type, family: layer_family(model_type), prefix, index, cross }
+        Ok(Self { section, family, prefix, index, cross })
     }
 
     pub(super) fn float(&self, key: &str) -> Option<f64> {

@@ -12,6 +12,7 @@ mod disentangled;
 mod encoder_decoders;
 mod encoders;
 mod family;
+mod keys;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;

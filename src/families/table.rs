@@ -1,5 +1,8 @@
 //! All families, and the lookup of a family by its configuration.
 
+use std::collections::BTreeSet;
+
+use crate::error::{Error, Result};
 #[cfg(feature = "encoder")]
 use crate::families::block::Model;
 use crate::families::decoders::DECODERS;
@@ -7,7 +10,7 @@ use crate::families::encoder_decoders::ENCODER_DECODERS;
 #[cfg(feature = "encoder")]
 use crate::families::encoders::BERT_MODEL;
 use crate::families::encoders::ENCODERS;
-use crate::families::family::{BASE, Family};
+use crate::families::family::Family;
 use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
@@ -15,10 +18,58 @@ pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
     [ENCODERS, DECODERS, ENCODER_DECODERS, VISION].into_iter().flatten()
 }
 
-/// The row of an attention layer of this `model_type`, or [`BASE`] if no table lists it.
-pub(crate) fn layer_family(model_type: &str) -> &'static Family {
+/// The row of an attention layer of this `model_type`.
+///
+/// # Errors
+/// [`Error::UnknownFamily`] if no table lists it; [`Error::UnsupportedFamily`] if its row says that it cannot run.
+pub(crate) fn layer_family(model_type: Option<&str>) -> Result<&'static Family> {
     let unconditional = |family: &&Family| family.stated.is_none() && family.held.is_none();
-    families().filter(unconditional).find(|family| family.model_types.contains(&model_type)).unwrap_or(&BASE)
+    let listed = |name| families().filter(unconditional).find(|family| family.model_types.contains(&name));
+    match model_type.and_then(|name| Some((name, listed(name)?))) {
+        Some((name, Family { unsupported: Some(why), .. })) => {
+            Err(Error::UnsupportedFamily { model_type: name.to_string(), why: (*why).to_string() })
+        }
+        Some((_, family)) => Ok(family),
+        None => Err(unknown_family(model_type)),
+    }
+}
+
+/// Whether a table lists this `model_type`.
+pub(crate) fn is_listed(model_type: &str) -> bool {
+    families().any(|family| family.model_types.contains(&model_type))
+}
+
+fn unknown_family(model_type: Option<&str>) -> Error {
+    const MOST: usize = 4;
+    let near = |name: &str| {
+        let names: BTreeSet<&str> = families().flat_map(|family| family.model_types).copied().collect();
+        let mut names: Vec<(usize, &str)> = names.into_iter().map(|known| (edits(name, known), known)).collect();
+        names.sort_unstable();
+        // Names that share most of their letters.
+        names.retain(|(edits, known)| edits * 2 < known.len().max(name.len()));
+        names.into_iter().take(MOST).map(|(_, known)| known).collect::<Vec<_>>().join(", ")
+    };
+    let near = model_type.map(near).filter(|near| !near.is_empty());
+    Error::UnknownFamily {
+        model_type: model_type.map(str::to_string),
+        near: near.map(|near| format!("; spelled alike: {near}")).unwrap_or_default(),
+    }
+}
+
+/// The number of letters to insert, remove or replace to turn one name into the other (Levenshtein's distance).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
 }
 
 /// The whole model of this `model_type`, given what the configuration states for a key and whether the checkpoint holds

@@ -90,7 +90,11 @@ fn attend_reproduces_the_golden_outputs() {
     let tensors = [("query", "bart.input"), ("attention_mask", "bart.mask")];
     let tensors = tensors.map(|(to, from)| (to, bart.get(from)));
     candle_core::safetensors::save(&HashMap::from(tensors), path("in.safetensors")).unwrap();
-    std::fs::write(path("config.json"), r#"{"encoder_attention_heads": 5, "num_attention_heads": 1}"#).unwrap();
+    std::fs::write(
+        path("config.json"),
+        r#"{"model_type": "bart", "encoder_attention_heads": 5, "num_attention_heads": 1}"#,
+    )
+    .unwrap();
     let mut command = example("attend");
     command
         .arg("--checkpoint")

@@ -1,7 +1,7 @@
 //! Attention layers as their models run them: each published family's own module, in its published layout, with its
 //! positions, norms, windows and caches, against the output that transformers or timm gave (`tests/golden/families.py`).
 
-use candle_attention::checkpoint::{Checkpoint, ModelAttention};
+use candle_attention::checkpoint::{Checkpoint, ModelAttention, ModelConfig};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache};
 use candle_core::{DType, Device, Tensor};
 
@@ -22,7 +22,7 @@ fn family(name: &str) {
     let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
     let metadata = header.metadata().as_ref().unwrap();
     // timm's checkpoints have no config.json; what a user would have to say stands beside it.
-    let json = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
+    let json: serde_json::Value = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
     let cases: Vec<Case> = serde_json::from_str(&metadata["cases"]).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert!(!cases.is_empty());
@@ -32,8 +32,8 @@ fn family(name: &str) {
             let full = format!("golden.{}.{part}", case.name);
             checkpoint.contains(&full).then(|| checkpoint.tensor(&full, &CPU).unwrap())
         };
-        let model = checkpoint.attention(&case.prefix, &json, DType::F32, &CPU).unwrap();
-        assert_eq!(model.not_applied, [], "{what}");
+        let config = ModelConfig::new(&json).with_like(metadata.contains_key("timm").then_some("timm"));
+        let model = checkpoint.attention(&case.prefix, config, DType::F32, &CPU).unwrap();
         let xs = get("input").unwrap();
         let key = get("key").unwrap_or_else(|| xs.clone());
         assert_eq!(case.kind == "cross", get("key").is_some(), "{what}");
@@ -172,27 +172,27 @@ families! {
     xlm_roberta
 }
 
-/// What a checkpoint holds and its configuration does not ask for, or the other way round, is said.
+/// What a checkpoint holds and its configuration does not ask for, or the other way round, is an error.
 #[test]
-fn mismatch_of_checkpoint_and_configuration_is_reported() {
-    let load = |name: &str, prefix: &str, json: serde_json::Value| {
+fn mismatch_of_checkpoint_and_configuration_is_an_error() {
+    let load = |name: &str, prefix: &str, like: &str, json: serde_json::Value| {
         let checkpoint = Checkpoint::open(fixture(&format!("families/{name}.safetensors"))).unwrap();
-        checkpoint.attention(prefix, &json, DType::F32, &CPU).map(|model| model.not_applied)
+        checkpoint.attention(prefix, ModelConfig::new(&json).with_like(like), DType::F32, &CPU)
     };
     let heads = || serde_json::json!({"num_attention_heads": 4});
     let layer = "encoder.layer.0.attention";
-    says(load("deberta", layer, heads()), &["position = none", "disentangled", "self.pos_proj.weight"]);
-    says(load("deberta_v2", layer, heads()), &["position = none", "disentangled", "self.pos_key_proj.weight"]);
-    says(load("timm_beit", "blocks.0.attn", heads()), &["18 rows", "those of a square", "img_size"]);
+    says(load("deberta", layer, "bert", heads()), &["position = none", "disentangled", "self.pos_proj.weight"]);
+    says(load("deberta_v2", layer, "bert", heads()), &["position = none", "disentangled", "self.pos_key_proj.weight"]);
+    says(load("timm_beit", "blocks.0.attn", "timm", heads()), &["18 rows", "those of a square", "img_size"]);
     let stated = serde_json::json!({"num_heads": 4, "img_size": 12, "patch_size": 4});
-    says(load("timm_beit", "blocks.0.attn", stated), &["18 rows", "(2 · 3 - 1)(2 · 3 - 1)"]);
+    says(load("timm_beit", "blocks.0.attn", "timm", stated), &["18 rows", "(2 · 3 - 1)(2 · 3 - 1)"]);
     // A square tells itself.
-    assert_eq!(load("beit", layer, heads()).unwrap(), []);
-    let eva = load("timm_eva", "blocks.0.attn", serde_json::json!({"num_heads": 3})).unwrap();
-    assert_eq!(eva[0].0, "use_rot_pos_emb");
+    assert!(load("beit", layer, "beit", heads()).is_ok());
+    let eva = load("timm_eva", "blocks.0.attn", "timm", serde_json::json!({"num_heads": 3}));
+    says(eva, &["use_rot_pos_emb = absent", "true or false"]);
     let shared = serde_json::json!({
-        "num_attention_heads": 4, "model_type": "deberta-v2", "relative_attention": true, "pos_att_type": "p2c|c2p",
-        "share_att_key": false, "position_buckets": 6, "max_relative_positions": 12,
+        "num_attention_heads": 4, "relative_attention": true, "pos_att_type": "p2c|c2p", "share_att_key": false,
+        "position_buckets": 6, "max_relative_positions": 12,
     });
-    says(load("deberta_v2_shared", layer, shared), &["self.pos_key_proj.weight"]);
+    says(load("deberta_v2_shared", layer, "deberta-v2", shared), &["self.pos_key_proj.weight"]);
 }

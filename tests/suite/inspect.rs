@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{Checkpoint, ModelConfig};
 use candle_core::{Device, Tensor};
 use serde_json::{Value, json};
 
@@ -22,7 +22,8 @@ fn every_attention_layer_of_every_family_is_listed() {
         let metadata = header.metadata().as_ref().unwrap();
         let config: Value = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
         let cases: Vec<Value> = serde_json::from_str(&metadata["cases"]).unwrap();
-        let layers = Checkpoint::open(&path).unwrap().attention_layers(Some(&config));
+        let config = ModelConfig::new(&config).with_like(metadata.contains_key("timm").then_some("timm"));
+        let layers = Checkpoint::open(&path).unwrap().attention_layers(Some(config));
         let name = path.file_stem().unwrap().to_string_lossy().to_string();
         for case in &cases {
             let layer = layers.iter().find(|layer| layer.prefix == case["prefix"].as_str().unwrap());
@@ -84,7 +85,7 @@ fn model_larger_than_memory_is_inspected() {
         "rope_theta": 500_000.0, "max_position_embeddings": 131_072,
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192,
             "low_freq_factor": 1.0, "high_freq_factor": 4.0}});
-    let layers = Checkpoint::open(folder.path()).unwrap().attention_layers(Some(&config));
+    let layers = Checkpoint::open(folder.path()).unwrap().attention_layers(Some(ModelConfig::new(&config)));
     assert_eq!(layers.len(), 80);
     for (i, layer) in layers.iter().enumerate() {
         assert_eq!(layer.prefix, format!("model.layers.{i}.self_attn"));

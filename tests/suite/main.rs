@@ -28,6 +28,7 @@ mod part;
 mod positions;
 mod programs;
 mod ragged;
+mod right_or_refused;
 mod search;
 mod seeds;
 mod task_heads;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use candle_attention::checkpoint::{Checkpoint, config_from_json, detect, layouts, write_layers};
+use candle_attention::checkpoint::{Checkpoint, ModelConfig, config_from_json, detect, layouts, write_layers};
 use candle_attention::weights::AttentionWeights;
 use candle_attention::{AttentionConfig, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
@@ -35,10 +35,11 @@ fn every_layer_survives_writing_in_every_layout_that_holds_it() {
         let json: Value = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
         let checkpoint = Checkpoint::open(&path).unwrap();
         assert_eq!(*checkpoint.metadata(), metadata);
-        for info in checkpoint.attention_layers(Some(&json)) {
+        let json = ModelConfig::new(&json).with_like(metadata.contains_key("timm").then_some("timm"));
+        for info in checkpoint.attention_layers(Some(json)) {
             let source = checkpoint.at(&info.prefix, DType::F32, &CPU);
             // Some layouts are known that cannot be run yet.
-            let Ok(config) = config_from_json(&json, &source).map(|read| read.config) else { continue };
+            let Ok(config) = config_from_json(json, &source).map(|read| read.config) else { continue };
             let weights = checkpoint.layer_weights(&info.prefix, &config).unwrap();
             let own = weights.to_layout(&config, layout(info.layout)).unwrap();
             for (name, tensor) in own.iter().filter(|(name, _)| !name.contains("norm")) {

@@ -1,7 +1,7 @@
 //! Models without some of their heads, in memory and in files.
 
 use candle_attention::AttentionMask;
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{Checkpoint, ModelConfig};
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, write_pruned};
 use candle_attention::pruning::PrunedHeads;
 use candle_core::{DType, Tensor};
@@ -35,8 +35,9 @@ fn pruned_model_survives_writing_and_reading() {
         let size = |folder: &std::path::Path| std::fs::metadata(folder.join("model.safetensors")).unwrap().len();
         assert!(size(&path) < size(&folder));
         // The layers alone are read by the same keys.
-        let json = serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap();
-        for layer in Checkpoint::open(&path).unwrap().attention_layers(Some(&json)) {
+        let json: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap();
+        for layer in Checkpoint::open(&path).unwrap().attention_layers(Some(ModelConfig::new(&json))) {
             assert_eq!(layer.problem, None, "{layer:?}");
         }
     }
@@ -82,9 +83,10 @@ fn models_of_other_families_are_pruned() {
         let ids = Tensor::new(&[[5u32, 9, 7, 11, 6]], &CPU).unwrap();
         let run = |model: &BertModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
         assert_within(name, &run(&load(&path)), &run(&whole.prune_heads(&heads).unwrap()), 1e-6);
-        let json = serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap();
         let checkpoint = Checkpoint::open(&path).unwrap();
-        let layers = checkpoint.attention_layers(Some(&json));
+        let layers = checkpoint.attention_layers(Some(ModelConfig::new(&json)));
         assert!(layers.len() > 1, "{name}");
         for layer in layers {
             assert_eq!(layer.problem, None, "{name} {layer:?}");

@@ -1,0 +1,113 @@
+//! Finds the section of a `config.json` that describes the model of a layer.
+//!
+//! A model of several parts has a section for each: `text_config`, `vision_config`, `decoder`, and sections in sections
+//! (`thinker_config.text_config`). The first component of a tensor's prefix that names a section leads into it.
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::families::layer::states_heads;
+use crate::families::table::is_listed;
+
+/// First words of names that mean the same part of a model.
+const PARTS: [&[&str]; 3] = [
+    &["text", "language", "llm", "lm"],
+    &["vision", "visual", "image", "img", "video", "vit"],
+    &["audio", "speech", "sound"],
+];
+
+/// Components of a prefix that name no part. Layers of the text model may stand below them alone.
+const NEUTRAL: [&str; 8] = ["model", "base_model", "transformer", "layers", "layer", "h", "blocks", "block"];
+
+/// Groups of keys, which describe no model.
+const GROUPS: [&str; 3] = ["attn_config", "ffn_config", "quantization_config"];
+
+/// A part of a `config.json`, and the family of the model that it describes.
+pub(crate) struct Section<'a> {
+    pub keys: &'a Value,
+    pub model_type: Option<String>,
+}
+
+/// The section of the model that the layer at `prefix` belongs to: `json` itself unless it has sections.
+///
+/// # Errors
+/// If the prefix does not tell which of several sections it is.
+pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> {
+    let mut section = Section { keys: json, model_type: model_type(json) };
+    let mut path = String::new();
+    let mut rest: Vec<&str> = prefix.split('.').collect();
+    loop {
+        let children = children(section.keys);
+        let named = rest.iter().enumerate().find_map(|(i, part)| Some((i, child_of_part(&children, part)?)));
+        let key = match named {
+            Some((i, key)) => {
+                rest.drain(..=i);
+                key
+            }
+            None if children.is_empty() || states_heads(section.keys) => return Ok(section),
+            None => only_child(&children, &rest).ok_or_else(|| ambiguous(&children, &path, prefix))?,
+        };
+        section = Section { keys: &section.keys[key], model_type: type_of_child(&section, key) };
+        path = format!("{path}{key}.");
+    }
+}
+
+fn model_type(section: &Value) -> Option<String> {
+    section.get("model_type").and_then(Value::as_str).filter(|name| !name.is_empty()).map(str::to_string)
+}
+
+/// The keys of sections that describe models.
+fn children(section: &Value) -> Vec<&str> {
+    let keys = section.as_object().into_iter().flatten();
+    let models = keys.filter(|(_, value)| value.is_object() && (model_type(value).is_some() || states_heads(value)));
+    models.map(|(key, _)| key.as_str()).filter(|key| !GROUPS.contains(key)).collect()
+}
+
+/// The child that a component of a prefix names: by its whole name, its first word, or the part that both mean.
+fn child_of_part<'a>(children: &[&'a str], part: &str) -> Option<&'a str> {
+    let name = |key: &'a str| key.strip_suffix("_config").unwrap_or(key);
+    let word = |name: &str| name.split('_').next().unwrap_or_default().to_string();
+    let part_of = |name: &str| PARTS.iter().position(|words| words.contains(&word(name).as_str()));
+    let whole = children.iter().find(|key| name(key) == part || **key == part);
+    let first = || children.iter().find(|key| word(name(key)) == word(part));
+    let alike = || children.iter().find(|key| part_of(part).is_some() && part_of(name(key)) == part_of(part));
+    whole.or_else(first).or_else(alike).copied()
+}
+
+/// The child of a prefix that names none: the only one, or that of the text model.
+fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
+    let is_number = |part: &&&str| part.parse::<u64>().is_ok();
+    let before = rest.iter().take_while(|part| !is_number(part));
+    match children {
+        [only] => Some(only),
+        _ if before.clone().count() < rest.len() && before.clone().all(|part| NEUTRAL.contains(part)) => {
+            let mut text = children.iter().filter(|key| PARTS[0].contains(&key.split('_').next().unwrap_or_default()));
+            text.next().filter(|_| text.next().is_none()).copied()
+        }
+        _ => None,
+    }
+}
+
+/// The family of a section: the one it states, unless that is the whole model's. Older files name no family there, or the
+/// whole model's: then it is the name that transformers gives the part now, as `qwen2_vl_vision`.
+fn type_of_child(parent: &Section, key: &str) -> Option<String> {
+    let own = model_type(&parent.keys[key]);
+    let whole = match &parent.model_type {
+        Some(whole) if own.as_ref().is_none_or(|own| own == whole) => whole,
+        _ => return own,
+    };
+    let part = key.strip_suffix("_config").unwrap_or(key);
+    let names = [format!("{whole}_{part}"), format!("{whole}_{part}_model")];
+    let listed = names.iter().find(|name| is_listed(name)).cloned();
+    match part {
+        "text" => listed.or(Some(whole.clone())),
+        _ => listed.or(Some(names[0].clone())),
+    }
+}
+
+fn ambiguous(children: &[&str], path: &str, prefix: &str) -> Error {
+    let children = children.iter().map(|key| format!("`{path}{key}`")).collect::<Vec<_>>().join(", ");
+    let expected =
+        format!("one that names its section of the configuration, or the section itself as `json`: {children}");
+    Error::value("the prefix", format!("`{prefix}`"), expected)
+}

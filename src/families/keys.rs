@@ -1,0 +1,112 @@
+//! Config keys that change attention. A family reads them, or a configuration that sets them is refused.
+//!
+//! A key that a family's own model does not read is refused too, not ignored: its author expected an effect, and a file
+//! that states it may be that of another model.
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
+use crate::families::table::families;
+
+const ROTARY: &str = "rotary positions";
+const BIAS: &str = "a relative position bias";
+const WINDOW: &str = "a sliding window";
+const SCALE: &str = "a factor on the scores";
+const NOPE: &str = "layers without positions";
+
+/// Keys that change attention if they are neither null nor false, each with what it sets.
+const KEYS: &[(&str, &str)] = &[
+    ("rope_theta", ROTARY),
+    ("rope_parameters", ROTARY),
+    ("rope_scaling", ROTARY),
+    ("global_rope_theta", ROTARY),
+    ("rotary_dim", ROTARY),
+    ("rotary_pct", ROTARY),
+    ("rotary_emb_base", ROTARY),
+    ("partial_rotary_factor", ROTARY),
+    ("rotary_scaling_factor", ROTARY),
+    ("rotary_emb_scale_base", ROTARY),
+    ("use_rot_pos_emb", ROTARY),
+    ("alibi", "ALiBi positions"),
+    ("relative_attention", BIAS),
+    ("relative_attention_num_buckets", BIAS),
+    ("use_relative_position_bias", BIAS),
+    ("use_shared_relative_position_bias", BIAS),
+    ("no_rope_layers", NOPE),
+    ("no_rope_layer_interval", NOPE),
+    ("sliding_window", WINDOW),
+    ("local_attention", WINDOW),
+    ("attention_window", WINDOW),
+    ("attention_chunk_size", "attention inside chunks"),
+    ("attn_logit_softcapping", "a cap on the scores"),
+    ("clip_qkv", "a limit on queries, keys and values"),
+    ("query_pre_attn_scalar", SCALE),
+    ("attention_multiplier", SCALE),
+    ("key_multiplier", SCALE),
+    ("scale_attn_by_inverse_layer_idx", SCALE),
+    ("attn_temperature_tuning", SCALE),
+    ("logn_attention_scale", SCALE),
+    ("use_qk_norm", "norms of queries and keys"),
+    ("qk_layernorm", "norms of queries and keys"),
+];
+
+/// Checks that the family reads every key of `section` that changes attention.
+pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> Result<()> {
+    let refused = |key: &str, value: &Value, what: &str| {
+        let (key, value, model_type) = (key.to_string(), value.to_string(), model_type.to_string());
+        Err(Error::UnsupportedKey { key, value, model_type, what: what.to_string() })
+    };
+    for (key, what) in KEYS {
+        match section.get(key) {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(value) if !family.reads_key(key) => return refused(key, value, what),
+            Some(_) => {}
+        }
+    }
+    let key = "position_embedding_type";
+    match section.get(key) {
+        Some(value) if !family.reads_positions(value.as_str().unwrap_or_default()) => {
+            refused(key, value, "positions inside attention")
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Family {
+    /// Whether the family reads a key of [`KEYS`].
+    fn reads_key(&self, key: &str) -> bool {
+        let is_rotary = KEYS.iter().any(|(known, what)| *known == key && *what == ROTARY);
+        let by_positions = match self.positions {
+            LayerPositions::Rotary(row) => {
+                let of_one_family = ["rotary_scaling_factor", "rotary_emb_scale_base", "use_rot_pos_emb"];
+                (is_rotary && !of_one_family.contains(&key))
+                    || (key == "alibi" && row.layers == RotaryLayers::UnlessAlibi)
+            }
+            LayerPositions::DinoRotary => ["rope_theta", "rope_parameters"].contains(&key),
+            LayerPositions::T5Bias | LayerPositions::MpnetBias => key == "relative_attention_num_buckets",
+            LayerPositions::Disentangled { .. } => key == "relative_attention",
+            LayerPositions::FromWeights => {
+                ["use_relative_position_bias", "use_shared_relative_position_bias"].contains(&key)
+            }
+            LayerPositions::Alibi | LayerPositions::MptAlibi => false,
+        };
+        let has_window = self.window.layers != WindowLayers::Listed;
+        by_positions
+            || self.reads.contains(&key)
+            || (has_window && key == self.window.key)
+            || (self.scale == Scale::Gpt2 && key == "scale_attn_by_inverse_layer_idx")
+    }
+
+    /// Whether the family has a value of `position_embedding_type`.
+    fn reads_positions(&self, value: &str) -> bool {
+        match value {
+            "" | "absolute" => true,
+            "rotary" | "rope" => matches!(self.positions, LayerPositions::Rotary(_)),
+            // A condition of another row of the same models: Jina-BERT's.
+            other => families().any(|row| {
+                row.stated == Some(("position_embedding_type", other)) && row.model_types == self.model_types
+            }),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! A `config.json` gives the layer as its model runs it, or an error that says which family or key is not known.
+
+use std::collections::HashMap;
+
+use candle_attention::Error;
+use candle_attention::checkpoint::{Checkpoint, ModelAttention, ModelConfig};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
+
+use crate::common::{assert_close, fixture, says};
+
+const CPU: Device = Device::Cpu;
+
+/// A checkpoint with layers of 2 heads in Llama's layout under these prefixes.
+fn checkpoint(folder: &tempfile::TempDir, prefixes: &[&str]) -> Checkpoint {
+    let mut tensors = HashMap::new();
+    for prefix in prefixes {
+        for name in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            let numbers = (0..64).map(|i| ((i * 7 + name.len()) % 13) as f32 / 13.0 - 0.5).collect::<Vec<_>>();
+            tensors.insert(format!("{prefix}.{name}.weight"), Tensor::from_vec(numbers, (8, 8), &CPU).unwrap());
+        }
+    }
+    let path = folder.path().join("model.safetensors");
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    Checkpoint::open(&path).unwrap()
+}
+
+fn load(json: &Value, like: Option<&str>) -> candle_attention::Result<ModelAttention> {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = "model.layers.0.self_attn";
+    let config = ModelConfig::new(json).with_like(like);
+    checkpoint(&folder, &[prefix]).attention(prefix, config, DType::F32, &CPU)
+}
+
+#[test]
+fn unknown_family_is_an_error_that_can_be_matched() {
+    let unknown = json!({"model_type": "lamma", "num_attention_heads": 2, "rope_theta": 1e4});
+    match load(&unknown, None) {
+        Err(Error::UnknownFamily { model_type: Some(name), near }) => {
+            assert_eq!(name, "lamma");
+            assert!(near.contains("llama"), "{near}");
+        }
+        other => panic!("{other:?}"),
+    }
+    says(load(&unknown, None), &["model_type `lamma`", "ModelConfig::with_like", "--like", "llama"]);
+    // The same keys under a name that is known are not refused.
+    let known = load(&json!({"model_type": "llama", "num_attention_heads": 2, "rope_theta": 1e4}), None).unwrap();
+    let like = load(&unknown, Some("llama")).unwrap();
+    assert_eq!(like.layer.config(), known.layer.config());
+    assert_eq!(like.mask.to_string(), "causal");
+    // Without a name there is nothing to go by.
+    let nameless = json!({"num_attention_heads": 2});
+    assert!(matches!(load(&nameless, None), Err(Error::UnknownFamily { model_type: None, .. })));
+    says(load(&nameless, None), &["no `model_type`", "ModelConfig::with_like"]);
+    assert_eq!(load(&nameless, Some("opt")).unwrap().mask.to_string(), "causal");
+    // A name that is asked for goes before the file's own, and has to be known.
+    let opt = json!({"model_type": "opt", "num_attention_heads": 2});
+    assert!(load(&opt, Some("llama")).unwrap().layer.config().position.to_string().contains("rotary"));
+    says(load(&opt, Some("qwen")), &["model_type `qwen`", "qwen2", "qwen3"]);
+}
+
+#[test]
+fn family_that_cannot_run_is_an_error_with_its_reason() {
+    let longt5 = load(&json!({"model_type": "longt5", "num_heads": 2}), None);
+    assert!(matches!(&longt5, Err(Error::UnsupportedFamily { model_type, .. }) if model_type == "longt5"));
+    says(longt5, &["`longt5`", "local attention with relative positions"]);
+}
+
+/// A key that changes attention and that the family does not read is never left out.
+#[test]
+fn key_that_the_family_does_not_read_is_an_error() {
+    for (family, key, value, what) in [
+        ("opt", "rope_theta", json!(1e4), "rotary positions"),
+        ("opt", "alibi", json!(true), "ALiBi"),
+        ("llama", "attn_logit_softcapping", json!(50.0), "a cap on the scores"),
+        ("llama", "clip_qkv", json!(8.0), "a limit on queries"),
+        ("llama", "sliding_window", json!(7), "a sliding window"),
+        ("bert", "sliding_window", json!(7), "a sliding window"),
+        ("bert", "position_embedding_type", json!("relative_key"), "positions inside attention"),
+        ("roberta", "position_embedding_type", json!("alibi"), "positions inside attention"),
+        ("bert", "rope_parameters", json!({"rope_type": "default"}), "rotary positions"),
+        ("mistral", "attention_chunk_size", json!(4), "chunks"),
+    ] {
+        let refused = load(&json!({"model_type": family, "num_attention_heads": 2, key: value}), None);
+        assert!(matches!(&refused, Err(Error::UnsupportedKey { key: found, .. }) if found == key), "{refused:?}");
+        says(refused, &[key, family, what]);
+        // Switched off, it changes nothing.
+        for off in [json!(null), json!(false)] {
+            if key != "position_embedding_type" {
+                load(&json!({"model_type": family, "num_attention_heads": 2, key: off}), None).unwrap();
+            }
+        }
+    }
+}
+
+/// The section of a layer is that which its prefix names.
+#[test]
+fn prefix_leads_to_its_section() {
+    let heads = |model_type: &str, heads: usize| json!({"model_type": model_type, "num_attention_heads": heads});
+    let folder = tempfile::tempdir().unwrap();
+    let load = |json: &Value, prefix: &str| {
+        checkpoint(&folder, &[prefix]).attention(prefix, json, DType::F32, &CPU).map(|model| {
+            let config = model.layer.config();
+            format!("{} heads, {}, {}", config.num_attention_heads, config.position, model.mask)
+        })
+    };
+    let both = json!({"model_type": "some_vlm", "text_config": heads("llama", 2), "vision_config": heads("vit", 4)});
+    let rotary = "2 heads, rotary(theta 10000, 4 numbers), causal";
+    let vision = "4 heads, none, none";
+    for prefix in
+        ["language_model.model.layers.0.self_attn", "model.text_model.layers.0.attn", "model.layers.0.self_attn"]
+    {
+        assert_eq!(load(&both, prefix).unwrap(), rotary, "{prefix}");
+    }
+    for prefix in ["vision_tower.encoder.layers.0.attn", "model.visual.blocks.0.attn", "image_encoder.layers.0.attn"] {
+        assert_eq!(load(&both, prefix).unwrap(), vision, "{prefix}");
+    }
+    // A name that no section has tells nothing: not the text model.
+    says(
+        load(&both, "qformer.encoder.layer.0.attn"),
+        &["`qformer.encoder.layer.0.attn`", "text_config", "vision_config"],
+    );
+    // A word inside a name is no name: `context` holds `text`.
+    says(load(&both, "context.layers.0.attn"), &["`context.layers.0.attn`"]);
+    assert_eq!(load(&both["text_config"], "context.layers.0.attn").unwrap(), rotary);
+
+    let nested = json!({"model_type": "omni", "thinker_config": both, "talker_config": heads("opt", 2)});
+    assert_eq!(load(&nested, "thinker.visual.blocks.0.attn").unwrap(), vision);
+    assert_eq!(load(&nested, "thinker.model.layers.0.attn").unwrap(), rotary);
+    assert_eq!(load(&nested, "talker.model.layers.0.attn").unwrap(), "2 heads, none, causal");
+
+    let pair = json!({"model_type": "pair", "encoder": heads("bert", 4), "decoder": heads("opt", 2)});
+    assert_eq!(load(&pair, "encoder.layers.0.attn").unwrap(), vision);
+    assert_eq!(load(&pair, "decoder.model.decoder.layers.0.attn").unwrap(), "2 heads, none, causal");
+
+    // The text model's own keys at the top, beside a section of another part.
+    let mut flat = heads("llama", 2);
+    flat["vision_config"] = heads("vit", 4);
+    assert_eq!(load(&flat, "model.layers.0.self_attn").unwrap(), rotary);
+    assert_eq!(load(&flat, "visual.layers.0.self_attn").unwrap(), vision);
+    // A vision section under the name of the whole model is not that of its text model.
+    flat["vision_config"]["model_type"] = json!("llama");
+    says(load(&flat, "visual.layers.0.self_attn"), &["model_type `llama_vision`"]);
+    // A text section without a name is that of the whole model.
+    let unnamed = json!({"model_type": "llama", "text_config": {"num_attention_heads": 2}});
+    assert_eq!(load(&unnamed, "model.layers.0.self_attn").unwrap(), rotary);
+}
+
+/// The name that a file lacks can be given, and gives what the name in the file gives.
+#[test]
+fn like_gives_the_numbers_of_the_family() {
+    let checkpoint = Checkpoint::open(fixture("families/qwen3.safetensors")).unwrap();
+    let mut json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
+    let prefix = "model.layers.0.self_attn";
+    let run = |config: ModelConfig| {
+        let model = checkpoint.attention(prefix, config, DType::F32, &CPU).unwrap();
+        let xs = Tensor::arange(0f32, 5.0 * model.layer.config().hidden_size as f32, &CPU).unwrap();
+        let xs = xs.sin().unwrap().reshape((1, 5, model.layer.config().hidden_size)).unwrap();
+        model.layer.attend(&xs, &xs, &xs, &model.mask).unwrap()
+    };
+    let want = run(ModelConfig::new(&json));
+    json["model_type"] = json!("house_model");
+    says(checkpoint.attention(prefix, &json, DType::F32, &CPU), &["`house_model`"]);
+    assert_close("like", &run(ModelConfig::new(&json).with_like("qwen3")), &want, 0.0);
+    let layers = checkpoint.attention_layers(Some(ModelConfig::new(&json)));
+    assert!(layers[0].problem.as_ref().unwrap().contains("house_model"), "{:?}", layers[0]);
+}
