@@ -15,7 +15,7 @@ use shared::Result;
 /// Runs one attention layer of a checkpoint.
 ///
 /// The input file holds `query` (b, s_q, dim) and optionally `key` and `value` (b, s_kv, dim), `attention_mask`
-/// (b, s_kv) with 1 = attend, `lengths` (b) or (b, s_q), and `additive`, which broadcasts to (b, h, s_q, s_kv).
+/// (b, s_kv) with 1 = attend, `lengths` (b) or (b, s_q), and `additive` (b, h, s_q, s_kv), each dimension of its size or 1.
 /// The output file gets `output` (b, s_q, dim) and, with --weights, the attention weights `weights` (b, h, s_q, s_kv).
 ///
 /// Example: attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --heads 12
@@ -149,19 +149,15 @@ impl Inputs {
         };
         let mut mask = AttentionMask::full();
         if let Some(keep) = tensors.get("attention_mask") {
-            if keep.rank() != 2 {
-                let dims = keep.dims();
-                return Err(
-                    format!("{}: `attention_mask` has shape {dims:?}, expected (b, s_kv)", path.display()).into()
-                );
-            }
-            mask = mask.and(AttentionMask::keep(keep)?);
+            let keep = AttentionMask::keep_keys(keep);
+            mask = mask.and(keep.map_err(|error| format!("{}: `attention_mask`: {error}", path.display()))?);
         }
         if let Some(lengths) = tensors.get("lengths") {
             mask = mask.and(AttentionMask::lengths_tensor(lengths)?);
         }
         if let Some(additive) = tensors.get("additive") {
-            mask = mask.and(AttentionMask::additive(additive)?);
+            let additive = AttentionMask::additive(additive);
+            mask = mask.and(additive.map_err(|error| format!("{}: `additive`: {error}", path.display()))?);
         }
         if arguments.causal {
             mask = mask.and(AttentionMask::causal());

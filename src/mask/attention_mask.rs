@@ -9,12 +9,13 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::kernels::cpu::Lengths;
 use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, Polarity, Segments, Window};
+use crate::mask::mask_tensor::MaskDims;
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 
 /// Which keys each query attends to, and what is added to their scores.
 ///
-/// `true` (or 1) means *attend*; [`exclude`](Self::exclude) takes the opposite convention. A mask is a description, not
+/// `true` (or 1) means *attend*; [`exclude`](Self::exclude) and its variants take the opposite convention. A mask is a description, not
 /// a tensor: lengths stay lengths and causal stays causal, so that a backend can skip the keys that are hidden. Masks are
 /// joined by [`and`](Self::and): a key is visible if all of them allow it.
 ///
@@ -43,39 +44,91 @@ impl AttentionMask {
         Self::default()
     }
 
-    /// A tensor of booleans in any integer dtype, nonzero = attend: `(b, s_kv)`, `(b, s_q, s_kv)` or
-    /// `(b, h, s_q, s_kv)`. Every dimension may be 1 and is then shared, except the keys of a 2-D mask.
+    /// A tensor of booleans in any integer dtype, nonzero = attend: `(b, h, s_q, s_kv)`, where each dimension may be 1
+    /// and is then shared.
     ///
-    /// A 2-D mask holds the keys of each sequence. One pattern `(s_q, s_kv)` for the whole batch needs the shape
-    /// `(1, s_q, s_kv)`.
+    /// The dimensions of a mask never depend on its sizes. For the keys of each sequence `(b, s_kv)` there is
+    /// [`keep_keys`](Self::keep_keys), for one pattern `(s_q, s_kv)` [`keep_pattern`](Self::keep_pattern). A mask
+    /// `(b, s_q, s_kv)` needs `unsqueeze(1)`, a mask `(h, s_q, s_kv)` needs `unsqueeze(0)`.
     ///
     /// # Errors
-    /// If the tensor is not of an integer dtype or does not have 2, 3 or 4 dimensions.
+    /// If the tensor is not of an integer dtype or does not have 4 dimensions.
     pub fn keep(mask: &Tensor) -> Result<Self> {
-        Ok(Self::of_term(Boolean::new(mask, Polarity::Keep)?))
+        Self::of_booleans(mask, Polarity::Keep, MaskDims::Scores)
     }
 
-    /// A tensor of booleans in any integer dtype, nonzero = hidden: the convention of `key_padding_mask` and boolean
-    /// `attn_mask` in PyTorch's `nn.MultiheadAttention`. The shapes are the same as for [`keep`](Self::keep); PyTorch's
-    /// `attn_mask` `(s_q, s_kv)` needs `unsqueeze(0)` here, because a 2-D mask holds the keys of each sequence.
+    /// The keys of each sequence that its queries attend to, `(b, s_kv)` in any integer dtype, nonzero = attend: the
+    /// `attention_mask` of Hugging Face tokenizers. One row `(1, s_kv)` is shared by all sequences.
     ///
     /// # Errors
-    /// If the tensor is not of an integer dtype or does not have 2, 3 or 4 dimensions.
-    pub fn exclude(mask: &Tensor) -> Result<Self> {
-        Ok(Self::of_term(Boolean::new(mask, Polarity::Exclude)?))
+    /// If the tensor is not of an integer dtype or does not have 2 dimensions.
+    pub fn keep_keys(mask: &Tensor) -> Result<Self> {
+        Self::of_booleans(mask, Polarity::Keep, MaskDims::Keys)
     }
 
-    /// A floating tensor (f16, bf16, f32 or f64) that broadcasts to `(b, h, s_q, s_kv)` and is added to the scaled
-    /// scores. Fewer dimensions are the last ones, so a 3-D mask is `(h, s_q, s_kv)`, unlike a 3-D
-    /// [`keep`](Self::keep). Gradients flow into it.
+    /// One pattern for all sequences and heads, `(s_q, s_kv)` in any integer dtype, nonzero = attend.
+    ///
+    /// # Errors
+    /// If the tensor is not of an integer dtype or does not have 2 dimensions.
+    pub fn keep_pattern(mask: &Tensor) -> Result<Self> {
+        Self::of_booleans(mask, Polarity::Keep, MaskDims::Pattern)
+    }
+
+    /// [`keep`](Self::keep) in the opposite convention, nonzero = hidden, `(b, h, s_q, s_kv)`. PyTorch's 3-D `attn_mask`
+    /// `(b · h, s_q, s_kv)` needs `reshape((b, h, s_q, s_kv))`.
+    ///
+    /// # Errors
+    /// If the tensor is not of an integer dtype or does not have 4 dimensions.
+    pub fn exclude(mask: &Tensor) -> Result<Self> {
+        Self::of_booleans(mask, Polarity::Exclude, MaskDims::Scores)
+    }
+
+    /// [`keep_keys`](Self::keep_keys) in the opposite convention, nonzero = hidden, `(b, s_kv)`: the boolean
+    /// `key_padding_mask` of PyTorch's `nn.MultiheadAttention`.
+    ///
+    /// # Errors
+    /// If the tensor is not of an integer dtype or does not have 2 dimensions.
+    pub fn exclude_keys(mask: &Tensor) -> Result<Self> {
+        Self::of_booleans(mask, Polarity::Exclude, MaskDims::Keys)
+    }
+
+    /// [`keep_pattern`](Self::keep_pattern) in the opposite convention, nonzero = hidden, `(s_q, s_kv)`: the boolean 2-D
+    /// `attn_mask` of PyTorch's `nn.MultiheadAttention`.
+    ///
+    /// # Errors
+    /// If the tensor is not of an integer dtype or does not have 2 dimensions.
+    pub fn exclude_pattern(mask: &Tensor) -> Result<Self> {
+        Self::of_booleans(mask, Polarity::Exclude, MaskDims::Pattern)
+    }
+
+    /// A floating tensor (f16, bf16, f32 or f64) that is added to the scaled scores: `(b, h, s_q, s_kv)`, where each
+    /// dimension may be 1 and is then shared, as for [`keep`](Self::keep). Gradients flow into it.
     ///
     /// An element that is `-inf` or the lowest finite value of the mask's dtype (Hugging Face's `finfo.min`) hides the
     /// key, so that a query with no other elements gets zeros like any fully masked query.
     ///
     /// # Errors
-    /// If the tensor is not of a floating dtype or has more than 4 dimensions.
+    /// If the tensor is not of a floating dtype or does not have 4 dimensions.
     pub fn additive(mask: &Tensor) -> Result<Self> {
-        Ok(Self::of_term(Additive::new(mask)?))
+        Ok(Self::of_term(Additive::new(mask, MaskDims::Scores)?))
+    }
+
+    /// [`additive`](Self::additive) with one number per key of each sequence, `(b, s_kv)`: the floating
+    /// `key_padding_mask` of PyTorch's `nn.MultiheadAttention`. One row `(1, s_kv)` is shared by all sequences.
+    ///
+    /// # Errors
+    /// If the tensor is not of a floating dtype or does not have 2 dimensions.
+    pub fn additive_keys(mask: &Tensor) -> Result<Self> {
+        Ok(Self::of_term(Additive::new(mask, MaskDims::Keys)?))
+    }
+
+    /// [`additive`](Self::additive) with one pattern for all sequences and heads, `(s_q, s_kv)`: the floating 2-D
+    /// `attn_mask` of PyTorch's `nn.MultiheadAttention`.
+    ///
+    /// # Errors
+    /// If the tensor is not of a floating dtype or does not have 2 dimensions.
+    pub fn additive_pattern(mask: &Tensor) -> Result<Self> {
+        Ok(Self::of_term(Additive::new(mask, MaskDims::Pattern)?))
     }
 
     /// Only the first `lengths[b]` keys of sequence `b` are visible (`valid_lens` in d2l, one-dimensional).
@@ -170,6 +223,10 @@ impl AttentionMask {
     pub(crate) fn with_query_starts(mut self, starts: Vec<i64>) -> Self {
         self.starts = Some(starts);
         self
+    }
+
+    fn of_booleans(mask: &Tensor, polarity: Polarity, dims: MaskDims) -> Result<Self> {
+        Ok(Self::of_term(Boolean::new(mask, polarity, dims)?))
     }
 
     /// A mask of one term.

@@ -171,14 +171,18 @@ mod tests {
             AttentionMask::lengths(&[5, 2]).and(AttentionMask::lengths(&[1, 4])).and(AttentionMask::padding(&[3, 3])),
             AttentionMask::padding(&[3, 1]).and(AttentionMask::query_lengths(&[[1usize, 5, 3], [4, 0, 2]])),
             AttentionMask::causal().and(AttentionMask::window(Some(1), None)).with_query_starts(vec![0, 2]),
-            AttentionMask::keep(&keep).unwrap().and(AttentionMask::exclude(&keep.narrow(0, 1, 1).unwrap()).unwrap()),
-            AttentionMask::additive(&bias).unwrap().and(AttentionMask::additive(&(&half * 0.5).unwrap()).unwrap()),
+            AttentionMask::keep_keys(&keep)
+                .unwrap()
+                .and(AttentionMask::exclude_keys(&keep.narrow(0, 1, 1).unwrap()).unwrap()),
+            AttentionMask::additive_keys(&bias)
+                .unwrap()
+                .and(AttentionMask::additive_keys(&(&half * 0.5).unwrap()).unwrap()),
             segments([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]]).and(segments([[5, 5, 5, 6, 6], [5, 5, 6, 5, 6]])),
             AttentionMask::distances(vec![0.5, 1.0], false)
                 .and(AttentionMask::distances(vec![1.0, 0.0], false))
                 .and(AttentionMask::distances(vec![2.0, 3.0], true)),
             AttentionMask::of_term(Stripes { heads: 2 }).and(AttentionMask::causal()).with_query_starts(vec![0, 2]),
-            AttentionMask::of_term(Stripes { heads: 2 }).and(AttentionMask::additive(&bias).unwrap()),
+            AttentionMask::of_term(Stripes { heads: 2 }).and(AttentionMask::additive_keys(&bias).unwrap()),
         ];
         for mask in masks {
             let merged = scores(&mask.merge(call, &device).unwrap(), call);
@@ -201,8 +205,11 @@ mod tests {
         let mask = Tensor::new(&[[3i64, 0, 3], [0, 1, 1]], &device).unwrap();
         let masks = |dtype: DType| {
             let mask = mask.to_dtype(dtype).unwrap();
-            let masks =
-                [AttentionMask::keep(&mask), AttentionMask::exclude(&mask), AttentionMask::segments(&mask, &mask)];
+            let masks = [
+                AttentionMask::keep_keys(&mask),
+                AttentionMask::exclude_keys(&mask),
+                AttentionMask::segments(&mask, &mask),
+            ];
             masks.map(Result::unwrap)
         };
         for dtype in [DType::I16, DType::I32] {

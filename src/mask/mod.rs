@@ -17,6 +17,7 @@ mod dense;
 mod kinds;
 mod lower;
 mod lowered;
+mod mask_tensor;
 #[cfg(any(test, feature = "cuda"))]
 mod merge;
 mod padded;

@@ -8,6 +8,7 @@ use candle_core::{DType, Device};
 use crate::error::Result;
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::kinds::{Additive, Boolean, Polarity};
+use crate::mask::mask_tensor::MaskDims;
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 
@@ -41,10 +42,10 @@ impl AttentionMask {
             }
             let dense = term.dense(call, DType::F64, &Device::Cpu)?;
             if let Some(keep) = dense.keep {
-                terms.extend(cut(&Boolean::new(&keep, Polarity::Keep)?)?);
+                terms.extend(cut(&Boolean::new(&keep, Polarity::Keep, MaskDims::Scores)?)?);
             }
             if let Some(bias) = dense.bias {
-                terms.extend(cut(&Additive::new(&bias)?)?);
+                terms.extend(cut(&Additive::new(&bias, MaskDims::Scores)?)?);
             }
         }
         Ok(terms)

@@ -109,18 +109,18 @@ impl Kind {
         }
         let mut keep = |dims: &[usize], share: f64, exclude: bool| {
             let mask = random.booleans(dims, share);
-            // A 2-D mask has no dimension for queries, a 3-D one none for heads.
+            // Two dimensions are the keys of each sequence.
             let look = match *dims {
                 [rows, keys] => lookup(&mask, [rows, 1, 1, keys]),
-                [rows, queries, keys] => lookup(&mask, [rows, 1, queries, keys]),
                 _ => lookup(&mask, dims.try_into().unwrap()),
             };
             let sees = when(move |b, h, i, j| (look(b, h, i, j) != 0.0) != exclude);
-            if exclude {
-                (AttentionMask::exclude(&place(mask.to_dtype(DType::U32).unwrap())).unwrap(), sees)
-            } else {
-                (AttentionMask::keep(&place(mask)).unwrap(), sees)
-            }
+            let mask = match (exclude, dims.len()) {
+                (true, _) => AttentionMask::exclude(&place(mask.to_dtype(DType::U32).unwrap())),
+                (false, 2) => AttentionMask::keep_keys(&place(mask)),
+                (false, _) => AttentionMask::keep(&place(mask)),
+            };
+            (mask.unwrap(), sees)
         };
         // A single sequence is cut to half; otherwise the first sequence sees no key and the last sees all.
         let lengths: Vec<usize> =
@@ -146,14 +146,14 @@ impl Kind {
                 (mask, when(move |b, _, i, j| i < lengths[b] && j < lengths[b]))
             }
             Self::KeepKeys => keep(&[b, s_kv], 0.7, false),
-            Self::KeepQueries => keep(&[b, s_q, s_kv], 0.7, false),
+            Self::KeepQueries => keep(&[b, 1, s_q, s_kv], 0.7, false),
             Self::KeepAll => keep(&[b, h, s_q, s_kv], 0.6, false),
             Self::KeepHeads => keep(&[1, h, 1, s_kv], 0.6, false),
             Self::KeepRows => keep(&[b, 1, s_q, 1], 0.5, false),
             Self::Exclude => keep(&[b, 1, s_q, s_kv], 0.4, true),
             Self::FullyMasked => keep(&[1, s_kv], 0.0, false),
             Self::AdditiveAll => additive(random.tensor(&[b, h, s_q, s_kv], DType::F32), place),
-            Self::AdditiveHeads => additive(random.tensor(&[h, 1, s_kv], dtype), place),
+            Self::AdditiveHeads => additive(random.tensor(&[1, h, 1, s_kv], dtype), place),
             Self::AdditiveMatrix => additive(random.tensor(&[s_q, s_kv], DType::F32), place),
             Self::AdditiveInfinite | Self::AdditiveLowest => {
                 let (dtype, lowest) = match self {
@@ -206,10 +206,14 @@ fn when(see: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static
 }
 
 fn additive(mask: Tensor, place: &dyn Fn(Tensor) -> Tensor) -> (AttentionMask, Sees) {
+    // Two dimensions are one pattern for all sequences and heads.
+    let pattern = mask.rank() == 2;
     let mut dims = [1; 4];
     dims[4 - mask.rank()..].copy_from_slice(mask.dims());
     let look = lookup(&mask, dims);
-    (AttentionMask::additive(&place(mask)).unwrap(), Box::new(move |b, h, i, j| Some(look(b, h, i, j))))
+    let mask = place(mask);
+    let mask = if pattern { AttentionMask::additive_pattern(&mask) } else { AttentionMask::additive(&mask) };
+    (mask.unwrap(), Box::new(move |b, h, i, j| Some(look(b, h, i, j))))
 }
 
 /// A lookup in a tensor that, with dimensions `dims`, broadcasts to `(b, h, s_q, s_kv)`.

@@ -116,7 +116,7 @@ fn bare_prefixed_and_legacy_checkpoints_give_the_same_hidden_states() {
     let ids = golden.get("ids").to_dtype(DType::U32).unwrap();
     let types = golden.get("type_ids").to_dtype(DType::U32).unwrap();
     let keep = golden.get("mask");
-    let mask = AttentionMask::keep(&keep).unwrap();
+    let mask = AttentionMask::keep_keys(&keep).unwrap();
     // Padding's own hidden states are nobody's business: they follow from what a padded query may see.
     let real = keep.to_dtype(DType::F32).unwrap().unsqueeze(2).unwrap();
     let want = golden.get("hidden").broadcast_mul(&real).unwrap();

@@ -39,7 +39,7 @@ fn family(name: &str) {
         assert_eq!(case.kind == "cross", get("key").is_some(), "{what}");
         let mut mask = model.mask.clone();
         if let Some(keep) = get("mask") {
-            mask = mask.and(AttentionMask::keep(&keep).unwrap());
+            mask = mask.and(AttentionMask::keep_keys(&keep).unwrap());
         }
         let inputs = AttentionInputs::new(&xs, &key, &key, &mask);
         let mut options = AttentionOptions::default();

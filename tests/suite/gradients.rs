@@ -105,9 +105,9 @@ fn masks(random: &mut Random) -> Vec<AttentionMask> {
         |s: usize| Tensor::from_vec((0..B * s).map(|i| (i % 2) as u32).collect(), (B, s), &Device::Cpu).unwrap();
     vec![
         AttentionMask::full(),
-        AttentionMask::keep(&random.booleans(&[B, S_Q, S_KV], 0.6)).unwrap(),
-        AttentionMask::exclude(&random.booleans(&[B, S_KV], 0.3)).unwrap(),
-        AttentionMask::additive(&random.tensor(&[S_Q, S_KV], DType::F64)).unwrap(),
+        AttentionMask::keep(&random.booleans(&[B, 1, S_Q, S_KV], 0.6)).unwrap(),
+        AttentionMask::exclude_keys(&random.booleans(&[B, S_KV], 0.3)).unwrap(),
+        AttentionMask::additive_pattern(&random.tensor(&[S_Q, S_KV], DType::F64)).unwrap(),
         // The first row of the batch sees nothing.
         AttentionMask::lengths(&[0, 4]),
         AttentionMask::query_lengths(&[[0, 2, 5], [1, 3, 0]]),
@@ -282,7 +282,7 @@ fn additive_masks_get_gradients() {
     let map = VarMap::new();
     let vb = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);
     let layer = MultiHeadAttention::new(&AttentionConfig::new(6, 2), vb).unwrap();
-    let bias = Var::from_tensor(&random.tensor(&[2, S_Q, S_Q], DType::F64)).unwrap();
+    let bias = Var::from_tensor(&random.tensor(&[1, 2, S_Q, S_Q], DType::F64)).unwrap();
     let mask = AttentionMask::causal().and(AttentionMask::additive(&bias).unwrap());
     let (xs, weighting) = (random.tensor(&[B, S_Q, 6], DType::F64), random.tensor(&[B, S_Q, 6], DType::F64));
     let inputs = AttentionInputs::self_attention(&xs, &mask);

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::common::naive::{self, Score};
-use crate::common::{Random, assert_close, max_diff, numbers, says};
+use crate::common::{LAYER, Random, assert_close, max_diff, numbers, says};
 
 fn fresh(config: &AttentionConfig) -> (MultiHeadAttention, VarMap) {
     let map = VarMap::new();
@@ -181,7 +181,7 @@ fn plan_gives_a_reason_for_every_backend() {
     assert!(plan.to_string().starts_with("backend cpu with "), "{plan}");
     assert!(plan.to_string().contains("not eager: cpu can run the call"), "{plan}");
 
-    let bias = candle_core::Var::zeros((2, 3, 3), DType::F32, &Device::Cpu).unwrap();
+    let bias = candle_core::Var::zeros((1, 2, 3, 3), DType::F32, &Device::Cpu).unwrap();
     let learned = AttentionMask::additive(&bias).unwrap();
     let with_bias = AttentionInputs::self_attention(&xs, &learned);
     let tracked = candle_core::Var::from_tensor(&xs).unwrap();
@@ -282,6 +282,48 @@ fn wrong_inputs_are_named_with_the_expected_shape() {
     says(layer.forward(&query), &["key has shape [2, 3, 8]", "(b, s_kv, 6)"]);
 }
 
+/// Which dimensions a mask has is the constructor's to say, whatever their sizes: two or three dimensions are an error
+/// that names the constructor, also where the batch is as large as the sequence.
+#[test]
+fn masks_without_four_dimensions_need_a_constructor_that_names_them() {
+    let ones = |dims: &[usize]| Tensor::ones(dims, DType::U8, &Device::Cpu).unwrap();
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+    let two = ["has shape [3, 3]", "4 dimensions (b, h, s_q, s_kv)"];
+    says(AttentionMask::keep(&ones(&[3, 3])), &[&two[..], &["`keep_keys`", "`keep_pattern`"]].concat());
+    says(AttentionMask::exclude(&ones(&[3, 3])), &[&two[..], &["`exclude_keys`", "`exclude_pattern`"]].concat());
+    says(AttentionMask::additive(&zeros(&[3, 3])), &[&two[..], &["`additive_keys`", "`additive_pattern`"]].concat());
+    let three =
+        ["has shape [3, 3, 3]", "(b, s_q, s_kv) becomes that by `unsqueeze(1)`", "(h, s_q, s_kv) by `unsqueeze(0)`"];
+    for mask in [AttentionMask::keep(&ones(&[3; 3])), AttentionMask::exclude(&ones(&[3; 3]))] {
+        says(mask, &three);
+    }
+    says(AttentionMask::additive(&zeros(&[3; 3])), &three);
+    says(AttentionMask::keep(&ones(&[5])), &["keep mask has shape [5]", "4 dimensions"]);
+    says(AttentionMask::additive(&zeros(&[1; 5])), &["additive mask has shape [1, 1, 1, 1, 1]", "4 dimensions"]);
+    for dims in [&[3][..], &[3; 3], &[3; 4]] {
+        says(AttentionMask::keep_keys(&ones(dims)), &["keep_keys mask has shape", "(b, s_kv)", "`keep` takes"]);
+        says(AttentionMask::exclude_keys(&ones(dims)), &["exclude_keys mask has shape", "(b, s_kv)"]);
+        says(AttentionMask::additive_keys(&zeros(dims)), &["additive_keys mask has shape", "(b, s_kv)"]);
+        says(AttentionMask::keep_pattern(&ones(dims)), &["keep_pattern mask has shape", "(s_q, s_kv)"]);
+        says(AttentionMask::exclude_pattern(&ones(dims)), &["exclude_pattern mask has shape", "(s_q, s_kv)"]);
+        says(AttentionMask::additive_pattern(&zeros(dims)), &["additive_pattern mask has shape", "`additive` takes"]);
+    }
+}
+
+/// Three sequences of three tokens: keys of each sequence and one pattern are different masks.
+#[test]
+fn the_meaning_of_a_mask_does_not_depend_on_its_size() {
+    let (layer, _) = fresh(&AttentionConfig::new(8, 2));
+    let xs = Random::new(31).tensor(&[3, 3, 8], DType::F32);
+    let attend = |mask: AttentionMask| layer.attend(&xs, &xs, &xs, &mask).unwrap();
+    let lower = Tensor::new(&[[1u8, 0, 0], [1, 1, 0], [1, 1, 1]], &Device::Cpu).unwrap();
+    let pattern = attend(AttentionMask::keep_pattern(&lower).unwrap());
+    assert_close("pattern", &pattern, &attend(AttentionMask::causal()), LAYER);
+    let keys = attend(AttentionMask::keep_keys(&lower).unwrap());
+    assert_close("keys", &keys, &attend(AttentionMask::lengths(&[1, 2, 3])), LAYER);
+    assert!(max_diff(&pattern, &keys) > 1e-2);
+}
+
 #[test]
 fn wrong_masks_are_named_with_the_expected_shape() {
     let (layer, _) = fresh(&AttentionConfig::new(8, 2));
@@ -293,10 +335,17 @@ fn wrong_masks_are_named_with_the_expected_shape() {
     let run = |mask: AttentionMask| layer.attend(&query, &key, &key, &mask);
     let ones = |dims: &[usize]| Tensor::ones(dims, DType::U8, &Device::Cpu).unwrap();
     let float = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
-    says(run(AttentionMask::keep(&ones(&[2, 3])).unwrap()), &["keep mask has shape [2, 3]", "[2, 5]", "[2, 2, 3, 5]"]);
-    // A 3-D mask of batch · heads rows, as PyTorch wants it, is no mask here.
-    says(run(AttentionMask::exclude(&ones(&[4, 3, 5])).unwrap()), &["exclude mask has shape [4, 3, 5]", "[2, 3, 5]"]);
-    says(run(AttentionMask::additive(&float(&[3, 6])).unwrap()), &["additive mask has shape [3, 6]", "[2, 2, 3, 5]"]);
+    // Shapes that do not fit the call.
+    let fits = |mask: candle_attention::Result<AttentionMask>| run(mask.unwrap());
+    says(fits(AttentionMask::keep_keys(&ones(&[2, 3]))), &["keep_keys mask has shape [2, 3]", "[2, 5]", "[1, 5]"]);
+    says(fits(AttentionMask::exclude_keys(&ones(&[2, 1]))), &["exclude_keys mask has shape [2, 1]", "[2, 5]"]);
+    says(fits(AttentionMask::keep_pattern(&ones(&[1, 5]))), &["keep_pattern mask has shape [1, 5]", "[3, 5]"]);
+    says(fits(AttentionMask::additive_pattern(&float(&[3, 6]))), &["additive_pattern mask has shape [3, 6]", "[3, 5]"]);
+    says(fits(AttentionMask::exclude(&ones(&[4, 1, 3, 5]))), &["exclude mask has shape [4, 1, 3, 5]", "[2, 2, 3, 5]"]);
+    says(
+        fits(AttentionMask::additive(&float(&[1, 1, 3, 6]))),
+        &["additive mask has shape [1, 1, 3, 6]", "[2, 2, 3, 5]"],
+    );
     says(run(AttentionMask::lengths(&[1])), &["the number of rows in lengths is 1", "2, the batch size"]);
     says(run(AttentionMask::lengths(&[5, 6])), &["lengths[1] is 6", "at most 5"]);
     says(run(AttentionMask::query_lengths(&[[1; 3]])), &["rows in lengths per query is 1", "2"]);
@@ -305,11 +354,9 @@ fn wrong_masks_are_named_with_the_expected_shape() {
     let segments = AttentionMask::segments(&ones(&[2, 3]), &ones(&[2, 3])).unwrap();
     says(run(segments), &["segments of keys has shape [2, 3]", "[2, 5]"]);
 
-    says(AttentionMask::keep(&float(&[2, 5])), &["keep mask has dtype f32", "an integer dtype"]);
-    says(AttentionMask::keep(&ones(&[5])), &["keep mask has shape [5]", "(b, s_kv)"]);
-    says(AttentionMask::exclude(&float(&[2, 5])), &["exclude mask has dtype f32"]);
-    says(AttentionMask::additive(&ones(&[2, 5])), &["additive mask has dtype u8", "`keep`"]);
-    says(AttentionMask::additive(&float(&[1, 1, 1, 1, 5])), &["additive mask has shape"]);
+    says(AttentionMask::keep_keys(&float(&[2, 5])), &["keep mask has dtype f32", "an integer dtype"]);
+    says(AttentionMask::exclude_pattern(&float(&[2, 5])), &["exclude mask has dtype f32"]);
+    says(AttentionMask::additive_keys(&ones(&[2, 5])), &["additive mask has dtype u8", "`keep`"]);
     says(AttentionMask::lengths_tensor(&float(&[2])), &["lengths has dtype f32"]);
     says(AttentionMask::lengths_tensor(&ones(&[2, 3, 4])), &["lengths has shape [2, 3, 4]", "(b) or (b, s_q)"]);
     let negative = Tensor::new(&[3i64, -1], &Device::Cpu).unwrap();

@@ -33,7 +33,7 @@ fn family(name: &str, layout: &str) {
     let layer = MultiHeadAttention::load(&config, source).unwrap();
     let mut mask = if family.causal == 1 { AttentionMask::causal() } else { AttentionMask::full() };
     if let Some(keep) = golden.try_get(&format!("{name}.mask")) {
-        mask = mask.and(AttentionMask::keep(&keep).unwrap());
+        mask = mask.and(AttentionMask::keep_keys(&keep).unwrap());
     }
     let key = golden.try_get(&format!("{name}.key")).unwrap_or_else(|| input.clone());
     let got = layer.attend(&input, &key, &key, &mask).unwrap();

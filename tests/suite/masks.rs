@@ -48,30 +48,33 @@ fn broadcast(tensor: &Tensor) -> impl Fn(usize, usize, usize, usize) -> f64 + 's
     }
 }
 
+type Constructor = fn(&Tensor) -> candle_attention::Result<AttentionMask>;
+
 /// Each kind of mask with a function that means the same.
 fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, MaskFn)> {
     let Sizes { b, s_q, s_kv, h, .. } = sizes;
     let mut masks: Vec<(AttentionMask, MaskFn)> = vec![(AttentionMask::full(), visible_if(|_, _, _, _| true))];
 
-    for dims in [vec![b, s_kv], vec![b, s_q, s_kv], vec![b, h, s_q, s_kv], vec![1, 1, s_q, s_kv], vec![1, s_kv]] {
-        let keep = random.booleans(&dims, 0.7);
-        // A 2-D mask has no dimension for queries, a 3-D one none for heads.
-        let four = match dims.len() {
-            2 => keep.unsqueeze(1).unwrap().unsqueeze(1).unwrap(),
-            3 => keep.unsqueeze(1).unwrap(),
-            _ => keep.clone(),
-        };
-        let look = broadcast(&four);
-        masks.push((AttentionMask::keep(&keep).unwrap(), visible_if(move |b, h, i, j| look(b, h, i, j) != 0.0)));
-        let look = broadcast(&four);
-        let drop = keep.to_dtype(DType::I64).unwrap();
-        masks.push((AttentionMask::exclude(&drop).unwrap(), visible_if(move |b, h, i, j| look(b, h, i, j) == 0.0)));
-    }
-
-    for dims in [vec![b, h, s_q, s_kv], vec![h, 1, s_kv], vec![s_q, s_kv], vec![s_kv]] {
-        let bias = random.tensor(&dims, DType::F32);
-        let look = broadcast(&bias);
-        masks.push((AttentionMask::additive(&bias).unwrap(), Box::new(move |b, h, i, j| Some(look(b, h, i, j)))));
+    // Each constructor, the dimensions that it takes, and the same as dimensions of the scores.
+    let scores: [Constructor; 3] = [AttentionMask::keep, AttentionMask::exclude, AttentionMask::additive];
+    let keys: [Constructor; 3] = [AttentionMask::keep_keys, AttentionMask::exclude_keys, AttentionMask::additive_keys];
+    let pattern: [Constructor; 3] =
+        [AttentionMask::keep_pattern, AttentionMask::exclude_pattern, AttentionMask::additive_pattern];
+    let four_dims = [[b, h, s_q, s_kv], [b, 1, s_q, s_kv], [1, h, 1, s_kv], [1, 1, s_q, 1]];
+    let mut forms: Vec<_> = four_dims.map(|dims| (scores, dims.to_vec(), dims)).into();
+    forms.push((keys, vec![b, s_kv], [b, 1, 1, s_kv]));
+    forms.push((keys, vec![1, s_kv], [1, 1, 1, s_kv]));
+    forms.push((pattern, vec![s_q, s_kv], [1, 1, s_q, s_kv]));
+    for ([keep, exclude, additive], given, dims) in forms {
+        let visible = random.booleans(&given, 0.7);
+        let look = broadcast(&visible.reshape(&dims).unwrap());
+        masks.push((keep(&visible).unwrap(), visible_if(move |b, h, i, j| look(b, h, i, j) != 0.0)));
+        let look = broadcast(&visible.reshape(&dims).unwrap());
+        let hidden = visible.to_dtype(DType::I64).unwrap();
+        masks.push((exclude(&hidden).unwrap(), visible_if(move |b, h, i, j| look(b, h, i, j) == 0.0)));
+        let bias = random.tensor(&given, DType::F32);
+        let look = broadcast(&bias.reshape(&dims).unwrap());
+        masks.push((additive(&bias).unwrap(), Box::new(move |b, h, i, j| Some(look(b, h, i, j)))));
     }
     for (dtype, lowest) in [(DType::F32, f32::MIN), (DType::F16, -65504.0), (DType::F32, f32::NEG_INFINITY)] {
         let keep = random.booleans(&[b, 1, s_q, s_kv], 0.6);
@@ -123,7 +126,7 @@ fn masks(random: &mut Random, sizes: Sizes) -> Vec<(AttentionMask, MaskFn)> {
     let keep = random.booleans(&[b, s_kv], 0.8);
     let bias = random.tensor(&[1, h, s_q, s_kv], DType::F32);
     let mask = AttentionMask::causal()
-        .and(AttentionMask::keep(&keep).unwrap())
+        .and(AttentionMask::keep_keys(&keep).unwrap())
         .and(AttentionMask::additive(&bias).unwrap())
         .and(AttentionMask::window(Some(3), None))
         .and(AttentionMask::additive(&bias).unwrap());

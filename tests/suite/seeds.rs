@@ -36,7 +36,7 @@ fn run(file: &str, case: &str, config: Option<AttentionConfig>, heads: usize, ma
 }
 
 fn keep(file: &str, name: &str) -> AttentionMask {
-    AttentionMask::keep(&Golden::open(file).get(name)).unwrap()
+    AttentionMask::keep(&Golden::open(file).get(name).unsqueeze(1).unwrap()).unwrap() // (b, s_q, s_kv)
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn equals_keras() {
 fn equals_torch_multihead_attention() {
     let file = "torch_mha.safetensors";
     let golden = Golden::open(file);
-    let drop = |case: &str| AttentionMask::exclude(&golden.get(&format!("{case}.drop"))).unwrap();
+    let drop = |case: &str| AttentionMask::exclude_keys(&golden.get(&format!("{case}.drop"))).unwrap();
     let zero_attn = Some(AttentionConfig::new(24, 4).with_add_zero_attn(true));
     run(file, "packed", None, 4, AttentionMask::full());
     run(file, "packed_nobias", None, 4, AttentionMask::full());
@@ -146,7 +146,7 @@ fn equals_torch_multihead_attention() {
     run(file, "split", None, 4, AttentionMask::full());
     run(file, "bias_kv", None, 4, drop("bias_kv"));
     run(file, "zero_attn", zero_attn.clone(), 4, drop("zero_attn"));
-    let bias_kv_zero = golden.try_get("bias_kv_zero.drop").map(|drop| AttentionMask::exclude(&drop).unwrap());
+    let bias_kv_zero = golden.try_get("bias_kv_zero.drop").map(|drop| AttentionMask::exclude_keys(&drop).unwrap());
     run(file, "bias_kv_zero", zero_attn, 4, bias_kv_zero.unwrap_or_default());
     run(file, "additive", None, 4, AttentionMask::additive(&golden.get("additive.additive")).unwrap());
     run(file, "causal", None, 4, AttentionMask::causal());

@@ -265,8 +265,8 @@ fn tolerance(dtype: DType) -> f32 {
 fn keep_masks_match_the_eager_backend() {
     let cpu = &Device::Cpu;
     let some: Vec<u8> = (0..2 * 6 * 6).map(|i| u8::from(i % 3 != 0 && i >= 6)).collect();
-    let some = Tensor::from_vec(some, (2, 6, 6), cpu).unwrap(); // the first row is fully masked
-    let queries_only = Tensor::from_vec(vec![1u8, 0, 1, 1, 0, 1], (1, 6, 1), cpu).unwrap();
+    let some = Tensor::from_vec(some, (2, 1, 6, 6), cpu).unwrap(); // the first row is fully masked
+    let queries_only = Tensor::from_vec(vec![1u8, 0, 1, 1, 0, 1], (1, 1, 6, 1), cpu).unwrap();
     let ids = Tensor::from_vec(vec![0i32, 0, 1, 1, 1, 2, 0, 0, 0, 0, 0, 0], (2, 6), cpu).unwrap();
     let others = Tensor::from_vec(vec![0i32, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0], (2, 6), cpu).unwrap();
     let masks = [
@@ -303,7 +303,7 @@ fn additive_masks_match_the_eager_backend() {
         AttentionMask::additive(&numbers).unwrap(),
         AttentionMask::additive(&with_some(f64::from(f32::MIN)).unwrap()).unwrap(),
         AttentionMask::additive(&with_some(-3e38).unwrap()).unwrap(),
-        AttentionMask::additive(&nothing).unwrap(),
+        AttentionMask::additive_pattern(&nothing).unwrap(),
         AttentionMask::additive(&tall.narrow(0, 2, 2).unwrap()).unwrap(), // does not start at the start of its memory
         AttentionMask::additive(&random([6, 6, 2, 2], 5.0, DType::F32).permute((2, 3, 0, 1)).unwrap()).unwrap(),
         AttentionMask::additive(&random([2, 2, 6, 1], 6.0, DType::F32)).unwrap(), // broadcast over the keys
