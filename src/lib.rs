@@ -45,10 +45,15 @@
 //! | [`weights`] | the weights of a layer as plain tensors |
 //! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
 //! | [`pruning`] | head importance and head pruning |
-//! | `encoder` | sentence embeddings, classifiers, cross-encoders, masked-token prediction |
-//! | `search` | semantic search over the lines of a text |
-//! | `train` | training a small encoder |
-//! | `visualize` | attention maps for the terminal, as SVG and as HTML |
+#![cfg_attr(
+    feature = "encoder",
+    doc = "| [`encoder`] | sentence embeddings, classifiers, cross-encoders, masked-token prediction |",
+    doc = "| [`search`] | semantic search over the lines of a text |"
+)]
+#![cfg_attr(feature = "train", doc = "| [`train`] | training a small encoder |")]
+#![cfg_attr(feature = "visualize", doc = "| [`visualize`] | attention maps for the terminal, as SVG and as HTML |")]
+//!
+//! candle itself is re-exported as `candle_core` and `candle_nn`, in the versions whose tensors this crate takes.
 //!
 //! # Cargo features
 //!
@@ -57,6 +62,7 @@
 //! | `encoder` | yes | the modules `encoder` and `search` |
 //! | `train` | yes | the module `train` |
 //! | `visualize` | yes | the module `visualize` |
+//! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
 //! | `hub` | no | downloads from the Hugging Face Hub |
 //! | `png` | no | attention maps as PNG |
 //! | `cuda`, `cudnn`, `flash-attn` | no | NVIDIA GPUs |
@@ -64,7 +70,7 @@
 //! | `accelerate`, `mkl` | no | CPU products by Apple's or Intel's library |
 //!
 //! With `default-features = false` the layer, its checkpoints and pruning remain, which depend only on candle and on crates
-//! that candle itself needs. A feature changes speed or reach, never the result that a call defines.
+//! that candle itself needs, and candle is compiled as it would be without this crate. A feature changes speed or reach, never the result that a call defines.
 //!
 //! # Errors
 //!
@@ -95,6 +101,9 @@ pub mod train;
 #[cfg(feature = "visualize")]
 pub mod visualize;
 pub mod weights;
+
+pub use candle_core;
+pub use candle_nn;
 
 pub use attention::kv_cache::KvCache;
 pub use attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys};

@@ -2,9 +2,8 @@
 
 use crate::pruning::pruned_heads::PrunedHeads;
 
-/// How the importance of heads is measured, by
-/// [`SentenceEncoder::head_importance`](crate::encoder::SentenceEncoder::head_importance). No method needs labels: each
-/// looks at the embedding of a text.
+/// How the importance of heads is measured, by `SentenceEncoder::head_importance` of the module `encoder`. No method needs
+/// labels: each looks at the embedding of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ImportanceMethod {

@@ -22,6 +22,7 @@ mod inspect;
 mod jina;
 mod layer;
 mod layouts;
+mod manifest;
 mod masks;
 mod minilm;
 mod part;
