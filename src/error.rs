@@ -95,6 +95,27 @@ pub enum Error {
         capacity: usize,
     },
 
+    /// A call makes a sequence longer than the length up to which its cached keys are rotated alike.
+    ///
+    /// With LongRoPE and dynamic scaling one run over all tokens would rotate every key otherwise: reset the cache and run
+    /// all tokens again, in one call.
+    #[error(
+        "sequence {sequence} of the cache has {cached} tokens, whose keys are rotated for a length of {rotated_for}; with a \
+         length of {length} {position} rotates them otherwise: reset the cache and run all tokens in one call"
+    )]
+    CachedRotation {
+        /// Index of the sequence in the batch.
+        sequence: usize,
+        /// Its tokens in the cache.
+        cached: usize,
+        /// Its length when the keys were rotated.
+        rotated_for: usize,
+        /// Its length with the tokens of the call.
+        length: usize,
+        /// The positions of the layer.
+        position: String,
+    },
+
     /// The backend that was asked for cannot run this call.
     #[error("backend {backend} cannot run this call: {reason}")]
     Backend {

@@ -105,7 +105,7 @@ pub mod weights;
 pub use candle_core;
 pub use candle_nn;
 
-pub use attention::kv_cache::KvCache;
+pub use attention::cache::{CrossCache, KvCache};
 pub use attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys};
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};

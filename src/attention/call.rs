@@ -105,13 +105,25 @@ impl MultiHeadAttention {
 
     /// Checks inputs and options against the configuration.
     pub(super) fn check(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
+        let AttentionInputs { query, key, value, .. } = *inputs;
+        self.check_options(query, options)?;
+        self.check_input("query", query, self.config.resolved_query_size())?;
+        self.check_memory(key, value)?;
+        if key.dims()[0] != query.dims()[0] {
+            let [_, s_kv, size] = [0, 1, 2].map(|i| key.dims()[i]);
+            return Err(Error::shape("key", key.dims(), format!("[{}, {s_kv}, {size}]", query.dims()[0])));
+        }
+        Ok(())
+    }
+
+    /// Checks what a call over `query` asks for.
+    pub(super) fn check_options(&self, query: &Tensor, options: &AttentionOptions) -> Result<()> {
         if let Some([rows, columns]) = options.grid
             && !self.config.position.scheme().uses_grid()
         {
             let allowed = format!("none: the layer's positions are {}", self.config.position);
             return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));
         }
-        let AttentionInputs { query, key, value, .. } = *inputs;
         if let Some(mask) = options.head_mask {
             let (b, h) = (query.dims().first().copied().unwrap_or(0), self.config.num_attention_heads);
             if mask.dims() != [h] && mask.dims() != [b, h] {
@@ -122,22 +134,26 @@ impl MultiHeadAttention {
             }
             same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
         }
-        let sizes =
-            [self.config.resolved_query_size(), self.config.resolved_key_size(), self.config.resolved_value_size()];
-        let named = [("query", query, sizes[0]), ("key", key, sizes[1]), ("value", value, sizes[2])];
-        for (name, tensor, size) in named {
-            if tensor.rank() != 3 || tensor.dims()[2] != size {
-                let s = if name == "query" { "s_q" } else { "s_kv" };
-                return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
-            }
-            same_dtype_and_device(name, tensor, self.qkv.weight())?;
-        }
-        let (b, s_kv) = (query.dims()[0], key.dims()[1]);
-        for (name, tensor, size) in [("key", key, sizes[1]), ("value", value, sizes[2])] {
-            if tensor.dims()[..2] != [b, s_kv] {
-                return Err(Error::shape(name, tensor.dims(), format!("[{b}, {s_kv}, {size}]")));
-            }
+        Ok(())
+    }
+
+    /// Checks the keys and values of a call against the configuration and each other.
+    pub(super) fn check_memory(&self, key: &Tensor, value: &Tensor) -> Result<()> {
+        let size = self.config.resolved_value_size();
+        self.check_input("key", key, self.config.resolved_key_size())?;
+        self.check_input("value", value, size)?;
+        if value.dims()[..2] != key.dims()[..2] {
+            let (b, s_kv, _) = key.dims3()?;
+            return Err(Error::shape("value", value.dims(), format!("[{b}, {s_kv}, {size}]")));
         }
         Ok(())
+    }
+
+    pub(super) fn check_input(&self, name: &str, tensor: &Tensor, size: usize) -> Result<()> {
+        if tensor.rank() != 3 || tensor.dims()[2] != size {
+            let s = if name == "query" { "s_q" } else { "s_kv" };
+            return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
+        }
+        same_dtype_and_device(name, tensor, self.qkv.weight())
     }
 }

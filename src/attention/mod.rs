@@ -10,12 +10,12 @@
 //! [`attend_ragged`]: MultiHeadAttention::attend_ragged
 
 mod build;
-mod cached;
+pub(crate) mod cache;
 mod call;
 mod init;
-pub(crate) mod kv_cache;
 mod observe;
 mod options;
+mod positions;
 pub(crate) mod ragged;
 mod transform;
 
@@ -147,6 +147,7 @@ impl MultiHeadAttention {
         let call = self.call(inputs, &sdpa_options, s_kv)?;
         if let Some((lengths, band)) = inputs.mask.as_padding()
             && options.head_mask.is_none()
+            && options.positions.is_none()
             && self.supports_unpadding(inputs, &call, &sdpa_options)
         {
             inputs.mask.check(call.shape)?;
@@ -155,7 +156,7 @@ impl MultiHeadAttention {
                 attention_weights: None,
             });
         }
-        let ready = self.transformed(inputs, call.dtype, options.grid)?;
+        let ready = self.transformed(inputs, call.dtype, options)?;
         let sdpa_options = sdpa_options.with_mask(&*ready.mask);
         self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa_options)?, inputs, options)
     }

@@ -141,7 +141,7 @@ impl MultiHeadAttention {
         positioned.check(call.shape)?;
         // The dtype in which the eager backend computes.
         let wide = accumulate_dtype(self.qkv.weight());
-        let ready = self.transformed(&inputs_by_position, wide, options.grid)?;
+        let ready = self.transformed(&inputs_by_position, wide, options)?;
         let output = if call.dtype == wide {
             let sdpa = sdpa.with_mask(&*ready.mask);
             self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa)?, inputs, options)?.output

@@ -67,6 +67,15 @@ pub struct AttentionOptions<'a> {
     /// Rows and columns of patches, for a layer with [`Rotary2d`](crate::position::Rotary2d) positions. `None`, the
     /// default, takes the grid of the layer, or a square.
     pub grid: Option<[usize; 2]>,
+    /// Where the tokens stand, in place of 0, 1, 2, … or of the positions after those in a cache: integers `(s_kv)`,
+    /// `(b, s_kv)` or, for M-RoPE, `(3, b, s_kv)` with the temporal position, height and width of each token. Dimension
+    /// `b` may be 1. The queries are the last of these tokens. Default none.
+    ///
+    /// For packed rows, for a sequence that continues elsewhere, and for images in text. Only the rotation of queries and
+    /// keys follows these positions: causal masks and windows go by the order of the tokens, and packed rows are kept
+    /// apart by [`AttentionMask::segments`]. A layer without positions ignores them, and a scheme that is not rotary
+    /// refuses them. Without them, the next call with a cache continues after the largest position so far.
+    pub positions: Option<&'a Tensor>,
     /// Factors on the output of each head before the output projection: `(h)`, or `(b, h)` per sequence, in any
     /// floating-point dtype. 0 disables a head. Differentiable. Returned attention weights do not include it.
     pub head_mask: Option<&'a Tensor>,
@@ -82,6 +91,8 @@ impl<'a> AttentionOptions<'a> {
         with_backend, backend: impl Into<Option<Backend>> = backend.into();
         /// Sets the rows and columns of patches.
         with_grid, grid: [usize; 2] = Some(grid);
+        /// Sets where the tokens stand.
+        with_positions, positions: &'a Tensor = Some(positions);
         /// Sets the factors on the output of each head.
         with_head_mask, head_mask: &'a Tensor = Some(head_mask);
     }

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::options::AttentionInputs;
+use crate::attention::options::{AttentionInputs, AttentionOptions};
+use crate::attention::positions::sequence_lengths;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
 use crate::mask::AttentionMask;
@@ -28,9 +29,18 @@ impl MultiHeadAttention {
         &self,
         inputs: &'a AttentionInputs,
         dtype: DType,
-        grid: Option<[usize; 2]>,
+        options: &AttentionOptions,
     ) -> Result<Transformed<'a>> {
-        let [q, k, v] = self.project(inputs, dtype, &TokenPositions { grid, ..TokenPositions::default() })?;
+        let (b, s_kv, _) = inputs.key.dims3()?;
+        let explicit = self.explicit_positions(options, b, s_kv)?;
+        let lengths = inputs.mask.padded_lengths().map(|padding| sequence_lengths(padding, explicit.as_ref()));
+        let tokens = TokenPositions {
+            explicit: explicit.as_ref(),
+            lengths: lengths.as_deref(),
+            grid: options.grid,
+            ..TokenPositions::default()
+        };
+        let [q, k, v] = self.project(inputs, dtype, &tokens)?;
         let scale = self.config.resolved_scale();
         let call = ScoreCall { q: &q, k: &k, qkv: &self.qkv, scale, state: &self.position };
         let mask = match self.config.position.scheme().score_bias(&call)? {
@@ -65,6 +75,17 @@ impl MultiHeadAttention {
         let wide = accumulate_dtype(self.qkv.weight());
         let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
         Ok(self.normalized(&self.clipped(q)?, 0)?.to_dtype(dtype)?)
+    }
+
+    /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with the
+    /// extra keys.
+    pub(super) fn project_memory(&self, key: &Tensor, value: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
+        let wide = accumulate_dtype(self.qkv.weight());
+        let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];
+        let [k, v] = self.qkv.key_value([key, value], sizes, wide)?;
+        let k = self.normalized(&self.clipped(k)?, 1)?.to_dtype(dtype)?;
+        let v = self.clipped(v)?.to_dtype(dtype)?;
+        Ok([self.append(k, 0)?, self.append(v, 1)?])
     }
 
     /// `xs` `(b, s, h_kv, d)`, then the learned token of `bias_kv` (0: key, 1: value), then the token of zeros.

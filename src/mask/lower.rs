@@ -77,6 +77,11 @@ impl AttentionMask {
         rest.is_windowed().then_some((padding_lengths(term)?, rest))
     }
 
+    /// The number of tokens of each sequence that are not padding, if the mask says it.
+    pub(crate) fn padded_lengths(&self) -> Option<&[usize]> {
+        self.terms.iter().find_map(padding_lengths)
+    }
+
     /// Whether the mask changes scores of visible keys.
     pub(crate) fn adds_to_scores(&self) -> bool {
         self.terms.iter().any(|term| term.adds_to_scores())

@@ -118,6 +118,17 @@ impl Qkv {
         }
     }
 
+    /// Keys and values alone, as [`forward`](Self::forward) gives them.
+    pub(crate) fn key_value(&self, [k, v]: [&Tensor; 2], sizes: [usize; 2], dtype: DType) -> Result<[Tensor; 2]> {
+        match self.reordered()? {
+            Some(ordered) => ordered.key_value([k, v], sizes, dtype),
+            None => Ok([
+                split_heads(&self.parts[1].forward(k, dtype)?, sizes[0])?,
+                split_heads(&self.parts[2].forward(v, dtype)?, sizes[1])?,
+            ]),
+        }
+    }
+
     /// The projection of queries (0), keys (1) or values (2).
     pub(crate) fn part(&self, i: usize) -> Result<Linear> {
         match self.reordered()? {

@@ -9,6 +9,7 @@
 mod alibi;
 mod bias_table;
 mod disentangled;
+mod explicit;
 mod parameters;
 pub(crate) mod ragged;
 mod relative_bias_2d;
@@ -16,6 +17,7 @@ mod rope_cache;
 mod rope_scaling;
 mod rotary;
 mod rotary_2d;
+mod rotary_cos_sin;
 mod rotation;
 mod scheme;
 mod t5_relative_bias;
@@ -24,6 +26,7 @@ mod tests;
 
 pub use alibi::{Alibi, AlibiFormula, AlibiSlopes};
 pub use disentangled::Disentangled;
+pub(crate) use explicit::ExplicitPositions;
 #[cfg(feature = "encoder")]
 pub(crate) use parameters::PositionParameter;
 pub(crate) use parameters::{LayerSizes, PositionState, Presence};
@@ -126,6 +129,10 @@ impl fmt::Display for NoPosition {
 }
 
 impl PositionScheme for NoPosition {
+    fn accepts_positions(&self, _: usize) -> bool {
+        true
+    }
+
     fn ragged_support(&self) -> RaggedSupport {
         RaggedSupport::CpuBuffers
     }

@@ -7,6 +7,12 @@ use crate::error::{Error, Result};
 
 /// How the frequencies of [`Rotary`](crate::position::Rotary) change for sequences longer than those of training. All
 /// lengths are in tokens.
+///
+/// With `Dynamic` and `LongRope` they depend on the length of the sequence: its number of tokens without padding, or one
+/// more than its largest position if a call gives positions. Each sequence of a batch has a length of its own, so that
+/// its result does not depend on the others; transformers takes the longest of the batch. With a
+/// [`KvCache`](crate::KvCache) a call that changes the frequencies of tokens in the cache is
+/// [`Error::CachedRotation`](crate::Error::CachedRotation).
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub enum RotaryScaling {
@@ -83,6 +89,15 @@ impl RotaryScaling {
     /// Whether the frequencies depend on the length of the sequence.
     pub(crate) fn depends_on_length(&self) -> bool {
         matches!(self, Self::Dynamic { .. } | Self::LongRope { .. })
+    }
+
+    /// A number that two lengths share if and only if they have the same frequencies.
+    pub(crate) fn class(&self, length: usize) -> usize {
+        match *self {
+            Self::Dynamic { original_max_position_embeddings: original, .. } => length.max(original),
+            Self::LongRope { original_max_position_embeddings: original, .. } => usize::from(length > original),
+            _ => 0,
+        }
     }
 
     /// Checks the fields for `dim` rotated elements per head and base `theta`.

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
 use super::parameters::LayerSizes;
 use super::ragged::RaggedBatch;
-use super::rope_cache::{self, Growth};
 use super::rope_scaling::RotaryScaling;
-use super::rotation::{CosSin, RotaryStyle, rotate};
+use super::rotation::{RotaryStyle, rotate};
 use super::scheme::{PositionScheme, RaggedSupport, TokenPositions};
 use crate::error::{Error, Result};
 use crate::macros::setters;
@@ -27,11 +26,26 @@ pub struct Rotary {
     pub style: RotaryStyle,
     /// Context extension (linear, dynamic NTK, YaRN, LongRoPE, Llama 3); default none.
     pub scaling: RotaryScaling,
+    /// M-RoPE (Qwen2-VL, [Wang 2024](https://arxiv.org/abs/2409.12191)): how many pairs are rotated by the temporal
+    /// position, by the height and by the width; together all pairs. Default none.
+    ///
+    /// A call gives the three positions of each token ([`with_positions`](crate::AttentionOptions::with_positions)).
+    /// Without them all three are those of text.
+    pub mrope_section: Option<[usize; 3]>,
+    /// Whether the pairs of the three positions alternate (Qwen3-VL) instead of following each other; default false.
+    pub mrope_interleaved: bool,
 }
 
 impl Default for Rotary {
     fn default() -> Self {
-        Self { theta: 10_000.0, dim: None, style: RotaryStyle::default(), scaling: RotaryScaling::default() }
+        Self {
+            theta: 10_000.0,
+            dim: None,
+            style: RotaryStyle::default(),
+            scaling: RotaryScaling::default(),
+            mrope_section: None,
+            mrope_interleaved: false,
+        }
     }
 }
 
@@ -45,87 +59,15 @@ impl Rotary {
         with_style, style: RotaryStyle = style;
         /// Sets the context extension.
         with_scaling, scaling: RotaryScaling = scaling;
+        /// Sets the pairs of each axis of M-RoPE.
+        with_mrope_section, mrope_section: [usize; 3] = Some(mrope_section);
+        /// Sets whether the pairs of the three axes alternate.
+        with_mrope_interleaved, mrope_interleaved: bool = mrope_interleaved;
     }
 
     /// Rotated elements per head.
-    fn rotated(&self, head_dim: usize) -> usize {
+    pub(super) fn rotated(&self, head_dim: usize) -> usize {
         self.dim.unwrap_or(head_dim)
-    }
-
-    /// Whether the angles depend on the length of the sequence.
-    fn depends_on_length(&self) -> bool {
-        self.scaling.depends_on_length()
-    }
-
-    /// Cosines and sines at each of `positions` in a sequence of `length` tokens: `(positions, pairs)`.
-    fn cos_sin(&self, positions: impl Iterator<Item = usize>, head_dim: usize, length: usize) -> [Vec<f64>; 2] {
-        let (frequencies, factor) = self.scaling.frequencies(self.theta, self.rotated(head_dim), length);
-        // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
-        let angles: Vec<f64> = positions.flat_map(|p| frequencies.iter().map(move |f| p as f64 * f)).collect();
-        let of = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
-        [of(f64::cos), of(f64::sin)]
-    }
-
-    /// Cosines and sines `(sequences, s, 1, pairs)` of `s` tokens per sequence, the first at `starts`.
-    fn padded_cos_sin(
-        &self,
-        starts: &[usize],
-        s: usize,
-        head_dim: usize,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<[Tensor; 2]> {
-        let length = starts.iter().max().map_or(0, |last| last + s);
-        let positions = starts.iter().flat_map(|start| *start..start + s);
-        let shape = (starts.len(), s, 1, self.rotated(head_dim) / 2);
-        let shaped = |cos_sin: [Tensor; 2]| {
-            let [cos, sin] = cos_sin.map(|values| values.reshape(shape));
-            Ok([cos?, sin?])
-        };
-        if self.depends_on_length() || !rope_cache::may_cache(length, head_dim, device)? {
-            let cos_sin = self.cos_sin(positions, head_dim, length);
-            return shaped(rope_cache::tensors(cos_sin, starts.len() * s, dtype, device)?);
-        }
-        let make = |rows: usize| Ok(self.cos_sin(0..rows, head_dim, rows));
-        let table = rope_cache::cos_sin(self, Growth::PowerOfTwo, head_dim, length, dtype, device, make)?;
-        let [cos, sin] = match starts {
-            [start] => table.map(|values| values.narrow(0, *start, s)),
-            _ => {
-                let positions = Tensor::from_iter(positions.map(|position| position as u32), device)?;
-                table.map(|values| values.index_select(&positions, 0))
-            }
-        };
-        shaped([cos?, sin?])
-    }
-
-    /// Cosines and sines `(1, tokens, 1, pairs)` of a ragged batch, whose sequences all begin at position 0.
-    fn ragged_cos_sin(
-        &self,
-        lengths: impl Iterator<Item = usize> + Clone,
-        head_dim: usize,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<[Tensor; 2]> {
-        let pairs = self.rotated(head_dim) / 2;
-        let longest = lengths.clone().max().unwrap_or(0);
-        let common = self.cos_sin(0..longest, head_dim, longest);
-        let mut all = [Vec::new(), Vec::new()];
-        for length in lengths {
-            let own = self.depends_on_length().then(|| self.cos_sin(0..length, head_dim, length));
-            let cos_sin = own.as_ref().unwrap_or(&common);
-            all.iter_mut().zip(cos_sin).for_each(|(all, values)| all.extend_from_slice(&values[..length * pairs]));
-        }
-        let shape = (1, all[0].len() / pairs.max(1), 1, pairs);
-        let [cos, sin] =
-            all.map(|values| Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
-        Ok([cos?, sin?])
-    }
-
-    /// Cosines and sines of positions `0 .. length` in f32.
-    fn f32_cos_sin(&self, head_dim: usize, length: usize) -> CosSin {
-        let [cos, sin] =
-            self.cos_sin(0..length, head_dim, length).map(|values| values.into_iter().map(|x| x as f32).collect());
-        CosSin { cos, sin, pairs: self.rotated(head_dim) / 2, style: self.style }
     }
 }
 
@@ -138,6 +80,10 @@ impl fmt::Display for Rotary {
         }
         if self.scaling != RotaryScaling::None {
             write!(f, ", {}", self.scaling)?;
+        }
+        if let Some([temporal, height, width]) = self.mrope_section {
+            let how = if self.mrope_interleaved { "alternating pairs" } else { "pairs" };
+            write!(f, ", {temporal} + {height} + {width} {how}")?;
         }
         f.write_str(")")
     }
@@ -153,6 +99,13 @@ impl PositionScheme for Rotary {
         if !(self.theta.is_finite() && self.theta >= 1.0) {
             return Err(Error::config("rope_theta", self.theta, "at least 1"));
         }
+        if let Some(section) = self.mrope_section {
+            let pairs = section.iter().fold(0usize, |sum, pairs| sum.saturating_add(*pairs));
+            if pairs != dim / 2 {
+                let allowed = format!("three numbers with the sum {}, the pairs of a head", dim / 2);
+                return Err(Error::config("mrope_section", format!("{section:?}"), allowed));
+            }
+        }
         self.scaling.validate(self.theta, dim)
     }
 
@@ -166,6 +119,14 @@ impl PositionScheme for Rotary {
 
     fn rotates(&self) -> bool {
         true
+    }
+
+    fn accepts_positions(&self, axes: usize) -> bool {
+        axes == 1 || (axes == 3 && self.mrope_section.is_some())
+    }
+
+    fn rotation_class(&self, length: usize) -> usize {
+        self.scaling.class(length)
     }
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
@@ -183,14 +144,18 @@ impl PositionScheme for Rotary {
                 },
             )?;
             (cos_sin.clone(), cos_sin)
+        } else if let Some(positions) = tokens.explicit {
+            let all = self.explicit_cos_sin(positions, tokens.lengths, head_dim, dtype, device)?;
+            let [cos, sin] = all.each_ref().map(|values| values.narrow(1, s_kv.saturating_sub(s_q), s_q));
+            ([cos?, sin?], all)
         } else {
             // As for masks, the last query stands at the last key.
             let starts_q: Vec<usize> = tokens.starts.iter().map(|start| start + s_kv.saturating_sub(s_q)).collect();
-            let for_q = self.padded_cos_sin(&starts_q, s_q, head_dim, dtype, device)?;
+            let for_q = self.padded_cos_sin(&starts_q, s_q, tokens.lengths, head_dim, dtype, device)?;
             let for_k = if s_q == s_kv {
                 for_q.clone()
             } else {
-                self.padded_cos_sin(tokens.starts, s_kv, head_dim, k.dtype(), device)?
+                self.padded_cos_sin(tokens.starts, s_kv, tokens.lengths, head_dim, k.dtype(), device)?
             };
             (for_q, for_k)
         };
@@ -206,7 +171,7 @@ impl PositionScheme for Rotary {
             let (sequence, after) = rest.split_at_mut(length * width);
             rest = after;
             // One table for all sequences, unless the angles depend on their length.
-            let of = if self.depends_on_length() { length } else { longest };
+            let of = if self.scaling.depends_on_length() { length } else { longest };
             let cos_sin = batch.cache.get_or_compute(
                 usize::MAX,
                 |key: &(Self, usize, usize)| (&key.0, key.1, key.2) == (self, head_dim, of),
@@ -215,51 +180,5 @@ impl PositionScheme for Rotary {
             cos_sin.rotate_sequence(sequence, width, heads, head_dim);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn elements(tensor: &Tensor) -> Vec<f64> {
-        tensor.flatten_all().unwrap().to_vec1().unwrap()
-    }
-
-    #[test]
-    fn cached_angles_equal_computed_ones() {
-        let cpu = Device::Cpu;
-        let plain = Rotary::default();
-        let all = [
-            plain.clone(),
-            plain.clone().with_dim(6),
-            plain.clone().with_theta(500.0),
-            plain.clone().with_scaling(RotaryScaling::Linear { factor: 2.0 }),
-            plain.clone().with_scaling(RotaryScaling::Dynamic { factor: 2.0, original_max_position_embeddings: 8 }),
-        ];
-        for (starts, s) in [(vec![0], 5), (vec![40], 1), (vec![3, 0, 70], 9), (vec![0], 200), (vec![7], 0)] {
-            for rotary in &all {
-                let length = starts.iter().max().unwrap() + s;
-                let positions = starts.iter().flat_map(|start| *start..start + s);
-                let want = rotary.cos_sin(positions, 8, length);
-                let got = rotary.padded_cos_sin(&starts, s, 8, DType::F64, &cpu).unwrap();
-                for (got, want) in got.iter().zip(&want) {
-                    assert_eq!(got.dims(), [starts.len(), s, 1, rotary.dim.unwrap_or(8) / 2]);
-                    assert_eq!(elements(got), *want, "{rotary:?}, {starts:?}, {s}");
-                }
-                let [half, _] = rotary.padded_cos_sin(&starts, s, 8, DType::BF16, &cpu).unwrap();
-                assert_eq!(half.dtype(), DType::BF16);
-            }
-        }
-    }
-
-    #[test]
-    fn angles_beyond_the_cache_are_computed_for_their_own_tokens() {
-        let far = 1 << 20;
-        let rotary = Rotary::default();
-        let got = rotary.padded_cos_sin(&[far, 5], 2, 8, DType::F64, &Device::Cpu).unwrap();
-        let want = rotary.cos_sin([far, far + 1, 5, 6].into_iter(), 8, far + 2);
-        assert_eq!(elements(&got[0]), want[0]);
-        assert_eq!(elements(&got[1]), want[1]);
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use candle_core::{Device, Tensor};
 
+use super::explicit::ExplicitPositions;
 use super::parameters::{LayerSizes, PositionParameter, PositionState};
 use super::ragged::{BatchCache, RaggedBatch};
 use crate::error::Result;
@@ -15,6 +16,10 @@ use crate::ops::Qkv;
 pub(crate) struct TokenPositions<'a> {
     /// The position of the first key: one for the whole batch, or one per sequence.
     pub starts: &'a [usize],
+    /// The positions of all keys, if the call gives them.
+    pub explicit: Option<&'a ExplicitPositions>,
+    /// The length of each sequence up to its last token that is not padding. `None`: up to the last key.
+    pub lengths: Option<&'a [usize]>,
     /// Rows and columns, if the tokens are patches of an image and the call gives them.
     pub grid: Option<[usize; 2]>,
     /// The batch, if it is ragged.
@@ -23,7 +28,7 @@ pub(crate) struct TokenPositions<'a> {
 
 impl Default for TokenPositions<'_> {
     fn default() -> Self {
-        Self { starts: &[0], grid: None, ragged: None }
+        Self { starts: &[0], explicit: None, lengths: None, grid: None, ragged: None }
     }
 }
 
@@ -92,6 +97,16 @@ pub(crate) trait PositionScheme: fmt::Display {
     /// Whether queries and keys have to be all tokens of a sequence, which excludes a cache.
     fn needs_full_sequence(&self) -> bool {
         false
+    }
+
+    /// Whether a call may give each token its position, as `axes` numbers.
+    fn accepts_positions(&self, _axes: usize) -> bool {
+        false
+    }
+
+    /// A number that two lengths of a sequence share if and only if its keys are rotated alike.
+    fn rotation_class(&self, _length: usize) -> usize {
+        0
     }
 
     /// Whether a call may give the rows and columns of patches.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_attention::position::{Alibi, Rotary, T5RelativeBias};
 use candle_attention::weights::QkvWeights;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, KvCache, MultiHeadAttention, NormKind,
     NormOver, Position, QkNorm,
 };
 use candle_core::{DType, Device, Tensor, Var};
@@ -103,11 +103,17 @@ fn chunks_of_any_length_equal_one_call() {
 fn sequences_of_unequal_length_equal_themselves_alone() {
     let mut random = Random::new(71);
     let steps: [&[usize]; 4] = [&[4, 2, 6], &[1, 1, 1], &[2, 0, 1], &[1, 1, 1]];
+    let window = || AttentionMask::window(Some(2), Some(0));
     for config in configs() {
         let layer = layer(&config, &mut random);
         let xs = random.tensor(&[3, 9, 24], DType::F32);
-        for mask in [AttentionMask::causal(), AttentionMask::window(Some(2), Some(0))] {
-            let mut cache = KvCache::growing();
+        let caches = [
+            (KvCache::growing(), AttentionMask::causal(), AttentionMask::causal()),
+            (KvCache::fixed(9), window(), window()),
+            (KvCache::rotating(3), AttentionMask::causal(), window()),
+            (KvCache::rotating(9), AttentionMask::causal(), AttentionMask::causal()),
+        ];
+        for (mut cache, mask, whole) in caches {
             let mut starts = [0; 3];
             let mut outputs: Vec<Vec<Tensor>> = vec![Vec::new(); 3];
             for lengths in steps {
@@ -129,42 +135,16 @@ fn sequences_of_unequal_length_equal_themselves_alone() {
                     starts[b] += lengths[b];
                 }
             }
-            assert_eq!(cache.lengths(3), [8, 4, 9]);
+            assert_eq!(cache.lengths(), [8, 4, 9]);
             for (b, outputs) in outputs.iter().enumerate() {
                 let xs = xs.narrow(0, b, 1).unwrap().narrow(1, 0, starts[b]).unwrap();
-                let want = layer.attend(&xs, &xs, &xs, &mask).unwrap();
+                let want = layer.attend(&xs, &xs, &xs, &whole).unwrap();
                 let parts: Vec<&Tensor> = outputs.iter().filter(|part| part.dims()[1] > 0).collect();
                 let got = Tensor::cat(&parts, 1).unwrap();
                 assert_close(&format!("{:?}, row {b}", config.position), &got, &want, TOLERANCE);
             }
         }
     }
-}
-
-#[test]
-fn cross_attention_projects_its_keys_once() {
-    let mut random = Random::new(72);
-    let layer = layer(&AttentionConfig::new(24, 4).with_key_size(10).with_value_size(10), &mut random);
-    let (xs, memory) = (random.tensor(&[2, 6, 24], DType::F32), random.tensor(&[2, 5, 10], DType::F32));
-    let mask = AttentionMask::lengths(&[5, 3]);
-    let want = layer.attend(&xs, &memory, &memory, &mask).unwrap();
-    let mut cache = KvCache::cross();
-    let mut part = |start: usize, len: usize, memory: &Tensor| {
-        let xs = xs.narrow(1, start, len).unwrap();
-        let inputs = AttentionInputs::cross_attention(&xs, memory, &mask);
-        layer.attend_cached(&inputs, &mut cache, &options())
-    };
-    let first = part(0, 4, &memory).unwrap().output;
-    // What it holds is used: another memory of the same size changes nothing.
-    let second = part(4, 2, &memory.zeros_like().unwrap()).unwrap().output;
-    assert_close("cross", &Tensor::cat(&[first, second], 1).unwrap(), &want, TOLERANCE);
-    says(part(0, 1, &memory.narrow(1, 0, 4).unwrap()), &["the memory has shape [2, 4]", "[2, 5]"]);
-    let rotary = self::layer(&configs()[1], &mut random);
-    let inputs = AttentionInputs::cross_attention(&xs, &xs, &mask);
-    says(
-        rotary.attend_cached(&inputs, &mut KvCache::cross(), &options()),
-        &["position = rotary", "a cache for cross-attention"],
-    );
 }
 
 #[test]
@@ -261,21 +241,24 @@ fn errors_leave_the_cache_unchanged() {
         }
     };
     call(&xs, &causal, None).unwrap();
-    says(call(&xs, &causal, None), &["the cache is full: 6 tokens", "at most 4, its capacity"]);
-    says(call(&xs.narrow(0, 0, 1).unwrap(), &causal, None), &["a cached call", "keys as in the cache"]);
-    says(call(&xs, &AttentionMask::lengths(&[9, 9]), None), &["lengths[0] is 9", "at most 6"]);
+    assert!(matches!(call(&xs, &causal, None), Err(Error::CacheFull { tokens: 6, capacity: 4 })));
+    let one = xs.narrow(1, 0, 1).unwrap();
+    let row = one.narrow(0, 0, 1).unwrap();
+    says(
+        call(&row, &causal, None),
+        &["a call with a cache is 1 sequences with 4 key-value heads", "as in the cache, 2 sequences with 4"],
+    );
+    says(call(&one, &AttentionMask::lengths(&[9, 9]), None), &["lengths[0] is 9", "at most 4"]);
     says(call(&xs, &causal, Some(&[1])), &["the number of lengths is 1", "2, the batch size"]);
     says(call(&xs, &causal, Some(&[1, 4])), &["a chunk's length is 4", "at most 3"]);
-    let tracked = Var::from_tensor(&xs.narrow(1, 0, 1).unwrap()).unwrap();
-    says(call(&tracked, &causal, Some(&[1, 0])), &["a cached key", "tracks a gradient"]);
-    call(&xs.narrow(1, 0, 1).unwrap(), &causal, None).unwrap();
-    assert_eq!(cache.len(), 4);
+    call(&one, &causal, None).unwrap();
+    assert_eq!(cache.lengths(), [4, 4]);
     let mut fresh = KvCache::growing();
     let inputs = AttentionInputs::self_attention(&xs, &causal);
     let forced = layer.attend_cached(&inputs, &mut fresh, &options().with_backend(Backend::Metal));
     says(forced, &["backend metal cannot run this call"]);
     assert!(fresh.is_empty());
-    let inputs = AttentionInputs::self_attention(&xs, &causal);
-    let rotating = layer.attend_cached_lengths(&inputs, &[1, 2], &mut KvCache::rotating(3), &options());
-    says(rotating, &["the batch of a rotating cache", "sequences of one length"]);
+    let appended = random_layer(&AttentionConfig::new(24, 4).with_add_zero_attn(true), 0.4, &mut random);
+    let refused = appended.attend_cached(&inputs, &mut KvCache::growing(), &options());
+    says(refused, &["add_bias_kv or add_zero_attn", "false with a cache"]);
 }

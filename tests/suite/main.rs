@@ -7,6 +7,7 @@ mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 mod compose;
+mod cross_cache;
 mod embedded;
 mod encoder;
 mod encoders;

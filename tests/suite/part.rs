@@ -70,9 +70,9 @@ fn a_mask_of_the_configuration_holds_in_every_kind_of_call() {
         let full = AttentionMask::full();
         let want = plain.attend(&queries, &xs, &xs, &mask).unwrap();
         same("cross-attention", &layer.attend(&queries, &xs, &xs, &full).unwrap(), &want);
-        let inputs = AttentionInputs::cross_attention(&queries, &xs, &full);
-        let cached = layer.attend_cached(&inputs, &mut KvCache::cross(), &AttentionOptions::default()).unwrap().output;
-        assert_close("cross-attention with a cache", &cached, &want, 1e-6);
+        let cache = layer.cross_cache(&xs).unwrap();
+        let cached = layer.attend_cross_cached(&queries, &full, &cache, &AttentionOptions::default()).unwrap();
+        assert_close("cross-attention with a cache", &cached.output, &want, 1e-6);
     }
 }
 

@@ -1,0 +1,197 @@
+//! Adding a chunk to a key-value cache.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::keys;
+use super::kv_cache::{CacheKind, KvCache, Row};
+use crate::error::{Error, Result};
+use crate::position::ExplicitPositions;
+
+/// The keys and values that a chunk attends to.
+pub(super) struct CachedKeys {
+    pub keys: Tensor,
+    pub values: Tensor,
+    /// The key at which the chunk starts, and the number of keys, per sequence; `None` if the chunk ends at the last key
+    /// in every sequence.
+    pub unequal: Option<[Vec<usize>; 2]>,
+}
+
+/// What the cached tensors of a layer are, apart from the number of tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct TokenShape {
+    pub b: usize,
+    pub h_kv: usize,
+    pub d: usize,
+    pub d_v: usize,
+    pub dtype: DType,
+}
+
+impl TokenShape {
+    fn of([keys, values]: [&Tensor; 2]) -> Result<Self> {
+        let (b, _, h_kv, d) = keys.dims4()?;
+        Ok(Self { b, h_kv, d, d_v: values.dim(3)?, dtype: keys.dtype() })
+    }
+
+    fn describe(&self) -> String {
+        let Self { b, h_kv, d, d_v, dtype } = self;
+        let dtype = dtype.as_str();
+        format!("{b} sequences with {h_kv} key-value heads, keys of {d} and values of {d_v} elements, in {dtype}")
+    }
+}
+
+/// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.
+fn aligned(held: &[usize], new: &[usize], s: usize) -> bool {
+    held.iter().all(|tokens| *tokens == held[0]) && new.iter().all(|tokens| *tokens == s)
+}
+
+impl KvCache {
+    /// The same tokens in the same memory, to return to if a call fails.
+    pub(super) fn snapshot(&self) -> Self {
+        Self { kind: self.kind, buffers: self.buffers.clone(), rows: self.rows.clone() }
+    }
+
+    /// The window of a rotating cache.
+    pub(super) fn window(&self) -> Option<usize> {
+        match self.kind {
+            CacheKind::Rotating(window) => Some(window),
+            _ => None,
+        }
+    }
+
+    /// Checks a chunk of `s` tokens, of which `lengths` are not padding, and returns the new tokens of each sequence.
+    pub(super) fn check_chunk(
+        &self,
+        of: TokenShape,
+        device: &Device,
+        s: usize,
+        lengths: Option<&[usize]>,
+    ) -> Result<Vec<usize>> {
+        let b = of.b;
+        if self.window() == Some(0) {
+            return Err(Error::value("the window of a rotating cache", 0, "at least 1"));
+        }
+        let new = lengths.map_or_else(|| vec![s; b], <[usize]>::to_vec);
+        if new.len() != b {
+            return Err(Error::value("the number of lengths", new.len(), format!("{b}, the batch size")));
+        }
+        if let Some(length) = new.iter().find(|length| **length > s) {
+            return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
+        }
+        if let Some([keys, values]) = self.buffers.as_ref().filter(|_| !self.rows.is_empty()) {
+            let held = TokenShape::of([keys, values])?;
+            if !keys.device().same_device(device) {
+                let [found, expected] = [device, keys.device()].map(|device| format!("{:?}", device.location()));
+                return Err(Error::Device { tensor: "a call with a cache".to_string(), found, expected });
+            }
+            if held != of {
+                let expected = format!("as in the cache, {}", held.describe());
+                return Err(Error::value("a call with a cache", of.describe(), expected));
+            }
+        }
+        let tokens = self.mask_columns(&new);
+        match self.kind {
+            CacheKind::Fixed(capacity) if tokens > capacity => Err(Error::CacheFull { capacity, tokens }),
+            _ => Ok(new),
+        }
+    }
+
+    /// The sequences of a batch of `b`, new ones if there are none yet.
+    pub(super) fn rows_of(&self, b: usize) -> Vec<Row> {
+        if self.rows.is_empty() { vec![Row::default(); b] } else { self.rows.clone() }
+    }
+
+    /// Adds keys and values `(b, s, h_kv, d)`, of which the first `new` of each sequence are not padding. `rotated`: the
+    /// length of each sequence for which the keys are rotated; `positions`: where the tokens stand, if the call says it.
+    pub(super) fn append(
+        &mut self,
+        [k, v]: [Tensor; 2],
+        new: &[usize],
+        rotated: &[usize],
+        positions: Option<&ExplicitPositions>,
+    ) -> Result<CachedKeys> {
+        let mut rows = self.rows_of(new.len());
+        let held: Vec<usize> = rows.iter().map(|row| row.held).collect();
+        let totals: Vec<usize> = held.iter().zip(new).map(|(held, new)| held + new).collect();
+        let window = self.window();
+        let kept: Vec<usize> = totals.iter().map(|&total| total.min(window.unwrap_or(total))).collect();
+        let cached = self.buffers.as_ref().filter(|_| held.iter().any(|tokens| *tokens > 0));
+        // Tensors that track a gradient are concatenated instead of written in place.
+        let tracked = [&k, &v].into_iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
+        let [keys, values] = if tracked || window.is_some() {
+            let keys = keys::join(cached.map(|[keys, _]| keys), &k, &held, new)?;
+            let values = keys::join(cached.map(|[_, values]| values), &v, &held, new)?;
+            self.buffers = Some([keys::last(&keys, &totals, &kept)?, keys::last(&values, &totals, &kept)?]);
+            [keys, values]
+        } else {
+            self.write([&k, &v], &held, new)?
+        };
+        for (i, row) in rows.iter_mut().enumerate() {
+            row.add(new[i], |token| positions.map(|positions| positions.largest(i, token)));
+            row.dropped += totals[i] - kept[i];
+            row.held = kept[i];
+            row.rotated_for = rotated[i];
+        }
+        self.rows = rows;
+        let unequal = (!aligned(&held, new, k.dim(1)?)).then_some([held, totals]);
+        Ok(CachedKeys { keys, values, unequal })
+    }
+
+    /// Writes the chunk behind the tokens that the sequences hold, and returns all tokens.
+    fn write(&mut self, chunk: [&Tensor; 2], held: &[usize], new: &[usize]) -> Result<[Tensor; 2]> {
+        let columns = held.iter().zip(new).map(|(held, new)| held + new).max().unwrap_or(0);
+        let buffers = self.reserve(chunk, columns)?;
+        let s = chunk[0].dim(1)?;
+        for (to, from) in buffers.iter().zip(chunk) {
+            let from = from.contiguous()?;
+            if aligned(held, new, s) {
+                if s > 0 {
+                    to.slice_set(&from, 1, columns - s)?;
+                }
+                continue;
+            }
+            for (row, (&held, &new)) in held.iter().zip(new).enumerate().filter(|(_, (_, new))| **new > 0) {
+                let from = from.narrow(0, row, 1)?.narrow(1, 0, new)?;
+                to.narrow(0, row, 1)?.slice_set(&from, 1, held)?;
+            }
+        }
+        let [keys, values] = buffers;
+        Ok([keys.narrow(1, 0, columns)?, values.narrow(1, 0, columns)?])
+    }
+
+    /// Buffers for at least `tokens` tokens like those of the chunk, with what is cached.
+    fn reserve(&mut self, chunk: [&Tensor; 2], tokens: usize) -> Result<[Tensor; 2]> {
+        /// Tokens of the first allocation.
+        const INITIAL_CAPACITY: usize = 64;
+        let of = TokenShape::of(chunk)?;
+        let usable = |[keys, values]: &[Tensor; 2]| {
+            // After a reset, buffers may be those of another batch, or track a gradient.
+            matches!(TokenShape::of([keys, values]), Ok(old) if old == of)
+                && keys.device().same_device(chunk[0].device())
+                && !keys.track_op()
+                && !values.track_op()
+        };
+        let old = self.buffers.take().filter(usable);
+        let columns = old.as_ref().map_or(0, |[keys, _]| keys.dims()[1]);
+        let buffers = match old {
+            Some(old) if columns >= tokens => old,
+            old => {
+                let columns = match self.kind {
+                    CacheKind::Fixed(capacity) => capacity,
+                    _ => tokens.max(2 * columns).max(INITIAL_CAPACITY),
+                };
+                let held = self.held();
+                let larger = |i: usize| {
+                    let (b, _, h, d) = chunk[i].dims4()?;
+                    let new = Tensor::zeros((b, columns, h, d), chunk[i].dtype(), chunk[i].device())?;
+                    if let Some(old) = old.as_ref().filter(|_| held > 0) {
+                        new.slice_set(&old[i].narrow(1, 0, held)?.contiguous()?, 1, 0)?;
+                    }
+                    Ok::<_, Error>(new)
+                };
+                [larger(0)?, larger(1)?]
+            }
+        };
+        self.buffers = Some(buffers.clone());
+        Ok(buffers)
+    }
+}

@@ -1,0 +1,17 @@
+//! Caches: the projected keys and values of tokens that later calls attend to.
+//!
+//! [`KvCache`] grows with a sequence, so that it can run in chunks; [`CrossCache`] holds another sequence, which stays
+//! the same. Both hold tokens in the dtype of the layer: a half type costs half of the memory, and every chunking of a
+//! sequence reads the same rounded keys. Keys are cached after their rotation, because rotating all of them at each
+//! step would cost as much as the attention itself; where the rotation changes with the length of the sequence, a call
+//! that would need other keys fails before it changes the cache.
+
+mod append;
+mod attend;
+mod cross;
+mod edit;
+mod keys;
+mod kv_cache;
+
+pub use cross::CrossCache;
+pub use kv_cache::KvCache;
