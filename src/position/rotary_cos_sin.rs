@@ -10,7 +10,12 @@ use crate::error::Result;
 
 impl Rotary {
     /// Cosines and sines at each of `positions` in a sequence of `length` tokens: `(positions, pairs)`.
-    pub(super) fn cos_sin(&self, positions: impl Iterator<Item = usize>, head_dim: usize, length: usize) -> [Vec<f64>; 2] {
+    pub(super) fn cos_sin(
+        &self,
+        positions: impl Iterator<Item = usize>,
+        head_dim: usize,
+        length: usize,
+    ) -> [Vec<f64>; 2] {
         let (frequencies, factor) = self.scaling.frequencies(self.theta, self.rotated(head_dim), length);
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
         let angles: Vec<f64> = positions.flat_map(|p| frequencies.iter().map(move |f| p as f64 * f)).collect();

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use candle_attention::position::{Alibi, Rotary, T5RelativeBias};
 use candle_attention::weights::QkvWeights;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, KvCache, MultiHeadAttention, NormKind,
-    NormOver, Position, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, KvCache, MultiHeadAttention,
+    NormKind, NormOver, Position, QkNorm,
 };
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarBuilder;

@@ -31,7 +31,6 @@ fn queries_alone_equal_a_call_with_the_memory() {
         base().with_key_size(10).with_value_size(13).with_value_head_dim(3),
         base().with_num_key_value_heads(2).with_qk_norm(norm).with_clip_qkv(0.9),
         base().with_add_bias_kv(true).with_add_zero_attn(true).with_softcap(2.0),
-        base().with_mask(AttentionMask::window(None, Some(4))),
     ];
     for config in configs {
         let layer = random_layer(&config, 0.4, &mut random);

@@ -114,7 +114,11 @@ impl MultiHeadAttention {
         self.check_options(queries, options)?;
         self.check_input("query", queries, self.config.resolved_query_size())?;
         if cache.layer != self.qkv.weight().id() {
-            return Err(Error::value("the cache for cross-attention", "one of another layer", "one that this layer made"));
+            return Err(Error::value(
+                "the cache for cross-attention",
+                "one of another layer",
+                "one that this layer made",
+            ));
         }
         let b = queries.dim(0)?;
         if b != cache.batch_size() {

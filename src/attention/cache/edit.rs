@@ -116,7 +116,9 @@ pub(super) fn check_rows(rows: &[usize], b: usize) -> Result<()> {
         return Err(Error::value("the list of sequences to select", "empty", "at least one"));
     }
     match rows.iter().find(|row| **row >= b) {
-        Some(row) => Err(Error::value("a sequence to select", row, format!("less than {b}, the sequences in the cache"))),
+        Some(row) => {
+            Err(Error::value("a sequence to select", row, format!("less than {b}, the sequences in the cache")))
+        }
         None => Ok(()),
     }
 }
