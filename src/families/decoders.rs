@@ -5,103 +5,298 @@ use crate::families::family::{
     BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
 };
 
-/// A decoder with positions of its own kind.
-const DECODER: Family = Family { causal: Causal::Always, ..BASE };
+/// A decoder whose attention knows nothing of positions.
+const DECODER: Family = Family { causal: Causal::Always, qk_norm: None, ..BASE };
 /// A decoder with Llama's rotary positions.
-const LLAMA: Family = Family { positions: LayerPositions::Rotary(ROTARY), ..DECODER };
+const LLAMA: Family = rotary(ROTARY);
+/// The same with Qwen 3's norms of each head.
+const QWEN3: Family = Family { qk_norm: Some((NormKind::Rms, NormOver::Head)), ..LLAMA };
+/// The same with OLMo 2's norms over all heads.
+const OLMO2: Family =
+    Family { qk_norm: Some((NormKind::Rms, NormOver::AllHeads)), defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA };
+/// Granite, whose configuration states the factor on the scores.
+const GRANITE: Family =
+    Family { scale: Scale::AttentionMultiplier, defaults: &[("attention_multiplier", 1.0)], ..LLAMA };
 
-const fn rotary(row: RotaryRow) -> LayerPositions {
-    LayerPositions::Rotary(row)
+/// A decoder with rotary positions.
+const fn rotary(row: RotaryRow) -> Family {
+    Family { positions: LayerPositions::Rotary(row), ..DECODER }
+}
+
+/// Llama's rotary positions with another base.
+const fn theta(theta: f64) -> LayerPositions {
+    LayerPositions::Rotary(RotaryRow { theta, ..ROTARY })
+}
+
+/// Llama's rotary positions on a share of each head.
+const fn share(share: f64) -> LayerPositions {
+    LayerPositions::Rotary(RotaryRow { share: Some(share), ..ROTARY })
 }
 
 const fn windows(layers: WindowLayers) -> Window {
     Window { layers, ..BASE.window }
 }
 
+/// All layers, if the configuration states a width.
+const EVERYWHERE: Window = windows(WindowLayers::All { switch: false });
 /// Every second layer, beginning with the first.
 const ALTERNATING: Window = windows(WindowLayers::AllButLastOf { key: None, default: 2 });
+/// Three of four layers, by default.
+const PATTERN: Window = windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 4 });
+/// Upper layers, if windows are switched on (Qwen).
+const UPPER: Window = windows(WindowLayers::FromLayerNumber { switch: true });
 
-const GEMMA_KEYS: &[&str] = &["attn_logit_softcapping", "query_pre_attn_scalar"];
+const QWEN2_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 28.0)];
+const QWEN2_VL_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 80.0)];
+const GEMMA2_DEFAULTS: &[(&str, f64)] =
+    &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0), ("attn_logit_softcapping", 50.0)];
+const GEMMA3_DEFAULTS: &[(&str, f64)] =
+    &[("num_attention_heads", 8.0), ("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0)];
+const EXAONE_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("rms_norm_eps", 1e-5)];
+const DOTS_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 62.0)];
+const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("attention_multiplier", 1.0)];
 
 pub(crate) const DECODERS: &[Family] = &[
-    Family { model_types: &["llama", "gemma"], ..LLAMA },
-    Family { model_types: &["olmo"], reads: &["clip_qkv"], ..LLAMA },
-    Family { model_types: &["granite"], reads: &["attention_multiplier"], ..LLAMA },
-    Family { model_types: &["mistral", "mixtral", "starcoder2"], window: windows(WindowLayers::All), ..LLAMA },
-    Family { model_types: &["qwen2", "qwen2_moe"], window: windows(WindowLayers::FromLayerNumber), ..LLAMA },
+    Family { model_types: &["llama", "arcee", "gemma", "seed_oss", "aria_text", "jais2"], ..LLAMA },
+    Family { model_types: &["csm", "csm_depth_decoder_model"], positions: theta(500_000.0), ..LLAMA },
+    Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
+    Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
+    Family { model_types: &["granite", "granitemoe", "granitemoeshared"], ..GRANITE },
+    Family { model_types: &["hyperclovax"], defaults: &[], ..GRANITE },
     Family {
-        model_types: &["qwen3", "qwen3_moe"],
-        window: windows(WindowLayers::FromLayerNumber),
-        qk_norm: (NormKind::Rms, NormOver::Head),
+        model_types: &["granitemoehybrid"],
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated("rope"), ..ROTARY }),
+        ..GRANITE
+    },
+    Family {
+        model_types: &["granite_swa", "granitemoe_swa"],
+        window: windows(WindowLayers::AllButFirstOf { key: None, default: 4 }),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::OwnTheta, ..ROTARY }),
+        defaults: GRANITE_SWA_DEFAULTS,
+        ..GRANITE
+    },
+    Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
+    Family { model_types: &["starcoder2"], window: EVERYWHERE, ..LLAMA },
+    Family {
+        model_types: &["mixtral", "minimax", "phimoe"],
+        window: EVERYWHERE,
+        positions: theta(1_000_000.0),
         ..LLAMA
     },
-    Family { model_types: &["gemma2"], reads: GEMMA_KEYS, window: ALTERNATING, ..LLAMA },
+    // All layers, unless `layer_types` lists others.
+    Family {
+        model_types: &["ministral"],
+        window: windows(WindowLayers::FromLayerNumber { switch: false }),
+        defaults: &[("sliding_window", 4096.0), ("max_window_layers", 0.0)],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["cwm"],
+        window: windows(WindowLayers::AllButFirstOf { key: None, default: 4 }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, stated: true, ..ROTARY }),
+        defaults: &[("sliding_window", 8192.0)],
+        ..LLAMA
+    },
+    Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
+    Family {
+        model_types: &["qwen2_moe"],
+        window: windows(WindowLayers::SecondBelowLayerNumber),
+        defaults: QWEN2_DEFAULTS,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen2_vl_text", "qwen2_5_vl_text"],
+        window: UPPER,
+        positions: theta(1_000_000.0),
+        defaults: QWEN2_VL_DEFAULTS,
+        ..LLAMA
+    },
+    Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
+    Family {
+        model_types: &["qwen3_moe"],
+        window: windows(WindowLayers::All { switch: true }),
+        defaults: &[("sliding_window", 4096.0)],
+        ..QWEN3
+    },
+    Family { model_types: &["qwen3_vl_text", "qwen3_vl_moe_text"], positions: theta(500_000.0), ..QWEN3 },
+    Family {
+        model_types: &["dots1"],
+        window: windows(WindowLayers::FromLayerNumber { switch: false }),
+        defaults: DOTS_DEFAULTS,
+        ..QWEN3
+    },
+    Family {
+        model_types: &["apertus"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 12_000_000.0, stated: true, ..ROTARY }),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        ..QWEN3
+    },
+    Family {
+        model_types: &["exaone4", "exaone_moe"],
+        window: PATTERN,
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::WindowedIfAny, ..ROTARY }),
+        defaults: EXAONE_DEFAULTS,
+        ..QWEN3
+    },
+    Family {
+        model_types: &["lfm2", "lfm2_moe"],
+        positions: theta(1_000_000.0),
+        defaults: &[("norm_eps", 1e-5)],
+        ..QWEN3
+    },
+    Family { model_types: &["glm4_moe"], positions: share(0.5), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
+    Family {
+        model_types: &["mellum"],
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            share: Some(1.0),
+            theta: 500_000.0,
+            window_theta: Some(10_000.0),
+            ..ROTARY
+        }),
+        defaults: &[("sliding_window", 1024.0)],
+        ..QWEN3
+    },
+    Family {
+        model_types: &["gemma2", "vaultgemma"],
+        window: ALTERNATING,
+        scale: Scale::QueryPreAttnScalar,
+        softcap: true,
+        defaults: GEMMA2_DEFAULTS,
+
+        ..LLAMA
+    },
     Family {
         model_types: &["gemma3", "gemma3_text"],
-        reads: GEMMA_KEYS,
+        causal: Causal::UnlessBidirectional,
         window: windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 6 }),
-        positions: rotary(RotaryRow { scales_windowed: false, ..ROTARY }),
-        qk_norm: (NormKind::RmsOffset, NormOver::Head),
+        positions: LayerPositions::Rotary(RotaryRow {
+            theta: 1_000_000.0,
+            window_theta: Some(10_000.0),
+            scales_windowed: false,
+            ..ROTARY
+        }),
+        scale: Scale::QueryPreAttnScalar,
+        qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
+        defaults: GEMMA3_DEFAULTS,
         ..LLAMA
     },
-    Family { model_types: &["olmo2"], qk_norm: (NormKind::Rms, NormOver::AllHeads), ..LLAMA },
+    Family { model_types: &["olmo2"], ..OLMO2 },
+    Family { model_types: &["flex_olmo"], positions: theta(500_000.0), defaults: &[], ..OLMO2 },
+    // `clip_qkv`, which limits queries and keys after their norms, is refused.
+    Family { model_types: &["olmoe"], ..OLMO2 },
+    Family {
+        model_types: &["olmo_hybrid"],
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfTheta, ..ROTARY }),
+        defaults: &[],
+        ..OLMO2
+    },
     Family {
         model_types: &["olmo3"],
         window: windows(WindowLayers::AllButLastOf { key: None, default: 4 }),
-        positions: rotary(RotaryRow { scales_windowed: false, ..ROTARY }),
-        qk_norm: (NormKind::Rms, NormOver::AllHeads),
-        ..LLAMA
+        positions: LayerPositions::Rotary(RotaryRow {
+            theta: 500_000.0,
+            window_theta: Some(500_000.0),
+            scales_windowed: false,
+            ..ROTARY
+        }),
+        defaults: &[("sliding_window", 4096.0), ("rms_norm_eps", 1e-5)],
+        ..OLMO2
+    },
+    Family {
+        model_types: &["minimax_m2"],
+        positions: LayerPositions::Rotary(RotaryRow {
+            share: Some(1.0),
+            rotary_dim: true,
+            theta: 5_000_000.0,
+            ..ROTARY
+        }),
+        defaults: &[],
+        ..OLMO2
     },
     Family {
         model_types: &["phi", "persimmon"],
-        reads: &["qk_layernorm"],
-        positions: rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
+        positions: share(0.5),
+        qk_norm: BASE.qk_norm,
+        defaults: &[("layer_norm_eps", 1e-5)],
         ..LLAMA
     },
-    Family {
-        model_types: &["phi3"],
-        window: windows(WindowLayers::All),
-        positions: rotary(RotaryRow { share: Some(1.0), ..ROTARY }),
-        ..LLAMA
-    },
+    Family { model_types: &["nemotron", "bamba"], positions: share(0.5), ..LLAMA },
+    Family { model_types: &["phi3"], window: EVERYWHERE, positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["stablelm", "gpt_neox"],
-        reads: &["qk_layernorm"],
-        positions: rotary(RotaryRow { share: Some(0.25), ..ROTARY }),
+        positions: share(0.25),
+        qk_norm: BASE.qk_norm,
+        defaults: &[("layer_norm_eps", 1e-5)],
+        ..LLAMA
+    },
+    Family { model_types: &["gpt_neox_japanese"], positions: share(1.0), ..LLAMA },
+    Family {
+        model_types: &["solar_open"],
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000_000.0, ..ROTARY }),
         ..LLAMA
     },
     Family {
         model_types: &["cohere"],
-        reads: &["use_qk_norm"],
-        positions: rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY }),
-        ..LLAMA
+        qk_norm: BASE.qk_norm,
+        defaults: &[("layer_norm_eps", 1e-5)],
+        ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
     },
     Family {
         model_types: &["cohere2"],
-        window: windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 4 }),
-        positions: rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY }),
-        ..LLAMA
+        window: PATTERN,
+        defaults: &[("sliding_window", 4096.0)],
+        ..rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY })
     },
+    Family { model_types: &["glm", "glm4"], ..rotary(RotaryRow { interleaved: true, share: Some(0.5), ..ROTARY }) },
+    Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
+    Family {
+        model_types: &["ernie4_5", "ernie4_5_moe"],
+        ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
+    },
+    Family {
+        model_types: &["smollm3"],
+        window: windows(WindowLayers::NotRotated),
+        defaults: &[("no_rope_layer_interval", 4.0)],
+        ..rotary(RotaryRow { layers: RotaryLayers::NoRopeLayers, theta: 2_000_000.0, ..ROTARY })
+    },
+    Family { model_types: &["falcon_h1"], scale: Scale::KeyMultiplier, defaults: &[("key_multiplier", 1.0)], ..LLAMA },
     Family {
         model_types: &["gpt_oss"],
         window: ALTERNATING,
-        positions: rotary(RotaryRow { theta: 150_000.0, ..ROTARY }),
-        ..LLAMA
+        defaults: &[("sliding_window", 128.0)],
+        ..rotary(RotaryRow { theta: 150_000.0, stated: true, ..ROTARY })
     },
-    Family { model_types: &["gptj", "codegen"], positions: rotary(RotaryRow { interleaved: true, ..ROTARY }), ..LLAMA },
     Family {
-        model_types: &["falcon"],
-        positions: rotary(RotaryRow { layers: RotaryLayers::UnlessAlibi, ..ROTARY }),
-        ..LLAMA
+        model_types: &["modernbert-decoder"],
+        // Which its config class makes of `local_attention`.
+        reads: &["sliding_window"],
+        window: Window {
+            layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
+            key: "local_attention",
+            both_sides: true,
+        },
+        defaults: &[("local_attention", 128.0)],
+        ..rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY })
     },
+    Family {
+        model_types: &["gptj", "codegen"],
+        defaults: &[("rotary_dim", 64.0)],
+        ..rotary(RotaryRow { interleaved: true, rotary_dim: true, ..ROTARY })
+    },
+    Family { model_types: &["falcon"], ..rotary(RotaryRow { layers: RotaryLayers::UnlessAlibi, ..ROTARY }) },
     Family { model_types: &["gpt2", "gpt_bigcode"], scale: Scale::Gpt2, ..DECODER },
+    Family { model_types: &["imagegpt"], causal: Causal::Fixed, scale: Scale::Gpt2, ..DECODER },
     Family {
         model_types: &["gpt_neo"],
-        window: Window { layers: WindowLayers::ListedLocal, key: "window_size", default: None },
+        causal: Causal::Fixed,
+        window: Window { layers: WindowLayers::ListedLocal, key: "window_size", both_sides: false },
         scale: Scale::One,
+        defaults: &[("window_size", 256.0)],
         ..DECODER
     },
     Family { model_types: &["bloom"], positions: LayerPositions::Alibi, ..DECODER },
-    Family { model_types: &["mpt"], positions: LayerPositions::MptAlibi, ..DECODER },
-    Family { model_types: &["opt"], ..DECODER },
+    Family { model_types: &["mpt"], positions: LayerPositions::MptAlibi, scale: Scale::Mpt, clip_qkv: true, ..DECODER },
+    Family { model_types: &["opt", "biogpt", "xglm", "ctrl", "jamba", "nemotron_h"], ..DECODER },
+    Family { model_types: &["openai-gpt"], causal: Causal::Fixed, ..DECODER },
 ];

@@ -7,7 +7,7 @@ use crate::families::block::{
     AbsolutePositions, Block, BlockNorms, EmbeddingScale, FeedForwardNames, GateKey, Model, SegmentTypes,
 };
 use crate::families::family::{
-    BASE, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
+    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
 };
 use crate::families::task_heads::{ClassifierHead, HeadActivation, MaskedLmHead};
 
@@ -44,8 +44,13 @@ pub(crate) const BERT_MODEL: Model = Model {
 };
 
 /// Its norms of queries and keys are those of Jina's model for code.
-const BERT: Family =
-    Family { model_types: &["bert"], qk_norm: (NormKind::Layer, NormOver::AllHeads), model: Some(BERT_MODEL), ..BASE };
+const BERT: Family = Family {
+    model_types: &["bert"],
+    causal: Causal::IfDecoder,
+    qk_norm: Some((NormKind::Layer, NormOver::AllHeads)),
+    model: Some(BERT_MODEL),
+    ..BASE
+};
 
 const ROBERTA_MODEL: Model = Model {
     prefixes: &["roberta"],
@@ -129,9 +134,15 @@ pub(crate) const ENCODERS: &[Family] = &[
     JINA_CODE,
     JINA,
     BERT,
-    Family { model_types: &["roberta", "xlm-roberta", "camembert"], model: Some(ROBERTA_MODEL), ..BASE },
+    Family {
+        model_types: &["roberta", "xlm-roberta", "camembert"],
+        causal: Causal::IfDecoder,
+        model: Some(ROBERTA_MODEL),
+        ..BASE
+    },
     Family {
         model_types: &["electra"],
+        causal: Causal::IfDecoder,
         model: Some(Model {
             prefixes: &["electra"],
             classifier: Some(ClassifierHead {
@@ -233,9 +244,10 @@ pub(crate) const ENCODERS: &[Family] = &[
         window: Window {
             layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
             key: "local_attention",
-            default: Some(128),
+            both_sides: true,
         },
-        positions: LayerPositions::Rotary(ROTARY),
+        defaults: &[("local_attention", 128.0)],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY }),
         model: Some(Model {
             prefixes: &["model"],
             word_embeddings: "embeddings.tok_embeddings",
@@ -334,7 +346,8 @@ pub(crate) const ENCODERS: &[Family] = &[
     Family { model_types: &["new"], model: None, ..GTE },
     Family {
         model_types: &["esm"],
-        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated, ..ROTARY }),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated("rotary"), ..ROTARY }),
+        causal: Causal::IfDecoder,
         ..BASE
     },
     Family {
@@ -350,4 +363,6 @@ pub(crate) const ENCODERS: &[Family] = &[
         ..BASE
     },
     Family { model_types: &["wav2vec2"], ..BASE },
+    // A Llama that sees both ways.
+    Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), ..BASE },
 ];

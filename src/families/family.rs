@@ -23,8 +23,15 @@ pub(crate) struct Family {
     pub positions: LayerPositions,
     /// The factor on the scores.
     pub scale: Scale,
-    /// Formula and extent of the norms of queries and keys, if the checkpoint holds them.
-    pub qk_norm: (NormKind, NormOver),
+    /// Whether the key `attn_logit_softcapping` caps the scores.
+    pub softcap: bool,
+    /// Whether the key `clip_qkv` limits queries, keys and values.
+    pub clip_qkv: bool,
+    /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
+    pub qk_norm: Option<(NormKind, NormOver)>,
+    /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that is
+    /// `null` has no value.
+    pub defaults: &'static [(&'static str, f64)],
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
     /// Why this version cannot run the family as its own model does.
@@ -41,54 +48,74 @@ pub(crate) const BASE: Family = Family {
     held: None,
     reads: &[],
     causal: Causal::Never,
-    window: Window { layers: WindowLayers::Listed, key: "sliding_window", default: None },
+    window: Window { layers: WindowLayers::None, key: "sliding_window", both_sides: false },
     positions: LayerPositions::FromWeights,
     scale: Scale::HeadDim,
-    qk_norm: (NormKind::Layer, NormOver::Head),
+    softcap: false,
+    clip_qkv: false,
+    qk_norm: Some((NormKind::Layer, NormOver::Head)),
+    defaults: &[],
     stages: false,
     unsupported: None,
     model: None,
 };
 
-/// Which layers see no later token in self-attention.
+/// Which layers see no later token in self-attention. In all but [`Fixed`](Self::Fixed), the key `is_causal` set to
+/// `false` makes them see both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Causal {
     /// None (encoders).
     Never,
     /// All (decoders).
     Always,
+    /// All, whatever `is_causal` states: the model has a causal mask of its own (GPT-Neo).
+    Fixed,
+    /// All, unless `use_bidirectional_attention` is set (EmbeddingGemma is a Gemma 3 that sees both ways).
+    UnlessBidirectional,
+    /// All, if `is_decoder` is set (BERT as a decoder).
+    IfDecoder,
     /// Those whose prefix contains `decoder`, in models of an encoder and a decoder.
     Decoder,
     /// Those of the text tower, in models of a text and a vision tower whose configuration states `eos_token_id`.
     TextTower,
 }
 
-/// Sliding windows: which layers have one unless `layer_types` lists them, and how wide.
+/// Sliding windows: which layers have one, and how wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     /// Which layers.
     pub layers: WindowLayers,
-    /// The key for the width. In bidirectional layers that is the width of both sides together.
+    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, how many on each
+    /// side.
     pub key: &'static str,
-    /// The width if the key is absent; `None`: no window.
-    pub default: Option<usize>,
+    /// Whether the key states the width of both sides together (ModernBERT): each side has half of it.
+    pub both_sides: bool,
 }
 
-/// Which layers have a sliding window.
+/// Which layers have a sliding window. Where the key `layer_types` is said to count, it comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WindowLayers {
+    /// None; the keys for windows mean nothing to the family.
+    None,
+    /// All, if the key for the width has a value. `switch`: the key `use_sliding_window` must be set too (Qwen 3 MoE).
+    /// `layer_types` does not count.
+    All { switch: bool },
     /// Those that `layer_types` lists as sliding.
     Listed,
     /// Those that `attention_layers` lists as local (GPT-Neo).
     ListedLocal,
-    /// All.
-    All,
-    /// All but the last of each group of layers. The key states the size of a group.
+    /// All but the last of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButLastOf { key: Option<&'static str>, default: usize },
-    /// All but the first of each group of layers.
+    /// All but the first of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButFirstOf { key: Option<&'static str>, default: usize },
-    /// Those from number `max_window_layers` on, if `use_sliding_window` is set (Qwen).
-    FromLayerNumber,
+    /// Those from number `max_window_layers` on, or as `layer_types` says. `switch`: the key `use_sliding_window` must be
+    /// set (Qwen).
+    FromLayerNumber { switch: bool },
+    /// Every second layer below number `max_window_layers`, if `use_sliding_window` is set, or as `layer_types` says
+    /// (Qwen 2 MoE).
+    SecondBelowLayerNumber,
+    /// Those that are not rotated, if `use_sliding_window` is set, or as `layer_types` says (SmolLM3).
+    NotRotated,
 }
 
 /// How attention is made aware of positions. Embeddings added to the input of the model are not part of it.
@@ -121,10 +148,16 @@ pub(crate) struct RotaryRow {
     pub interleaved: bool,
     /// The share of a head that is rotated if the configuration is silent; `None`: all, whatever it states.
     pub share: Option<f64>,
+    /// Whether the key `rotary_dim` states how many elements of a head are rotated (GPT-J).
+    pub rotary_dim: bool,
     /// The base of the wavelengths if the configuration is silent.
     pub theta: f64,
+    /// The same for layers with a sliding window, if it differs.
+    pub window_theta: Option<f64>,
     /// Whether context-extension scaling also applies to layers with a sliding window.
     pub scales_windowed: bool,
+    /// Whether the configuration must state the rotation, because the config class scales it if the file is silent.
+    pub stated: bool,
 }
 
 /// Which layers rotate queries and keys.
@@ -134,23 +167,48 @@ pub(crate) enum RotaryLayers {
     All,
     /// Those with a sliding window (Cohere 2).
     Windowed,
-    /// All, if `position_embedding_type` is `rotary` (ESM).
-    IfStated,
+    /// Those with a sliding window; all, if the model has no windows (EXAONE 4).
+    WindowedIfAny,
+    /// Those that `no_rope_layers` marks with 1. If it is absent, all but the last of each group of
+    /// `no_rope_layer_interval` layers (SmolLM3).
+    NoRopeLayers,
+    /// All, each with its own base in `layer_rope_theta`; not those whose base is 0 (Granite with windows).
+    OwnTheta,
+    /// All, if `position_embedding_type` has this value (ESM).
+    IfStated(&'static str),
+    /// All, if the configuration states a base (OLMo Hybrid).
+    IfTheta,
     /// All, unless `alibi` is set: then ALiBi in Falcon's rounding.
     UnlessAlibi,
 }
 
 /// Rotary positions as Llama has them.
-pub(crate) const ROTARY: RotaryRow =
-    RotaryRow { layers: RotaryLayers::All, interleaved: false, share: None, theta: 10_000.0, scales_windowed: true };
+pub(crate) const ROTARY: RotaryRow = RotaryRow {
+    layers: RotaryLayers::All,
+    interleaved: false,
+    share: None,
+    rotary_dim: false,
+    theta: 10_000.0,
+    window_theta: None,
+    scales_windowed: true,
+    stated: false,
+};
 
 /// The factor on the scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
-    /// `head_dim^-0.5` unless the configuration states another.
+    /// `head_dim^-0.5`.
     HeadDim,
     /// None (T5, GPT-Neo).
     One,
+    /// `query_pre_attn_scalar^-0.5` (Gemma 2).
+    QueryPreAttnScalar,
+    /// The key `attention_multiplier`, or `head_dim^-0.5` if it has no value (Granite).
+    AttentionMultiplier,
+    /// `head_dim^-0.5` times the key `key_multiplier` (Falcon-H1 multiplies its keys by it).
+    KeyMultiplier,
+    /// The key `softmax_scale` of the nested `attn_config`, or `head_dim^-0.5` (MPT).
+    Mpt,
     /// Divided by the number of terms (DeBERTa).
     Disentangled,
     /// As the keys `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` have it (GPT-2).

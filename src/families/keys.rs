@@ -6,13 +6,15 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
+use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
 use crate::families::table::families;
 
 const ROTARY: &str = "rotary positions";
 const BIAS: &str = "a relative position bias";
 const WINDOW: &str = "a sliding window";
 const SCALE: &str = "a factor on the scores";
+const QK_NORM: &str = "norms of queries and keys";
+const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
 const NOPE: &str = "layers without positions";
 
 /// Keys that change attention if they are neither null nor false, each with what it sets.
@@ -33,6 +35,7 @@ const KEYS: &[(&str, &str)] = &[
     ("relative_attention_num_buckets", BIAS),
     ("use_relative_position_bias", BIAS),
     ("use_shared_relative_position_bias", BIAS),
+    ("layer_rope_theta", ROTARY_PER_LAYER),
     ("no_rope_layers", NOPE),
     ("no_rope_layer_interval", NOPE),
     ("sliding_window", WINDOW),
@@ -47,8 +50,9 @@ const KEYS: &[(&str, &str)] = &[
     ("scale_attn_by_inverse_layer_idx", SCALE),
     ("attn_temperature_tuning", SCALE),
     ("logn_attention_scale", SCALE),
-    ("use_qk_norm", "norms of queries and keys"),
-    ("qk_layernorm", "norms of queries and keys"),
+    ("use_qk_norm", QK_NORM),
+    ("qk_layernorm", QK_NORM),
+    ("use_bidirectional_attention", "attention to later tokens"),
 ];
 
 /// Checks that the family reads every key of `section` that changes attention.
@@ -76,13 +80,14 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
 impl Family {
     /// Whether the family reads a key of [`KEYS`].
     fn reads_key(&self, key: &str) -> bool {
-        let is_rotary = KEYS.iter().any(|(known, what)| *known == key && *what == ROTARY);
+        let what = KEYS.iter().find(|(known, _)| *known == key).map(|(_, what)| *what);
         let by_positions = match self.positions {
-            LayerPositions::Rotary(row) => {
-                let of_one_family = ["rotary_scaling_factor", "rotary_emb_scale_base", "use_rot_pos_emb"];
-                (is_rotary && !of_one_family.contains(&key))
-                    || (key == "alibi" && row.layers == RotaryLayers::UnlessAlibi)
-            }
+            LayerPositions::Rotary(row) => match what {
+                Some(ROTARY) => !["rotary_scaling_factor", "rotary_emb_scale_base", "use_rot_pos_emb"].contains(&key),
+                Some(ROTARY_PER_LAYER) => row.layers == RotaryLayers::OwnTheta,
+                Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
+                _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
+            },
             LayerPositions::DinoRotary => ["rope_theta", "rope_parameters"].contains(&key),
             LayerPositions::T5Bias | LayerPositions::MpnetBias => key == "relative_attention_num_buckets",
             LayerPositions::Disentangled { .. } => key == "relative_attention",
@@ -91,11 +96,21 @@ impl Family {
             }
             LayerPositions::Alibi | LayerPositions::MptAlibi => false,
         };
-        let has_window = self.window.layers != WindowLayers::Listed;
+        let by_scale = match self.scale {
+            Scale::QueryPreAttnScalar => key == "query_pre_attn_scalar",
+            Scale::AttentionMultiplier => key == "attention_multiplier",
+            Scale::KeyMultiplier => key == "key_multiplier",
+            Scale::Gpt2 => key == "scale_attn_by_inverse_layer_idx",
+            Scale::HeadDim | Scale::One | Scale::Mpt | Scale::Disentangled => false,
+        };
         by_positions
+            || by_scale
             || self.reads.contains(&key)
-            || (has_window && key == self.window.key)
-            || (self.scale == Scale::Gpt2 && key == "scale_attn_by_inverse_layer_idx")
+            || (self.window.layers != WindowLayers::None && key == self.window.key)
+            || (self.softcap && key == "attn_logit_softcapping")
+            || (self.clip_qkv && key == "clip_qkv")
+            || (self.qk_norm.is_some() && what == Some(QK_NORM))
+            || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
     }
 
     /// Whether the family has a value of `position_embedding_type`.

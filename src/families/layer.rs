@@ -4,15 +4,14 @@ use serde_json::Value;
 
 use crate::config::{AttentionConfig, QkNorm};
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
+use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::mask::AttentionMask;
 use crate::position::{Alibi, AlibiFormula, AlibiSlopes, Position, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 4] = ["num_attention_heads", "n_heads", "n_head", "num_heads"];
+const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
 /// Keys that come first in the decoder or the encoder of a model that has both.
 const DECODER_HEADS: [&str; 1] = ["decoder_attention_heads"];
 const ENCODER_HEADS: [&str; 1] = ["encoder_attention_heads"];
@@ -22,6 +21,9 @@ pub(crate) fn states_heads(section: &Value) -> bool {
     let keys = HEADS.iter().chain(&DECODER_HEADS).chain(&ENCODER_HEADS);
     keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
 }
+
+/// Parts of the prefixes of cross-attention.
+const CROSS: [&str; 4] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn"];
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy)]
@@ -55,12 +57,16 @@ impl<'a> Layer<'a> {
         check_keys(section, model_type.unwrap_or_default(), family)?;
         // No model has so many layers that the next index would overflow.
         let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
-        let cross = ["encoder_attn", "EncDecAttention", "crossattention"].iter().any(|part| prefix.contains(part));
+        let cross = CROSS.iter().any(|part| prefix.contains(part));
         Ok(Self { section, family, prefix, index, cross })
     }
 
+    /// The value of a numeric key, or its default in the family's config class. A key that is `null` has none.
     pub(super) fn float(&self, key: &str) -> Option<f64> {
-        self.section.get(key).and_then(Value::as_f64)
+        match self.section.get(key) {
+            Some(stated) => stated.as_f64(),
+            None => self.family.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default),
+        }
     }
 
     pub(super) fn flag(&self, key: &str) -> Option<bool> {
@@ -71,8 +77,12 @@ impl<'a> Layer<'a> {
         self.section.get(key).and_then(Value::as_str)
     }
 
+    /// The same for a key that counts something.
     pub(super) fn number(&self, key: &str) -> Result<Option<usize>> {
-        number(self.section, key)
+        match self.section.get(key) {
+            Some(_) => number(self.section, key),
+            None => Ok(self.float(key).map(|default| default as usize)),
+        }
     }
 
     /// The number of heads of the unpruned layer.
@@ -110,11 +120,15 @@ impl<'a> Layer<'a> {
         let mut config = config;
         let d = config.resolved_head_dim();
         config.scale = self.scale(d)?;
-        config.softcap = self.float("attn_logit_softcapping");
-        let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
-        config.clip_qkv = clip.and_then(Value::as_f64);
+        if self.family.softcap {
+            config.softcap = self.float("attn_logit_softcapping");
+        }
+        if self.family.clip_qkv {
+            let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
+            config.clip_qkv = clip.and_then(Value::as_f64);
+        }
         if contents.norms {
-            config.qk_norm = Some(self.qk_norm());
+            config.qk_norm = Some(self.qk_norm()?);
         }
         if !self.cross {
             config.position = self.position(d, contents)?;
@@ -128,31 +142,35 @@ impl<'a> Layer<'a> {
         Ok(config)
     }
 
+    /// The factor on the scores; `None`: the usual one.
     fn scale(&self, d: usize) -> Result<Option<f64>> {
-        match self.family.scale {
-            Scale::One => return Ok(Some(1.0)),
-            Scale::Disentangled => return self.disentangled_scale(d).map(Some),
-            Scale::HeadDim | Scale::Gpt2 => {}
-        }
-        if let Some(scalar) = self.float("query_pre_attn_scalar") {
-            return Ok(Some(scalar.powf(-0.5)));
-        }
-        let stated = self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64);
-        if let Some(scale) = self.float("attention_multiplier").or(stated) {
-            return Ok(Some(scale));
-        }
-        if self.family.scale != Scale::Gpt2 {
-            return Ok(None);
-        }
-        let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { (d as f64).powf(-0.5) };
-        let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
-        Ok(Some(if by_layer { scale / ((self.index + 1) as f64) } else { scale }))
+        let usual = (d as f64).powf(-0.5);
+        let required = |key: &'static str| {
+            self.float(key).ok_or_else(|| Error::config(key, "none", "a number: the family scales its scores by it"))
+        };
+        Ok(match self.family.scale {
+            Scale::HeadDim => None,
+            Scale::One => Some(1.0),
+            Scale::QueryPreAttnScalar => Some(required("query_pre_attn_scalar")?.powf(-0.5)),
+            Scale::AttentionMultiplier => self.float("attention_multiplier"),
+            Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
+            Scale::Mpt => self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64),
+            Scale::Disentangled => Some(self.disentangled_scale(d)?),
+            Scale::Gpt2 => {
+                let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { usual };
+                let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
+                Some(if by_layer { scale / ((self.index + 1) as f64) } else { scale })
+            }
+        })
     }
 
-    fn qk_norm(&self) -> QkNorm {
-        let (kind, over) = self.family.qk_norm;
+    fn qk_norm(&self) -> Result<QkNorm> {
+        let Some((kind, over)) = self.family.qk_norm else {
+            let expected = format!("absent: `{}` has none", self.family.model_types[0]);
+            return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
+        };
         let eps = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"].iter();
-        QkNorm { kind, over, eps: eps.filter_map(|key| self.float(key)).next().unwrap_or(1e-6) }
+        Ok(QkNorm { kind, over, eps: eps.filter_map(|key| self.float(key)).next().unwrap_or(1e-6) })
     }
 
     fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
@@ -170,11 +188,8 @@ impl<'a> Layer<'a> {
             _ if stated == Some("alibi") => Position::Alibi(Alibi::default().with_symmetric(true)),
             LayerPositions::MpnetBias => Position::T5RelativeBias(T5RelativeBias::new(32, 128, true)),
             LayerPositions::T5Bias => self.t5_bias()?,
-            LayerPositions::Rotary(row) => match row.layers {
-                RotaryLayers::IfStated if stated != Some("rotary") => Position::None,
-                RotaryLayers::Windowed if !self.has_window()? => Position::None,
-                _ => Position::Rotary(self.rotary(&row, d)?),
-            },
+            LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
+            LayerPositions::Rotary(_) => Position::None,
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
@@ -194,59 +209,5 @@ impl<'a> Layer<'a> {
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
         let bidirectional = !self.prefix.contains("decoder");
         Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
-    }
-
-    /// Whether the layer has a sliding window.
-    pub(super) fn has_window(&self) -> Result<bool> {
-        let listed = |key: &str| self.section.get(key).and_then(|kinds| kinds.get(self.index)).and_then(Value::as_str);
-        if let Some(kind) = listed("layer_types") {
-            return Ok(kind.starts_with("sliding"));
-        }
-        let group = |key: Option<&str>, default: usize| -> Result<usize> {
-            let stated = key.map(|key| self.number(key)).transpose()?.flatten();
-            Ok(stated.filter(|size| *size > 0).unwrap_or(default))
-        };
-        Ok(match self.family.window.layers {
-            WindowLayers::Listed => false,
-            WindowLayers::ListedLocal => listed("attention_layers") == Some("local"),
-            WindowLayers::All => true,
-            WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),
-            WindowLayers::AllButFirstOf { key, default } => !self.index.is_multiple_of(group(key, default)?),
-            WindowLayers::FromLayerNumber => {
-                let first = self.number("max_window_layers")?.unwrap_or(usize::MAX);
-                self.flag("use_sliding_window") == Some(true) && self.index >= first
-            }
-        })
-    }
-
-    fn is_causal(&self) -> bool {
-        let causal = match self.family.causal {
-            Causal::Never => false,
-            Causal::Always => true,
-            Causal::Decoder => self.prefix.contains("decoder"),
-            Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
-        };
-        // EmbeddingGemma is a Gemma 3 that sees both ways.
-        causal && self.flag("use_bidirectional_attention") != Some(true)
-    }
-
-    /// The mask that the model always applies in this layer.
-    pub fn mask(&self) -> Result<AttentionMask> {
-        if self.cross {
-            return Ok(AttentionMask::full());
-        }
-        let window = self.family.window;
-        let window = match (self.has_window()?, window.default) {
-            (false, _) => None,
-            (true, Some(default)) => Some(self.number(window.key)?.unwrap_or(default)),
-            (true, None) => self.number(window.key)?.filter(|width| *width > 0),
-        };
-        Ok(match (window, self.is_causal()) {
-            (Some(width), true) => AttentionMask::window(Some(width - 1), Some(0)),
-            // The width of both sides together, as ModernBERT and EmbeddingGemma state it.
-            (Some(width), false) => AttentionMask::window(Some(width / 2), Some(width / 2)),
-            (None, true) => AttentionMask::causal(),
-            (None, false) => AttentionMask::full(),
-        })
     }
 }

@@ -23,4 +23,5 @@ pub(crate) mod table;
 pub(crate) mod task_heads;
 #[cfg(test)]
 mod tests;
+mod visibility;
 mod vision;

@@ -3,36 +3,34 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::RotaryRow;
+use crate::families::family::{RotaryLayers, RotaryRow};
 use crate::families::layer::Layer;
 use crate::io::{number, whole_number};
 use crate::position::{Rotary, RotaryScaling, RotaryStyle};
 
 impl Layer<'_> {
     pub(super) fn rotary(&self, row: &RotaryRow, d: usize) -> Result<Rotary> {
-        let windowed = self.has_window()?;
-        let stated = self.section.get("rope_parameters").filter(|stated| !stated.is_null());
-        // Some families have one set per kind of layer.
-        let kind = if windowed { "sliding_attention" } else { "full_attention" };
-        let stated = stated.map(|stated| stated.get(kind).unwrap_or(stated));
-        let scaling = stated.or(self.section.get("rope_scaling")).filter(|scaling| !scaling.is_null());
+        let (stated, per_kind) = self.stated_rotation(row)?;
         // Earlier spellings have a key of its own for the base of layers with a window.
-        let windowed = windowed && stated.is_none();
+        let windowed = self.has_window()? && !per_kind;
         let of =
             |key: &str| stated.and_then(|stated| stated.get(key)).or(self.section.get(key)).and_then(Value::as_f64);
-        let window_theta = if windowed { of("rope_local_base_freq").or(of("local_rope_theta")) } else { None };
-        let theta = window_theta.or(of("rope_theta")).or(of("global_rope_theta")).or(of("rotary_emb_base"));
+        let theta = match row.window_theta.filter(|_| windowed) {
+            Some(default) => of("rope_local_base_freq").or(of("local_rope_theta")).unwrap_or(default),
+            None => {
+                let own = self.listed("layer_rope_theta").filter(|_| row.layers == RotaryLayers::OwnTheta);
+                let stated = own.and_then(Value::as_f64).or(of("rope_theta")).or(of("global_rope_theta"));
+                stated.or(of("rotary_emb_base")).unwrap_or(row.theta)
+            }
+        };
         let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
         let share = row.share.map(|default| share.unwrap_or(default));
-        let dim = match whole_number(self.section, "rotary_dim")? {
-            Some(dim) => dim,
-            None => share.map_or(d, |share| (share * d as f64) as usize),
-        };
+        let dim = if row.rotary_dim { self.rotary_dim()? } else { None };
+        let dim = dim.unwrap_or_else(|| share.map_or(d, |share| (share * d as f64) as usize));
         let interleaved = row.interleaved || self.flag("rotary_emb_interleaved") == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
-        let mut rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta.unwrap_or(row.theta));
-        let scaled = window_theta.is_none() && (row.scales_windowed || !windowed);
-        if let Some(scaling) = scaling.filter(|_| scaled) {
+        let mut rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta);
+        if let Some(scaling) = stated.filter(|_| row.scales_windowed || !windowed) {
             rotary = rotary.with_scaling(self.rotary_scaling(scaling)?);
         } else if let Some(factor) = self.float("rotary_scaling_factor") {
             // NomicBERT's own key.
@@ -40,6 +38,49 @@ impl Layer<'_> {
             rotary = rotary.with_scaling(RotaryScaling::Dynamic { factor, original_max_position_embeddings });
         }
         Ok(rotary)
+    }
+
+    /// What the configuration states about the rotation of this layer, and whether it does so per kind of layer.
+    fn stated_rotation(&self, row: &RotaryRow) -> Result<(Option<&Value>, bool)> {
+        const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+        let held = |key: &str| {
+            let empty = |value: &Value| value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty);
+            self.section.get(key).filter(|value| !empty(value))
+        };
+        let [new, old] = [held("rope_parameters"), held("rope_scaling")];
+        if let (Some(new), Some(old)) = (new, old)
+            && new != old
+        {
+            let allowed = "absent, or equal to `rope_parameters`";
+            return Err(Error::config("rope_scaling", old, allowed));
+        }
+        let Some(new) = new else {
+            if old.is_none() && row.stated {
+                let allowed = "stated: the family scales its rotation unless the configuration states another";
+                return Err(Error::config("rope_parameters", "absent", allowed));
+            }
+            return Ok((old, false));
+        };
+        if !KINDS.iter().any(|kind| new.get(kind).is_some()) {
+            if row.window_theta.is_some() && old.is_none() {
+                let allowed = "a set for each kind of layer, `full_attention` and `sliding_attention`";
+                return Err(Error::config("rope_parameters", new, allowed));
+            }
+            return Ok((Some(new), false));
+        }
+        let kind = KINDS[usize::from(self.has_window()?)];
+        match new.get(kind).filter(|set| set.is_object()) {
+            Some(set) => Ok((Some(set), true)),
+            None => Err(Error::config("rope_parameters", new, format!("a set for `{kind}`"))),
+        }
+    }
+
+    /// How many elements of a head are rotated, by the key `rotary_dim`, which may be written as a decimal number.
+    fn rotary_dim(&self) -> Result<Option<usize>> {
+        match self.section.get("rotary_dim") {
+            Some(_) => whole_number(self.section, "rotary_dim"),
+            None => self.number("rotary_dim"),
+        }
     }
 
     fn rotary_scaling(&self, scaling: &Value) -> Result<RotaryScaling> {
@@ -64,11 +105,13 @@ impl Layer<'_> {
             list.into_iter().flatten().filter_map(Value::as_f64).collect()
         };
         Ok(match kind {
-            "default" => RotaryScaling::None,
+            // Rotation by time, row and column of images (M-RoPE) is the usual one where the three are equal: in text.
+            "default" | "mrope" => RotaryScaling::None,
             "linear" => RotaryScaling::Linear { factor: factor()? },
             // Here the original length is `max_position_embeddings` itself.
             "dynamic" => RotaryScaling::Dynamic { factor: factor()?, original_max_position_embeddings: longest()? },
-            "yarn" => {
+            // Early files of Phi-3 call it so.
+            "yarn" if scaling.get("short_factor").is_none() => {
                 let by = |mscale: f64, factor: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
                 let factor = factor()?;
                 let mscale = match (float("mscale"), float("mscale_all_dim")) {
@@ -86,15 +129,24 @@ impl Layer<'_> {
                     truncate: scaling.get("truncate").and_then(Value::as_bool).unwrap_or(true),
                 }
             }
-            "longrope" | "su" => {
+            "longrope" | "su" | "yarn" => {
                 let original = original()?;
                 let factor = factor()?;
                 let usual = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+                // PhiMoE has a factor for short texts and one for long ones, which are equal in published models. Its
+                // model in transformers 5.23 rotates long texts by `short_factor` too.
+                let (long, attention_factor) = match (float("short_mscale"), float("long_mscale")) {
+                    (None, None) => ("long_factor", float("attention_factor").unwrap_or(usual)),
+                    (short, long) if short == long => ("short_factor", short.unwrap_or(usual)),
+                    (_, long) => {
+                        return Err(Error::config("long_mscale", format!("{long:?}"), "that of `short_mscale`"));
+                    }
+                };
                 RotaryScaling::LongRope {
                     short_factor: list("short_factor"),
-                    long_factor: list("long_factor"),
+                    long_factor: list(long),
                     original_max_position_embeddings: original,
-                    attention_factor: float("attention_factor").unwrap_or(usual),
+                    attention_factor,
                 }
             }
             "llama3" => RotaryScaling::Llama3 {

@@ -89,7 +89,8 @@ def capture(model, sites, inputs):
             here["input"] = argument(args, kwargs, 0, ("hidden_states", "query", "x")).clone()
             if cross:
                 names = ("key_value_states", "encoder_hidden_states", "key")
-                here["key"] = argument(args, kwargs, 1, names).clone()
+                states = [a for a in args if torch.is_tensor(a) and a.dim() == 3]
+                here["key"] = argument(states, kwargs, 1, names).clone()
 
         def after(_m, _args, out, here=here):
             here["output"] = (out[0] if isinstance(out, tuple) else out).clone()
@@ -229,8 +230,12 @@ def right_padded(s):
 
 
 def decoder(name, cls, config, kwargs, attn="model.layers.{}.self_attn", proj="o_proj", *, s=8,
-            layers=(0,), notes=("", ""), padded=False, vary=()):
-    """A decoder: one case `layer{i}` for each layer, and `padded` with right padding."""
+            layers=(0,), notes=("", ""), padded=False, cached=True, vary=()):
+    """A decoder: one case `layer{i}` for each layer, and `padded` with right padding.
+
+    cached: whether its layers are decoded in pieces too; not if other layers of the model are
+    recurrent, whose pieces do not give what one run gives.
+    """
     f = Family(name, cls, config, kwargs)
 
     def at(i, case):
@@ -238,7 +243,7 @@ def decoder(name, cls, config, kwargs, attn="model.layers.{}.self_attn", proj="o
 
     sites = [at(i, f"layer{i}") for i in layers]
     names = [x["case"] for x in sites]
-    f.run(sites, {"input_ids": token_ids(s)}, cached=names,
+    f.run(sites, {"input_ids": token_ids(s)}, cached=names if cached else None,
           vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
     if padded:
         mask = right_padded(s - 2)
@@ -254,6 +259,7 @@ LLAMA = dict(hidden_size=20, intermediate_size=8, num_hidden_layers=1, num_atten
 PLAIN = {**{k: v for k, v in LLAMA.items() if k not in ("head_dim", "num_key_value_heads")},
          "hidden_size": 24, "num_attention_heads": 3}
 GROUPED = {**PLAIN, "num_attention_heads": 6, "num_key_value_heads": 2}
+NOT_ROTARY = {k: v for k, v in PLAIN.items() if k != "rope_parameters"}
 SMALL = {**LLAMA, "hidden_size": 16, "head_dim": 6, "num_hidden_layers": 2}
 TWO = ["sliding_attention", "full_attention"]
 THETA = dict(rope_parameters=dict(rope_type="default", rope_theta=7.0))
@@ -645,6 +651,418 @@ def opt(name):
         max_position_embeddings=16, **TOKENS), "model.decoder.layers.{}.self_attn", "out_proj")
 
 
+# --- decoders with their own places for windows and rotation -------------------------
+
+
+def scaled(kind):
+    """Scaled rotation of Llama 3's kind, which this many tokens show."""
+    return dict(rope_type=kind, rope_theta=100.0, factor=8.0, low_freq_factor=1.0,
+                high_freq_factor=4.0, original_max_position_embeddings=32)
+
+
+@family
+def arcee(name):
+    decoder(name, tf.ArceeForCausalLM, tf.ArceeConfig, LLAMA, padded=True, vary=[THETA])
+
+
+@family
+def seed_oss(name):
+    decoder(name, tf.SeedOssForCausalLM, tf.SeedOssConfig,
+            {**LLAMA, "attention_bias": True, "attention_out_bias": False}, vary=[THETA])
+
+
+@family
+def csm(name):
+    f = Family(name, tf.CsmBackboneModel, tf.CsmConfig, {
+        **LLAMA, "codebook_size": VOCAB, "num_codebooks": 2,
+        "depth_decoder_config": {**LLAMA, "backbone_hidden_size": 20, "num_codebooks": 2}})
+    f.run([site("layer0", "layers.0.self_attn", "o_proj", causal=True)],
+          {"input_ids": torch.randint(3, VOCAB, (B, 8, 2))}, vary=[(THETA, ["layer0"])])
+    f.save()
+
+
+@family
+def emu3(name):
+    decoder(name, tf.Emu3ForCausalLM, tf.Emu3TextConfig, LLAMA, vary=[THETA])
+
+
+@family
+def granitemoe(name):
+    decoder(name, tf.GraniteMoeForCausalLM, tf.GraniteMoeConfig,
+            {**GROUPED, "attention_multiplier": 0.6, "num_local_experts": 2,
+             "num_experts_per_tok": 1}, vary=[dict(attention_multiplier=0.5), THETA])
+
+
+@family
+def hyperclovax(name):
+    decoder(name, tf.HyperCLOVAXForCausalLM, tf.HyperCLOVAXConfig,
+            {**LLAMA, "attention_multiplier": 0.6}, vary=[dict(attention_multiplier=None), THETA])
+
+
+@family
+def granitemoehybrid(name):
+    decoder(name, tf.GraniteMoeHybridForCausalLM, tf.GraniteMoeHybridConfig, {
+        **GROUPED, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+        "position_embedding_type": "rope", "attention_multiplier": 0.6, "num_local_experts": 0,
+        "shared_intermediate_size": 8, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_d_state": 4,
+        "mamba_n_groups": 1}, layers=(1,), notes=("", "the other layer is a Mamba"),
+        vary=[THETA, dict(position_embedding_type=None)])
+
+
+@family
+def granite_swa(name):
+    decoder(name, tf.GraniteSWAForCausalLM, tf.GraniteSWAConfig, {
+        **SMALL, "num_hidden_layers": 3, "sliding_window": 4, "attention_multiplier": 0.6,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "layer_rope_theta": [100.0, 7.0, 0]}, s=9, layers=(0, 1, 2),
+        notes=("full", "sliding, base 7", "full, not rotated"),
+        vary=[(dict(sliding_window=64), ["layer1"]),
+              (dict(layer_rope_theta=[7.0, 100.0, 7.0]), ["layer0", "layer1", "layer2"]),
+              dict(attention_multiplier=0.5)])
+
+
+@family
+def mixtral(name):
+    decoder(name, tf.MixtralForCausalLM, tf.MixtralConfig, {
+        **LLAMA, "sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1}, s=9,
+        vary=[dict(sliding_window=None), THETA])
+
+
+@family
+def minimax(name):
+    decoder(name, tf.MiniMaxForCausalLM, tf.MiniMaxConfig, {
+        **SMALL, "layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2,
+        "num_experts_per_tok": 1, "block_size": 4}, layers=(1,), cached=False,
+        notes=("", "softmax; the other layer is lightning attention"), vary=[THETA])
+
+
+@family
+def phimoe(name):
+    rope = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.5, 2.0, 1.0],
+                long_factor=[1.5, 4.0, 2.0, 3.0], original_max_position_embeddings=6,
+                short_mscale=1.3, long_mscale=1.3)
+    f = Family(name, tf.PhimoeForCausalLM, tf.PhimoeConfig, {
+        **LLAMA, "rope_parameters": rope, "num_local_experts": 2, "num_experts_per_tok": 2,
+        "attention_bias": True, "sliding_window": 5, "max_position_embeddings": 24,
+        "original_max_position_embeddings": 6})
+    path = "model.layers.0.self_attn"
+    for case, s, note in (("short", 6, "short_factor"), ("long", 9, "long_factor")):
+        f.run([site(case, path, "o_proj", causal=True, note=f"{s} tokens: {note}, window of 5")],
+              {"input_ids": token_ids(s)},
+              vary=[(v, [case]) for v in (dict(rope_parameters=DEFAULT), dict(sliding_window=None),
+                                          dict(rope_parameters={**rope, "short_mscale": 1.0,
+                                                                "long_mscale": 1.0}))])
+    f.save()
+
+
+@family
+def ministral(name):
+    decoder(name, tf.MinistralForCausalLM, tf.MinistralConfig, {
+        **SMALL, "layer_types": TWO, "sliding_window": 4}, s=9, layers=(0, 1),
+        notes=("sliding", "full"), vary=[(dict(sliding_window=64), ["layer0"]), THETA])
+
+
+@family
+def cwm(name):
+    rope = scaled("llama3")
+    decoder(name, tf.CwmForCausalLM, tf.CwmConfig, {
+        **SMALL, "sliding_window": 4, "rope_parameters": rope, "max_position_embeddings": 512}, s=9,
+        layers=(0, 1), notes=("full", "sliding by default"),
+        vary=[(dict(sliding_window=64), ["layer1"]), dict(rope_parameters=DEFAULT)])
+
+
+@family
+def qwen2_moe(name):
+    decoder(name, tf.Qwen2MoeForCausalLM, tf.Qwen2MoeConfig, {
+        **GROUPED, "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 4,
+        "max_window_layers": 2, "num_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}, s=9, layers=(0, 1),
+        notes=("sliding: even and below max_window_layers", "full"),
+        vary=[(dict(use_sliding_window=False), ["layer0"]), THETA])
+
+
+@family
+def qwen3_moe(name):
+    decoder(name, tf.Qwen3MoeForCausalLM, tf.Qwen3MoeConfig, {
+        **LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1,
+        "rms_norm_eps": 1e-3, "num_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8}, s=9, notes=("sliding, whatever max_window_layers states",),
+        vary=[dict(use_sliding_window=False), dict(rms_norm_eps=0.1), THETA])
+
+
+MROPE = dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1])
+
+
+@family
+def qwen2_vl(name):
+    f = Family(name, tf.Qwen2VLTextModel, tf.Qwen2VLTextConfig, {
+        **{k: v for k, v in LLAMA.items() if k != "head_dim"}, "hidden_size": 32,
+        "num_hidden_layers": 2, "rope_parameters": MROPE, "use_sliding_window": True,
+        "sliding_window": 4, "max_window_layers": 1})
+    f.run([site(f"layer{i}", f"layers.{i}.self_attn", "o_proj", causal=True, layer=i,
+                note="M-RoPE over text") for i in (0, 1)], {"input_ids": token_ids(9)},
+          vary=[(dict(use_sliding_window=False), ["layer1"]),
+                (dict(rope_parameters={**MROPE, "rope_theta": 7.0}), ["layer0", "layer1"])])
+    f.save()
+
+
+@family
+def qwen3_vl(name):
+    f = Family(name, tf.Qwen3VLTextModel, tf.Qwen3VLTextConfig,
+               {**LLAMA, "rope_parameters": MROPE, "rms_norm_eps": 1e-3})
+    f.run([site("layer0", "layers.0.self_attn", "o_proj", causal=True, note="M-RoPE over text")],
+          {"input_ids": token_ids(8)},
+          vary=[(dict(rope_parameters={**MROPE, "rope_theta": 7.0}), ["layer0"]),
+                (dict(rms_norm_eps=0.1), ["layer0"])])
+    f.save()
+
+
+@family
+def dots1(name):
+    decoder(name, tf.Dots1ForCausalLM, tf.Dots1Config, {
+        **SMALL, "sliding_window": 4, "max_window_layers": 1, "rms_norm_eps": 1e-3,
+        "first_k_dense_replace": 2}, s=9, layers=(0, 1), notes=("full", "sliding"),
+        vary=[(dict(sliding_window=64), ["layer1"]), dict(rms_norm_eps=0.1), THETA])
+
+
+@family
+def apertus(name):
+    decoder(name, tf.ApertusForCausalLM, tf.ApertusConfig, {
+        **GROUPED, "rope_parameters": scaled("llama3"), "rms_norm_eps": 1e-3},
+        vary=[dict(rope_parameters=DEFAULT), dict(rms_norm_eps=0.1)])
+
+
+@family
+def exaone4(name):
+    decoder(name, tf.Exaone4ForCausalLM, tf.Exaone4Config, {
+        **GROUPED, "num_hidden_layers": 2, "layer_types": TWO, "sliding_window": 4,
+        "rms_norm_eps": 1e-3}, s=9, layers=(0, 1), notes=("sliding, rotated", "full, not rotated"),
+        vary=[(dict(sliding_window=64), ["layer0"]), (THETA, ["layer0"]), dict(rms_norm_eps=0.1),
+              (dict(sliding_window=None, layer_types=["full_attention"] * 2), ["layer1"])])
+
+
+@family
+def exaone4_full(name):
+    decoder(name, tf.Exaone4ForCausalLM, tf.Exaone4Config, {
+        **GROUPED, "layer_types": ["full_attention"], "sliding_window": None},
+        notes=("no windows: rotated",), vary=[THETA])
+
+
+@family
+def lfm2(name):
+    decoder(name, tf.Lfm2ForCausalLM, tf.Lfm2Config, {
+        **GROUPED, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"],
+        "norm_eps": 1e-3, "block_multiple_of": 8}, proj="out_proj", layers=(1,),
+        notes=("", "the other layer is a convolution"), vary=[dict(norm_eps=0.1), THETA])
+
+
+@family
+def glm(name):
+    decoder(name, tf.GlmForCausalLM, tf.GlmConfig,
+            {**LLAMA, "rope_parameters": PARTIAL, "attention_bias": True}, padded=True, vary=[MORE])
+
+
+@family
+def glm4_moe(name):
+    decoder(name, tf.Glm4MoeForCausalLM, tf.Glm4MoeConfig, {
+        **LLAMA, "rope_parameters": PARTIAL, "use_qk_norm": True, "attention_bias": True,
+        "rms_norm_eps": 1e-3, "first_k_dense_replace": 1},
+        vary=[MORE, dict(use_qk_norm=False), dict(rms_norm_eps=0.1)])
+
+
+@family
+def mellum(name):
+    rope = dict(full_attention=DEFAULT, sliding_attention=THETA["rope_parameters"])
+    decoder(name, tf.MellumForCausalLM, tf.MellumConfig, {
+        **SMALL, "head_dim": 8, "layer_types": TWO, "sliding_window": 4, "rope_parameters": rope,
+        "rms_norm_eps": 1e-3, "num_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8}, s=9, layers=(0, 1), notes=("sliding", "full, another base"),
+        vary=[(dict(sliding_window=64), ["layer0"]), dict(rms_norm_eps=0.1),
+              (dict(rope_parameters=dict(full_attention=DEFAULT, sliding_attention=DEFAULT)),
+               ["layer0"])])
+
+
+@family
+def vaultgemma(name):
+    decoder(name, tf.VaultGemmaForCausalLM, tf.VaultGemmaConfig, {
+        **SMALL, "layer_types": TWO, "sliding_window": 4,
+        "query_pre_attn_scalar": 5, "attn_logit_softcapping": 0.7},
+        s=9, layers=(0, 1), notes=("sliding", "full"),
+        vary=[dict(attn_logit_softcapping=None), dict(query_pre_attn_scalar=8),
+              (dict(sliding_window=64), ["layer0"])])
+
+
+@family
+def flex_olmo(name):
+    decoder(name, tf.FlexOlmoForCausalLM, tf.FlexOlmoConfig, {
+        **GROUPED, "rms_norm_eps": 1e-3, "num_experts": 2, "num_experts_per_tok": 1},
+        vary=[dict(rms_norm_eps=0.1), THETA])
+
+
+@family
+def olmoe(name):
+    decoder(name, tf.OlmoeForCausalLM, tf.OlmoeConfig, {
+        **GROUPED, "rms_norm_eps": 1e-3, "num_experts": 2, "num_experts_per_tok": 1},
+        vary=[dict(rms_norm_eps=0.1), THETA])
+
+
+@family
+def olmo_hybrid(name):
+    decoder(name, tf.OlmoHybridForCausalLM, tf.OlmoHybridConfig, {
+        **GROUPED, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+        "rms_norm_eps": 1e-3, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 4, "linear_value_head_dim": 4}, layers=(1,),
+        notes=("", "the other layer is linear"), vary=[dict(rms_norm_eps=0.1), THETA])
+
+
+@family
+def minimax_m2(name):
+    decoder(name, tf.MiniMaxM2ForCausalLM, tf.MiniMaxM2Config, {
+        **LLAMA, "rope_parameters": PARTIAL, "rms_norm_eps": 1e-3, "num_local_experts": 2,
+        "num_experts_per_tok": 1}, vary=[MORE, dict(rms_norm_eps=0.1)])
+
+
+@family
+def nemotron(name):
+    decoder(name, tf.NemotronForCausalLM, tf.NemotronConfig,
+            {**LLAMA, "rope_parameters": PARTIAL}, vary=[MORE])
+
+
+@family
+def gpt_neox_japanese(name):
+    decoder(name, tf.GPTNeoXJapaneseForCausalLM, tf.GPTNeoXJapaneseConfig,
+            {**PLAIN, "num_hidden_layers": 2, "intermediate_multiple_size": 1,
+             "rope_parameters": PARTIAL},
+            "gpt_neox_japanese.layers.{}.attention", "dense",
+            notes=("its last layer has a bias of its own kind",), vary=[MORE])
+
+
+@family
+def solar_open(name):
+    decoder(name, tf.SolarOpenForCausalLM, tf.SolarOpenConfig, {
+        **LLAMA, "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8},
+        vary=[THETA])
+
+
+@family
+def helium(name):
+    decoder(name, tf.HeliumForCausalLM, tf.HeliumConfig,
+            {**LLAMA, "hidden_size": 32}, vary=[THETA])
+
+
+@family
+def ernie4_5(name):
+    decoder(name, tf.Ernie4_5ForCausalLM, tf.Ernie4_5Config, {**LLAMA, "use_bias": True},
+            vary=[THETA])
+
+
+@family
+def smollm3(name):
+    decoder(name, tf.SmolLM3ForCausalLM, tf.SmolLM3Config, {
+        **GROUPED, "num_hidden_layers": 2, "no_rope_layer_interval": 2, "use_sliding_window": True,
+        "sliding_window": 4}, s=9, layers=(0, 1), notes=("rotated, full", "not rotated, sliding"),
+        vary=[(dict(no_rope_layers=[1, 1]), ["layer1"]), (THETA, ["layer0"]),
+              (dict(sliding_window=64), ["layer1"])])
+
+
+@family
+def falcon_h1(name):
+    decoder(name, tf.FalconH1ForCausalLM, tf.FalconH1Config, {
+        **LLAMA, "key_multiplier": 0.4, "attention_in_multiplier": 0.7, "mamba_d_ssm": 16,
+        "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1},
+        vary=[dict(key_multiplier=1.0), THETA])
+
+
+@family
+def modernbert_decoder(name):
+    local = dict(rope_type="default", rope_theta=10.0)
+    rope = dict(sliding_attention=local, full_attention=DEFAULT)
+    decoder(name, tf.ModernBertDecoderForCausalLM, tf.ModernBertDecoderConfig, {
+        **PLAIN, "num_hidden_layers": 2, "layer_types": TWO, "local_attention": 8,
+        "rope_parameters": rope}, "model.layers.{}.attn", "Wo", s=9, layers=(0, 1),
+        notes=("sliding: half of local_attention", "full"),
+        vary=[(dict(local_attention=64), ["layer0"]),
+              (dict(rope_parameters=dict(sliding_attention=DEFAULT, full_attention=DEFAULT)),
+               ["layer0"])])
+
+
+@family
+def eurobert(name):
+    f = Family(name, tf.EuroBertModel, tf.EuroBertConfig, LLAMA)
+    mask = right_padded(8)
+    f.run([site("layer0", "layers.0.self_attn", "o_proj", note="sees both ways")],
+          {"input_ids": token_ids(8), "attention_mask": mask}, mask=mask,
+          vary=[(THETA, ["layer0"])])
+    f.save()
+
+
+@family
+def llama_both_ways(name):
+    f = Family(name, tf.LlamaForCausalLM, tf.LlamaConfig, {**LLAMA, "is_causal": False})
+    f.run([site("layer0", "model.layers.0.self_attn", "o_proj", note="is_causal: false")],
+          {"input_ids": token_ids(8)}, vary=[(dict(is_causal=True), ["layer0"])])
+    f.save()
+
+
+@family
+def mistral_both_ways(name):
+    f = Family(name, tf.MistralForCausalLM, tf.MistralConfig,
+               {**LLAMA, "is_causal": False, "sliding_window": 2})
+    f.run([site("layer0", "model.layers.0.self_attn", "o_proj",
+                note="is_causal: false: 2 tokens on each side")],
+          {"input_ids": token_ids(9)},
+          vary=[(change, ["layer0"]) for change in (
+              dict(is_causal=True), dict(sliding_window=1), dict(sliding_window=3))])
+    f.save()
+
+
+# --- other decoders with positions of the model, not of attention ---------------------
+
+
+@family
+def biogpt(name):
+    decoder(name, tf.BioGptForCausalLM, tf.BioGptConfig, NOT_ROTARY, "biogpt.layers.{}.self_attn",
+            "out_proj", padded=True)
+
+
+@family
+def imagegpt(name):
+    decoder(name, tf.ImageGPTForCausalImageModeling, tf.ImageGPTConfig, {
+        **GPT2, "n_layer": 2, "scale_attn_by_inverse_layer_idx": True}, "transformer.h.{}.attn",
+        "c_proj", layers=(0, 1), vary=[(dict(scale_attn_by_inverse_layer_idx=False), ["layer1"])])
+
+
+@family
+def xglm(name):
+    decoder(name, tf.XGLMForCausalLM, tf.XGLMConfig, dict(
+        d_model=20, attention_heads=4, num_layers=1, ffn_dim=8, max_position_embeddings=16,
+        **TOKENS), "model.layers.{}.self_attn", "out_proj")
+
+
+@family
+def ctrl(name):
+    decoder(name, tf.CTRLLMHeadModel, tf.CTRLConfig, dict(
+        n_embd=20, n_head=4, n_layer=1, dff=8, n_positions=16, **TOKENS),
+        "transformer.h.{}.multi_head_attention", "dense")
+
+
+@family
+def openai_gpt(name):
+    f = Family(name, tf.OpenAIGPTLMHeadModel, tf.OpenAIGPTConfig, dict(
+        n_embd=20, n_head=4, n_layer=1, n_positions=16, **TOKENS))
+    f.run([site("layer0", "transformer.h.0.attn", "c_proj", causal=True)],
+          {"input_ids": token_ids(8)})
+    f.save()
+
+
+@family
+def jamba(name):
+    decoder(name, tf.JambaForCausalLM, tf.JambaConfig, {
+        **NOT_ROTARY, "num_key_value_heads": 1, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "num_hidden_layers": 2, "expert_layer_period": 2, "num_experts": 1, "mamba_d_state": 4,
+        "use_mamba_kernels": False}, layers=(1,), cached=False, notes=("", "the other layer is a Mamba"))
+
+
 # --- encoder-decoders -----------------------------------------------------------------
 
 
@@ -867,6 +1285,32 @@ def esm(name):
         "mask_token_id": 3},
         LAYER, "output.dense", entry="self", notes=("input is after attention.LayerNorm",),
         vary=[dict(position_embedding_type="absolute")])
+
+
+# --- encoders as decoders -------------------------------------------------------------
+
+
+def encoder_as_decoder(name, cls, config, path, **kwargs):
+    """Self-attention (causal) and cross-attention of an encoder that is a decoder."""
+    f = Family(name, cls, config, {**BERT, "is_decoder": True, "add_cross_attention": True,
+                                   **kwargs})
+    text = {"input_ids": token_ids(6), "encoder_hidden_states": torch.randn(B, 7, 20)}
+    f.run([site("layer0", f"{path}.attention", "output.dense", causal=True, note="is_decoder")],
+          text, cached=["layer0"], vary=[(dict(is_causal=False), ["layer0"])])
+    mask = right_padded(7)
+    f.run([site("cross", f"{path}.crossattention", "output.dense", kind="cross")],
+          {**text, "encoder_attention_mask": mask}, mask=mask)
+    f.save()
+
+
+@family
+def bert_decoder(name):
+    encoder_as_decoder(name, tf.BertLMHeadModel, tf.BertConfig, "bert.encoder.layer.0")
+
+
+@family
+def roberta_decoder(name):
+    encoder_as_decoder(name, tf.RobertaForCausalLM, tf.RobertaConfig, "roberta.encoder.layer.0")
 
 
 # --- images and sound -----------------------------------------------------------------

@@ -91,10 +91,14 @@ macro_rules! families {
 
 families! {
     albert
+    apertus
+    arcee
     bart
     beit
     beit_shared
     bert
+    bert_decoder
+    biogpt
     bloom
     bloom_6heads
     clip
@@ -102,6 +106,9 @@ families! {
     cohere
     cohere2
     cohere_qknorm
+    csm
+    ctrl
+    cwm
     deberta
     deberta_long
     deberta_v2
@@ -109,51 +116,91 @@ families! {
     dinov2
     dinov3_vit
     distilbert
+    dots1
     electra
     embedding_gemma
+    emu3
+    ernie4_5
     esm
+    eurobert
+    exaone4
+    exaone4_full
     falcon
     falcon_alibi
+    falcon_h1
     falcon_mq
+    flex_olmo
     gemma
     gemma2
     gemma3
+    glm
+    glm4_moe
     gpt2
     gpt2_cross
     gpt_bigcode
     gpt_bigcode_mha
     gpt_neo
     gpt_neox
+    gpt_neox_japanese
     gpt_oss
     gptj
     granite
+    granite_swa
+    granitemoe
+    granitemoehybrid
     gte
+    helium
+    hyperclovax
+    imagegpt
+    jamba
     jina_embeddings_v3
+    lfm2
     llama
     llama3
+    llama_both_ways
     llama_dynamic
     llama_linear
     llama_yarn
     llama_yarn_mscale
     marian
+    mellum
+    minimax
+    minimax_m2
+    ministral
     mistral
+    mistral_both_ways
+    mixtral
     modernbert
+    modernbert_decoder
     mpnet
     mpt
+    nemotron
     nomic_bert
     olmo
     olmo2
     olmo3
+    olmo_hybrid
+    olmoe
+    openai_gpt
     opt
     persimmon
     phi
     phi3
     phi3_longrope
     phi_qknorm
+    phimoe
     qwen2
+    qwen2_moe
+    qwen2_vl
     qwen3
+    qwen3_moe
+    qwen3_vl
     roberta
+    roberta_decoder
+    seed_oss
     siglip
+    smollm3
+    solar_open
     stablelm
     stablelm_qknorm
     starcoder2
@@ -166,9 +213,11 @@ families! {
     timm_vit
     timm_vit_qknorm
     umt5
+    vaultgemma
     vit
     wav2vec2
     whisper
+    xglm
     xlm_roberta
 }
 

@@ -1,0 +1,141 @@
+//! Which tokens a layer's queries see: causal or both ways, and within a sliding window.
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::families::family::{Causal, RotaryLayers, WindowLayers};
+use crate::families::layer::Layer;
+use crate::mask::AttentionMask;
+
+/// Values of `layer_types` for layers whose visible tokens the mask of a window or of none describes.
+const ATTENTION_KINDS: [&str; 4] = ["full_attention", "sliding_attention", "attention", "hybrid"];
+/// Values of `layer_types` for layers that are not attention.
+const OTHER_KINDS: [&str; 7] = ["linear_attention", "mamba", "conv", "recurrent", "moe", "mlp", "rnn"];
+
+impl<'a> Layer<'a> {
+    /// What a key that is a list with an entry per layer states for this layer.
+    pub(super) fn listed(&self, key: &str) -> Option<&'a Value> {
+        self.section.get(key).and_then(|layers| layers.get(self.index))
+    }
+
+    /// The layer's entry of `layer_types`, which must be a kind of attention that this version runs.
+    fn kind(&self) -> Result<Option<&'a str>> {
+        let Some(kind) = self.listed("layer_types").and_then(Value::as_str) else { return Ok(None) };
+        let counts = !matches!(
+            self.family.window.layers,
+            WindowLayers::None | WindowLayers::All { .. } | WindowLayers::ListedLocal
+        );
+        if OTHER_KINDS.contains(&kind) || counts && !ATTENTION_KINDS.contains(&kind) {
+            let expected = format!("one of {}", ATTENTION_KINDS.join(", "));
+            return Err(Error::value(format!("`layer_types` of layer {}", self.index), kind, expected));
+        }
+        Ok(Some(kind).filter(|_| counts))
+    }
+
+    /// Whether the layer has a sliding window.
+    pub(super) fn has_window(&self) -> Result<bool> {
+        if let Some(kind) = self.kind()? {
+            return Ok(kind == "sliding_attention");
+        }
+        let group = |key: Option<&str>, default: usize| -> Result<usize> {
+            let stated = key.map(|key| self.number(key)).transpose()?.flatten();
+            Ok(stated.filter(|size| *size > 0).unwrap_or(default))
+        };
+        let switched = || self.flag("use_sliding_window") == Some(true);
+        let first = || self.number("max_window_layers").map(|first| first.unwrap_or(usize::MAX));
+        Ok(match self.family.window.layers {
+            WindowLayers::None | WindowLayers::Listed => false,
+            WindowLayers::ListedLocal => self.listed("attention_layers").and_then(Value::as_str) == Some("local"),
+            WindowLayers::All { switch } => (!switch || switched()) && self.number(self.family.window.key)?.is_some(),
+            WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),
+            WindowLayers::AllButFirstOf { key, default } => !self.index.is_multiple_of(group(key, default)?),
+            WindowLayers::FromLayerNumber { switch } => {
+                let on = if switch { switched() } else { self.number(self.family.window.key)?.is_some() };
+                on && self.index >= first()?
+            }
+            WindowLayers::SecondBelowLayerNumber => switched() && self.index.is_multiple_of(2) && self.index < first()?,
+            WindowLayers::NotRotated => {
+                switched()
+                    && self.number(self.family.window.key)?.is_some()
+                    && !self.is_rotated(RotaryLayers::NoRopeLayers)?
+            }
+        })
+    }
+
+    /// Whether queries and keys of the layer are rotated, in a family in that `layers` are.
+    pub(super) fn is_rotated(&self, layers: RotaryLayers) -> Result<bool> {
+        Ok(match layers {
+            RotaryLayers::All | RotaryLayers::UnlessAlibi => true,
+            RotaryLayers::Windowed => self.has_window()?,
+            RotaryLayers::WindowedIfAny => self.has_window()? || self.number(self.family.window.key)?.is_none(),
+            RotaryLayers::NoRopeLayers => match self.listed("no_rope_layers") {
+                Some(mark) => mark.as_u64() != Some(0) && mark.as_bool() != Some(false),
+                None => {
+                    let interval = self.number("no_rope_layer_interval")?.filter(|size| *size > 0);
+                    interval.is_none_or(|interval| !(self.index + 1).is_multiple_of(interval))
+                }
+            },
+            RotaryLayers::OwnTheta => {
+                self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
+            }
+            RotaryLayers::IfStated(value) => self.text("position_embedding_type") == Some(value),
+            RotaryLayers::IfTheta => {
+                let theta = |section: &Value| section.get("rope_theta").is_some_and(Value::is_number);
+                theta(self.section) || self.section.get("rope_parameters").is_some_and(theta)
+            }
+        })
+    }
+
+    /// Whether a Gemma 3 sees both ways.
+    fn is_bidirectional(&self) -> Result<bool> {
+        const KEY: &str = "use_bidirectional_attention";
+        match self.section.get(KEY).filter(|_| self.family.causal == Causal::UnlessBidirectional) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(bidirectional)) => Ok(*bidirectional),
+            Some(other) => Err(Error::config(KEY, other, "true or false")),
+        }
+    }
+
+    /// The mask that the model always applies in this layer.
+    pub fn mask(&self) -> Result<AttentionMask> {
+        if self.cross {
+            return Ok(AttentionMask::full());
+        }
+        let window = self.family.window;
+        let width = if self.has_window()? { Some(self.window_width()?) } else { None };
+        let decoder = match self.family.causal {
+            Causal::Never => false,
+            Causal::Always | Causal::Fixed | Causal::UnlessBidirectional => true,
+            Causal::IfDecoder => self.flag("is_decoder") == Some(true),
+            Causal::Decoder => self.prefix.contains("decoder"),
+            Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
+        };
+        // transformers: `create_causal_mask` falls back to a mask for both directions.
+        let switched_off = self.family.causal != Causal::Fixed && self.flag("is_causal") == Some(false);
+        let bidirectional = self.is_bidirectional()?;
+        if switched_off && bidirectional && width.is_some() {
+            let allowed = "absent beside `use_bidirectional_attention`";
+            return Err(Error::config("is_causal", false, allowed));
+        }
+        let causal = decoder && !switched_off && !bidirectional;
+        let Some(width) = width else {
+            return Ok(if causal { AttentionMask::causal() } else { AttentionMask::full() });
+        };
+        let side = if window.both_sides || bidirectional { width / 2 } else { width };
+        if !causal {
+            return Ok(AttentionMask::window(Some(side), Some(side)));
+        }
+        // A token sees itself, and the tokens before it within the width.
+        match side.checked_sub(1) {
+            Some(before) => Ok(AttentionMask::window(Some(before), Some(0))),
+            None => Err(Error::config(window.key, width, "a width that leaves a token itself to see")),
+        }
+    }
+
+    /// The width of the layer's window.
+    fn window_width(&self) -> Result<usize> {
+        let key = self.family.window.key;
+        let width = self.number(key)?;
+        width.ok_or_else(|| Error::config(key, "none", format!("a width: layer {} has a window", self.index)))
+    }
+}
