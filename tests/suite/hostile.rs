@@ -151,6 +151,7 @@ fn extreme_configuration_values_are_errors() {
             "query_pre_attn_scalar" | "attn_logit_softcapping" => "gemma2",
             "attention_multiplier" => "granite",
             "clip_qkv" => "olmo",
+            "rotary_dim" => "gptj",
             _ => "llama",
         };
         let mut json = json!({"model_type": model_type, "num_attention_heads": 2});
