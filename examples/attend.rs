@@ -70,8 +70,8 @@ fn main() -> ExitCode {
 fn attend(arguments: &Arguments) -> Result<()> {
     let inputs = Inputs::read(arguments)?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint)?;
-    let (layer, layout, own_mask) = load(arguments, &checkpoint)?;
-    let (config, mask) = (layer.config(), own_mask.and(inputs.mask));
+    let (layer, layout) = load(arguments, &checkpoint)?;
+    let (config, mask) = (layer.config(), inputs.mask);
 
     let call = AttentionInputs::new(&inputs.query, &inputs.key, &inputs.value, &mask);
     let options = AttentionOptions::default().with_return_attention_weights(arguments.weights);
@@ -87,6 +87,7 @@ fn attend(arguments: &Arguments) -> Result<()> {
         Position::None => String::new(),
         position => format!(", position {position}"),
     };
+    let mask = config.mask.clone().and(mask);
     println!(
         "layout {layout}, {} heads of {}, {} key-value heads{position}, mask {mask}: output {shape:?}",
         config.num_attention_heads,
@@ -96,19 +97,19 @@ fn attend(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The layer, the name of its layout, and the mask that its model applies in this layer.
-fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAttention, &'static str, AttentionMask)> {
+/// The layer and the name of its layout.
+fn load(arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(MultiHeadAttention, &'static str)> {
     let (dtype, device) = (arguments.dtype, &arguments.device);
     let Some(path) = &arguments.config else {
         let source = checkpoint.at(&arguments.prefix, dtype, device);
         let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
         let layout = detect(&source)?.name();
-        return Ok((MultiHeadAttention::load(&config, source)?, layout, AttentionMask::full()));
+        return Ok((MultiHeadAttention::load(&config, source)?, layout));
     };
     let json = shared::json(path)?;
     let config = ModelConfig::new(&json).with_like(arguments.like.as_deref());
     let read = checkpoint.attention(&arguments.prefix, config, dtype, device).map_err(|e| shared::about(path, &e))?;
-    Ok((read.layer, read.layout.name(), read.mask))
+    Ok((read.layer, read.layout.name()))
 }
 
 struct Inputs {

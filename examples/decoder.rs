@@ -43,7 +43,7 @@ impl Layer {
     fn forward(&self, xs: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let normed = self.input_norm.forward(xs)?;
         // The mask is the model's own, causal. Rotary positions continue where the cache ends.
-        let inputs = AttentionInputs::self_attention(&normed, &self.attention.mask);
+        let inputs = AttentionInputs::self_attention(&normed, self.attention.mask());
         let xs = (xs + self.attention.layer.attend_cached(&inputs, cache, &AttentionOptions::default())?.output)?;
         let normed = self.mlp_norm.forward(&xs)?;
         let hidden = (self.gate_proj.forward(&normed)?.silu()? * self.up_proj.forward(&normed)?)?; // SwiGLU

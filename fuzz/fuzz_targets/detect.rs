@@ -75,7 +75,7 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     };
     let (query, key) = (numbers(config.resolved_query_size(), tokens), numbers(config.resolved_key_size(), tokens));
     let value = numbers(config.resolved_value_size(), tokens);
-    let inputs = AttentionInputs::new(&query, &key, &value, &model.mask);
+    let inputs = AttentionInputs::new(&query, &key, &value, model.mask());
     let options = AttentionOptions::default();
     let output = model.layer.attend_with(&inputs, &options).expect("a layer that was loaded runs").output;
     assert_eq!(output.dims(), [1, tokens, config.resolved_output_size()]);
@@ -96,7 +96,7 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     let mut cache = KvCache::growing();
     for (start, length) in [(0, 2), (2, 1)] {
         let chunk = query.narrow(1, start, length).unwrap();
-        let inputs = AttentionInputs::self_attention(&chunk, &model.mask);
+        let inputs = AttentionInputs::self_attention(&chunk, model.mask());
         let output = model.layer.attend_cached(&inputs, &mut cache, &options).expect("decoding with a cache").output;
         assert_eq!(output.dims(), [1, length, config.resolved_output_size()]);
     }

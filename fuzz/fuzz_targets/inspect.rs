@@ -83,14 +83,14 @@ fn inspect(checkpoint: &Checkpoint, json: Option<&Value>) {
     let layers = checkpoint.attention_layers(json.map(ModelConfig::new));
     let without = checkpoint.attention_layers(None);
     assert_eq!(layers.len(), without.len());
-    let small = std::fs::metadata(checkpoint.path()).is_ok_and(|file| file.len() <= READ);
+    let small = checkpoint.path().and_then(|path| std::fs::metadata(path).ok()).is_some_and(|file| file.len() <= READ);
     for (layer, bare) in layers.iter().zip(&without) {
         assert_eq!((&layer.prefix, layer.layout, layer.parameters), (&bare.prefix, bare.layout, bare.parameters));
         assert!(layer.problem.as_ref().is_none_or(|problem| problem.len() > 8));
         assert!(layer.num_attention_heads.is_none_or(|heads| heads > 0));
         assert!(layer.num_attention_heads.is_some() || layer.problem.is_some() || json.is_none());
         serde_json::to_string(layer).expect("a layer as JSON");
-        if small && !checkpoint.path().extension().is_some_and(|extension| extension == "json") {
+        if small && !checkpoint.path().and_then(|path| path.extension()).is_some_and(|extension| extension == "json") {
             checkpoint.non_finite(&layer.prefix).err().map(message_of);
         }
     }

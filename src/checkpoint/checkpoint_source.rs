@@ -5,8 +5,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use safetensors::tensor::TensorView;
 
+use crate::checkpoint::detect::list;
 use crate::checkpoint::open::Checkpoint;
-use crate::checkpoint::source::{WeightSource, join, wrong_shape};
+use crate::checkpoint::source::{WeightSource, below, join, wrong_shape};
 use crate::error::{Error, Result};
 
 /// A prefix of a [`Checkpoint`], with the dtype and device to read in.
@@ -19,6 +20,10 @@ pub struct CheckpointSource {
 }
 
 impl WeightSource for CheckpointSource {
+    fn root(&self) -> Self {
+        Self { prefix: String::new(), ..self.clone() }
+    }
+
     fn child(&self, name: &str) -> Self {
         Self { prefix: join(&self.prefix, name), ..self.clone() }
     }
@@ -79,15 +84,15 @@ impl Checkpoint {
     }
 
     /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name; integers and
-    /// booleans are left out. A layer loaded from `VarBuilder::from_varmap(&map, dtype, device)` is trainable, and
-    /// `map.save` writes it under the same names.
+    /// booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or from
+    /// `VarBuilder::from_varmap(&map, dtype, device)`, is trainable, and `map.save` writes it under the same names.
     ///
     /// # Errors
-    /// If a tensor cannot be read, or is quantized.
+    /// If nothing that can learn is below `prefix`, a tensor cannot be read, or is quantized.
     pub fn to_varmap(&self, prefix: &str, dtype: DType, device: &Device) -> Result<VarMap> {
         use safetensors::Dtype::{BOOL, I8, I16, I32, I64, U8, U16, U32, U64};
         let source = self.at(prefix, dtype, device);
-        let map = VarMap::new();
+        let (map, mut any) = (VarMap::new(), false);
         for name in source.names().into_iter().flatten() {
             let full_name = source.full_name(&name);
             let view = self.view(&full_name)?;
@@ -95,8 +100,24 @@ impl Checkpoint {
                 let variable = Var::from_tensor(&source.get(&name, view.shape())?)?;
                 let mut data = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 data.insert(full_name, variable);
+                any = true;
             }
         }
-        Ok(map)
+        match any {
+            true => Ok(map),
+            false => Err(self.nothing_below(&source.prefix)),
+        }
+    }
+
+    /// The error for a prefix without weights; it names the longest beginning of the prefix that has some, and what follows.
+    fn nothing_below(&self, prefix: &str) -> Error {
+        let ends = prefix.match_indices('.').map(|(end, _)| &prefix[..end]);
+        let held = |start: &&str| self.names().any(|name| below(start, name).is_some());
+        let start = ends.rev().find(held).unwrap_or_default();
+        let mut next: Vec<&str> = self.names().filter_map(|name| below(start, name)?.split('.').next()).collect();
+        next.dedup();
+        let after = if start.is_empty() { "the checkpoint has".to_string() } else { format!("`{start}` has") };
+        let why = format!("no weights are below this prefix; {after} {}", list(&next));
+        Error::MissingTensor { name: prefix.to_string(), why }
     }
 }

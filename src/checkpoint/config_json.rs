@@ -1,7 +1,5 @@
 //! Reads the attention configuration of a layer from the `config.json` of its model.
 
-use serde_json::Value;
-
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::infer::infer_config;
 use crate::checkpoint::model_config::ModelConfig;
@@ -18,10 +16,8 @@ use crate::mask::AttentionMask;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HfAttentionConfig {
-    /// The layer's configuration.
+    /// The layer's configuration, with its built-in mask: causal, sliding window.
     pub config: AttentionConfig,
-    /// The layer's built-in mask: causal, sliding window.
-    pub mask: AttentionMask,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned_heads: Vec<usize>,
 }
@@ -73,20 +69,20 @@ pub fn config_from_json<'a, S: WeightSource>(
         let allowed = format!("true or false: no tensor of layout `{}` shows whether it is an EVA", layout.name);
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));
     }
-    Ok(HfAttentionConfig { config, mask, pruned_heads })
+    Ok(HfAttentionConfig { config: config.with_mask(mask), pruned_heads })
 }
 
 /// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that
 /// `source` points at: positions, norms, scale. Also returns the layer's built-in mask.
 #[cfg(feature = "encoder")]
 pub(crate) fn apply_family<S: WeightSource>(
-    section: &Value,
+    section: &serde_json::Value,
     source: &S,
     config: AttentionConfig,
     pruned: &[usize],
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let prefix = source.full_name("");
-    let model_type = section.get("model_type").and_then(Value::as_str);
+    let model_type = section.get("model_type").and_then(|name| name.as_str());
     configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned)
 }
 

@@ -155,7 +155,7 @@ fn deeper_prefix<S: WeightSource>(source: &S) -> Option<String> {
 }
 
 /// At most twelve names, quoted.
-fn list<T: AsRef<str>>(names: &[T]) -> String {
+pub(crate) fn list<T: AsRef<str>>(names: &[T]) -> String {
     const MOST: usize = 12;
     let shown = names.iter().take(MOST).map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(MOST) {

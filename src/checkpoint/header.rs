@@ -69,8 +69,24 @@ pub(crate) fn read(path: &Path) -> Result<HashMap<String, String>> {
     }
     let mut header = Vec::new();
     file.take(size).read_to_end(&mut header).map_err(|e| Error::io(path, e))?;
+    check(path, &header, length - 8 - size)
+}
+
+/// The same for a file in memory, which errors call `path`.
+pub(crate) fn read_bytes(path: &Path, file: &[u8]) -> Result<HashMap<String, String>> {
+    let Some((size, rest)) = file.split_first_chunk() else { return Ok(HashMap::new()) };
+    let size = u64::from_le_bytes(*size);
+    if size > MAX_HEADER_BYTES.min(rest.len() as u64) {
+        return Ok(HashMap::new());
+    }
+    let (header, data) = rest.split_at(size as usize);
+    check(path, header, data.len() as u64)
+}
+
+/// Checks a header before `data` bytes.
+fn check(path: &Path, header: &[u8], data: u64) -> Result<HashMap<String, String>> {
     let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
-    let header: Header = serde_json::from_slice(&header).map_err(|e| invalid(e.to_string()))?;
+    let header: Header = serde_json::from_slice(header).map_err(|e| invalid(e.to_string()))?;
     for (name, info) in &header.tensors.0 {
         let wrong = |what: String| Err(invalid(format!("tensor `{name}`: {what}")));
         let TensorInfo { dtype, shape, data_offsets: (from, to) } = info;
@@ -80,8 +96,8 @@ pub(crate) fn read(path: &Path) -> Result<HashMap<String, String>> {
         let Some(bits) = bits.map(|bits| if shape.contains(&0) { 0 } else { bits }) else {
             return wrong(format!("shape {shape:?} is larger than any memory"));
         };
-        if *to as u64 > length - 8 - size {
-            return wrong(format!("its data ends at {to}, the file's at {}", length - 8 - size));
+        if *to as u64 > data {
+            return wrong(format!("its data ends at {to}, the file's at {data}"));
         }
         if to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) != Some(bits) {
             return wrong(format!("its data goes from {from} to {to}, but {dtype:?} {shape:?} has {bits} bits"));

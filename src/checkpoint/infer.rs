@@ -83,8 +83,8 @@ fn out_in<S: WeightSource>(
 ) -> Result<(usize, usize)> {
     let shape = source.shape(name)?.ok_or_else(|| Error::Tensor {
         name: source.full_name(name),
-        found: "has an unknown shape".to_string(),
-        expected: "a source that knows shapes".to_string(),
+        found: "is in a source that does not tell shapes, such as `VarBuilder::from_varmap`".to_string(),
+        expected: "one that does: `VarMapSource::new(&map)`, a `Checkpoint`, or another `VarBuilder`".to_string(),
     })?;
     match (shape.as_slice(), orientation, into_heads) {
         (&[out, input], Orientation::OutIn, _) | (&[input, out], _, _) => Ok((out, input)),

@@ -8,10 +8,10 @@ use safetensors::tensor::TensorView;
 
 use crate::checkpoint::config_json::{HfAttentionConfig, config_from_json};
 use crate::checkpoint::detect::detect;
-use crate::checkpoint::load::read_with_shared_tables;
 use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shape_only::ShapeOnly;
+use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{WeightSource, join};
 use crate::error::Result;
 use crate::families::layouts::LAYOUTS;
@@ -115,14 +115,13 @@ impl Checkpoint {
         if let (Some(model), None) = (model, &info.problem) {
             match config_from_json(model, &source) {
                 Ok(asked) => {
-                    let HfAttentionConfig { config, mask, .. } = &asked;
+                    let HfAttentionConfig { config, pruned_heads, .. } = &asked;
                     info.num_attention_heads = Some(config.num_attention_heads);
                     info.num_key_value_heads = Some(config.resolved_num_key_value_heads());
                     info.head_dim = Some(config.resolved_head_dim());
                     info.position = Some(config.position.to_string());
-                    info.mask = Some(mask.to_string());
-                    let root = ShapeOnly(self.at("", DType::F32, &Device::Cpu));
-                    if let Err(error) = read_with_shared_tables(&asked, &info.prefix, &ShapeOnly(source), &root) {
+                    info.mask = Some(config.mask.to_string());
+                    if let Err(error) = read_with_shared_tables(config, pruned_heads, &ShapeOnly(source)) {
                         info.problem = Some(error.to_string());
                     }
                 }

@@ -20,7 +20,11 @@ mod position_weights;
 mod read;
 mod section;
 mod shape_only;
+mod shard;
+mod shared_tables;
 mod source;
+mod var_builder;
+mod var_map_source;
 mod write;
 
 pub use crate::families::layout::Layout;
@@ -38,4 +42,5 @@ pub use open::Checkpoint;
 #[cfg(feature = "hub")]
 pub(crate) use open::read_index;
 pub use source::WeightSource;
+pub use var_map_source::VarMapSource;
 pub use write::write_layers;

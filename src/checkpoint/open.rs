@@ -1,22 +1,28 @@
-//! Opens checkpoints: a file, a folder or a sharded index, memory-mapped.
+//! Opens checkpoints: a file, a folder or a sharded index, memory-mapped, or the bytes of a file.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::safetensors::{Load, MmapedSafetensors};
+use candle_core::safetensors::Load;
 use candle_core::{Device, Tensor};
 use safetensors::tensor::TensorView;
 
 use crate::checkpoint::header;
 use crate::checkpoint::header::Unique;
+use crate::checkpoint::shard::Shard;
 use crate::checkpoint::source::missing;
 use crate::error::{Error, Result};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of a checkpoint on disk, memory-mapped: opening reads the headers only. Cheap to clone.
+/// The path of a checkpoint in memory, in errors.
+const BYTES: &str = "<bytes>";
+
+/// The tensors of a checkpoint: on disk, memory-mapped, so that opening reads the headers only; or in memory. Cheap to
+/// clone.
 #[derive(Clone)]
 pub struct Checkpoint {
     inner: Arc<Inner>,
@@ -24,7 +30,7 @@ pub struct Checkpoint {
 
 struct Inner {
     path: PathBuf,
-    shards: Vec<(PathBuf, MmapedSafetensors)>,
+    shards: Vec<(PathBuf, Shard)>,
     /// Name → index of the shard that holds it.
     tensors: BTreeMap<String, usize>,
     /// Metadata of the first shard.
@@ -65,14 +71,28 @@ impl Checkpoint {
     }
 
     fn open_single(path: &Path) -> Result<Self> {
-        let (shard, metadata) = map(path)?;
-        let tensors = shard.tensors().into_iter().map(|(name, _)| (name, 0)).collect();
-        Ok(Self::new(path, vec![(path.to_path_buf(), shard)], tensors, metadata))
+        Ok(Self::single(path, Shard::map(path)?))
+    }
+
+    /// A checkpoint in memory: the content of a `.safetensors` file, from `Vec<u8>`, or from `&'static [u8]` such as
+    /// `include_bytes!` gives, which is not copied.
+    ///
+    /// # Errors
+    /// If it is not the content of a valid safetensors file, with the same checks as in [`open`](Self::open). The error
+    /// calls the file `<bytes>`.
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
+        let path = Path::new(BYTES);
+        Ok(Self::single(path, Shard::from_bytes(path, bytes.into())?))
+    }
+
+    fn single(path: &Path, (shard, metadata): (Shard, HashMap<String, String>)) -> Self {
+        let tensors = shard.names().into_iter().map(|name| (name, 0)).collect();
+        Self::new(path, vec![(path.to_path_buf(), shard)], tensors, metadata)
     }
 
     fn open_index(path: &Path) -> Result<Self> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let mut shards: Vec<(PathBuf, MmapedSafetensors)> = Vec::new();
+        let mut shards: Vec<(PathBuf, Shard)> = Vec::new();
         let mut position: HashMap<String, usize> = HashMap::new();
         let (mut tensors, mut metadata) = (BTreeMap::new(), HashMap::new());
         for (name, file) in read_index(path)? {
@@ -101,7 +121,7 @@ impl Checkpoint {
 
     fn new(
         path: &Path,
-        shards: Vec<(PathBuf, MmapedSafetensors)>,
+        shards: Vec<(PathBuf, Shard)>,
         tensors: BTreeMap<String, usize>,
         metadata: HashMap<String, String>,
     ) -> Self {
@@ -113,9 +133,9 @@ impl Checkpoint {
         &self.inner.metadata
     }
 
-    /// The file that was opened.
-    pub fn path(&self) -> &Path {
-        &self.inner.path
+    /// The file that was opened; `None` if the checkpoint is in memory.
+    pub fn path(&self) -> Option<&Path> {
+        Some(self.inner.path.as_path()).filter(|path| *path != Path::new(BYTES))
     }
 
     /// Every tensor's name, sorted.
@@ -190,41 +210,15 @@ pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(shards)
 }
 
-type Shard = (PathBuf, MmapedSafetensors, HashMap<String, String>);
+type Opened = (PathBuf, Shard, HashMap<String, String>);
 
-fn open_shard(index: &Path, folder: &Path, file: &str, tensor: &str) -> Result<Shard> {
+fn open_shard(index: &Path, folder: &Path, file: &str, tensor: &str) -> Result<Opened> {
     let path = folder.join(file);
     if !path.exists() {
         return Err(Error::file(index, format!("shard `{file}`, which holds `{tensor}`, is missing")));
     }
-    let (shard, metadata) = map(&path)?;
+    let (shard, metadata) = Shard::map(&path)?;
     Ok((path, shard, metadata))
-}
-
-/// Maps a file into memory, and returns the metadata of its header.
-fn map(path: &Path) -> Result<(MmapedSafetensors, HashMap<String, String>)> {
-    let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-    if !metadata.is_file() {
-        return Err(Error::file(path, "not a regular file"));
-    }
-    let metadata = header::read(path)?;
-    // SAFETY: the map is read-only and lives as long as the tensors' views. What mmap cannot promise is that no other
-    // process truncates or rewrites the file meanwhile; `Checkpoint::open` states that as the caller's duty.
-    #[allow(unsafe_code)]
-    let mapped = unsafe { MmapedSafetensors::new(path) };
-    let mapped = mapped.map_err(|e| match e {
-        candle_core::Error::Io(e) => Error::io(path, e),
-        // Only the cause: candle adds the path and a backtrace.
-        e => Error::file(path, format!("not a valid safetensors file: {}", cause(&e))),
-    })?;
-    Ok((mapped, metadata))
-}
-
-fn cause(error: &candle_core::Error) -> String {
-    match error {
-        candle_core::Error::WithPath { inner, .. } | candle_core::Error::WithBacktrace { inner, .. } => cause(inner),
-        other => other.to_string(),
-    }
 }
 
 fn no_weights(folder: &Path) -> Error {

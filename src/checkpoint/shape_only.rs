@@ -10,6 +10,10 @@ use crate::error::Result;
 pub(crate) struct ShapeOnly(pub CheckpointSource);
 
 impl WeightSource for ShapeOnly {
+    fn root(&self) -> Self {
+        Self(self.0.root())
+    }
+
     fn child(&self, name: &str) -> Self {
         Self(self.0.child(name))
     }

@@ -5,8 +5,12 @@ use candle_nn::VarBuilder;
 
 use crate::error::{Error, Result};
 
-/// Where a layer's weights come from: a [`VarBuilder`], or a prefix of a [`Checkpoint`](crate::checkpoint::Checkpoint).
+/// Where weights come from: a [`VarBuilder`], a prefix of a [`Checkpoint`](crate::checkpoint::Checkpoint) on disk or in
+/// memory, or of a [`VarMapSource`](crate::checkpoint::VarMapSource). Every loader of this crate takes any of them.
 pub trait WeightSource: Sized {
+    /// The same source without a prefix: the whole checkpoint. Tables that layers share are found from there.
+    fn root(&self) -> Self;
+
     /// The source one component below: from prefix `a`, child `b` has prefix `a.b`.
     fn child(&self, name: &str) -> Self;
 
@@ -33,6 +37,10 @@ pub trait WeightSource: Sized {
 }
 
 impl WeightSource for VarBuilder<'_> {
+    fn root(&self) -> Self {
+        VarBuilder::root(self)
+    }
+
     fn child(&self, name: &str) -> Self {
         self.pp(name)
     }
@@ -74,6 +82,14 @@ pub(crate) fn join(prefix: &str, name: &str) -> String {
         ("", name) => name.to_string(),
         (prefix, "") => prefix.to_string(),
         (prefix, name) => format!("{prefix}.{name}"),
+    }
+}
+
+/// What is left of a name below a prefix, which may be empty.
+pub(crate) fn below<'a>(prefix: &str, name: &'a str) -> Option<&'a str> {
+    match prefix {
+        "" => Some(name),
+        prefix => name.strip_prefix(prefix)?.strip_prefix('.'),
     }
 }
 

@@ -37,7 +37,7 @@ fn family(name: &str) {
         let xs = get("input").unwrap();
         let key = get("key").unwrap_or_else(|| xs.clone());
         assert_eq!(case.kind == "cross", get("key").is_some(), "{what}");
-        let mut mask = model.mask.clone();
+        let mut mask = model.mask().clone();
         if let Some(keep) = get("mask") {
             mask = mask.and(AttentionMask::keep_keys(&keep).unwrap());
         }
@@ -72,7 +72,7 @@ fn chunks(what: &str, model: &ModelAttention, lengths: Option<Tensor>, xs: Optio
     let mut outputs = Vec::new();
     for length in lengths.to_vec1::<i64>().unwrap() {
         let xs = xs.narrow(1, start, length as usize).unwrap();
-        let inputs = AttentionInputs::self_attention(&xs, &model.mask);
+        let inputs = AttentionInputs::self_attention(&xs, model.mask());
         outputs.push(model.layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap().output);
         start += length as usize;
     }

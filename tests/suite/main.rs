@@ -33,6 +33,7 @@ mod ragged;
 mod right_or_refused;
 mod search;
 mod seeds;
+mod sources;
 mod task_heads;
 mod train;
 mod train_program;

@@ -47,12 +47,12 @@ fn unknown_family_is_an_error_that_can_be_matched() {
     let known = load(&json!({"model_type": "llama", "num_attention_heads": 2, "rope_theta": 1e4}), None).unwrap();
     let like = load(&unknown, Some("llama")).unwrap();
     assert_eq!(like.layer.config(), known.layer.config());
-    assert_eq!(like.mask.to_string(), "causal");
+    assert_eq!(like.mask().to_string(), "causal");
     // Without a name there is nothing to go by.
     let nameless = json!({"num_attention_heads": 2});
     assert!(matches!(load(&nameless, None), Err(Error::UnknownFamily { model_type: None, .. })));
     says(load(&nameless, None), &["no `model_type`", "ModelConfig::with_like"]);
-    assert_eq!(load(&nameless, Some("opt")).unwrap().mask.to_string(), "causal");
+    assert_eq!(load(&nameless, Some("opt")).unwrap().mask().to_string(), "causal");
     // A name that is asked for goes before the file's own, and has to be known.
     let opt = json!({"model_type": "opt", "num_attention_heads": 2});
     assert!(load(&opt, Some("llama")).unwrap().layer.config().position.to_string().contains("rotary"));
@@ -101,7 +101,7 @@ fn prefix_leads_to_its_section() {
     let load = |json: &Value, prefix: &str| {
         checkpoint(&folder, &[prefix]).attention(prefix, json, DType::F32, &CPU).map(|model| {
             let config = model.layer.config();
-            format!("{} heads, {}, {}", config.num_attention_heads, config.position, model.mask)
+            format!("{} heads, {}, {}", config.num_attention_heads, config.position, model.mask())
         })
     };
     let both = json!({"model_type": "some_vlm", "text_config": heads("llama", 2), "vision_config": heads("vit", 4)});
@@ -156,7 +156,7 @@ fn like_gives_the_numbers_of_the_family() {
         let model = checkpoint.attention(prefix, config, DType::F32, &CPU).unwrap();
         let xs = Tensor::arange(0f32, 5.0 * model.layer.config().hidden_size as f32, &CPU).unwrap();
         let xs = xs.sin().unwrap().reshape((1, 5, model.layer.config().hidden_size)).unwrap();
-        model.layer.attend(&xs, &xs, &xs, &model.mask).unwrap()
+        model.layer.attend(&xs, &xs, &xs, model.mask()).unwrap()
     };
     let want = run(ModelConfig::new(&json));
     json["model_type"] = json!("house_model");

@@ -1,0 +1,82 @@
+//! Tables that the layers of a stack share: stored in the first layer (T5), or next to the layers (MPNet, BEiT, DeBERTa).
+
+use crate::checkpoint::source::{WeightSource, join};
+use crate::config::AttentionConfig;
+use crate::error::{Error, Result};
+use crate::families::layout::Layout;
+use crate::families::names::{DISTANCE_EMBEDDINGS, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
+use crate::position::{LayerSizes, Presence};
+use crate::tensor::select;
+use crate::weights::AttentionWeights;
+
+/// Upper bound of the elements of a table that is copied.
+const MAX_BIASES: usize = 1 << 24;
+
+/// Reads the weights of the layer that `source` points at, with the tables that it shares with other layers. `pruned` are
+/// the heads that it no longer has, by their indices in the unpruned model.
+pub(crate) fn read_with_shared_tables<S: WeightSource>(
+    config: &AttentionConfig,
+    pruned: &[usize],
+    source: &S,
+) -> Result<(AttentionWeights, &'static Layout)> {
+    let (mut weights, layout) = AttentionWeights::read(config, source)?;
+    // A tensor that layers share keeps all heads when one of the layers loses some.
+    let sizes = config.sizes();
+    let whole = LayerSizes { num_attention_heads: sizes.num_attention_heads + pruned.len(), ..sizes };
+    let kept: Vec<usize> = (0..whole.num_attention_heads).filter(|head| !pruned.contains(head)).collect();
+    for parameter in config.position.scheme().parameters(&whole) {
+        if parameter.presence != Presence::Shared || weights.position.get(parameter.name).is_some() {
+            continue;
+        }
+        let name = shared_name(&source.full_name(""), parameter.name);
+        let tensor = source.root().get(&name, &parameter.shape)?;
+        let tensor = match parameter.head_axis.filter(|_| !pruned.is_empty()) {
+            // If only headers are read, it is a view without elements, as large as the header claims.
+            Some(_) if tensor.elem_count() > MAX_BIASES => {
+                let allowed = format!("at most {MAX_BIASES} elements if heads are pruned");
+                return Err(Error::shape(name, tensor.dims(), allowed));
+            }
+            Some(axis) => select(&tensor, &kept, axis)?,
+            None => tensor,
+        };
+        weights.position.insert(parameter.name, tensor);
+    }
+    Ok((weights, layout))
+}
+
+/// The name of a weight of a position scheme that the layers of a stack share: in the first layer (T5), or next to the
+/// layers.
+fn shared_name(prefix: &str, weight: &str) -> String {
+    let stack = stack_prefix(prefix);
+    match weight {
+        RELATIVE_BIAS => shared_table(prefix),
+        PATCH_BIAS => join(&stack, SHARED_PATCH_BIAS),
+        _ => {
+            // DeBERTa's norm is next to the embeddings, not below them.
+            let below = weight.strip_prefix(DISTANCE_EMBEDDINGS).and_then(|rest| rest.strip_prefix('.'));
+            join(&stack, below.filter(|name| name.starts_with("LayerNorm")).unwrap_or(weight))
+        }
+    }
+}
+
+/// The name of the table that the layers of a stack share: in the first layer (T5), or next to the layers (MPNet).
+fn shared_table(prefix: &str) -> String {
+    let parts: Vec<&str> = prefix.split('.').collect();
+    match index_of_number(&parts) {
+        Some(number) if parts.contains(&"SelfAttention") => {
+            let rest = parts[number + 1..].join(".");
+            join(&format!("{}.0.{rest}", parts[..number].join(".")), RELATIVE_BIAS)
+        }
+        _ => join(&stack_prefix(prefix), RELATIVE_BIAS),
+    }
+}
+
+/// The prefix of tensors next to a stack of layers: `encoder` for `encoder.layer.3.attention`.
+fn stack_prefix(prefix: &str) -> String {
+    let parts: Vec<&str> = prefix.split('.').collect();
+    index_of_number(&parts).map_or(prefix.to_string(), |number| parts[..number.saturating_sub(1)].join("."))
+}
+
+fn index_of_number(parts: &[&str]) -> Option<usize> {
+    parts.iter().position(|part| part.parse::<usize>().is_ok())
+}

@@ -1,0 +1,166 @@
+//! One layer from every source of weights: a file, bytes, a `VarBuilder`, variables; with tables that layers share.
+
+use candle_attention::MultiHeadAttention;
+use candle_attention::checkpoint::{
+    Checkpoint, ModelAttention, VarMapSource, WeightSource, config_from_json, infer_config,
+};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use serde_json::Value;
+
+use crate::common::{assert_close, fixture, says};
+
+const CPU: Device = Device::Cpu;
+
+fn family(name: &str) -> (Checkpoint, Vec<u8>, Value) {
+    let path = fixture(&format!("families/{name}.safetensors"));
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let json = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
+    (checkpoint, std::fs::read(path).unwrap(), json)
+}
+
+/// `(1, 10, width)`: BEiT takes 9 patches and a class token.
+fn tokens(width: usize) -> Tensor {
+    let numbers = (0..10 * width).map(|i| ((i * 7 + 3) % 11) as f32 / 11.0 - 0.5);
+    Tensor::from_iter(numbers, &CPU).unwrap().reshape((1, 10, width)).unwrap()
+}
+
+fn output(model: &ModelAttention) -> Tensor {
+    model.forward(&tokens(model.layer.config().hidden_size)).unwrap()
+}
+
+/// Layers whose tables stand in the first layer (T5), next to the layers (MPNet, DeBERTa, BEiT), and without a table.
+#[test]
+fn every_source_gives_the_same_layer() {
+    for (name, prefix) in [
+        ("t5", "encoder.block.1.layer.0.SelfAttention"),
+        ("mpnet", "encoder.layer.0.attention.attn"),
+        ("deberta", "encoder.layer.0.attention"),
+        ("beit_shared", "encoder.layer.0.attention"),
+        ("gemma3", "model.layers.1.self_attn"),
+    ] {
+        let (checkpoint, bytes, json) = family(name);
+        let want = checkpoint.attention(prefix, &json, DType::F32, &CPU).unwrap();
+        let same = |what: &str, got: &ModelAttention| {
+            assert_eq!(got.layer.config(), want.layer.config(), "{name} {what}");
+            assert_eq!(got.layout.name(), want.layout.name());
+            assert_close(&format!("{name} {what}"), &output(got), &output(&want), 0.0);
+        };
+        let owned = Checkpoint::from_bytes(bytes.clone()).unwrap();
+        assert!(owned.path().is_none() && owned.metadata() == checkpoint.metadata());
+        same("from bytes", &owned.attention(prefix, &json, DType::F32, &CPU).unwrap());
+        let leaked: &'static [u8] = bytes.clone().leak();
+        let borrowed = Checkpoint::from_bytes(leaked).unwrap();
+        same("from static bytes", &borrowed.attention(prefix, &json, DType::F32, &CPU).unwrap());
+        let vb = checkpoint.var_builder(DType::F32, &CPU);
+        same("from its VarBuilder", &ModelAttention::load(&json, vb.pp(prefix)).unwrap());
+        let vb = VarBuilder::from_buffered_safetensors(bytes, DType::F32, &CPU).unwrap();
+        same("from candle's VarBuilder", &ModelAttention::load(&json, vb.pp(prefix)).unwrap());
+        // Without config.json: what it would say is given.
+        let config = config_from_json(&json, &vb.pp(prefix)).unwrap().config;
+        let layer = MultiHeadAttention::load(&config, vb.pp(prefix)).unwrap();
+        let got = layer.forward(&tokens(config.hidden_size)).unwrap();
+        assert_close(&format!("{name} by its configuration"), &got, &output(&want), 0.0);
+
+        let map = checkpoint.to_varmap("", DType::F32, &CPU).unwrap();
+        let source = VarMapSource::new(&map).at(prefix);
+        let model = ModelAttention::load(&json, source.clone()).unwrap();
+        assert_close(name, &output(&model), &output(&want), 1e-6);
+        let layer = MultiHeadAttention::load(&config, VarBuilder::from_varmap(&map, DType::F32, &CPU).pp(prefix));
+        assert_close(name, &layer.unwrap().forward(&tokens(config.hidden_size)).unwrap(), &output(&want), 1e-6);
+        // Everything that the layer reads learns, the shared tables too.
+        let gradients = output(&model).sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        let weights = model.layer.weights().unwrap();
+        let mut learned = 0;
+        for (part, tensor) in weights.position.iter().chain([("o_proj", &weights.o.weight)]) {
+            let gradient = gradients.get(tensor).unwrap_or_else(|| panic!("{name} {part}: no gradient"));
+            assert!(gradient.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap() > 0.0, "{name} {part}");
+            learned += 1;
+        }
+        assert_eq!(learned > 1, name != "gemma3", "{name}");
+        // The map holds what it held: reading adds no variable.
+        assert_eq!(
+            map.data().lock().unwrap().len(),
+            checkpoint.to_varmap("", DType::F32, &CPU).unwrap().data().lock().unwrap().len()
+        );
+    }
+}
+
+#[test]
+fn trained_layer_is_written_and_read_again() {
+    let (checkpoint, _, json) = family("qwen3");
+    let prefix = "model.layers.0.self_attn";
+    let map = checkpoint.to_varmap(prefix, DType::F32, &CPU).unwrap();
+    let source = VarMapSource::new(&map).at(prefix);
+    assert_eq!(source.names().unwrap().len(), checkpoint.at(prefix, DType::F32, &CPU).names().unwrap().len());
+    let before = output(&ModelAttention::load(&json, source.clone()).unwrap());
+    for variable in map.all_vars() {
+        variable.set(&(variable.as_tensor() * 1.25).unwrap()).unwrap();
+    }
+    let trained = output(&ModelAttention::load(&json, source).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    map.save(&path).unwrap();
+    let again = Checkpoint::open(&path).unwrap().attention(prefix, &json, DType::F32, &CPU).unwrap();
+    assert_close("written", &output(&again), &trained, 1e-6);
+    assert!(crate::common::max_diff(&trained, &before) > 1e-3);
+}
+
+/// A source that cannot tell what is asked of it says so, and what to take instead.
+#[test]
+fn errors_of_sources_say_what_to_do() {
+    let (checkpoint, bytes, json) = family("qwen3");
+    let prefix = "model.layers.0.self_attn";
+    let map = checkpoint.to_varmap("", DType::F32, &CPU).unwrap();
+    let vb = VarBuilder::from_varmap(&map, DType::F32, &CPU);
+    says(
+        ModelAttention::load(&json, vb.pp(prefix)),
+        &["tensor `model.layers.0.self_attn.o_proj.weight`", "VarBuilder::from_varmap", "VarMapSource::new(&map)"],
+    );
+    says(infer_config(&vb.pp(prefix), 4), &["does not tell shapes", "VarMapSource::new(&map)"]);
+
+    says(
+        checkpoint.to_varmap("model.layers.0.attn", DType::F32, &CPU),
+        &["`model.layers.0.attn`", "`model.layers.0` has `self_attn`"],
+    );
+    says(checkpoint.to_varmap("typo", DType::F32, &CPU), &["`typo`", "the checkpoint has", "`model`"]);
+    // Part of a component is none of it.
+    says(checkpoint.to_varmap("mod", DType::F32, &CPU), &["`mod`"]);
+
+    let empty = VarMapSource::new(&VarMap::new());
+    says(ModelAttention::load(&json, empty.at(prefix)), &["no known attention layout", prefix]);
+
+    says(Checkpoint::from_bytes(bytes[..bytes.len() - 1].to_vec()), &["<bytes>: not a valid safetensors file"]);
+    says(Checkpoint::from_bytes(bytes[..7].to_vec()), &["<bytes>: not a valid safetensors file"]);
+    let header = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let twice = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &[0; 4]].concat();
+    says(Checkpoint::from_bytes(twice), &["<bytes>", "tensor `a` is listed twice"]);
+}
+
+/// The `VarBuilder` of a checkpoint is that of candle, but for weights whose scales a cast would leave out.
+#[test]
+fn var_builder_reads_what_candle_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let tensors = std::collections::HashMap::from([
+        ("a.weight".to_string(), Tensor::arange(0f32, 6.0, &CPU).unwrap().reshape((2, 3)).unwrap()),
+        ("a.ids".to_string(), Tensor::arange(0i64, 4, &CPU).unwrap()),
+    ]);
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let vb = Checkpoint::open(&path).unwrap().var_builder(DType::F16, &CPU).pp("a");
+    let weight = vb.get((2, 3), "weight").unwrap();
+    assert_eq!(
+        (weight.dtype(), weight.to_dtype(DType::F32).unwrap().to_vec2::<f32>().unwrap()[1][2]),
+        (DType::F16, 5.0)
+    );
+    assert_eq!(vb.get_unchecked("weight").unwrap().dims(), [2, 3]);
+    assert_eq!(
+        vb.get_with_hints_dtype(4, "ids", Default::default(), DType::U32).unwrap().to_vec1::<u32>().unwrap(),
+        [0, 1, 2, 3]
+    );
+    assert!(vb.contains_tensor("ids") && !vb.contains_tensor("bias"));
+    says(vb.get((3, 2), "weight"), &["tensor `a.weight` has shape [2, 3], expected [3, 2]"]);
+    says(vb.get(1, "bias"), &["tensor `a.bias` is missing"]);
+    says(vb.get(4, "ids"), &["tensor `a.ids` has dtype I64"]);
+    says(vb.get_with_hints_dtype(3, "ids", Default::default(), DType::U32), &["a.ids"]);
+}
