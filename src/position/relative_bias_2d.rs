@@ -105,6 +105,10 @@ impl PositionScheme for RelativeBias2d {
         true
     }
 
+    fn counts_tokens(&self) -> bool {
+        true
+    }
+
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
         let table = call.state.weights().require(TABLE)?;
         let rows = self.row_indices(call.s_q, call.s_kv)?;

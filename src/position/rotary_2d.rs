@@ -162,6 +162,10 @@ impl PositionScheme for Rotary2d {
         true
     }
 
+    fn counts_tokens(&self) -> bool {
+        true
+    }
+
     fn uses_grid(&self) -> bool {
         true
     }

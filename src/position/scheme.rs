@@ -99,6 +99,11 @@ pub(crate) trait PositionScheme: fmt::Display {
         false
     }
 
+    /// Whether the number of tokens of a sequence decides where they stand.
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
     /// Whether a call may give each token its position, as `axes` numbers.
     fn accepts_positions(&self, _axes: usize) -> bool {
         false

@@ -98,7 +98,7 @@ impl<'a> SdpaOptions<'a> {
 #[non_exhaustive]
 pub struct AttentionOutput {
     /// `(b, s_q, h, d_v)` from [`attend_bshd`](crate::sdpa::attend_bshd), `(b, s_q, output_size)` from
-    /// [`MultiHeadAttention`](crate::MultiHeadAttention).
+    /// [`MultiHeadAttention`](crate::MultiHeadAttention), `(tokens, output_size)` for a ragged batch.
     pub output: Tensor,
     /// Output of the softmax before dropout, `(b, h, s_q, s_kv)`, if it was requested. A fully masked row is all zeros.
     pub attention_weights: Option<Tensor>,

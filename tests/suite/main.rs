@@ -2,6 +2,7 @@
 //! formulas, against a naive reference in f64, and with invalid input. `tests/golden` holds the scripts that made the
 //! golden values.
 
+mod cached_rotation;
 mod caches;
 mod checkpoints;
 #[path = "../common/mod.rs"]
@@ -12,6 +13,7 @@ mod embedded;
 mod encoder;
 mod encoders;
 mod examples;
+mod explicit_positions;
 mod families;
 mod fixtures;
 mod gradients;

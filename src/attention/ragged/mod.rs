@@ -16,12 +16,13 @@ pub(crate) use cpu::Buffers;
 
 use candle_core::{Device, Tensor, WithDType};
 
-use crate::attention::MultiHeadAttention;
+use crate::attention::{AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::kernels::cpu::Element;
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::ragged::{BatchCache, offsets};
+use crate::sdpa::{AttentionOutput, Backend};
 use crate::tensor::{for_cpu_element, same_dtype_and_device, with_slice};
 
 impl MultiHeadAttention {
@@ -34,10 +35,36 @@ impl MultiHeadAttention {
     /// `mask` may be `full`, `causal` or a `window`, each within a sequence.
     ///
     /// # Errors
-    /// `xs` has the wrong shape, dtype or device, the lengths do not add up to its tokens, or the mask is of another
-    /// kind.
+    /// `xs` has the wrong shape, dtype or device, the lengths do not add up to its tokens, the mask is of another kind, or
+    /// the positions are those of image patches and the sequences have different lengths.
     pub fn attend_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
         self.attend_ragged_pending(xs, lengths, mask, &BatchCache::default())?.apply()
+    }
+
+    /// [`attend_ragged`](Self::attend_ragged) with [`AttentionOptions`].
+    ///
+    /// Dropout and a head mask `(h)` or `(sequences, h)` mean what they mean in a padded batch. Returned attention weights
+    /// are those of the padded batch, `(sequences, h, s, s)` with `s` tokens in the longest sequence: rows and columns of
+    /// padding are 0. Positions are `(tokens)`, or `(3, tokens)` for M-RoPE. With one of these options the batch is padded;
+    /// a forced fused backend alone runs it without padding.
+    ///
+    /// # Errors
+    /// Those of [`attend_ragged`](Self::attend_ragged) and of [`attend_with`](Self::attend_with).
+    pub fn attend_ragged_with(
+        &self,
+        xs: &Tensor,
+        lengths: &[usize],
+        mask: &AttentionMask,
+        options: &AttentionOptions,
+    ) -> Result<AttentionOutput> {
+        let dropped = options.train && self.config.dropout > 0.0;
+        let needs_padding = dropped || options.return_attention_weights || options.head_mask.is_some();
+        if needs_padding || options.positions.is_some() || options.grid.is_some() {
+            self.check_ragged(xs, lengths, mask)?;
+            return self.attend_ragged_padded(xs, lengths, mask, options);
+        }
+        let output = self.run_ragged(xs, lengths, mask, &BatchCache::default(), options)?.apply()?;
+        Ok(AttentionOutput { output, attention_weights: None })
     }
 
     /// [`attend_ragged`](Self::attend_ragged) with the cache that the layers of a model share. The bias of the output
@@ -49,24 +76,38 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
         cache: &BatchCache,
     ) -> Result<PendingBias> {
-        let offsets = offsets(lengths);
-        self.check_ragged(xs, offsets[lengths.len()], mask)?;
+        self.run_ragged(xs, lengths, mask, cache, &AttentionOptions::default())
+    }
+
+    /// A ragged batch, on the backend of the options; they ask for nothing else.
+    fn run_ragged(
+        &self,
+        xs: &Tensor,
+        lengths: &[usize],
+        mask: &AttentionMask,
+        cache: &BatchCache,
+        options: &AttentionOptions,
+    ) -> Result<PendingBias> {
+        let offsets = self.check_ragged(xs, lengths, mask)?;
         if self.config.num_attention_heads == 0 {
             return Ok(self.without_heads(&xs.unsqueeze(0)?)?.output.squeeze(0)?.into());
         }
-        if !xs.track_op() && self.supports_cpu_ragged() {
+        let on_cpu = matches!(options.backend, None | Some(Backend::Cpu));
+        if on_cpu && !xs.track_op() && self.supports_cpu_ragged() {
             let output = for_cpu_element!(xs.dtype(), T => self.attend_ragged_elements::<T>(xs, &offsets, mask));
             return Ok(output?.into());
         }
-        match self.attend_ragged_tensors(xs, &offsets, mask, cache)? {
+        match self.attend_ragged_tensors(xs, &offsets, mask, cache, options)? {
             Some(output) => Ok(output),
-            None => Ok(self.attend_ragged_padded(xs, lengths, mask)?.into()),
+            None => Ok(self.attend_ragged_padded(xs, lengths, mask, options)?.output.into()),
         }
     }
 
-    /// `tokens`: the sum of the lengths.
-    fn check_ragged(&self, xs: &Tensor, tokens: usize, mask: &AttentionMask) -> Result<()> {
+    /// Checks a ragged batch and returns where each sequence starts and the last one ends.
+    fn check_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Vec<usize>> {
         let size = self.config.resolved_query_size();
+        let offsets = offsets(lengths);
+        let tokens = offsets[lengths.len()];
         match xs.dims() {
             [found, width] if *width == size => {
                 if *found != tokens {
@@ -78,7 +119,12 @@ impl MultiHeadAttention {
         if !mask.is_windowed() {
             return Err(Error::value("the mask of a ragged batch", mask, "full, causal or a window"));
         }
-        same_dtype_and_device("xs", xs, self.qkv.weight())
+        if self.config.position.scheme().counts_tokens() && lengths.iter().any(|length| *length != lengths[0]) {
+            let expected = format!("equal ones for {}", self.config.position);
+            return Err(Error::value("the list of lengths", format!("{lengths:?}"), expected));
+        }
+        same_dtype_and_device("xs", xs, self.qkv.weight())?;
+        Ok(offsets)
     }
 
     fn attend_ragged_elements<T: Element + WithDType>(

@@ -21,6 +21,7 @@ impl MultiHeadAttention {
         offsets: &[usize],
         mask: &AttentionMask,
         cache: &BatchCache,
+        options: &AttentionOptions,
     ) -> Result<Option<PendingBias>> {
         let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
         if xs.dim(0)? == 0 || appended || self.config.position.scheme().ragged_support() < RaggedSupport::Tensors {
@@ -32,7 +33,7 @@ impl MultiHeadAttention {
         let inputs = AttentionInputs::self_attention(&xs, mask);
         let mask = self.mask_with_bias(&inputs, longest, longest, None, Some(cache))?;
         let inputs = inputs.under(&*mask);
-        let options = self.sdpa_options(&inputs, &AttentionOptions::default());
+        let options = self.sdpa_options(&inputs, options);
         let mut call = self.call(&inputs, &options, longest)?;
         (call.shape.b, call.shape.s_q) = (offsets.len() - 1, longest);
         let Some(backend) = ragged_backend(&call, &options)? else { return Ok(None) };
