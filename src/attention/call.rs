@@ -20,9 +20,7 @@ impl MultiHeadAttention {
     pub(super) fn call(&self, inputs: &AttentionInputs, options: &SdpaOptions, s_kv: usize) -> Result<Call> {
         let config = &self.config;
         let (b, s_q, _) = inputs.query.dims3()?;
-        let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        let tracked = [inputs.query, inputs.key, inputs.value].into_iter().chain(self.bias_kv.iter().flatten());
-        let tracked = tracked.chain(&self.score).chain(&self.sinks).chain(norms).any(Tensor::track_op);
+        let tracked = [inputs.query, inputs.key, inputs.value].into_iter().any(Tensor::track_op);
         let mut call = Call {
             shape: AttnShape { b, h: config.num_attention_heads, s_q, s_kv },
             h_kv: config.resolved_num_key_value_heads(),
@@ -30,10 +28,7 @@ impl MultiHeadAttention {
             d_v: config.resolved_value_head_dim(),
             dtype: accumulate_dtype(self.qkv.weight()),
             device: DeviceKind::of(inputs.query.device()),
-            tracks_gradient: tracked
-                || self.position.tracks_gradient()
-                || self.qkv.tracks_gradient()
-                || inputs.mask.tracks_gradient(),
+            tracks_gradient: tracked || self.tracks_gradient() || inputs.mask.tracks_gradient(),
         };
         // Elements that would be rounded before their next product anyway are not kept in f32.
         if self.qkv.weight().dtype() == DType::BF16
@@ -43,6 +38,14 @@ impl MultiHeadAttention {
             call.dtype = DType::BF16;
         }
         Ok(call)
+    }
+
+    /// Whether a weight is a variable or depends on one, except for those of the output projection, which comes after
+    /// the choice of a backend.
+    pub(super) fn tracks_gradient(&self) -> bool {
+        let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
+        let others = self.bias_kv.iter().flatten().chain(&self.score).chain(&self.sinks).chain(norms);
+        self.position.tracks_gradient() || self.qkv.tracks_gradient() || others.into_iter().any(Tensor::track_op)
     }
 
     /// The mask of a call and that of the configuration, with the bias that depends on positions alone. `starts` and

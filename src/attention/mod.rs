@@ -12,6 +12,7 @@
 mod build;
 pub(crate) mod cache;
 mod call;
+mod debug;
 mod init;
 mod observe;
 mod options;
@@ -80,7 +81,7 @@ use crate::weights::NormWeights;
 /// assert_eq!(attention.attend(&xs, &memory, &memory, &mask)?.dims(), [2, 5, 8]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct MultiHeadAttention {
     config: AttentionConfig,
     qkv: Qkv,

@@ -1,5 +1,6 @@
 //! The linear layer `y = x Wᵀ + b`, on the CPU with weights that are packed once.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{D, DType, Tensor};
@@ -14,7 +15,7 @@ use crate::tensor::{broadcast_rows, same_dtype_and_device};
 use crate::weights::LinearWeights;
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Linear {
     weights: LinearWeights,
     /// The weights as the CPU kernel reads them, packed on first use.
@@ -55,6 +56,11 @@ impl Linear {
     pub(crate) fn can_pack(&self) -> bool {
         let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
         own && self.weight().device().is_cpu() && self.weight().dtype() != DType::F64 && !self.tracks_gradient()
+    }
+
+    /// Whether the weights have been packed.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.packed.get().is_some()
     }
 
     /// The packed weights; call only if [`can_pack`](Self::can_pack).
@@ -135,6 +141,13 @@ impl Linear {
         };
         let Some(ys) = activated.fused()? else { return Ok(None) };
         Ok(Some(ys.reshape((b, s, out))?))
+    }
+}
+
+impl fmt::Debug for Linear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (weight, bias) = (&self.weights.weight, if self.weights.bias.is_some() { ", bias" } else { "" });
+        write!(f, "Linear({:?}, {}{bias})", weight.dims(), weight.dtype().as_str())
     }
 }
 

@@ -69,6 +69,11 @@ impl Qkv {
         self.parts.iter().all(|part| part.can_pack() && input(part) == input(&self.parts[0]))
     }
 
+    /// Whether the weights have been packed, all three in one or one by one.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.packed.get().is_some() || self.parts.iter().any(Linear::is_packed)
+    }
+
     /// The packed weights of all three; call only if [`can_pack`](Self::can_pack).
     pub(crate) fn packed(&self) -> Result<&PackedWeights> {
         if let Some(packed) = self.packed.get() {

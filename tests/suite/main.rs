@@ -9,6 +9,7 @@ mod checkpoints;
 mod common;
 mod compose;
 mod cross_cache;
+mod debug;
 mod embedded;
 mod encoder;
 mod encoders;

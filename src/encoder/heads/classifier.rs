@@ -1,5 +1,7 @@
 //! `SequenceClassifier`: the sequence classification head on token ids.
 
+use std::fmt;
+
 use candle_core::{Module, Tensor};
 use serde_json::Value;
 
@@ -18,7 +20,7 @@ use crate::tensor::compute_dtype;
 /// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
 /// configuration says so, the mean.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SequenceClassifier {
     pub(crate) model: BertModel,
     means: bool,
@@ -27,6 +29,17 @@ pub struct SequenceClassifier {
     norm: Option<Norm>,
     last: Linear,
     labels: Vec<String>,
+}
+
+/// One line: the model and the number of labels.
+impl fmt::Debug for SequenceClassifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let labels = self.labels.len();
+        f.debug_struct("SequenceClassifier")
+            .field("model", &self.model)
+            .field("labels", &labels)
+            .finish_non_exhaustive()
+    }
 }
 
 impl SequenceClassifier {

@@ -1,5 +1,7 @@
 //! The encoder without a head: token ids to hidden states, by one loop over the blocks.
 
+use std::fmt;
+
 use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::WeightSource;
@@ -46,7 +48,7 @@ use crate::position::{LayerSizes, PositionParameter};
 /// assert_eq!(hidden.dims(), [2, 3, 384]);
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct BertModel {
     pub(crate) config: BertConfig,
     pub(crate) embeddings: Embeddings,
@@ -183,6 +185,22 @@ impl BertModel {
             Some(norm) => stream.normalize(norm),
             None => Ok(()),
         }
+    }
+}
+
+/// One line, whatever the sizes: what the model is, its dtype and its device.
+impl fmt::Debug for BertModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let config = &self.config;
+        f.debug_struct("BertModel")
+            .field("model_type", &config.model_type)
+            .field("num_hidden_layers", &self.blocks.len())
+            .field("hidden_size", &config.hidden_size)
+            .field("num_attention_heads", &config.num_attention_heads)
+            .field("vocab_size", &config.vocab_size)
+            .field("dtype", &self.dtype())
+            .field("device", &self.device().location())
+            .finish_non_exhaustive()
     }
 }
 

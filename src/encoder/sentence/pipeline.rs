@@ -1,6 +1,7 @@
 //! The modules of a sentence-transformers model that run after the transformer: pooling, dense layers, normalization.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -14,11 +15,18 @@ use crate::ops::Linear;
 use crate::weights::LinearWeights;
 
 /// `config_sentence_transformers.json`.
-#[derive(Debug, Clone, Default, serde::Deserialize)]
+#[derive(Clone, Default, serde::Deserialize)]
 #[serde(default)]
 pub(crate) struct Prompts {
     pub prompts: BTreeMap<String, String>,
     pub default_prompt_name: Option<String>,
+}
+
+/// The names: prompts can be long.
+impl fmt::Debug for Prompts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.prompts.keys()).finish()
+    }
 }
 
 /// The modules after the transformer, in their order.

@@ -1,5 +1,6 @@
 //! The tokenizer of a model folder, and the texts it takes.
 
+use std::fmt;
 use std::path::Path;
 
 use tokenizers::{EncodeInput, Encoding, TruncationDirection, TruncationParams, TruncationStrategy};
@@ -7,10 +8,18 @@ use tokenizers::{EncodeInput, Encoding, TruncationDirection, TruncationParams, T
 use crate::error::{Error, Result};
 
 /// The tokenizer of a `tokenizer.json`, with the maximum length of the model instead of the file's truncation and padding.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Tokenizer {
     inner: tokenizers::Tokenizer,
     lower_case: bool,
+}
+
+/// Without the vocabulary.
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let vocab_size = self.inner.get_vocab_size(true);
+        f.debug_struct("Tokenizer").field("vocab_size", &vocab_size).finish_non_exhaustive()
+    }
 }
 
 impl Tokenizer {

@@ -1,5 +1,7 @@
 //! Weights of a projection, packed once for the products of one instruction set.
 
+use std::fmt;
+
 use super::isa::Isa;
 use super::isa::bf16_dot::{Bf16x2, bf16x2};
 
@@ -8,7 +10,7 @@ use super::isa::bf16_dot::{Bf16x2, bf16x2};
 /// The packing is panels of as many output features as a register tile has columns. A panel holds the first input
 /// feature of each of its output features, then the second, and so on: the order in which the microkernel reads them.
 /// bf16 weights are packed in pairs of input features.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct PackedWeights {
     pub(super) isa: Isa,
     pub(super) in_features: usize,
@@ -20,7 +22,7 @@ pub(crate) struct PackedWeights {
     pub(super) bias: Vec<f32>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) enum Panels {
     F32(Vec<f32>),
     /// For inputs that are rounded to bf16, with f32 sums.
@@ -74,6 +76,13 @@ impl PackedWeights {
     /// Whether products round their inputs to bf16.
     pub(crate) fn rounds_to_bf16(&self) -> bool {
         matches!(self.panels, Panels::Bf16(_))
+    }
+}
+
+/// The sizes: the weights themselves are megabytes.
+impl fmt::Debug for PackedWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedWeights({} x {}, {})", self.out_features, self.in_features, self.isa.name())
     }
 }
 
