@@ -8,14 +8,18 @@ use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::ops::{Linear, Qkv};
 use crate::position::{PositionState, Presence};
-use crate::tensor::same_dtype_and_device;
+use crate::tensor::{Frozen, same_dtype_and_device};
 use crate::weights::{AttentionWeights, NormWeights, PositionWeights};
 
 impl MultiHeadAttention {
     /// A layer from its weights.
     ///
-    /// On the CPU, weights that are not variables count as fixed: at the first call they are packed for the kernels,
-    /// and later changes in place have no effect.
+    /// A tensor that is a variable, or computed from one, stays connected to it: every call uses its present value.
+    ///
+    /// Other tensors count as fixed: on the CPU they are packed for the kernels at the first call, and later changes in
+    /// place have no effect. That holds for `Var::as_detached_tensor` too, which shares the memory of the variable but
+    /// does not say so. For the inference of a layer that is being trained, build it from its variables and call
+    /// [`frozen`](Self::frozen).
     ///
     /// # Errors
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.
@@ -74,6 +78,7 @@ impl MultiHeadAttention {
             qk_norm,
             sinks,
             position: PositionState::new(position),
+            frozen: Frozen::default(),
         })
     }
 

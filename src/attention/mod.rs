@@ -13,6 +13,7 @@ mod build;
 pub(crate) mod cache;
 mod call;
 mod debug;
+mod freeze;
 mod init;
 mod observe;
 mod options;
@@ -32,6 +33,7 @@ use crate::ops::{Linear, Qkv};
 use crate::position::PositionState;
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Plan};
+use crate::tensor::Frozen;
 use crate::weights::NormWeights;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
@@ -91,6 +93,7 @@ pub struct MultiHeadAttention {
     qk_norm: Option<[NormWeights; 2]>,
     sinks: Option<Tensor>,
     position: PositionState,
+    frozen: Frozen<Self>,
 }
 
 impl MultiHeadAttention {

@@ -11,7 +11,7 @@ use crate::kernels::cpu::PackedWeights;
 use crate::ops::fused::supports_fused;
 use crate::ops::pack::{multiply, pack};
 use crate::ops::problem::Activated;
-use crate::tensor::{broadcast_rows, same_dtype_and_device};
+use crate::tensor::{MapTensors, broadcast_rows, same_dtype_and_device};
 use crate::weights::LinearWeights;
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`.
@@ -141,6 +141,18 @@ impl Linear {
         };
         let Some(ys) = activated.fused()? else { return Ok(None) };
         Ok(Some(ys.reshape((b, s, out))?))
+    }
+}
+
+impl MapTensors for LinearWeights {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self::new(f(&self.weight)?, self.bias.map_tensors(f)?))
+    }
+}
+
+impl MapTensors for Linear {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self { weights: self.weights.map_tensors(f)?, packed: Arc::default() })
     }
 }
 

@@ -11,6 +11,7 @@ mod cpu_slice;
 #[cfg(feature = "cuda")]
 mod cuda_tensor;
 mod dtype;
+mod freeze;
 mod select;
 
 pub(crate) use broadcast::broadcast_rows;
@@ -20,4 +21,5 @@ pub(crate) use cpu_slice::{Slice, with_f32_slice, with_slice};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 pub(crate) use dtype::{compute_dtype, for_cpu_element};
+pub(crate) use freeze::{Freeze, Frozen, MapTensors};
 pub(crate) use select::select;

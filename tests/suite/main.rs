@@ -17,6 +17,7 @@ mod examples;
 mod explicit_positions;
 mod families;
 mod fixtures;
+mod frozen;
 mod gradients;
 mod heads;
 mod hostile;

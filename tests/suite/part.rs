@@ -88,7 +88,7 @@ fn a_causal_layer_is_a_module_of_a_sequence() {
 
 #[test]
 fn a_mask_of_tensors_or_lengths_is_not_one_of_a_configuration() {
-    let keep = AttentionMask::keep(&Tensor::ones((2, 5), DType::U8, &Device::Cpu).unwrap()).unwrap();
+    let keep = AttentionMask::keep_keys(&Tensor::ones((2, 5), DType::U8, &Device::Cpu).unwrap()).unwrap();
     for mask in [keep, AttentionMask::lengths(&[3]), AttentionMask::causal().and(AttentionMask::padding(&[3]))] {
         let text = mask.to_string();
         says(

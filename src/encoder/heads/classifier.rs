@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::families::task_heads::HeadActivation;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
-use crate::tensor::compute_dtype;
+use crate::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
 
 /// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
@@ -29,6 +29,7 @@ pub struct SequenceClassifier {
     norm: Option<Norm>,
     last: Linear,
     labels: Vec<String>,
+    frozen: Frozen<Self>,
 }
 
 /// One line: the model and the number of labels.
@@ -39,6 +40,27 @@ impl fmt::Debug for SequenceClassifier {
             .field("model", &self.model)
             .field("labels", &labels)
             .finish_non_exhaustive()
+    }
+}
+
+impl Freeze for SequenceClassifier {
+    fn frozen_state(&mut self) -> &mut Frozen<Self> {
+        &mut self.frozen
+    }
+}
+
+impl MapTensors for SequenceClassifier {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            model: self.model.map_tensors(f)?,
+            means: self.means,
+            first: self.first.map_tensors(f)?,
+            activation: self.activation,
+            norm: self.norm.map_tensors(f)?,
+            last: self.last.map_tensors(f)?,
+            labels: self.labels.clone(),
+            frozen: Frozen::default(),
+        })
     }
 }
 
@@ -77,8 +99,18 @@ impl SequenceClassifier {
             norm: names.norm.map(|name| config.norm(&config.row().block, hidden, &source.child(name))).transpose()?,
             last: Linear::new(names.last, read_linear(&last, labels.len(), hidden, true)?, labels.len(), hidden)?,
             labels,
+            frozen: Frozen::default(),
             model: BertModel::load(config, source)?,
         })
+    }
+
+    /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since: see
+    /// [`BertModel::frozen`].
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn frozen(&self) -> Result<Self> {
+        self.freeze(&self.frozen)
     }
 
     /// The model without the head.

@@ -1,5 +1,7 @@
 //! `MaskedLm`: the masked language modeling head on token ids.
 
+use std::fmt;
+
 use candle_core::{Module, Tensor};
 use candle_nn::Activation;
 use serde_json::Value;
@@ -13,18 +15,45 @@ use crate::error::{Error, Result};
 use crate::families::task_heads::HeadActivation;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
-use crate::tensor::compute_dtype;
+use crate::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
 use crate::weights::LinearWeights;
 
 /// A [`BertModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are the
 /// word embeddings unless `tie_word_embeddings` is false.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct MaskedLm {
     pub(crate) model: BertModel,
     first: Linear,
     activation: Activation,
     norm: Norm,
     decoder: Linear,
+    frozen: Frozen<Self>,
+}
+
+/// One line: the model.
+impl fmt::Debug for MaskedLm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MaskedLm").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+impl Freeze for MaskedLm {
+    fn frozen_state(&mut self) -> &mut Frozen<Self> {
+        &mut self.frozen
+    }
+}
+
+impl MapTensors for MaskedLm {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            model: self.model.map_tensors(f)?,
+            first: self.first.map_tensors(f)?,
+            activation: self.activation,
+            norm: self.norm.map_tensors(f)?,
+            decoder: self.decoder.map_tensors(f)?,
+            frozen: Frozen::default(),
+        })
+    }
 }
 
 impl MaskedLm {
@@ -69,8 +98,18 @@ impl MaskedLm {
             },
             norm,
             decoder: Linear::new(names.decoder, LinearWeights { weight, bias }, vocabulary, width)?,
+            frozen: Frozen::default(),
             model,
         })
+    }
+
+    /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since: see
+    /// [`BertModel::frozen`].
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn frozen(&self) -> Result<Self> {
+        self.freeze(&self.frozen)
     }
 
     /// The model without the head.

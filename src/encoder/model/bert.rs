@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::ops::Linear;
 use crate::position::{LayerSizes, PositionParameter};
+use crate::tensor::Frozen;
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden states.
 ///
@@ -57,6 +58,7 @@ pub struct BertModel {
     pub(crate) projection: Option<Linear>,
     pub(crate) blocks: Vec<Block>,
     pub(crate) final_norm: Option<Norm>,
+    pub(crate) frozen: Frozen<Self>,
 }
 
 impl BertModel {
@@ -102,6 +104,7 @@ impl BertModel {
             },
             blocks,
             final_norm: norm(row.final_norm, config.hidden_size)?,
+            frozen: Frozen::default(),
         })
     }
 

@@ -11,7 +11,7 @@ use crate::encoder::model::stream::Stream;
 use crate::error::Result;
 use crate::families::block::{Block as BlockRow, BlockNorms};
 use crate::mask::AttentionMask;
-use crate::tensor::select;
+use crate::tensor::{MapTensors, select};
 use crate::weights::AttentionWeights;
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the family
@@ -38,6 +38,29 @@ pub(crate) struct Norms {
     pub branch: Option<Norm>,
     /// Of the sum: `norm(hidden + f(hidden))`, a post-norm block as in the original transformer.
     pub output: Option<Norm>,
+}
+
+impl MapTensors for Norms {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            input: self.input.map_tensors(f)?,
+            inner: self.inner.map_tensors(f)?,
+            branch: self.branch.map_tensors(f)?,
+            output: self.output.map_tensors(f)?,
+        })
+    }
+}
+
+impl MapTensors for Block {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            attention: self.attention.map_tensors(f)?,
+            mask: self.mask.clone(),
+            attention_norms: self.attention_norms.map_tensors(f)?,
+            feed_forward: self.feed_forward.map_tensors(f)?,
+            feed_forward_norms: self.feed_forward_norms.map_tensors(f)?,
+        })
+    }
 }
 
 impl Norms {
@@ -105,6 +128,11 @@ impl Block {
     /// The same block with another attention.
     pub fn with_attention(&self, attention: MultiHeadAttention) -> Self {
         Self { attention, ..self.clone() }
+    }
+
+    /// Whether both blocks are one: their weights are the same tensors.
+    pub fn shares_weights_with(&self, other: &Self) -> bool {
+        self.feed_forward.shares_weights_with(&other.feed_forward)
     }
 
     /// Runs the block as layer `index` of the model on hidden states of any kind.

@@ -7,7 +7,7 @@ use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
 use crate::families::block::{AbsolutePositions, EmbeddingScale};
 use crate::kernels::cpu::Element;
-use crate::tensor::{for_cpu_element, with_slice};
+use crate::tensor::{MapTensors, for_cpu_element, with_slice};
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
 /// are not part of attention.
@@ -26,6 +26,17 @@ pub(crate) struct Embeddings {
     /// The id of tokens that are not counted and whose position is that id.
     uncounted: Option<u32>,
     max_tokens: usize,
+}
+
+impl MapTensors for Embeddings {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            words: f(&self.words)?,
+            positions: self.positions.map_tensors(f)?,
+            token_types: self.token_types.map_tensors(f)?,
+            ..*self
+        })
+    }
 }
 
 impl Embeddings {

@@ -11,6 +11,7 @@ use crate::families::block::FeedForwardNames;
 use crate::kernels::cpu::Element;
 use crate::ops;
 use crate::ops::{Linear, PendingBias};
+use crate::tensor::MapTensors;
 use crate::weights::LinearWeights;
 
 /// The feed-forward part of a layer.
@@ -43,14 +44,9 @@ impl FeedForward {
             }
             FeedForwardNames::Halves { both, activated, last } => {
                 let weights = read(both, 2 * inner, hidden)?;
-                // Views, which follow the weights if these change.
-                let half = |which: usize| {
-                    let bias = weights.bias.as_ref().map(|bias| bias.narrow(0, which * inner, inner)).transpose()?;
-                    dense(both, LinearWeights { weight: weights.weight.narrow(0, which * inner, inner)?, bias })
-                };
-                let parts = (half(activated)?, half(1 - activated)?);
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
-                (parts.0, Some(parts.1), Some((whole, activated)), last)
+                let [first, second] = halves(&whole, activated)?;
+                (first, Some(second), Some((whole, activated)), last)
             }
         };
         let weights = read(last, hidden, inner)?;
@@ -72,6 +68,11 @@ impl FeedForward {
             None => inner,
         };
         Ok(self.last.forward(&inner, xs.dtype())?.into())
+    }
+
+    /// Whether the weights of both are the same tensors.
+    pub fn shares_weights_with(&self, other: &Self) -> bool {
+        self.last.weight().id() == other.last.weight().id()
     }
 
     pub fn supports_rows(&self) -> bool {
@@ -119,6 +120,34 @@ impl FeedForward {
     fn last_rows<T: Element>(&self, inner: &[T], tokens: usize, outer: &mut Vec<f32>) -> Result<()> {
         self.last.packed()?.multiply(inner, tokens, ops::Activation::Identity, outer);
         Ok(())
+    }
+}
+
+/// The activated half of a layer and the other one, as views, which follow its weights if these change.
+fn halves(both: &Linear, activated: usize) -> Result<[Linear; 2]> {
+    let (out, input) = both.weight().dims2()?;
+    let half = |which: usize| {
+        let weights = both.weights().narrow(which * (out / 2), out / 2)?;
+        Linear::new("a half of the feed-forward", weights, out / 2, input)
+    };
+    Ok([half(activated)?, half(1 - activated)?])
+}
+
+impl MapTensors for FeedForward {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let (activation, last) = (self.activation, self.last.map_tensors(f)?);
+        if let Some((both, half)) = &self.both {
+            let both = both.map_tensors(f)?;
+            let [activated, plain] = halves(&both, *half)?;
+            return Ok(Self { activated, plain: Some(plain), both: Some((both, *half)), activation, last });
+        }
+        Ok(Self {
+            activated: self.activated.map_tensors(f)?,
+            plain: self.plain.map_tensors(f)?,
+            both: None,
+            activation,
+            last,
+        })
     }
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod config;
 mod config_keys;
 pub(crate) mod embeddings;
 pub(crate) mod feed_forward;
+mod freeze;
 pub(crate) mod hidden_states;
 pub(crate) mod norm;
 pub(crate) mod options;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cpu::{Isa, residual_norm};
 use crate::ops;
 use crate::ops::PendingBias;
-use crate::tensor::with_f32_slice;
+use crate::tensor::{MapTensors, with_f32_slice};
 
 /// A norm of any kind over the last dimension.
 #[derive(Debug, Clone)]
@@ -90,6 +90,12 @@ impl Norm {
     /// What is added to the weight.
     fn offset(&self) -> f32 {
         if self.kind == NormKind::RmsOffset { 1.0 } else { 0.0 }
+    }
+}
+
+impl MapTensors for Norm {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self { weight: f(&self.weight)?, bias: f(&self.bias)?, ..*self })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::io::{json, write_atomic, write_tensors};
 use crate::position::Position;
 use crate::pruning::PrunedHeads;
+use crate::tensor::Frozen;
 use crate::weights::PositionWeights;
 
 impl BertModel {
@@ -26,7 +27,7 @@ impl BertModel {
     /// [`MultiHeadAttention::prune_heads`](crate::MultiHeadAttention::prune_heads).
     pub fn prune_heads(&self, heads: &PrunedHeads) -> Result<Self> {
         heads.check(&self.heads())?;
-        let mut pruned = self.clone();
+        let mut pruned = Self { frozen: Frozen::default(), ..self.clone() };
         pruned.config.pruned_heads = self.config.pruned_heads.and(heads, self.config.num_attention_heads);
         pruned.config.validate()?;
         for (index, layer) in pruned.blocks.iter_mut().enumerate() {

@@ -1,0 +1,118 @@
+//! Frozen copies of layers and models whose weights are variables.
+//!
+//! Variables change in place, so nothing may be computed from them ahead, such as packed weights. A frozen copy has
+//! tensors of its own. It is kept, and compared with the variables when the next one is asked for: reading all weights
+//! costs less than packing them again. A counter of changes would cost nothing, but candle keeps none, and a missed
+//! change would give wrong numbers.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Tensor, TensorId, WithDType};
+use half::{bf16, f16};
+
+use crate::error::Result;
+use crate::tensor::with_slice;
+
+/// What consists of tensors: the weights of a layer, a layer, a model.
+pub(crate) trait MapTensors: Sized {
+    /// The same with `f` of each tensor. The order of the tensors depends on their number only.
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
+}
+
+impl<T: MapTensors> MapTensors for Option<T> {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.as_ref().map(|whole| whole.map_tensors(f)).transpose()
+    }
+}
+
+impl MapTensors for Tensor {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        f(self)
+    }
+}
+
+/// The last frozen copy of a layer or model, which its clones share.
+#[derive(Clone)]
+pub(crate) enum Frozen<T> {
+    /// The layer or model may change; its last copy, if there is one.
+    Last(Arc<Mutex<Option<T>>>),
+    /// The layer or model is a frozen copy itself.
+    Itself,
+}
+
+impl<T> Default for Frozen<T> {
+    fn default() -> Self {
+        Self::Last(Arc::default())
+    }
+}
+
+/// A layer or model that can be frozen.
+pub(crate) trait Freeze: MapTensors + Clone {
+    /// Where the last frozen copy is.
+    fn frozen_state(&mut self) -> &mut Frozen<Self>;
+
+    /// A copy whose tensors nobody else can change, the last one if the weights are still the same. `last` is the
+    /// [`frozen_state`](Self::frozen_state) of `self`.
+    fn freeze(&self, last: &Frozen<Self>) -> Result<Self> {
+        let Frozen::Last(last) = last else { return Ok(self.clone()) };
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(frozen) = &*last
+            && same_elements(&tensors(self)?, &tensors(frozen)?)?
+        {
+            return Ok(frozen.clone());
+        }
+        let mut copies = HashMap::<TensorId, Tensor>::new();
+        let mut copy = self.map_tensors(&mut |tensor| match copies.entry(tensor.id()) {
+            // Tables that layers share stay shared.
+            Entry::Occupied(copy) => Ok(copy.get().clone()),
+            // Not `copy`, which copies all of the memory that a view looks into.
+            Entry::Vacant(none) => Ok(none.insert(tensor.detach().force_contiguous()?).clone()),
+        })?;
+        *copy.frozen_state() = Frozen::Itself;
+        *last = Some(copy.clone());
+        Ok(copy)
+    }
+}
+
+fn tensors(whole: &impl MapTensors) -> Result<Vec<Tensor>> {
+    let mut all = Vec::new();
+    whole.map_tensors(&mut |tensor| {
+        all.push(tensor.clone());
+        Ok(tensor.clone())
+    })?;
+    Ok(all)
+}
+
+fn same_elements(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
+    if a.len() != b.len() {
+        return Ok(false);
+    }
+    for (a, b) in a.iter().zip(b) {
+        if a.dims() != b.dims() || a.dtype() != b.dtype() || !a.device().same_device(b.device()) {
+            return Ok(false);
+        }
+        let same = match a.dtype() {
+            // A NaN differs from itself here; then there is one more copy than necessary.
+            _ if !a.device().is_cpu() => a.ne(b)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0,
+            DType::F32 => same_on_cpu(a, b, f32::to_bits)?,
+            DType::F64 => same_on_cpu(a, b, f64::to_bits)?,
+            DType::F16 => same_on_cpu(a, b, f16::to_bits)?,
+            DType::BF16 => same_on_cpu(a, b, bf16::to_bits)?,
+            _ => false,
+        };
+        if !same {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether all elements have the same bits.
+fn same_on_cpu<T: WithDType, B: PartialEq>(a: &Tensor, b: &Tensor, bits: fn(T) -> B) -> Result<bool> {
+    /// Elements that are compared without a branch, so that the comparison is vectorized.
+    const BLOCK: usize = 512;
+    let same = |a: &[T], b: &[T]| !a.iter().zip(b).fold(false, |differ, (a, b)| differ | (bits(*a) != bits(*b)));
+    with_slice(a, |a: &[T]| with_slice(b, |b: &[T]| a.chunks(BLOCK).zip(b.chunks(BLOCK)).all(|(a, b)| same(a, b))))?
+}
