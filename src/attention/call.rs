@@ -111,12 +111,12 @@ impl MultiHeadAttention {
         let AttentionInputs { query, key, value, .. } = *inputs;
         self.check_options(query, options)?;
         self.check_input("query", query, self.config.resolved_query_size())?;
-        self.check_memory(key, value)?;
+        self.check_input("key", key, self.config.resolved_key_size())?;
         if key.dims()[0] != query.dims()[0] {
             let [_, s_kv, size] = [0, 1, 2].map(|i| key.dims()[i]);
             return Err(Error::shape("key", key.dims(), format!("[{}, {s_kv}, {size}]", query.dims()[0])));
         }
-        Ok(())
+        self.check_memory(key, value)
     }
 
     /// Checks what a call over `query` asks for.
