@@ -2,6 +2,7 @@
 //! formulas, against a naive reference in f64, and with invalid input. `tests/golden` holds the scripts that made the
 //! golden values.
 
+mod cache_edits;
 mod cached_rotation;
 mod caches;
 mod checkpoints;

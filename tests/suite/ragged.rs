@@ -4,14 +4,14 @@ use std::collections::HashMap;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
-use candle_attention::position::{Alibi, Position, Rotary, RotaryScaling, RotaryStyle, T5RelativeBias};
+use candle_attention::position::{Alibi, Position, Rotary, Rotary2d, RotaryScaling, RotaryStyle, T5RelativeBias};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, Scoring,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Golden, Random, assert_close, assert_within, fixture, numbers, says};
+use crate::common::{Golden, Random, assert_close, assert_within, fixture, max_diff, numbers, says};
 
 const CPU: Device = Device::Cpu;
 const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
@@ -102,6 +102,78 @@ fn ragged_batch_equals_its_sequences_alone() {
             }
         }
     }
+}
+
+/// Options of a ragged batch mean what they mean in the padded one.
+#[test]
+fn options_are_those_of_the_padded_batch() {
+    let config = AttentionConfig::new(24, 4).with_num_key_value_heads(2).with_dropout(0.5);
+    let config = config.with_position(Rotary::default().with_theta(30.0));
+    let layer = frozen(&config, DType::F32);
+    let mut random = Random::new(66);
+    let (xs, s, b) = (random.tensor(&[LENGTHS.iter().sum(), 24], DType::F32), 70, LENGTHS.len());
+    let pad = |xs: Tensor| match xs.dims()[0] {
+        0 => Tensor::zeros((1, s, 24), DType::F32, &CPU).unwrap(),
+        length => xs.pad_with_zeros(0, 0, s - length).unwrap().unsqueeze(0).unwrap(),
+    };
+    let padded = Tensor::cat(&sequences(&xs).into_iter().map(pad).collect::<Vec<_>>(), 0).unwrap();
+    let causal = AttentionMask::causal();
+    let inputs = AttentionInputs::self_attention(&padded, causal.clone().and(AttentionMask::padding(&LENGTHS)));
+    let unpadded = |ys: &Tensor| {
+        let row = |(i, &length): (usize, &usize)| ys.get(i).unwrap().narrow(0, 0, length).unwrap();
+        Tensor::cat(&LENGTHS.iter().enumerate().filter(|(_, n)| **n > 0).map(row).collect::<Vec<_>>(), 0).unwrap()
+    };
+    let plain = AttentionOptions::default();
+    let run = |options: &AttentionOptions| layer.attend_ragged_with(&xs, &LENGTHS, &causal, options);
+    let [by_head, by_row] = [&[4][..], &[b, 4]].map(|dims| random.tensor(dims, DType::F32));
+    let options = [
+        plain,
+        plain.with_return_attention_weights(true),
+        plain.with_head_mask(&by_head),
+        plain.with_head_mask(&by_row).with_return_attention_weights(true),
+        plain.with_backend(Backend::Eager),
+        plain.with_backend(Backend::Cpu),
+    ];
+    for options in options {
+        let (got, want) = (run(&options).unwrap(), layer.attend_with(&inputs, &options).unwrap());
+        assert_near(&format!("{options:?}"), &got.output, &unpadded(&want.output));
+        assert_eq!(got.attention_weights.is_some(), options.return_attention_weights);
+        if let (Some(got), Some(want)) = (got.attention_weights, want.attention_weights) {
+            assert_eq!(got.dims(), [b, 4, s, s]);
+            assert_near("weights", &got, &want);
+        }
+    }
+    let without = run(&plain).unwrap().output;
+    let dropped = run(&plain.with_train(true)).unwrap().output;
+    assert!(max_diff(&dropped, &without) > 1e-2, "half of the attention weights are dropped");
+    says(run(&plain.with_backend(Backend::Metal)), &["backend metal cannot run this call"]);
+    says(run(&plain.with_grid([2, 2])), &["grid = 2 x 2"]);
+    let wrong = random.tensor(&[3], DType::F32);
+    says(run(&plain.with_head_mask(&wrong)), &["head_mask has shape [3]", "[4] or [5, 4]"]);
+    let short = xs.narrow(0, 0, 90).unwrap();
+    let failed = layer.attend_ragged_with(&short, &LENGTHS, &causal, &plain.with_head_mask(&by_head));
+    says(failed, &["the sum of lengths is 91", "90, the tokens of xs"]);
+    let nothing = xs.narrow(0, 0, 0).unwrap();
+    let weighted = plain.with_return_attention_weights(true);
+    let got = layer.attend_ragged_with(&nothing, &[0, 0], &causal, &weighted).unwrap();
+    assert_eq!((got.output.dims(), got.attention_weights.unwrap().dims()), (&[0, 24][..], &[2, 4, 0, 0][..]));
+}
+
+/// Where the number of tokens says where they stand, a shorter sequence in a padded batch would stand elsewhere.
+#[test]
+fn images_of_different_sizes_are_refused() {
+    let config = AttentionConfig::new(24, 3).with_position(Position::Rotary2d(Rotary2d::new(30.0)));
+    let layer = frozen(&config, DType::F32);
+    let xs = Random::new(67).tensor(&[10, 24], DType::F32);
+    let full = AttentionMask::full();
+    says(
+        layer.attend_ragged(&xs, &[5, 2, 3], &full),
+        &["the list of lengths is [5, 2, 3]", "equal ones for rotary grid"],
+    );
+    let got = layer.attend_ragged(&xs, &[5, 5], &full).unwrap();
+    let images = xs.reshape((2, 5, 24)).unwrap();
+    let want = layer.attend(&images, &images, &images, &full).unwrap();
+    assert_near("images", &got, &want.reshape((10, 24)).unwrap());
 }
 
 /// Compared bitwise with the sequence alone, as a ragged batch and as a padded one.

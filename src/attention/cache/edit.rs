@@ -86,10 +86,14 @@ impl KvCache {
     /// The mask has another batch, or another number of tokens than the longest sequence with its new ones.
     pub fn select_columns(&self, mask: &Tensor, new: &[usize]) -> Result<Tensor> {
         let added = |i: usize| new.get(if new.len() == 1 { 0 } else { i }).copied().unwrap_or(0);
-        let sequences = self.rows.len().max(new.len());
+        let dims = mask.dims();
+        // Before the first call nothing but the mask tells the batch size.
+        let sequences = match self.rows.len().max(new.len()) {
+            1 if self.rows.is_empty() => dims.first().copied().unwrap_or(1),
+            sequences => sequences,
+        };
         let row = |i: usize| self.rows.get(i).cloned().unwrap_or_default();
         let tokens = (0..sequences).map(|i| row(i).seen() + added(i)).max().unwrap_or(0);
-        let dims = mask.dims();
         let batch = matches!(dims.first(), Some(b) if *b == 1 || *b == sequences);
         if mask.rank() < 2 || !batch || dims.last() != Some(&tokens) {
             return Err(Error::shape("the mask", dims, format!("({sequences} or 1, …, {tokens})")));
