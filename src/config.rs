@@ -91,7 +91,10 @@ impl ProjectionBias {
 /// let error = AttentionConfig::new(384, 7).validate().unwrap_err();
 /// assert!(error.to_string().contains("num_attention_heads = 7"));
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+///
+/// Two configurations are equal if they describe the same layer: a size or a scale that is stated equals one that is left
+/// to its default if the values are the same.
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AttentionConfig {
     /// Size of the model's hidden states: the default of `query_size`, `key_size`, `value_size` and `output_size`.
@@ -112,7 +115,8 @@ pub struct AttentionConfig {
     pub value_size: Option<usize>,
     /// Size of the output; default `hidden_size`.
     pub output_size: Option<usize>,
-    /// Which projections of a new layer have a bias; default all.
+    /// Which projections have a bias. In a new layer: default all. Of a loaded layer it says which biases its checkpoint
+    /// holds.
     pub bias: ProjectionBias,
     /// Factor on the scores; default `head_dim^-0.5` for dot products, except with
     /// [`Disentangled`](crate::position::Disentangled) positions, and 1 for additive scoring.
@@ -133,11 +137,56 @@ pub struct AttentionConfig {
     pub qk_norm: Option<QkNorm>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
-    /// Whether a new layer learns an extra key and value that every query attends to (`add_bias_kv` in PyTorch);
-    /// default false.
+    /// Whether there is a learned extra key and value that every query attends to (`add_bias_kv` in PyTorch). In a new
+    /// layer: default false. Of a loaded layer it says whether its checkpoint holds them.
     pub add_bias_kv: bool,
     /// Whether every query attends to an extra key and value of zeros (`add_zero_attn` in PyTorch); default false.
     pub add_zero_attn: bool,
+}
+
+impl PartialEq for AttentionConfig {
+    fn eq(&self, other: &Self) -> bool {
+        // Every field, so that a new one is not forgotten.
+        let Self {
+            hidden_size,
+            num_attention_heads,
+            num_key_value_heads: _,
+            head_dim: _,
+            value_head_dim: _,
+            query_size: _,
+            key_size: _,
+            value_size: _,
+            output_size: _,
+            bias,
+            scale: _,
+            scoring,
+            position,
+            mask,
+            softcap,
+            clip_qkv,
+            qk_norm,
+            dropout,
+            add_bias_kv,
+            add_zero_attn,
+        } = self;
+        let resolved = |config: &Self| {
+            [
+                config.resolved_num_key_value_heads(),
+                config.resolved_head_dim(),
+                config.resolved_value_head_dim(),
+                config.resolved_query_size(),
+                config.resolved_key_size(),
+                config.resolved_value_size(),
+                config.resolved_output_size(),
+            ]
+        };
+        resolved(self) == resolved(other)
+            && self.resolved_scale() == other.resolved_scale()
+            && (hidden_size, num_attention_heads) == (&other.hidden_size, &other.num_attention_heads)
+            && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
+            && (softcap, clip_qkv, qk_norm) == (&other.softcap, &other.clip_qkv, &other.qk_norm)
+            && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
+    }
 }
 
 macro_rules! getters {

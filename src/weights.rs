@@ -167,6 +167,15 @@ impl QkvWeights {
         }
     }
 
+    /// Whether query, key and value have a bias.
+    pub(crate) fn has_biases(&self) -> [bool; 3] {
+        match self {
+            Self::Split(parts) => [0, 1, 2].map(|i| parts[i].bias.is_some()),
+            Self::Packed(all) | Self::Ordered(all, _) => [all.bias.is_some(); 3],
+            Self::OrderedSplitBias { biases, .. } => [0, 1, 2].map(|i| biases[i].is_some()),
+        }
+    }
+
     /// Whether the rows have to be reordered before use.
     pub(crate) fn needs_reordering(&self) -> bool {
         matches!(self, Self::Ordered(..) | Self::OrderedSplitBias { .. })

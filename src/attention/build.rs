@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::transform::norm_shape;
-use crate::config::{AttentionConfig, Scoring};
+use crate::config::{AttentionConfig, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
 use crate::ops::{Linear, Qkv};
 use crate::position::{PositionState, Presence};
@@ -13,6 +13,8 @@ use crate::weights::{AttentionWeights, NormWeights, PositionWeights};
 
 impl MultiHeadAttention {
     /// A layer from its weights.
+    ///
+    /// The layer's [`config`](Self::config) says which biases the weights have, whatever `config` says.
     ///
     /// A tensor that is a variable, or computed from one, stays connected to it: every call uses its present value.
     ///
@@ -27,6 +29,8 @@ impl MultiHeadAttention {
         config.validate()?;
         let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
         let (rows, inputs) = qkv_sizes(config);
+        let [q, k, v] = qkv.has_biases();
+        let bias = ProjectionBias { q, k, v, o: o.bias.is_some() };
         let qkv = Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads())?;
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o_proj = Linear::new("o_proj", o, config.resolved_output_size(), context)?;
@@ -69,8 +73,9 @@ impl MultiHeadAttention {
             }
         }
         check_position(config, &position, qkv.weight())?;
+        let config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
         Ok(Self {
-            config: config.clone(),
+            config,
             qkv,
             o_proj,
             bias_kv,

@@ -65,7 +65,7 @@ pub fn config_from_json<'a, S: WeightSource>(
     }
     let (config, mask) = configure(&layer, source, config, &pruned_heads)?;
     let layout = detect(source)?;
-    if layout.may_be_eva && layout.table_in(source).is_none() && section.get("use_rot_pos_emb").is_none() {
+    if layout.may_be_eva && layout.patch_table_in(source).is_none() && section.get("use_rot_pos_emb").is_none() {
         let allowed = format!("true or false: no tensor of layout `{}` shows whether it is an EVA", layout.name);
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));
     }
@@ -94,7 +94,7 @@ fn configure<S: WeightSource>(
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let norm =
         |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
-    let table = match detect(source)?.table_in(source) {
+    let table = match detect(source)?.patch_table_in(source) {
         Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
         None => None,
     };

@@ -2,10 +2,10 @@
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
-use crate::config::{AttentionConfig, Scoring};
+use crate::config::{AttentionConfig, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{LinearNames, Orientation, QkvNames};
-use crate::families::names::SCORE;
+use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
+use crate::families::names::{BIAS_KV, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
@@ -34,8 +34,9 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
             [into(q)?, (rows / 2, input), (rows / 2, input)]
         }
     };
-    let config =
-        AttentionConfig::new(o.0, num_attention_heads).with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
+    let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
+    let config = config.with_add_bias_kv(BIAS_KV.iter().any(|name| source.contains(name)));
+    let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
     if num_attention_heads == 0 && q.0 == 0 {
         // All heads are pruned: no shape shows their size, and nothing needs it. This size has room for any rotation.
         return Ok(config.with_head_dim(256));
@@ -58,6 +59,12 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
     }
     config.validate()?;
     Ok(config)
+}
+
+/// The biases that the layer has.
+fn biases<S: WeightSource>(source: &S, layout: &Layout) -> ProjectionBias {
+    let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
+    ProjectionBias { q, k: k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..)), v, o }
 }
 
 /// `(rows, inputs)` of query, key and value in one weight.

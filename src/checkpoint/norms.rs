@@ -27,12 +27,19 @@ pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) 
     let [q, k] = *found.unwrap_or(&QK_NORMS[0]);
     let read = |name: &str, heads: usize| {
         let d = config.resolved_head_dim();
-        let one = |name: &str| match norm.over {
-            NormOver::AllHeads => source.get(name, &[heads * d]),
-            NormOver::Head => match source.shape(name)? {
-                Some(shape) if shape.len() == 2 => source.get(name, &[heads, d]),
-                _ => source.get(name, &[d]),
-            },
+        let one = |name: &str| match (norm.over, source.shape(name)?.as_deref()) {
+            (NormOver::Head, Some(&[all])) if all == heads * d && all != d => {
+                let allowed =
+                    format!("all heads: `{}` has {all} elements, {heads} heads of {d}", source.full_name(name));
+                Err(Error::config("qk_norm.over", "one head", allowed))
+            }
+            (NormOver::AllHeads, Some(&[one])) if one == d && one != heads * d => {
+                let allowed = format!("one head: `{}` has {one} elements, a head's", source.full_name(name));
+                Err(Error::config("qk_norm.over", "all heads", allowed))
+            }
+            (NormOver::AllHeads, _) => source.get(name, &[heads * d]),
+            (NormOver::Head, Some([_, _])) => source.get(name, &[heads, d]),
+            (NormOver::Head, _) => source.get(name, &[d]),
         };
         if source.contains(&per_head(name, 0)) {
             let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;

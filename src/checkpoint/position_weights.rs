@@ -4,14 +4,14 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layout::{Layout, PositionRole};
-use crate::families::names::DISTANCE_EMBEDDINGS;
+use crate::families::names::{DISTANCE_EMBEDDINGS, PATCH_BIAS};
 use crate::position::Presence;
 use crate::weights::PositionWeights;
 
 impl Layout {
-    /// The name of the bias table that `source` holds, if it holds one.
-    pub(crate) fn table_in<S: WeightSource>(&self, source: &S) -> Option<&'static str> {
-        let tables = self.position.iter().filter(|name| name.role == PositionRole::BiasTable);
+    /// The name of the table of biases of patches that `source` holds, if it holds one.
+    pub(crate) fn patch_table_in<S: WeightSource>(&self, source: &S) -> Option<&'static str> {
+        let tables = self.position.iter().filter(|name| name.scheme == PATCH_BIAS);
         tables.map(|name| name.stored).find(|table| source.contains(table))
     }
 }

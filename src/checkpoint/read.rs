@@ -15,7 +15,7 @@ use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
 impl AttentionWeights {
     /// Reads the layer that `source` points at, in any known layout, and returns that layout.
     ///
-    /// Biases are read if the checkpoint has them; `config.bias` and `config.add_bias_kv` are for new layers.
+    /// Biases are read if the checkpoint has them, whatever `config.bias` and `config.add_bias_kv` are.
     ///
     /// # Errors
     /// Those of [`detect`]; a tensor whose shape does not fit the configuration, named.

@@ -103,7 +103,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), ..BASE },
     Layout { name: "mpnet", families: "MPNet",
         qkv: split!(linear, "attn.q", "attn.k", "attn.v"), o: linear!("attn.o"), ..BASE },
-    Layout { name: "mpnet-attn", families: "MPNet, from the prefix one further down; T5, mT5, UMT5",
+    Layout { name: "t5", families: "T5, mT5, UMT5; MPNet, from the prefix one further down",
         qkv: split!(linear, "q", "k", "v"), o: linear!("o"), biases: &[ALL, NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
     Layout { name: "vit", families: "ViT, DINOv2, BEiT (transformers)",

@@ -232,6 +232,9 @@ fn mismatch_of_checkpoint_and_configuration_is_an_error() {
     let layer = "encoder.layer.0.attention";
     says(load("deberta", layer, "bert", heads()), &["position = none", "disentangled", "self.pos_proj.weight"]);
     says(load("deberta_v2", layer, "bert", heads()), &["position = none", "disentangled", "self.pos_key_proj.weight"]);
+    // A table of distances between tokens is not taken for one of patches.
+    let t5 = load("t5", "encoder.block.0.layer.0.SelfAttention", "vit", serde_json::json!({"num_heads": 3}));
+    says(t5, &["position = none", "a table of biases", "SelfAttention.relative_attention_bias.weight"]);
     says(load("timm_beit", "blocks.0.attn", "timm", heads()), &["18 rows", "those of a square", "img_size"]);
     let stated = serde_json::json!({"num_heads": 4, "img_size": 12, "patch_size": 4});
     says(load("timm_beit", "blocks.0.attn", "timm", stated), &["18 rows", "(2 · 3 - 1)(2 · 3 - 1)"]);

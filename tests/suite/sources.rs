@@ -1,9 +1,9 @@
 //! One layer from every source of weights: a file, bytes, a `VarBuilder`, variables; with tables that layers share.
 
-use candle_attention::MultiHeadAttention;
 use candle_attention::checkpoint::{
     Checkpoint, ModelAttention, VarMapSource, WeightSource, config_from_json, infer_config,
 };
+use candle_attention::{AttentionConfig, MultiHeadAttention, NormKind, NormOver, QkNorm};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use serde_json::Value;
@@ -135,6 +135,50 @@ fn errors_of_sources_say_what_to_do() {
     let header = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     let twice = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &[0; 4]].concat();
     says(Checkpoint::from_bytes(twice), &["<bytes>", "tensor `a` is listed twice"]);
+}
+
+/// What the configuration of a loaded layer says is what its checkpoint holds, and a default that is stated is no difference.
+#[test]
+fn configuration_of_a_loaded_layer_is_that_of_its_weights() {
+    let bias = |name: &str, prefix: &str| {
+        let (checkpoint, _, json) = family(name);
+        let vb = checkpoint.var_builder(DType::F32, &CPU).pp(prefix);
+        let asked = config_from_json(&json, &vb).unwrap().config;
+        let layer = ModelAttention::load(&json, vb).unwrap().layer;
+        assert_eq!(asked, *layer.config(), "{name}");
+        let bias = layer.config().bias;
+        [bias.q, bias.k, bias.v, bias.o]
+    };
+    assert_eq!(bias("whisper", "model.encoder.layers.0.self_attn"), [true, false, true, true]);
+    assert_eq!(bias("bert", "encoder.layer.0.attention"), [true; 4]);
+    assert_eq!(bias("deberta", "encoder.layer.0.attention"), [true, false, true, true]);
+    assert_eq!(bias("qwen2", "model.layers.0.self_attn"), [true, true, true, false]);
+    assert_eq!(bias("gemma", "model.layers.0.self_attn"), [false; 4]);
+    assert_eq!(bias("mpt", "transformer.blocks.0.attn"), [false; 4]);
+
+    let short = AttentionConfig::new(24, 4);
+    let long = short.clone().with_head_dim(6).with_num_key_value_heads(4).with_key_size(24).with_scale(6f64.powf(-0.5));
+    assert_eq!(short, long);
+    assert_ne!(short, long.clone().with_value_size(8));
+    assert_ne!(short, long.clone().with_scale(1.0));
+    assert_ne!(short, long.with_dropout(0.1));
+}
+
+/// Norms over one head, where the configuration has them over all heads, and the other way round, are told apart.
+#[test]
+fn extent_of_norms_that_does_not_fit_is_named() {
+    let (checkpoint, _, json) = family("olmo2");
+    let prefix = "model.layers.0.self_attn";
+    let load = |over: NormOver, name: &str| {
+        let (checkpoint, _, json) = family(name);
+        let source = checkpoint.at(prefix, DType::F32, &CPU);
+        let mut config = config_from_json(&json, &source).unwrap().config;
+        config.qk_norm = Some(QkNorm::new(NormKind::Rms, over, 1e-6));
+        MultiHeadAttention::load(&config, source)
+    };
+    assert!(checkpoint.attention(prefix, &json, DType::F32, &CPU).is_ok());
+    says(load(NormOver::Head, "olmo2"), &["qk_norm.over = one head", "all heads", "self_attn.q_norm.weight` has"]);
+    says(load(NormOver::AllHeads, "qwen3"), &["qk_norm.over = all heads", "one head", "self_attn.q_norm.weight` has"]);
 }
 
 /// The `VarBuilder` of a checkpoint is that of candle, but for weights whose scales a cast would leave out.
