@@ -57,12 +57,30 @@ const DOTS_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window
 const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("attention_multiplier", 1.0)];
 
 pub(crate) const DECODERS: &[Family] = &[
-    Family { model_types: &["llama", "arcee", "gemma", "seed_oss", "aria_text", "jais2"], ..LLAMA },
-    Family { model_types: &["csm", "csm_depth_decoder_model"], positions: theta(500_000.0), ..LLAMA },
+    Family {
+        model_types: &[
+            "llama",
+            "arcee",
+            "gemma",
+            "seed_oss",
+            "aria_text",
+            "jais2",
+            "internlm3",
+            "iquestcoder",
+            "deepseek_ocr2_text",
+        ],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["csm", "csm_depth_decoder_model", "evolla", "paddleocr_vl_text"],
+        positions: theta(500_000.0),
+        ..LLAMA
+    },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
-    Family { model_types: &["granite", "granitemoe", "granitemoeshared"], ..GRANITE },
+    Family { model_types: &["granite", "granitemoe", "granitemoeshared", "granite4_vision_text"], ..GRANITE },
     Family { model_types: &["hyperclovax"], defaults: &[], ..GRANITE },
+    Family { model_types: &["granite_docling_text"], defaults: &[("attention_multiplier", 0.015625)], ..GRANITE },
     Family {
         model_types: &["granitemoehybrid"],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated("rope"), ..ROTARY }),
@@ -91,6 +109,19 @@ pub(crate) const DECODERS: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["higgs_audio_v2"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, stated: true, ..ROTARY }),
+        ..LLAMA
+    },
+    // Norms are in its cross-attention alone.
+    Family {
+        model_types: &["mllama_text_model"],
+        positions: theta(500_000.0),
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        ..LLAMA
+    },
+    Family {
         model_types: &["cwm"],
         window: windows(WindowLayers::AllButFirstOf { key: None, default: 4 }),
         positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, stated: true, ..ROTARY }),
@@ -111,6 +142,13 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: QWEN2_VL_DEFAULTS,
         ..LLAMA
     },
+    Family {
+        model_types: &["qwen2_5_omni_text", "qwen2_5_omni_talker"],
+        window: UPPER,
+        positions: theta(1_000_000.0),
+        defaults: &[("sliding_window", 32_768.0), ("max_window_layers", 28.0)],
+        ..LLAMA
+    },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
     Family {
         model_types: &["qwen3_moe"],
@@ -118,6 +156,8 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..QWEN3
     },
+    Family { model_types: &["qwen3_omni_moe_talker_text", "qwen3_omni_moe_talker_code_predictor"], ..QWEN3 },
+    Family { model_types: &["qwen3_omni_moe_text"], positions: theta(1_000_000.0), ..QWEN3 },
     Family { model_types: &["qwen3_vl_text", "qwen3_vl_moe_text"], positions: theta(500_000.0), ..QWEN3 },
     Family {
         model_types: &["dots1"],
@@ -131,6 +171,7 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("rms_norm_eps", 1e-5)],
         ..QWEN3
     },
+    Family { model_types: &["hy_v3"], positions: theta(11_158_840.0), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
     Family {
         model_types: &["exaone4", "exaone_moe"],
         window: PATTERN,
@@ -164,6 +205,16 @@ pub(crate) const DECODERS: &[Family] = &[
         softcap: true,
         defaults: GEMMA2_DEFAULTS,
 
+        ..LLAMA
+    },
+    // The part of T5Gemma that states `is_decoder` is its decoder.
+    Family {
+        model_types: &["t5_gemma_module"],
+        causal: Causal::IfDecoder,
+        window: ALTERNATING,
+        scale: Scale::QueryPreAttnScalar,
+        softcap: true,
+        defaults: GEMMA2_DEFAULTS,
         ..LLAMA
     },
     Family {
@@ -222,7 +273,7 @@ pub(crate) const DECODERS: &[Family] = &[
         ..LLAMA
     },
     Family { model_types: &["nemotron", "bamba"], positions: share(0.5), ..LLAMA },
-    Family { model_types: &["phi3"], window: EVERYWHERE, positions: share(1.0), ..LLAMA },
+    Family { model_types: &["phi3", "phi4_multimodal"], window: EVERYWHERE, positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["stablelm", "gpt_neox"],
         positions: share(0.25),
@@ -230,7 +281,7 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("layer_norm_eps", 1e-5)],
         ..LLAMA
     },
-    Family { model_types: &["gpt_neox_japanese"], positions: share(1.0), ..LLAMA },
+    Family { model_types: &["gpt_neox_japanese", "glm_image_text"], positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["solar_open"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000_000.0, ..ROTARY }),
@@ -248,10 +299,15 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY })
     },
+    Family { model_types: &["glm4v_moe_text"], positions: share(0.5), ..LLAMA },
+    Family {
+        model_types: &["glm4v_text", "glm_ocr_text"],
+        ..rotary(RotaryRow { interleaved: true, share: Some(1.0), ..ROTARY })
+    },
     Family { model_types: &["glm", "glm4"], ..rotary(RotaryRow { interleaved: true, share: Some(0.5), ..ROTARY }) },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
     Family {
-        model_types: &["ernie4_5", "ernie4_5_moe"],
+        model_types: &["ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"],
         ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
     },
     Family {
@@ -285,7 +341,7 @@ pub(crate) const DECODERS: &[Family] = &[
         ..rotary(RotaryRow { interleaved: true, rotary_dim: true, ..ROTARY })
     },
     Family { model_types: &["falcon"], ..rotary(RotaryRow { layers: RotaryLayers::UnlessAlibi, ..ROTARY }) },
-    Family { model_types: &["gpt2", "gpt_bigcode"], scale: Scale::Gpt2, ..DECODER },
+    Family { model_types: &["gpt2", "gpt_bigcode", "decision_transformer"], scale: Scale::Gpt2, ..DECODER },
     Family { model_types: &["imagegpt"], causal: Causal::Fixed, scale: Scale::Gpt2, ..DECODER },
     Family {
         model_types: &["gpt_neo"],

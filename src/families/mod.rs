@@ -23,5 +23,6 @@ pub(crate) mod table;
 pub(crate) mod task_heads;
 #[cfg(test)]
 mod tests;
+mod unsupported;
 mod visibility;
 mod vision;

@@ -88,7 +88,8 @@ def capture(model, sites, inputs):
         def before(_m, args, kwargs, here=here, cross=s["kind"] == "cross"):
             here["input"] = argument(args, kwargs, 0, ("hidden_states", "query", "x")).clone()
             if cross:
-                names = ("key_value_states", "encoder_hidden_states", "key")
+                names = ("key_value_states", "encoder_hidden_states", "cross_attention_states",
+                         "key")
                 states = [a for a in args if torch.is_tensor(a) and a.dim() == 3]
                 here["key"] = argument(states, kwargs, 1, names).clone()
 
@@ -790,33 +791,6 @@ def qwen3_moe(name):
         vary=[dict(use_sliding_window=False), dict(rms_norm_eps=0.1), THETA])
 
 
-MROPE = dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1])
-
-
-@family
-def qwen2_vl(name):
-    f = Family(name, tf.Qwen2VLTextModel, tf.Qwen2VLTextConfig, {
-        **{k: v for k, v in LLAMA.items() if k != "head_dim"}, "hidden_size": 32,
-        "num_hidden_layers": 2, "rope_parameters": MROPE, "use_sliding_window": True,
-        "sliding_window": 4, "max_window_layers": 1})
-    f.run([site(f"layer{i}", f"layers.{i}.self_attn", "o_proj", causal=True, layer=i,
-                note="M-RoPE over text") for i in (0, 1)], {"input_ids": token_ids(9)},
-          vary=[(dict(use_sliding_window=False), ["layer1"]),
-                (dict(rope_parameters={**MROPE, "rope_theta": 7.0}), ["layer0", "layer1"])])
-    f.save()
-
-
-@family
-def qwen3_vl(name):
-    f = Family(name, tf.Qwen3VLTextModel, tf.Qwen3VLTextConfig,
-               {**LLAMA, "rope_parameters": MROPE, "rms_norm_eps": 1e-3})
-    f.run([site("layer0", "layers.0.self_attn", "o_proj", causal=True, note="M-RoPE over text")],
-          {"input_ids": token_ids(8)},
-          vary=[(dict(rope_parameters={**MROPE, "rope_theta": 7.0}), ["layer0"]),
-                (dict(rms_norm_eps=0.1), ["layer0"])])
-    f.save()
-
-
 @family
 def dots1(name):
     decoder(name, tf.Dots1ForCausalLM, tf.Dots1Config, {
@@ -1013,6 +987,173 @@ def mistral_both_ways(name):
           {"input_ids": token_ids(9)},
           vary=[(change, ["layer0"]) for change in (
               dict(is_causal=True), dict(sliding_window=1), dict(sliding_window=3))])
+    f.save()
+
+
+# --- text parts of models of several parts --------------------------------------------
+MROPE = dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1])
+MROPE_THETA = dict(rope_parameters={**MROPE, "rope_theta": 7.0})
+MROPE_PARTIAL = {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+MROPE_MORE = dict(rope_parameters={**MROPE, "partial_rotary_factor": 1.0})
+WITHOUT_HEAD_DIM = {k: v for k, v in LLAMA.items() if k != "head_dim"}
+EXPERTS = dict(num_experts=2, num_local_experts=2, num_experts_per_tok=1, moe_intermediate_size=8)
+
+
+def text_part(name, cls, config, kwargs, *, s=8, layers=(0,), notes=("", ""), vary=()):
+    """The text model alone: one case `layer{i}` for each layer."""
+    f = Family(name, cls, config, kwargs)
+    sites = [site(f"layer{i}", f"layers.{i}.self_attn", "o_proj", causal=True, layer=i,
+                  note=notes[i]) for i in layers]
+    names = [x["case"] for x in sites]
+    f.run(sites, {"input_ids": token_ids(s)},
+          vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
+    f.save()
+
+
+QWEN_VL = {**WITHOUT_HEAD_DIM, "hidden_size": 32, "num_hidden_layers": 2, "rope_parameters": MROPE,
+           "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+UPPER = dict(s=9, layers=(0, 1), notes=("M-RoPE over text", "the same in a window"),
+             vary=[(dict(use_sliding_window=False), ["layer1"]), MROPE_THETA])
+
+
+@family
+def qwen2_vl(name):
+    text_part(name, tf.Qwen2VLTextModel, tf.Qwen2VLTextConfig, QWEN_VL, **UPPER)
+
+
+@family
+def qwen2_5_omni(name):
+    text_part(name, tf.models.qwen2_5_omni.modeling_qwen2_5_omni.Qwen2_5OmniThinkerTextModel,
+              tf.models.qwen2_5_omni.configuration_qwen2_5_omni.Qwen2_5OmniTextConfig,
+              QWEN_VL, **UPPER)
+
+
+@family
+def qwen3_vl(name):
+    text_part(name, tf.Qwen3VLTextModel, tf.Qwen3VLTextConfig,
+              {**LLAMA, "rope_parameters": MROPE, "rms_norm_eps": 1e-3},
+              notes=("M-RoPE over text",), vary=[MROPE_THETA, dict(rms_norm_eps=0.1)])
+
+
+@family
+def qwen3_omni(name):
+    omni = tf.models.qwen3_omni_moe
+    text_part(name, omni.modeling_qwen3_omni_moe.Qwen3OmniMoeThinkerTextModel,
+              omni.configuration_qwen3_omni_moe.Qwen3OmniMoeTextConfig,
+              {**LLAMA, "rope_parameters": MROPE, "rms_norm_eps": 1e-3, **EXPERTS},
+              notes=("M-RoPE over text",), vary=[MROPE_THETA, dict(rms_norm_eps=0.1)])
+
+
+@family
+def qwen3_omni_talker(name):
+    omni = tf.models.qwen3_omni_moe
+    f = Family(name, omni.modeling_qwen3_omni_moe.Qwen3OmniMoeTalkerModel,
+               omni.configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerTextConfig,
+               {**LLAMA, "rope_parameters": MROPE, "rms_norm_eps": 1e-3, **EXPERTS,
+                "shared_expert_intermediate_size": 8})
+    f.run([site("layer0", "layers.0.self_attn", "o_proj", causal=True, note="M-RoPE over text")],
+          {"inputs_embeds": torch.randn(B, 8, 20)}, vary=[(MROPE_THETA, ["layer0"])])
+    f.save()
+
+
+@family
+def granite_docling(name):
+    docling = tf.models.granite_docling
+    text_part(name, docling.modeling_granite_docling.GraniteDoclingTextModel,
+              docling.configuration_granite_docling.GraniteDoclingTextConfig,
+              {**GROUPED, "attention_multiplier": 0.6},
+              vary=[dict(attention_multiplier=0.5), THETA])
+
+
+@family
+def glm4v(name):
+    text_part(name, tf.Glm4vTextModel, tf.models.glm4v.configuration_glm4v.Glm4vTextConfig,
+              {**WITHOUT_HEAD_DIM, "hidden_size": 32, "rope_parameters": MROPE_PARTIAL},
+              notes=("M-RoPE over text, pairs of neighbors",), vary=[MROPE_MORE])
+
+
+@family
+def glm4v_moe(name):
+    text_part(name, tf.Glm4vMoeTextModel,
+              tf.models.glm4v_moe.configuration_glm4v_moe.Glm4vMoeTextConfig,
+              {**LLAMA, "rope_parameters": MROPE_PARTIAL, "n_routed_experts": 2,
+               "num_experts_per_tok": 1, "first_k_dense_replace": 1},
+              notes=("M-RoPE over text",), vary=[MROPE_MORE])
+
+
+@family
+def ernie4_5_vl(name):
+    text_part(name, tf.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe.Ernie4_5_VLMoeTextModel,
+              tf.models.ernie4_5_vl_moe.configuration_ernie4_5_vl_moe.Ernie4_5_VLMoeTextConfig,
+              {**WITHOUT_HEAD_DIM, "hidden_size": 32,
+               "rope_parameters": {**MROPE, "mrope_section": [1, 1, 2]},
+               "mlp_layer_types": ["dense"]},
+              notes=("M-RoPE over text, pairs of neighbors",),
+              vary=[dict(rope_parameters={**MROPE, "mrope_section": [1, 1, 2], "rope_theta": 7.0})])
+
+
+@family
+def paddleocr(name):
+    text_part(name, tf.models.paddleocr_vl.modeling_paddleocr_vl.PaddleOCRTextModel,
+              tf.models.paddleocr_vl.configuration_paddleocr_vl.PaddleOCRTextConfig,
+              {**LLAMA, "rope_parameters": MROPE},
+              notes=("M-RoPE over text",), vary=[MROPE_THETA])
+
+
+@family
+def deepseek_ocr2(name):
+    text_part(name, tf.models.deepseek_ocr2.modeling_deepseek_ocr2.DeepseekOcr2TextModel,
+              tf.models.deepseek_ocr2.configuration_deepseek_ocr2.DeepseekOcr2TextConfig,
+              {**WITHOUT_HEAD_DIM, "hidden_size": 32, "n_routed_experts": 2,
+               "num_experts_per_tok": 1, "mlp_layer_types": ["dense"]}, vary=[THETA])
+
+
+@family
+def higgs_audio_v2(name):
+    f = Family(name, tf.HiggsAudioV2Model, tf.HiggsAudioV2Config,
+               {**LLAMA, "rope_parameters": scaled("llama3"), "codebook_size": VOCAB,
+                "num_codebooks": 2, "max_position_embeddings": 512})
+    f.run([site("layer0", "layers.0.self_attn", "o_proj", causal=True)],
+          {"input_ids": token_ids(8)}, vary=[(dict(rope_parameters=DEFAULT), ["layer0"])])
+    f.save()
+
+
+@family
+def hy_v3(name):
+    decoder(name, tf.HYV3ForCausalLM, tf.HYV3Config,
+            {**LLAMA, "rms_norm_eps": 1e-3, "first_k_dense_replace": 1,
+             "mlp_layer_types": ["dense"]},
+            vary=[THETA, dict(rms_norm_eps=0.1)])
+
+
+@family
+def mllama(name):
+    f = Family(name, tf.models.mllama.modeling_mllama.MllamaTextModel,
+               tf.models.mllama.configuration_mllama.MllamaTextConfig,
+               {**WITHOUT_HEAD_DIM, "hidden_size": 32, "num_hidden_layers": 2,
+                "cross_attention_layers": [1], "rms_norm_eps": 1e-3})
+    f.run([site("layer0", "layers.0.self_attn", "o_proj", causal=True),
+           site("cross", "layers.1.cross_attn", "o_proj", kind="cross", layer=1,
+                note="norms of queries and keys")],
+          {"input_ids": token_ids(8), "cross_attention_states": torch.randn(B, 5, 32)},
+          vary=[(THETA, ["layer0"]), (dict(rms_norm_eps=0.1), ["cross"])])
+    f.save()
+
+
+@family
+def t5gemma(name):
+    part = {**SMALL, "layer_types": TWO, "sliding_window": 3, "query_pre_attn_scalar": 5,
+            "attn_logit_softcapping": 0.7, "attn_implementation": "eager"}
+    f = Family(name, tf.T5GemmaForConditionalGeneration, tf.T5GemmaConfig,
+               dict(encoder=part, decoder=part, vocab_size=VOCAB))
+    sites = [site(f"encoder{i}", f"model.encoder.layers.{i}.self_attn", "o_proj", layer=i,
+                  note=TWO[i]) for i in (0, 1)]
+    sites += [site(f"decoder{i}", f"model.decoder.layers.{i}.self_attn", "o_proj", causal=True,
+                   layer=i, note=TWO[i]) for i in (0, 1)]
+    sites += [site("cross", "model.decoder.layers.0.cross_attn", "o_proj", kind="cross")]
+    wide = {**part, "sliding_window": 64}
+    f.run(sites, {"input_ids": token_ids(9), "decoder_input_ids": token_ids(8)},
+          vary=[(dict(encoder=wide, decoder=wide), ["encoder0", "decoder0"])])
     f.save()
 
 

@@ -113,6 +113,7 @@ families! {
     deberta_long
     deberta_v2
     deberta_v2_shared
+    deepseek_ocr2
     dinov2
     dinov3_vit
     distilbert
@@ -121,6 +122,7 @@ families! {
     embedding_gemma
     emu3
     ernie4_5
+    ernie4_5_vl
     esm
     eurobert
     exaone4
@@ -135,6 +137,8 @@ families! {
     gemma3
     glm
     glm4_moe
+    glm4v
+    glm4v_moe
     gpt2
     gpt2_cross
     gpt_bigcode
@@ -145,11 +149,14 @@ families! {
     gpt_oss
     gptj
     granite
+    granite_docling
     granite_swa
     granitemoe
     granitemoehybrid
     gte
     helium
+    higgs_audio_v2
+    hy_v3
     hyperclovax
     imagegpt
     jamba
@@ -170,6 +177,7 @@ families! {
     mistral
     mistral_both_ways
     mixtral
+    mllama
     modernbert
     modernbert_decoder
     mpnet
@@ -183,6 +191,7 @@ families! {
     olmoe
     openai_gpt
     opt
+    paddleocr
     persimmon
     phi
     phi3
@@ -190,10 +199,13 @@ families! {
     phi_qknorm
     phimoe
     qwen2
+    qwen2_5_omni
     qwen2_moe
     qwen2_vl
     qwen3
     qwen3_moe
+    qwen3_omni
+    qwen3_omni_talker
     qwen3_vl
     roberta
     roberta_decoder
@@ -206,6 +218,7 @@ families! {
     starcoder2
     swin
     t5
+    t5gemma
     timm_beit
     timm_eva
     timm_eva_split

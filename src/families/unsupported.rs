@@ -1,0 +1,38 @@
+//! Families that this version cannot run as their own models do, each with the reason.
+
+use crate::families::family::{BASE, Family};
+
+/// A row that only says why.
+const fn unsupported(model_types: &'static [&'static str], why: &'static str) -> Family {
+    Family { model_types, unsupported: Some(why), ..BASE }
+}
+
+#[rustfmt::skip]
+pub(crate) const UNSUPPORTED: &[Family] = &[
+    unsupported(
+        &["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash",
+          "minicpm3", "mistral4", "youtu"],
+        "keys and values of low rank (multi-head latent attention)",
+    ),
+    unsupported(
+        &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "laguna", "lfm3", "step3p5", "hrm_text", "beam"],
+        "a gate on the output of each head",
+    ),
+    unsupported(
+        &["hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "nanochat", "llama4_text"],
+        "norms of queries and keys after their rotation",
+    ),
+    unsupported(
+        &["gemma3n_text", "gemma4_text", "gemma4_unified_text"],
+        "norms of values, and layers that share keys and values",
+    ),
+    unsupported(&["ministral3"], "a factor on the queries that grows with the position"),
+    unsupported(&["bitnet"], "a norm between the heads and the output projection"),
+    unsupported(&["diffllama"], "differential attention"),
+    unsupported(&["doge"], "a mask that is computed from the values"),
+    unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
+    unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
+    unsupported(&["mimo_v2_flash"], "a factor on the values"),
+    unsupported(&["zamba", "zamba2"], "attention over twice the hidden size, scaled by half of the head size"),
+    unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),
+];
