@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, WeightSource};
+use candle_attention::norm::RmsNorm;
 use candle_attention::{AttentionInputs, AttentionOptions, KvCache};
 use candle_core::{D, DType, Device, Module, Tensor};
-use candle_nn::{Embedding, Linear, RmsNorm};
+use candle_nn::{Embedding, Linear};
 use clap::Parser;
 use shared::Result;
 
@@ -70,7 +71,8 @@ impl Decoder {
         let weight = |name: &str| weights.get(name, &weights.shape(name)?.unwrap_or_default());
         let linear = |name: &str| weight(&format!("{name}.weight")).map(|weight| Linear::new(weight, None));
         let eps = number("rms_norm_eps")?;
-        let norm = |name: &str| weight(&format!("{name}.weight")).map(|weight| RmsNorm::new(weight, eps));
+        let size = number("hidden_size")? as usize;
+        let norm = |name: &str| RmsNorm::load(size, eps, weights.child(name));
         let layer = |i: usize| {
             let attention = format!("model.layers.{i}.self_attn");
             Ok(Layer {

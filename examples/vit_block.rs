@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use candle_attention::MultiHeadAttention;
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
+use candle_attention::norm::LayerNorm;
 use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{Activation, Conv2d, Conv2dConfig, LayerNorm, Linear};
+use candle_nn::{Activation, Conv2d, Conv2dConfig, Linear};
 use clap::Parser;
 use shared::Result;
 
@@ -73,7 +74,8 @@ pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
     };
     let linear = |name: &str| weight_and_bias(name).map(|(weight, bias)| Linear::new(weight, Some(bias)));
     let eps = number("layer_norm_eps")?;
-    let norm = |name: &str| weight_and_bias(name).map(|(weight, bias)| LayerNorm::new(weight, bias, eps));
+    let size = number("hidden_size")? as usize;
+    let norm = |name: &str| LayerNorm::load(size, eps, weights.child(name));
 
     let (patch_weight, patch_bias) = weight_and_bias("embeddings.patch_embeddings.projection")?; // (hidden_size, 3, patch, patch)
     let stride = Conv2dConfig { stride: number("patch_size")? as usize, ..Conv2dConfig::default() };

@@ -44,6 +44,7 @@
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |
 //! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
+//! | [`norm`] | layer and RMS norms that train, unlike candle's |
 //! | [`pruning`] | head importance and head pruning |
 #![cfg_attr(
     feature = "encoder",
@@ -89,6 +90,7 @@ mod io;
 mod kernels;
 mod macros;
 mod mask;
+pub mod norm;
 mod ops;
 pub mod position;
 pub mod pruning;

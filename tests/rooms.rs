@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// The rooms from the ground up. `error`, `macros`, `io`, `tensor` and `weights` need no attention; `kernels` work on
 /// slices and addresses; `ops`, `mask`, `position` and `config` describe a call; `sdpa` computes it and `attention` makes
-/// a layer of it; `families` and `checkpoint` load layers; the rest uses whole models.
-const ORDER: [&str; 19] = [
+/// a layer of it; `families` and `checkpoint` load layers, `norm` has the norms between them; the rest uses whole models.
+const ORDER: [&str; 20] = [
     "error",
     "macros",
     "io",
@@ -26,6 +26,7 @@ const ORDER: [&str; 19] = [
     "attention",
     "families",
     "checkpoint",
+    "norm",
     "pruning",
     "visualize",
     "encoder",

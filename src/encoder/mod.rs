@@ -23,7 +23,6 @@ pub use hub::locate_model;
 pub use hub::{HubOptions, download};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;
-pub use model::norm::LayerNorm;
 pub use model::options::{ForwardOptions, ForwardOutput};
 pub use pruning::prune::write_pruned;
 pub use sentence::SentenceEncoder;

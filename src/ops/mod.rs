@@ -18,6 +18,7 @@ mod rotation;
 #[cfg(feature = "encoder")]
 pub(crate) use activation::Activation;
 pub(crate) use linear::{Linear, PendingBias, accumulate_dtype};
+pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
 pub(crate) use qkv::Qkv;
 pub(crate) use rotation::rotate;

@@ -1,12 +1,43 @@
-//! Layer normalization and RMS normalization of rows: one differentiable reference, and fused kernels on GPUs.
+//! Layer normalization and RMS normalization of rows: one differentiable reference, and fused kernels on CPUs and GPUs.
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 
 use super::cuda;
 use super::fused::{fits_fused, supports_fused};
 use super::problem::Norm;
 use crate::error::Result;
-use crate::tensor::{broadcast_rows, compute_dtype, last_dim_contiguous};
+use crate::kernels::cpu::{Isa, residual_norm};
+use crate::tensor::{broadcast_rows, compute_dtype, last_dim_contiguous, with_f32_slice};
+
+/// The parameters of a normalization, as in [`Norm`]; the weight `(size)`.
+#[derive(Clone, Copy)]
+pub(crate) struct NormParameters<'a> {
+    pub weight: &'a Tensor,
+    pub bias: Option<&'a Tensor>,
+    pub eps: f64,
+    pub rms: bool,
+    pub offset: f32,
+}
+
+impl NormParameters<'_> {
+    /// Replaces the rows `xs` by the norm of `xs`, or of `xs + residual`, by the CPU kernel.
+    pub(crate) fn normalize_rows(&self, isa: Isa, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+        let mut run = |weight: &[f32], bias: &[f32]| match self.offset {
+            0.0 => residual_norm(isa, xs, residual, weight, bias, self.eps as f32, self.rms),
+            offset => {
+                let weight: Vec<f32> = weight.iter().map(|weight| weight + offset).collect();
+                residual_norm(isa, xs, residual, &weight, bias, self.eps as f32, self.rms);
+            }
+        };
+        with_f32_slice(self.weight, |weight| match self.bias {
+            Some(bias) => with_f32_slice(bias, |bias| run(weight, bias)),
+            None => {
+                run(weight, &vec![0.0; weight.len()]);
+                Ok(())
+            }
+        })?
+    }
+}
 
 impl Norm<'_> {
     /// The sum, if `keep_sum`, and the normalized rows, both in the shape and dtype of `xs`. Differentiable.
@@ -15,10 +46,10 @@ impl Norm<'_> {
         if self.xs.elem_count() == 0 {
             return Ok((self.keep_sum.then(|| self.xs.clone()), self.xs.clone()));
         }
-        match self.fused()? {
-            Some(outputs) => Ok(outputs),
-            None => self.reference(),
+        if let Some(outputs) = self.fused()? {
+            return Ok(outputs);
         }
+        if self.fits_cpu_kernel() { self.by_cpu_kernel() } else { self.reference() }
     }
 
     /// The sum and the normalized rows by one kernel, where the device has one and no gradient is tracked.
@@ -57,6 +88,23 @@ impl Norm<'_> {
         let others = [Some(self.weight), self.bias, self.add, self.add_bias];
         let metal = cfg!(feature = "metal") && self.xs.device().is_metal() && self.weight.rank() == 1;
         supports_fused(self.xs, &others) || metal && fits_fused(self.xs, &others)
+    }
+
+    /// Whether the CPU kernel can compute this: one weight for all rows, no f64, no gradient to track.
+    fn fits_cpu_kernel(&self) -> bool {
+        let tensors = [Some(self.xs), Some(self.weight), self.bias, self.add, self.add_bias].into_iter().flatten();
+        let fits = |tensor: &Tensor| tensor.device().is_cpu() && !tensor.track_op() && tensor.dtype() != DType::F64;
+        self.weight.dims() == [*self.xs.dims().last().unwrap_or(&0)] && tensors.into_iter().all(fits)
+    }
+
+    /// The sum and the normalized rows by the CPU kernel, in f32.
+    fn by_cpu_kernel(&self) -> Result<(Option<Tensor>, Tensor)> {
+        let sum = self.sum()?;
+        let mut rows = with_f32_slice(&sum, <[f32]>::to_vec)?;
+        let Self { weight, bias, eps, rms, offset, .. } = *self;
+        NormParameters { weight, bias, eps, rms, offset }.normalize_rows(Isa::detect()?, &mut rows, None)?;
+        let ys = Tensor::from_vec(rows, sum.shape(), &Device::Cpu)?.to_dtype(sum.dtype())?;
+        Ok((self.keep_sum.then_some(sum), ys))
     }
 
     /// `xs + (add + add_bias)`.

@@ -31,6 +31,7 @@ mod layouts;
 mod manifest;
 mod masks;
 mod minilm;
+mod norms;
 mod part;
 mod positions;
 mod programs;

@@ -10,10 +10,10 @@ use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::read_linear;
 use crate::encoder::model::hidden_states::HiddenStates;
-use crate::encoder::model::norm::Norm;
 use crate::error::{Error, Result};
 use crate::families::task_heads::HeadActivation;
 use crate::mask::AttentionMask;
+use crate::norm::Norm;
 use crate::ops::Linear;
 use crate::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
 

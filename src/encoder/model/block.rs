@@ -6,11 +6,11 @@ use crate::attention::MultiHeadAttention;
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::FeedForward;
-use crate::encoder::model::norm::Norm;
 use crate::encoder::model::stream::Stream;
 use crate::error::Result;
 use crate::families::block::{Block as BlockRow, BlockNorms};
 use crate::mask::AttentionMask;
+use crate::norm::Norm;
 use crate::tensor::{MapTensors, select};
 use crate::weights::AttentionWeights;
 

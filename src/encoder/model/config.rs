@@ -7,14 +7,14 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::{WeightSource, apply_family};
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, NormKind};
 use crate::encoder::model::config_keys::{normalize_config_keys, supported_models};
-use crate::encoder::model::norm::Norm;
 use crate::error::{Error, Result};
 use crate::families::block::{AbsolutePositions, Block, Model, SegmentTypes};
 use crate::families::table;
 use crate::io::json;
 use crate::mask::AttentionMask;
+use crate::norm::Norm;
 use crate::pruning::PrunedHeads;
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
@@ -198,6 +198,7 @@ impl BertConfig {
     /// Reads a norm of hidden states, of the kind of these blocks.
     pub(crate) fn norm<S: WeightSource>(&self, block: &Block, size: usize, source: &S) -> Result<Norm> {
         let bias = self.keys.get("norm_bias").and_then(Value::as_bool).unwrap_or(block.norm_bias);
+        let bias = bias && block.norm_kind == NormKind::Layer;
         Norm::load(block.norm_kind, bias, size, self.layer_norm_eps, source)
     }
 

@@ -8,7 +8,6 @@ pub(crate) mod embeddings;
 pub(crate) mod feed_forward;
 mod freeze;
 pub(crate) mod hidden_states;
-pub(crate) mod norm;
 pub(crate) mod options;
 mod ragged;
 mod row_stream;

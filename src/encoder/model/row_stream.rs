@@ -3,11 +3,11 @@
 use crate::attention::MultiHeadAttention;
 use crate::attention::ragged::Buffers as AttentionBuffers;
 use crate::encoder::model::feed_forward::{FeedForward, FeedForwardBuffers};
-use crate::encoder::model::norm::Norm;
 use crate::encoder::model::stream::Stream;
 use crate::error::Result;
 use crate::kernels::cpu::Isa;
 use crate::mask::AttentionMask;
+use crate::norm::Norm;
 use crate::ops::{Activation, Linear};
 
 /// Hidden states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and

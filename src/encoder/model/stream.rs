@@ -2,9 +2,9 @@
 
 use crate::attention::MultiHeadAttention;
 use crate::encoder::model::feed_forward::FeedForward;
-use crate::encoder::model::norm::Norm;
 use crate::error::Result;
 use crate::mask::AttentionMask;
+use crate::norm::Norm;
 use crate::ops::Linear;
 
 /// Hidden states on their way through the blocks of an encoder, and the operations of a block on them.

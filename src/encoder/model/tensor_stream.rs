@@ -5,11 +5,11 @@ use candle_nn::ops::dropout;
 
 use crate::attention::{AttentionInputs, AttentionStats, MultiHeadAttention};
 use crate::encoder::model::feed_forward::FeedForward;
-use crate::encoder::model::norm::Norm;
 use crate::encoder::model::options::ForwardOptions;
 use crate::encoder::model::stream::Stream;
 use crate::error::Result;
 use crate::mask::AttentionMask;
+use crate::norm::Norm;
 use crate::ops::{Linear, PendingBias};
 use crate::position::ragged::BatchCache;
 

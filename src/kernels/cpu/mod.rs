@@ -34,7 +34,6 @@ mod isa;
 mod mask;
 mod math;
 mod microkernel;
-#[cfg(feature = "encoder")]
 mod norm;
 mod online_softmax;
 mod packing;
@@ -51,7 +50,6 @@ pub(crate) use attention::{attend, scratch_floats};
 pub(crate) use element::Element;
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
-#[cfg(feature = "encoder")]
 pub(crate) use norm::residual_norm;
 pub(crate) use packing::PackedWeights;
 pub(crate) use problem::{AttentionProblem, Batch, HeadsView};

@@ -4,7 +4,6 @@ mod attention;
 mod functions;
 mod gemm;
 pub(in crate::kernels) mod masks;
-#[cfg(feature = "encoder")]
 mod norm;
 pub(in crate::kernels) mod reference;
 
