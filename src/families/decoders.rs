@@ -138,14 +138,14 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["qwen2_vl_text", "qwen2_5_vl_text"],
         window: UPPER,
-        positions: theta(1_000_000.0),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, mrope: Some(false), ..ROTARY }),
         defaults: QWEN2_VL_DEFAULTS,
         ..LLAMA
     },
     Family {
         model_types: &["qwen2_5_omni_text", "qwen2_5_omni_talker"],
         window: UPPER,
-        positions: theta(1_000_000.0),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, mrope: Some(false), ..ROTARY }),
         defaults: &[("sliding_window", 32_768.0), ("max_window_layers", 28.0)],
         ..LLAMA
     },
@@ -156,9 +156,22 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..QWEN3
     },
-    Family { model_types: &["qwen3_omni_moe_talker_text", "qwen3_omni_moe_talker_code_predictor"], ..QWEN3 },
-    Family { model_types: &["qwen3_omni_moe_text"], positions: theta(1_000_000.0), ..QWEN3 },
-    Family { model_types: &["qwen3_vl_text", "qwen3_vl_moe_text"], positions: theta(500_000.0), ..QWEN3 },
+    Family { model_types: &["qwen3_omni_moe_talker_code_predictor"], ..QWEN3 },
+    Family {
+        model_types: &["qwen3_omni_moe_talker_text"],
+        positions: LayerPositions::Rotary(RotaryRow { mrope: Some(true), ..ROTARY }),
+        ..QWEN3
+    },
+    Family {
+        model_types: &["qwen3_omni_moe_text"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, mrope: Some(true), ..ROTARY }),
+        ..QWEN3
+    },
+    Family {
+        model_types: &["qwen3_vl_text", "qwen3_vl_moe_text"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, mrope: Some(true), ..ROTARY }),
+        ..QWEN3
+    },
     Family {
         model_types: &["dots1"],
         window: windows(WindowLayers::FromLayerNumber { switch: false }),

@@ -156,6 +156,9 @@ pub(crate) struct RotaryRow {
     pub window_theta: Option<f64>,
     /// Whether context-extension scaling also applies to layers with a sliding window.
     pub scales_windowed: bool,
+    /// Images in text have three positions per token, to which `mrope_section` assigns the pairs; `true` if the pairs of the
+    /// three alternate (Qwen3-VL).
+    pub mrope: Option<bool>,
     /// Whether the configuration must state the rotation, because the config class scales it if the file is silent.
     pub stated: bool,
 }
@@ -191,6 +194,7 @@ pub(crate) const ROTARY: RotaryRow = RotaryRow {
     theta: 10_000.0,
     window_theta: None,
     scales_windowed: true,
+    mrope: None,
     stated: false,
 };
 

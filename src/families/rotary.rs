@@ -37,6 +37,9 @@ impl Layer<'_> {
             let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
             rotary = rotary.with_scaling(RotaryScaling::Dynamic { factor, original_max_position_embeddings });
         }
+        if let (Some(alternating), Some(section)) = (row.mrope, stated.and_then(|stated| stated.get("mrope_section"))) {
+            rotary = rotary.with_mrope_section(mrope_section(section)?).with_mrope_interleaved(alternating);
+        }
         Ok(rotary)
     }
 
@@ -105,7 +108,7 @@ impl Layer<'_> {
             list.into_iter().flatten().filter_map(Value::as_f64).collect()
         };
         Ok(match kind {
-            // Rotation by time, row and column of images (M-RoPE) is the usual one where the three are equal: in text.
+            // Rotation by time, height and width (M-RoPE) is the usual one where the three are equal: in text.
             "default" | "mrope" => RotaryScaling::None,
             "linear" => RotaryScaling::Linear { factor: factor()? },
             // Here the original length is `max_position_embeddings` itself.
@@ -161,4 +164,11 @@ impl Layer<'_> {
             }
         })
     }
+}
+
+/// The pairs of each of the three positions of M-RoPE.
+fn mrope_section(stated: &Value) -> Result<[usize; 3]> {
+    let pairs = stated.as_array().into_iter().flatten().map(|pairs| Some(pairs.as_u64()? as usize));
+    let section = pairs.collect::<Option<Vec<_>>>().and_then(|pairs| pairs.try_into().ok());
+    section.ok_or_else(|| Error::config("mrope_section", stated, "three numbers of pairs"))
 }

@@ -1,5 +1,6 @@
 //! Positions that a call gives its tokens: packed rows, offsets, M-RoPE, with a cache and in ragged batches.
 
+use candle_attention::checkpoint::Checkpoint;
 use candle_attention::position::{Alibi, Rotary, RotaryScaling};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
@@ -7,7 +8,7 @@ use candle_attention::{
 };
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::{Golden, LAYER, Random, assert_close, max_diff, random_layer, says};
+use crate::common::{Golden, LAYER, Random, assert_close, fixture, max_diff, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -70,6 +71,21 @@ fn given_positions_equal_transformers() {
             let got = layer.attend_cached(&inputs, &mut cache, &options(&positions)).unwrap().output;
             assert_close(&format!("{case} in chunks"), &got, &want.narrow(1, start, len).unwrap(), LAYER);
         }
+    }
+}
+
+/// A configuration with `mrope_section` gives a layer that takes three positions per token.
+#[test]
+fn sections_are_read_from_a_configuration() {
+    for (name, alternating) in [("qwen2_vl", false), ("qwen3_vl", true)] {
+        let path = fixture(&format!("families/{name}.safetensors"));
+        let bytes = std::fs::read(&path).unwrap();
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let json = serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let model = checkpoint.attention("layers.0.self_attn", &json, DType::F32, &CPU).unwrap();
+        let Position::Rotary(rotary) = &model.layer.config().position else { panic!("{name}") };
+        assert_eq!((rotary.mrope_section, rotary.mrope_interleaved), (Some([2, 1, 1]), alternating), "{name}");
     }
 }
 
