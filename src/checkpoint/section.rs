@@ -38,9 +38,10 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
     let mut rest: Vec<&str> = prefix.split('.').collect();
     loop {
         let children = children(section.keys);
-        let named = rest.iter().enumerate().find_map(|(i, part)| Some((i, child_of_part(&children, part)?)));
-        let key = match named {
-            Some((i, key)) => {
+        let mut named = rest.iter().map(|part| named_by(&children, part)).enumerate();
+        let key = match named.find(|(_, keys)| !keys.is_empty()) {
+            Some((i, keys)) => {
+                let &[key] = keys.as_slice() else { return Err(ambiguous(&keys, &path, prefix)) };
                 rest.drain(..=i);
                 key
             }
@@ -63,15 +64,32 @@ fn children(section: &Value) -> Vec<&str> {
     models.map(|(key, _)| key.as_str()).filter(|key| !GROUPS.contains(key)).collect()
 }
 
-/// The child that a component of a prefix names: by its whole name, its first word, or the part that both mean.
-fn child_of_part<'a>(children: &[&'a str], part: &str) -> Option<&'a str> {
-    let name = |key: &'a str| key.strip_suffix("_config").unwrap_or(key);
-    let word = |name: &str| name.split('_').next().unwrap_or_default().to_string();
-    let part_of = |name: &str| PARTS.iter().position(|words| words.contains(&word(name).as_str()));
-    let whole = children.iter().find(|key| name(key) == part || **key == part);
-    let first = || children.iter().find(|key| word(name(key)) == word(part));
-    let alike = || children.iter().find(|key| part_of(part).is_some() && part_of(name(key)) == part_of(part));
-    whole.or_else(first).or_else(alike).copied()
+/// The name of the part that a section describes.
+fn name(key: &str) -> &str {
+    key.strip_suffix("_config").unwrap_or(key)
+}
+
+/// The part of a model that a first word means.
+fn part_of(name: &str) -> Option<usize> {
+    let word = name.split('_').next().unwrap_or_default();
+    PARTS.iter().position(|words| words.contains(&word))
+}
+
+/// The sections that a component of a prefix names: with the words of the section's name, the longest name of all, or
+/// else with a first word that means the same part (`visual` and `vision_config`), the shortest name of all. More than one
+/// section is none.
+fn named_by<'a>(children: &[&'a str], part: &str) -> Vec<&'a str> {
+    let words = |name: &str| name.split('_').count();
+    let holds = |key: &&&str| format!("_{part}_").contains(&format!("_{}_", name(key)));
+    let named: Vec<&str> = children.iter().filter(holds).copied().collect();
+    let longest = named.iter().map(|key| words(name(key))).max();
+    if longest.is_some() {
+        return named.into_iter().filter(|key| Some(words(name(key))) == longest).collect();
+    }
+    let alike = |key: &&&str| part_of(part).is_some() && part_of(name(key)) == part_of(part);
+    let alike: Vec<&str> = children.iter().filter(alike).copied().collect();
+    let shortest = alike.iter().map(|key| words(name(key))).min();
+    alike.into_iter().filter(|key| Some(words(name(key))) == shortest).collect()
 }
 
 /// The child of a prefix that names none: the only one, or that of the text model.
@@ -81,7 +99,7 @@ fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
     match children {
         [only] => Some(only),
         _ if before.clone().count() < rest.len() && before.clone().all(|part| NEUTRAL.contains(part)) => {
-            let mut text = children.iter().filter(|key| PARTS[0].contains(&key.split('_').next().unwrap_or_default()));
+            let mut text = children.iter().filter(|key| part_of(name(key)) == Some(0));
             text.next().filter(|_| text.next().is_none()).copied()
         }
         _ => None,
@@ -96,7 +114,7 @@ fn type_of_child(parent: &Section, key: &str) -> Option<String> {
         Some(whole) if own.as_ref().is_none_or(|own| own == whole) => whole,
         _ => return own,
     };
-    let part = key.strip_suffix("_config").unwrap_or(key);
+    let part = name(key);
     let names = [format!("{whole}_{part}"), format!("{whole}_{part}_model")];
     let listed = names.iter().find(|name| is_listed(name)).cloned();
     match part {
