@@ -17,6 +17,7 @@ mod freeze;
 mod init;
 mod observe;
 mod options;
+mod plan;
 mod positions;
 pub(crate) mod ragged;
 mod transform;
@@ -32,7 +33,7 @@ use crate::mask::AttentionMask;
 use crate::ops::{Linear, Qkv};
 use crate::position::PositionState;
 use crate::sdpa;
-use crate::sdpa::{AttentionOutput, Plan};
+use crate::sdpa::AttentionOutput;
 use crate::tensor::Frozen;
 use crate::weights::NormWeights;
 
@@ -163,21 +164,6 @@ impl MultiHeadAttention {
         let ready = self.transformed(inputs, call.dtype, options)?;
         let sdpa_options = sdpa_options.with_mask(&*ready.mask);
         self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa_options)?, inputs, options)
-    }
-
-    /// The backend that would run this call, why each other one would not, and the scratch memory in bytes.
-    ///
-    /// # Errors
-    /// Those of [`attend_with`](Self::attend_with).
-    pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
-        self.check(inputs, options)?;
-        let s_kv = inputs.key.dim(1)?;
-        let mask = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
-        let inputs = inputs.under(&*mask);
-        let options = self.sdpa_options(&inputs, options);
-        let call = self.call(&inputs, &options, s_kv)?;
-        inputs.mask.check(call.shape)?;
-        Plan::new(&call, &options)
     }
 
     /// Applies the head mask and the output projection to the result of `sdpa`.

@@ -82,6 +82,13 @@ pub struct AttentionOptions<'a> {
 }
 
 impl<'a> AttentionOptions<'a> {
+    /// Whether a ragged batch has to be padded for these options, with dropout `p` in training.
+    pub(super) fn need_padding(&self, p: f64) -> bool {
+        let dropped = self.train && p > 0.0;
+        let needed = dropped || self.return_attention_weights || self.head_mask.is_some();
+        needed || self.positions.is_some() || self.grid.is_some()
+    }
+
     setters! {
         /// Sets whether dropout is applied.
         with_train, train: bool = train;

@@ -16,6 +16,13 @@ pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
     first_reason([elsewhere]).or_else(|| no_fused_kernel(call, options))
 }
 
+/// The instruction set that the kernel uses for a call.
+pub(super) fn instructions(call: &Call) -> Result<&'static str> {
+    // An instruction set that was requested but is missing is an error; another one is not used in its place.
+    let isa = Isa::detect()?;
+    Ok(if call.dtype == DType::BF16 { isa.name() } else { isa.f32_name() })
+}
+
 /// Bytes of temporary memory of all threads.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let keys = call.shape.s_kv + options.appended_keys;

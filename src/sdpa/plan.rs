@@ -3,7 +3,6 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::kernels::cpu::Isa;
 use crate::sdpa::backend::Backend;
 use crate::sdpa::call::Call;
 use crate::sdpa::options::SdpaOptions;
@@ -27,8 +26,9 @@ pub struct Plan {
     pub backend: Backend,
     /// Every other backend with the reason against it.
     pub rejected: Vec<Rejected>,
-    /// The instruction set of the CPU kernel: `amx`, `avx512_bf16`, `avx512`, `avx2`, `neon` or `portable`; `None` on
-    /// other backends.
+    /// The instruction set that the CPU kernel uses in this call: `amx`, `avx512_bf16`, `avx512`, `avx2`, `neon` or
+    /// `portable`; `None` on other backends. The first two multiply bf16: where queries, keys and values are f32, as also
+    /// in a half-type layer that rotates or normalizes them, the kernel uses `avx512` on the same processor.
     pub instructions: Option<&'static str>,
     /// Peak temporary memory of the backend in bytes, estimated from the shapes.
     pub scratch_bytes: usize,
@@ -54,8 +54,7 @@ impl Plan {
             .map(|other| Rejected { backend: other, reason: unsupported(other).unwrap_or_else(not_needed) })
             .collect();
         let (instructions, scratch_bytes) = match backend {
-            // An instruction set that was requested but is missing is an error; another one is not used in its place.
-            Backend::Cpu => (Some(Isa::detect()?.name()), cpu::scratch_bytes(call, options)),
+            Backend::Cpu => (Some(cpu::instructions(call)?), cpu::scratch_bytes(call, options)),
             Backend::FlashAttn => (None, flash::scratch_bytes(call)),
             Backend::Cuda => (None, cuda::scratch_bytes(call, options)),
             Backend::Metal => (None, metal::scratch_bytes(call, options)),

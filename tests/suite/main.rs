@@ -33,6 +33,7 @@ mod masks;
 mod minilm;
 mod norms;
 mod part;
+mod plans;
 mod positions;
 mod programs;
 mod ragged;

@@ -5,6 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use super::keys;
 use super::kv_cache::{CacheKind, KvCache, Row};
 use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
 use crate::position::ExplicitPositions;
 
 /// The keys and values that a chunk attends to.
@@ -44,10 +45,21 @@ fn aligned(held: &[usize], new: &[usize], s: usize) -> bool {
     held.iter().all(|tokens| *tokens == held[0]) && new.iter().all(|tokens| *tokens == s)
 }
 
+/// Where the chunk starts and ends in each sequence, unless it is [`aligned`].
+pub(super) fn unequal(held: Vec<usize>, new: &[usize], s: usize) -> Option<[Vec<usize>; 2]> {
+    let totals = held.iter().zip(new).map(|(held, new)| held + new).collect();
+    (!aligned(&held, new, s)).then_some([held, totals])
+}
+
 impl KvCache {
     /// The same tokens in the same memory, to return to if a call fails.
     pub(super) fn snapshot(&self) -> Self {
         Self { kind: self.kind, buffers: self.buffers.clone(), rows: self.rows.clone() }
+    }
+
+    /// Whether a gradient flows into the cached tokens.
+    pub(super) fn tracks_gradient(&self) -> bool {
+        self.held() > 0 && self.buffers.iter().flatten().any(Tensor::track_op)
     }
 
     /// The window of a rotating cache.
@@ -55,6 +67,22 @@ impl KvCache {
         match self.kind {
             CacheKind::Rotating(window) => Some(window),
             _ => None,
+        }
+    }
+
+    /// The mask of a call on the keys of a chunk: `mask` within the window of the cache, and within each sequence, if
+    /// they are [`unequal`](CachedKeys::unequal).
+    pub(super) fn mask(&self, mask: &AttentionMask, unequal: Option<&[Vec<usize>; 2]>) -> AttentionMask {
+        let mut mask = mask.clone();
+        if let Some(window) = self.window() {
+            mask = mask.and(AttentionMask::window(Some(window - 1), None));
+        }
+        match unequal {
+            Some([starts, lengths]) => {
+                let starts = starts.iter().map(|&start| start as i64).collect();
+                mask.and(AttentionMask::lengths(lengths)).with_query_starts(starts)
+            }
+            None => mask,
         }
     }
 
@@ -132,7 +160,7 @@ impl KvCache {
             row.rotated_for = rotated[i];
         }
         self.rows = rows;
-        let unequal = (!aligned(&held, new, k.dim(1)?)).then_some([held, totals]);
+        let unequal = unequal(held, new, k.dim(1)?);
         Ok(CachedKeys { keys, values, unequal })
     }
 

@@ -4,15 +4,15 @@ use super::append::{CachedKeys, TokenShape};
 use super::kv_cache::KvCache;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::mask::{AttentionMask, AttnShape};
+use crate::mask::AttnShape;
 use crate::position::{ExplicitPositions, TokenPositions};
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Plan};
 
 /// The new tokens of a call with a cache.
-struct NewTokens {
+pub(super) struct NewTokens {
     /// Tokens of each sequence that are not padding.
-    counts: Vec<usize>,
+    pub(super) counts: Vec<usize>,
     /// The position of the first token of each sequence, if the call does not give positions.
     starts: Vec<usize>,
     /// The length of each sequence with these tokens.
@@ -80,7 +80,7 @@ impl MultiHeadAttention {
     }
 
     /// Checks everything about a call that can be checked before it runs.
-    fn check_cached(
+    pub(super) fn check_cached(
         &self,
         inputs: &AttentionInputs,
         lengths: Option<&[usize]>,
@@ -168,15 +168,8 @@ impl MultiHeadAttention {
         let [q, k, v] = self.project(inputs, self.dtype(), &tokens)?;
         let CachedKeys { keys, values, unequal } = cache.append([k, v], counts, lengths, explicit.as_ref())?;
 
-        let mut mask = AttentionMask::clone(&inputs.mask);
-        if let Some(window) = cache.window() {
-            mask = mask.and(AttentionMask::window(Some(window - 1), None));
-        }
         let starts = unequal.as_ref().map(|[starts, _]| &starts[..]);
-        if let Some([starts, lengths]) = &unequal {
-            let starts = starts.iter().map(|&start| start as i64).collect();
-            mask = mask.and(AttentionMask::lengths(lengths)).with_query_starts(starts);
-        }
+        let mask = cache.mask(&inputs.mask, unequal.as_ref());
         let inputs = inputs.under(&mask);
         let mask = self.mask_with_bias(&inputs, inputs.query.dim(1)?, keys.dim(1)?, starts, None)?;
         let inputs = inputs.under(&*mask);

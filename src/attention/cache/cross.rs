@@ -38,8 +38,8 @@ use crate::tensor::select;
 #[derive(Debug, Clone)]
 pub struct CrossCache {
     /// `(b, s_kv, h_kv, d)`, with the learned and zero keys of the layer at the end.
-    keys: Tensor,
-    values: Tensor,
+    pub(super) keys: Tensor,
+    pub(super) values: Tensor,
     /// Tokens of the memory.
     len: usize,
     /// The query weight of the layer that projected the keys.
@@ -111,6 +111,20 @@ impl MultiHeadAttention {
         cache: &CrossCache,
         options: &AttentionOptions,
     ) -> Result<AttentionOutput> {
+        self.check_cross(queries, cache, options)?;
+        if self.config.num_attention_heads == 0 {
+            return self.without_heads(queries);
+        }
+        let mask = mask.into();
+        let mask = self.with_own_mask(&mask);
+        let inputs = AttentionInputs::self_attention(queries, &*mask);
+        let q = self.project_queries(queries, self.dtype())?;
+        let attended = sdpa::attend_bshd(&q, &cache.keys, &cache.values, &self.sdpa_options(&inputs, options))?;
+        self.finish(attended, &inputs, options)
+    }
+
+    /// Checks queries and options against the layer and the cache.
+    pub(super) fn check_cross(&self, queries: &Tensor, cache: &CrossCache, options: &AttentionOptions) -> Result<()> {
         self.check_options(queries, options)?;
         self.check_input("query", queries, self.config.resolved_query_size())?;
         if cache.layer != self.qkv.weight().id() {
@@ -125,14 +139,6 @@ impl MultiHeadAttention {
             let expected = format!("{}, as in the cache for cross-attention", cache.batch_size());
             return Err(Error::value("the batch size", b, expected));
         }
-        if self.config.num_attention_heads == 0 {
-            return self.without_heads(queries);
-        }
-        let mask = mask.into();
-        let mask = self.with_own_mask(&mask);
-        let inputs = AttentionInputs::self_attention(queries, &*mask);
-        let q = self.project_queries(queries, self.dtype())?;
-        let attended = sdpa::attend_bshd(&q, &cache.keys, &cache.values, &self.sdpa_options(&inputs, options))?;
-        self.finish(attended, &inputs, options)
+        Ok(())
     }
 }

@@ -12,6 +12,7 @@ mod cross;
 mod edit;
 mod keys;
 mod kv_cache;
+mod plan;
 
 pub use cross::CrossCache;
 pub use kv_cache::KvCache;

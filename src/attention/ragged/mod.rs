@@ -57,9 +57,7 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
         options: &AttentionOptions,
     ) -> Result<AttentionOutput> {
-        let dropped = options.train && self.config.dropout > 0.0;
-        let needs_padding = dropped || options.return_attention_weights || options.head_mask.is_some();
-        if needs_padding || options.positions.is_some() || options.grid.is_some() {
+        if options.need_padding(self.config.dropout) {
             self.check_ragged(xs, lengths, mask)?;
             return self.attend_ragged_padded(xs, lengths, mask, options);
         }
@@ -104,7 +102,7 @@ impl MultiHeadAttention {
     }
 
     /// Checks a ragged batch and returns where each sequence starts and the last one ends.
-    fn check_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Vec<usize>> {
+    pub(super) fn check_ragged(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Vec<usize>> {
         let size = self.config.resolved_query_size();
         let offsets = offsets(lengths);
         let tokens = offsets[lengths.len()];

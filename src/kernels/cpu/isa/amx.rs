@@ -37,6 +37,7 @@ static CONFIG: TileConfig = {
 
 impl InstructionSet for Amx {
     const NAME: &'static str = "amx";
+    const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
     const HAS_BF16_DOT: bool = true;
 
     fn detect() -> Option<Self> {

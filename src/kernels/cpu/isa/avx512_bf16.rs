@@ -12,6 +12,7 @@ pub(crate) struct Avx512Bf16(Avx512);
 
 impl InstructionSet for Avx512Bf16 {
     const NAME: &'static str = "avx512_bf16";
+    const F32_NAME: &'static str = Avx512::NAME;
     const HAS_BF16_DOT: bool = true;
 
     fn detect() -> Option<Self> {

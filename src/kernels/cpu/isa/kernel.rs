@@ -25,6 +25,8 @@ pub(crate) trait Bf16Kernel {
 pub(crate) trait InstructionSet: Copy {
     /// The name that the environment variable `CANDLE_ATTENTION_ISA` takes.
     const NAME: &'static str;
+    /// The name of the instructions that [`run`](Self::run) uses, where they are those of another instruction set.
+    const F32_NAME: &'static str = Self::NAME;
     /// Whether there are instructions that multiply bf16 pairs, and so a [`run_bf16`](Self::run_bf16).
     const HAS_BF16_DOT: bool = false;
 

@@ -65,6 +65,13 @@ macro_rules! isas {
                 }
             }
 
+            /// The name of the instructions that kernels without bf16 products run on.
+            pub(crate) fn f32_name(self) -> &'static str {
+                match self {
+                    $($(#[cfg($($condition)+)])? Self::$name(_) => <$type>::F32_NAME,)+
+                }
+            }
+
             /// Whether there are instructions that multiply bf16 pairs.
             pub(crate) fn has_bf16_dot(self) -> bool {
                 match self {

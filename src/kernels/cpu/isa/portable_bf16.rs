@@ -13,6 +13,7 @@ pub(crate) struct PortableBf16;
 
 impl InstructionSet for PortableBf16 {
     const NAME: &'static str = "portable_bf16";
+    const F32_NAME: &'static str = Portable::NAME;
     const HAS_BF16_DOT: bool = true;
 
     fn detect() -> Option<Self> {

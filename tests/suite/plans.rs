@@ -1,0 +1,118 @@
+//! Plans of every kind of call: what would run it, with which instructions, without running it.
+
+use candle_attention::position::Alibi;
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, KvCache, MultiHeadAttention,
+};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+
+use crate::common::{Random, random_layer, says};
+
+fn trainable(config: &AttentionConfig) -> MultiHeadAttention {
+    MultiHeadAttention::new(config, VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu)).unwrap()
+}
+
+#[test]
+fn an_f32_layer_never_uses_instructions_for_bf16() {
+    let layer = |dtype: DType| {
+        let tensors = ["q_proj", "k_proj", "v_proj", "o_proj"]
+            .map(|name| (format!("{name}.weight"), Tensor::ones((8, 8), dtype, &Device::Cpu).unwrap()));
+        let vb = VarBuilder::from_tensors(tensors.into_iter().collect(), dtype, &Device::Cpu);
+        MultiHeadAttention::load(&AttentionConfig::new(8, 2), vb).unwrap()
+    };
+    let instructions = |dtype: DType| {
+        let xs = Tensor::ones((1, 3, 8), dtype, &Device::Cpu).unwrap();
+        let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
+        layer(dtype).plan(&inputs, &AttentionOptions::default()).unwrap().instructions.unwrap()
+    };
+    for dtype in [DType::F32, DType::F16] {
+        assert!(["avx512", "avx2", "neon", "portable"].contains(&instructions(dtype)), "{}", instructions(dtype));
+    }
+    if std::env::var_os("CANDLE_ATTENTION_ISA").is_none() {
+        let faster = ["amx", "avx512_bf16"].contains(&instructions(DType::BF16));
+        assert_eq!(instructions(DType::BF16) == instructions(DType::F32), !faster);
+    }
+}
+
+#[test]
+fn cached_calls_have_plans_and_stay_as_they_were() {
+    let config = AttentionConfig::new(12, 3).with_position(Alibi::default());
+    let (fixed, learning) = (random_layer(&config, 0.5, &mut Random::new(90)), trainable(&config));
+    let xs = Random::new(91).tensor(&[2, 3, 12], DType::F32);
+    let (mask, options) = (AttentionMask::causal(), AttentionOptions::default());
+    let inputs = AttentionInputs::self_attention(&xs, &mask);
+    for cache in [KvCache::growing, || KvCache::fixed(8), || KvCache::rotating(4)] {
+        for lengths in [None, Some(&[3, 1][..])] {
+            let mut cache = cache();
+            for _ in 0..2 {
+                let (before, held) = (cache.len(), cache.held());
+                let plan = |layer: &MultiHeadAttention| layer.plan_cached(&inputs, lengths, &cache, &options).unwrap();
+                assert_eq!(plan(&fixed).backend, Backend::Cpu);
+                assert_eq!(plan(&learning).backend, Backend::Eager);
+                assert_eq!((cache.len(), cache.held()), (before, held), "a plan changes nothing");
+                let forced = options.with_backend(Backend::Eager);
+                assert_eq!(fixed.plan_cached(&inputs, lengths, &cache, &forced).unwrap().backend, Backend::Eager);
+                let run = match lengths {
+                    Some(lengths) => fixed.attend_cached_lengths(&inputs, lengths, &mut cache, &options),
+                    None => fixed.attend_cached(&inputs, &mut cache, &options),
+                };
+                run.unwrap();
+            }
+        }
+    }
+    // Memory is that of all keys, and errors are those of the call.
+    let mut cache = KvCache::fixed(8);
+    let scratch = |cache: &KvCache| {
+        let eager = options.with_backend(Backend::Eager);
+        fixed.plan_cached(&inputs, None, cache, &eager).unwrap().scratch_bytes
+    };
+    let first = scratch(&cache);
+    fixed.attend_cached(&inputs, &mut cache, &options).unwrap();
+    assert!(scratch(&cache) > first);
+    fixed.attend_cached(&inputs, &mut cache, &options).unwrap();
+    let full = fixed.plan_cached(&inputs, None, &cache, &options);
+    assert!(matches!(full, Err(Error::CacheFull { tokens: 9, capacity: 8, .. })));
+    // A layer that is fixed, and cached keys that learn.
+    let mut cache = KvCache::growing();
+    let variable = candle_core::Var::from_tensor(&xs).unwrap();
+    fixed.attend_cached(&AttentionInputs::self_attention(&variable, &mask), &mut cache, &options).unwrap();
+    assert_eq!(fixed.plan_cached(&inputs, None, &cache, &options).unwrap().backend, Backend::Eager);
+}
+
+#[test]
+fn cross_attention_with_a_cache_has_a_plan() {
+    let layer = random_layer(&AttentionConfig::new(12, 3), 0.5, &mut Random::new(92));
+    let [query, memory] = [2, 5].map(|s| Random::new(93).tensor(&[2, s, 12], DType::F32));
+    let (cache, options) = (layer.cross_cache(&memory).unwrap(), AttentionOptions::default());
+    let lengths = AttentionMask::lengths(&[5, 3]);
+    assert_eq!(layer.plan_cross_cached(&query, &lengths, &cache, &options).unwrap().backend, Backend::Cpu);
+    let weights = options.with_return_attention_weights(true);
+    assert_eq!(layer.plan_cross_cached(&query, &lengths, &cache, &weights).unwrap().backend, Backend::Eager);
+    says(layer.plan_cross_cached(&query, AttentionMask::lengths(&[5]), &cache, &options), &["lengths", "2"]);
+    says(layer.plan_cross_cached(&memory.narrow(0, 0, 1).unwrap(), lengths, &cache, &options), &["batch size is 1"]);
+}
+
+#[test]
+fn ragged_batches_have_plans() {
+    let mask = AttentionMask::causal();
+    let (xs, lengths) = (Random::new(94).tensor(&[9, 12], DType::F32), [4, 0, 5]);
+    let plan = |layer: &MultiHeadAttention, options: &AttentionOptions| {
+        layer.attend_ragged_with(&xs, &lengths, &mask, options).unwrap();
+        layer.plan_ragged(&xs, &lengths, &mask, options).unwrap()
+    };
+    let plain = AttentionConfig::new(12, 3);
+    let options = AttentionOptions::default();
+    for config in [plain.clone(), plain.clone().with_add_zero_attn(true), plain.clone().with_position(Alibi::default())]
+    {
+        let layer = random_layer(&config, 0.5, &mut Random::new(95));
+        assert_eq!(plan(&layer, &options).backend, Backend::Cpu);
+        assert_eq!(plan(&layer, &options.with_return_attention_weights(true)).backend, Backend::Eager);
+        assert_eq!(plan(&trainable(&config), &options).backend, Backend::Eager);
+    }
+    let layer = random_layer(&plain, 0.5, &mut Random::new(95));
+    says(layer.plan_ragged(&xs, &[4, 4], &mask, &options), &["the sum of lengths is 8", "9"]);
+    let flash = options.with_backend(Backend::FlashAttn);
+    says(layer.plan_ragged(&xs, &lengths, &mask, &flash), &["backend flash-attn cannot run this call"]);
+    says(layer.attend_ragged_with(&xs, &lengths, &mask, &flash), &["backend flash-attn cannot run this call"]);
+}
