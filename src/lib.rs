@@ -39,7 +39,7 @@
 //!
 //! | Module | Contents |
 //! |---|---|
-//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`KvCache`], [`Plan`], [`Error`] |
+//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`KvCache`], [`CrossCache`], [`Plan`], [`Error`] |
 //! | [`position`] | rotary embeddings, ALiBi, relative biases, disentangled attention |
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |
@@ -122,6 +122,8 @@ mod documents {
     struct Readme;
     #[doc = include_str!("../docs/checkpoints.md")]
     struct Checkpoints;
+    #[doc = include_str!("../docs/decoding.md")]
+    struct Decoding;
     #[doc = include_str!("../docs/encoder.md")]
     struct Encoder;
     #[doc = include_str!("../docs/pruning-and-attention-maps.md")]

@@ -53,7 +53,8 @@ use crate::weights::NormWeights;
 /// # DTypes
 /// f16, bf16, f32, f64: the dtype of the weights, which the inputs must share. On the CPU half types are computed in
 /// f32 from the projections to the output, which is rounded once. With bf16 instructions (AMX, AVX512-BF16) the
-/// operands of each product are rounded to bf16, while sums and softmax stay in f32. On a GPU the softmax is in f32.
+/// operands of each product are rounded to bf16, while sums and softmax stay in f32. A call with a cache rounds queries,
+/// keys and values to the dtype of the weights, which the cache holds. On a GPU the softmax is in f32.
 /// # Masks
 /// [`AttentionMask`]: true = attend. A fully masked query gives zeros before the output projection.
 /// # Backends
