@@ -2,7 +2,7 @@
 
 use crate::config::{NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
+    BASE, Causal, Family, LayerPositions, Mrope, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
@@ -31,6 +31,11 @@ const fn theta(theta: f64) -> LayerPositions {
 /// Llama's rotary positions on a share of each head.
 const fn share(share: f64) -> LayerPositions {
     LayerPositions::Rotary(RotaryRow { share: Some(share), ..ROTARY })
+}
+
+/// The same with M-RoPE.
+const fn mrope(theta: f64, order: Mrope) -> LayerPositions {
+    LayerPositions::Rotary(RotaryRow { theta, mrope: Some(order), ..ROTARY })
 }
 
 const fn windows(layers: WindowLayers) -> Window {
@@ -71,11 +76,8 @@ pub(crate) const DECODERS: &[Family] = &[
         ],
         ..LLAMA
     },
-    Family {
-        model_types: &["csm", "csm_depth_decoder_model", "evolla", "paddleocr_vl_text"],
-        positions: theta(500_000.0),
-        ..LLAMA
-    },
+    Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
+    Family { model_types: &["paddleocr_vl_text"], positions: mrope(500_000.0, Mrope::Blocks), ..LLAMA },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["granite", "granitemoe", "granitemoeshared", "granite4_vision_text"], ..GRANITE },
@@ -138,14 +140,14 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["qwen2_vl_text", "qwen2_5_vl_text"],
         window: UPPER,
-        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, mrope: Some(false), ..ROTARY }),
+        positions: mrope(1_000_000.0, Mrope::Blocks),
         defaults: QWEN2_VL_DEFAULTS,
         ..LLAMA
     },
     Family {
         model_types: &["qwen2_5_omni_text", "qwen2_5_omni_talker"],
         window: UPPER,
-        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, mrope: Some(false), ..ROTARY }),
+        positions: mrope(1_000_000.0, Mrope::Blocks),
         defaults: &[("sliding_window", 32_768.0), ("max_window_layers", 28.0)],
         ..LLAMA
     },
@@ -157,19 +159,11 @@ pub(crate) const DECODERS: &[Family] = &[
         ..QWEN3
     },
     Family { model_types: &["qwen3_omni_moe_talker_code_predictor"], ..QWEN3 },
-    Family {
-        model_types: &["qwen3_omni_moe_talker_text"],
-        positions: LayerPositions::Rotary(RotaryRow { mrope: Some(true), ..ROTARY }),
-        ..QWEN3
-    },
-    Family {
-        model_types: &["qwen3_omni_moe_text"],
-        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, mrope: Some(true), ..ROTARY }),
-        ..QWEN3
-    },
+    Family { model_types: &["qwen3_omni_moe_talker_text"], positions: mrope(10_000.0, Mrope::Alternating), ..QWEN3 },
+    Family { model_types: &["qwen3_omni_moe_text"], positions: mrope(1_000_000.0, Mrope::Alternating), ..QWEN3 },
     Family {
         model_types: &["qwen3_vl_text", "qwen3_vl_moe_text"],
-        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, mrope: Some(true), ..ROTARY }),
+        positions: mrope(500_000.0, Mrope::Alternating),
         ..QWEN3
     },
     Family {
@@ -312,10 +306,13 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY })
     },
-    Family { model_types: &["glm4v_moe_text"], positions: share(0.5), ..LLAMA },
+    Family {
+        model_types: &["glm4v_moe_text"],
+        ..rotary(RotaryRow { share: Some(0.5), mrope: Some(Mrope::Blocks), ..ROTARY })
+    },
     Family {
         model_types: &["glm4v_text", "glm_ocr_text"],
-        ..rotary(RotaryRow { interleaved: true, share: Some(1.0), ..ROTARY })
+        ..rotary(RotaryRow { interleaved: true, share: Some(1.0), mrope: Some(Mrope::Blocks), ..ROTARY })
     },
     Family { model_types: &["glm", "glm4"], ..rotary(RotaryRow { interleaved: true, share: Some(0.5), ..ROTARY }) },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },

@@ -156,11 +156,20 @@ pub(crate) struct RotaryRow {
     pub window_theta: Option<f64>,
     /// Whether context-extension scaling also applies to layers with a sliding window.
     pub scales_windowed: bool,
-    /// Images in text have three positions per token, to which `mrope_section` assigns the pairs; `true` if the pairs of the
-    /// three alternate (Qwen3-VL).
-    pub mrope: Option<bool>,
+    /// How the pairs of a head belong to the axes of M-RoPE, if `mrope_section` is stated. Without explicit positions the
+    /// axes are equal, and the rotation is the usual one.
+    pub mrope: Option<Mrope>,
     /// Whether the configuration must state the rotation, because the config class scales it if the file is silent.
     pub stated: bool,
+}
+
+/// How the pairs of a head belong to the axes of M-RoPE: time, row and column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mrope {
+    /// One block of pairs after the other (Qwen2-VL).
+    Blocks,
+    /// In turn (Qwen3-VL).
+    Alternating,
 }
 
 /// Which layers rotate queries and keys.

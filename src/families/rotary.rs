@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{RotaryLayers, RotaryRow};
+use crate::families::family::{Mrope, RotaryLayers, RotaryRow};
 use crate::families::layer::Layer;
 use crate::io::{number, whole_number};
 use crate::position::{Rotary, RotaryScaling, RotaryStyle};
@@ -30,15 +30,19 @@ impl Layer<'_> {
         let interleaved = row.interleaved || self.flag("rotary_emb_interleaved") == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
         let mut rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta);
+        if let (Some(order), Some(section)) = (row.mrope, stated.and_then(|stated| stated.get("mrope_section"))) {
+            let section = mrope_section(section)?;
+            // A section of another size means nothing in text, whose three positions are equal.
+            if section.iter().sum::<usize>() == dim / 2 {
+                rotary = rotary.with_mrope_section(section).with_mrope_interleaved(order == Mrope::Alternating);
+            }
+        }
         if let Some(scaling) = stated.filter(|_| row.scales_windowed || !windowed) {
             rotary = rotary.with_scaling(self.rotary_scaling(scaling)?);
         } else if let Some(factor) = self.float("rotary_scaling_factor") {
             // NomicBERT's own key.
             let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
             rotary = rotary.with_scaling(RotaryScaling::Dynamic { factor, original_max_position_embeddings });
-        }
-        if let (Some(alternating), Some(section)) = (row.mrope, stated.and_then(|stated| stated.get("mrope_section"))) {
-            rotary = rotary.with_mrope_section(mrope_section(section)?).with_mrope_interleaved(alternating);
         }
         Ok(rotary)
     }
@@ -108,7 +112,7 @@ impl Layer<'_> {
             list.into_iter().flatten().filter_map(Value::as_f64).collect()
         };
         Ok(match kind {
-            // Rotation by time, height and width (M-RoPE) is the usual one where the three are equal: in text.
+            // Rotation by time, row and column of images (M-RoPE) is the usual one where the three are equal: in text.
             "default" | "mrope" => RotaryScaling::None,
             "linear" => RotaryScaling::Linear { factor: factor()? },
             // Here the original length is `max_position_embeddings` itself.
@@ -168,7 +172,7 @@ impl Layer<'_> {
 
 /// The pairs of each of the three positions of M-RoPE.
 fn mrope_section(stated: &Value) -> Result<[usize; 3]> {
-    let pairs = stated.as_array().into_iter().flatten().map(|pairs| Some(pairs.as_u64()? as usize));
-    let section = pairs.collect::<Option<Vec<_>>>().and_then(|pairs| pairs.try_into().ok());
+    let pairs = stated.as_array().into_iter().flatten().map(|pairs| Some(u16::try_from(pairs.as_u64()?).ok()?.into()));
+    let section = pairs.collect::<Option<Vec<usize>>>().and_then(|pairs| pairs.try_into().ok());
     section.ok_or_else(|| Error::config("mrope_section", stated, "three numbers of pairs"))
 }

@@ -8,6 +8,7 @@ soft caps, sinks and query/key norms are applied as the model applies them. A fi
                            writes them with, and the tables of position biases they share
     golden.C.input         hidden states that queries (and in self-attention keys) are made from
     golden.C.key           only for cross-attention: the states that keys and values are made from
+    golden.C.positions     only with M-RoPE over images: u32 (3, b, s), times, rows and columns
     golden.C.mask          only with padding: u8 (b, s of the keys), 1 = attend
     golden.C.output        output of the attention's output projection, before dropout, residual
                            and LayerNorm
@@ -149,6 +150,8 @@ class Family:
             self.tensors[f"golden.{c}.output"] = got["output"]
             if s["kind"] == "cross":
                 self.tensors[f"golden.{c}.key"] = got["key"]
+            if "position_ids" in inputs:
+                self.tensors[f"golden.{c}.positions"] = inputs["position_ids"].to(torch.uint32)
             if mask is not None:
                 self.tensors[f"golden.{c}.mask"] = mask.to(torch.uint8)
             self.cases.append({"name": c, **{k: s[k] for k in ("prefix", "kind", "causal", "layer",
@@ -999,14 +1002,22 @@ WITHOUT_HEAD_DIM = {k: v for k, v in LLAMA.items() if k != "head_dim"}
 EXPERTS = dict(num_experts=2, num_local_experts=2, num_experts_per_tok=1, moe_intermediate_size=8)
 
 
-def text_part(name, cls, config, kwargs, *, s=8, layers=(0,), notes=("", ""), vary=()):
-    """The text model alone: one case `layer{i}` for each layer."""
+def text_part(name, cls, config, kwargs, *, s=8, layers=(0,), notes=("", ""), axes=False,
+              vary=()):
+    """The text model alone: one case `layer{i}` for each layer.
+
+    axes: also a case `image` with positions of three axes.
+    """
     f = Family(name, cls, config, kwargs)
     sites = [site(f"layer{i}", f"layers.{i}.self_attn", "o_proj", causal=True, layer=i,
                   note=notes[i]) for i in layers]
     names = [x["case"] for x in sites]
     f.run(sites, {"input_ids": token_ids(s)},
           vary=[v if isinstance(v, tuple) else (v, names) for v in vary])
+    if axes:
+        image = site("image", "layers.0.self_attn", "o_proj", causal=True, note="three positions")
+        positions = torch.stack([torch.randint(0, 9, (B, 6)) for _ in range(3)])
+        f.run([image], {"input_ids": token_ids(6), "position_ids": positions})
     f.save()
 
 
@@ -1018,7 +1029,8 @@ UPPER = dict(s=9, layers=(0, 1), notes=("M-RoPE over text", "the same in a windo
 
 @family
 def qwen2_vl(name):
-    text_part(name, tf.Qwen2VLTextModel, tf.Qwen2VLTextConfig, QWEN_VL, **UPPER)
+    text_part(name, tf.Qwen2VLTextModel, tf.Qwen2VLTextConfig, {**QWEN_VL, "hidden_size": 24,
+              "num_attention_heads": 3, "num_key_value_heads": 1}, axes=True, **UPPER)
 
 
 @family
@@ -1031,7 +1043,7 @@ def qwen2_5_omni(name):
 @family
 def qwen3_vl(name):
     text_part(name, tf.Qwen3VLTextModel, tf.Qwen3VLTextConfig,
-              {**LLAMA, "rope_parameters": MROPE, "rms_norm_eps": 1e-3},
+              {**LLAMA, "rope_parameters": MROPE, "rms_norm_eps": 1e-3}, axes=True,
               notes=("M-RoPE over text",), vary=[MROPE_THETA, dict(rms_norm_eps=0.1)])
 
 
@@ -1057,6 +1069,17 @@ def qwen3_omni_talker(name):
 
 
 @family
+def qwen3_omni_code_predictor(name):
+    omni = tf.models.qwen3_omni_moe
+    f = Family(name, omni.modeling_qwen3_omni_moe.Qwen3OmniMoeTalkerCodePredictorModel,
+               omni.configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerCodePredictorConfig,
+               {**LLAMA, "layer_types": ["full_attention"], "num_code_groups": 2})
+    f.run([site("layer0", "layers.0.self_attn", "o_proj", causal=True)],
+          {"inputs_embeds": torch.randn(B, 8, 20)}, vary=[(THETA, ["layer0"])])
+    f.save()
+
+
+@family
 def granite_docling(name):
     docling = tf.models.granite_docling
     text_part(name, docling.modeling_granite_docling.GraniteDoclingTextModel,
@@ -1068,7 +1091,7 @@ def granite_docling(name):
 @family
 def glm4v(name):
     text_part(name, tf.Glm4vTextModel, tf.models.glm4v.configuration_glm4v.Glm4vTextConfig,
-              {**WITHOUT_HEAD_DIM, "hidden_size": 32, "rope_parameters": MROPE_PARTIAL},
+              {**WITHOUT_HEAD_DIM, "hidden_size": 32, "rope_parameters": MROPE_PARTIAL}, axes=True,
               notes=("M-RoPE over text, pairs of neighbors",), vary=[MROPE_MORE])
 
 
@@ -1096,7 +1119,7 @@ def ernie4_5_vl(name):
 def paddleocr(name):
     text_part(name, tf.models.paddleocr_vl.modeling_paddleocr_vl.PaddleOCRTextModel,
               tf.models.paddleocr_vl.configuration_paddleocr_vl.PaddleOCRTextConfig,
-              {**LLAMA, "rope_parameters": MROPE},
+              {**LLAMA, "rope_parameters": MROPE}, axes=True,
               notes=("M-RoPE over text",), vary=[MROPE_THETA])
 
 

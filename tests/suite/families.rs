@@ -43,6 +43,10 @@ fn family(name: &str) {
         }
         let inputs = AttentionInputs::new(&xs, &key, &key, &mask);
         let mut options = AttentionOptions::default();
+        let positions = get("positions");
+        if let Some(positions) = &positions {
+            options = options.with_positions(positions);
+        }
         if name == "dinov3_vit" {
             // Its input is no square.
             let failed = model.layer.attend_with(&inputs, &options);
@@ -205,6 +209,7 @@ families! {
     qwen3
     qwen3_moe
     qwen3_omni
+    qwen3_omni_code_predictor
     qwen3_omni_talker
     qwen3_vl
     roberta
