@@ -1,4 +1,9 @@
-//! Weights on disk: opens a file, a folder or a sharded index, and reads and writes attention layers in any known layout.
+//! Weights from files, from memory, from a `VarBuilder` or from variables: reads and writes attention layers in any known
+//! layout.
+//!
+//! [`ModelAttention::load`] gives a layer as the model of a `config.json` runs it, from any [`WeightSource`];
+//! [`Checkpoint::attention`] is the shorthand for files. [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) gives
+//! one for a configuration of the caller's.
 //!
 //! A layer is read in two steps. [`detect`] finds its [`Layout`] from tensor names and shapes; then its weights become
 //! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are memory-mapped and

@@ -3,7 +3,8 @@
 use candle_attention::checkpoint::{
     Checkpoint, ModelAttention, VarMapSource, WeightSource, config_from_json, infer_config,
 };
-use candle_attention::{AttentionConfig, MultiHeadAttention, NormKind, NormOver, QkNorm};
+use candle_attention::encoder::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
+use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, NormKind, NormOver, QkNorm};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use serde_json::Value;
@@ -207,4 +208,39 @@ fn var_builder_reads_what_candle_reads() {
     says(vb.get(1, "bias"), &["tensor `a.bias` is missing"]);
     says(vb.get(4, "ids"), &["tensor `a.ids` has dtype I64"]);
     says(vb.get_with_hints_dtype(3, "ids", Default::default(), DType::U32), &["a.ids"]);
+}
+
+/// Whole models, with and without a head, from every source.
+#[test]
+fn whole_encoders_load_from_every_source() {
+    let ids = Tensor::new(&[[5u32, 9, 7, 11, 6]], &CPU).unwrap();
+    for name in ["tiny-bert", "encoders/mpnet", "encoders/bert_mlm", "encoders/roberta_classifier"] {
+        let folder = fixture(name);
+        let json: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+        let config: BertConfig = serde_json::from_value(json).unwrap();
+        let file = Checkpoint::open(&folder).unwrap();
+        let bytes = Checkpoint::from_bytes(std::fs::read(folder.join("model.safetensors")).unwrap()).unwrap();
+        let map = file.to_varmap("", DType::F32, &CPU).unwrap();
+        fn run<S: WeightSource>(name: &str, config: &BertConfig, source: S, ids: &Tensor) -> Tensor {
+            match name {
+                name if name.ends_with("_mlm") => {
+                    MaskedLm::load(config, source).unwrap().forward(ids, None, &AttentionMask::full()).unwrap()
+                }
+                name if name.ends_with("_classifier") => {
+                    SequenceClassifier::load(config, source).unwrap().forward(ids, None, &[5]).unwrap()
+                }
+                _ => BertModel::load(config, source).unwrap().forward(ids, None, &AttentionMask::full()).unwrap(),
+            }
+        }
+        let want = run(name, &config, file.at("", DType::F32, &CPU), &ids);
+        assert_close(name, &run(name, &config, bytes.at("", DType::F32, &CPU), &ids), &want, 0.0);
+        assert_close(name, &run(name, &config, bytes.var_builder(DType::F32, &CPU), &ids), &want, 0.0);
+        let trained = run(name, &config, VarMapSource::new(&map), &ids);
+        assert_close(name, &trained, &want, 1e-5);
+        let gradients = trained.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        let learns = |part: &str| {
+            map.data().lock().unwrap().iter().any(|(name, var)| name.contains(part) && gradients.get(var).is_some())
+        };
+        assert!(learns("layer.0.attention") && learns("word_embeddings"), "{name}");
+    }
 }

@@ -1,9 +1,9 @@
 //! The model of `weights/`, compiled into the program, which therefore does not need its folder.
 
 use candle_core::{DType, Device};
-use candle_nn::VarBuilder;
 use sha2::{Digest, Sha256};
 
+use crate::checkpoint::Checkpoint;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::SentenceEncoder;
@@ -39,7 +39,7 @@ impl SentenceEncoder {
         let tokenizer = tokenizers::Tokenizer::from_bytes(TOKENIZER).map_err(|e| wrong(&e))?;
         let tokenizer = Tokenizer::new(tokenizer, limit, false).map_err(|e| wrong(&e))?;
         let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
-        let source = VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?;
+        let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
         let model = BertModel::load(&config, source)?;
         Ok(Self { model, batcher, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
     }
