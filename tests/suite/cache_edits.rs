@@ -2,6 +2,7 @@
 
 use candle_attention::checkpoint::infer_config;
 use candle_attention::position::{Alibi, Rotary};
+use candle_attention::weights::QkvWeights;
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Position,
 };
@@ -280,4 +281,37 @@ fn unequal_sequences_work_with_variables() {
             }
         }
     }
+}
+
+/// With fixed keys and trained queries (LoRA on queries) the graph of an earlier call holds the cached keys, which later
+/// calls must not overwrite.
+#[test]
+fn a_graph_keeps_the_keys_that_it_has_seen() {
+    let mut random = Random::new(96);
+    let config = AttentionConfig::new(24, 4).with_num_key_value_heads(1);
+    let mut weights = random_layer(&config, 0.4, &mut random).weights().unwrap();
+    let QkvWeights::Split(parts) = &mut weights.qkv else { panic!("a layer gives its projections apart") };
+    let query = Var::from_tensor(&parts[0].weight).unwrap();
+    parts[0].weight = query.as_tensor().clone();
+    let layer = MultiHeadAttention::from_weights(&config, weights).unwrap();
+    let causal = AttentionMask::causal();
+    let [first, second] = [4, 3].map(|s| random.tensor(&[1, s, 24], DType::F32));
+    let sum = |ys: Tensor| ys.sqr().unwrap().sum_all().unwrap();
+    let gradient = |cache: &mut KvCache, between: &dyn Fn(&mut KvCache)| {
+        let early = sum(step(&layer, &first, &causal, cache));
+        between(cache);
+        let late = sum(step(&layer, &second, &causal, cache));
+        (early + late).unwrap().backward().unwrap().remove(&query).unwrap()
+    };
+    let fixed = || {
+        // Memory that was allocated by calls without a gradient.
+        let mut cache = KvCache::fixed(8);
+        let detached = layer.frozen().unwrap();
+        step(&detached, &first, &causal, &mut cache);
+        cache.reset();
+        cache
+    };
+    let want = gradient(&mut KvCache::growing(), &|cache| *cache = KvCache::growing());
+    assert_close("reset", &gradient(&mut fixed(), &KvCache::reset), &want, 1e-6);
+    assert_close("truncated", &gradient(&mut fixed(), &|cache| cache.truncate(0).unwrap()), &want, 1e-6);
 }

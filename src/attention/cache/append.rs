@@ -52,11 +52,6 @@ pub(super) fn unequal(held: Vec<usize>, new: &[usize], s: usize) -> Option<[Vec<
 }
 
 impl KvCache {
-    /// The same tokens in the same memory, to return to if a call fails.
-    pub(super) fn snapshot(&self) -> Self {
-        Self { kind: self.kind, buffers: self.buffers.clone(), rows: self.rows.clone() }
-    }
-
     /// Whether a gradient flows into the cached tokens.
     pub(super) fn tracks_gradient(&self) -> bool {
         self.held() > 0 && self.buffers.iter().flatten().any(Tensor::track_op)
@@ -129,13 +124,15 @@ impl KvCache {
     }
 
     /// Adds keys and values `(b, s, h_kv, d)`, of which the first `new` of each sequence are not padding. `rotated`: the
-    /// length of each sequence for which the keys are rotated; `positions`: where the tokens stand, if the call says it.
+    /// length of each sequence for which the keys are rotated; `positions`: where the tokens stand, if the call says it;
+    /// `tracked`: whether the call tracks a gradient, of the keys or of anything else.
     pub(super) fn append(
         &mut self,
         [k, v]: [Tensor; 2],
         new: &[usize],
         rotated: &[usize],
         positions: Option<&ExplicitPositions>,
+        tracked: bool,
     ) -> Result<CachedKeys> {
         let mut rows = self.rows_of(new.len());
         let held: Vec<usize> = rows.iter().map(|row| row.held).collect();
@@ -143,8 +140,9 @@ impl KvCache {
         let window = self.window();
         let kept: Vec<usize> = totals.iter().map(|&total| total.min(window.unwrap_or(total))).collect();
         let cached = self.buffers.as_ref().filter(|_| held.iter().any(|tokens| *tokens > 0));
-        // Tensors that track a gradient are concatenated instead of written in place.
-        let tracked = [&k, &v].into_iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
+        // For a gradient tokens are concatenated instead of written in place, which a graph does not notice.
+        let tracked = tracked || [&k, &v].into_iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
+        self.in_graph |= tracked;
         let [keys, values] = if tracked || window.is_some() {
             let keys = keys::join(cached.map(|[keys, _]| keys), &k, &held, new)?;
             let values = keys::join(cached.map(|[_, values]| values), &v, &held, new)?;
@@ -192,22 +190,19 @@ impl KvCache {
         const INITIAL_CAPACITY: usize = 64;
         let of = TokenShape::of(chunk)?;
         let usable = |[keys, values]: &[Tensor; 2]| {
-            // After a reset, buffers may be those of another batch, or track a gradient.
-            matches!(TokenShape::of([keys, values]), Ok(old) if old == of)
-                && keys.device().same_device(chunk[0].device())
-                && !keys.track_op()
-                && !values.track_op()
+            // After a reset they may be those of another batch or device.
+            let alike = matches!(TokenShape::of([keys, values]), Ok(old) if old == of);
+            alike && keys.device().same_device(chunk[0].device()) && !self.in_graph
         };
-        let old = self.buffers.take().filter(usable);
-        let columns = old.as_ref().map_or(0, |[keys, _]| keys.dims()[1]);
-        let buffers = match old {
-            Some(old) if columns >= tokens => old,
+        let held = self.held();
+        let columns = self.buffers.as_ref().filter(|buffers| usable(buffers)).map_or(0, |[keys, _]| keys.dims()[1]);
+        let buffers = match &self.buffers {
+            Some(buffers) if columns >= tokens && columns > 0 => buffers.clone(),
             old => {
                 let columns = match self.kind {
                     CacheKind::Fixed(capacity) => capacity,
                     _ => tokens.max(2 * columns).max(INITIAL_CAPACITY),
                 };
-                let held = self.held();
                 let larger = |i: usize| {
                     let (b, _, h, d) = chunk[i].dims4()?;
                     let new = Tensor::zeros((b, columns, h, d), chunk[i].dtype(), chunk[i].device())?;
@@ -220,6 +215,7 @@ impl KvCache {
             }
         };
         self.buffers = Some(buffers.clone());
+        self.in_graph = false;
         Ok(buffers)
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct NewTokens {
     /// The length of each sequence with these tokens.
     lengths: Vec<usize>,
     explicit: Option<ExplicitPositions>,
+    /// Whether the call tracks a gradient.
+    tracked: bool,
 }
 
 impl MultiHeadAttention {
@@ -109,7 +111,7 @@ impl MultiHeadAttention {
         };
         let counts = cache.check_chunk(of, self.device(), s, lengths)?;
         let explicit = self.explicit_positions(options, b, s)?;
-        let new = self.check_rotation(cache, counts, explicit)?;
+        let mut new = self.check_rotation(cache, counts, explicit)?;
 
         let s_kv = cache.mask_columns(&new.counts);
         inputs.mask.check(AttnShape { b, h: config.num_attention_heads, s_q: s, s_kv })?;
@@ -117,6 +119,7 @@ impl MultiHeadAttention {
         let mut call = self.call(inputs, &sdpa_options, s_kv)?;
         call.dtype = self.dtype();
         Plan::new(&call, &sdpa_options)?;
+        new.tracked = call.tracks_gradient;
         Ok(new)
     }
 
@@ -146,7 +149,7 @@ impl MultiHeadAttention {
                 });
             }
         }
-        Ok(NewTokens { counts, starts, lengths, explicit })
+        Ok(NewTokens { counts, starts, lengths, explicit, tracked: false })
     }
 
     fn attend_new_tokens(
@@ -156,7 +159,7 @@ impl MultiHeadAttention {
         cache: &mut KvCache,
         options: &AttentionOptions,
     ) -> Result<AttentionOutput> {
-        let NewTokens { counts, starts, lengths, explicit } = new;
+        let NewTokens { counts, starts, lengths, explicit, tracked } = new;
         let one = |all: &[usize]| all.iter().all(|each| *each == all[0]);
         let rows = if one(starts) && one(lengths) { starts.len().min(1) } else { starts.len() };
         let tokens = TokenPositions {
@@ -166,7 +169,8 @@ impl MultiHeadAttention {
             ..TokenPositions::default()
         };
         let [q, k, v] = self.project(inputs, self.dtype(), &tokens)?;
-        let CachedKeys { keys, values, unequal } = cache.append([k, v], counts, lengths, explicit.as_ref())?;
+        let CachedKeys { keys, values, unequal } =
+            cache.append([k, v], counts, lengths, explicit.as_ref(), *tracked)?;
 
         let starts = unequal.as_ref().map(|[starts, _]| &starts[..]);
         let mask = cache.mask(&inputs.mask, unequal.as_ref());

@@ -59,6 +59,8 @@ pub struct KvCache {
     pub(super) buffers: Option<[Tensor; 2]>,
     /// One per sequence; empty before the first call.
     pub(super) rows: Vec<Row>,
+    /// Whether a call tracked a gradient: its graph may hold the buffers, which nothing is written into any more.
+    pub(super) in_graph: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +131,7 @@ impl KvCache {
     }
 
     fn new(kind: CacheKind) -> Self {
-        Self { kind, buffers: None, rows: Vec::new() }
+        Self { kind, buffers: None, rows: Vec::new(), in_graph: false }
     }
 
     /// Tokens seen so far in the longest sequence, including those that a rotating cache dropped.
@@ -184,6 +186,11 @@ impl KvCache {
         self.rows.clear();
     }
 
+    /// The same tokens in the same memory, to return to if a call fails.
+    pub(super) fn snapshot(&self) -> Self {
+        Self { buffers: self.buffers.clone(), rows: self.rows.clone(), ..*self }
+    }
+
     /// An independent copy with buffers of its own.
     ///
     /// # Errors
@@ -191,6 +198,6 @@ impl KvCache {
     pub fn try_clone(&self) -> Result<Self> {
         let copy = |[k, v]: &[Tensor; 2]| Ok::<_, Error>([k.copy()?, v.copy()?]);
         let buffers = self.buffers.as_ref().map(copy).transpose()?;
-        Ok(Self { kind: self.kind, buffers, rows: self.rows.clone() })
+        Ok(Self { buffers, ..self.snapshot() })
     }
 }
