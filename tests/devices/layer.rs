@@ -200,28 +200,50 @@ pub fn token_by_token(device: &Device) {
         }
 
         // Sequences of different lengths: the second has one token fewer in each chunk of more than one token.
-        let (mut cache, mut starts, mut kept) = (KvCache::growing(), [0, 0], [Vec::new(), Vec::new()]);
-        let mask = AttentionMask::causal();
-        for length in CHUNKS {
-            let lengths = [length, (length - 1).max(1)];
-            let row = |row: usize| {
-                let there = there.narrow(0, row, 1).unwrap().narrow(1, starts[row], lengths[row]).unwrap();
-                there.pad_with_zeros(1, 0, length - lengths[row]).unwrap()
-            };
-            let chunk = Tensor::cat(&[row(0), row(1)], 0).unwrap();
-            let inputs = AttentionInputs::self_attention(&chunk, &mask);
-            let options = AttentionOptions::default();
-            let got = layer.on_device.attend_cached_lengths(&inputs, &lengths, &mut cache, &options).unwrap().output;
+        for (mut cache, window) in [(KvCache::growing(), s), (KvCache::rotating(4), 4)] {
+            let (mut starts, mut kept) = ([0, 0], [Vec::new(), Vec::new()]);
+            let mask = AttentionMask::causal();
+            for length in CHUNKS {
+                let lengths = [length, (length - 1).max(1)];
+                let row = |row: usize| {
+                    let there = there.narrow(0, row, 1).unwrap().narrow(1, starts[row], lengths[row]).unwrap();
+                    there.pad_with_zeros(1, 0, length - lengths[row]).unwrap()
+                };
+                let chunk = Tensor::cat(&[row(0), row(1)], 0).unwrap();
+                let inputs = AttentionInputs::self_attention(&chunk, &mask);
+                let options = AttentionOptions::default();
+                let got = layer.on_device.attend_cached_lengths(&inputs, &lengths, &mut cache, &options);
+                let got = got.unwrap().output;
+                for row in 0..2 {
+                    kept[row].push(got.narrow(0, row, 1).unwrap().narrow(1, 0, lengths[row]).unwrap());
+                    starts[row] += lengths[row];
+                }
+            }
+            let want = layer.reference(&xs, &xs, &|_, _, i, j| (j <= i && i < j + window).then_some(0.0));
             for row in 0..2 {
-                kept[row].push(got.narrow(0, row, 1).unwrap().narrow(1, 0, lengths[row]).unwrap());
-                starts[row] += lengths[row];
+                let (what, got) =
+                    (format!("cached row {row}, a window of {window}"), Tensor::cat(&kept[row], 1).unwrap());
+                layer.judge(
+                    &mut verdict,
+                    &what,
+                    &got,
+                    &want.narrow(0, row, 1).unwrap().narrow(1, 0, starts[row]).unwrap(),
+                );
             }
         }
-        let want = layer.reference(&xs, &xs, &|_, _, i, j| (j <= i).then_some(0.0));
-        for row in 0..2 {
-            let want = want.narrow(0, row, 1).unwrap().narrow(1, 0, starts[row]).unwrap();
-            layer.judge(&mut verdict, &format!("cached row {row}"), &Tensor::cat(&kept[row], 1).unwrap(), &want);
-        }
+
+        // Sequences selected from a memory that was projected once, and their queries token by token.
+        let memory = Random::new(64).tensor(&[2, 7, layer.config.hidden_size], layer.dtype);
+        let cache = layer.on_device.cross_cache(&memory.to_device(device).unwrap()).unwrap();
+        let cache = cache.select_rows(&[1, 1]).unwrap();
+        let rows = Tensor::new(&[1u32, 1], &Device::Cpu).unwrap();
+        let want = layer.reference(&xs, &memory.index_select(&rows, 0).unwrap(), &|_, _, _, _| Some(0.0));
+        let token = |at: usize| {
+            let (query, options) = (there.narrow(1, at, 1).unwrap(), AttentionOptions::default());
+            layer.on_device.attend_cross_cached(&query, AttentionMask::full(), &cache, &options).unwrap().output
+        };
+        let got = Tensor::cat(&(0..s).map(token).collect::<Vec<_>>(), 1).unwrap();
+        layer.judge(&mut verdict, "cross-attention with a cache", &got, &want);
     }
     verdict.end(device);
 }
@@ -251,6 +273,17 @@ pub fn with_positions(device: &Device) {
             let want = layer.in_f64().attend(&wide_xs, &wide_xs, &wide_xs, &mask).unwrap();
             let got = layer.on_device.attend(&there, &there, &there, &mask).unwrap();
             layer.judge(&mut verdict, &mask.to_string(), &got, &want);
+        }
+        if matches!(layer.config.position, Position::Rotary(_)) {
+            let positions: Vec<i64> = (0..46).map(|i| i * i % 37).collect();
+            let positions = Tensor::from_vec(positions, (2, 23), &Device::Cpu).unwrap();
+            let run = |of: &MultiHeadAttention, xs: &Tensor, positions: &Tensor| {
+                let inputs = AttentionInputs::self_attention(xs, AttentionMask::causal());
+                of.attend_with(&inputs, &AttentionOptions::default().with_positions(positions)).unwrap().output
+            };
+            let want = run(&layer.in_f64(), &wide_xs, &positions);
+            let got = run(&layer.on_device, &there, &positions.to_device(device).unwrap());
+            layer.judge(&mut verdict, "given positions", &got, &want);
         }
     }
     verdict.end(device);
