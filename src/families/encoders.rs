@@ -362,7 +362,6 @@ pub(crate) const ENCODERS: &[Family] = &[
         scale: Scale::Disentangled,
         ..BASE
     },
-    Family { model_types: &["wav2vec2"], ..BASE },
     // A Llama that sees both ways.
     Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), ..BASE },
 ];

@@ -76,6 +76,8 @@ pub(crate) enum Causal {
     IfDecoder,
     /// Those whose prefix contains `decoder`, in models of an encoder and a decoder.
     Decoder,
+    /// Those below this component of the prefix (the language model of BLIP).
+    Below(&'static str),
     /// Those of the text tower, in models of a text and a vision tower whose configuration states `eos_token_id`.
     TextTower,
 }

@@ -92,7 +92,9 @@ impl<'a> Layer<'a> {
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
             _ => &[],
         };
-        for key in by_prefix.iter().chain(&HEADS) {
+        // An encoder alone needs no prefix to tell which it is.
+        let alone: &[&str] = if self.section.get(DECODER_HEADS[0]).is_none() { &ENCODER_HEADS } else { &[] };
+        for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
             if let Some(heads) = of_stage.and_then(|heads| usize::try_from(heads).ok()) {

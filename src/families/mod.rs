@@ -19,6 +19,7 @@ pub(crate) mod layouts;
 pub(crate) mod names;
 mod patches;
 mod rotary;
+mod speech;
 pub(crate) mod table;
 pub(crate) mod task_heads;
 #[cfg(test)]

@@ -11,12 +11,13 @@ use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::BERT_MODEL;
 use crate::families::encoders::ENCODERS;
 use crate::families::family::Family;
+use crate::families::speech::SPEECH;
 use crate::families::unsupported::UNSUPPORTED;
 use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, DECODERS, ENCODER_DECODERS, VISION, UNSUPPORTED].into_iter().flatten()
+    [ENCODERS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED].into_iter().flatten()
 }
 
 /// The row of an attention layer of this `model_type`.

@@ -34,5 +34,16 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
     unsupported(&["mimo_v2_flash"], "a factor on the values"),
     unsupported(&["zamba", "zamba2"], "attention over twice the hidden size, scaled by half of the head size"),
+    unsupported(&["swinv2", "swin2sr"], "cosine attention with a computed position bias"),
+    unsupported(&["aimv2_text_model", "videoprism_text_model"], "causal only in a call with a padding mask"),
+    unsupported(&["git"], "image tokens that see one another, and text that sees them and the text before"),
+    unsupported(&["mllama_vision_model"], "a mask of tiles and of padded patches"),
+    unsupported(&["wavlm"], "gated relative positions"),
+    unsupported(&["sew-d"], "disentangled attention with names of its own"),
+    unsupported(
+        &["wav2vec2-bert", "wav2vec2-conformer", "seamless_m4t", "seamless_m4t_v2"],
+        "relative positions in conformers",
+    ),
+    unsupported(&["speecht5", "vits"], "relative positions added to keys"),
     unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),
 ];

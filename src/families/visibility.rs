@@ -108,6 +108,7 @@ impl<'a> Layer<'a> {
             Causal::Always | Causal::Fixed | Causal::UnlessBidirectional => true,
             Causal::IfDecoder => self.flag("is_decoder") == Some(true),
             Causal::Decoder => self.prefix.contains("decoder"),
+            Causal::Below(component) => self.prefix.split('.').any(|part| part == component),
             Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
         };
         // transformers: `create_causal_mask` falls back to a mask for both directions.

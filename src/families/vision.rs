@@ -1,21 +1,130 @@
-//! Vision families, and those of a text and a vision tower.
+//! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
-use crate::families::family::{BASE, Causal, Family, LayerPositions};
+use crate::config::{NormKind, NormOver};
+use crate::families::family::{BASE, Causal, Family, LayerPositions, ROTARY};
+
+/// A part that adds its positions to its input, and in which every token sees every other.
+const PLAIN: Family = BASE;
 
 pub(crate) const VISION: &[Family] = &[
     // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of attention.
     Family { model_types: &["timm"], reads: &["use_rot_pos_emb"], ..BASE },
-    Family { model_types: &["vit", "dinov2"], ..BASE },
+    Family {
+        model_types: &[
+            "vit",
+            "dinov2",
+            "dinov2_with_registers",
+            "deit",
+            "ijepa",
+            "vit_mae",
+            "vit_msn",
+            "yolos",
+            "vilt",
+            "vivit",
+            "dpt",
+            "pixio",
+            "vitpose_backbone",
+            "audio-spectrogram-transformer",
+            "flava_image_model",
+            "flava_text_model",
+            "flava_multimodal_model",
+            "mobilevit",
+            "mgp-str",
+            "radio",
+        ],
+        ..PLAIN
+    },
     Family { model_types: &["dinov3_vit"], positions: LayerPositions::DinoRotary, ..BASE },
     Family { model_types: &["beit", "data2vec-vision"], ..BASE },
-    Family { model_types: &["swin"], stages: true, ..BASE },
-    Family { model_types: &["swinv2"], unsupported: Some("cosine attention with a computed position bias"), ..BASE },
-    Family { model_types: &["clip_text_model"], causal: Causal::Always, ..BASE },
-    // The sections of both towers are in one file; a file for one tower may lack the nested section.
+    // Windows are rows of the batch; the caller masks those that a shift joined.
+    Family { model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"], stages: true, ..BASE },
+    Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
+    // Text towers.
     Family {
-        model_types: &["clip", "clip_vision_model", "clipseg", "clipseg_text_model"],
-        causal: Causal::TextTower,
+        model_types: &[
+            "clip_text_model",
+            "clipseg_text_model",
+            "metaclip_2_text_model",
+            "owlvit_text_model",
+            "owlv2_text_model",
+            "groupvit_text_model",
+            "xclip_text_model",
+        ],
+        causal: Causal::Always,
         ..BASE
     },
-    Family { model_types: &["siglip", "siglip_text_model", "siglip_vision_model"], ..BASE },
+    Family {
+        model_types: &[
+            "chinese_clip_text_model",
+            "altclip_text_model",
+            "align_text_model",
+            "clap_text_model",
+            "blip_2_qformer",
+            "instructblip_qformer",
+            "instructblipvideo_qformer",
+        ],
+        ..PLAIN
+    },
+    Family { model_types: &["bridgetower_text_model"], causal: Causal::IfDecoder, ..BASE },
+    Family { model_types: &["blip_text_model"], causal: Causal::Below("bert"), ..BASE },
+    // The sections of both towers are in one file; a file for one tower may lack the nested section.
+    Family { model_types: &["clip", "clip_vision_model", "clipseg"], causal: Causal::TextTower, ..BASE },
+    Family {
+        model_types: &["siglip", "siglip_text_model", "siglip_vision_model"],
+        defaults: &[("num_attention_heads", 12.0)],
+        ..PLAIN
+    },
+    // Vision towers.
+    Family {
+        model_types: &[
+            "clipseg_vision_model",
+            "metaclip_2_vision_model",
+            "owlvit_vision_model",
+            "owlv2_vision_model",
+            "groupvit_vision_model",
+            "xclip_vision_model",
+            "chinese_clip_vision_model",
+            "altclip_vision_model",
+            "git_vision_model",
+            "kosmos_2_vision_model",
+            "aimv2_vision_model",
+            "ovis2_vision",
+            "siglip2_text_model",
+            "siglip2_vision_model",
+            "idefics2_vision",
+            "idefics3_vision",
+            "smolvlm_vision",
+            "phi4_multimodal_vision",
+            "granite_docling_vision",
+        ],
+        ..PLAIN
+    },
+    Family {
+        model_types: &[
+            "blip_vision_model",
+            "blip_2_vision_model",
+            "instructblip_vision_model",
+            "instructblipvideo_vision_model",
+        ],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["internvl_vision", "qianfan_ocr_vision"],
+        qk_norm: Some((NormKind::Rms, NormOver::AllHeads)),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["janus_vision_model"],
+        qk_norm: Some((NormKind::Layer, NormOver::AllHeads)),
+        ..PLAIN
+    },
+    Family { model_types: &["kosmos_2_5_vision_model"], ..PLAIN },
+    // Text of models whose images are keys of cross-attention.
+    Family {
+        model_types: &["mllama_text_model"],
+        causal: Causal::Always,
+        positions: LayerPositions::Rotary(ROTARY),
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        ..BASE
+    },
 ];
