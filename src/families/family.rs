@@ -2,6 +2,7 @@
 
 use crate::config::{NormKind, NormOver};
 use crate::families::block::Model;
+use crate::position::GridFrequencies;
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
 #[derive(Debug, Clone, Copy)]
@@ -129,6 +130,8 @@ pub(crate) enum LayerPositions {
     Rotary(RotaryRow),
     /// Rotation by row and column of patches (DINOv3).
     DinoRotary,
+    /// Rotation by row and column of patches, without tokens before them.
+    PatchRotary(PatchRotaryRow),
     /// ALiBi (BLOOM).
     Alibi,
     /// ALiBi as the nested `attn_config` has it (MPT).
@@ -208,6 +211,15 @@ pub(crate) const ROTARY: RotaryRow = RotaryRow {
     mrope: None,
     stated: false,
 };
+
+/// Rotation by row and column of patches: what families do differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PatchRotaryRow {
+    /// How rows and columns share the wavelengths.
+    pub frequencies: GridFrequencies,
+    /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
+    pub block: Option<(&'static str, usize)>,
+}
 
 /// The factor on the scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -88,7 +88,9 @@ impl Family {
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
             },
-            LayerPositions::DinoRotary => ["rope_theta", "rope_parameters"].contains(&key),
+            LayerPositions::DinoRotary | LayerPositions::PatchRotary(_) => {
+                ["rope_theta", "rope_parameters"].contains(&key)
+            }
             LayerPositions::T5Bias | LayerPositions::MpnetBias => key == "relative_attention_num_buckets",
             LayerPositions::Disentangled { .. } => key == "relative_attention",
             LayerPositions::FromWeights => {

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::families::family::PatchRotaryRow;
 use crate::families::layer::Layer;
 use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, RotaryStyle};
 
@@ -23,6 +24,21 @@ impl Layer<'_> {
         let registers = self.number("num_register_tokens")?.unwrap_or(0);
         let rotary = Rotary2d::new(self.float("rope_theta").unwrap_or(100.0));
         let rotary = rotary.with_coordinates(GridCoordinates::Centered).with_prefix_tokens(registers.saturating_add(1));
+        Ok(Position::Rotary2d(rotary))
+    }
+
+    pub(super) fn patch_rotary(&self, row: &PatchRotaryRow) -> Result<Position> {
+        let stated = self.section.get("rope_parameters").filter(|stated| !stated.is_null());
+        let kind = stated.and_then(|stated| stated.get("rope_type")).and_then(Value::as_str);
+        if let Some(kind) = kind.filter(|kind| !["axial", "default"].contains(kind)) {
+            return Err(Error::config("rope_type", kind, "axial"));
+        }
+        let theta = stated.unwrap_or(self.section).get("rope_theta").and_then(Value::as_f64);
+        let mut rotary =
+            Rotary2d::new(theta.unwrap_or(10_000.0)).with_prefix_tokens(0).with_frequencies(row.frequencies);
+        if let Some((key, default)) = row.block {
+            rotary = rotary.with_block(self.number(key)?.unwrap_or(default));
+        }
         Ok(Position::Rotary2d(rotary))
     }
 

@@ -4,10 +4,7 @@ use crate::families::family::{BASE, Family, LayerPositions, ROTARY, RotaryRow};
 
 pub(crate) const SPEECH: &[Family] = &[
     // Positions come from a convolution of the input.
-    Family {
-        model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"],
-        ..BASE
-    },
+    Family { model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"], ..BASE },
     // Whisper's encoder.
     Family {
         model_types: &[

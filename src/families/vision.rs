@@ -1,10 +1,15 @@
 //! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
 use crate::config::{NormKind, NormOver};
-use crate::families::family::{BASE, Causal, Family, LayerPositions, ROTARY};
+use crate::families::family::{BASE, Causal, Family, LayerPositions, PatchRotaryRow, ROTARY, Scale};
+use crate::position::GridFrequencies;
 
 /// A part that adds its positions to its input, and in which every token sees every other.
 const PLAIN: Family = BASE;
+
+const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str, usize)>) -> LayerPositions {
+    LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block })
+}
 
 pub(crate) const VISION: &[Family] = &[
     // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of attention.
@@ -36,6 +41,13 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family { model_types: &["dinov3_vit"], positions: LayerPositions::DinoRotary, ..BASE },
     Family { model_types: &["beit", "data2vec-vision"], ..BASE },
+    Family { model_types: &["pixtral"], positions: patch_rotary(GridFrequencies::Alternating, None), ..BASE },
+    // Frames of a video are rows of the batch.
+    Family {
+        model_types: &["qwen2_vl_vision", "qwen3_vl_vision", "qwen3_vl_moe_vision"],
+        positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))),
+        ..BASE
+    },
     // Windows are rows of the batch; the caller masks those that a shift joined.
     Family { model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"], stages: true, ..BASE },
     Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
@@ -113,12 +125,9 @@ pub(crate) const VISION: &[Family] = &[
         qk_norm: Some((NormKind::Rms, NormOver::AllHeads)),
         ..PLAIN
     },
-    Family {
-        model_types: &["janus_vision_model"],
-        qk_norm: Some((NormKind::Layer, NormOver::AllHeads)),
-        ..PLAIN
-    },
+    Family { model_types: &["janus_vision_model"], qk_norm: Some((NormKind::Layer, NormOver::AllHeads)), ..PLAIN },
     Family { model_types: &["kosmos_2_5_vision_model"], ..PLAIN },
+    Family { model_types: &["pix2struct_vision_model"], scale: Scale::One, ..BASE },
     // Text of models whose images are keys of cross-attention.
     Family {
         model_types: &["mllama_text_model"],

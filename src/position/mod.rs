@@ -33,7 +33,7 @@ pub(crate) use parameters::{LayerSizes, PositionState, Presence};
 pub use relative_bias_2d::RelativeBias2d;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
-pub use rotary_2d::{GridCoordinates, Rotary2d};
+pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotation::RotaryStyle;
 pub(crate) use scheme::{BiasCall, PositionScheme, RaggedSupport, ScoreCall, TokenPositions};
 pub use t5_relative_bias::T5RelativeBias;
