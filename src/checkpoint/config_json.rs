@@ -49,7 +49,8 @@ pub fn config_from_json<'a, S: WeightSource>(
     let left = left.ok_or_else(|| Error::value("the number of pruned heads", pruned, format!("at most {heads}")))?;
     let config = infer_config(source, left)?;
     // Qwen2-VL's vision tower states its own width as `embed_dim`, and that of the text beside it as `hidden_size`.
-    let width = if section.get("embed_dim").is_some_and(serde_json::Value::is_number) { "embed_dim" } else { "hidden_size" };
+    let width =
+        if section.get("embed_dim").is_some_and(serde_json::Value::is_number) { "embed_dim" } else { "hidden_size" };
     let stated = [
         (width, config.hidden_size),
         ("d_model", config.hidden_size),

@@ -1,7 +1,7 @@
 //! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
 use crate::config::{NormKind, NormOver};
-use crate::families::family::{BASE, Causal, Family, LayerPositions, PatchRotaryRow, ROTARY, Scale};
+use crate::families::family::{BASE, Causal, Family, LayerPositions, PatchRotaryRow, Scale};
 use crate::position::GridFrequencies;
 
 /// A part that adds its positions to its input, and in which every token sees every other.
@@ -77,7 +77,6 @@ pub(crate) const VISION: &[Family] = &[
         ],
         ..PLAIN
     },
-    Family { model_types: &["bridgetower_text_model"], causal: Causal::IfDecoder, ..BASE },
     Family { model_types: &["blip_text_model"], causal: Causal::Below("bert"), ..BASE },
     // The sections of both towers are in one file; a file for one tower may lack the nested section.
     Family { model_types: &["clip", "clip_vision_model", "clipseg"], causal: Causal::TextTower, ..BASE },
@@ -108,6 +107,8 @@ pub(crate) const VISION: &[Family] = &[
             "smolvlm_vision",
             "phi4_multimodal_vision",
             "granite_docling_vision",
+            "janus_vision_model",
+            "kosmos_2_5_vision_model",
         ],
         ..PLAIN
     },
@@ -125,15 +126,11 @@ pub(crate) const VISION: &[Family] = &[
         qk_norm: Some((NormKind::Rms, NormOver::AllHeads)),
         ..PLAIN
     },
-    Family { model_types: &["janus_vision_model"], qk_norm: Some((NormKind::Layer, NormOver::AllHeads)), ..PLAIN },
-    Family { model_types: &["kosmos_2_5_vision_model"], ..PLAIN },
-    Family { model_types: &["pix2struct_vision_model"], scale: Scale::One, ..BASE },
-    // Text of models whose images are keys of cross-attention.
+    // Its configuration states the buckets of the text beside it.
     Family {
-        model_types: &["mllama_text_model"],
-        causal: Causal::Always,
-        positions: LayerPositions::Rotary(ROTARY),
-        qk_norm: Some((NormKind::Rms, NormOver::Head)),
-        ..BASE
+        model_types: &["pix2struct_vision_model"],
+        reads: &["relative_attention_num_buckets"],
+        scale: Scale::One,
+        ..PLAIN
     },
 ];

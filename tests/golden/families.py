@@ -17,7 +17,7 @@ soft caps, sinks and query/key norms are applied as the model applies them. A fi
     golden.C.chunk_output
 and as metadata `config` (the saved config.json; `{}` for timm), `timm` (only for timm: what its
 constructor was told and no file says) and `cases`, a JSON list of {name C, prefix of the weights,
-kind self|cross, causal, layer, note}.
+kind self|cross, causal, layer, note, and grid (rows and columns of patches) where a call needs it}.
 
 Weights are normal with std 0.2, embeddings, position biases and sinks with std 1, and what starts
 as ones (norm weights) is 1 + normal. The eager attention is used, but for falcon_alibi. Each `vary`
@@ -30,6 +30,7 @@ Re-run:  python tests/golden/families.py [family ...]
 
 import contextlib
 import copy
+import importlib
 import io
 import json
 import sys
@@ -67,11 +68,13 @@ def randomise(model):
     return model.eval()
 
 
-def site(case, path, proj, prefix=None, *, entry="", kind="self", causal=False, layer=0, note=""):
+def site(case, path, proj, prefix=None, *, entry="", kind="self", causal=False, layer=0, note="",
+         grid=None):
     """One attention layer: its module, in that the output projection ("" = the module itself) and
-    the module that is given the states (`entry`), and where its weights are saved."""
+    the module that is given the states (`entry`), and where its weights are saved. `grid`: rows and
+    columns of patches, of which a model without batches has the tokens of one image."""
     return dict(case=case, path=path, proj=proj, prefix=prefix or path, entry=entry, kind=kind,
-                causal=causal, layer=layer, note=note)
+                causal=causal, layer=layer, note=note, grid=grid)
 
 
 def argument(args, kwargs, index, names):
@@ -145,6 +148,8 @@ class Family:
         out, caught = capture(self.model, sites, inputs)
         for s in sites:
             c, got = s["case"], caught[s["case"]]
+            if got["input"].dim() == 2:
+                got = {key: t.unsqueeze(0) for key, t in got.items()}
             assert got["output"].std() > 0.05, f"{self.name}.{c}: nothing in it"
             self.tensors[f"golden.{c}.input"] = got["input"]
             self.tensors[f"golden.{c}.output"] = got["output"]
@@ -156,6 +161,8 @@ class Family:
                 self.tensors[f"golden.{c}.mask"] = mask.to(torch.uint8)
             self.cases.append({"name": c, **{k: s[k] for k in ("prefix", "kind", "causal", "layer",
                                                                "note")}})
+            if s["grid"]:
+                self.cases[-1]["grid"] = s["grid"]
 
         if cached:
             chosen = [s for s in sites if s["case"] in cached]
@@ -1593,6 +1600,118 @@ def wav2vec2(name):
     f.run([site("layer0", "encoder.layers.0.attention", "out_proj")],
           {"input_values": torch.randn(B, 72)})
     f.save()
+
+
+# --- parts of multimodal models --------------------------------------------------------
+
+TINY = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=8)
+
+
+def part(name, model, config, kwargs, sites, inputs, vary=()):
+    """A model whose classes transformers exports only from its own module."""
+    module = importlib.import_module(f"transformers.models.{model[0]}.modeling_{model[0]}")
+    configs = importlib.import_module(f"transformers.models.{model[0]}.configuration_{model[0]}")
+    f = Family(name, getattr(module, model[1]), getattr(configs, config), kwargs)
+    f.run(sites, inputs, vary=vary)
+    f.save()
+
+
+@family
+def segformer(name):
+    f = Family(name, tf.SegformerModel, tf.SegformerConfig, dict(
+        num_encoder_blocks=2, depths=[1, 1], hidden_sizes=[8, 12], num_attention_heads=[2, 3],
+        sr_ratios=[1, 1], patch_sizes=[3, 3], strides=[2, 2], mlp_ratios=[1, 1]))
+    modules = [k for k in dict(f.model.named_modules()) if k.endswith("attention.o_proj")
+               or k.endswith("attention.output.dense")]
+    f.run([site(f"stage{i}", at[:at.index("attention") + 9], at[at.index("attention") + 10:],
+                f"encoder.block.{i}.0.attention", layer=i) for i, at in enumerate(modules)],
+          {"pixel_values": pixels(8, 8)})
+    f.save()
+
+
+@family
+def metaclip_2(name):
+    towers(name, tf.MetaClip2Model, tf.MetaClip2Config, False)
+
+
+@family
+def blip(name):
+    tiny = {**TINY, "hidden_size": 12, "num_attention_heads": 3}
+    text = dict(encoder_hidden_size=8, max_position_embeddings=16, vocab_size=VOCAB, pad_token_id=0,
+                bos_token_id=1, eos_token_id=2, sep_token_id=3, **tiny)
+    f = Family(name, tf.BlipForConditionalGeneration, tf.BlipConfig, dict(
+        text_config=text, vision_config={**TINY, "hidden_size": 8, "image_size": 8,
+                                         "patch_size": 4}, image_text_hidden_size=8))
+    layer = "text_decoder.bert.encoder.layer.0"
+    f.run([site("vision", "vision_model.encoder.layers.0.self_attn", "projection"),
+           site("text", f"{layer}.attention", "output.dense", causal=True),
+           site("cross", f"{layer}.crossattention", "output.dense", kind="cross")],
+          {"pixel_values": pixels(8, 8), "input_ids": token_ids(7),
+           "attention_mask": torch.ones(B, 7, dtype=torch.long)})
+    f.save()
+
+
+@family
+def blip_2_qformer(name):
+    f = Family(name, tf.Blip2QFormerModel, tf.Blip2QFormerConfig, dict(
+        encoder_hidden_size=12, cross_attention_frequency=1, vocab_size=VOCAB, **TINY))
+    f.run([site("layer0", "encoder.layer.0.attention", "output.dense"),
+           site("cross", "encoder.layer.0.crossattention", "output.dense", kind="cross")],
+          {"query_embeds": torch.randn(B, 5, 16), "encoder_hidden_states": torch.randn(B, 7, 12)})
+    f.save()
+
+
+@family
+def internvl_vision(name):
+    part(name, ("internvl", "InternVLVisionModel"), "InternVLVisionConfig", dict(
+        **TINY, image_size=[8, 8], patch_size=[4, 4], use_qk_norm=True),
+        [site("layer0", "encoder.layer.0.attention", "projection_layer",
+              note="RMS norms over all heads")], {"pixel_values": pixels(8, 8)})
+
+
+@family
+def pix2struct_vision(name):
+    at = torch.tensor([[[y, x] for y in (1.0, 2.0) for x in (1.0, 2.0)]]).expand(B, -1, -1)
+    part(name, ("pix2struct", "Pix2StructVisionModel"), "Pix2StructVisionConfig", dict(
+        hidden_size=16, patch_embed_hidden_size=12, d_ff=8, d_kv=6, num_hidden_layers=1,
+        num_attention_heads=3), [site("layer0", "encoder.layer.0.attention", "output")],
+        {"flattened_patches": torch.cat([at, torch.randn(B, 4, 12)], -1)})
+
+
+@family
+def pixtral(name):
+    part(name, ("pixtral", "PixtralVisionModel"), "PixtralVisionConfig", dict(
+        **{**TINY, "num_attention_heads": 2}, image_size=32, patch_size=4,
+        rope_parameters={"rope_type": "axial", "rope_theta": 50.0}),
+        [site("layer0", "transformer.layers.0.attention", "o_proj", grid=[3, 5])],
+        {"pixel_values": torch.randn(1, 3, 12, 20)},
+        vary=[(dict(rope_parameters={"rope_type": "axial", "rope_theta": 9.0}), ["layer0"])])
+
+
+@family
+def qwen2_vl_vision(name):
+    part(name, ("qwen2_vl", "Qwen2VisionTransformerPretrainedModel"), "Qwen2VLVisionConfig", dict(
+        depth=1, embed_dim=16, hidden_size=8, num_heads=2, mlp_ratio=1, patch_size=4),
+        [site("layer0", "blocks.0.attn", "proj", grid=[4, 6], note="blocks of 2 x 2 patches")],
+        {"hidden_states": torch.randn(24, 96), "grid_thw": torch.tensor([[1, 4, 6]])})
+
+
+@family
+def qwen2_audio_encoder(name):
+    part(name, ("qwen2_audio", "Qwen2AudioEncoder"), "Qwen2AudioEncoderConfig", dict(
+        num_mel_bins=4, encoder_layers=1, encoder_attention_heads=4, encoder_ffn_dim=8, d_model=16,
+        max_source_positions=6), [site("layer0", "layers.0.self_attn", "out_proj")],
+        {"input_features": torch.randn(B, 4, 12)})
+
+
+@family
+def glmasr_encoder(name):
+    part(name, ("glmasr", "GlmAsrEncoder"), "GlmAsrEncoderConfig", dict(
+        **{**TINY, "num_attention_heads": 2}, num_mel_bins=4, head_dim=8, max_position_embeddings=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}),
+        [site("layer0", "layers.0.self_attn", "o_proj")], {"input_features": torch.randn(B, 4, 12)},
+        vary=[(dict(rope_parameters={"rope_type": "default", "rope_theta": 9.0,
+                                     "partial_rotary_factor": 0.5}), ["layer0"])])
 
 
 # --- timm -----------------------------------------------------------------------------

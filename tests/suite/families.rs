@@ -14,6 +14,7 @@ struct Case {
     name: String,
     prefix: String,
     kind: String,
+    grid: Option<[usize; 2]>,
 }
 
 fn family(name: &str) {
@@ -46,6 +47,9 @@ fn family(name: &str) {
         let positions = get("positions");
         if let Some(positions) = &positions {
             options = options.with_positions(positions);
+        }
+        if let Some(grid) = case.grid {
+            options = options.with_grid(grid);
         }
         if name == "dinov3_vit" {
             // Its input is no square.
@@ -103,6 +107,8 @@ families! {
     bert
     bert_decoder
     biogpt
+    blip
+    blip_2_qformer
     bloom
     bloom_6heads
     clip
@@ -143,6 +149,7 @@ families! {
     glm4_moe
     glm4v
     glm4v_moe
+    glmasr_encoder
     gpt2
     gpt2_cross
     gpt_bigcode
@@ -163,6 +170,7 @@ families! {
     hy_v3
     hyperclovax
     imagegpt
+    internvl_vision
     jamba
     jina_embeddings_v3
     lfm2
@@ -175,6 +183,7 @@ families! {
     llama_yarn_mscale
     marian
     mellum
+    metaclip_2
     minimax
     minimax_m2
     ministral
@@ -202,10 +211,14 @@ families! {
     phi3_longrope
     phi_qknorm
     phimoe
+    pix2struct_vision
+    pixtral
     qwen2
     qwen2_5_omni
+    qwen2_audio_encoder
     qwen2_moe
     qwen2_vl
+    qwen2_vl_vision
     qwen3
     qwen3_moe
     qwen3_omni
@@ -215,6 +228,7 @@ families! {
     roberta
     roberta_decoder
     seed_oss
+    segformer
     siglip
     smollm3
     solar_open
