@@ -50,6 +50,10 @@ impl WeightSource for CheckpointSource {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+            let what = format!("what tensor `{}` is read as", self.full_name(name));
+            return Err(Error::dtype(what, self.dtype, "f16, bf16, f32 or f64"));
+        }
         // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
         let tensor = self.view(name, shape)?.load(&Device::Cpu)?.to_dtype(self.dtype)?;
         Ok(tensor.to_device(&self.device)?)

@@ -1,9 +1,14 @@
 //! One layer from every source of weights: a file, bytes, a `VarBuilder`, variables; with tables that layers share.
 
+use std::path::Path;
+
 use candle_attention::checkpoint::{
     Checkpoint, ModelAttention, VarMapSource, WeightSource, config_from_json, infer_config,
 };
-use candle_attention::encoder::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
+use candle_attention::encoder::{
+    BertConfig, BertModel, CrossEncoder, EncodeOptions, FillMask, MaskedLm, SentenceEncoder, SequenceClassifier,
+    TextClassifier,
+};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, NormKind, NormOver, QkNorm};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -242,5 +247,37 @@ fn whole_encoders_load_from_every_source() {
             map.data().lock().unwrap().iter().any(|(name, var)| name.contains(part) && gradients.get(var).is_some())
         };
         assert!(learns("layer.0.attention") && learns("word_embeddings"), "{name}");
+    }
+}
+
+/// What takes texts loads its weights from every source too, and follows the variables.
+#[test]
+fn text_models_load_from_every_source() {
+    let load = |name: &str, folder: &Path, source: VarMapSource| {
+        let (text, options) = ("a cat sleeps", EncodeOptions::default());
+        match name {
+            "sentence" => SentenceEncoder::load(folder, source).unwrap().encode(&[text], &options).unwrap().to_string(),
+            "pairs" => {
+                let pairs = [("a cat sleeps", "a dog")];
+                format!("{:?}", CrossEncoder::load(folder, source).unwrap().scores(&pairs, &options).unwrap())
+            }
+            "mask" => {
+                let model = FillMask::load(folder, source).unwrap();
+                format!("{:?}", model.fill_mask(&format!("a {} sleeps", model.mask_token()), 3).unwrap())
+            }
+            _ => format!("{:?}", TextClassifier::load(folder, source).unwrap().logits(&[text], &options).unwrap()),
+        }
+    };
+    for (name, labels) in [("sentence", 3), ("classes", 3), ("pairs", 1), ("mask", 0)] {
+        let folder = crate::task_heads::folder(labels, serde_json::json!({}));
+        let map = Checkpoint::open(folder.path()).unwrap().to_varmap("", DType::F32, &CPU).unwrap();
+        let before = load(name, folder.path(), VarMapSource::new(&map));
+        assert_eq!(load(name, folder.path(), VarMapSource::new(&map)), before);
+        for (part, variable) in map.data().lock().unwrap().iter() {
+            if part.contains("attention.output.dense") {
+                variable.set(&(variable.as_tensor() * -3.0).unwrap()).unwrap();
+            }
+        }
+        assert_ne!(load(name, folder.path(), VarMapSource::new(&map)), before, "{name}");
     }
 }

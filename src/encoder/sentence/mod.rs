@@ -8,8 +8,10 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
+use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::TextBatcher;
@@ -50,12 +52,23 @@ impl SentenceEncoder {
     /// A file that is missing or malformed; a model, module or tensor that this version cannot run.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
+        let transformer = transformer_of(folder, modules(folder)?.as_deref());
+        Self::load(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+    }
+
+    /// The same with the weights of the transformer from any source, such as variables that are being trained
+    /// ([`VarMapSource`](crate::checkpoint::VarMapSource)) or bytes; dense modules after it are read from the folder.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        let folder = folder.as_ref();
         let modules = modules(folder)?;
-        let (batcher, config, source) = TextBatcher::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
-        let model = BertModel::load(&config, source)?;
+        let transformer = transformer_of(folder, modules.as_deref());
+        let model = BertModel::load(&BertConfig::from_file(transformer.join("config.json"))?, source)?;
         Ok(Self {
-            batcher,
-            pipeline: Pipeline::load(folder, modules.as_deref(), config.hidden_size, device)?,
+            batcher: TextBatcher::load(&transformer, &model)?,
+            pipeline: Pipeline::load(folder, modules.as_deref(), model.config().hidden_size, model.device())?,
             prompts: json_or_default(&folder.join("config_sentence_transformers.json"))?,
             model,
         })

@@ -5,7 +5,6 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Encoding;
 
-use crate::checkpoint::{Checkpoint, CheckpointSource};
 use crate::encoder::folder::{TokenizerConfig, limits};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
@@ -31,15 +30,12 @@ pub(crate) struct TextBatcher {
 }
 
 impl TextBatcher {
-    /// Reads tokenizer and limits from the folder of the transformer itself; also gives its configuration and weights.
-    pub fn load(transformer: &Path, dtype: DType, device: &Device) -> Result<(Self, BertConfig, CheckpointSource)> {
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
-        let source = Checkpoint::open(transformer)?.at("", dtype, device);
-        let (max_seq_length, lower_case) = limits(transformer, config.max_tokens())?;
+    /// Reads tokenizer and limits of `model` from the folder of the transformer itself.
+    pub fn load(transformer: &Path, model: &BertModel) -> Result<Self> {
+        let (max_seq_length, lower_case) = limits(transformer, model.config().max_tokens())?;
         let stated = TokenizerConfig::load(transformer)?;
         let tokenizer = Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
-        let texts = Self::new(&config, tokenizer, max_seq_length, stated.gives_types(), dtype, device)?;
-        Ok((texts, config, source))
+        Self::new(model.config(), tokenizer, max_seq_length, stated.gives_types(), model.dtype(), model.device())
     }
 
     /// `gives_types`: whether the tokenizer gives segment types to the model.

@@ -5,6 +5,7 @@ use std::path::Path;
 use candle_core::{DType, Device};
 use serde_json::{Map, Value};
 
+use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::text_classifier::TextClassifier;
@@ -46,8 +47,18 @@ impl CrossEncoder {
     /// # Errors
     /// Those of [`TextClassifier::from_folder`]; more than one label; an activation other than a sigmoid or none.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        let folder = folder.as_ref();
-        let classifier = TextClassifier::from_folder(folder, dtype, device)?;
+        Self::new(TextClassifier::from_folder(&folder, dtype, device)?, folder.as_ref())
+    }
+
+    /// The same with the weights from any source, such as variables that are being trained or bytes.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        Self::new(TextClassifier::load(&folder, source)?, folder.as_ref())
+    }
+
+    fn new(classifier: TextClassifier, folder: &Path) -> Result<Self> {
         if classifier.labels().len() != 1 {
             let found = format!("{} labels", classifier.labels().len());
             return Err(Error::value("the head of a cross-encoder", found, "one (`TextClassifier` takes more)"));

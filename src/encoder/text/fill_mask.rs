@@ -5,8 +5,10 @@ use std::path::Path;
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
+use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::TokenizerConfig;
 use crate::encoder::heads::masked_lm::MaskedLm;
+use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::{EncodeOptions, without_prompt};
@@ -51,14 +53,24 @@ impl FillMask {
     /// A file that is missing or malformed; those of [`MaskedLm::load`]; a tokenizer without a mask token.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
-        let (batcher, config, source) = TextBatcher::load(folder, dtype, device)?;
+        Self::load(folder, Checkpoint::open(folder)?.at("", dtype, device))
+    }
+
+    /// The same with the weights from any source, such as variables that are being trained or bytes.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        let folder = folder.as_ref();
+        let head = MaskedLm::load(&BertConfig::from_file(folder.join("config.json"))?, source)?;
+        let batcher = TextBatcher::load(folder, head.model())?;
         let stated = TokenizerConfig::load(folder)?;
         let mut names = stated.mask_token().into_iter().chain(["[MASK]", "<mask>"]);
         let mask = names.find_map(|name| Some((name.to_string(), batcher.tokenizer.id(name)?)));
         let Some(mask) = mask else {
             return Err(Error::file(folder.join("tokenizer.json"), "it has no mask token such as `[MASK]`"));
         };
-        Ok(Self { head: MaskedLm::load(&config, source)?, batcher, mask })
+        Ok(Self { head, batcher, mask })
     }
 
     /// The model of a hub id, from the local cache if it is there.

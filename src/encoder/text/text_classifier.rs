@@ -6,6 +6,7 @@ use candle_core::{DType, Device};
 use candle_nn::ops::{sigmoid, softmax_last_dim};
 use serde_json::Value;
 
+use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::{modules, transformer_of};
 use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
@@ -73,13 +74,25 @@ impl TextClassifier {
     /// A file that is missing or malformed; those of [`SequenceClassifier::load`].
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = folder.as_ref();
+        let transformer = transformer_of(folder, modules(folder)?.as_deref());
+        Self::load(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+    }
+
+    /// The same with the weights from any source, such as variables that are being trained or bytes.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        let folder = folder.as_ref();
         let modules = modules(folder)?;
         if let Some([_, other, ..]) = modules.as_deref() {
             let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
             return Err(Error::file(folder.join("modules.json"), reason));
         }
-        let (batcher, config, source) = TextBatcher::load(&transformer_of(folder, modules.as_deref()), dtype, device)?;
+        let transformer = transformer_of(folder, modules.as_deref());
+        let config = BertConfig::from_file(transformer.join("config.json"))?;
         let head = SequenceClassifier::load(&config, source)?;
+        let batcher = TextBatcher::load(&transformer, head.model())?;
         Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
     }
 
