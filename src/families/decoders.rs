@@ -55,8 +55,7 @@ const QWEN2_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_windo
 const QWEN2_VL_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 80.0)];
 const GEMMA2_DEFAULTS: &[(&str, f64)] =
     &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0), ("attn_logit_softcapping", 50.0)];
-const GEMMA3_DEFAULTS: &[(&str, f64)] =
-    &[("num_attention_heads", 8.0), ("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0)];
+const GEMMA3_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0)];
 const EXAONE_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("rms_norm_eps", 1e-5)];
 const DOTS_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 62.0)];
 const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("attention_multiplier", 1.0)];

@@ -5,6 +5,7 @@ use serde_json::Value;
 use crate::config::{AttentionConfig, QkNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
+use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
@@ -39,6 +40,8 @@ pub(crate) struct LayerContents<'a> {
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
+    /// The number of heads if the section states none.
+    default_heads: Option<usize>,
     pub family: &'static Family,
     pub prefix: &'a str,
     /// The layer's index: the first number in its prefix.
@@ -58,7 +61,7 @@ impl<'a> Layer<'a> {
         // No model has so many layers that the next index would overflow.
         let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
         let cross = CROSS.iter().any(|part| prefix.contains(part));
-        Ok(Self { section, family, prefix, index, cross })
+        Ok(Self { section, default_heads: model_type.and_then(default_heads), family, prefix, index, cross })
     }
 
     /// The value of a numeric key, or its default in the family's config class. A key that is `null` has none.
@@ -104,7 +107,8 @@ impl<'a> Layer<'a> {
                 return Ok(heads);
             }
         }
-        Err(Error::config("num_attention_heads", "absent", format!("one of {}", HEADS.join(", "))))
+        let allowed = || format!("one of {}", HEADS.join(", "));
+        self.default_heads.ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
     }
 
     /// The heads that the layer no longer has, by their indices in the unpruned model.

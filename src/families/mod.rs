@@ -8,10 +8,13 @@
 
 pub(crate) mod block;
 mod decoders;
+#[cfg(test)]
+mod defaults_test;
 mod disentangled;
 mod encoder_decoders;
 mod encoders;
 mod family;
+mod heads;
 mod keys;
 pub(crate) mod layer;
 pub(crate) mod layout;

@@ -17,6 +17,7 @@ mod encoders;
 mod examples;
 mod explicit_positions;
 mod families;
+mod family_keys;
 mod fixtures;
 mod frozen;
 mod gradients;

@@ -1,0 +1,95 @@
+//! What rows assume where a `config.json` is silent is what the config classes of transformers hold
+//! (`tests/golden/family_defaults.py`).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::config::AttentionConfig;
+use crate::families::decoders::DECODERS;
+use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
+use crate::families::heads::default_heads;
+use crate::families::layer::{Layer, LayerContents};
+use crate::position::{Position, Rotary};
+
+const PREFIXES: [&str; 8] = ["h.0", "h.1", "h.2", "h.3", "h.4", "h.5", "h.6", "h.7"];
+
+/// What transformers holds for each model type.
+fn held() -> BTreeMap<String, Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/family_defaults.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn defaults_of_decoders_are_those_of_their_config_classes() {
+    let held = held();
+    let mut checked = 0;
+    for family in DECODERS {
+        for model_type in family.model_types {
+            if let Some(values) = held.get(*model_type) {
+                check(family, model_type, values);
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 80, "{checked}");
+    for (model_type, values) in &held {
+        if let Some(heads) = default_heads(model_type) {
+            assert_eq!(values["num_attention_heads"], json!(heads), "{model_type}");
+        }
+    }
+}
+
+fn check(family: &'static Family, model_type: &str, values: &Value) {
+    let number = |key: &str| values.get(key).and_then(Value::as_f64);
+    // A rotation that must be stated is stated as the class has it, which says nothing about defaults.
+    let stated = match family.positions {
+        LayerPositions::Rotary(row) if row.stated => json!({"rope_parameters": values["rope_parameters"]}),
+        _ => json!({}),
+    };
+    for (index, prefix) in PREFIXES.into_iter().enumerate() {
+        let what = format!("{model_type}, layer {index}");
+        let layer = Layer::new(&stated, Some(model_type), prefix).unwrap();
+        let kind = values.pointer(&format!("/layer_types/{index}")).and_then(Value::as_str);
+        let width = number(family.window.key);
+        let windowed = match family.window.layers {
+            WindowLayers::None | WindowLayers::ListedLocal => false,
+            WindowLayers::All { .. } => width.is_some(),
+            _ => kind == Some("sliding_attention"),
+        };
+        assert_eq!(layer.has_window().unwrap(), windowed, "{what}");
+        if windowed {
+            assert_eq!(layer.number(family.window.key).unwrap().map(|width| width as f64), width, "{what}");
+        }
+        let contents = LayerContents { norms: family.qk_norm.is_some(), bias_rows: None, pruned: &[] };
+        let config = layer.configure(AttentionConfig::new(512, 4), &contents).unwrap();
+        if let Some(norm) = config.qk_norm {
+            let eps = ["rms_norm_eps", "layer_norm_eps", "norm_eps"].into_iter().find_map(number);
+            assert_eq!(norm.eps, eps.unwrap(), "{what}");
+        }
+        let scale = match family.scale {
+            Scale::QueryPreAttnScalar => number("query_pre_attn_scalar").map(|scalar| scalar.powf(-0.5)),
+            // HyperCLOVA's class has the usual factor.
+            Scale::AttentionMultiplier if model_type != "hyperclovax" => number("attention_multiplier"),
+            Scale::KeyMultiplier => number("key_multiplier").map(|factor| factor * 128f64.powf(-0.5)),
+            _ => config.scale,
+        };
+        assert_eq!(config.scale, scale, "{what}");
+        assert_eq!(config.softcap, number("attn_logit_softcapping"), "{what}");
+        if let Position::Rotary(rotary) = &config.position {
+            check_rotary(&what, rotary, values, if windowed { "sliding_attention" } else { "full_attention" });
+        }
+    }
+}
+
+fn check_rotary(what: &str, rotary: &Rotary, values: &Value, kind: &str) {
+    let Some(all) = values.get("rope_parameters") else {
+        // GPT-J and CodeGen.
+        assert_eq!(rotary.dim, values["rotary_dim"].as_u64().map(|dim| dim as usize), "{what}");
+        return;
+    };
+    let set = all.get(kind).unwrap_or(all);
+    assert_eq!(Some(rotary.theta), set["rope_theta"].as_f64(), "{what}");
+    let share = set.get("partial_rotary_factor").and_then(Value::as_f64).unwrap_or(1.0);
+    assert_eq!(rotary.dim, Some((128.0 * share) as usize), "{what}");
+}

@@ -1,0 +1,125 @@
+//! Keys of `config.json` that decide which tokens a layer sees and how it is rotated: read as the family's model reads
+//! them, or refused.
+
+use candle_attention::AttentionMask;
+use candle_attention::checkpoint::{Checkpoint, ModelConfig};
+use candle_core::{DType, Device};
+use serde_json::{Value, json};
+
+use crate::common::{fixture, says};
+use crate::right_or_refused::load;
+
+/// A configuration of 2 heads with these keys.
+fn config(model_type: &str, keys: Value) -> Value {
+    let mut json = json!({"model_type": model_type, "num_attention_heads": 2});
+    json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    json
+}
+
+/// The mask of layer 0.
+fn mask(model_type: &str, keys: Value) -> candle_attention::Result<String> {
+    load(&config(model_type, keys), None).map(|model| model.mask().to_string())
+}
+
+fn window(left: usize, right: usize) -> String {
+    AttentionMask::window(Some(left), Some(right)).to_string()
+}
+
+#[test]
+fn layer_types_are_read_by_families_that_have_them() {
+    let kinds = |kind: &str| json!({"layer_types": [kind], "sliding_window": 4, "use_sliding_window": true});
+    assert_eq!(mask("qwen3", kinds("sliding_attention")).unwrap(), window(3, 0));
+    assert_eq!(mask("qwen3", kinds("full_attention")).unwrap(), "causal");
+    for kind in ["chunked_attention", "linear_attention", "conv", "compressed_sparse_attention"] {
+        says(mask("qwen3", kinds(kind)), &["`layer_types` of layer 0", kind, "full_attention"]);
+    }
+    // Whatever the family, a convolution is no attention.
+    says(mask("lfm2", json!({"layer_types": ["conv"]})), &["`layer_types` of layer 0", "conv"]);
+    // Mistral's model has a window in every layer, whatever the key lists.
+    let listed = json!({"layer_types": ["full_attention"], "sliding_window": 4});
+    assert_eq!(mask("mistral", listed).unwrap(), window(3, 0));
+}
+
+#[test]
+fn window_has_the_width_that_the_model_has() {
+    assert_eq!(mask("gemma2", json!({})).unwrap(), window(4095, 0));
+    assert_eq!(mask("gemma2", json!({"sliding_window": 5})).unwrap(), window(4, 0));
+    says(mask("gemma2", json!({"sliding_window": null})), &["sliding_window", "a width", "layer 0"]);
+    says(mask("gemma2", json!({"sliding_window": 0})), &["sliding_window = 0"]);
+    assert_eq!(mask("mistral", json!({"sliding_window": null})).unwrap(), "causal");
+    assert_eq!(mask("mistral", json!({})).unwrap(), window(4095, 0));
+    // Half of the key, which states both sides together.
+    let local = json!({"local_attention": 8, "layer_types": ["sliding_attention"]});
+    assert_eq!(mask("modernbert-decoder", local).unwrap(), window(3, 0));
+    let upper = |index: usize| json!({"use_sliding_window": true, "sliding_window": 4, "max_window_layers": index});
+    assert_eq!(mask("qwen2", upper(0)).unwrap(), window(3, 0));
+    assert_eq!(mask("qwen2", upper(1)).unwrap(), "causal");
+    assert_eq!(mask("qwen2", json!({"sliding_window": 4})).unwrap(), "causal");
+    // No window is guessed from a key that the family's model does not read.
+    says(mask("llama", json!({"sliding_window": 4})), &["sliding_window", "`llama`"]);
+}
+
+#[test]
+fn both_ways_as_the_configuration_states() {
+    assert_eq!(mask("llama", json!({"is_causal": false})).unwrap(), "none");
+    assert_eq!(mask("mistral", json!({"is_causal": false, "sliding_window": 4})).unwrap(), window(4, 4));
+    assert_eq!(mask("gpt_neo", json!({"is_causal": false})).unwrap(), "causal");
+    let both = |value: Value| json!({"use_bidirectional_attention": value, "sliding_window": 4});
+    assert_eq!(mask("gemma3_text", both(json!(true))).unwrap(), window(2, 2));
+    assert_eq!(mask("gemma3_text", both(json!(false))).unwrap(), window(3, 0));
+    says(mask("gemma3_text", both(json!("vision"))), &["use_bidirectional_attention", "vision", "true or false"]);
+    let mut twice = both(json!(true));
+    twice["is_causal"] = json!(false);
+    says(mask("gemma3_text", twice), &["is_causal", "use_bidirectional_attention"]);
+    says(mask("gemma", json!({"use_bidirectional_attention": true})), &["use_bidirectional_attention", "`gemma`"]);
+}
+
+#[test]
+fn rotation_is_that_of_the_layer_or_refused() {
+    let position = |model_type: &str, keys: Value| {
+        load(&config(model_type, keys), None).map(|model| model.layer.config().position.to_string())
+    };
+    let [local, far] = [json!({"rope_theta": 10.0}), json!({"rope_theta": 100.0})];
+    let per_kind = json!({"rope_parameters": {"sliding_attention": local, "full_attention": far}});
+    assert!(position("gemma3_text", per_kind).unwrap().contains("10"), "layer 0 slides");
+    says(position("gemma3_text", json!({"rope_parameters": far})), &["rope_parameters", "sliding_attention"]);
+    let other_kind = json!({"rope_parameters": {"full_attention": far}});
+    says(position("gemma3_text", other_kind), &["rope_parameters", "a set for `sliding_attention`"]);
+    let twice = |old: &Value| json!({"rope_parameters": far, "rope_scaling": old});
+    assert!(position("llama", twice(&far)).is_ok());
+    says(position("llama", twice(&local)), &["rope_scaling", "rope_parameters"]);
+    // Its config class scales the rotation of a file that is silent.
+    says(position("cwm", json!({})), &["rope_parameters", "absent"]);
+    assert!(position("cwm", json!({"rope_parameters": far})).is_ok());
+    let factors = |short: f64, long: f64| {
+        let sizes = json!([1.0, 1.0]);
+        json!({"rope_parameters": {"rope_type": "longrope", "short_factor": sizes, "long_factor": sizes,
+            "original_max_position_embeddings": 6, "short_mscale": short, "long_mscale": long}})
+    };
+    assert!(position("phimoe", factors(1.2, 1.2)).is_ok());
+    says(position("phimoe", factors(1.2, 1.3)), &["long_mscale", "1.3", "short_mscale"]);
+    // Layers without rotation.
+    assert_eq!(position("smollm3", json!({"no_rope_layers": [0]})).unwrap(), "none");
+    assert!(position("smollm3", json!({"no_rope_layers": [1]})).unwrap().contains("rotary"));
+    assert_eq!(position("smollm3", json!({"no_rope_layer_interval": 1})).unwrap(), "none");
+    says(position("llama", json!({"no_rope_layers": [0]})), &["no_rope_layers", "`llama`"]);
+    assert_eq!(position("cohere2", json!({"layer_types": ["full_attention"]})).unwrap(), "none");
+}
+
+/// The text model of LLaVA and Gemma 3 states few keys: the others are those of its config class.
+#[test]
+fn number_of_heads_that_the_file_leaves_out_is_that_of_the_config_class() {
+    says(load(&json!({"model_type": "llama"}), None), &["num_attention_heads = 32", "a divisor of 8"]);
+    says(load(&json!({"model_type": "mpt"}), None), &["num_attention_heads = 16"]);
+    says(load(&json!({"model_type": "t5"}), None), &["num_attention_heads = absent"]);
+}
+
+/// The formula of norms comes from the family: one that has none is not given LayerNorm.
+#[test]
+fn norms_that_the_family_does_not_have_are_refused() {
+    let checkpoint = Checkpoint::open(fixture("families/qwen3.safetensors")).unwrap();
+    let json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
+    let config = ModelConfig::new(&json).with_like("llama");
+    let model = checkpoint.attention("model.layers.0.self_attn", config, DType::F32, &Device::Cpu);
+    says(model, &["norms of queries and keys", "`llama` has none"]);
+}
