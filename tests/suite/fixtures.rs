@@ -4,13 +4,28 @@ use std::path::Path;
 
 use crate::common::fixture;
 
-/// Folders of fixtures, each with the tests that name its entries. The empty path is `tests/fixtures` itself.
+/// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
 const USED_BY: [(&str, &[&str]); 5] = [
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
     ("tiny-bert-variants", &["encoder"]),
-    ("", &["compose", "embedded", "encoder", "encoders", "families", "jina", "layouts", "minilm", "seeds"]),
+    (
+        "",
+        &[
+            "compose",
+            "embedded",
+            "encoder",
+            "encoders",
+            "explicit_positions",
+            "families",
+            "jina",
+            "layouts",
+            "minilm",
+            "seeds",
+            "../../src/families/defaults_test",
+        ],
+    ),
 ];
 
 fn is_word(c: char) -> bool {
