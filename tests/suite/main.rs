@@ -3,6 +3,7 @@
 //! golden values.
 
 mod cache_edits;
+mod cache_programs;
 mod cached_rotation;
 mod caches;
 mod checkpoints;
