@@ -107,6 +107,30 @@ fn a_rotating_cache_is_truncated_as_far_as_it_can_be() {
     assert_close("after the truncation", &got, &want.narrow(1, 6, 3).unwrap(), TOLERANCE);
 }
 
+/// Many more tokens than the window, in memory that is used again: what a window over all tokens gives.
+#[test]
+fn a_rotating_cache_rotates_many_times() {
+    let mut random = Random::new(97);
+    for (config, window) in configs().into_iter().zip([3, 20, 70]) {
+        let layer = random_layer(&config, 0.4, &mut random);
+        let xs = random.tensor(&[2, 400, 24], DType::F32);
+        let want = layer.attend(&xs, &xs, &xs, &AttentionMask::window(Some(window - 1), Some(0))).unwrap();
+        let mut cache = KvCache::rotating(window);
+        let mut start = 0;
+        while start < 400 {
+            let len = [1, 2, 1, 40, 1, 90][start % 6].min(400 - start);
+            let got = step(&layer, &xs.narrow(1, start, len).unwrap(), &AttentionMask::causal(), &mut cache);
+            assert_close("rotated", &got, &want.narrow(1, start, len).unwrap(), TOLERANCE);
+            start += len;
+            if start % 5 == 0 {
+                cache.select_rows(&[1, 0]).unwrap();
+                cache.select_rows(&[1, 0]).unwrap();
+            }
+            assert_eq!((cache.len(), cache.held()), (start, start.min(window)));
+        }
+    }
+}
+
 /// Beam search, and a batch that loses a finished sequence, with sequences of unequal length.
 #[test]
 fn selected_sequences_continue_as_they_would_alone() {
@@ -224,12 +248,10 @@ fn chunks_in_f32_have_the_bits_of_one_run() {
         let layer = random_layer(&config, 0.4, &mut random);
         let xs = random.tensor(&[2, 150, 24], DType::F32);
         let want = whole(&layer, &xs);
-        for (mut cache, mask) in
-            [(KvCache::growing(), AttentionMask::causal()), (KvCache::fixed(150), AttentionMask::causal())]
-        {
+        for mut cache in [KvCache::growing(), KvCache::fixed(150), KvCache::rotating(150)] {
             let mut start = 0;
             for len in [70, 1, 1, 3, 64, 11] {
-                let got = step(&layer, &xs.narrow(1, start, len).unwrap(), &mask, &mut cache);
+                let got = step(&layer, &xs.narrow(1, start, len).unwrap(), &AttentionMask::causal(), &mut cache);
                 assert_eq!(max_diff(&got, &want.narrow(1, start, len).unwrap()), 0.0, "{start}");
                 start += len;
             }

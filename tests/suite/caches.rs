@@ -258,6 +258,10 @@ fn errors_leave_the_cache_unchanged() {
     let forced = layer.attend_cached(&inputs, &mut fresh, &options().with_backend(Backend::Metal));
     says(forced, &["backend metal cannot run this call"]);
     assert!(fresh.is_empty());
+    let mut endless = KvCache::fixed(usize::MAX);
+    says(layer.attend_cached(&inputs, &mut endless, &options()), &["the capacity of a cache", "fits into memory"]);
+    assert!(endless.is_empty());
+    layer.attend_cached(&inputs, &mut KvCache::rotating(usize::MAX), &options()).unwrap();
     let appended = random_layer(&AttentionConfig::new(24, 4).with_add_zero_attn(true), 0.4, &mut random);
     let refused = appended.attend_cached(&inputs, &mut KvCache::growing(), &options());
     says(refused, &["add_bias_kv or add_zero_attn", "false with a cache"]);

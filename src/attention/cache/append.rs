@@ -40,6 +40,24 @@ impl TokenShape {
     }
 }
 
+/// Tokens of the first allocation.
+const INITIAL_CAPACITY: usize = 64;
+
+/// Tokens that a rotating cache can take before it copies those of its window to the front.
+fn slack(window: usize) -> usize {
+    window.max(INITIAL_CAPACITY)
+}
+
+/// Checks that keys of `columns` tokens have an address space.
+fn check_memory(of: &TokenShape, columns: usize) -> Result<()> {
+    let size =
+        [of.b, of.h_kv, of.d.max(of.d_v), of.dtype.size_in_bytes()].into_iter().fold(columns, usize::saturating_mul);
+    if size <= isize::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::value("the capacity of a cache", columns, format!("one that fits into memory, for {}", of.describe())))
+}
+
 /// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.
 fn aligned(held: &[usize], new: &[usize], s: usize) -> bool {
     held.iter().all(|tokens| *tokens == held[0]) && new.iter().all(|tokens| *tokens == s)
@@ -139,18 +157,29 @@ impl KvCache {
         let totals: Vec<usize> = held.iter().zip(new).map(|(held, new)| held + new).collect();
         let window = self.window();
         let kept: Vec<usize> = totals.iter().map(|&total| total.min(window.unwrap_or(total))).collect();
-        let cached = self.buffers.as_ref().filter(|_| held.iter().any(|tokens| *tokens > 0));
+        let longest = held.iter().copied().max().unwrap_or(0);
+        let cached = self.buffers.as_ref().filter(|_| longest > 0);
         // For a gradient tokens are concatenated instead of written in place, which a graph does not notice.
         let tracked = tracked || [&k, &v].into_iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
         self.in_graph |= tracked;
-        let [keys, values] = if tracked || window.is_some() {
-            let keys = keys::join(cached.map(|[keys, _]| keys), &k, &held, new)?;
-            let values = keys::join(cached.map(|[_, values]| values), &v, &held, new)?;
-            self.buffers = Some([keys::last(&keys, &totals, &kept)?, keys::last(&values, &totals, &kept)?]);
-            [keys, values]
-        } else {
+        let s = k.dim(1)?;
+        let fits = window.is_none_or(|window| aligned(&held, new, s) && s <= slack(window));
+        let [keys, values] = if fits && !tracked {
             self.write([&k, &v], &held, new)?
+        } else {
+            let join = |i: usize, chunk: &Tensor| {
+                let old = cached.map(|buffers| buffers[i].narrow(1, self.first, longest)).transpose()?;
+                keys::join(old.as_ref(), chunk, &held, new)
+            };
+            let all = [join(0, &k)?, join(1, &v)?];
+            self.buffers = Some([keys::last(&all[0], &totals, &kept)?, keys::last(&all[1], &totals, &kept)?]);
+            self.first = 0;
+            all
         };
+        if fits && !tracked {
+            // All sequences of a rotating cache drop as many tokens here, those of another one none.
+            self.first += totals.first().zip(kept.first()).map_or(0, |(total, kept)| total - kept);
+        }
         for (i, row) in rows.iter_mut().enumerate() {
             row.add(new[i], |token| positions.map(|positions| positions.largest(i, token)));
             row.dropped += totals[i] - kept[i];
@@ -158,7 +187,7 @@ impl KvCache {
             row.rotated_for = rotated[i];
         }
         self.rows = rows;
-        let unequal = unequal(held, new, k.dim(1)?);
+        let unequal = unequal(held, new, s);
         Ok(CachedKeys { keys, values, unequal })
     }
 
@@ -171,23 +200,21 @@ impl KvCache {
             let from = from.contiguous()?;
             if aligned(held, new, s) {
                 if s > 0 {
-                    to.slice_set(&from, 1, columns - s)?;
+                    to.slice_set(&from, 1, self.first + columns - s)?;
                 }
                 continue;
             }
             for (row, (&held, &new)) in held.iter().zip(new).enumerate().filter(|(_, (_, new))| **new > 0) {
                 let from = from.narrow(0, row, 1)?.narrow(1, 0, new)?;
-                to.narrow(0, row, 1)?.slice_set(&from, 1, held)?;
+                to.narrow(0, row, 1)?.slice_set(&from, 1, self.first + held)?;
             }
         }
         let [keys, values] = buffers;
-        Ok([keys.narrow(1, 0, columns)?, values.narrow(1, 0, columns)?])
+        Ok([keys.narrow(1, self.first, columns)?, values.narrow(1, self.first, columns)?])
     }
 
-    /// Buffers for at least `tokens` tokens like those of the chunk, with what is cached.
+    /// Buffers with room for `tokens` tokens like those of the chunk from the first one on, with what is cached.
     fn reserve(&mut self, chunk: [&Tensor; 2], tokens: usize) -> Result<[Tensor; 2]> {
-        /// Tokens of the first allocation.
-        const INITIAL_CAPACITY: usize = 64;
         let of = TokenShape::of(chunk)?;
         let usable = |[keys, values]: &[Tensor; 2]| {
             // After a reset they may be those of another batch or device.
@@ -196,22 +223,31 @@ impl KvCache {
         };
         let held = self.held();
         let columns = self.buffers.as_ref().filter(|buffers| usable(buffers)).map_or(0, |[keys, _]| keys.dims()[1]);
+        if held == 0 {
+            self.first = 0;
+        }
         let buffers = match &self.buffers {
-            Some(buffers) if columns >= tokens && columns > 0 => buffers.clone(),
+            Some(buffers) if columns >= self.first + tokens && columns > 0 => buffers.clone(),
             old => {
                 let columns = match self.kind {
                     CacheKind::Fixed(capacity) => capacity,
-                    _ => tokens.max(2 * columns).max(INITIAL_CAPACITY),
+                    CacheKind::Rotating(window) => {
+                        (2 * tokens).max(INITIAL_CAPACITY).min(window.saturating_add(slack(window)))
+                    }
+                    CacheKind::Growing => tokens.max(2 * columns).max(INITIAL_CAPACITY),
                 };
+                check_memory(&of, columns)?;
                 let larger = |i: usize| {
                     let (b, _, h, d) = chunk[i].dims4()?;
                     let new = Tensor::zeros((b, columns, h, d), chunk[i].dtype(), chunk[i].device())?;
                     if let Some(old) = old.as_ref().filter(|_| held > 0) {
-                        new.slice_set(&old[i].narrow(1, 0, held)?.contiguous()?, 1, 0)?;
+                        new.slice_set(&old[i].narrow(1, self.first, held)?.contiguous()?, 1, 0)?;
                     }
                     Ok::<_, Error>(new)
                 };
-                [larger(0)?, larger(1)?]
+                let larger = [larger(0)?, larger(1)?];
+                self.first = 0;
+                larger
             }
         };
         self.buffers = Some(buffers.clone());

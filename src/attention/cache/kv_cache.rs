@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 ///
 /// # Memory
 /// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype. A growing cache allocates up to twice
-/// as much. Where keys track a gradient they are concatenated instead of written in place.
+/// as much, a rotating one up to twice its window. Where keys track a gradient they are concatenated instead of written in place.
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention};
@@ -55,8 +55,10 @@ use crate::error::{Error, Result};
 pub struct KvCache {
     pub(super) kind: CacheKind,
     /// Keys and values, `(b, columns, h_kv, d)` each. Sequence `i` has its kept tokens in the columns
-    /// `0 .. rows[i].held`.
+    /// `first .. first + rows[i].held`.
     pub(super) buffers: Option<[Tensor; 2]>,
+    /// 0 but in a rotating cache.
+    pub(super) first: usize,
     /// One per sequence; empty before the first call.
     pub(super) rows: Vec<Row>,
     /// Whether a call tracked a gradient: its graph may hold the buffers, which nothing is written into any more.
@@ -131,7 +133,7 @@ impl KvCache {
     }
 
     fn new(kind: CacheKind) -> Self {
-        Self { kind, buffers: None, rows: Vec::new(), in_graph: false }
+        Self { kind, buffers: None, first: 0, rows: Vec::new(), in_graph: false }
     }
 
     /// Tokens seen so far in the longest sequence, including those that a rotating cache dropped.
