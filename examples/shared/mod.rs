@@ -7,6 +7,7 @@
 pub mod model;
 pub mod plot;
 pub mod record;
+pub mod tokens;
 
 use std::collections::HashMap;
 use std::io::Read;

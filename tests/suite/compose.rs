@@ -3,51 +3,110 @@
 // Each example compiles `examples/shared` as a module of its own.
 #![allow(clippy::duplicate_mod)]
 
-#[path = "../../examples/decoder.rs"]
+#[path = "../../examples/qwen3.rs"]
 #[allow(dead_code)]
-mod decoder;
+mod qwen3;
+#[path = "../../examples/t5.rs"]
+#[allow(dead_code)]
+mod t5;
 #[path = "../../examples/vit_block.rs"]
 #[allow(dead_code)]
 mod vit_block;
 
-use candle_attention::KvCache;
-use candle_core::{DType, Tensor};
+use candle_attention::PaddedIds;
+use candle_core::{D, DType, Device, Tensor};
 
 use crate::common::{Golden, LAYER, assert_close, fixture};
 use crate::programs::{example, fails, succeeds};
-use decoder::Decoder;
+use qwen3::Qwen3;
+use t5::T5;
 
-fn ids(tensor: &Tensor) -> Vec<u32> {
-    tensor.flatten_all().unwrap().to_dtype(DType::U32).unwrap().to_vec1().unwrap()
+/// The rows of padded ids `(b, s)`.
+fn rows(golden: &Golden) -> Vec<Vec<u32>> {
+    let ids = golden.get("ids").to_dtype(DType::U32).unwrap().to_vec2::<u32>().unwrap();
+    let lengths = golden.get("lengths").to_vec1::<i64>().unwrap();
+    ids.into_iter().zip(lengths).map(|(row, length)| row[..length as usize].to_vec()).collect()
+}
+
+fn generated(golden: &Golden) -> Vec<Vec<u32>> {
+    golden.get("generated").to_dtype(DType::U32).unwrap().to_vec2().unwrap()
+}
+
+/// Rows as the examples read and print them.
+fn written(rows: &[Vec<u32>]) -> Vec<String> {
+    rows.iter().map(|row| row.iter().map(u32::to_string).collect::<Vec<_>>().join(",")).collect()
+}
+
+/// Row `i` of `(b, s, n)`, its first `length` tokens.
+fn tokens(all: &Tensor, i: usize, length: usize) -> Tensor {
+    all.get(i).unwrap().narrow(0, 0, length).unwrap()
 }
 
 #[test]
-fn decoder_equals_llama_of_transformers() {
-    let golden = Golden::open("compose/llama/golden.safetensors");
-    let decoder = Decoder::load(&fixture("compose/llama")).unwrap();
-    let caches = || decoder.layers.iter().map(|_| KvCache::growing()).collect::<Vec<_>>();
-    let prompt = ids(&golden.get("prompt"));
-    let logits = decoder.forward(&prompt, &mut caches()).unwrap();
-    assert_close("logits", &logits, &golden.get("logits"), LAYER);
+fn qwen3_equals_the_one_of_transformers() {
+    let golden = Golden::open("compose/qwen3/golden.safetensors");
+    let (model, rows, generated) = (Qwen3::load(&fixture("compose/qwen3")).unwrap(), rows(&golden), generated(&golden));
+    let want = golden.get("logits");
+    let logits = model.forward(&rows, &mut model.caches()).unwrap();
+    for (i, row) in rows.iter().enumerate() {
+        assert_close(&format!("row {i}"), &tokens(&logits, i, row.len()), &tokens(&want, i, row.len()), LAYER);
+    }
 
-    let generated = ids(&golden.get("generated"));
-    let said = succeeds(example("decoder").arg(fixture("compose/llama")).args(prompt.iter().map(u32::to_string)));
-    assert_eq!(said.lines().map(|line| line.parse().unwrap()).collect::<Vec<u32>>(), generated);
-
-    // Each step with the cache equals a run over the whole text without it.
-    let mut held = caches();
-    let mut text = prompt.clone();
-    let mut new = prompt;
-    let last = |logits: Tensor| logits.squeeze(0).unwrap().narrow(0, logits.dim(1).unwrap() - 1, 1).unwrap();
-    for (step, id) in generated.into_iter().enumerate() {
-        let cached = last(decoder.forward(&new, &mut held).unwrap());
-        let whole = last(decoder.forward(&text, &mut caches()).unwrap());
-        assert_close(&format!("step {step}"), &cached, &whole, LAYER);
-        if step == 15 {
-            assert_close("last logits", &cached.squeeze(0).unwrap(), &golden.get("last_logits"), LAYER);
+    // In chunks of 4, of which the shorter rows have fewer tokens or none.
+    let mut caches = model.caches();
+    for start in (0..9).step_by(4) {
+        let chunk = |row: &Vec<u32>| row[start.min(row.len())..(start + 4).min(row.len())].to_vec();
+        let chunks: Vec<Vec<u32>> = rows.iter().map(chunk).collect();
+        let logits = model.forward(&chunks, &mut caches).unwrap();
+        for (i, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| !chunk.is_empty()) {
+            let want = want.get(i).unwrap().narrow(0, start, chunk.len()).unwrap();
+            assert_close(&format!("row {i} from {start}"), &tokens(&logits, i, chunk.len()), &want, LAYER);
         }
-        text.push(id);
-        new = vec![id];
+    }
+
+    // Token by token, each row at its own place.
+    let (mut caches, mut new) = (model.caches(), rows.clone());
+    for step in 0..12 {
+        let logits = model.forward(&new, &mut caches).unwrap();
+        let best = logits.argmax(D::Minus1).unwrap().to_vec2::<u32>().unwrap();
+        for (i, (row, generated)) in new.iter_mut().zip(&generated).enumerate() {
+            assert_eq!(best[i][row.len() - 1], generated[step], "row {i}, step {step}");
+            *row = vec![generated[step]];
+        }
+        if step == 11 {
+            assert_close("last", &logits.squeeze(1).unwrap(), &golden.get("last_logits"), LAYER);
+        }
+    }
+    let said = succeeds(example("qwen3").arg(fixture("compose/qwen3")).args(["--count", "12"]).args(written(&rows)));
+    assert_eq!(said.lines().collect::<Vec<_>>(), written(&generated));
+}
+
+#[test]
+fn t5_equals_the_one_of_transformers() {
+    for name in ["t5", "t5_gated"] {
+        let folder = fixture(&format!("compose/{name}"));
+        let golden = Golden::open(&format!("compose/{name}/golden.safetensors"));
+        let (model, rows, generated) = (T5::load(&folder).unwrap(), rows(&golden), generated(&golden));
+        let padded = PaddedIds::new(&rows, 0, &Device::Cpu).unwrap();
+        let (hidden, want) = (model.encode(&padded).unwrap(), golden.get("hidden"));
+        for (i, row) in rows.iter().enumerate() {
+            assert_close(name, &tokens(&hidden, i, row.len()), &tokens(&want, i, row.len()), LAYER);
+        }
+        // The decoder reads its start token and what it has generated, in chunks of any size.
+        let ids = Tensor::new(generated.clone(), &Device::Cpu).unwrap().narrow(1, 0, 11).unwrap();
+        let ids = Tensor::cat(&[&ids.narrow(1, 0, 1).unwrap().zeros_like().unwrap(), &ids], 1).unwrap();
+        for size in [1, 5, 12] {
+            let mut caches = model.caches(&hidden).unwrap();
+            for start in (0..12).step_by(size) {
+                let n = size.min(12 - start);
+                let chunk = ids.narrow(1, start, n).unwrap();
+                let logits = model.decode(&chunk, &padded.lengths, &mut caches).unwrap();
+                let want = golden.get("logits").narrow(1, start, n).unwrap();
+                assert_close(&format!("{name} from {start}"), &logits, &want, LAYER);
+            }
+        }
+        let said = succeeds(example("t5").arg(folder).args(["--count", "12"]).args(written(&rows)));
+        assert_eq!(said.lines().collect::<Vec<_>>(), written(&generated));
     }
 }
 
@@ -66,8 +125,10 @@ fn vit_block_equals_the_one_of_transformers() {
 
 #[test]
 fn missing_files_and_keys_are_errors() {
-    fails(example("decoder").args(["/no/such/folder", "1"]), "No such file");
-    fails(example("decoder").arg(fixture("compose/llama")).arg("64"), "index");
-    fails(example("decoder").arg(fixture("compose/vit")).arg("1"), "`rms_norm_eps` is not a number");
-    fails(example("vit_block").arg(fixture("compose/llama")).arg("x"), "`layer_norm_eps` is not a number");
+    fails(example("qwen3").args(["/no/such/folder", "1"]), "No such file");
+    fails(example("qwen3").arg(fixture("compose/qwen3")).arg("64"), "index");
+    fails(example("qwen3").arg(fixture("compose/qwen3")).arg("5,x"), "`x` is no token id");
+    fails(example("qwen3").arg(fixture("compose/vit")).arg("1"), "`model_type` is \"vit\", expected \"qwen3\"");
+    fails(example("t5").arg(fixture("compose/qwen3")).arg("1"), "`model_type` is \"qwen3\", expected \"t5\"");
+    fails(example("vit_block").arg(fixture("compose/qwen3")).arg("x"), "`layer_norm_eps` is not a number");
 }

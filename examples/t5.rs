@@ -1,0 +1,157 @@
+//! A whole T5 composed around the attention layer: an encoder, and a decoder that attends to what it read.
+
+mod shared;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use candle_attention::checkpoint::{Checkpoint, ModelAttention};
+use candle_attention::norm::{RmsNorm, rms_norm};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CrossCache, KvCache, PaddedIds};
+use candle_core::{D, DType, Device, Module, Tensor};
+use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias};
+use clap::Parser;
+use serde_json::Value;
+use shared::tokens::{self, expect, lm_head, number, size};
+use shared::{Result, json};
+
+/// Reads rows of token ids and prints what the decoder makes of each, by greedy decoding with caches.
+///
+/// Example: t5 tests/fixtures/compose/t5 --count 12 5,11,17,2,39,33,8,21,30,1 7,12,3,1
+#[derive(Parser)]
+#[command(name = "t5", verbatim_doc_comment)]
+struct Arguments {
+    #[command(flatten)]
+    tokens: tokens::Arguments,
+}
+
+/// Self-attention, in a decoder cross-attention, and a feed-forward part: `xs + part(norm(xs))` each.
+struct Block {
+    norms: Vec<RmsNorm>,
+    attention: ModelAttention,
+    cross: Option<ModelAttention>,
+    inner: Linear,
+    gate: Option<Linear>,
+    output: Linear,
+}
+
+impl Block {
+    fn load(json: &Value, decoder: bool, vb: VarBuilder) -> Result<Self> {
+        let (hidden, ff, eps) = (size(json, "d_model")?, size(json, "d_ff")?, number(json, "layer_norm_epsilon")?);
+        let (inner, gate) = match json["feed_forward_proj"].as_str() {
+            None | Some("relu") => ("wi", None),
+            Some("gated-gelu") => ("wi_0", Some("wi_1")),
+            Some(other) => return Err(format!("config.json: `feed_forward_proj` is {other}: not known here").into()),
+        };
+        let parts = if decoder { 3 } else { 2 };
+        let dense = vb.pp(parts - 1).pp("DenseReluDense");
+        // Only block 0 has a table of relative biases. By its prefix, another block finds it there.
+        Ok(Self {
+            norms: (0..parts).map(|i| Ok(rms_norm(hidden, eps, vb.pp(i).pp("layer_norm"))?)).collect::<Result<_>>()?,
+            attention: ModelAttention::load(json, vb.pp("0.SelfAttention"))?,
+            cross: decoder.then(|| ModelAttention::load(json, vb.pp("1.EncDecAttention"))).transpose()?,
+            inner: linear_no_bias(hidden, ff, dense.pp(inner))?,
+            gate: gate.map(|gate| linear_no_bias(hidden, ff, dense.pp(gate))).transpose()?,
+            output: linear_no_bias(ff, hidden, dense.pp("wo"))?,
+        })
+    }
+
+    fn feed_forward(&self, xs: &Tensor) -> Result<Tensor> {
+        let normed = self.norms[self.norms.len() - 1].forward(xs)?;
+        let inner = match &self.gate {
+            Some(gate) => (self.inner.forward(&normed)?.gelu()? * gate.forward(&normed)?)?,
+            None => self.inner.forward(&normed)?.relu()?,
+        };
+        Ok((xs + self.output.forward(&inner)?)?)
+    }
+}
+
+/// Embeddings, both stacks with their last norms, and the head that scores the vocabulary.
+pub struct T5 {
+    shared: Embedding,
+    encoder: (Vec<Block>, RmsNorm),
+    decoder: (Vec<Block>, RmsNorm),
+    lm_head: Linear,
+    output_scale: f64,
+    start: u32,
+}
+
+impl T5 {
+    /// Loads the model of a folder.
+    pub fn load(folder: &Path) -> Result<Self> {
+        let json = json(&folder.join("config.json"))?;
+        expect(&json, "model_type", "t5")?;
+        let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);
+        let (hidden, eps) = (size(&json, "d_model")?, number(&json, "layer_norm_epsilon")?);
+        let shared = embedding(size(&json, "vocab_size")?, hidden, vb.pp("shared"))?;
+        let stack = |name: &str, layers: &str| -> Result<_> {
+            let block = |i| Block::load(&json, name == "decoder", vb.pp(name).pp("block").pp(i).pp("layer"));
+            let blocks = (0..size(&json, layers)?).map(block).collect::<Result<_>>()?;
+            Ok((blocks, rms_norm(hidden, eps, vb.pp(name).pp("final_layer_norm"))?))
+        };
+        let lm_head = lm_head(&shared, &vb)?;
+        // T5 1.0 scales the output, 1.1 does not; before transformers 5, tied embeddings meant 1.0.
+        let scaled = json["scale_decoder_outputs"].as_bool().or(json["tie_word_embeddings"].as_bool());
+        let output_scale = if scaled.unwrap_or(true) { (hidden as f64).powf(-0.5) } else { 1.0 };
+        let (encoder, decoder) = (stack("encoder", "num_layers")?, stack("decoder", "num_decoder_layers")?);
+        Ok(Self {
+            shared,
+            encoder,
+            decoder,
+            lm_head,
+            output_scale,
+            start: size(&json, "decoder_start_token_id")? as u32,
+        })
+    }
+
+    /// What the encoder makes of padded rows, `(b, s, d_model)`.
+    pub fn encode(&self, tokens: &PaddedIds) -> Result<Tensor> {
+        let mut xs = self.shared.forward(&tokens.ids)?;
+        for block in &self.encoder.0 {
+            let normed = block.norms[0].forward(&xs)?;
+            xs = (xs + block.attention.layer.attend(&normed, &normed, &normed, &tokens.mask())?)?;
+            xs = block.feed_forward(&xs)?;
+        }
+        Ok(self.encoder.1.forward(&xs)?)
+    }
+
+    /// The caches of each block: one for its own tokens, one with keys and values of what the encoder read.
+    pub fn caches(&self, memory: &Tensor) -> Result<Vec<(KvCache, CrossCache)>> {
+        let cross = self.decoder.0.iter().filter_map(|block| block.cross.as_ref());
+        cross.map(|cross| Ok((KvCache::growing(), cross.layer.cross_cache(memory)?))).collect()
+    }
+
+    /// The scores of the token after each of `ids` `(b, s)`, `(b, s, vocab_size)`; the tokens follow those in the caches, and
+    /// see the first `lengths[i]` tokens that the encoder read in row `i`.
+    pub fn decode(&self, ids: &Tensor, lengths: &[usize], caches: &mut [(KvCache, CrossCache)]) -> Result<Tensor> {
+        let (mut xs, options) = (self.shared.forward(ids)?, AttentionOptions::default());
+        for (block, (own, memory)) in self.decoder.0.iter().zip(caches) {
+            let normed = block.norms[0].forward(&xs)?;
+            let inputs = AttentionInputs::self_attention(&normed, AttentionMask::full()); // causal by itself
+            xs = (xs + block.attention.layer.attend_cached(&inputs, own, &options)?.output)?;
+            if let Some(cross) = &block.cross {
+                let (normed, mask) = (block.norms[1].forward(&xs)?, AttentionMask::lengths(lengths));
+                xs = (xs + cross.layer.attend_cross_cached(&normed, mask, memory, &options)?.output)?;
+            }
+            xs = block.feed_forward(&xs)?;
+        }
+        Ok(self.lm_head.forward(&(self.decoder.1.forward(&xs)? * self.output_scale)?)?)
+    }
+
+    /// The first `count` ids that the decoder makes of each row.
+    pub fn generate(&self, rows: &[Vec<u32>], count: usize) -> Result<Vec<Vec<u32>>> {
+        let tokens = PaddedIds::new(rows, 0, &Device::Cpu)?;
+        let mut caches = self.caches(&self.encode(&tokens)?)?;
+        let mut generated = vec![Tensor::full(self.start, (rows.len(), 1), &Device::Cpu)?];
+        for step in 0..count {
+            let logits = self.decode(&generated[step], &tokens.lengths, &mut caches)?;
+            generated.push(logits.argmax(D::Minus1)?); // (b, 1)
+        }
+        Ok(Tensor::cat(&generated, 1)?.narrow(1, 1, count)?.to_vec2()?)
+    }
+}
+
+fn main() -> ExitCode {
+    let generate = |model: PathBuf, rows: Vec<_>, count| T5::load(&model)?.generate(&rows, count);
+    shared::run(|| Arguments::parse().tokens.print(generate))
+}
