@@ -94,7 +94,12 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: GRANITE_SWA_DEFAULTS,
         ..GRANITE
     },
-    Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
+    Family {
+        model_types: &["mistral", "voxtral_realtime_text"],
+        window: EVERYWHERE,
+        defaults: &[("sliding_window", 4096.0)],
+        ..LLAMA
+    },
     Family { model_types: &["starcoder2"], window: EVERYWHERE, ..LLAMA },
     Family {
         model_types: &["mixtral", "minimax", "phimoe"],

@@ -53,6 +53,7 @@ const KEYS: &[(&str, &str)] = &[
     ("use_qk_norm", QK_NORM),
     ("qk_layernorm", QK_NORM),
     ("use_bidirectional_attention", "attention to later tokens"),
+    ("is_decoder", "causal self-attention"),
 ];
 
 /// Checks that the family reads every key of `section` that changes attention.
@@ -112,6 +113,7 @@ impl Family {
             || (self.softcap && key == "attn_logit_softcapping")
             || (self.clip_qkv && key == "clip_qkv")
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
+            || (self.causal != Causal::Never && key == "is_decoder")
             || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
     }
 

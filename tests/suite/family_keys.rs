@@ -75,6 +75,14 @@ fn both_ways_as_the_configuration_states() {
 }
 
 #[test]
+fn encoder_as_a_decoder_is_causal_or_refused() {
+    assert_eq!(mask("bert", json!({"is_decoder": true})).unwrap(), "causal");
+    assert_eq!(mask("bert", json!({"is_decoder": true, "is_causal": false})).unwrap(), "none");
+    assert_eq!(mask("bert", json!({"is_decoder": false})).unwrap(), "none");
+    says(mask("albert", json!({"is_decoder": true})), &["is_decoder", "`albert`", "causal self-attention"]);
+}
+
+#[test]
 fn rotation_is_that_of_the_layer_or_refused() {
     let position = |model_type: &str, keys: Value| {
         load(&config(model_type, keys), None).map(|model| model.layer.config().position.to_string())
