@@ -6,7 +6,7 @@ use candle_core::{D, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
 use crate::mask::{DenseMask, lowest_finite};
-use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions};
+use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite};
 use crate::tensor::compute_dtype;
 
 /// Elements of the tensor `(b, h, queries, s_kv, d)` that additive scoring computes at a time.
@@ -26,34 +26,48 @@ pub(super) fn attend(
     let compute = compute_dtype(call.dtype);
     // Upcasting first costs memory, but keeps scores and softmax out of the half types.
     let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
-    let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
+    let (q, mut k, mut v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
+    let mask = options.mask.dense(call.shape, options.appended_keys, compute, k.device())?;
+    if let Some(keep) = mask.keep.as_ref().filter(|_| call.device != DeviceKind::Cpu) {
+        (k, v) = (non_finite::without_unseen(&k, keep)?, non_finite::without_unseen(&v, keep)?);
+    }
 
-    let scores = match options.additive {
+    let scores_of = |q: &Tensor, k: &Tensor| match options.additive {
         None => {
             let scale = options.dot_product_scale(call.d);
             // The query heads of a group are more rows of one matrix, so that their key-value head is not repeated.
             let q = (q * scale)?.reshape((b, h_kv, group * s_q, call.d))?;
-            q.matmul(&k.t()?)?.reshape((b, h, s_q, keys))?
+            Ok(q.matmul(&k.t()?)?.reshape((b, h, s_q, keys))?)
         }
         Some(w) => {
-            let scores = additive_scores(&q, &repeat_heads(&k, group)?, &w.to_dtype(compute)?)?;
-            (scores * options.scale.unwrap_or(1.0))?
+            let scores = additive_scores(q, &repeat_heads(k, group)?, &w.to_dtype(compute)?)?;
+            Ok((scores * options.scale.unwrap_or(1.0))?)
         }
+    };
+    let scores = match mask.keep {
+        Some(_) => non_finite::scores(&q, &k, scores_of)?,
+        None => scores_of(&q, &k)?,
     };
     let scores = match options.softcap {
         Some(cap) => ((scores / cap)?.tanh()? * cap)?,
         None => scores,
     };
     let sinks = options.sinks.map(|sinks| sinks.to_dtype(compute)?.reshape((1, h, 1, 1))).transpose()?;
-    let mask = options.mask.dense(call.shape, options.appended_keys, compute, k.device())?;
     let weights = masked_softmax(&scores, &mask, sinks.as_ref())?; // (b, h, s_q, keys)
 
     let dropped = match options.dropout {
         p if p > 0.0 => candle_nn::ops::dropout(&weights, p as f32)?,
         _ => weights.clone(),
     };
-    let output = dropped.reshape((b, h_kv, group * s_q, keys))?.matmul(&v)?; // (b, h_kv, group * s_q, d_v)
-    let output = output.reshape((b, h, s_q, call.d_v))?.transpose(1, 2)?.contiguous()?.to_dtype(call.dtype)?;
+    let context_of = |weights: &Tensor, v: &Tensor| {
+        let context = weights.reshape((b, h_kv, group * s_q, keys))?.matmul(v)?; // (b, h_kv, group * s_q, d_v)
+        Ok(context.reshape((b, h, s_q, call.d_v))?)
+    };
+    let output = match &mask.keep {
+        Some(keep) => non_finite::context(&dropped, &v, keep, context_of)?,
+        None => context_of(&dropped, &v)?,
+    };
+    let output = output.transpose(1, 2)?.contiguous()?.to_dtype(call.dtype)?;
     let attention_weights = options.return_attention_weights.then(|| weights.to_dtype(call.dtype)).transpose()?;
     Ok(AttentionOutput { output, attention_weights })
 }

@@ -16,6 +16,7 @@ mod flash;
 mod metal;
 #[cfg(test)]
 mod new_mask_kind;
+mod non_finite;
 mod options;
 mod plan;
 mod unsupported;

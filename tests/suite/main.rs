@@ -23,6 +23,7 @@ mod fixtures;
 mod frozen;
 mod gradients;
 mod heads;
+mod hidden;
 mod hostile;
 #[cfg(feature = "hub")]
 mod hub;

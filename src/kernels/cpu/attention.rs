@@ -17,6 +17,7 @@ use super::isa::Isa;
 use super::isa::bf16_dot::Bf16Dot;
 use super::isa::kernel::{Bf16Kernel, Kernel};
 use super::isa::simd::Simd;
+use super::non_finite::FiniteValues;
 use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
@@ -163,7 +164,14 @@ impl<T: Element> TaskKernel<'_, T> {
         let scratch = Scratch::divide::<C>(scratch, keys.next_multiple_of(C::PANEL), d, width_v);
         let packed_keys = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
         tile.pack_keys(packed_keys, scratch.tokens, scratch.keys);
-        let packed_values = Tokens { heads: &problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
+        let values = Tokens { heads: &problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
+        let hides = problem.mask.may_hide(b, from..to, keys, [s_q, s_kv]);
+        let finite = if hides { FiniteValues::new(values, scratch.tokens) } else { None };
+        let view = finite.as_ref().map(|finite| finite.view(d_v));
+        let packed_values = match &view {
+            Some(heads) => Tokens { heads, start: (0, 0), h: 0, ..values },
+            None => values,
+        };
         tile.pack_values(packed_values, width_v, scratch.tokens, scratch.values);
 
         let (query_factor, score_factor) = C::split_scale(problem.scale);
@@ -206,6 +214,10 @@ impl<T: Element> TaskKernel<'_, T> {
                     // A query that sees no key has sums of 0, and its output is 0.
                     let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
                     row.iter_mut().for_each(|x| *x *= factor);
+                    if let Some(finite) = &finite {
+                        let sees = |key: usize| problem.mask.sees((b, h, first + i), key, [s_q, s_kv]);
+                        finite.add_visible(values, sees, scratch.tokens, row);
+                    }
                     let at = ((problem.batch.queries_before(b) + first + i) * problem.h + h) * d_v;
                     // SAFETY: `attend` has reserved the output; only this task writes this query and head.
                     T::downcast(&row[..d_v], unsafe { out.part(at, d_v) });

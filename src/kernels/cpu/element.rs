@@ -12,6 +12,7 @@ use super::isa::neon;
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// Whether this is f32.
     const IS_F32: bool = false;
+    const ZERO: Self;
 
     /// Converts to f32, which is exact. Both slices have the same length.
     fn upcast(from: &[Self], to: &mut [f32]);
@@ -36,6 +37,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
 
 impl Element for f32 {
     const IS_F32: bool = true;
+    const ZERO: Self = 0.0;
 
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
@@ -55,6 +57,8 @@ impl Element for f32 {
 /// Converted by `half`, which uses the processor's instructions. On Arm it asks for an extension that the conversion
 /// does not need, so NEON is used directly.
 impl Element for f16 {
+    const ZERO: Self = f16::ZERO;
+
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
         #[cfg(target_arch = "aarch64")]
@@ -86,6 +90,8 @@ const CHUNK: usize = 16;
 
 /// Converted by integer arithmetic, which the compiler vectorizes for the instruction set of the kernel around it.
 impl Element for bf16 {
+    const ZERO: Self = bf16::ZERO;
+
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
         let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<CHUNK>(), to.as_chunks_mut::<CHUNK>());

@@ -34,6 +34,7 @@ mod isa;
 mod mask;
 mod math;
 mod microkernel;
+mod non_finite;
 mod norm;
 mod online_softmax;
 mod packing;

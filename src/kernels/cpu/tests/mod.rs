@@ -4,6 +4,7 @@ mod attention;
 mod functions;
 mod gemm;
 pub(in crate::kernels) mod masks;
+mod non_finite;
 mod norm;
 pub(in crate::kernels) mod reference;
 

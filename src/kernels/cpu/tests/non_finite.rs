@@ -1,0 +1,75 @@
+//! NaN and infinities in keys and values: a query that does not see them gives the same bits as without them.
+
+use half::{bf16, f16};
+
+use super::masks::MaskTensors;
+use super::reference::{Sizes, mask_term, problem, qkv};
+use super::{Random, downcast, isas, upcast};
+use crate::kernels::cpu::attention::attend;
+use crate::kernels::cpu::element::Element;
+use crate::kernels::cpu::mask::{Mask, MaskStructure};
+
+/// `spoiled[i]`: whether key `i` of every sequence and head has them.
+fn check<T: Element>(sizes: Sizes, mask: &Mask, [q, k, v]: [&[T]; 3], spoiled: &[usize], use_bf16: bool) {
+    let Sizes { b: sequences, s_q, s_kv, appended, h: heads, h_kv, d, d_v } = sizes;
+    let keys = s_kv + appended;
+    let spoil = |data: &[T], size: usize| {
+        let mut data = upcast(data);
+        for (row, token) in data.chunks_exact_mut(h_kv * size).enumerate() {
+            if spoiled.contains(&(row % keys)) {
+                for head in token.chunks_exact_mut(size) {
+                    (head[0], head[size / 2]) = (f32::NAN, f32::NEG_INFINITY);
+                }
+            }
+        }
+        downcast::<T>(&data)
+    };
+    let (bad_keys, bad_values) = (spoil(k, d), spoil(v, d_v));
+    for isa in isas() {
+        let run = |k: &[T], v: &[T]| {
+            let mut call = problem(sizes, [q, k, v], mask.clone());
+            call.bf16 = use_bf16;
+            let mut output = Vec::new();
+            attend(isa, &call, &mut output);
+            upcast(&output)
+        };
+        let (clean, with_keys, with_values) = (run(k, v), run(&bad_keys, v), run(k, &bad_values));
+        let rows = (0..sequences).flat_map(|b| (0..s_q).flat_map(move |i| (0..heads).map(move |h| [b, i, h])));
+        for (row, [b, i, h]) in rows.enumerate() {
+            let sees = |j: usize| j >= s_kv || mask_term(mask, [b, h, i, j], s_q, s_kv) != f64::NEG_INFINITY;
+            let sees = spoiled.iter().any(|j| *j < keys && sees(*j));
+            for column in 0..d_v {
+                let at = row * d_v + column;
+                let bad = sees && [0, d_v / 2].contains(&column);
+                let same = |other: f32| other.to_bits() == clean[at].to_bits();
+                let right = [
+                    if sees { with_keys[at].is_nan() } else { same(with_keys[at]) },
+                    if bad { !with_values[at].is_finite() } else { same(with_values[at]) },
+                ];
+                assert_eq!(right, [true; 2], "{}, {b} {i} {h} {column}, {:?}", isa.name(), mask.structure);
+            }
+        }
+    }
+}
+
+fn check_masks<T: Element>(use_bf16: bool) {
+    let mut random = Random(11);
+    for (s_q, s_kv, spoiled) in [(5, 7, &[6][..]), (35, 20, &[1, 10, 20]), (3, 200, &[3, 195])] {
+        let sizes = Sizes { b: 2, s_q, s_kv, appended: 1, h: 2, h_kv: 1, d: 6, d_v: 5 };
+        let [q, k, v] = qkv::<T>(&mut random, sizes);
+        let tensors = MaskTensors::new(&mut random, sizes);
+        let mut masks = tensors.masks();
+        masks.push(MaskStructure { right: Some(0), ..MaskStructure::default() }.into());
+        masks.push(Mask::default());
+        for mask in masks {
+            check(sizes, &mask, [&q, &k, &v], spoiled, use_bf16);
+        }
+    }
+}
+
+#[test]
+fn a_hidden_key_has_no_influence_whatever_it_holds() {
+    check_masks::<f32>(false);
+    check_masks::<f16>(false);
+    check_masks::<bf16>(true);
+}

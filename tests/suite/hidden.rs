@@ -1,0 +1,136 @@
+//! What a hidden key holds has no influence, NaN and infinities included, on any backend of the CPU.
+
+use candle_attention::sdpa::{SdpaOptions, attend_bshd};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention,
+};
+use candle_core::{DType, Device, Tensor, Var};
+
+use crate::common::{Random, max_diff, numbers, random_layer};
+
+const CPU: Device = Device::Cpu;
+const B: usize = 2;
+const S_Q: usize = 5;
+const S_KV: usize = 7;
+const H: usize = 4;
+const H_KV: usize = 2;
+const D: usize = 6;
+
+fn masks() -> Vec<AttentionMask> {
+    let random = |dims: &[usize], seed| Random::new(seed).booleans(dims, 0.5);
+    let additive = random(&[1, 1, S_Q, S_KV], 3).to_dtype(DType::F32).unwrap().log().unwrap();
+    let ids = |s: usize, seed| random(&[B, s], seed);
+    vec![
+        AttentionMask::lengths(&[3, 6]),
+        AttentionMask::query_lengths(&[[1, 2, 3, 4, 5], [0, 7, 6, 1, 2]]),
+        AttentionMask::causal(),
+        AttentionMask::window(Some(1), Some(1)),
+        AttentionMask::keep(&random(&[B, H, S_Q, S_KV], 1)).unwrap(),
+        AttentionMask::keep_keys(&random(&[B, S_KV], 2)).unwrap(),
+        AttentionMask::additive(&additive).unwrap(),
+        AttentionMask::segments(&ids(S_Q, 4), &ids(S_KV, 5)).unwrap(),
+        AttentionMask::causal().and(AttentionMask::distances(vec![0.5, 0.25, 0.1, 0.0], false)),
+    ]
+}
+
+/// NaN and infinities in one element each of the key `j`.
+fn spoil(xs: &Tensor, j: usize) -> Tensor {
+    let (b, s, h, d) = xs.dims4().unwrap();
+    let bad = [f64::NAN, f64::INFINITY, 0.0, f64::NEG_INFINITY];
+    let each = (0..b * s * h * d).map(|i| if i / d / h % s == j { bad[i % d % 4] } else { 0.0 });
+    let bad = Tensor::from_iter(each, &CPU).unwrap().reshape((b, s, h, d)).unwrap();
+    (xs + bad.to_dtype(xs.dtype()).unwrap()).unwrap()
+}
+
+#[test]
+fn hidden_keys_have_no_influence_on_any_backend() {
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        let mut random = Random::new(60);
+        let q = random.tensor(&[B, S_Q, H, D], dtype);
+        let [k, v] = [(); 2].map(|()| random.tensor(&[B, S_KV, H_KV, D], dtype));
+        let w = random.tensor(&[H, D], dtype);
+        for (mask, scored) in masks().into_iter().flat_map(|mask| [(mask.clone(), None), (mask, Some(&w))]) {
+            let options = SdpaOptions::new(&mask).with_additive(scored).with_return_attention_weights(true);
+            let weights = attend_bshd(&q, &k, &v, &options).unwrap().attention_weights.unwrap();
+            let weights = numbers(&weights.transpose(1, 2).unwrap()); // (b, s_q, h, s_kv)
+            for backend in [Backend::Eager, Backend::Cpu] {
+                if backend == Backend::Cpu && (dtype == DType::F64 || scored.is_some()) {
+                    continue;
+                }
+                let options = SdpaOptions::new(&mask).with_additive(scored).with_backend(backend);
+                let run = |k: &Tensor, v: &Tensor| numbers(&attend_bshd(&q, k, v, &options).unwrap().output);
+                let clean = run(&k, &v);
+                for j in 0..S_KV {
+                    let (keys, values) = (run(&spoil(&k, j), &v), run(&k, &spoil(&v, j)));
+                    for (at, clean) in clean.iter().enumerate() {
+                        let (row, column) = (at / D, at % D);
+                        let sees = weights[row * S_KV + j] > 0.0;
+                        let what = format!("{dtype:?}, {backend}, {mask}, key {j}, row {row}, column {column}");
+                        assert!(if sees { keys[at].is_nan() } else { keys[at] == *clean }, "{what}: {}", keys[at]);
+                        let bad = sees && column % 4 != 2;
+                        assert!(if bad { !values[at].is_finite() } else { values[at] == *clean }, "{what}: values");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Gradients of queries, keys and values, under a mask that hides keys from all queries or from some.
+#[test]
+fn hidden_keys_have_no_influence_on_gradients() {
+    let mut random = Random::new(61);
+    let variable = |xs: Tensor| Var::from_tensor(&xs).unwrap();
+    let q = random.tensor(&[B, S_Q, H, D], DType::F64);
+    let [k, v] = [(); 2].map(|()| random.tensor(&[B, S_KV, H_KV, D], DType::F64));
+    let weighting = random.tensor(&[B, S_Q, H, D], DType::F64);
+    let grads = |q: &Tensor, k: &Tensor, v: &Tensor, mask: &AttentionMask, rows: usize| {
+        let [q, k, v] = [q, k, v].map(|t| variable(t.clone()));
+        let output = attend_bshd(&q, &k, &v, &SdpaOptions::new(mask)).unwrap().output;
+        let part = |t: &Tensor| t.narrow(1, 0, rows).unwrap();
+        let loss = (part(&output) * part(&weighting)).unwrap().sum_all().unwrap();
+        let grads = loss.backward().unwrap();
+        [&q, &k, &v].map(|t| grads.get(t).unwrap().clone())
+    };
+    let hidden = AttentionMask::lengths(&[6, 6]);
+    let want = grads(&q, &k, &v, &hidden, S_Q);
+    let got = grads(&q, &spoil(&k, 6), &spoil(&v, 6), &hidden, S_Q);
+    for (got, want) in got.iter().zip(&want) {
+        assert_eq!(max_diff(got, want), 0.0);
+    }
+    // The last value is seen by the last query only, which takes no part in the loss.
+    let causal = AttentionMask::causal();
+    let want = grads(&q, &k, &v, &causal, S_Q - 1);
+    let got = grads(&q, &k, &spoil(&v, 6), &causal, S_Q - 1);
+    assert_eq!(max_diff(&got[1], &want[1]), 0.0);
+    assert_eq!(max_diff(&got[2], &want[2]), 0.0);
+}
+
+/// Padding that was never initialized: the layer gives the same for the real tokens, with fixed weights, with variables,
+/// ragged and with a cache.
+#[test]
+fn padding_of_nan_does_not_change_what_a_layer_gives() {
+    let config = AttentionConfig::new(12, 3).with_dropout(0.0);
+    let fixed = random_layer(&config, 0.5, &mut Random::new(62));
+    let learning = {
+        let map = candle_nn::VarMap::new();
+        let vb = candle_nn::VarBuilder::from_varmap(&map, DType::F32, &CPU);
+        MultiHeadAttention::new(&config, vb).unwrap()
+    };
+    let xs = Random::new(63).tensor(&[1, 4, 12], DType::F32);
+    let nan = Tensor::full(f32::NAN, (1, 1, 12), &CPU).unwrap();
+    let real = xs.narrow(1, 0, 3).unwrap();
+    let padded = Tensor::cat(&[&real, &nan], 1).unwrap();
+    for layer in [&fixed, &learning] {
+        for backend in [None, Some(Backend::Eager)] {
+            let options = AttentionOptions::default().with_backend(backend);
+            for mask in [AttentionMask::lengths(&[3]), AttentionMask::padding(&[3]), AttentionMask::causal()] {
+                let run = |xs: &Tensor| {
+                    let inputs = AttentionInputs::self_attention(xs, &mask);
+                    layer.attend_with(&inputs, &options).unwrap().output.narrow(1, 0, 3).unwrap()
+                };
+                assert_eq!(max_diff(&run(&padded), &run(&xs)), 0.0, "{backend:?} under {mask}");
+            }
+        }
+    }
+}
