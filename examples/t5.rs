@@ -89,19 +89,12 @@ impl T5 {
             let blocks = (0..size(&json, layers)?).map(block).collect::<Result<_>>()?;
             Ok((blocks, rms_norm(hidden, eps, vb.pp(name).pp("final_layer_norm"))?))
         };
-        let lm_head = lm_head(&shared, &vb)?;
         // T5 1.0 scales the output, 1.1 does not; before transformers 5, tied embeddings meant 1.0.
         let scaled = json["scale_decoder_outputs"].as_bool().or(json["tie_word_embeddings"].as_bool());
         let output_scale = if scaled.unwrap_or(true) { (hidden as f64).powf(-0.5) } else { 1.0 };
         let (encoder, decoder) = (stack("encoder", "num_layers")?, stack("decoder", "num_decoder_layers")?);
-        Ok(Self {
-            shared,
-            encoder,
-            decoder,
-            lm_head,
-            output_scale,
-            start: size(&json, "decoder_start_token_id")? as u32,
-        })
+        let start = size(&json, "decoder_start_token_id")? as u32;
+        Ok(Self { lm_head: lm_head(&shared, &vb)?, shared, encoder, decoder, output_scale, start })
     }
 
     /// What the encoder makes of padded rows, `(b, s, d_model)`.
@@ -121,8 +114,8 @@ impl T5 {
         cross.map(|cross| Ok((KvCache::growing(), cross.layer.cross_cache(memory)?))).collect()
     }
 
-    /// The scores of the token after each of `ids` `(b, s)`, `(b, s, vocab_size)`; the tokens follow those in the caches, and
-    /// see the first `lengths[i]` tokens that the encoder read in row `i`.
+    /// The scores of the token after each of `ids` `(b, s)`, which follow those in the caches. `lengths` are those that
+    /// the encoder read.
     pub fn decode(&self, ids: &Tensor, lengths: &[usize], caches: &mut [(KvCache, CrossCache)]) -> Result<Tensor> {
         let (mut xs, options) = (self.shared.forward(ids)?, AttentionOptions::default());
         for (block, (own, memory)) in self.decoder.0.iter().zip(caches) {
@@ -144,8 +137,7 @@ impl T5 {
         let mut caches = self.caches(&self.encode(&tokens)?)?;
         let mut generated = vec![Tensor::full(self.start, (rows.len(), 1), &Device::Cpu)?];
         for step in 0..count {
-            let logits = self.decode(&generated[step], &tokens.lengths, &mut caches)?;
-            generated.push(logits.argmax(D::Minus1)?); // (b, 1)
+            generated.push(self.decode(&generated[step], &tokens.lengths, &mut caches)?.argmax(D::Minus1)?);
         }
         Ok(Tensor::cat(&generated, 1)?.narrow(1, 1, count)?.to_vec2()?)
     }

@@ -1,8 +1,10 @@
 //! What the examples that compose a whole model share: rows of token ids on the command line, and keys of config.json.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
-use candle_nn::{Embedding, Linear, VarBuilder};
+use candle_core::{Device, Tensor};
+use candle_nn::{Embedding, Linear, VarBuilder, VarMap};
 use serde_json::Value;
 
 use super::Result;
@@ -39,6 +41,21 @@ impl Arguments {
     }
 }
 
+/// A text to train on, and where the model goes.
+#[derive(clap::Args)]
+pub struct Training {
+    /// The text; its last tenth is kept for the evaluation
+    pub text: PathBuf,
+    /// The folder to write
+    pub output: PathBuf,
+    /// The number of steps, of 8 pieces of text each
+    #[arg(long, default_value_t = 200)]
+    pub steps: usize,
+    /// Also write `ids` and the `logits` of the written model to this safetensors file, to compare with transformers
+    #[arg(long)]
+    pub logits: Option<PathBuf>,
+}
+
 /// A number of config.json.
 pub fn number(json: &Value, key: &str) -> Result<f64> {
     Ok(json[key].as_f64().ok_or_else(|| format!("config.json: `{key}` is not a number"))?)
@@ -63,4 +80,54 @@ pub fn lm_head(embeddings: &Embedding, vb: &VarBuilder) -> Result<Linear> {
     let tied = embeddings.embeddings();
     let own = vb.contains_tensor("lm_head.weight");
     Ok(Linear::new(if own { vb.get(tied.dims(), "lm_head.weight")? } else { tied.clone() }, None))
+}
+
+/// A copy of the tensor as it is now, which tracks no gradient.
+pub fn frozen(tensor: &Tensor) -> Result<Tensor> {
+    Ok(tensor.detach().force_contiguous()?)
+}
+
+/// A layer with copies of its weights as they are now.
+pub fn frozen_linear(layer: &Linear) -> Result<Linear> {
+    Ok(Linear::new(frozen(layer.weight())?, layer.bias().map(frozen).transpose()?))
+}
+
+/// Tensors by name.
+pub type Tensors = HashMap<String, Tensor>;
+
+/// Copies of all variables as they are now, by name.
+pub fn copies(variables: &VarMap) -> Result<Tensors> {
+    let variables = variables.data().lock().map_err(|_| "a thread has failed")?;
+    variables.iter().map(|(name, variable)| Ok((name.clone(), frozen(variable)?))).collect()
+}
+
+/// The bytes of a text but for its last tenth, and that tenth.
+pub fn read_text(path: &Path) -> Result<[Vec<u8>; 2]> {
+    let mut train = super::text(path)?.into_bytes();
+    let held_out = train.split_off(train.len() - train.len() / 10);
+    Ok([train, held_out])
+}
+
+/// `rows` pieces of `s + 1` bytes `(rows, s + 1)`, in equal distances over the text; other ones in each step.
+pub fn pieces(text: &[u8], rows: usize, s: usize, step: usize) -> Result<Tensor> {
+    let too_short = || format!("a part of the text has {} bytes, expected more than {s}", text.len());
+    let starts = text.len().checked_sub(s).filter(|starts| *starts > 0).ok_or_else(too_short)?;
+    let piece = |row: usize| &text[(step * 7919 + row * starts / rows) % starts..][..s + 1];
+    let ids: Vec<u32> = (0..rows).flat_map(piece).map(|&byte| u32::from(byte)).collect();
+    Ok(Tensor::from_vec(ids, (rows, s + 1), &Device::Cpu)?)
+}
+
+/// Writes config.json and model.safetensors, as transformers reads them.
+pub fn save_model(folder: &Path, config: &Value, tensors: Tensors) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| super::about(folder, &error))?;
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    super::save(&folder.join("model.safetensors"), &safetensors::serialize(tensors, Some(metadata))?)?;
+    super::save(&folder.join("config.json"), serde_json::to_string_pretty(config)?.as_bytes())
+}
+
+/// Writes ids `(b, s)`, without the last of each row, and what `logits` makes of them, if there is a path to write to.
+pub fn save_logits(path: Option<PathBuf>, ids: &Tensor, logits: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let ids = ids.narrow(1, 0, ids.dim(1)? - 1)?.contiguous()?;
+    super::save_tensors(&HashMap::from([("logits".into(), logits(&ids)?), ("ids".into(), ids)]), &path)
 }

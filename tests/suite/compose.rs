@@ -3,9 +3,14 @@
 // Each example compiles `examples/shared` as a module of its own.
 #![allow(clippy::duplicate_mod)]
 
+#[path = "../../examples/gpt.rs"]
+#[allow(dead_code)]
+mod gpt;
 #[path = "../../examples/qwen3.rs"]
 #[allow(dead_code)]
 mod qwen3;
+#[path = "../../examples/shared/mod.rs"]
+mod shared;
 #[path = "../../examples/t5.rs"]
 #[allow(dead_code)]
 mod t5;
@@ -13,11 +18,16 @@ mod t5;
 #[allow(dead_code)]
 mod vit_block;
 
+use std::collections::BTreeMap;
+
 use candle_attention::PaddedIds;
+use candle_attention::checkpoint::Checkpoint;
 use candle_core::{D, DType, Device, Tensor};
 
 use crate::common::{Golden, LAYER, assert_close, fixture};
 use crate::programs::{example, fails, succeeds};
+use candle_nn::{AdamW, Optimizer, VarMap};
+use gpt::Gpt;
 use qwen3::Qwen3;
 use t5::T5;
 
@@ -108,6 +118,72 @@ fn t5_equals_the_one_of_transformers() {
         let said = succeeds(example("t5").arg(folder).args(["--count", "12"]).args(written(&rows)));
         assert_eq!(said.lines().collect::<Vec<_>>(), written(&generated));
     }
+}
+
+/// Trained from nothing, frozen, and written as a GPT-2 with the names and shapes that transformers gives it. What is
+/// read again, the attention by `Checkpoint::attention`, computes the same. `tests/golden/gpt_check.py` has transformers
+/// load what the example has written.
+#[test]
+fn gpt_is_trained_frozen_and_written_as_gpt2() {
+    let text: Vec<u8> = b"the cat sat on the mat and the dog sat on the log. ".repeat(20);
+    let (json, variables) = (gpt::config(16, 2, 2, 16), VarMap::new());
+    let model = Gpt::new(&json, &variables).unwrap();
+    let scalar = |loss: Tensor| loss.to_scalar::<f32>().unwrap();
+    let pieces = |step| shared::tokens::pieces(&text, 4, 16, step).unwrap();
+    let held = pieces(0);
+    let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-2).unwrap();
+    let before = model.frozen().unwrap();
+    let loss_before = scalar(before.loss(&held, false).unwrap());
+    for step in 0..40 {
+        let grads = model.loss(&pieces(step), true).unwrap().backward().unwrap();
+        for (name, variable) in variables.data().lock().unwrap().iter() {
+            assert!(grads.get(variable).is_some(), "{name} has no gradient");
+        }
+        optimizer.step(&grads).unwrap();
+    }
+    let frozen = model.frozen().unwrap();
+    let loss = scalar(frozen.loss(&held, false).unwrap());
+    assert!(loss < loss_before - 1.0, "{loss_before} before, {loss} after");
+    // The first copy is a snapshot; dropout is for training only.
+    assert_eq!(scalar(before.loss(&held, false).unwrap()), loss_before);
+    let ids = held.narrow(1, 0, 16).unwrap();
+    let logits = frozen.forward(&ids, false).unwrap();
+    assert_close("frozen", &logits, &model.forward(&ids, false).unwrap(), LAYER);
+
+    let folder = tempfile::tempdir().unwrap();
+    shared::tokens::save_model(folder.path(), &json, model.tensors(&variables).unwrap()).unwrap();
+    let read = Gpt::load(folder.path()).unwrap();
+    assert_close("read", &read.forward(&ids, false).unwrap(), &logits, LAYER);
+
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let shape = |name: &str| checkpoint.tensor(name, &Device::Cpu).unwrap().dims().to_vec();
+    let written: BTreeMap<String, Vec<usize>> = checkpoint.names().map(|name| (name.into(), shape(name))).collect();
+    let wanted = std::fs::read_to_string(fixture("compose/gpt2/shapes.json")).unwrap();
+    assert_eq!(written, serde_json::from_str::<BTreeMap<_, _>>(&wanted).unwrap());
+    // Keys that transformers writes too have its values, but for dropout and tokens.
+    let theirs = std::fs::read_to_string(fixture("compose/gpt2/config.json")).unwrap();
+    let theirs: serde_json::Value = serde_json::from_str(&theirs).unwrap();
+    for (key, value) in json.as_object().unwrap() {
+        let own = key.ends_with("_pdrop") || key.ends_with("_token_id");
+        assert!(own || theirs[key] == *value, "{key} is {value}, {} in transformers", theirs[key]);
+    }
+}
+
+#[test]
+fn the_program_gpt_trains_and_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, model, logits) =
+        (folder.path().join("text.txt"), folder.path().join("model"), folder.path().join("logits.safetensors"));
+    std::fs::write(&text, "the cat sat on the mat and the dog sat on the log. ".repeat(40)).unwrap();
+    let said = succeeds(example("gpt").args([&text, &model]).args(["--steps", "2"]).arg("--logits").arg(&logits));
+    assert!(said.starts_with("step 2: loss ") && said.contains("held out "), "{said}");
+    let logits = Checkpoint::open(logits).unwrap();
+    let ids = logits.tensor("ids", &Device::Cpu).unwrap();
+    let want = Gpt::load(&model).unwrap().forward(&ids, false).unwrap();
+    assert_close("logits", &logits.tensor("logits", &Device::Cpu).unwrap(), &want, LAYER);
+    std::fs::write(&text, "short").unwrap();
+    fails(example("gpt").args([&text, &model]), "a part of the text has");
+    fails(example("gpt").args(["/no/such/text", "x"]), "/no/such/text: No such file");
 }
 
 #[test]
