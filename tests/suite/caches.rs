@@ -246,7 +246,7 @@ fn errors_leave_the_cache_unchanged() {
     let row = one.narrow(0, 0, 1).unwrap();
     says(
         call(&row, &causal, None),
-        &["a call with a cache is 1 sequences with 4 key-value heads", "as in the cache, 2 sequences with 4"],
+        &["a call with a cache is a batch of 1 with 4 key-value heads", "as in the cache, a batch of 2 with 4"],
     );
     says(call(&one, &AttentionMask::lengths(&[9, 9]), None), &["lengths[0] is 9", "at most 4"]);
     says(call(&xs, &causal, Some(&[1])), &["the number of lengths is 1", "2, the batch size"]);

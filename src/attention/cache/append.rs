@@ -36,7 +36,7 @@ impl TokenShape {
     fn describe(&self) -> String {
         let Self { b, h_kv, d, d_v, dtype } = self;
         let dtype = dtype.as_str();
-        format!("{b} sequences with {h_kv} key-value heads, keys of {d} and values of {d_v} elements, in {dtype}")
+        format!("a batch of {b} with {h_kv} key-value heads, keys of {d} and values of {d_v} elements, in {dtype}")
     }
 }
 

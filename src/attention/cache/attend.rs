@@ -28,7 +28,7 @@ impl MultiHeadAttention {
     ///
     /// Positions continue from the end of the cache, or are those of
     /// [`AttentionOptions::with_positions`]. The mask covers all keys: causal masks and windows as usual,
-    /// [`AttentionMask::keep`] and similar masks with one column per kept token and per new one
+    /// [`keep`](crate::AttentionMask::keep) and similar masks with one column per kept token and per new one
     /// ([`KvCache::mask_columns`]).
     ///
     /// # Errors
