@@ -12,10 +12,11 @@ use crate::error::{Error, Result};
 /// [`MultiHeadAttention::attend_cached`](crate::MultiHeadAttention::attend_cached).
 ///
 /// # Result
-/// Chunks give the result of one call over all tokens. In f32 the bits are the same on the CPU. A cache holds keys and
-/// values in the dtype of the layer. Single calls keep them in f32 where the layer is f16, or bf16 on a processor
-/// without bf16 instructions; there the results differ by the rounding of keys, values and queries to the layer's
-/// dtype, which is what PyTorch does in every call. All chunkings of a sequence have the same bits.
+/// Chunks give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a layer whose weights
+/// are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep them in f32 where the
+/// layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by the rounding of keys,
+/// values and queries to the layer's dtype, which is what PyTorch does in every call. All chunkings of a sequence have
+/// the same bits.
 ///
 /// # Positions that depend on the length
 /// With [`RotaryScaling::LongRope`](crate::position::RotaryScaling) and `Dynamic` the rotation of *all* keys changes
@@ -26,7 +27,8 @@ use crate::error::{Error, Result};
 ///
 /// # Memory
 /// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype. A growing cache allocates up to twice
-/// as much, a rotating one up to twice its window. Where keys track a gradient they are concatenated instead of written in place.
+/// as much, a rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of writing
+/// them in place.
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention};
