@@ -39,7 +39,10 @@ pub fn config_from_json<'a, S: WeightSource>(
 ) -> Result<HfAttentionConfig> {
     let ModelConfig { json, like } = config.into();
     let prefix = source.full_name("");
-    let Section { keys: section, model_type } = section(json, &prefix)?;
+    let Section { keys: section, model_type, unsupported } = section(json, &prefix)?;
+    if let Some(error) = unsupported.filter(|_| like.is_none()) {
+        return Err(error);
+    }
     let model_type = like.or(model_type.as_deref());
     let layer = Layer::new(section, model_type, &prefix)?;
     let heads = layer.heads()?;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::families::layer::states_heads;
-use crate::families::table::is_listed;
+use crate::families::table::{is_listed, unsupported_part};
 
 /// First words of names that mean the same part of a model.
 const PARTS: [&[&str]; 3] = [
@@ -26,6 +26,8 @@ const GROUPS: [&str; 3] = ["attn_config", "ffn_config", "quantization_config"];
 pub(crate) struct Section<'a> {
     pub keys: &'a Value,
     pub model_type: Option<String>,
+    /// The error if the whole model runs this part as no family does.
+    pub unsupported: Option<Error>,
 }
 
 /// The section of the model that the layer at `prefix` belongs to: `json` itself unless it has sections.
@@ -33,7 +35,7 @@ pub(crate) struct Section<'a> {
 /// # Errors
 /// If the prefix does not tell which of several sections it is.
 pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> {
-    let mut section = Section { keys: json, model_type: model_type(json) };
+    let mut section = Section { keys: json, model_type: model_type(json), unsupported: None };
     let mut path = String::new();
     let mut rest: Vec<&str> = prefix.split('.').collect();
     loop {
@@ -48,7 +50,11 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
             None if children.is_empty() || states_heads(section.keys) => return Ok(section),
             None => only_child(&children, &rest).ok_or_else(|| ambiguous(&children, &path, prefix))?,
         };
-        section = Section { keys: &section.keys[key], model_type: type_of_child(&section, key) };
+        section = Section {
+            keys: &section.keys[key],
+            model_type: type_of_child(&section, key),
+            unsupported: unsupported_part(section.model_type.as_deref(), key),
+        };
         path = format!("{path}{key}.");
     }
 }

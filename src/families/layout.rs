@@ -24,6 +24,14 @@ pub(crate) struct LinearNames {
     pub orientation: Orientation,
 }
 
+impl LinearNames {
+    /// Whether the bias is not next to the weight. Only its name then tells the layout from others.
+    fn bias_apart(&self) -> bool {
+        let module = |name: &'static str| name.rsplit_once('.').map(|(module, _)| module);
+        self.orientation == Orientation::OutIn && module(self.weight) != module(self.bias)
+    }
+}
+
 /// The tensors that hold queries, keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QkvNames {
@@ -100,10 +108,13 @@ impl Layout {
         self.families
     }
 
-    /// The weights that must all be present for the layout to fit.
+    /// The tensors that must all be present for the layout to fit: weights, and biases that are not next to theirs.
     pub(crate) fn required(&self) -> Vec<&'static str> {
         let mut names = match self.qkv {
-            QkvNames::Split(qkv) => qkv.map(|linear| linear.weight).to_vec(),
+            QkvNames::Split(qkv) => {
+                let biases = qkv.into_iter().filter(LinearNames::bias_apart).map(|linear| linear.bias);
+                qkv.into_iter().map(|linear| linear.weight).chain(biases).collect()
+            }
             QkvNames::Fused(linear, _) => vec![linear.weight],
             QkvNames::FusedSplitBias(weight, [q, v], _) => vec![weight, q, v],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),

@@ -1,6 +1,13 @@
 //! Families of speech and sound: encoders of audio features, and those of Whisper's kind inside larger models.
 
-use crate::families::family::{BASE, Family, LayerPositions, ROTARY, RotaryRow};
+use crate::families::family::{BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Window, WindowLayers};
+
+const STREAM: Family = Family {
+    causal: Causal::Always,
+    window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
+    positions: LayerPositions::Rotary(ROTARY),
+    ..BASE
+};
 
 pub(crate) const SPEECH: &[Family] = &[
     // Positions come from a convolution of the input.
@@ -20,4 +27,8 @@ pub(crate) const SPEECH: &[Family] = &[
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..BASE
     },
+    // Streams: a token sees those before it, within a window.
+    Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
+    Family { model_types: &["voxtral_realtime_text"], defaults: &[("sliding_window", 4096.0)], ..STREAM },
+    Family { model_types: &["mimi", "mimi_encoder", "mimi_decoder"], defaults: &[("sliding_window", 250.0)], ..STREAM },
 ];

@@ -45,5 +45,27 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         "relative positions in conformers",
     ),
     unsupported(&["speecht5", "vits"], "relative positions added to keys"),
+    unsupported(
+        &["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "slanext_vision",
+          "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model", "vitdet", "seggpt"],
+        "relative positions of rows and columns that depend on the queries",
+    ),
+    unsupported(&["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"], "patches in the order of windows"),
+    unsupported(&["mlcd_vision_model"], "a learned position of the class token"),
+    unsupported(&["llama4_vision_model"], "rotated patches before a class token that is not"),
+    unsupported(&["sam3_vit_model", "vjepa2"], "rotation by coordinates that depend on the image"),
+    unsupported(
+        &["detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer", "rt_detr", "rt_detr_v2",
+          "d_fine", "lw_detr", "rf_detr", "maskformer", "mask2former", "oneformer", "grounding-dino",
+          "mm-grounding-dino", "omdet-turbo"],
+        "positions added to queries and keys, not to values",
+    ),
+    unsupported(&["layoutlmv2", "layoutxlm", "layoutlmv3", "udop"], "biases of the layout on the page"),
+    unsupported(&["florence_vision"], "attention between channels"),
+    unsupported(&["idefics2_perceiver"], "keys of the context and of the queries together"),
     unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),
 ];
+
+/// Parts that a model of several parts runs under a mask of its own: the model, the key of the part's section, why.
+pub(crate) const UNSUPPORTED_PARTS: &[(&str, &str, &str)] =
+    &[("paligemma", "text_config", "tokens of image and prompt that see one another")];

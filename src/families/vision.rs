@@ -11,6 +11,10 @@ const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str,
     LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block })
 }
 
+/// Images of any size, whose patches are rotated, and come in blocks that are merged after the last layer.
+const QWEN_VL: Family =
+    Family { positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))), qk_norm: None, ..BASE };
+
 pub(crate) const VISION: &[Family] = &[
     // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of attention.
     Family { model_types: &["timm"], reads: &["use_rot_pos_emb"], ..BASE },
@@ -36,6 +40,8 @@ pub(crate) const VISION: &[Family] = &[
             "mobilevit",
             "mgp-str",
             "radio",
+            "videomae",
+            "timesformer",
         ],
         ..PLAIN
     },
@@ -44,10 +50,22 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["pixtral"], positions: patch_rotary(GridFrequencies::Alternating, None), ..BASE },
     // Frames of a video are rows of the batch.
     Family {
-        model_types: &["qwen2_vl_vision", "qwen3_vl_vision", "qwen3_vl_moe_vision"],
-        positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))),
-        ..BASE
+        model_types: &[
+            "qwen2_vl_vision",
+            "qwen3_vl_vision",
+            "qwen3_vl_moe_vision",
+            "qwen3_5_vision",
+            "qwen3_5_moe_vision",
+            "qwen3_omni_moe_vision_encoder",
+            "qwen4_exp_vision",
+            "glm4v_vision",
+            "glm4v_moe_vision",
+            "ernie4_5_vl_moe_vision",
+            "cohere_compass_vision",
+        ],
+        ..QWEN_VL
     },
+    Family { model_types: &["glm_ocr_vision"], qk_norm: Some((NormKind::Rms, NormOver::Head)), ..QWEN_VL },
     // Windows are rows of the batch; the caller masks those that a shift joined.
     Family { model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"], stages: true, ..BASE },
     Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
@@ -109,6 +127,7 @@ pub(crate) const VISION: &[Family] = &[
             "granite_docling_vision",
             "janus_vision_model",
             "kosmos_2_5_vision_model",
+            "glm_image_vision",
         ],
         ..PLAIN
     },

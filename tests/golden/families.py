@@ -1714,6 +1714,67 @@ def glmasr_encoder(name):
                                      "partial_rotary_factor": 0.5}), ["layer0"])])
 
 
+@family
+def videomae(name):
+    f = Family(name, tf.VideoMAEModel, tf.VideoMAEConfig, dict(
+        **TINY, image_size=8, patch_size=4, num_frames=2, tubelet_size=2))
+    f.run([site("layer0", "encoder.layer.0.attention", "output.dense")],
+          {"pixel_values": torch.randn(B, 2, 3, 8, 8)})
+    f.save()
+
+
+@family
+def timesformer(name):
+    f = Family(name, tf.TimesformerModel, tf.TimesformerConfig, dict(
+        **{**TINY, "hidden_size": 12, "num_attention_heads": 3}, image_size=8, patch_size=4, num_frames=3))
+    layer = "encoder.layer.0"
+    f.run([site("space", f"{layer}.attention", "output.dense"),
+           site("time", f"{layer}.temporal_attention", "output.dense")],
+          {"pixel_values": torch.randn(B, 3, 3, 8, 8)})
+    f.save()
+
+
+@family
+def glm_ocr_vision(name):
+    part(name, ("glm_ocr", "GlmOcrVisionModel"), "GlmOcrVisionConfig", dict(
+        depth=1, hidden_size=16, num_heads=2, intermediate_size=8, patch_size=4,
+        out_hidden_size=8), [site("layer0", "blocks.0.attn", "proj", grid=[4, 6],
+                                  note="blocks of 2 x 2 patches, RMS norms of each head")],
+        {"hidden_states": torch.randn(24, 96), "grid_thw": torch.tensor([[1, 4, 6]])})
+
+
+STREAM = {**TINY, "num_attention_heads": 2, "head_dim": 8, "sliding_window": 3,
+          "max_position_embeddings": 32,
+          "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
+
+
+@family
+def voxtral_realtime_encoder(name):
+    part(name, ("voxtral_realtime", "VoxtralRealtimeEncoder"), "VoxtralRealtimeEncoderConfig", dict(
+        **STREAM, num_mel_bins=4), [site("layer0", "layers.0.self_attn", "o_proj", causal=True)],
+        {"input_features": torch.randn(B, 4, 16)}, vary=[(dict(sliding_window=4), ["layer0"])])
+
+
+@family
+def voxtral_realtime_text(name):
+    part(name, ("voxtral_realtime", "VoxtralRealtimeTextModel"), "VoxtralRealtimeTextConfig", dict(
+        **STREAM, num_key_value_heads=1, **TOKENS),
+        [site("layer0", "layers.0.self_attn", "o_proj", causal=True)],
+        {"input_ids": token_ids(8), "t_cond": torch.randn(1, 1, 16)},
+        vary=[(dict(sliding_window=4), ["layer0"])])
+
+
+@family
+def mimi(name):
+    part(name, ("mimi", "MimiModel"), "MimiConfig", dict(
+        **STREAM, num_key_value_heads=2, num_filters=2, upsampling_ratios=[2], codebook_size=4,
+        codebook_dim=4,
+        num_quantizers=2, vector_quantization_hidden_dimension=4, upsample_groups=16,
+        sampling_rate=8, _frame_rate=2),
+        [site("layer0", "encoder_transformer.layers.0.self_attn", "o_proj", causal=True)],
+        {"input_values": torch.randn(B, 1, 16)}, vary=[(dict(sliding_window=4), ["layer0"])])
+
+
 # --- timm -----------------------------------------------------------------------------
 
 

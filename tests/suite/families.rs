@@ -149,6 +149,7 @@ families! {
     glm4_moe
     glm4v
     glm4v_moe
+    glm_ocr_vision
     glmasr_encoder
     gpt2
     gpt2_cross
@@ -184,6 +185,7 @@ families! {
     marian
     mellum
     metaclip_2
+    mimi
     minimax
     minimax_m2
     ministral
@@ -238,6 +240,7 @@ families! {
     swin
     t5
     t5gemma
+    timesformer
     timm_beit
     timm_eva
     timm_eva_split
@@ -246,7 +249,10 @@ families! {
     timm_vit_qknorm
     umt5
     vaultgemma
+    videomae
     vit
+    voxtral_realtime_encoder
+    voxtral_realtime_text
     wav2vec2
     whisper
     xglm

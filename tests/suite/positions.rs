@@ -55,6 +55,22 @@ fn grid_of_the_call_has_priority() {
     assert_close("the call's own", &attend(&wide, &xs, &xs, &options.with_grid([4, 4])), &given, 0.0);
 }
 
+/// Patches in blocks are those of a grid in another order.
+#[test]
+fn blocks_of_patches_are_an_order() {
+    let xs = Random::new(4).tensor(&[1, 24, 16], DType::F32);
+    let options = AttentionOptions::default().with_grid([4, 6]);
+    let rotary = |block: usize| Position::Rotary2d(Rotary2d::new(50.0).with_prefix_tokens(0).with_block(block));
+    let by_rows = layer(rotary(1));
+    let config = AttentionConfig::new(16, 2).with_position(rotary(2));
+    let by_blocks = MultiHeadAttention::from_weights(&config, by_rows.weights().unwrap()).unwrap();
+    // (1, 2, 2, 3, 2, 16): block row, row in the block, block column, column in the block.
+    let order = |xs: &Tensor, shape: [usize; 5]| xs.reshape(&shape).unwrap().transpose(1, 2).unwrap();
+    let blocks = order(&xs, [2, 2, 3, 2, 16]).reshape((1, 24, 16)).unwrap();
+    let want = order(&attend(&by_rows, &xs, &xs, &options), [2, 2, 3, 2, 16]).reshape((1, 24, 16)).unwrap();
+    assert_close("blocks", &attend(&by_blocks, &blocks, &blocks, &options), &want, LAYER);
+}
+
 #[test]
 fn errors_name_the_value_and_the_allowed_ones() {
     let xs = Random::new(3).tensor(&[1, 7, 16], DType::F32);
@@ -64,6 +80,11 @@ fn errors_name_the_value_and_the_allowed_ones() {
     let rotary = layer(Position::Rotary2d(Rotary2d::new(50.0)));
     says(rotary.attend_with(&inputs, &options), &["the number of tokens is 7", "1 and 2 x 2 patches"]);
     says(rotary.attend_with(&inputs, &options.with_grid([usize::MAX, 2])), &["the number of tokens is 7"]);
+    let blocks = layer(Position::Rotary2d(Rotary2d::new(50.0).with_prefix_tokens(1).with_block(2)));
+    says(
+        blocks.attend_with(&inputs, &options.with_grid([2, 3])),
+        &["side of the grid = 3", "multiple of the block, 2"],
+    );
     let table = layer(Position::RelativeBias2d(RelativeBias2d::new([2, 2], true)));
     says(table.attend_with(&inputs, &options), &["7 and 7", "5 and 5: 1 and 2 x 2 patches"]);
     says(table.attend_with(&inputs, &options.with_grid([2, 3])), &["grid", "relative grid(2 x 2 patches"]);
@@ -75,6 +96,8 @@ fn errors_name_the_value_and_the_allowed_ones() {
         says(AttentionConfig::new(12, 2).with_position(position).validate(), parts);
     };
     says_of(Position::Rotary2d(Rotary2d::new(50.0)), &["head_dim = 6", "multiple of 4"]);
+    let no_block = Position::Rotary2d(Rotary2d::new(50.0).with_block(0));
+    says(AttentionConfig::new(16, 2).with_position(no_block).validate(), &["block = 0", "at least 1"]);
     says_of(Position::RelativeBias2d(RelativeBias2d::new([0, 2], false)), &["the grid of patches = 0"]);
     says_of(Position::Disentangled(Disentangled::new(0)), &["max_relative_positions = 0"]);
     let buckets = Disentangled::new(4).with_position_buckets(6);

@@ -67,6 +67,33 @@ fn family_that_cannot_run_is_an_error_with_its_reason() {
     says(longt5, &["`longt5`", "local attention with relative positions"]);
 }
 
+/// PaliGemma runs a Gemma as no Gemma runs: its prompt sees both ways, whatever the section of the text states.
+#[test]
+fn part_that_its_model_masks_otherwise_is_refused() {
+    let text = json!({"model_type": "gemma", "num_attention_heads": 2});
+    let vision = json!({"model_type": "siglip_vision_model", "num_attention_heads": 2});
+    let json = json!({"model_type": "paligemma", "text_config": text, "vision_config": vision});
+    let folder = tempfile::tempdir().unwrap();
+    let load = |prefix: &str, like: Option<&str>| {
+        let config = ModelConfig::new(&json).with_like(like);
+        checkpoint(&folder, &[prefix]).attention(prefix, config, DType::F32, &CPU)
+    };
+    let layer = "language_model.model.layers.0.self_attn";
+    says(load(layer, None), &["`paligemma`", "image and prompt"]);
+    assert_eq!(load(layer, Some("gemma")).unwrap().mask().to_string(), "causal");
+    assert_eq!(load("vision_tower.encoder.layers.0.attn", None).unwrap().mask().to_string(), "none");
+}
+
+/// Qwen2-VL's vision tower states the width of the text model as `hidden_size`.
+#[test]
+fn width_is_that_of_the_embeddings() {
+    let tower = |width: usize| {
+        load(&json!({"model_type": "qwen2_vl_vision", "num_heads": 2, "embed_dim": width, "hidden_size": 99}), None)
+    };
+    assert!(tower(8).is_ok());
+    says(tower(12), &["embed_dim = 12", "expected 8"]);
+}
+
 /// A key that changes attention and that the family does not read is never left out.
 #[test]
 fn key_that_the_family_does_not_read_is_an_error() {
