@@ -29,6 +29,5 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     // Streams: a token sees those before it, within a window.
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
-    Family { model_types: &["voxtral_realtime_text"], defaults: &[("sliding_window", 4096.0)], ..STREAM },
     Family { model_types: &["mimi", "mimi_encoder", "mimi_decoder"], defaults: &[("sliding_window", 250.0)], ..STREAM },
 ];

@@ -83,7 +83,7 @@ fn errors_name_the_value_and_the_allowed_ones() {
     let blocks = layer(Position::Rotary2d(Rotary2d::new(50.0).with_prefix_tokens(1).with_block(2)));
     says(
         blocks.attend_with(&inputs, &options.with_grid([2, 3])),
-        &["side of the grid = 3", "multiple of the block, 2"],
+        &["a side of the grid is 3", "multiple of the block, 2"],
     );
     let table = layer(Position::RelativeBias2d(RelativeBias2d::new([2, 2], true)));
     says(table.attend_with(&inputs, &options), &["7 and 7", "5 and 5: 1 and 2 x 2 patches"]);
