@@ -9,7 +9,7 @@ use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, AlibiSlopes, Position, T5RelativeBias};
+use crate::position::{Alibi, AlibiFormula, Position, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
@@ -184,7 +184,7 @@ impl<'a> Layer<'a> {
         let positions = self.family.positions;
         Ok(match positions {
             LayerPositions::Alibi => Position::Alibi(Alibi::default()),
-            LayerPositions::MptAlibi => self.mpt_alibi(),
+            LayerPositions::MptAlibi => self.mpt_alibi()?,
             LayerPositions::Rotary(row)
                 if row.layers == RotaryLayers::UnlessAlibi && self.flag("alibi") == Some(true) =>
             {
@@ -203,12 +203,16 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn mpt_alibi(&self) -> Position {
-        if self.section.pointer("/attn_config/alibi").and_then(Value::as_bool) == Some(false) {
-            return Position::None;
+    /// MPT's ALiBi. transformers applies it with a largest exponent of 8 whatever these two keys state.
+    fn mpt_alibi(&self) -> Result<Position> {
+        for (key, read) in [("alibi", Value::from(true)), ("alibi_bias_max", Value::from(8))] {
+            let stated = self.section.get("attn_config").and_then(|keys| keys.get(key));
+            if let Some(stated) = stated.filter(|stated| **stated != read && stated.as_f64() != Some(8.0)) {
+                let expected = format!("{read}: transformers computes with it whatever is stated");
+                return Err(Error::value(format!("config key `attn_config.{key}`"), stated, expected));
+            }
         }
-        let bias_max = self.section.pointer("/attn_config/alibi_bias_max").and_then(Value::as_f64).unwrap_or(8.0);
-        Position::Alibi(Alibi::default().with_slopes(AlibiSlopes::Geometric { bias_max }))
+        Ok(Position::Alibi(Alibi::default()))
     }
 
     fn t5_bias(&self) -> Result<Position> {

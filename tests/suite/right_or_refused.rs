@@ -121,6 +121,17 @@ fn key_that_the_family_does_not_read_is_an_error() {
     }
 }
 
+/// transformers' MPT applies ALiBi of slopes up to 2^-8 whatever these keys state, and its author's code does not: neither is
+/// guessed.
+#[test]
+fn keys_that_the_owner_does_not_read_are_errors() {
+    let mpt = |key: &str, value: Value| json!({"model_type": "mpt", "n_heads": 2, "attn_config": {key: value}});
+    assert!(load(&mpt("alibi", json!(true)), None).is_ok());
+    assert!(load(&mpt("alibi_bias_max", json!(8)), None).is_ok());
+    says(load(&mpt("alibi", json!(false)), None), &["`attn_config.alibi` is false", "true"]);
+    says(load(&mpt("alibi_bias_max", json!(16)), None), &["`attn_config.alibi_bias_max` is 16", "8"]);
+}
+
 /// The section of a layer is that which its prefix names.
 #[test]
 fn prefix_leads_to_its_section() {
