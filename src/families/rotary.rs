@@ -38,7 +38,7 @@ impl Layer<'_> {
             }
         }
         if let Some(scaling) = stated.filter(|_| row.scales_windowed || !windowed) {
-            rotary = rotary.with_scaling(self.rotary_scaling(scaling)?);
+            rotary = rotary.with_scaling(self.rotary_scaling(scaling, per_kind)?);
         } else if let Some(factor) = self.float("rotary_scaling_factor") {
             // NomicBERT's own key.
             let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
@@ -90,22 +90,30 @@ impl Layer<'_> {
         }
     }
 
-    fn rotary_scaling(&self, scaling: &Value) -> Result<RotaryScaling> {
+    fn rotary_scaling(&self, scaling: &Value, per_kind: bool) -> Result<RotaryScaling> {
         let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(Value::as_str).unwrap_or("default");
         let float = |key: &str| scaling.get(key).and_then(Value::as_f64);
-        let longest = || self.number("max_position_embeddings").map(|longest| longest.unwrap_or(2048));
+        let longest = || {
+            let stated = self.number("max_position_embeddings")?;
+            stated.ok_or_else(|| Error::config("max_position_embeddings", "none", "a length, from which to scale"))
+        };
+        // The model's own key comes first, unless there is a set per kind of layer.
         let original = || -> Result<usize> {
-            let stated = number(scaling, "original_max_position_embeddings")?;
-            Ok(match stated.or(self.number("original_max_position_embeddings")?) {
-                Some(original) => original,
-                None => longest()?,
-            })
+            const KEY: &str = "original_max_position_embeddings";
+            let own = if per_kind { None } else { self.number(KEY)? };
+            match own.or(number(scaling, KEY)?) {
+                Some(original) => Ok(original),
+                None => longest(),
+            }
         };
         let factor = || -> Result<f64> {
             Ok(match float("factor") {
                 Some(factor) => factor,
                 None => longest()? as f64 / original()? as f64,
             })
+        };
+        let stated_factor = || {
+            float("factor").ok_or_else(|| Error::config("factor", "none", "the number by which the rotation is scaled"))
         };
         let list = |key: &str| -> Vec<f64> {
             let list = scaling.get(key).and_then(Value::as_array);
@@ -114,9 +122,11 @@ impl Layer<'_> {
         Ok(match kind {
             // Rotation by time, row and column of images (M-RoPE) is the usual one where the three are equal: in text.
             "default" | "mrope" => RotaryScaling::None,
-            "linear" => RotaryScaling::Linear { factor: factor()? },
+            "linear" => RotaryScaling::Linear { factor: stated_factor()? },
             // Here the original length is `max_position_embeddings` itself.
-            "dynamic" => RotaryScaling::Dynamic { factor: factor()?, original_max_position_embeddings: longest()? },
+            "dynamic" => {
+                RotaryScaling::Dynamic { factor: stated_factor()?, original_max_position_embeddings: longest()? }
+            }
             // Early files of Phi-3 call it so.
             "yarn" if scaling.get("short_factor").is_none() => {
                 let by = |mscale: f64, factor: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
@@ -138,13 +148,22 @@ impl Layer<'_> {
             }
             "longrope" | "su" | "yarn" => {
                 let original = original()?;
-                let factor = factor()?;
-                let usual = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+                let usual = || {
+                    let factor = factor()?;
+                    Ok::<_, Error>(if factor <= 1.0 {
+                        1.0
+                    } else {
+                        (1.0 + factor.ln() / (original as f64).ln()).sqrt()
+                    })
+                };
                 // PhiMoE has a factor for short texts and one for long ones, which are equal in published models. Its
                 // model in transformers 5.23 rotates long texts by `short_factor` too.
                 let (long, attention_factor) = match (float("short_mscale"), float("long_mscale")) {
-                    (None, None) => ("long_factor", float("attention_factor").unwrap_or(usual)),
-                    (short, long) if short == long => ("short_factor", short.unwrap_or(usual)),
+                    (None, None) => match float("attention_factor") {
+                        Some(stated) => ("long_factor", stated),
+                        None => ("long_factor", usual()?),
+                    },
+                    (Some(short), Some(long)) if short == long => ("short_factor", short),
                     (_, long) => {
                         return Err(Error::config("long_mscale", format!("{long:?}"), "that of `short_mscale`"));
                     }
@@ -157,7 +176,7 @@ impl Layer<'_> {
                 }
             }
             "llama3" => RotaryScaling::Llama3 {
-                factor: factor()?,
+                factor: stated_factor()?,
                 original_max_position_embeddings: original()?,
                 low_freq_factor: float("low_freq_factor").unwrap_or(1.0),
                 high_freq_factor: float("high_freq_factor").unwrap_or(4.0),

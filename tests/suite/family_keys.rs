@@ -96,6 +96,12 @@ fn rotation_is_that_of_the_layer_or_refused() {
     let twice = |old: &Value| json!({"rope_parameters": far, "rope_scaling": old});
     assert!(position("llama", twice(&far)).is_ok());
     says(position("llama", twice(&local)), &["rope_scaling", "rope_parameters"]);
+    // A length or a factor that is not stated is not guessed.
+    let scaled = |kind: &str| json!({"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}});
+    for kind in ["dynamic", "yarn", "llama3"] {
+        says(position("llama", scaled(kind)), &["max_position_embeddings"]);
+    }
+    says(position("llama", json!({"rope_scaling": {"rope_type": "linear"}})), &["factor"]);
     // Its config class scales the rotation of a file that is silent.
     says(position("cwm", json!({})), &["rope_parameters", "absent"]);
     assert!(position("cwm", json!({"rope_parameters": far})).is_ok());

@@ -154,7 +154,7 @@ fn extreme_configuration_values_are_errors() {
             "rotary_dim" => "gptj",
             _ => "llama",
         };
-        let mut json = json!({"model_type": model_type, "num_attention_heads": 2});
+        let mut json = json!({"model_type": model_type, "num_attention_heads": 2, "max_position_embeddings": 64});
         json[key] = value;
         json
     };
