@@ -100,6 +100,7 @@ impl MultiHeadAttention {
             sinks: self.sinks.as_ref(),
             additive: self.score.as_ref(),
             dropout: if options.train { self.config.dropout } else { 0.0 },
+            dropout_seed: options.dropout_seed,
             return_attention_weights: options.return_attention_weights,
             backend: options.backend,
             ..SdpaOptions::new(&*inputs.mask)

@@ -60,6 +60,10 @@ impl<'a> AttentionInputs<'a> {
 pub struct AttentionOptions<'a> {
     /// Whether dropout is applied (training); default false.
     pub train: bool,
+    /// Makes dropout reproducible: the same seed drops the same attention weights in calls of one shape, on every device.
+    /// Layers that share a seed drop the same weights, and so do steps of training: give each its own. `None`, the
+    /// default, drops others in each call.
+    pub dropout_seed: Option<u64>,
     /// Whether the attention weights are returned, as they are before dropout; default false.
     pub return_attention_weights: bool,
     /// The backend to use or to fail with; `None`, the default, chooses one.
@@ -92,6 +96,8 @@ impl<'a> AttentionOptions<'a> {
     setters! {
         /// Sets whether dropout is applied.
         with_train, train: bool = train;
+        /// Sets the seed of dropout; `None` drops other weights in each call.
+        with_dropout_seed, dropout_seed: impl Into<Option<u64>> = dropout_seed.into();
         /// Sets whether the attention weights are returned.
         with_return_attention_weights, return_attention_weights: bool = return_attention_weights;
         /// Forces a backend, or with `None` lets the layer choose one.

@@ -6,6 +6,7 @@ use candle_core::{D, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
 use crate::mask::{DenseMask, lowest_finite};
+use crate::sdpa::dropout::dropout;
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite};
 use crate::tensor::compute_dtype;
 
@@ -56,7 +57,7 @@ pub(super) fn attend(
     let weights = masked_softmax(&scores, &mask, sinks.as_ref())?; // (b, h, s_q, keys)
 
     let dropped = match options.dropout {
-        p if p > 0.0 => candle_nn::ops::dropout(&weights, p as f32)?,
+        p if p > 0.0 => dropout(&weights, p, options.dropout_seed)?,
         _ => weights.clone(),
     };
     let context_of = |weights: &Tensor, v: &Tensor| {

@@ -11,6 +11,7 @@ mod backend;
 mod call;
 mod cpu;
 mod cuda;
+mod dropout;
 mod eager;
 mod flash;
 mod metal;

@@ -30,6 +30,9 @@ pub struct SdpaOptions<'a> {
     pub additive: Option<&'a Tensor>,
     /// Probability of dropping an attention weight, in `[0, 1)`; 0 for inference.
     pub dropout: f64,
+    /// Makes dropout reproducible: the same seed drops the same weights of a call of the same shape. `None`, the default,
+    /// drops others in each call.
+    pub dropout_seed: Option<u64>,
     /// Whether to return the attention weights.
     pub return_attention_weights: bool,
     /// The backend to use, or an error if it cannot run the call; `None` chooses the fastest that can.
@@ -47,6 +50,7 @@ impl<'a> SdpaOptions<'a> {
             sinks: None,
             additive: None,
             dropout: 0.0,
+            dropout_seed: None,
             return_attention_weights: false,
             backend: None,
         }
@@ -67,6 +71,8 @@ impl<'a> SdpaOptions<'a> {
         with_additive, additive: impl Into<Option<&'a Tensor>> = additive.into();
         /// Sets the probability of dropping an attention weight.
         with_dropout, dropout: f64 = dropout;
+        /// Sets the seed of dropout; `None` drops other weights in each call.
+        with_dropout_seed, dropout_seed: impl Into<Option<u64>> = dropout_seed.into();
         /// Sets whether the attention weights are returned.
         with_return_attention_weights, return_attention_weights: bool = return_attention_weights;
         /// Forces a backend; `None` chooses.

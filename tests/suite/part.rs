@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 
+use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, KvCache, MultiHeadAttention,
     ObserveOptions,
@@ -10,7 +11,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Random, assert_close, max_diff, random_layer, says};
+use crate::common::{Random, assert_close, max_diff, numbers, random_layer, says};
 
 /// Two layers with the same weights: one with `mask` in its configuration, one without.
 fn with_and_without(mask: &AttentionMask) -> [MultiHeadAttention; 2] {
@@ -112,6 +113,49 @@ fn masks_are_equal_if_they_are_the_same_windows_or_clones() {
     let twice = AttentionMask::causal().and(AttentionMask::window(Some(3), None));
     assert_eq!(twice, AttentionMask::window(Some(3), Some(0)));
     assert_ne!(twice, AttentionMask::causal());
+}
+
+/// The same weights are dropped for the same seed, others for another one, a share of `p` of them, and the mean stays.
+#[test]
+fn a_seed_makes_dropout_reproducible() {
+    const S: usize = 24;
+    let p = 0.3;
+    let layer = |dropout| {
+        let config = AttentionConfig::new(12, 3).with_dropout(dropout);
+        random_layer(&config, 0.5, &mut Random::new(76))
+    };
+    let (dropping, plain) = (layer(p), layer(0.0));
+    let xs = Random::new(77).tensor(&[2, S, 12], DType::F32);
+    let inputs = AttentionInputs::self_attention(&xs, AttentionMask::full());
+    let train = AttentionOptions::default().with_train(true);
+    let run = |seed: Option<u64>| dropping.attend_with(&inputs, &train.with_dropout_seed(seed)).unwrap().output;
+    assert_eq!(max_diff(&run(Some(5)), &run(Some(5))), 0.0);
+    for other in [Some(6), Some(5 + (1 << 32)), None] {
+        assert!(max_diff(&run(Some(5)), &run(other)) > 1e-3, "{other:?}");
+    }
+    // A seed alone drops nothing.
+    let seeded = AttentionOptions::default().with_dropout_seed(5);
+    let want = plain.attend_with(&inputs, &AttentionOptions::default()).unwrap().output;
+    assert_eq!(max_diff(&dropping.attend_with(&inputs, &seeded).unwrap().output, &want), 0.0);
+    // Ragged batches and caches take it, too.
+    let ragged = |seed: u64| {
+        let options = train.with_dropout_seed(seed);
+        dropping.attend_ragged_with(&xs.get(0).unwrap(), &[20, 4], &AttentionMask::full(), &options).unwrap().output
+    };
+    assert_eq!(max_diff(&ragged(1), &ragged(1)), 0.0);
+    assert!(max_diff(&ragged(1), &ragged(2)) > 1e-3);
+
+    // Uniform weights and values of 1: an output is the share of weights that are left, over `1 - p`.
+    let zeros = Tensor::zeros((1, S, 1, 4), DType::F32, &Device::Cpu).unwrap();
+    let ones = zeros.ones_like().unwrap();
+    let mut sum = 0.0;
+    for seed in 0..200 {
+        let options = SdpaOptions::new(AttentionMask::full()).with_dropout(p).with_dropout_seed(seed);
+        let output = attend_bshd(&zeros, &zeros, &ones, &options).unwrap().output;
+        sum += numbers(&output.mean_all().unwrap())[0];
+    }
+    // 115,200 draws: the standard deviation of the mean is 0.0019.
+    assert!((sum / 200.0 - 1.0).abs() < 0.01, "{}", sum / 200.0);
 }
 
 #[test]
