@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use arbitrary::{Result, Unstructured};
 use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelAttention, ModelConfig, detect, write_layers};
 use candle_attention::weights::AttentionWeights;
-use candle_attention::{AttentionInputs, AttentionOptions, KvCache, MultiHeadAttention, Position};
+use candle_attention::{AttentionInputs, AttentionOptions, Error, KvCache, MultiHeadAttention, Position};
 use candle_attention_fuzz::{Folder, config, entries, header, message_of, safetensors, template};
 use candle_core::{DType, Device, Tensor};
 use libfuzzer_sys::fuzz_target;
@@ -97,7 +97,11 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     for (start, length) in [(0, 2), (2, 1)] {
         let chunk = query.narrow(1, start, length).unwrap();
         let inputs = AttentionInputs::self_attention(&chunk, model.mask());
-        let output = model.layer.attend_cached(&inputs, &mut cache, &options).expect("decoding with a cache").output;
+        let output = match model.layer.attend_cached(&inputs, &mut cache, &options) {
+            // The rotation may change with the third token.
+            Err(Error::CachedRotation { .. }) => return,
+            attended => attended.expect("decoding with a cache").output,
+        };
         assert_eq!(output.dims(), [1, length, config.resolved_output_size()]);
     }
 }
