@@ -130,7 +130,7 @@ impl Gpt {
 fn main() -> ExitCode {
     shared::run(|| {
         let tokens::Training { text, output, steps, logits } = Arguments::parse().training;
-        let [train, held_out] = &read_text(&text)?;
+        let [train, held_out] = &read_text(&text, &output)?;
         let (json, variables, s) = (config(32, 2, 4, 64), VarMap::new(), 64);
         let model = Gpt::new(&json, &variables)?;
         let mut optimizer = AdamW::new_lr(variables.all_vars(), 3e-3)?;

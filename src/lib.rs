@@ -126,6 +126,8 @@ mod documents {
     struct Decoding;
     #[doc = include_str!("../docs/encoder.md")]
     struct Encoder;
+    #[doc = include_str!("../docs/train-your-own-block.md")]
+    struct TrainYourOwnBlock;
     #[doc = include_str!("../docs/pruning-and-attention-maps.md")]
     struct PruningAndAttentionMaps;
 }

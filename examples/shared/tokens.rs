@@ -101,8 +101,10 @@ pub fn copies(variables: &VarMap) -> Result<Tensors> {
     variables.iter().map(|(name, variable)| Ok((name.clone(), frozen(variable)?))).collect()
 }
 
-/// The bytes of a text but for its last tenth, and that tenth.
-pub fn read_text(path: &Path) -> Result<[Vec<u8>; 2]> {
+/// The bytes of a text but for its last tenth, and that tenth. Makes the folder of the model, so that a path that cannot
+/// be one costs no time.
+pub fn read_text(path: &Path, output: &Path) -> Result<[Vec<u8>; 2]> {
+    std::fs::create_dir_all(output).map_err(|error| super::about(output, &error))?;
     let mut train = super::text(path)?.into_bytes();
     let held_out = train.split_off(train.len() - train.len() / 10);
     Ok([train, held_out])
@@ -119,7 +121,6 @@ pub fn pieces(text: &[u8], rows: usize, s: usize, step: usize) -> Result<Tensor>
 
 /// Writes config.json and model.safetensors, as transformers reads them.
 pub fn save_model(folder: &Path, config: &Value, tensors: Tensors) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|error| super::about(folder, &error))?;
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     super::save(&folder.join("model.safetensors"), &safetensors::serialize(tensors, Some(metadata))?)?;
     super::save(&folder.join("config.json"), serde_json::to_string_pretty(config)?.as_bytes())
