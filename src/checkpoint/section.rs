@@ -72,7 +72,8 @@ fn children(section: &Value) -> Vec<&str> {
 
 /// The name of the part that a section describes.
 fn name(key: &str) -> &str {
-    key.strip_suffix("_config").unwrap_or(key)
+    let name = key.strip_suffix("_config").unwrap_or(key);
+    name.strip_suffix("_model").unwrap_or(name)
 }
 
 /// The part of a model that a first word means.

@@ -14,8 +14,8 @@ use crate::position::{Alibi, AlibiFormula, Position, T5RelativeBias};
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
 /// Keys that come first in the decoder or the encoder of a model that has both.
-const DECODER_HEADS: [&str; 1] = ["decoder_attention_heads"];
-const ENCODER_HEADS: [&str; 1] = ["encoder_attention_heads"];
+const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
+const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
 
 /// Whether a section of a `config.json` states a number of heads.
 pub(crate) fn states_heads(section: &Value) -> bool {
@@ -96,7 +96,8 @@ impl<'a> Layer<'a> {
             _ => &[],
         };
         // An encoder alone needs no prefix to tell which it is.
-        let alone: &[&str] = if self.section.get(DECODER_HEADS[0]).is_none() { &ENCODER_HEADS } else { &[] };
+        let alone: &[&str] =
+            if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) { &ENCODER_HEADS } else { &[] };
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);

@@ -27,6 +27,12 @@ pub(crate) const SPEECH: &[Family] = &[
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..BASE
     },
+    Family {
+        model_types: &["moonshine"],
+        causal: Causal::Decoder,
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.9), ..ROTARY }),
+        ..BASE
+    },
     // Streams: a token sees those before it, within a window.
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
     Family { model_types: &["mimi", "mimi_encoder", "mimi_decoder"], defaults: &[("sliding_window", 250.0)], ..STREAM },

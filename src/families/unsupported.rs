@@ -27,7 +27,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         "norms of values, and layers that share keys and values",
     ),
     unsupported(&["ministral3"], "a factor on the queries that grows with the position"),
-    unsupported(&["bitnet"], "a norm between the heads and the output projection"),
+    unsupported(&["bitnet", "kosmos_2_text_model"], "a norm between the heads and the output projection"),
     unsupported(&["diffllama"], "differential attention"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),

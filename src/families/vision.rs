@@ -79,6 +79,7 @@ pub(crate) const VISION: &[Family] = &[
             "owlv2_text_model",
             "groupvit_text_model",
             "xclip_text_model",
+            "kosmos_2_5_text_model",
         ],
         causal: Causal::Always,
         ..BASE
@@ -89,6 +90,7 @@ pub(crate) const VISION: &[Family] = &[
             "altclip_text_model",
             "align_text_model",
             "clap_text_model",
+            "tipsv2_text_model",
             "blip_2_qformer",
             "instructblip_qformer",
             "instructblipvideo_qformer",
@@ -117,6 +119,7 @@ pub(crate) const VISION: &[Family] = &[
             "git_vision_model",
             "kosmos_2_vision_model",
             "aimv2_vision_model",
+            "tipsv2_vision_model",
             "ovis2_vision",
             "siglip2_text_model",
             "siglip2_vision_model",

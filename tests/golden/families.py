@@ -1635,6 +1635,18 @@ def metaclip_2(name):
 
 
 @family
+def clipseg(name):
+    tower = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    f = Family(name, tf.CLIPSegForImageSegmentation, tf.CLIPSegConfig, dict(
+        text_config=dict(max_position_embeddings=16, **tower, **TOKENS),
+        vision_config=dict(image_size=8, patch_size=4, **tower), projection_dim=8, reduce_dim=12,
+        extract_layers=[0], decoder_num_attention_heads=3, decoder_intermediate_size=8))
+    f.run([site("decoder", "decoder.layers.0.self_attn", "out_proj")],
+          {"input_ids": token_ids(7), "pixel_values": pixels(8, 8)})
+    f.save()
+
+
+@family
 def blip(name):
     tiny = {**TINY, "hidden_size": 12, "num_attention_heads": 3}
     text = dict(encoder_hidden_size=8, max_position_embeddings=16, vocab_size=VOCAB, pad_token_id=0,
@@ -1741,6 +1753,20 @@ def glm_ocr_vision(name):
         out_hidden_size=8), [site("layer0", "blocks.0.attn", "proj", grid=[4, 6],
                                   note="blocks of 2 x 2 patches, RMS norms of each head")],
         {"hidden_states": torch.randn(24, 96), "grid_thw": torch.tensor([[1, 4, 6]])})
+
+
+@family
+def moonshine(name):
+    f = Family(name, tf.MoonshineModel, tf.MoonshineConfig, dict(
+        hidden_size=16, intermediate_size=8, encoder_num_hidden_layers=1,
+        decoder_num_hidden_layers=1, encoder_num_attention_heads=2, decoder_num_attention_heads=4,
+        max_position_embeddings=32, rope_parameters={
+            "rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}, **TOKENS))
+    f.run([site("encoder", "encoder.layers.0.self_attn", "o_proj"),
+           site("decoder", "decoder.layers.0.self_attn", "o_proj", causal=True),
+           site("cross", "decoder.layers.0.encoder_attn", "o_proj", kind="cross")],
+          {"input_values": torch.randn(B, 2000), "decoder_input_ids": token_ids(6)})
+    f.save()
 
 
 STREAM = {**TINY, "num_attention_heads": 2, "head_dim": 8, "sliding_window": 3,

@@ -112,6 +112,7 @@ families! {
     bloom
     bloom_6heads
     clip
+    clipseg
     codegen
     cohere
     cohere2
@@ -195,6 +196,7 @@ families! {
     mllama
     modernbert
     modernbert_decoder
+    moonshine
     mpnet
     mpt
     nemotron

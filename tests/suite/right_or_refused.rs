@@ -181,6 +181,13 @@ fn prefix_leads_to_its_section() {
     says(load(&clvp, "speech_decoder_model.layers.0.attn"), &["speech_config", "decoder_config"]);
     assert_eq!(load(&clvp, "speech_encoder_model.layers.0.attn").unwrap(), "2 heads, none, causal");
 
+    // A section whose name says that it is a model's (Depth Pro).
+    let patches = json!({
+        "model_type": "depth_pro", "patch_model_config": heads("vit", 4), "image_model_config": heads("opt", 2),
+    });
+    assert_eq!(load(&patches, "encoder.patch_encoder.layers.0.attn").unwrap(), vision);
+    assert_eq!(load(&patches, "encoder.image_encoder.layers.0.attn").unwrap(), "2 heads, none, causal");
+
     // The text model's own keys at the top, beside a section of another part.
     let mut flat = heads("llama", 2);
     flat["vision_config"] = heads("vit", 4);
