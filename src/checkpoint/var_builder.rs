@@ -20,7 +20,7 @@ impl Checkpoint {
     /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu);
     /// let layer = vb.pp("encoder.layer.0");
     /// let attention = MultiHeadAttention::load(&AttentionConfig::new(128, 4), layer.pp("attention"))?;
-    /// let norm = candle_nn::layer_norm(128, 1e-12, layer.pp("attention.output.LayerNorm"))?;
+    /// let norm = candle_attention::norm::layer_norm(128, 1e-12, layer.pp("attention.output.LayerNorm"))?;
     /// # Ok::<(), candle_attention::Error>(())
     /// ```
     ///
