@@ -47,7 +47,8 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
                 rest.drain(..=i);
                 key
             }
-            None if children.is_empty() || states_heads(section.keys) => return Ok(section),
+            None if children.is_empty() => return Ok(section),
+            None if states_heads(section.keys) => return Ok(text_of_whole(section)),
             None => only_child(&children, &rest).ok_or_else(|| ambiguous(&children, &path, prefix))?,
         };
         section = Section {
@@ -67,7 +68,22 @@ fn model_type(section: &Value) -> Option<String> {
 fn children(section: &Value) -> Vec<&str> {
     let keys = section.as_object().into_iter().flatten();
     let models = keys.filter(|(_, value)| value.is_object() && (model_type(value).is_some() || states_heads(value)));
-    models.map(|(key, _)| key.as_str()).filter(|key| !GROUPS.contains(key)).collect()
+    // Early files of CLIP have each section twice.
+    let twice = |key: &&str| key.strip_suffix("_dict").is_some_and(|key| section.get(key).is_some());
+    models.map(|(key, _)| key.as_str()).filter(|key| !GROUPS.contains(key) && !twice(key)).collect()
+}
+
+/// The text model whose keys stand at the top, beside the sections of other parts (Qwen2-VL): of the name that it has
+/// since it has a section of its own.
+fn text_of_whole(section: Section) -> Section {
+    let text = |whole: &String| {
+        [format!("{whole}_text"), format!("{whole}_text_model")].into_iter().find(|name| is_listed(name))
+    };
+    let model_type = match &section.model_type {
+        Some(whole) if !is_listed(whole) => text(whole).or(section.model_type),
+        _ => section.model_type,
+    };
+    Section { model_type, ..section }
 }
 
 /// The name of the part that a section describes.

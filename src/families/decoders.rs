@@ -60,6 +60,9 @@ const EXAONE_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("rms_norm
 const DOTS_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 62.0)];
 const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("attention_multiplier", 1.0)];
 
+/// The rotation as files of GPT-NeoX spell it.
+const GPT_NEOX_KEYS: &[&str] = &["rotary_emb_base", "rotary_pct"];
+
 pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &[
@@ -287,12 +290,18 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["phi3", "phi4_multimodal"], window: EVERYWHERE, positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["stablelm", "gpt_neox"],
+        reads: GPT_NEOX_KEYS,
         positions: share(0.25),
         qk_norm: BASE.qk_norm,
         defaults: &[("layer_norm_eps", 1e-5)],
         ..LLAMA
     },
-    Family { model_types: &["gpt_neox_japanese", "glm_image_text"], positions: share(1.0), ..LLAMA },
+    Family {
+        model_types: &["gpt_neox_japanese", "glm_image_text"],
+        reads: GPT_NEOX_KEYS,
+        positions: share(1.0),
+        ..LLAMA
+    },
     Family {
         model_types: &["solar_open"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000_000.0, ..ROTARY }),

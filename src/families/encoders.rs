@@ -293,7 +293,7 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family {
         model_types: &["nomic_bert"],
-        reads: &["rotary_scaling_factor"],
+        reads: &["rotary_scaling_factor", "rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000.0, ..ROTARY }),
         model: Some(Model {
             // As Nomic's own code writes them; transformers writes BERT's.
@@ -324,6 +324,7 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family {
         model_types: &["jina_embeddings_v3"],
+        reads: &["rotary_emb_base"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 20_000.0, ..ROTARY }),
         model: Some(Model {
             prefixes: &["roberta"],

@@ -14,6 +14,8 @@ const BIAS: &str = "a relative position bias";
 const WINDOW: &str = "a sliding window";
 const SCALE: &str = "a factor on the scores";
 const QK_NORM: &str = "norms of queries and keys";
+const ROTARY_OF_WINDOWS: &str = "rotary positions of layers with a window";
+const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
 const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
 const NOPE: &str = "layers without positions";
 
@@ -22,14 +24,18 @@ const KEYS: &[(&str, &str)] = &[
     ("rope_theta", ROTARY),
     ("rope_parameters", ROTARY),
     ("rope_scaling", ROTARY),
-    ("global_rope_theta", ROTARY),
     ("rotary_dim", ROTARY),
-    ("rotary_pct", ROTARY),
-    ("rotary_emb_base", ROTARY),
     ("partial_rotary_factor", ROTARY),
-    ("rotary_scaling_factor", ROTARY),
-    ("rotary_emb_scale_base", ROTARY),
-    ("use_rot_pos_emb", ROTARY),
+    ("global_rope_theta", ROTARY_OF_WINDOWS),
+    ("local_rope_theta", ROTARY_OF_WINDOWS),
+    ("rope_local_base_freq", ROTARY_OF_WINDOWS),
+    ("rotary_pct", ROTARY_OF_FAMILY),
+    ("rotary_emb_base", ROTARY_OF_FAMILY),
+    ("rotary_emb_fraction", ROTARY_OF_FAMILY),
+    ("rotary_emb_interleaved", ROTARY_OF_FAMILY),
+    ("rotary_scaling_factor", ROTARY_OF_FAMILY),
+    ("rotary_emb_scale_base", ROTARY_OF_FAMILY),
+    ("use_rot_pos_emb", ROTARY_OF_FAMILY),
     ("alibi", "ALiBi positions"),
     ("relative_attention", BIAS),
     ("relative_attention_num_buckets", BIAS),
@@ -65,6 +71,8 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
     for (key, what) in KEYS {
         match section.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => {}
+            // All of a head is rotated, as if nothing were stated.
+            Some(value) if ["rotary_pct", "rotary_emb_fraction"].contains(key) && value.as_f64() == Some(1.0) => {}
             Some(value) if !family.reads_key(key) => return refused(key, value, what),
             Some(_) => {}
         }
@@ -84,7 +92,8 @@ impl Family {
         let what = KEYS.iter().find(|(known, _)| *known == key).map(|(_, what)| *what);
         let by_positions = match self.positions {
             LayerPositions::Rotary(row) => match what {
-                Some(ROTARY) => !["rotary_scaling_factor", "rotary_emb_scale_base", "use_rot_pos_emb"].contains(&key),
+                Some(ROTARY) => true,
+                Some(ROTARY_OF_WINDOWS) => row.window_theta.is_some(),
                 Some(ROTARY_PER_LAYER) => row.layers == RotaryLayers::OwnTheta,
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
@@ -122,6 +131,7 @@ impl Family {
         match value {
             "" | "absolute" => true,
             "rotary" | "rope" => matches!(self.positions, LayerPositions::Rotary(_)),
+            "rope_gptj" => matches!(self.positions, LayerPositions::Rotary(row) if row.interleaved),
             // A condition of another row of the same models: Jina-BERT's.
             other => families().any(|row| {
                 row.stated == Some(("position_embedding_type", other)) && row.model_types == self.model_types

@@ -107,6 +107,10 @@ fn key_that_the_family_does_not_read_is_an_error() {
         ("bert", "position_embedding_type", json!("relative_key"), "positions inside attention"),
         ("roberta", "position_embedding_type", json!("alibi"), "positions inside attention"),
         ("bert", "rope_parameters", json!({"rope_type": "default"}), "rotary positions"),
+        ("llama", "rotary_emb_base", json!(5e5), "the spelling of another family"),
+        ("llama", "rotary_pct", json!(0.5), "the spelling of another family"),
+        ("llama", "rope_local_base_freq", json!(1e4), "layers with a window"),
+        ("llama", "global_rope_theta", json!(1e4), "layers with a window"),
         ("mistral", "attention_chunk_size", json!(4), "chunks"),
     ] {
         let refused = load(&json!({"model_type": family, "num_attention_heads": 2, key: value}), None);
@@ -130,6 +134,16 @@ fn keys_that_the_owner_does_not_read_are_errors() {
     assert!(load(&mpt("alibi_bias_max", json!(8)), None).is_ok());
     says(load(&mpt("alibi", json!(false)), None), &["`attn_config.alibi` is false", "true"]);
     says(load(&mpt("alibi_bias_max", json!(16)), None), &["`attn_config.alibi_bias_max` is 16", "8"]);
+}
+
+/// Keys of published files that state what the family does anyway.
+#[test]
+fn keys_that_state_the_usual_are_read() {
+    let command_r = json!({"model_type": "cohere2", "num_attention_heads": 2, "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0, "rope_theta": 5e4, "sliding_window": 4096, "use_qk_norm": false, "layer_switch": 4});
+    assert!(load(&command_r, None).unwrap().layer.config().position.to_string().starts_with("rotary"));
+    let half = json!({"model_type": "llama", "num_attention_heads": 2, "position_embedding_type": "rope_gptj"});
+    says(load(&half, None), &["position_embedding_type", "rope_gptj"]);
 }
 
 /// The section of a layer is that which its prefix names.
@@ -196,6 +210,15 @@ fn prefix_leads_to_its_section() {
     // A vision section under the name of the whole model is not that of its text model.
     flat["vision_config"]["model_type"] = json!("llama");
     says(load(&flat, "visual.layers.0.self_attn"), &["model_type `llama_vision`"]);
+    // Nor is the text model at the top that of the whole.
+    let mut flat = heads("qwen2_vl", 2);
+    flat["vision_config"] = heads("qwen2_vl", 4);
+    flat["rope_scaling"] = json!({"type": "mrope", "mrope_section": [1, 1, 0]});
+    assert!(load(&flat, "model.layers.0.self_attn").unwrap().starts_with("2 heads, rotary"));
+    // Twice in early files of CLIP.
+    let mut twice = both.clone();
+    twice["text_config_dict"] = heads("opt", 2);
+    assert_eq!(load(&twice, "model.layers.0.self_attn").unwrap(), rotary);
     // A text section without a name is that of the whole model.
     let unnamed = json!({"model_type": "llama", "text_config": {"num_attention_heads": 2}});
     assert_eq!(load(&unnamed, "model.layers.0.self_attn").unwrap(), rotary);
