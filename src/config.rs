@@ -58,8 +58,10 @@ impl QkNorm {
     }
 }
 
-/// Which projections of a new layer have a bias. A loaded layer has the biases that its checkpoint contains.
+/// Which projections of a new layer have a bias: [`ALL`](Self::ALL), [`NONE`](Self::NONE), or one of them with a
+/// difference, such as `ProjectionBias::ALL.with_k(false)`. A loaded layer has the biases that its checkpoint contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ProjectionBias {
     /// Whether the query projection has a bias.
     pub q: bool,
@@ -76,6 +78,17 @@ impl ProjectionBias {
     pub const ALL: Self = Self { q: true, k: true, v: true, o: true };
     /// No projection has a bias.
     pub const NONE: Self = Self { q: false, k: false, v: false, o: false };
+
+    setters! {
+        /// Sets whether the query projection has a bias.
+        with_q, q: bool = q;
+        /// Sets whether the key projection has a bias.
+        with_k, k: bool = k;
+        /// Sets whether the value projection has a bias.
+        with_v, v: bool = v;
+        /// Sets whether the output projection has a bias.
+        with_o, o: bool = o;
+    }
 }
 
 /// The configuration of an attention layer, with the names of Hugging Face's `config.json`.

@@ -63,8 +63,14 @@ use crate::weights::NormWeights;
 /// [`Backend`](crate::Backend) lists what GPUs run, and [`plan`](Self::plan) shows the choice for a call.
 /// # Gradients
 /// Every operation is differentiable. A parameter that is a variable gets its gradient with any mask and scoring.
+/// [`frozen`](Self::frozen) is the layer of the moment for inference, with the fused kernels.
+/// # Without an output projection
+/// The layer has all four projections. Attention on queries, keys and values of one's own, with or without a projection
+/// after it, is [`sdpa::attend_bshd`](crate::sdpa::attend_bshd).
 /// # Errors
-/// A tensor of the wrong shape, dtype or device; the error names it and what was expected.
+/// A tensor of the wrong shape, dtype or device; the error names it and what was expected. Methods return the crate's
+/// [`Error`](crate::Error), which can be matched; `forward` of [`Module`] returns candle's, in which
+/// [`Error::find_in`](crate::Error::find_in) finds it.
 ///
 /// # Example
 /// ```

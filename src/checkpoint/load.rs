@@ -1,5 +1,7 @@
 //! Loads attention layers: alone, or as the model of a `config.json` runs them.
 
+use std::fmt;
+
 use candle_core::{DType, Device, Module, Tensor};
 
 use crate::attention::MultiHeadAttention;
@@ -32,7 +34,7 @@ impl MultiHeadAttention {
 /// An attention layer as its model runs it.
 ///
 /// It is a [`Module`]: `forward` is self-attention over positions 0, 1, … under the layer's own mask.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct ModelAttention {
     /// The layer, with positions, norms, scale, and its built-in mask.
@@ -78,6 +80,13 @@ impl ModelAttention {
     /// The layer's built-in mask: causal, sliding window, or none. The layer applies it in every call.
     pub fn mask(&self) -> &AttentionMask {
         &self.layer.config().mask
+    }
+}
+
+/// One line: the layer, and the name of the layout.
+impl fmt::Debug for ModelAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelAttention").field("layer", &self.layer).field("layout", &self.layout.name).finish()
     }
 }
 

@@ -51,6 +51,25 @@ use crate::mask::AttnShape;
 /// choice and the reasons.
 /// # Errors
 /// A shape or dtype that does not fit, and a forced backend that cannot run the call.
+/// # Example
+/// Attention on projections of one's own, here without an output projection, as in `BertSelfAttention`:
+/// ```
+/// use candle_attention::AttentionMask;
+/// use candle_attention::sdpa::{SdpaOptions, attend_bshd};
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap, linear};
+///
+/// let (hidden, heads) = (8, 2);
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// let xs = Tensor::randn(0f32, 1., (1, 5, hidden), &Device::Cpu)?;
+/// let project = |name: &str| linear(hidden, hidden, vb.pp(name))?.forward(&xs)?.reshape((1, 5, heads, hidden / heads));
+/// let options = SdpaOptions::new(AttentionMask::lengths(&[4]));
+/// let context = attend_bshd(&project("query")?, &project("key")?, &project("value")?, &options)?.output;
+/// assert_eq!(context.dims(), [1, 5, heads, hidden / heads]);
+/// let context = context.reshape((1, 5, hidden))?;
+/// # let _ = context;
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
 pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<AttentionOutput> {
     let call = Call::new(q, k, v, options)?;
     let plan = Plan::new(&call, options)?;

@@ -1,11 +1,12 @@
 //! What `{:?}` prints of a layer, a cache and a model: one line that fits a log, whatever the sizes.
 
+use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
 use candle_attention::position::Rotary;
 use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache};
 use candle_core::{DType, Device, Module};
 
-use crate::common::{Random, random_layer};
+use crate::common::{Random, fixture, random_layer};
 
 #[track_caller]
 fn fits_a_log_line(value: &impl std::fmt::Debug, parts: &[&str]) {
@@ -33,6 +34,16 @@ fn a_layer_prints_its_configuration_and_never_its_weights() {
     layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap();
     fits_a_log_line(&cache, &["KvCache"]);
     fits_a_log_line(&layer.plan(&inputs, &AttentionOptions::default()).unwrap().backend, &["Cpu"]);
+}
+
+#[test]
+fn a_layer_of_a_checkpoint_prints_the_name_of_its_layout() {
+    let folder = fixture("compose/qwen3");
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let model = checkpoint.attention("model.layers.0.self_attn", &json, DType::F32, &Device::Cpu).unwrap();
+    fits_a_log_line(&model, &["ModelAttention", "causal", "layout: "]);
 }
 
 #[test]

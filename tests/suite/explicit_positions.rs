@@ -16,7 +16,7 @@ const CPU: Device = Device::Cpu;
 fn golden(case: &str) -> (MultiHeadAttention, [Tensor; 3], AttentionMask) {
     let golden = Golden::open("explicit_positions.safetensors");
     let rotary = Rotary::default().with_theta(100.0);
-    let qkv = |biased| ProjectionBias { q: biased, k: biased, v: biased, o: false };
+    let qkv = |biased| ProjectionBias::NONE.with_q(biased).with_k(biased).with_v(biased);
     let config = AttentionConfig::new(36, 3).with_num_key_value_heads(1);
     let config = match case {
         "qwen2_vl" => config.with_position(rotary.with_mrope_section([1, 2, 3])).with_bias(qkv(true)),
