@@ -22,6 +22,9 @@ const NEUTRAL: [&str; 8] = ["model", "base_model", "transformer", "layers", "lay
 /// Groups of keys, which describe no model.
 const GROUPS: [&str; 3] = ["attn_config", "ffn_config", "quantization_config"];
 
+/// The most sections at one level that are looked at: each is compared with each component of a prefix.
+const MOST_SECTIONS: usize = 64;
+
 /// A part of a `config.json`, and the family of the model that it describes.
 pub(crate) struct Section<'a> {
     pub keys: &'a Value,
@@ -40,6 +43,10 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
     let mut rest: Vec<&str> = prefix.split('.').collect();
     loop {
         let children = children(section.keys);
+        if children.len() > MOST_SECTIONS {
+            let found = format!("{} sections", children.len());
+            return Err(Error::value("the configuration", found, format!("at most {MOST_SECTIONS}")));
+        }
         let mut named = rest.iter().map(|part| named_by(&children, part)).enumerate();
         let key = match named.find(|(_, keys)| !keys.is_empty()) {
             Some((i, keys)) => {

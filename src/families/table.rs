@@ -49,6 +49,8 @@ pub(crate) fn unsupported_part(model_type: Option<&str>, key: &str) -> Option<Er
 
 fn unknown_family(model_type: Option<&str>) -> Error {
     const MOST: usize = 4;
+    /// No family has so long a name, and none is like one.
+    const LONGEST: usize = 64;
     let near = |name: &str| {
         let names: BTreeSet<&str> = families().flat_map(|family| family.model_types).copied().collect();
         let mut names: Vec<(usize, &str)> = names.into_iter().map(|known| (edits(name, known), known)).collect();
@@ -57,7 +59,7 @@ fn unknown_family(model_type: Option<&str>) -> Error {
         names.retain(|(edits, known)| edits * 2 < known.len().max(name.len()));
         names.into_iter().take(MOST).map(|(_, known)| known).collect::<Vec<_>>().join(", ")
     };
-    let near = model_type.map(near).filter(|near| !near.is_empty());
+    let near = model_type.filter(|name| name.len() <= LONGEST).map(near).filter(|near| !near.is_empty());
     Error::UnknownFamily {
         model_type: model_type.map(str::to_string),
         near: near.map(|near| format!("; spelled alike: {near}")).unwrap_or_default(),

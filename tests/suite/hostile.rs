@@ -9,8 +9,8 @@ use candle_attention::checkpoint::{Checkpoint, ModelConfig};
 use candle_attention::position::{Alibi, AlibiSlopes, Disentangled};
 use candle_attention::weights::NormWeights;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, NormKind, NormOver,
-    Position, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, KvCache, MultiHeadAttention, NormKind,
+    NormOver, Position, QkNorm,
 };
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -211,6 +211,22 @@ fn extreme_configuration_values_are_errors() {
     for json in [json!(null), json!([]), json!("llama"), json!({"text_config": 3}), json!({"num_attention_heads": {}})]
     {
         says(load(&json), &["model_type"]);
+    }
+}
+
+/// A configuration that is large in a way that none is costs no more time than reading it.
+#[test]
+fn many_sections_and_long_names_are_errors() {
+    let (_folder, checkpoint) = saved(&projections(0.1), "layers.0.self_attn");
+    let load = |json: &Value| checkpoint.attention("layers.0.self_attn", json, DType::F32, &CPU);
+    let section = json!({"model_type": "llama", "num_attention_heads": 2});
+    let many: serde_json::Map<String, Value> =
+        (0..100_000).map(|i| (format!("part{i}_config"), section.clone())).collect();
+    says(load(&Value::Object(many)), &["100000 sections", "at most 64"]);
+    let long = "llama".repeat(1 << 20);
+    match load(&json!({"model_type": long, "num_attention_heads": 2})) {
+        Err(Error::UnknownFamily { model_type: Some(name), near }) => assert!(name == long && near.is_empty()),
+        other => panic!("{:?}", other.map(drop)),
     }
 }
 
