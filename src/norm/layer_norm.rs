@@ -23,7 +23,7 @@ use crate::norm::any_norm::Norm;
 pub struct LayerNorm(Norm);
 
 /// A layer norm over `size` numbers, trainable if `vb` is backed by a `VarMap`: `weight` (ones) and `bias` (zeros), both
-/// `(size)`. Takes what [`candle_nn::layer_norm`] takes: a number is `eps`; without `affine` there is no bias, and without
+/// `(size)`. Takes what [`candle_nn::layer_norm()`] takes: a number is `eps`; without `affine` there is no bias, and without
 /// `remove_mean` the mean is not subtracted.
 ///
 /// # Errors
