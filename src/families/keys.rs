@@ -92,6 +92,7 @@ impl Family {
         let what = KEYS.iter().find(|(known, _)| *known == key).map(|(_, what)| *what);
         let by_positions = match self.positions {
             LayerPositions::Rotary(row) => match what {
+                Some(ROTARY) if key == "rotary_dim" => row.rotary_dim,
                 Some(ROTARY) => true,
                 Some(ROTARY_OF_WINDOWS) => row.window_theta.is_some(),
                 Some(ROTARY_PER_LAYER) => row.layers == RotaryLayers::OwnTheta,
@@ -132,6 +133,10 @@ impl Family {
             "" | "absolute" => true,
             "rotary" | "rope" => matches!(self.positions, LayerPositions::Rotary(_)),
             "rope_gptj" => matches!(self.positions, LayerPositions::Rotary(row) if row.interleaved),
+            // The row decides what the value means, as `nope` in Granite's hybrids.
+            _ if matches!(self.positions, LayerPositions::Rotary(row) if matches!(row.layers, RotaryLayers::IfStated(_))) => {
+                true
+            }
             // A condition of another row of the same models: Jina-BERT's.
             other => families().any(|row| {
                 row.stated == Some(("position_embedding_type", other)) && row.model_types == self.model_types

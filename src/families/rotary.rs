@@ -24,6 +24,9 @@ impl Layer<'_> {
             }
         };
         let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
+        if let (None, Some(share)) = (row.share, share.filter(|share| *share != 1.0)) {
+            return Err(Error::config("partial_rotary_factor", share, "1: the family rotates whole heads"));
+        }
         let share = row.share.map(|default| share.unwrap_or(default));
         let dim = if row.rotary_dim { self.rotary_dim()? } else { None };
         let dim = dim.unwrap_or_else(|| share.map_or(d, |share| (share * d as f64) as usize));

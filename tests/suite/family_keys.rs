@@ -96,6 +96,16 @@ fn rotation_is_that_of_the_layer_or_refused() {
     let twice = |old: &Value| json!({"rope_parameters": far, "rope_scaling": old});
     assert!(position("llama", twice(&far)).is_ok());
     says(position("llama", twice(&local)), &["rope_scaling", "rope_parameters"]);
+    // Granite's hybrids without positions, and the keys of published Cohere 2 and Qwen2-VL.
+    assert_eq!(position("granitemoehybrid", json!({"position_embedding_type": "nope"})).unwrap(), "none");
+    assert!(position("granitemoehybrid", json!({"position_embedding_type": "rope"})).unwrap().contains("rotary"));
+    assert!(position("cohere2", json!({"position_embedding_type": "rope_gptj"})).unwrap().contains("interleaved"));
+    let flat =
+        json!({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}, "vision_config": {"num_heads": 2}});
+    assert!(position("qwen2_vl", flat).unwrap().contains("1 + 1 + 0 pairs"));
+    // A share of the head that the model does not leave out.
+    says(position("llama", json!({"partial_rotary_factor": 0.5})), &["partial_rotary_factor = 0.5", "whole heads"]);
+    says(position("minimax", json!({"rotary_dim": 2})), &["rotary_dim", "`minimax`"]);
     // A length or a factor that is not stated is not guessed.
     let scaled = |kind: &str| json!({"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}});
     for kind in ["dynamic", "yarn", "llama3"] {
