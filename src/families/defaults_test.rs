@@ -10,6 +10,7 @@ use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
 use crate::families::heads::default_heads;
 use crate::families::layer::{Layer, LayerContents};
+use crate::families::speech::SPEECH;
 use crate::position::{Position, Rotary};
 
 const PREFIXES: [&str; 8] = ["h.0", "h.1", "h.2", "h.3", "h.4", "h.5", "h.6", "h.7"];
@@ -21,10 +22,10 @@ fn held() -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn defaults_of_decoders_are_those_of_their_config_classes() {
+fn defaults_are_those_of_the_config_classes() {
     let held = held();
     let mut checked = 0;
-    for family in DECODERS {
+    for family in DECODERS.iter().chain(SPEECH) {
         for model_type in family.model_types {
             if let Some(values) = held.get(*model_type) {
                 check(family, model_type, values);

@@ -30,6 +30,8 @@ pub(crate) struct Family {
     pub clip_qkv: bool,
     /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
     pub qk_norm: Option<(NormKind, NormOver)>,
+    /// What those norms add to the variance, whatever `config.json` states; `None`: what it states.
+    pub qk_norm_eps: Option<f64>,
     /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that is
     /// `null` has no value.
     pub defaults: &'static [(&'static str, f64)],
@@ -55,6 +57,7 @@ pub(crate) const BASE: Family = Family {
     softcap: false,
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
+    qk_norm_eps: None,
     defaults: &[],
     stages: false,
     unsupported: None,

@@ -176,8 +176,9 @@ impl<'a> Layer<'a> {
             let expected = format!("absent: `{}` has none", self.family.model_types[0]);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        let eps = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"].iter();
-        Ok(QkNorm { kind, over, eps: eps.filter_map(|key| self.float(key)).next().unwrap_or(1e-6) })
+        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
+        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
+        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(stated) })
     }
 
     fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {

@@ -2,16 +2,20 @@
 
 use crate::families::family::{BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Window, WindowLayers};
 
+/// Every token sees every other; positions are added to the input.
+const PLAIN: Family = Family { qk_norm: None, ..BASE };
+
+/// A token sees itself and those before it within a window.
 const STREAM: Family = Family {
     causal: Causal::Always,
     window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
     positions: LayerPositions::Rotary(ROTARY),
-    ..BASE
+    ..PLAIN
 };
 
 pub(crate) const SPEECH: &[Family] = &[
     // Positions come from a convolution of the input.
-    Family { model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"], ..BASE },
+    Family { model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"], ..PLAIN },
     // Whisper's encoder.
     Family {
         model_types: &[
@@ -20,20 +24,19 @@ pub(crate) const SPEECH: &[Family] = &[
             "audioflamingo3_encoder",
             "moss_transcribe_diarize_audio",
         ],
-        ..BASE
+        ..PLAIN
     },
     Family {
         model_types: &["glmasr_encoder"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
-        ..BASE
+        ..PLAIN
     },
     Family {
         model_types: &["moonshine"],
         causal: Causal::Decoder,
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.9), ..ROTARY }),
-        ..BASE
+        ..PLAIN
     },
-    // Streams: a token sees those before it, within a window.
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
     Family { model_types: &["mimi", "mimi_encoder", "mimi_decoder"], defaults: &[("sliding_window", 250.0)], ..STREAM },
 ];

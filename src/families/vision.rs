@@ -5,7 +5,7 @@ use crate::families::family::{BASE, Causal, Family, LayerPositions, PatchRotaryR
 use crate::position::GridFrequencies;
 
 /// A part that adds its positions to its input, and in which every token sees every other.
-const PLAIN: Family = BASE;
+const PLAIN: Family = Family { qk_norm: None, ..BASE };
 
 const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str, usize)>) -> LayerPositions {
     LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block })
@@ -65,7 +65,12 @@ pub(crate) const VISION: &[Family] = &[
         ],
         ..QWEN_VL
     },
-    Family { model_types: &["glm_ocr_vision"], qk_norm: Some((NormKind::Rms, NormOver::Head)), ..QWEN_VL },
+    Family {
+        model_types: &["glm_ocr_vision"],
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        ..QWEN_VL
+    },
     // Windows are rows of the batch; the caller masks those that a shift joined.
     Family { model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"], stages: true, ..BASE },
     Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
@@ -100,11 +105,7 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["blip_text_model"], causal: Causal::Below("bert"), ..BASE },
     // The sections of both towers are in one file; a file for one tower may lack the nested section.
     Family { model_types: &["clip", "clip_vision_model", "clipseg"], causal: Causal::TextTower, ..BASE },
-    Family {
-        model_types: &["siglip", "siglip_text_model", "siglip_vision_model"],
-        defaults: &[("num_attention_heads", 12.0)],
-        ..PLAIN
-    },
+    Family { model_types: &["siglip", "siglip_text_model", "siglip_vision_model"], ..PLAIN },
     // Vision towers.
     Family {
         model_types: &[
@@ -146,6 +147,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["internvl_vision", "qianfan_ocr_vision"],
         qk_norm: Some((NormKind::Rms, NormOver::AllHeads)),
+        qk_norm_eps: Some(1e-6),
         ..PLAIN
     },
     // Its configuration states the buckets of the text beside it.

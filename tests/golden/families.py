@@ -1676,7 +1676,7 @@ def blip_2_qformer(name):
 @family
 def internvl_vision(name):
     part(name, ("internvl", "InternVLVisionModel"), "InternVLVisionConfig", dict(
-        **TINY, image_size=[8, 8], patch_size=[4, 4], use_qk_norm=True),
+        **TINY, image_size=[8, 8], patch_size=[4, 4], use_qk_norm=True, layer_norm_eps=0.5),
         [site("layer0", "encoder.layer.0.attention", "projection_layer",
               note="RMS norms over all heads")], {"pixel_values": pixels(8, 8)})
 
