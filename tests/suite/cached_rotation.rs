@@ -78,6 +78,11 @@ fn longrope_continues_beyond_the_boundary() {
     cache.truncate(5).unwrap();
     let failed = step(&model.layer, &xs, (5, 1), &mut cache);
     assert!(matches!(failed, Err(Error::CachedRotation { rotated_for: 9, length: 6, .. })), "{failed:?}");
+    // A call without tokens of this sequence leaves its keys as they are.
+    let none = AttentionInputs::self_attention(&xs, AttentionMask::full());
+    model.layer.attend_cached_lengths(&none, &[0, 0], &mut cache, &options()).unwrap();
+    let failed = step(&model.layer, &xs, (5, 1), &mut cache);
+    assert!(matches!(failed, Err(Error::CachedRotation { rotated_for: 9, length: 6, .. })), "{failed:?}");
     step(&model.layer, &xs, (5, 2), &mut cache).unwrap();
     // A cache without tokens begins anew.
     cache.truncate(0).unwrap();

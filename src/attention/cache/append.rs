@@ -184,7 +184,10 @@ impl KvCache {
             row.add(new[i], |token| positions.map(|positions| positions.largest(i, token)));
             row.dropped += totals[i] - kept[i];
             row.held = kept[i];
-            row.rotated_for = rotated[i];
+            // Without a new token the cached keys stay as they are, also behind a `truncate`.
+            if new[i] > 0 {
+                row.rotated_for = rotated[i];
+            }
         }
         self.rows = rows;
         let unequal = unequal(held, new, s);
