@@ -133,7 +133,8 @@ fn attend_rejects_wrong_input_and_writes_nothing() {
     fails(&mut with("query", Some(zeros(&[2, 4, 99], DType::F32))), "query has shape [2, 4, 99]");
     fails(&mut with("query", Some(zeros(&[2, 4, 100], DType::U8))), "`query` has dtype u8");
     fails(&mut with("lengths", Some(zeros(&[3], DType::I64))), "the number of rows in lengths is 3");
-    fails(&mut with("attention_mask", Some(zeros(&[2, 1, 6], DType::U8))), "expected (b, s_kv)");
+    fails(&mut with("attention_mask", Some(zeros(&[2, 1, 6], DType::U8))), "expected 2 dimensions (b, s_kv)");
+    fails(&mut with("additive", Some(zeros(&[4, 6], DType::F32))), "`additive`: additive mask has shape [4, 6]");
     // The value may be left out: it is the key.
     succeeds(&mut with("value", None));
     std::fs::remove_file(case.path("out.safetensors")).unwrap();
