@@ -12,7 +12,8 @@ use crate::families::layouts::LAYOUTS;
 use crate::families::names::{BIAS_KV, DISTANCE_EMBEDDINGS, QK_NORMS, SCORE, SINKS};
 
 /// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
-const IGNORED: &[&str] = &["LayerNorm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
+const IGNORED: &[&str] =
+    &["LayerNorm", "ln", "self_attn_layer_norm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
 
 /// Tensors that change what attention computes and that this version does not apply. They are looked for by name because
 /// some sources cannot list what they hold.

@@ -2,15 +2,18 @@
 
 use crate::families::family::{BASE, Causal, Family, LayerPositions, Scale};
 
+const T5: Family = Family { causal: Causal::Decoder, positions: LayerPositions::T5Bias, scale: Scale::One, ..BASE };
+
+/// Attention of an encoder over parts of its sequence.
+const SPARSE: &str = "attention to a part of the tokens";
+
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
+    Family { model_types: &["t5", "mt5", "umt5", "switch_transformers"], ..T5 },
     Family {
-        model_types: &["t5", "mt5", "umt5", "switch_transformers"],
-        causal: Causal::Decoder,
-        positions: LayerPositions::T5Bias,
-        scale: Scale::One,
-        ..BASE
+        model_types: &["longt5", "pop2piano", "udop"],
+        unsupported_parts: &[("encoder", "local attention, or biases of several relative positions")],
+        ..T5
     },
-    Family { model_types: &["longt5"], unsupported: Some("local attention with relative positions"), ..BASE },
     Family {
         model_types: &[
             "bart",
@@ -19,11 +22,44 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
             "pegasus",
             "blenderbot",
             "blenderbot-small",
+            "fsmt",
             "m2m_100",
+            "mvp",
+            "nllb-moe",
+            "plbart",
+            "trocr",
             "whisper",
             "speech_to_text",
         ],
         causal: Causal::Decoder,
+        ..BASE
+    },
+    Family {
+        model_types: &["led"],
+        reads: &["attention_window"],
+        causal: Causal::Decoder,
+        unsupported_parts: &[("encoder", SPARSE)],
+        ..BASE
+    },
+    Family {
+        model_types: &["bigbird_pegasus", "pegasus_x"],
+        causal: Causal::Decoder,
+        unsupported_parts: &[("encoder", SPARSE)],
+        ..BASE
+    },
+    Family {
+        model_types: &["speecht5"],
+        causal: Causal::Decoder,
+        unsupported_parts: &[("encoder", "relative positions of their own")],
+        ..BASE
+    },
+    Family {
+        model_types: &["seamless_m4t", "seamless_m4t_v2"],
+        causal: Causal::Decoder,
+        unsupported_parts: &[
+            ("speech_encoder", "relative positions of their own"),
+            ("t2u_model", "no check against transformers"),
+        ],
         ..BASE
     },
 ];

@@ -37,6 +37,10 @@ pub(crate) struct Family {
     pub defaults: &'static [(&'static str, f64)],
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
+    /// Keys that the configuration must state with these values, each with what another value sets.
+    pub needs: &'static [(&'static str, &'static str, &'static str)],
+    /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
+    pub unsupported_parts: &'static [(&'static str, &'static str)],
     /// Why this version cannot run the family as its own model does.
     pub unsupported: Option<&'static str>,
     /// The whole model, if this version runs it.
@@ -60,6 +64,8 @@ pub(crate) const BASE: Family = Family {
     qk_norm_eps: None,
     defaults: &[],
     stages: false,
+    needs: &[],
+    unsupported_parts: &[],
     unsupported: None,
     model: None,
 };

@@ -25,6 +25,7 @@ const KEYS: &[(&str, &str)] = &[
     ("rope_parameters", ROTARY),
     ("rope_scaling", ROTARY),
     ("rotary_dim", ROTARY),
+    ("rotary_value", "a rotation of the values"),
     ("partial_rotary_factor", ROTARY),
     ("global_rope_theta", ROTARY_OF_WINDOWS),
     ("local_rope_theta", ROTARY_OF_WINDOWS),
@@ -75,6 +76,12 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
             Some(value) if ["rotary_pct", "rotary_emb_fraction"].contains(key) && value.as_f64() == Some(1.0) => {}
             Some(value) if !family.reads_key(key) => return refused(key, value, what),
             Some(_) => {}
+        }
+    }
+    for (key, needed, what) in family.needs {
+        let value = section.get(key).unwrap_or(&Value::Null);
+        if value.as_str() != Some(needed) {
+            return refused(key, value, what);
         }
     }
     let key = "position_embedding_type";

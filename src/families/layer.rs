@@ -24,7 +24,7 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 }
 
 /// Parts of the prefixes of cross-attention.
-const CROSS: [&str; 4] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn"];
+const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +58,7 @@ impl<'a> Layer<'a> {
     pub fn new(section: &'a Value, model_type: Option<&str>, prefix: &'a str) -> Result<Self> {
         let family = layer_family(model_type)?;
         check_keys(section, model_type.unwrap_or_default(), family)?;
+        family.check_part(model_type.unwrap_or_default(), prefix)?;
         // No model has so many layers that the next index would overflow.
         let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
         let cross = CROSS.iter().any(|part| prefix.contains(part));

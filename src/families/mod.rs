@@ -27,6 +27,7 @@ pub(crate) mod table;
 pub(crate) mod task_heads;
 #[cfg(test)]
 mod tests;
+mod text_encoders;
 mod unsupported;
 mod visibility;
 mod vision;

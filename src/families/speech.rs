@@ -38,5 +38,12 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
-    Family { model_types: &["mimi", "mimi_encoder", "mimi_decoder"], defaults: &[("sliding_window", 250.0)], ..STREAM },
+    Family { model_types: &["mimi"], defaults: &[("sliding_window", 250.0)], ..STREAM },
+    Family { model_types: &["nemotron3_diarization_audio"], positions: LayerPositions::Rotary(ROTARY), ..BASE },
+    // Decoders of speech and music; the encoder is another family.
+    Family {
+        model_types: &["canary_decoder", "cohere_asr", "musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
+        causal: Causal::Always,
+        ..BASE
+    },
 ];

@@ -12,12 +12,13 @@ use crate::families::encoders::BERT_MODEL;
 use crate::families::encoders::ENCODERS;
 use crate::families::family::Family;
 use crate::families::speech::SPEECH;
+use crate::families::text_encoders::TEXT_ENCODERS;
 use crate::families::unsupported::{UNSUPPORTED, UNSUPPORTED_PARTS};
 use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED].into_iter().flatten()
+    [ENCODERS, TEXT_ENCODERS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED].into_iter().flatten()
 }
 
 /// The row of an attention layer of this `model_type`.
@@ -33,6 +34,23 @@ pub(crate) fn layer_family(model_type: Option<&str>) -> Result<&'static Family> 
         }
         Some((_, family)) => Ok(family),
         None => Err(unknown_family(model_type)),
+    }
+}
+
+impl Family {
+    /// Checks that the layer at `prefix` is in no part of the model that cannot run.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedFamily`].
+    pub(super) fn check_part(&self, model_type: &str, prefix: &str) -> Result<()> {
+        let prefix = format!(".{prefix}.");
+        match self.unsupported_parts.iter().find(|(part, _)| prefix.contains(&format!(".{part}."))) {
+            Some((part, why)) => {
+                let why = format!("layers below `{part}` have {why}");
+                Err(Error::UnsupportedFamily { model_type: model_type.to_string(), why })
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -30,23 +30,34 @@ fn model_types(config: &Value) -> Vec<String> {
 }
 
 #[test]
-fn every_layer_row_has_a_fixture() {
+fn every_model_type_of_a_row_has_a_fixture() {
     let mut tested = BTreeSet::new();
-    for path in fixtures("families") {
+    for path in fixtures("families").into_iter().chain(fixtures("model_types")) {
         let metadata = Checkpoint::open(&path).unwrap().metadata().clone();
         if metadata.contains_key("timm") {
             tested.insert("timm".to_string());
         }
         tested.extend(model_types(&serde_json::from_str(&metadata["config"]).unwrap()));
     }
-    for family in families() {
-        let first = family.model_types[0];
-        let has_fixture = family.model_types.iter().any(|name| tested.contains(*name));
-        // A row that is not supported only says why.
-        let excepted = family.unsupported.is_some() || WITHOUT_FIXTURE.iter().any(|(name, _)| *name == first);
+    // A row that is not supported only says why.
+    for name in families().filter(|family| family.unsupported.is_none()).flat_map(|family| family.model_types) {
+        let excepted = WITHOUT_FIXTURE.iter().any(|(excepted, _)| excepted == name);
+        assert_ne!(tested.contains(*name), excepted, "`{name}`: no fixture in tests/fixtures, or a needless exception");
+    }
+}
+
+/// Names in rows that are no `model_type` of transformers, each with whose they are.
+const OTHERS: &[(&str, &str)] = &[("new", "GTE's own code"), ("timm", "the name that reads timm's checkpoints")];
+
+#[test]
+fn every_model_type_of_a_row_is_in_the_table() {
+    let table = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/model-types.md")).unwrap();
+    for name in families().flat_map(|family| family.model_types) {
+        let listed = ["right", "refused"].iter().any(|verdict| table.contains(&format!("| `{name}` | {verdict} |")));
+        let other = OTHERS.iter().any(|(other, _)| other == name);
         assert_ne!(
-            has_fixture, excepted,
-            "family `{first}`: no fixture in tests/fixtures/families, or a needless exception"
+            listed, other,
+            "`{name}`: neither right nor refused in docs/model-types.md, or a needless exception"
         );
     }
 }
@@ -80,7 +91,7 @@ fn every_layout_has_a_fixture() {
     let singles = ["layouts", "d2l_torch", "d2l_jax", "d2l_mxnet", "d2l_keras", "flax_mha", "keras_mha", "torch_mha"];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let singles = singles.map(|name| root.join(format!("{name}.safetensors")));
-    for path in fixtures("families").into_iter().chain(singles) {
+    for path in fixtures("families").into_iter().chain(fixtures("model_types")).chain(singles) {
         tested.extend(Checkpoint::open(&path).unwrap().attention_layers(None).into_iter().map(|layer| layer.layout));
     }
     for layout in LAYOUTS {

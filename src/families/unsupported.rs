@@ -41,10 +41,10 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["wavlm"], "gated relative positions"),
     unsupported(&["sew-d"], "disentangled attention with names of its own"),
     unsupported(
-        &["wav2vec2-bert", "wav2vec2-conformer", "seamless_m4t", "seamless_m4t_v2"],
+        &["wav2vec2-bert", "wav2vec2-conformer"],
         "relative positions in conformers",
     ),
-    unsupported(&["speecht5", "vits"], "relative positions added to keys"),
+    unsupported(&["vits"], "relative positions added to keys"),
     unsupported(
         &["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "slanext_vision",
           "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model", "vitdet", "seggpt"],
@@ -60,10 +60,22 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
           "mm-grounding-dino", "omdet-turbo"],
         "positions added to queries and keys, not to values",
     ),
-    unsupported(&["layoutlmv2", "layoutxlm", "layoutlmv3", "udop"], "biases of the layout on the page"),
+    unsupported(&["layoutlmv2", "layoutxlm", "layoutlmv3"], "biases of the layout on the page"),
     unsupported(&["florence_vision"], "attention between channels"),
     unsupported(&["idefics2_perceiver"], "keys of the context and of the queries together"),
     unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),
+    unsupported(
+        &["longformer", "mra", "nystromformer", "reformer", "yoso"],
+        "attention to a part of the tokens, or an approximation of attention",
+    ),
+    unsupported(&["funnel", "xlnet"], "relative positions of their own, and pooled or repeated sequences"),
+    unsupported(&["prophetnet"], "n-gram streams"),
+    unsupported(&["convbert"], "convolutions beside the heads"),
+    unsupported(&["ibert"], "integer arithmetic"),
+    unsupported(
+        &["step3p5_vision"],
+        "rotary positions of patches in an order or with frequencies of their own",
+    ),
 ];
 
 /// Parts that a model of several parts runs under a mask of its own: the model, the key of the part's section, why.

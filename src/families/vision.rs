@@ -42,6 +42,8 @@ pub(crate) const VISION: &[Family] = &[
             "radio",
             "videomae",
             "timesformer",
+            "rf_detr_dinov2",
+            "videomt",
         ],
         ..PLAIN
     },
@@ -72,7 +74,7 @@ pub(crate) const VISION: &[Family] = &[
         ..QWEN_VL
     },
     // Windows are rows of the batch; the caller masks those that a shift joined.
-    Family { model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"], stages: true, ..BASE },
+    Family { model_types: &["swin", "donut-swin", "maskformer-swin"], stages: true, ..BASE },
     Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
     // Text towers.
     Family {
@@ -83,8 +85,8 @@ pub(crate) const VISION: &[Family] = &[
             "owlvit_text_model",
             "owlv2_text_model",
             "groupvit_text_model",
-            "xclip_text_model",
             "kosmos_2_5_text_model",
+            "xclip_text_model",
         ],
         causal: Causal::Always,
         ..BASE

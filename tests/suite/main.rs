@@ -34,6 +34,7 @@ mod layouts;
 mod manifest;
 mod masks;
 mod minilm;
+mod model_types;
 mod norms;
 mod part;
 mod plans;

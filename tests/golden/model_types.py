@@ -1,0 +1,450 @@
+"""Walk over all model types of the installed transformers: is the attention layer right, or refused?"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+import zlib
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+warnings.filterwarnings("ignore")
+
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+from transformers.modeling_utils import PreTrainedModel
+
+import model_types_table
+import model_types_tiny as tiny
+
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+tf.utils.logging.set_verbosity_error()
+tf.utils.logging.disable_progress_bar()
+
+OUT = Path(os.environ.get("MODEL_TYPES", "/tmp/model_types"))
+
+# Tensor names under which attention is published: of queries, keys and values, and of the output. A fused projection
+# has one name. They are those of `src/families/layouts.rs`.
+LAYOUTS = [
+    (["q_proj", "k_proj", "v_proj"], "o_proj"),
+    (["self.query", "self.key", "self.value"], "output.dense"),
+    (["self.query_proj", "self.key_proj", "self.value_proj"], "output.dense"),
+    (["self.in_proj"], "output.dense"),
+    (["q_lin", "k_lin", "v_lin"], "out_lin"),
+    (["query", "key", "value"], "dense"),
+    (["attn.q", "attn.k", "attn.v"], "attn.o"),
+    (["q", "k", "v"], "o"),
+    (["attention.query", "attention.key", "attention.value"], "output.dense"),
+    (["qkv"], "proj"),
+    (["q_proj", "k_proj", "v_proj"], "out_proj"),
+    (["q_proj", "k_proj", "v_proj"], "proj"),
+    (["q_proj", "k_proj", "v_proj"], "dense"),
+    (["qkv_proj"], "o_proj"),
+    (["Wqkv"], "Wo"),
+    (["Wqkv"], "out_proj"),
+    (["query_key_value"], "dense"),
+    (["qkv_proj"], "out_proj"),
+    (["q_attn", "c_attn"], "c_proj"),
+    (["c_attn"], "c_proj"),
+    (["q", "kv"], "proj"),
+    (["q_proj", "k_proj", "v_proj"], "projection_layer"),
+    (["query", "key", "value"], "output"),
+    # Not of a layout, but attention all the same.
+    (["query", "key", "value"], "out_proj"),
+    (["query", "key", "value"], "output.dense"),
+    (["query", "key", "value"], "projection"),
+    (["q", "k", "v"], "proj"),
+    (["q", "k", "v"], "out"),
+    (["q_proj", "k_proj", "v_proj"], "output"),
+    (["qkv"], "projection"),
+    (["qkv"], "out_proj"),
+    (["to_q", "to_k", "to_v"], "to_out.0"),
+    (["query_proj", "key_proj", "value_proj"], "out_proj"),
+    (["linear_q", "linear_k", "linear_v"], "linear_out"),
+    (["q_proj", "k_proj", "v_proj"], "linear_out"),
+    (["self.query", "self.key", "self.value"], "output"),
+    (["self_attention.qkv"], "self_attention.dense"),
+    (["wq", "wk", "wv"], "wo"),
+]
+
+
+def randomise(model):
+    unit = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    for name, p in sorted(model.named_parameters()):
+        if not p.is_floating_point() or not p.requires_grad:
+            continue  # without a gradient: a table of sines
+        wide = id(p) in unit or name.endswith((".sinks", "bias_table", "latent", "probe"))
+        base = 1.0 if p.numel() and bool((p == 1).all()) else 0.0
+        p.data.normal_(0.0, 1.0 if wide else 0.2).add_(base)
+    return model.eval()
+
+
+def classes(model_type, config_class):
+    """Model classes of a configuration, those with the names of published checkpoints first."""
+    def of(mapping):
+        names = getattr(modeling_auto, mapping, {}).get(model_type, ())
+        return [names] if isinstance(names, str) else list(names)
+    order = []
+    if not of("MODEL_FOR_MASKED_LM_MAPPING_NAMES"):
+        order += ["MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+                  "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]
+    order += ["MODEL_MAPPING_NAMES"]
+    order += sorted(m for m in dir(modeling_auto) if m.endswith("_MAPPING_NAMES") and m not in order
+                    and not m.startswith("CONFIG"))
+    names = list(dict.fromkeys(name for mapping in order for name in of(mapping)))
+    if model_type in tiny.CLASSES:
+        names = [tiny.CLASSES[model_type]]
+    found = [c for c in (getattr(tf, n, None) for n in names) if c is not None]
+    package = config_class.__module__.rsplit(".", 1)[0]
+    folder = Path(importlib.import_module(config_class.__module__).__file__).parent
+    for file in sorted(folder.glob("modeling_*.py")):
+        try:
+            module = importlib.import_module(f"{package}.{file.stem}")
+        except Exception:
+            continue
+        mine = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, PreTrainedModel)
+                and getattr(c, "config_class", None) is config_class and c.__module__ == module.__name__]
+        mine.sort(key=lambda c: ("PreTrained" in c.__name__, "For" not in c.__name__ and not c.__name__.endswith("Model"),
+                                 c.__name__))
+        found += [c for c in mine if c not in found and "PreTrained" not in c.__name__]
+    return found
+
+
+class TooLarge(Exception):
+    pass
+
+
+def build(cls, config):
+    with torch.device("meta"):
+        try:
+            meta = cls(config)
+        except Exception as e:
+            meta, failed = None, e
+    if meta is not None:
+        sizes = sorted(((p.numel(), n) for n, p in meta.named_parameters()), reverse=True)
+        if sum(s for s, _ in sizes) > 20e6:
+            raise TooLarge(", ".join(f"{n} {s}" for s, n in sizes[:4]))
+    return cls(config).eval()
+
+
+def tiny_config(model_type, variant):
+    cls = CONFIG_MAPPING[model_type]
+    d = tiny.shrink(cls().to_dict(), variant)
+    tiny.set_keys(d, tiny.CHANGES.get(model_type, {}))
+    config = cls.from_dict(d)
+    config._attn_implementation = "eager"
+    return config
+
+
+def eager(model):
+    try:
+        model.set_attn_implementation("eager")
+    except Exception:
+        pass
+    for m in model.modules():
+        config = getattr(m, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation_internal"):
+            try:
+                config._attn_implementation_internal = "eager"
+            except Exception:
+                pass
+
+
+def prefixes(saved):
+    """(prefix, names of weights in, name of the weight out) of all attention layers by their names."""
+    found = {}
+    for inputs, output in LAYOUTS:
+        for kernel in (".weight",):
+            for name in saved:
+                if not name.endswith(f"{inputs[0]}{kernel}"):
+                    continue
+                prefix = name[: -len(inputs[0] + kernel)]
+                if prefix and not prefix.endswith("."):
+                    continue
+                names = [f"{prefix}{x}{kernel}" for x in (*inputs, output)]
+                if all(n in saved for n in names):
+                    claimed = {n for ns in found.values() for n in ns}
+                    if names[0] not in claimed:
+                        found[prefix.rstrip(".")] = names
+    for name in saved:
+        if name.endswith("in_proj_weight") and name.replace("in_proj_weight", "out_proj.weight") in saved:
+            found[name[: -len("in_proj_weight")].rstrip(".")] = [name, name.replace("in_proj_weight", "out_proj.weight")]
+    return found
+
+
+def rows(t):
+    t = t.detach().float()
+    return t.reshape(t.shape[0], -1) if t.dim() > 1 else t.reshape(1, -1)
+
+
+class Index:
+    """Finds the module that holds a saved weight: by its numbers, since saved names may differ from those at run time."""
+
+    def __init__(self, model):
+        self.at = {}
+        modules = dict(model.named_modules())
+        for path, p in model.named_parameters(remove_duplicate=False):
+            if p.dim() < 2 or not p.is_floating_point():
+                continue
+            owner = path.rpartition(".")[0]
+            for row in rows(p):
+                self.at.setdefault(row.numpy().tobytes(), (owner, modules[owner]))
+
+    def find(self, t):
+        if t.dim() < 2:
+            return None
+        for row in rows(t)[:: max(1, t.shape[0] - 1)]:
+            if (hit := self.at.get(row.numpy().tobytes())) is not None:
+                return hit
+        return None
+
+
+def clean(x):
+    return x.detach().clone().float()
+
+
+def watch(model, layers, saved):
+    """Hooks on the projections of each layer; what they catch comes into the returned dictionary."""
+    index, caught, lost = Index(model), {}, []
+    for prefix, names in layers.items():
+        owners = [index.find(saved[n]) for n in names]
+        if any(o is None for o in owners):
+            lost.append(prefix)
+            continue
+        here = caught.setdefault(prefix, {"in": [[] for _ in owners[:-1]], "out": [], "path": owners[0][0]})
+        modules = [m for _, m in owners]
+        if isinstance(modules[0], torch.nn.MultiheadAttention):
+            mha = modules[0]
+            here["mha"] = True
+            here["in"] = [[], [], []]
+
+            def before(m, args, kwargs, here=here):
+                qkv = list(args[:3])
+                for i, n in enumerate(("query", "key", "value")):
+                    x = qkv[i] if i < len(qkv) else kwargs[n]
+                    here["in"][i].append(clean(x if m.batch_first or x.dim() == 2 else x.transpose(0, 1)))
+                masks = [*args[3:4], kwargs.get("key_padding_mask"), kwargs.get("attn_mask")]
+                here["masked"] = any(isinstance(x, torch.Tensor) for x in masks)
+
+            def after(m, args, out, here=here):
+                out = out[0]
+                here["out"].append(clean(out if m.batch_first or out.dim() == 2 else out.transpose(0, 1)))
+
+            mha.register_forward_pre_hook(before, with_kwargs=True)
+            mha.register_forward_hook(after)
+            continue
+        for i, m in enumerate(modules[:-1]):
+            def before(_m, args, kwargs, here=here, i=i):
+                x = args[0] if args else next(iter(kwargs.values()))
+                here["in"][i].append(clean(x))
+            m.register_forward_pre_hook(before, with_kwargs=True)
+
+        def after(_m, _args, out, here=here):
+            here["out"].append(clean(out[0] if isinstance(out, tuple) else out))
+        modules[-1].register_forward_hook(after)
+    return caught, lost
+
+
+def complete(here):
+    return all(here["in"]) and bool(here["out"])
+
+
+def run(model, caught):
+    """Runs the model and then those of its parts that are models, until each layer was called."""
+    problems = []
+    parts = [("", model)] + [(n, m) for n, m in model.named_modules() if n and isinstance(m, PreTrainedModel)]
+    for name, part in parts:
+        inside = [h for h in caught.values() if h["path"].startswith(name)]
+        if name and all(complete(h) for h in inside):
+            continue
+        todo = lambda: any(not complete(h) for h in inside)
+        for values in tiny.attempts(part, part.config):
+            if not todo():
+                break
+            for h in caught.values():
+                if not complete(h):
+                    h["in"], h["out"] = [[] for _ in h["in"]], []
+            try:
+                part(**values)
+            except Exception as e:
+                where = traceback.extract_tb(e.__traceback__)[-1]
+                problems.append(f"{part.__class__.__name__}({', '.join(values)}): {type(e).__name__}: {str(e)[:200]} "
+                                f"at {Path(where.filename).name}:{where.lineno}")
+        if not todo() and not name:
+            break
+    return problems
+
+
+def batched(x):
+    return x.unsqueeze(0) if x.dim() == 2 else x.reshape(-1, *x.shape[-2:]) if x.dim() > 3 else x
+
+
+def case_tensors(prefix, here, tensors):
+    xs = [batched(i[0]) for i in here["in"]]
+    out = batched(here["out"][0])
+    q, k, v = (xs[0], xs[0], xs[0]) if len(xs) == 1 else (xs[0], xs[-1], xs[-1]) if len(xs) == 2 else xs
+    if not all(torch.isfinite(t).all() for t in (q, k, v, out)):
+        return "not finite"
+    name = prefix or "root"
+    tensors[f"golden.{name}.input"] = q
+    tensors[f"golden.{name}.output"] = out
+    same = lambda a, b: a.shape == b.shape and torch.equal(a, b)
+    if not same(q, k):
+        tensors[f"golden.{name}.key"] = k
+    if not same(k, v):
+        tensors[f"golden.{name}.key"] = k
+        tensors[f"golden.{name}.value"] = v
+    return None
+
+
+TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
+
+
+def unknown_attention(model, layers, saved):
+    """Modules that are called attention and hold projections, but no layout has their names."""
+    paths = set()
+    for path, m in model.named_modules():
+        if re.search(r"Attention|Attn", m.__class__.__name__) and not re.search("Layer$|Block$|Stage$", m.__class__.__name__):
+            own = [n for n, c in m.named_modules() if isinstance(c, (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d))]
+            if len(own) >= 2:
+                paths.add((m.__class__.__name__, tuple(own)[:10]))
+    return [f"{c}: {', '.join(o)}" for c, o in sorted(paths)]
+
+
+def section_types(config):
+    d = config.to_dict()
+    return {k: v.get("model_type") for k, v in d.items() if isinstance(v, dict) and v.get("model_type")}
+
+
+def make(model_type):
+    """Writes OUT/<model_type>.safetensors; returns what there is to say."""
+    problems = []
+    try:
+        config_class = CONFIG_MAPPING[model_type]
+    except Exception as e:
+        return dict(status="not built", problems=[f"{type(e).__name__}: {e}"])
+    try:
+        candidates = classes(model_type, config_class)
+    except Exception as e:
+        return dict(status="not built", problems=[f"classes: {type(e).__name__}: {e}"])
+    best = None
+    for cls in candidates[:4]:
+        for variant in tiny.VARIANTS:
+            if best is not None and best["missing"] == 0:
+                break
+            torch.manual_seed(zlib.crc32(model_type.encode()))
+            try:
+                config = tiny_config(model_type, variant)
+                model = build(cls, config)
+            except Exception as e:
+                where = traceback.extract_tb(e.__traceback__)[-1]
+                problems.append(f"{cls.__name__} {variant}: {type(e).__name__}: {str(e)[:300]} "
+                                f"at {Path(where.filename).name}:{where.lineno}")
+                continue
+            got = one(model_type, cls, variant, model)
+            problems += got.pop("problems")
+            if best is None or got["missing"] < best["missing"] or (got["cases"] and not best["cases"]):
+                best = got
+    if best is None:
+        return dict(status="not built", classes=[c.__name__ for c in candidates], problems=problems[:6])
+    tensors, text, cases = best.pop("file")
+    if cases:
+        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, OUT / f"{model_type}.safetensors",
+                  metadata={"config": text, "cases": json.dumps(cases)})
+    return dict(status="built", **best, problems=problems[:8])
+
+
+def one(model_type, cls, variant, model):
+    randomise(model)
+    eager(model)
+    with tempfile.TemporaryDirectory() as d:
+        model.save_pretrained(d)
+        text = json.dumps(json.loads((Path(d) / "config.json").read_text()))
+        saved = {}
+        for file in Path(d).glob("*.safetensors"):
+            saved.update(load_file(file))
+    layers = prefixes(saved)
+    caught, lost = watch(model, layers, saved)
+    problems = run(model, caught) if caught else []
+    tensors, cases, missing = {}, [], list(lost)
+    for prefix, here in caught.items():
+        if not complete(here):
+            missing.append(prefix)
+            continue
+        if model_type in tiny.TIME_FIRST:
+            for calls in (*here["in"], here["out"]):
+                calls[0] = calls[0].transpose(0, 1)
+        problem = case_tensors(prefix, here, tensors)
+        if problem:
+            missing.append(f"{prefix} ({problem})")
+            continue
+        if here.get("masked"):
+            missing.append(f"{prefix} (masked)")
+        cases.append({"name": prefix or "root", "prefix": prefix})
+    inside = tuple(f"{p}." if p else "" for p in (c["prefix"] for c in cases))
+    for key, t in saved.items():
+        if (inside and key.startswith(inside)) or any(table in key for table in TABLES):
+            tensors[key] = t
+    return dict(cls=cls.__name__, variant=variant, layers=list(layers), missing=len(missing), not_run=missing,
+                cases=[c["prefix"] for c in cases], problems=problems, sections=section_types(model.config),
+                unknown=unknown_attention(model, layers, saved), file=(tensors, text, cases))
+
+
+def in_child(model_type, seconds=90):
+    path = OUT / f"{model_type}.json"
+    path.unlink(missing_ok=True)
+    (OUT / f"{model_type}.safetensors").unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+            signal.alarm(seconds)
+            sys.stdout = sys.stderr = open(os.devnull, "w")
+            result = make(model_type)
+            path.write_text(json.dumps(result))
+            code = 0
+        except BaseException as e:
+            path.write_text(json.dumps(dict(status="not built", problems=[f"{type(e).__name__}: {e}", traceback.format_exc()[-600:]])))
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    if not path.exists():
+        path.write_text(json.dumps(dict(status="not built", problems=[f"ended with {status}"])))
+    return json.loads(path.read_text())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    if options.table:
+        model_types_table.write(OUT)
+        return
+    for name in options.names or CONFIG_MAPPING_NAMES:
+        if (OUT / f"{name}.json").exists() and not options.again and not options.names:
+            continue
+        start = time.time()
+        got = in_child(name)
+        print(f"{name:30} {time.time() - start:5.1f} s  {got['status']:10} {got.get('cls', '')} cases {len(got.get('cases', []))} "
+              f"missing {got.get('missing', '')} {(got.get('problems') or [''])[0][:150] if not got.get('cases') else ''}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

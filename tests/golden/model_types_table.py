@@ -1,0 +1,157 @@
+"""From the walk over all model types (model_types.py): small fixtures of those that are right, and the table of all.
+
+Writes ../fixtures/model_types/<model_type>.safetensors (as in families.py: the weights of attention layers, what goes
+into and out of them, the config.json), unless ../fixtures/families holds the model type, and ../../docs/model-types.md.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from safetensors import safe_open
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from common import FIXTURES, save
+
+ROOT = FIXTURES.parent.parent
+FOLDER = FIXTURES / "model_types"
+# Keys of a config.json that no attention reads; they would be most of a small fixture.
+NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dtype", "torch_dtype", "problem_type",
+            "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "_name_or_path",
+            "initializer_range", "use_cache", "tie_word_embeddings", "is_encoder_decoder_", "bos_token_id",
+            "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "vocab_size"}
+TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
+
+
+def verdicts(walked):
+    """What the crate makes of each layer of each file: {model_type: [{prefix, verdict}]}, and of each model type."""
+    command = ["cargo", "test", "--release", "--features", "hub", "--test", "suite", "model_types::walk", "--",
+               "--ignored", "--nocapture"]
+    if suite := os.environ.get("SUITE"):  # the built tests, where cargo is not to be asked
+        command = [suite, "model_types::walk", "--ignored", "--nocapture"]
+    environment = {**os.environ, "MODEL_TYPES": str(walked), "NAMES": ",".join(CONFIG_MAPPING_NAMES)}
+    out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    found, families = defaultdict(list), {}
+    for line in out.splitlines():
+        if '"model_type"' in line:
+            one = json.loads(line[line.index("{") :])
+            if "family" in one:
+                families[one["model_type"]] = one["family"]
+            else:
+                found[one["model_type"]].append(one)
+    return found, families
+
+
+def read(config):
+    """The configuration without what attention does not read."""
+    if isinstance(config, dict):
+        return {k: read(v) for k, v in config.items() if k not in NOT_READ}
+    return [read(v) for v in config] if isinstance(config, list) else config
+
+
+def in_families():
+    """The model types of which a layer is in ../fixtures/families."""
+    found = set()
+    for path in (FIXTURES / "families").glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            config = json.loads(file.metadata()["config"])
+        sections = [config, *(v for v in config.values() if isinstance(v, dict))]
+        found |= {section["model_type"] for section in sections if "model_type" in section}
+    return found
+
+
+def fixture(name, path, layers):
+    """One case for each place in the model where the crate says that another mask or position is applied."""
+    chosen = {}
+    for layer in layers:
+        if "right" in layer["verdict"]:
+            said = layer["verdict"]["as"]
+            place = re.sub(r"(?<=\.)\d+(?=\.)", "#", f".{layer['prefix']}.")
+            chosen.setdefault((place, said["mask"], said["position"]), layer["prefix"])
+    prefixes = list(chosen.values())[:6]
+    tensors = {}
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        cases = [c for c in json.loads(metadata["cases"]) if c["prefix"] in prefixes]
+        for key in file.keys():
+            golden = any(key.startswith(f"golden.{c['name']}.") and key.count(".") == c["name"].count(".") + 2
+                         for c in cases)
+            weight = any(key.startswith(f"{p}." if p else "") for p in prefixes) and not key.startswith("golden.")
+            if golden or weight or any(table in key for table in TABLES):
+                tensor = file.get_tensor(key)
+                if tensor.is_floating_point():
+                    tensors[key] = tensor.contiguous().clone()
+        config = json.dumps(read(json.loads(metadata["config"])), separators=(",", ":"))
+    save(f"model_types/{name}.safetensors", tensors, ["torch", "transformers"], "see model_types.py",
+         framework="torch", config=config, cases=json.dumps(cases, separators=(",", ":")))
+    return (FOLDER / f"{name}.safetensors").stat().st_size
+
+
+def short(reason):
+    """The reason of a refusal in a line of a table."""
+    reason = reason.split("\n")[0]
+    for pattern, text in (
+        (r".*is no known family.*", "unknown family"),
+        (r"model_type `(.*?)` is not supported: (.*)", r"\2"),
+        (r".*tensor `(?:.*\.)?([^`]*\.[^`.]*|[^`]*)` is not supported.*", r"a tensor that is not read: `\1`"),
+        (r".*no known attention layout.*", "no known layout"),
+        (r"config key `(.*?)` = (.*?) is not supported.*it sets (.*)", r"`\1`: \3"),
+    ):
+        if re.fullmatch(pattern, reason):
+            return re.sub(pattern, text, reason)
+    return reason[:100]
+
+
+def row(name, walked, layers, known, family):
+    """(verdict, what the table says beside it) of a model type."""
+    kinds = Counter(k for layer in layers for k in ("right", "wrong", "refused") if k in layer["verdict"])
+    sections = sorted({s for s in (walked.get("sections") or {}).values() if s and s != name})
+    reasons = list(dict.fromkeys(short(x["verdict"]["refused"]) for x in layers if "refused" in x["verdict"]))
+    through = f"sections: {', '.join(sections)}" if sections else ""
+    if kinds["wrong"]:
+        return "wrong", str(layers)[:100]
+    if kinds["right"]:
+        masks = dict.fromkeys(x["verdict"]["as"]["mask"] for x in layers if "right" in x["verdict"])
+        positions = dict.fromkeys(x["verdict"]["as"]["position"].split("(")[0]
+                                  for x in layers if "right" in x["verdict"])
+        said = ["mask " + " and ".join(re.sub(r"Some.(\d+).", r"\1", mask) for mask in masks)]
+        said += [f"positions {' and '.join(positions)}"] if set(positions) != {"none"} else []
+        said += [f"{kinds['refused']} of {len(layers)} layers refused: {'; '.join(reasons)}"] if reasons else []
+        return "right", "; ".join(said)
+    if name in known and not family:
+        return "right", "see `tests/fixtures/families`"
+    if "unsupported" in family:
+        return "refused", family["unsupported"]
+    if reasons:
+        return "refused", "; ".join(reasons)
+    if walked["status"] == "built" and not walked["layers"] and not walked["unknown"]:
+        return "no attention", through
+    if sections:
+        return "composite", through
+    why = "no known layout" if walked["status"] == "built" and not walked["layers"] else "unknown family, not checked"
+    return "refused", why
+
+
+def write(walked_folder):
+    (found, families), known = verdicts(walked_folder), in_families()
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.safetensors"):
+        old.unlink()
+    lines, counts, total = [], Counter(), 0
+    for name in sorted(CONFIG_MAPPING_NAMES):
+        path = walked_folder / f"{name}.json"
+        walked = json.loads(path.read_text()) if path.exists() else {"status": "not built", "layers": []}
+        verdict, what = row(name, walked, found.get(name, []), known, families[name])
+        counts[verdict] += 1
+        lines.append(f"| `{name}` | {verdict} | {what} |")
+        if verdict == "right" and name not in known:
+            total += fixture(name, walked_folder / f"{name}.safetensors", found[name])
+    others = ", ".join(f"{n} {v}" for v, n in counts.most_common() if v not in ("right", "refused"))
+    text = (Path(__file__).with_name("model_types.md")).read_text()
+    text = text.format(total=len(lines), right=counts["right"], refused=counts["refused"], others=others,
+                       table="\n".join(lines))
+    (ROOT / "docs" / "model-types.md").write_text(text)
+    print(counts, total, "bytes")

@@ -1,0 +1,315 @@
+"""Tiny configurations and dummy inputs for every model type of transformers (see model_types.py)."""
+
+import inspect
+
+import torch
+
+VOCAB = 200
+LENGTH = 9
+
+# What a size becomes wherever a configuration or a section of it has the key.
+WIDTH = 16
+SIZES = {
+    **dict.fromkeys("""hidden_size d_model n_embd dim embed_dim hidden_dim d_embed encoder_hidden_size
+        decoder_hidden_size intermediate_size ffn_dim d_ff n_inner d_inner encoder_ffn_dim decoder_ffn_dim
+        ffn_hidden_size ffn_size inner_dim embedding_size embedding_dim projection_dim output_dim
+        word_embed_proj_dim moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size
+        mlp_dim vision_hidden_size text_hidden_size adapter_dim feed_forward_size expert_ffn_hidden_size
+        dense_intermediate_size feature_size mlp_hidden_size hidden_sizes_ pooler_dim
+        multimodal_projection_dim kv_dim cross_attention_hidden_size decoder_intermediate_size
+        encoder_intermediate_size reduction_dim perceiver_dim q_lora_rank kv_lora_rank fusion_hidden_size
+        backbone_hidden_size_ encoder_feedforward_dim decoder_feedforward_dim encoder_in_dim
+        hidden_size_per_layer_input conv_channels intermediate_dim mlp_intermediate_size out_hidden_size
+        attention_hidden_size text_embed_dim d_proj_ pooler_hidden_size mm_embed_dim
+        prefix_hidden_size codebook_dim qformer_hidden_size decoder_dim mask_feature_size
+        text_intermediate_size""".split(), WIDTH),
+    **dict.fromkeys("""num_hidden_layers n_layer n_layers num_layers num_decoder_layers depth encoder_depth
+        num_encoder_layers decoder_depth""".split(), 2),
+    **dict.fromkeys("""encoder_layers decoder_layers decoder_num_hidden_layers encoder_num_hidden_layers
+        vision_num_layers num_qformer_layers text_decoder_layers text_encoder_layers
+        num_perceiver_layers depth_num_layers num_post_layers perceiver_depth""".split(), 1),
+    **dict.fromkeys("""vocab_size src_vocab_size tgt_vocab_size text_vocab_size decoder_vocab_size
+        encoder_vocab_size audio_vocab_size vocab_size_per_layer_input""".split(), VOCAB),
+    **dict.fromkeys("max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length "
+                    "seq_length max_target_positions max_seq_length max_encoder_position_embeddings "
+                    "max_decoder_position_embeddings model_max_length".split(), 64),
+    **dict.fromkeys("num_experts n_routed_experts num_local_experts moe_num_experts".split(), 2),
+    **dict.fromkeys("num_experts_per_tok moe_topk num_experts_per_token moe_k top_k_experts num_selected_experts "
+                    "n_group topk_group num_expert_group expert_capacity".split(), 1),
+    **dict.fromkeys("image_size img_size input_size vision_image_size".split(), 16),
+    **dict.fromkeys("patch_size vision_patch_size".split(), 4),
+    **dict.fromkeys("kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv attention_head_dim "
+                    "head_size mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim d_head "
+                    "global_head_dim swa_head_dim dim_head".split(), 8),
+    **dict.fromkeys("mamba_d_state mamba_n_heads mamba_num_heads linear_num_key_heads linear_num_value_heads "
+                    "state_size ssm_state_size".split(), 4),
+    **dict.fromkeys("sliding_window local_attention local_window_size attention_chunk_size window_size_ "
+                    "sliding_window_size".split(), 4),
+    **dict.fromkeys("num_queries num_query_tokens query_tokens num_latents num_mel_bins n_mels "
+                    "max_source_positions".split(), 8),
+    "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
+    "mamba_expand": 2, "mamba_d_conv": 4, "num_frames": 2, "mamba_n_groups": 1, "n_groups": 1,
+    "image_seq_length": 4, "num_image_tokens": 4, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10, "num_channels": 3, "temporal_patch_size": 2, "type_vocab_size": 2,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2,
+    "codevector_dim": 8, "proj_codevector_dim": 8, "num_codevectors_per_group": 4, "spatial_merge_size": 2,
+    "n_shared_experts": 1, "num_nextn_predict_layers": 0, "max_2d_position_embeddings": 64, "window_size": 4,
+    "attention_window": 4, "conv_depthwise_kernel_size": 3, "num_tokens": 4, "decoder_input_dim": 16,
+    "num_groups": 8, "norm_num_groups": 8,
+    "mask_token_id": 7, "ctc_zero_infinity": False, "num_register_tokens": 2,
+}
+HEADS = {"num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
+         "decoder_attention_heads", "decoder_num_attention_heads", "encoder_num_attention_heads",
+         "vision_num_heads", "text_decoder_heads", "num_qformer_heads", "resampler_n_heads", "encoder_heads",
+         "n_heads_", "vision_attention_heads", "num_global_attention_heads"}
+GROUPS = {"num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num", "n_head_kv",
+          "num_key_value_groups_", "decoder_num_key_value_heads", "encoder_num_key_value_heads",
+          "num_global_key_value_heads", "swa_num_key_value_heads"}
+LISTS = {"hidden_sizes": 16, "depths": 1, "num_heads": 2, "num_attention_heads": 2, "embed_dims": 16,
+         "encoder_hidden_sizes": 16, "decoder_hidden_sizes": 16, "conv_dim": 8, "dims": 16, "layers": 1,
+         "neck_hidden_sizes": 16, "mlp_ratios": 2, "sr_ratios": 1, "embed_dim": 16, "depth": 1,
+         "backbone_out_channels": 16, "post_process_channels": 16, "fusion_hidden_sizes": 16,
+         "hidden_dim": 16, "decoder_channels": 16, "stage_block": 1}
+DROP = {"out_features", "stage_names", "out_indices", "_out_features", "_out_indices", "reshape_hidden_states_",
+        "per_layer_config", "transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype",
+        "_attn_implementation_autoset", "_attn_implementation"}
+WAV = {"conv_dim": [8, 8], "conv_stride": [4, 2], "conv_kernel": [4, 2]}
+
+
+def kinds_of(layer_types, least=2):
+    """Each kind of layer once, in the order in which they come."""
+    kinds = list(dict.fromkeys(layer_types))
+    while len(kinds) < least:
+        kinds.append(kinds[-1])
+    return kinds
+
+
+def shrink(d, variant, path=""):
+    """A copy of a configuration as a dictionary with everything that makes it large made small.
+
+    variant: how many heads, of what size."""
+    heads, groups, head_dim = variant
+    out = {}
+    kinds = kinds_of(d["layer_types"]) if isinstance(d.get("layer_types"), list) and d["layer_types"] else None
+    grouped = any(isinstance(d.get(g), int) and any(isinstance(d.get(h), int) and d[g] < d[h] for h in HEADS)
+                  for g in GROUPS)
+    token = 3
+    for key, value in d.items():
+        if key in DROP or not isinstance(key, str):
+            continue
+        if isinstance(value, bool) or value is None or isinstance(value, str):
+            out[key] = value
+        elif isinstance(value, dict):
+            out[key] = rope(value, SECTIONS.get(d.get("model_type"))) if "rope" in key else shrink(value, variant, f"{path}{key}.")
+        elif key == "layer_types" and kinds:
+            out[key] = kinds
+        elif key in ("mlp_layer_types", "ffn_types") and isinstance(value, list) and value:
+            out[key] = [value[-1]] * (len(kinds) if kinds else 2)
+        elif isinstance(value, list):
+            if "conv_stride" in d and key in WAV:
+                out[key] = WAV[key]
+            elif key in LISTS and all(isinstance(v, int) for v in value):
+                out[key] = [LISTS[key]] * len(value)
+            elif key in ("image_size", "img_size", "patch_size") and all(isinstance(v, int) for v in value):
+                out[key] = [SIZES[key]] * len(value)
+            elif key.endswith("token_id") and value and isinstance(value[0], int):
+                out[key] = 2
+            elif value and isinstance(value[0], dict):
+                out[key] = [shrink(v, variant, path) for v in value]
+            else:
+                out[key] = value
+        elif isinstance(value, int):
+            if key.endswith(("token_id", "token_index")):
+                token += 1
+                out[key] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}.get(key, token)
+            elif key in HEADS:
+                out[key] = heads
+            elif key in GROUPS:
+                out[key] = groups if grouped else heads
+            elif key in ("head_dim", "attention_head_dim"):
+                out[key] = head_dim
+            elif key in ("num_hidden_layers", "n_layers", "num_layers", "n_layer") and kinds:
+                out[key] = len(kinds)
+            elif key in SIZES:
+                out[key] = SIZES[key]
+            else:
+                out[key] = value
+        else:
+            out[key] = value
+    return out
+
+
+def rope(value, sections=None):
+    """Rotary positions with wavelengths that a few tokens show."""
+    if not isinstance(value, dict):
+        return value
+    out = {}
+    for key, v in value.items():
+        if isinstance(v, dict):
+            out[key] = rope(v)
+        elif key == "mrope_section":
+            out[key] = sections or [2, 1, 1]
+        elif key == "rope_theta" and v:
+            out[key] = 100.0 if v != 10_000.0 else 50.0
+        else:
+            out[key] = v
+    if sections and "rope_type" in out:
+        out["mrope_section"] = sections
+    return out
+
+
+# Families with positions in three dimensions, each with how many pairs of a head each dimension turns.
+SECTIONS = {**dict.fromkeys(["qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker",
+                             "qwen3_vl_text", "paddleocr_vl_text", "colqwen2", "ernie4_5_vl_moe_text"], [2, 1, 1]),
+            **dict.fromkeys(["glm4v_text", "glm_ocr_text", "glm_image_text", "glm4v_moe_text"], [1, 1, 0])}
+VIDEO = {"videomae", "vivit", "timesformer", "vjepa2", "videoprism_vision_model",
+         "video_llava_"}
+
+VARIANTS = [(4, 2, 8), (2, 1, 8), (4, 2, 4), (2, 2, 8), (1, 1, 16)]
+
+
+def set_keys(d, changes):
+    """Applies changes {"a.b": value} to nested dictionaries."""
+    for path, value in changes.items():
+        at = d
+        *parts, last = path.split(".")
+        for part in parts:
+            at = at.setdefault(part, {})
+        if value is DELETE:
+            at.pop(last, None)
+        else:
+            at[last] = value
+
+
+DELETE = object()
+
+# Where the generic sizes do not fit: changes of the tiny configuration.
+CHANGES = {
+    "audio-spectrogram-transformer": {"max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
+    "bamba": {"attn_layer_indices": [1]},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
+    "vitpose_backbone": {"part_features": 4, "num_experts": 1, "image_size": [32, 32], "patch_size": [16, 16]},
+    "pix2struct_vision_model": {"patch_embed_hidden_size": 48},
+    "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 48},
+    "vivit": {"tubelet_size": [2, 4, 4]},
+    "xmod": {"default_language": "en_XX"},
+    "videoprism": {"tubelet_size": [1, 4, 4]},
+    "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
+    "fsmt": {"use_cache": False},
+    "big_bird": {"attention_type": "original_full"},
+}
+# The class to build, where the first one is not the one that is published.
+CLASSES = {"blip_text_model": "BlipTextModel"}
+# Models whose attention has the time as its first dimension.
+TIME_FIRST = {"fsmt"}
+
+
+def ids(n=LENGTH):
+    return torch.randint(100, VOCAB - 1, (1, n))
+
+
+def first(cfg, *names, default=None):
+    """The first of these attributes of a configuration or its sections that is set."""
+    sections = [cfg] + [v for v in vars(cfg).values() if hasattr(v, "to_dict")]
+    for name in names:
+        for section in sections:
+            value = getattr(section, name, None)
+            if value is not None:
+                return value
+    return default
+
+
+def square(value):
+    return (value, value) if isinstance(value, int) else tuple(value)[-2:]
+
+
+def given(name, model, cfg):
+    """A dummy value for an argument of `forward`, or None if its name says nothing."""
+    width = first(cfg, "hidden_size", "d_model", "embed_dim", "n_embd", "dim", default=WIDTH)
+    width = width[0] if isinstance(width, (list, tuple)) else width
+    channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
+    height, across = square(first(cfg, "image_size", "img_size", default=16))
+    patch = square(first(cfg, "patch_size", default=4))
+    flat = channels * patch[0] * patch[1]
+    temporal = first(cfg, "temporal_patch_size", default=1)
+    mels = first(cfg, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=8)
+    if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
+        return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
+    if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
+        if model.__class__.__name__.lower().startswith("siglip2") or "naflex" in str(getattr(cfg, "model_type", "")):
+            return torch.randn(1, 16, flat)
+        if getattr(cfg, "model_type", "") in ("xclip", "xclip_vision_model"):
+            return torch.randn(first(cfg, "num_frames"), channels, height, across)
+        if first(cfg, "model_type") in VIDEO:
+            return torch.randn(1, first(cfg, "num_frames", default=2), channels, height, across)
+        return torch.randn(1, channels, height, across)
+    if name in ("pixel_attention_mask", "input_features_mask", "feature_attention_mask"):
+        return torch.ones(1, 16, dtype=torch.long)
+    if name == "flattened_patches":
+        place = torch.stack([torch.arange(16) // 4 + 1, torch.arange(16) % 4 + 1], -1)[None]
+        return torch.cat([place.float(), torch.randn(1, 16, flat)], -1)
+    if name == "pixel_values_videos":
+        return torch.randn(1, 2, channels, height, across)
+    if name in ("grid_thw", "image_grid_thw"):
+        return torch.tensor([[1, 4, 4]])
+    if name == "spatial_shapes":
+        return torch.tensor([[4, 4]])
+    if name in ("input_features", "audio_features"):
+        return torch.randn(1, mels, 16)
+    if name == "input_values" and hasattr(cfg, "max_length") and hasattr(cfg, "num_mel_bins"):
+        return torch.randn(1, cfg.max_length, cfg.num_mel_bins)
+    if name == "input_values":
+        return torch.randn(1, 72)
+    if name in ("inputs_embeds", "hidden_states", "query_embeds", "embeddings", "inputs", "hidden_state"):
+        return torch.randn(1, LENGTH, width)
+    if name in ("encoder_hidden_states", "encoder_embeds", "image_embeds", "text_embeds", "context"):
+        size = first(cfg, "encoder_hidden_size", "cross_attention_hidden_size", default=width)
+        return torch.randn(1, LENGTH + 2, size)
+    if name == "attention_mask":
+        return torch.ones(1, LENGTH, dtype=torch.long)
+    if name in ("bbox",):
+        return torch.randint(0, 30, (1, LENGTH, 4)).sort(-1).values
+    if name == "position_ids":
+        return torch.arange(LENGTH)[None]
+    return None
+
+
+MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
+        "spatial_shapes", "input_features_mask", "bbox", "flattened_patches")
+
+
+def attempts(model, cfg):
+    """Keyword arguments to try, one after another, until one runs through."""
+    signature = inspect.signature(model.forward).parameters
+    named = [n for n, p in signature.items() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    required = [n for n in named if signature[n].default is inspect.Parameter.empty]
+    if "grid_thw" in required:
+        yield from ({n: given(n, model, cfg) if n == "grid_thw" else patches for n in required}
+                    for patches in flat_images(cfg))
+    decoder_only = "encoder_hidden_states" in named and "input_ids" in named
+    plans = [[n for n in named if n in MAIN or n in required]]
+    plans.append(required)
+    for one in ("input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds",
+                "hidden_states", "pixel_values_videos"):
+        if one in named:
+            plans.append(list(dict.fromkeys([*required, one])))
+            if "decoder_input_ids" in named:
+                plans.append(list(dict.fromkeys([*required, one, "decoder_input_ids"])))
+    if decoder_only:
+        plans.append(list(dict.fromkeys([*required, "input_ids", "encoder_hidden_states"])))
+    seen = []
+    for plan in plans:
+        if not plan or plan in seen:
+            continue
+        seen.append(plan)
+        values = {n: given(n, model, cfg) for n in plan}
+        if all(v is not None for v in values.values()):
+            yield values
+
+
+def flat_images(cfg):
+    """Packed patches for vision towers that take `grid_thw`."""
+    channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
+    patch = square(first(cfg, "patch_size", default=4))
+    for temporal in (first(cfg, "temporal_patch_size", default=1), 1):
+        yield torch.randn(16, channels * temporal * patch[0] * patch[1])

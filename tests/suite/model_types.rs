@@ -1,0 +1,164 @@
+//! Every model type of transformers is right or refused, as `docs/model-types.md` lists them: the layers of those that are
+//! right agree with transformers (`tests/golden/model_types.py`), and no layer of the others loads.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use candle_attention::checkpoint::{Checkpoint, config_from_json};
+use candle_attention::{AttentionInputs, AttentionOptions, Error};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
+
+use crate::common::{LAYER, fixture};
+
+#[derive(serde::Deserialize)]
+struct Case {
+    name: String,
+    prefix: String,
+}
+
+/// A tiny model of transformers: its configuration, its weights, and what went into and out of its attention.
+struct Walked {
+    checkpoint: Checkpoint,
+    config: Value,
+    cases: Vec<Case>,
+}
+
+impl Walked {
+    fn open(path: &Path) -> Self {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let metadata = |key: &str| checkpoint.metadata()[key].clone();
+        let (config, cases) = (metadata("config"), metadata("cases"));
+        Self {
+            config: serde_json::from_str(&config).unwrap(),
+            cases: serde_json::from_str(&cases).unwrap(),
+            checkpoint,
+        }
+    }
+
+    fn get(&self, case: &Case, part: &str) -> Option<Tensor> {
+        let name = format!("golden.{}.{part}", case.name);
+        self.checkpoint.contains(&name).then(|| self.checkpoint.tensor(&name, &Device::Cpu).unwrap())
+    }
+
+    /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}` or `{"refused": reason}`. The
+    /// difference is relative to outputs larger than 1.
+    fn verdict(&self, case: &Case) -> Value {
+        let model = match self.checkpoint.attention(&case.prefix, &self.config, DType::F32, &Device::Cpu) {
+            Ok(model) => model,
+            Err(error) => return json!({"refused": error.to_string()}),
+        };
+        let xs = self.get(case, "input").unwrap();
+        let key = self.get(case, "key").unwrap_or_else(|| xs.clone());
+        let value = self.get(case, "value").unwrap_or_else(|| key.clone());
+        let inputs = AttentionInputs::new(&xs, &key, &value, model.mask());
+        let got = match model.layer.attend_with(&inputs, &AttentionOptions::default()) {
+            Ok(attended) => attended.output,
+            Err(error) => return json!({"refused": format!("in a call: {error}")}),
+        };
+        let want = self.get(case, "output").unwrap();
+        let position = model.layer.config().position.to_string();
+        let said = json!({"layout": model.layout.name(), "mask": model.mask().to_string(), "position": position});
+        if got.dims() != want.dims() {
+            return json!({"wrong": "another shape", "as": said});
+        }
+        let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let difference = |(g, w): (&f32, &f32)| f64::from((g - w).abs() / w.abs().max(1.0));
+        let off = flat(&got).iter().zip(&flat(&want)).map(difference).fold(0.0, f64::max);
+        match off <= LAYER {
+            true => json!({"right": off, "as": said}),
+            false => json!({"wrong": off, "as": said}),
+        }
+    }
+}
+
+/// The rows of `docs/model-types.md`: each model type with its verdict.
+fn table() -> BTreeMap<String, String> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/model-types.md")).unwrap();
+    let mut rows = BTreeMap::new();
+    for line in text.lines() {
+        let Some((name, rest)) = line.strip_prefix("| `").and_then(|row| row.split_once("` | ")) else { continue };
+        let verdict = rest.split(" |").next().unwrap().to_string();
+        assert!(rows.insert(name.to_string(), verdict).is_none(), "`{name}` is in two rows");
+    }
+    assert!(rows.len() > 800, "{} rows", rows.len());
+    rows
+}
+
+fn safetensors(folder: &Path) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors")).collect()
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap().to_str().unwrap().to_string()
+}
+
+#[test]
+fn every_model_type_that_is_right_agrees_with_transformers() {
+    let mut wrong = Vec::new();
+    let mut held = BTreeSet::new();
+    for path in safetensors(&fixture("model_types")) {
+        let (name, walked) = (stem(&path), Walked::open(&path));
+        assert!(!walked.cases.is_empty(), "{name}");
+        for case in &walked.cases {
+            let verdict = walked.verdict(case);
+            if verdict.get("right").is_none() {
+                wrong.push(format!("{name} {}: {verdict}", case.prefix));
+            }
+        }
+        held.insert(name);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // The others are run by `families.rs`.
+    for path in safetensors(&fixture("families")) {
+        let config = Checkpoint::open(&path).unwrap().metadata()["config"].clone();
+        let config: Value = serde_json::from_str(&config).unwrap();
+        // Some sections of a configuration are model types without a model of their own.
+        let sections = config.as_object().into_iter().flat_map(|keys| keys.values()).chain([&config]);
+        held.extend(sections.filter_map(|section| Some(section.get("model_type")?.as_str()?.to_string())));
+    }
+    for (name, verdict) in table() {
+        assert!(verdict != "right" || held.contains(&name), "`{name}` is right in the table and has no fixture");
+        let fixture = fixture(&format!("model_types/{name}.safetensors"));
+        assert!(verdict == "right" || !fixture.exists(), "`{name}` has a fixture and is {verdict} in the table");
+    }
+}
+
+#[test]
+fn a_model_type_that_is_refused_loads_no_layer() {
+    let checkpoint = Checkpoint::open(fixture("families/llama.safetensors")).unwrap();
+    let source = checkpoint.at("model.layers.0.self_attn", DType::F32, &Device::Cpu);
+    for (name, verdict) in table().into_iter().filter(|(_, verdict)| verdict == "refused") {
+        let config = json!({"model_type": name, "num_attention_heads": 4, "num_key_value_heads": 2});
+        match config_from_json(&config, &source) {
+            Err(Error::UnknownFamily { .. } | Error::UnsupportedFamily { .. }) => {}
+            other => panic!("`{name}` is {verdict} in the table: {other:?}"),
+        }
+    }
+}
+
+/// Prints what this crate makes of each file in the folder `MODEL_TYPES` and of each model type in `NAMES`, for the script
+/// that writes the table.
+#[test]
+#[ignore = "a part of tests/golden/model_types.py"]
+fn walk() {
+    let folder = std::env::var("MODEL_TYPES").unwrap();
+    for path in safetensors(Path::new(&folder)) {
+        let walked = Walked::open(&path);
+        for case in &walked.cases {
+            let verdict = walked.verdict(case);
+            println!("{}", json!({"model_type": stem(&path), "prefix": case.prefix, "verdict": verdict}));
+        }
+    }
+    let checkpoint = Checkpoint::open(fixture("families/llama.safetensors")).unwrap();
+    let source = checkpoint.at("model.layers.0.self_attn", DType::F32, &Device::Cpu);
+    for name in std::env::var("NAMES").unwrap_or_default().split(',') {
+        let family = match config_from_json(&json!({"model_type": name}), &source) {
+            Err(Error::UnknownFamily { .. }) => json!({"unknown": true}),
+            Err(Error::UnsupportedFamily { why, .. }) => json!({"unsupported": why}),
+            _ => json!({}),
+        };
+        println!("{}", json!({"model_type": name, "family": family}));
+    }
+}
