@@ -32,8 +32,8 @@ pub(crate) struct Family {
     pub qk_norm: Option<(NormKind, NormOver)>,
     /// What those norms add to the variance, whatever `config.json` states; `None`: what it states.
     pub qk_norm_eps: Option<f64>,
-    /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that is
-    /// `null` has no value.
+    /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
+    /// is `null` has no value.
     pub defaults: &'static [(&'static str, f64)],
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
@@ -120,8 +120,8 @@ pub(crate) enum WindowLayers {
     AllButLastOf { key: Option<&'static str>, default: usize },
     /// All but the first of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButFirstOf { key: Option<&'static str>, default: usize },
-    /// Those from number `max_window_layers` on, or as `layer_types` says. `switch`: the key `use_sliding_window` must be
-    /// set (Qwen).
+    /// Those from number `max_window_layers` on, or as `layer_types` says. `switch`: the key `use_sliding_window` must
+    /// be set (Qwen).
     FromLayerNumber { switch: bool },
     /// Every second layer below number `max_window_layers`, if `use_sliding_window` is set, or as `layer_types` says
     /// (Qwen 2 MoE).
@@ -170,8 +170,8 @@ pub(crate) struct RotaryRow {
     pub window_theta: Option<f64>,
     /// Whether context-extension scaling also applies to layers with a sliding window.
     pub scales_windowed: bool,
-    /// How the pairs of a head belong to the axes of M-RoPE, if `mrope_section` is stated. Without explicit positions the
-    /// axes are equal, and the rotation is the usual one.
+    /// How the pairs of a head belong to the axes of M-RoPE, if `mrope_section` is stated. Without explicit positions
+    /// the axes are equal, and the rotation is the usual one.
     pub mrope: Option<Mrope>,
     /// Whether the configuration must state the rotation, because the config class scales it if the file is silent.
     pub stated: bool,

@@ -134,6 +134,12 @@ impl Family {
             || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
     }
 
+    /// Whether `position_embedding_type` decides on rotation.
+    fn rotates_if_stated(&self) -> bool {
+        let LayerPositions::Rotary(row) = self.positions else { return false };
+        matches!(row.layers, RotaryLayers::IfStated(_))
+    }
+
     /// Whether the family has a value of `position_embedding_type`.
     fn reads_positions(&self, value: &str) -> bool {
         match value {
@@ -141,9 +147,7 @@ impl Family {
             "rotary" | "rope" => matches!(self.positions, LayerPositions::Rotary(_)),
             "rope_gptj" => matches!(self.positions, LayerPositions::Rotary(row) if row.interleaved),
             // The row decides what the value means, as `nope` in Granite's hybrids.
-            _ if matches!(self.positions, LayerPositions::Rotary(row) if matches!(row.layers, RotaryLayers::IfStated(_))) => {
-                true
-            }
+            _ if self.rotates_if_stated() => true,
             // A condition of another row of the same models: Jina-BERT's.
             other => families().any(|row| {
                 row.stated == Some(("position_embedding_type", other)) && row.model_types == self.model_types

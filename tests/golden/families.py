@@ -1231,7 +1231,8 @@ def jamba(name):
     decoder(name, tf.JambaForCausalLM, tf.JambaConfig, {
         **NOT_ROTARY, "num_key_value_heads": 1, "attn_layer_period": 2, "attn_layer_offset": 1,
         "num_hidden_layers": 2, "expert_layer_period": 2, "num_experts": 1, "mamba_d_state": 4,
-        "use_mamba_kernels": False}, layers=(1,), cached=False, notes=("", "the other layer is a Mamba"))
+        "use_mamba_kernels": False}, layers=(1,), cached=False,
+        notes=("", "the other layer is a Mamba"))
 
 
 # --- encoder-decoders -----------------------------------------------------------------

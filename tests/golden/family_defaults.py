@@ -1,7 +1,7 @@
 """What the config classes of transformers hold where a config.json is silent.
 
-Writes ../fixtures/family_defaults.json, a JSON object {model_type: {key: value}} for every model type
-that a row in src/families names and transformers knows. Values are those of a configuration made
+Writes ../fixtures/family_defaults.json, a JSON object {model_type: {key: value}} for every model
+type that a row in src/families names and transformers knows. Values are those of a configuration made
 without arguments; `layer_types` is that of the first eight layers.
 
 Made with transformers 5.23.0.
@@ -25,7 +25,8 @@ KEYS = [
 
 transformers.utils.logging.set_verbosity_error()
 source = Path(__file__).resolve().parents[2] / "src" / "families"
-named = {name for file in source.glob("*.rs") for name in re.findall(r'"([\w-]+)"', file.read_text())}
+text = "".join(file.read_text() for file in source.glob("*.rs"))
+named = set(re.findall(r'"([\w-]+)"', text))
 held = {}
 for model_type in sorted(named & set(CONFIG_MAPPING.keys())):
     try:
