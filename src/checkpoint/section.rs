@@ -61,10 +61,22 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
         section = Section {
             keys: &section.keys[key],
             model_type: type_of_child(&section, key),
-            unsupported: unsupported_part(section.model_type.as_deref(), key),
+            unsupported: unsupported_part(section.model_type.as_deref(), key)
+                .or_else(|| bidirectional_text(section.model_type.as_deref(), &section.keys[key])),
         };
         path = format!("{path}{key}.");
     }
+}
+
+/// The error of a Gemma 3 with images whose text is to see both ways: the whole model has a causal mask all the same.
+fn bidirectional_text(whole: Option<&str>, text: &Value) -> Option<Error> {
+    const KEY: &str = "use_bidirectional_attention";
+    (whole == Some("gemma3") && text.get(KEY) == Some(&Value::Bool(true))).then(|| Error::UnsupportedKey {
+        key: KEY.to_string(),
+        value: "true".to_string(),
+        model_type: "gemma3".to_string(),
+        what: "attention to later tokens, which only `gemma3_text` has".to_string(),
+    })
 }
 
 fn model_type(section: &Value) -> Option<String> {

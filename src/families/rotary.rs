@@ -23,6 +23,13 @@ impl Layer<'_> {
                 stated.or(of("rotary_emb_base")).unwrap_or(row.theta)
             }
         };
+        if per_kind
+            && let Some(beside) = self.float("partial_rotary_factor")
+            && stated.is_none_or(|set| set.get("partial_rotary_factor").is_none())
+        {
+            let allowed = "a key of each set of `rope_parameters`: families differ in whether they read it beside them";
+            return Err(Error::config("partial_rotary_factor", beside, allowed));
+        }
         let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
         if let (None, Some(share)) = (row.share, share.filter(|share| *share != 1.0)) {
             return Err(Error::config("partial_rotary_factor", share, "1: the family rotates whole heads"));

@@ -89,7 +89,10 @@ fn rotation_is_that_of_the_layer_or_refused() {
     };
     let [local, far] = [json!({"rope_theta": 10.0}), json!({"rope_theta": 100.0})];
     let per_kind = json!({"rope_parameters": {"sliding_attention": local, "full_attention": far}});
-    assert!(position("gemma3_text", per_kind).unwrap().contains("10"), "layer 0 slides");
+    assert!(position("gemma3_text", per_kind.clone()).unwrap().contains("10"), "layer 0 slides");
+    let mut beside = per_kind;
+    beside["partial_rotary_factor"] = json!(0.5);
+    says(position("gemma3_text", beside), &["partial_rotary_factor = 0.5", "each set of `rope_parameters`"]);
     says(position("gemma3_text", json!({"rope_parameters": far})), &["rope_parameters", "sliding_attention"]);
     let other_kind = json!({"rope_parameters": {"full_attention": far}});
     says(position("gemma3_text", other_kind), &["rope_parameters", "a set for `sliding_attention`"]);

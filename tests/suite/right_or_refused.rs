@@ -84,6 +84,26 @@ fn part_that_its_model_masks_otherwise_is_refused() {
     assert_eq!(load("vision_tower.encoder.layers.0.attn", None).unwrap().mask().to_string(), "none");
 }
 
+/// The model of Gemma 3 with images has a causal mask, whatever the section of its text states.
+#[test]
+fn gemma3_with_images_does_not_see_both_ways() {
+    let text = |both: bool| {
+        json!({"model_type": "gemma3_text", "num_attention_heads": 2, "use_bidirectional_attention": both,
+            "layer_types": ["full_attention"]})
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let layer = "language_model.model.layers.0.self_attn";
+    let load = |both: bool, like: Option<&str>| {
+        let vision = json!({"model_type": "siglip_vision_model", "num_attention_heads": 2});
+        let json = json!({"model_type": "gemma3", "text_config": text(both), "vision_config": vision});
+        let config = ModelConfig::new(&json).with_like(like);
+        checkpoint(&folder, &[layer]).attention(layer, config, DType::F32, &CPU)
+    };
+    assert_eq!(load(false, None).unwrap().mask().to_string(), "causal");
+    says(load(true, None), &["use_bidirectional_attention", "`gemma3`", "`gemma3_text`"]);
+    assert_eq!(load(true, Some("gemma3_text")).unwrap().mask().to_string(), "none");
+}
+
 /// Qwen2-VL's vision tower states the width of the text model as `hidden_size`.
 #[test]
 fn width_is_that_of_the_embeddings() {

@@ -1,5 +1,6 @@
 //! The key-value cache of one layer: its kinds, and what it tells about its tokens.
 
+use std::fmt;
 use std::ops::Range;
 
 use candle_core::Tensor;
@@ -53,7 +54,6 @@ use crate::error::{Error, Result};
 /// assert_eq!(cache.lengths(), [3, 3]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct KvCache {
     pub(super) kind: CacheKind,
     /// Keys and values, `(b, columns, h_kv, d)` each. Sequence `i` has its kept tokens in the columns
@@ -203,5 +203,18 @@ impl KvCache {
         let copy = |[k, v]: &[Tensor; 2]| Ok::<_, Error>([k.copy()?, v.copy()?]);
         let buffers = self.buffers.as_ref().map(copy).transpose()?;
         Ok(Self { buffers, ..self.snapshot() })
+    }
+}
+
+/// One line, whatever the number of sequences and tokens.
+impl fmt::Debug for KvCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KvCache")
+            .field("kind", &self.kind)
+            .field("sequences", &self.rows.len())
+            .field("len", &self.len())
+            .field("held", &self.held())
+            .field("dtype", &self.buffers.as_ref().map(|[keys, _]| keys.dtype()))
+            .finish_non_exhaustive()
     }
 }
