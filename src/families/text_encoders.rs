@@ -9,7 +9,6 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
         model_types: &[
             "bert-generation",
-            "bridgetower_text_model",
             "data2vec-text",
             "ernie",
             "megatron-bert",

@@ -1,4 +1,15 @@
-"""Walk over all model types of the installed transformers: is the attention layer right, or refused?"""
+"""Walks over all model types of the installed transformers: is the attention layer right, or refused?
+
+For each model type a tiny model with random weights is built, saved and run, each in a process of its own. Hooks on the
+projections catch what goes into and out of its attention (model_types_hooks.py). The result is OUT/<model_type>.json and
+.safetensors, as families.py writes them; OUT is $MODEL_TYPES or
+`model_types` in the folder of temporary files.
+
+    python tests/golden/model_types.py [--again] [model_type ...]    # the walk; what is there is kept
+    python tests/golden/model_types.py --table                       # fixtures and docs/model-types.md (needs cargo)
+
+Made with torch 2.15.0, transformers 5.23.0, timm 1.0.31.
+"""
 
 import argparse
 import importlib
@@ -28,58 +39,14 @@ from transformers.modeling_utils import PreTrainedModel
 
 import model_types_table
 import model_types_tiny as tiny
+from model_types_hooks import prefixes, watch
 
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 tf.utils.logging.set_verbosity_error()
 tf.utils.logging.disable_progress_bar()
 
-OUT = Path(os.environ.get("MODEL_TYPES", "/tmp/model_types"))
-
-# Tensor names under which attention is published: of queries, keys and values, and of the output. A fused projection
-# has one name. They are those of `src/families/layouts.rs`.
-LAYOUTS = [
-    (["q_proj", "k_proj", "v_proj"], "o_proj"),
-    (["self.query", "self.key", "self.value"], "output.dense"),
-    (["self.query_proj", "self.key_proj", "self.value_proj"], "output.dense"),
-    (["self.in_proj"], "output.dense"),
-    (["q_lin", "k_lin", "v_lin"], "out_lin"),
-    (["query", "key", "value"], "dense"),
-    (["attn.q", "attn.k", "attn.v"], "attn.o"),
-    (["q", "k", "v"], "o"),
-    (["attention.query", "attention.key", "attention.value"], "output.dense"),
-    (["qkv"], "proj"),
-    (["q_proj", "k_proj", "v_proj"], "out_proj"),
-    (["q_proj", "k_proj", "v_proj"], "proj"),
-    (["q_proj", "k_proj", "v_proj"], "dense"),
-    (["qkv_proj"], "o_proj"),
-    (["Wqkv"], "Wo"),
-    (["Wqkv"], "out_proj"),
-    (["query_key_value"], "dense"),
-    (["qkv_proj"], "out_proj"),
-    (["q_attn", "c_attn"], "c_proj"),
-    (["c_attn"], "c_proj"),
-    (["q", "kv"], "proj"),
-    (["q_proj", "k_proj", "v_proj"], "projection_layer"),
-    (["query", "key", "value"], "output"),
-    # Not of a layout, but attention all the same.
-    (["query", "key", "value"], "out_proj"),
-    (["query", "key", "value"], "output.dense"),
-    (["query", "key", "value"], "projection"),
-    (["q", "k", "v"], "proj"),
-    (["q", "k", "v"], "out"),
-    (["q_proj", "k_proj", "v_proj"], "output"),
-    (["qkv"], "projection"),
-    (["qkv"], "out_proj"),
-    (["to_q", "to_k", "to_v"], "to_out.0"),
-    (["query_proj", "key_proj", "value_proj"], "out_proj"),
-    (["linear_q", "linear_k", "linear_v"], "linear_out"),
-    (["q_proj", "k_proj", "v_proj"], "linear_out"),
-    (["self.query", "self.key", "self.value"], "output"),
-    (["self_attention.qkv"], "self_attention.dense"),
-    (["wq", "wk", "wv"], "wo"),
-]
-
+OUT = Path(os.environ.get("MODEL_TYPES", Path(tempfile.gettempdir()) / "model_types"))
 
 def randomise(model):
     unit = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
@@ -161,101 +128,6 @@ def eager(model):
                 config._attn_implementation_internal = "eager"
             except Exception:
                 pass
-
-
-def prefixes(saved):
-    """(prefix, names of weights in, name of the weight out) of all attention layers by their names."""
-    found = {}
-    for inputs, output in LAYOUTS:
-        for kernel in (".weight",):
-            for name in saved:
-                if not name.endswith(f"{inputs[0]}{kernel}"):
-                    continue
-                prefix = name[: -len(inputs[0] + kernel)]
-                if prefix and not prefix.endswith("."):
-                    continue
-                names = [f"{prefix}{x}{kernel}" for x in (*inputs, output)]
-                if all(n in saved for n in names):
-                    claimed = {n for ns in found.values() for n in ns}
-                    if names[0] not in claimed:
-                        found[prefix.rstrip(".")] = names
-    for name in saved:
-        if name.endswith("in_proj_weight") and name.replace("in_proj_weight", "out_proj.weight") in saved:
-            found[name[: -len("in_proj_weight")].rstrip(".")] = [name, name.replace("in_proj_weight", "out_proj.weight")]
-    return found
-
-
-def rows(t):
-    t = t.detach().float()
-    return t.reshape(t.shape[0], -1) if t.dim() > 1 else t.reshape(1, -1)
-
-
-class Index:
-    """Finds the module that holds a saved weight: by its numbers, since saved names may differ from those at run time."""
-
-    def __init__(self, model):
-        self.at = {}
-        modules = dict(model.named_modules())
-        for path, p in model.named_parameters(remove_duplicate=False):
-            if p.dim() < 2 or not p.is_floating_point():
-                continue
-            owner = path.rpartition(".")[0]
-            for row in rows(p):
-                self.at.setdefault(row.numpy().tobytes(), (owner, modules[owner]))
-
-    def find(self, t):
-        if t.dim() < 2:
-            return None
-        for row in rows(t)[:: max(1, t.shape[0] - 1)]:
-            if (hit := self.at.get(row.numpy().tobytes())) is not None:
-                return hit
-        return None
-
-
-def clean(x):
-    return x.detach().clone().float()
-
-
-def watch(model, layers, saved):
-    """Hooks on the projections of each layer; what they catch comes into the returned dictionary."""
-    index, caught, lost = Index(model), {}, []
-    for prefix, names in layers.items():
-        owners = [index.find(saved[n]) for n in names]
-        if any(o is None for o in owners):
-            lost.append(prefix)
-            continue
-        here = caught.setdefault(prefix, {"in": [[] for _ in owners[:-1]], "out": [], "path": owners[0][0]})
-        modules = [m for _, m in owners]
-        if isinstance(modules[0], torch.nn.MultiheadAttention):
-            mha = modules[0]
-            here["mha"] = True
-            here["in"] = [[], [], []]
-
-            def before(m, args, kwargs, here=here):
-                qkv = list(args[:3])
-                for i, n in enumerate(("query", "key", "value")):
-                    x = qkv[i] if i < len(qkv) else kwargs[n]
-                    here["in"][i].append(clean(x if m.batch_first or x.dim() == 2 else x.transpose(0, 1)))
-                masks = [*args[3:4], kwargs.get("key_padding_mask"), kwargs.get("attn_mask")]
-                here["masked"] = any(isinstance(x, torch.Tensor) for x in masks)
-
-            def after(m, args, out, here=here):
-                out = out[0]
-                here["out"].append(clean(out if m.batch_first or out.dim() == 2 else out.transpose(0, 1)))
-
-            mha.register_forward_pre_hook(before, with_kwargs=True)
-            mha.register_forward_hook(after)
-            continue
-        for i, m in enumerate(modules[:-1]):
-            def before(_m, args, kwargs, here=here, i=i):
-                x = args[0] if args else next(iter(kwargs.values()))
-                here["in"][i].append(clean(x))
-            m.register_forward_pre_hook(before, with_kwargs=True)
-
-        def after(_m, _args, out, here=here):
-            here["out"].append(clean(out[0] if isinstance(out, tuple) else out))
-        modules[-1].register_forward_hook(after)
-    return caught, lost
 
 
 def complete(here):
