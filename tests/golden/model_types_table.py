@@ -105,7 +105,7 @@ def short(reason):
     return reason[:100]
 
 
-def row(name, walked, layers, known, family):
+def row(name, walked, layers, known, family, parts):
     """(verdict, what the table says beside it) of a model type."""
     kinds = Counter(k for layer in layers for k in ("right", "wrong", "refused") if k in layer["verdict"])
     sections = sorted({s for s in (walked.get("sections") or {}).values() if s and s != name})
@@ -121,6 +121,8 @@ def row(name, walked, layers, known, family):
         said += [f"positions {' and '.join(positions)}"] if set(positions) != {"none"} else []
         said += [f"{kinds['refused']} of {len(layers)} layers refused: {'; '.join(reasons)}"] if reasons else []
         return "right", "; ".join(said)
+    if name in parts and not family:
+        return "right", f"a section of `{parts[name]}`"
     if name in known and not family:
         return "right", "see `tests/fixtures/families`"
     if "unsupported" in family:
@@ -137,17 +139,21 @@ def row(name, walked, layers, known, family):
 
 def write(walked_folder):
     (found, families), known = verdicts(walked_folder), in_families()
+    walks = {name: json.loads(path.read_text()) for name in CONFIG_MAPPING_NAMES
+             if (path := walked_folder / f"{name}.json").exists()}
+    # Sections that no class of transformers runs alone.
+    parts = {section: name for name, walked in walks.items() for section in (walked.get("sections") or {}).values()
+             if any("right" in layer["verdict"] for layer in found.get(name, []))}
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.safetensors"):
         old.unlink()
     lines, counts, total = [], Counter(), 0
     for name in sorted(CONFIG_MAPPING_NAMES):
-        path = walked_folder / f"{name}.json"
-        walked = json.loads(path.read_text()) if path.exists() else {"status": "not built", "layers": []}
-        verdict, what = row(name, walked, found.get(name, []), known, families[name])
+        walked = walks.get(name, {"status": "not built", "layers": []})
+        verdict, what = row(name, walked, found.get(name, []), known, families[name], parts)
         counts[verdict] += 1
         lines.append(f"| `{name}` | {verdict} | {what} |")
-        if verdict == "right" and name not in known:
+        if verdict == "right" and name not in known and found.get(name):
             total += fixture(name, walked_folder / f"{name}.safetensors", found[name])
     others = ", ".join(f"{n} {v}" for v, n in counts.most_common() if v not in ("right", "refused"))
     text = (Path(__file__).with_name("model_types.md")).read_text()

@@ -240,6 +240,8 @@ def given(name, model, cfg):
             return torch.randn(1, 16, flat)
         if getattr(cfg, "model_type", "") in ("xclip", "xclip_vision_model"):
             return torch.randn(first(cfg, "num_frames"), channels, height, across)
+        if getattr(cfg, "model_type", "") in ("idefics", "idefics2", "idefics3", "smolvlm"):  # images of a text
+            return torch.randn(1, 1, channels, height, across)
         if first(cfg, "model_type") in VIDEO:
             return torch.randn(1, first(cfg, "num_frames", default=2), channels, height, across)
         return torch.randn(1, channels, height, across)
@@ -265,6 +267,8 @@ def given(name, model, cfg):
     if name in ("encoder_hidden_states", "encoder_embeds", "image_embeds", "text_embeds", "context"):
         size = first(cfg, "encoder_hidden_size", "cross_attention_hidden_size", default=width)
         return torch.randn(1, LENGTH + 2, size)
+    if name == "image_attention_mask":
+        return torch.ones(1, LENGTH, 1, dtype=torch.long)
     if name == "attention_mask":
         return torch.ones(1, LENGTH, dtype=torch.long)
     if name in ("bbox",):
@@ -275,7 +279,8 @@ def given(name, model, cfg):
 
 
 MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
-        "spatial_shapes", "input_features_mask", "bbox", "flattened_patches")
+        "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
+        "image_attention_mask")
 
 
 def attempts(model, cfg):
