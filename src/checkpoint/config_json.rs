@@ -45,16 +45,6 @@ pub fn config_from_json<'a, S: WeightSource>(
     }
     let model_type = like.or(model_type.as_deref());
     let layer = Layer::new(section, model_type, &prefix)?;
-    // The whole Gemma 3 makes the masks of its text model, without reading this key of it.
-    let key = "use_bidirectional_attention";
-    if let Some(value) = section.get(key).filter(|value| **value == true && !std::ptr::eq(section, json)) {
-        return Err(Error::UnsupportedKey {
-            key: key.to_string(),
-            value: value.to_string(),
-            model_type: model_type.unwrap_or_default().to_string(),
-            what: "attention to later tokens, which no model of several parts reads in a section".to_string(),
-        });
-    }
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads()?;
     let pruned = pruned_heads.len();

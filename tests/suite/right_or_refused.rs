@@ -156,16 +156,6 @@ fn keys_that_the_owner_does_not_read_are_errors() {
     says(load(&mpt("alibi_bias_max", json!(16)), None), &["`attn_config.alibi_bias_max` is 16", "8"]);
 }
 
-/// Gemma 3 of text alone reads the key; inside the whole Gemma 3 it has no effect.
-#[test]
-fn direction_of_a_section_is_not_guessed() {
-    let text = json!({"model_type": "gemma3_text", "num_attention_heads": 2, "sliding_window": 4,
-        "use_bidirectional_attention": true});
-    assert_eq!(load(&text, None).unwrap().mask().to_string(), "window(Some(2), Some(2))");
-    let whole = json!({"model_type": "gemma3", "text_config": text});
-    says(load(&whole, None), &["use_bidirectional_attention", "gemma3_text", "several parts"]);
-}
-
 /// Keys of published files that state what the family does anyway.
 #[test]
 fn keys_that_state_the_usual_are_read() {
