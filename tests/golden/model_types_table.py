@@ -23,6 +23,7 @@ NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dt
             "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "_name_or_path",
             "initializer_range", "use_cache", "tie_word_embeddings", "is_encoder_decoder_", "bos_token_id",
             "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "vocab_size"}
+NOTES = {"big_bird": "with `attention_type` = `original_full` only"}
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
 
 
@@ -119,6 +120,7 @@ def row(name, walked, layers, known, family, parts):
                                   for x in layers if "right" in x["verdict"])
         said = ["mask " + " and ".join(re.sub(r"Some.(\d+).", r"\1", mask) for mask in masks)]
         said += [f"positions {' and '.join(positions)}"] if set(positions) != {"none"} else []
+        said += [NOTES[name]] if name in NOTES else []
         said += [f"{kinds['refused']} of {len(layers)} layers refused: {'; '.join(reasons)}"] if reasons else []
         return "right", "; ".join(said)
     if name in parts and not family:

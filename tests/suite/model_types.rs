@@ -138,6 +138,36 @@ fn a_model_type_that_is_refused_loads_no_layer() {
     }
 }
 
+/// A family that is right in one part or with one value of a key is refused in the others.
+#[test]
+fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
+    let config = |name: &str, change: fn(&mut Value)| {
+        let walked = Walked::open(&fixture(&format!("model_types/{name}.safetensors")));
+        let mut config = walked.config;
+        change(&mut config);
+        let prefix = walked.cases.iter().map(|case| &case.prefix).find(|prefix| !prefix.contains("cross")).unwrap();
+        walked.checkpoint.attention(prefix, &config, DType::F32, &Device::Cpu).map(|_| ())
+    };
+    config("big_bird", |_| {}).unwrap();
+    let others: [fn(&mut Value); 2] =
+        [|c| c["attention_type"] = json!("block_sparse"), |c| c["attention_type"] = Value::Null];
+    for other in others {
+        assert!(matches!(config("big_bird", other), Err(Error::UnsupportedKey { key, .. }) if key == "attention_type"));
+    }
+    let rotated = config("roformer", |c| c["rotary_value"] = json!(true));
+    assert!(matches!(rotated, Err(Error::UnsupportedKey { key, .. }) if key == "rotary_value"));
+
+    let led = Walked::open(&fixture("model_types/led.safetensors"));
+    let source = led.checkpoint.at("led.encoder.layers.0.self_attn", DType::F32, &Device::Cpu);
+    match config_from_json(&led.config, &source) {
+        Err(Error::UnsupportedFamily { model_type, why }) => {
+            assert_eq!(model_type, "led");
+            assert!(why.contains("`encoder`") && why.contains("a part of the tokens"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Prints what this crate makes of each file in the folder `MODEL_TYPES` and of each model type in `NAMES`, for the script
 /// that writes the table.
 #[test]
