@@ -22,7 +22,6 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
             "pegasus",
             "blenderbot",
             "blenderbot-small",
-            "fsmt",
             "m2m_100",
             "mvp",
             "nllb-moe",
@@ -34,6 +33,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         causal: Causal::Decoder,
         ..BASE
     },
+    Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..BASE },
     Family {
         model_types: &["led"],
         reads: &["attention_window"],

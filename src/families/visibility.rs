@@ -107,12 +107,13 @@ impl<'a> Layer<'a> {
             Causal::Never => false,
             Causal::Always | Causal::Fixed | Causal::UnlessBidirectional => true,
             Causal::IfDecoder => self.flag("is_decoder") == Some(true),
-            Causal::Decoder => self.prefix.contains("decoder"),
+            Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
             Causal::Below(component) => self.prefix.split('.').any(|part| part == component),
             Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
         };
         // transformers: `create_causal_mask` falls back to a mask for both directions.
-        let switched_off = self.family.causal != Causal::Fixed && self.flag("is_causal") == Some(false);
+        let fixed = matches!(self.family.causal, Causal::Fixed | Causal::FixedDecoder);
+        let switched_off = !fixed && self.flag("is_causal") == Some(false);
         let bidirectional = self.is_bidirectional()?;
         if switched_off && bidirectional && width.is_some() {
             let allowed = "absent beside `use_bidirectional_attention`";

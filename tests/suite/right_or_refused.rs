@@ -156,6 +156,18 @@ fn keys_that_the_owner_does_not_read_are_errors() {
     says(load(&mpt("alibi_bias_max", json!(16)), None), &["`attn_config.alibi_bias_max` is 16", "8"]);
 }
 
+/// The mask of FSMT's decoder is its own: no key switches it off.
+#[test]
+fn own_mask_of_a_decoder_is_not_switched_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = "model.decoder.layers.0.self_attn";
+    let mask = |family: &str| {
+        let json = json!({"model_type": family, "decoder_attention_heads": 2, "is_causal": false});
+        checkpoint(&folder, &[prefix]).attention(prefix, &json, DType::F32, &CPU).unwrap().mask().to_string()
+    };
+    assert_eq!((mask("fsmt").as_str(), mask("bart").as_str()), ("causal", "none"));
+}
+
 /// Keys of published files that state what the family does anyway.
 #[test]
 fn keys_that_state_the_usual_are_read() {
