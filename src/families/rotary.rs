@@ -23,7 +23,16 @@ impl Layer<'_> {
                 stated.or(of("rotary_emb_base")).unwrap_or(row.theta)
             }
         };
-        if per_kind
+        // GPT-NeoX reads its own spellings there, `rotary_emb_base` and `rotary_pct`.
+        if self.family.reads.contains(&"rotary_pct")
+            && let Some(beside) = self.float("rope_theta")
+            && stated.is_none_or(|set| set.get("rope_theta").is_none())
+            && self.float("rotary_emb_base").unwrap_or(row.theta) != beside
+        {
+            let allowed = "a key of `rope_parameters`, or absent: this family reads `rotary_emb_base` beside them";
+            return Err(Error::config("rope_theta", beside, allowed));
+        }
+        if (per_kind || self.family.reads.contains(&"rotary_pct"))
             && let Some(beside) = self.float("partial_rotary_factor")
             && stated.is_none_or(|set| set.get("partial_rotary_factor").is_none())
         {
