@@ -112,7 +112,7 @@ fn rotation_is_that_of_the_layer_or_refused() {
     let beside = json!({"rotary_pct": 0.25, "partial_rotary_factor": 0.5, "rope_parameters": far});
     says(position("gpt_neox", beside), &["partial_rotary_factor = 0.5", "each set of `rope_parameters`"]);
     says(position("gpt_neox", json!({"rope_theta": 50.0})), &["rope_theta = 50", "`rotary_emb_base`"]);
-    assert!(position("gpt_neox", json!({"rope_theta": 50.0, "rotary_emb_base": 50.0})).is_ok());
+    assert!(position("gpt_neox", json!({"rope_theta": 50.0, "rotary_emb_base": 50.0, "rotary_pct": 1.0})).is_ok());
     // A length or a factor that is not stated is not guessed.
     let scaled = |kind: &str| json!({"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}});
     for kind in ["dynamic", "yarn", "llama3"] {

@@ -65,7 +65,7 @@ fn train_writes_a_model_that_encode_runs() {
     let other = "run.safetensors: is of another run: the texts or the teacher";
     fails(&mut folder.train("text.txt", &["--steps", "4"]), other);
     fails(&mut folder.train("empty.txt", &[]), "empty.txt: no text to train on");
-    fails(&mut folder.train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher/config.json: No such file");
+    fails(&mut folder.train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher: No such file");
     fails(example("train").args(["--output", "model"]), "--text");
 }
 
