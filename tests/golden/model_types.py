@@ -2,8 +2,7 @@
 
 For each model type a tiny model with random weights is built, saved and run, each in a process of its own. Hooks on the
 projections catch what goes into and out of its attention (model_types_hooks.py). The result is OUT/<model_type>.json and
-.safetensors, as families.py writes them; OUT is $MODEL_TYPES or
-`model_types` in the folder of temporary files.
+.safetensors, as families.py writes them; OUT is $MODEL_TYPES, or `model_types` in the folder of temporary files.
 
     python tests/golden/model_types.py [--again] [model_type ...]    # the walk; what is there is kept
     python tests/golden/model_types.py --table                       # fixtures and docs/model-types.md (needs cargo)
@@ -48,7 +47,9 @@ tf.utils.logging.disable_progress_bar()
 
 OUT = Path(os.environ.get("MODEL_TYPES", Path(tempfile.gettempdir()) / "model_types"))
 
+
 def randomise(model):
+    """Fills the parameters in the order of their names, as families.py does."""
     unit = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     for name, p in sorted(model.named_parameters()):
         if not p.is_floating_point() or not p.requires_grad:
