@@ -380,4 +380,4 @@ impl AttentionConfig {
 }
 
 /// Upper bound of every size and count in a configuration.
-const MAX_SIZE: usize = 1 << 24;
+pub(crate) const MAX_SIZE: usize = 1 << 24;

@@ -218,7 +218,6 @@ pub(crate) const DECODERS: &[Family] = &[
         scale: Scale::QueryPreAttnScalar,
         softcap: true,
         defaults: GEMMA2_DEFAULTS,
-
         ..LLAMA
     },
     // The part of T5Gemma that states `is_decoder` is its decoder.

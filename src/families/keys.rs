@@ -63,8 +63,65 @@ const KEYS: &[(&str, &str)] = &[
     ("is_decoder", "causal self-attention"),
 ];
 
+/// Keys of numbers, at the top or in a set of rotary parameters. One of another kind would pass for absent.
+const NUMBERS: &[&str] = &[
+    "rope_theta",
+    "partial_rotary_factor",
+    "rotary_pct",
+    "rotary_emb_base",
+    "rotary_emb_fraction",
+    "global_rope_theta",
+    "local_rope_theta",
+    "rope_local_base_freq",
+    "factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "low_freq_factor",
+    "high_freq_factor",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "norm_eps",
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "key_multiplier",
+    "attn_logit_softcapping",
+    "clip_qkv",
+];
+/// Keys that are true or false.
+const FLAGS: &[&str] = &["is_causal", "is_decoder", "use_sliding_window", "alibi", "relative_attention"];
+/// Keys of sets of rotary parameters, which may be one per kind of layer.
+const SETS: &[&str] = &["rope_parameters", "rope_scaling"];
+
+/// Checks that keys of numbers, flags and sets hold them, unless they are null or false.
+fn check_kinds(section: &Value) -> Result<()> {
+    for (key, value) in section.as_object().into_iter().flatten() {
+        if matches!(value, Value::Null | Value::Bool(false)) {
+            continue;
+        }
+        let (fits, kind) = match key.as_str() {
+            key if NUMBERS.contains(&key) => (value.is_number(), "a number"),
+            key if FLAGS.contains(&key) => (value.is_boolean(), "true or false"),
+            key if SETS.contains(&key) => (value.is_object(), "a set of parameters"),
+            _ => continue,
+        };
+        if !fits {
+            return Err(Error::value(format!("config key `{key}`"), value, kind));
+        }
+        if SETS.contains(&key.as_str()) {
+            check_kinds(value)?;
+            value.as_object().into_iter().flat_map(|kinds| kinds.values()).try_for_each(check_kinds)?;
+        }
+    }
+    Ok(())
+}
+
 /// Checks that the family reads every key of `section` that changes attention.
 pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> Result<()> {
+    check_kinds(section)?;
     let refused = |key: &str, value: &Value, what: &str| {
         let (key, value, model_type) = (key.to_string(), value.to_string(), model_type.to_string());
         Err(Error::UnsupportedKey { key, value, model_type, what: what.to_string() })

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use candle_nn::{Init, VarBuilder};
 
 use crate::checkpoint::WeightSource;
-use crate::config::NormKind;
+use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
 #[cfg(feature = "encoder")]
 use crate::kernels::cpu::Isa;
@@ -54,6 +54,10 @@ impl Norm {
 
     /// The parameters of `vb`; on a `VarMap` that lacks them new ones, with which the norm has a factor of 1.
     pub(crate) fn init(kind: NormKind, bias: bool, size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
+        // Candle allocates whatever size it is asked for.
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(Error::value(format!("the size of {}", name(kind)), size, format!("1 to {MAX_SIZE}")));
+        }
         let get = |parameter: &Parameter, init: f64| {
             let name = parameter.name_in(vb);
             match vb.contains_tensor(name) {

@@ -197,6 +197,10 @@ fn wrong_norms_and_inputs_are_named() {
     let empty = VarBuilder::from_tensors(Default::default(), DType::F32, &CPU);
     says(LayerNorm::load(3, EPS, empty.pp("ln_1")), &["tensor `ln_1.weight` is missing"]);
     says(norm::rms_norm(3, EPS, empty.pp("ln_1")), &["ln_1.weight"]);
+    for size in [0, 1 << 60] {
+        let zeros = VarBuilder::zeros(DType::F32, &CPU);
+        says(norm::rms_norm(size, EPS, zeros), &["the size of RMS norm is", "1 to 16777216"]);
+    }
     assert_eq!(norm.forward(&ones(&[0, 3])).unwrap().dims(), [0, 3]);
     // A view is normalized like its copy.
     let wide = Random::new(6).tensor(&[3, 8], DType::F32);

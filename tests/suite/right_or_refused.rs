@@ -275,3 +275,25 @@ fn like_gives_the_numbers_of_the_family() {
     let layers = checkpoint.attention_layers(Some(ModelConfig::new(&json)));
     assert!(layers[0].problem.as_ref().unwrap().contains("house_model"), "{:?}", layers[0]);
 }
+
+/// A value of another kind is not taken for an absent one.
+#[test]
+fn values_of_another_kind_are_errors() {
+    let checkpoint = Checkpoint::open(fixture("families/mistral.safetensors")).unwrap();
+    let config: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
+    for (key, value, kind) in [
+        ("is_causal", json!("no"), "true or false"),
+        ("rms_norm_eps", json!("1e-6"), "a number"),
+        ("rope_parameters", json!([1]), "a set of parameters"),
+        ("rope_theta", json!(["1"]), "a number"),
+    ] {
+        let mut config = config.clone();
+        config[key] = value;
+        let failed = checkpoint.attention("model.layers.0.self_attn", &config, DType::F32, &CPU);
+        says(failed, &[&format!("config key `{key}`"), kind]);
+    }
+    let mut config = config;
+    config["rope_parameters"] = json!({"full_attention": {"rope_theta": "1e4"}});
+    let failed = checkpoint.attention("model.layers.0.self_attn", &config, DType::F32, &CPU);
+    says(failed, &["config key `rope_theta`", "a number"]);
+}
