@@ -7,6 +7,7 @@ mod atomic;
 #[cfg(feature = "encoder")]
 mod hash;
 mod json;
+mod read;
 mod tensors;
 
 pub(crate) use atomic::write_atomic;
@@ -17,4 +18,6 @@ pub(crate) use hash::{Fingerprint, hash_file};
 #[cfg(feature = "encoder")]
 pub(crate) use json::{json, json_or_default};
 pub(crate) use json::{number, whole_number};
+#[allow(unused_imports, reason = "the rooms that read files take them over one by one")]
+pub(crate) use read::{is_present, open_regular, read_limited};
 pub(crate) use tensors::write_tensors;
