@@ -44,6 +44,7 @@ mod ragged;
 mod right_or_refused;
 mod search;
 mod seeds;
+mod soak;
 mod sources;
 mod task_heads;
 mod train;
