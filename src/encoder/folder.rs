@@ -4,7 +4,11 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::io::{json, json_or_default};
+use crate::io::{is_present, json, json_or_default};
+
+/// The most modules that a model may have. Each one reads files, or downloads them. Published models have at most 6: a
+/// transformer, pooling, up to three dense layers, normalization.
+const MAX_MODULES: usize = 16;
 
 /// One entry of `modules.json`.
 #[derive(Debug, serde::Deserialize)]
@@ -22,16 +26,25 @@ impl Module {
 }
 
 /// Reads `modules.json`; without one, the model is a transformer at the top and its tokens are averaged.
+///
+/// The file counts as absent only if nothing has its name. A link that leads nowhere, as an emptied cache leaves it, is an
+/// error: without its modules a model would give other embeddings.
 pub(crate) fn modules(folder: &Path) -> Result<Option<Vec<Module>>> {
     let path = folder.join("modules.json");
-    if !path.exists() {
+    if !is_present(&path)? {
         return Ok(None);
     }
     let modules: Vec<Module> = json(&path)?;
-    for module in &modules {
-        let inside = Path::new(&module.path).components().all(|part| matches!(part, Component::Normal(_)));
-        if !inside {
+    if modules.len() > MAX_MODULES {
+        return Err(Error::file(&path, format!("{} modules, expected at most {MAX_MODULES}", modules.len())));
+    }
+    for (i, module) in modules.iter().enumerate() {
+        let parts = || Path::new(&module.path).components();
+        if !parts().all(|part| matches!(part, Component::Normal(_))) {
             return Err(Error::file(&path, format!("module path `{}` leads out of the folder", module.path)));
+        }
+        if modules[..i].iter().any(|earlier| Path::new(&earlier.path).components().eq(parts())) {
+            return Err(Error::file(&path, format!("two modules have the path `{}`", module.path)));
         }
     }
     match modules.first().map(Module::kind) {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use candle_core::{Module, Tensor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::bert::{BertModel, body};
@@ -79,8 +79,8 @@ impl SequenceClassifier {
             let why = "the checkpoint has no head for sequence classification".to_string();
             return Err(Error::MissingTensor { name: source.full_name(&weight), why });
         }
-        let labels = labels(config, source.shape(&weight)?.and_then(|shape| shape.first().copied()))?;
         let hidden = config.hidden_size;
+        let labels = labels(config, source.full_name(&weight), source.shape(&weight)?, hidden)?;
         let body = body(config, &source);
         let first = match (&body, names.pooler) {
             (Some(body), true) => body.child(names.first),
@@ -153,25 +153,60 @@ impl SequenceClassifier {
 /// Whether the head takes the mean of all tokens, by the key that selects it.
 fn means(config: &BertConfig, key: Option<&'static str>) -> Result<bool> {
     let Some(key) = key else { return Ok(false) };
-    match config.key(key).and_then(Value::as_str) {
+    match config.key_text(key)? {
         Some("mean") => Ok(true),
         Some("cls") | None => Ok(false),
         Some(other) => Err(Error::config(key, other, "cls or mean")),
     }
 }
 
-/// The names of `count` labels.
-fn labels(config: &BertConfig, count: Option<usize>) -> Result<Vec<String>> {
-    let stated = config.key("id2label").and_then(Value::as_object);
-    // transformers writes no `id2label` for two unnamed labels.
-    let count = count.or(stated.map(serde_json::Map::len)).unwrap_or(2);
+/// The most labels of a classification head. Without `id2label` their names are made from the header of the checkpoint
+/// alone, which may state any number. The largest published heads have some 22,000.
+const MAX_LABELS: usize = 1 << 20;
+
+/// The names of the labels of a head whose last weight has `shape`, if the source knows it, for `hidden` features.
+fn labels(config: &BertConfig, name: String, shape: Option<Vec<usize>>, hidden: usize) -> Result<Vec<String>> {
+    let stated = match config.key("id2label") {
+        None => None,
+        Some(Value::Object(stated)) => Some(stated),
+        Some(other) => return Err(Error::config("id2label", kind(other), "an object of names by number")),
+    };
+    let count = match shape.as_deref() {
+        Some([count, width]) if *width == hidden => *count,
+        Some(other) => {
+            let (found, expected) = (format!("has shape {other:?}"), format!("[labels, {hidden}]"));
+            return Err(Error::Tensor { name, found, expected });
+        }
+        // transformers writes no `id2label` for two unnamed labels.
+        None => stated.map_or(2, Map::len),
+    };
+    if !(1..=MAX_LABELS).contains(&count) {
+        return Err(Error::value("the number of labels of the head", count, format!("1 to {MAX_LABELS}")));
+    }
     let Some(stated) = stated else {
         return Ok((0..count).map(|i| format!("LABEL_{i}")).collect());
     };
-    let label = |i: usize| stated.get(&i.to_string()).and_then(Value::as_str).map(str::to_string);
-    let labels: Option<Vec<String>> = (0..count).map(label).collect();
-    labels.filter(|labels| labels.len() == stated.len()).ok_or_else(|| {
+    if stated.len() != count {
         let found = format!("{} labels", stated.len());
-        Error::config("id2label", found, format!("{count} of them, numbered from 0: the head has as many rows"))
-    })
+        let allowed = format!("{count} of them, numbered from 0: the head has as many rows");
+        return Err(Error::config("id2label", found, allowed));
+    }
+    let label = |i: usize| match stated.get(&i.to_string()) {
+        Some(Value::String(label)) => Ok(label.clone()),
+        Some(other) => Err(Error::config("id2label", format!("{} for label {i}", kind(other)), "a text")),
+        None => Err(Error::config("id2label", format!("no label {i}"), format!("all of 0 to {}", count - 1))),
+    };
+    (0..count).map(label).collect()
+}
+
+/// What a JSON value is, in words.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
 }

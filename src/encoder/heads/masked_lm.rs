@@ -4,7 +4,6 @@ use std::fmt;
 
 use candle_core::{Module, Tensor};
 use candle_nn::Activation;
-use serde_json::Value;
 
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::bert::BertModel;
@@ -76,14 +75,14 @@ impl MaskedLm {
         let (vocabulary, width, hidden) = (config.vocab_size, config.embedding_size(), config.hidden_size);
         let optional = names.optional_bias;
         let weights = read_linear(&first, width, hidden, !optional || first.contains("bias"))?;
-        let none = optional && config.key("decoder_bias") == Some(&Value::Bool(false));
+        let none = optional && config.key_flag("decoder_bias")? == Some(false);
         let bias = match (source.contains(names.bias), decoder.contains("bias")) {
             (true, _) => Some(source.get(names.bias, &[vocabulary])?),
             (false, true) => Some(decoder.get("bias", &[vocabulary])?),
             (false, false) if none => None,
             (false, false) => return missing(source.full_name(names.bias)),
         };
-        let tied = config.key("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(true);
+        let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(true);
         let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
         let norm = config.norm(&config.row().block, width, &source.child(names.norm))?;
         let model = BertModel::load(config, source)?;

@@ -79,6 +79,14 @@ pub struct BertConfig {
     keys: Value,
 }
 
+/// The most layers of a model. Layers that share their weights add nothing to a file, so that its size does not bound
+/// their number. The deepest published encoders have 48.
+const MAX_LAYERS: usize = 1 << 12;
+
+/// The largest number of rows or features of a table of weights: ids are 32-bit numbers, and twice a size must not
+/// overflow. The largest published vocabulary has fewer than 2^20 tokens.
+const MAX_SIZE: usize = 1 << 30;
+
 impl<'de> Deserialize<'de> for BertConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         use serde::de::Error as _;
@@ -137,8 +145,11 @@ impl BertConfig {
         if let Some((field, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(Error::config(field, 0, "at least 1"));
         }
-        // Layers that share their weights add nothing to a file, so that its size does not bound their number.
-        const MAX_LAYERS: usize = 1 << 12;
+        if let Some((field, size)) =
+            sizes.into_iter().find(|(field, size)| field.ends_with("_size") && *size > MAX_SIZE)
+        {
+            return Err(Error::config(field, size, format!("at most {MAX_SIZE}")));
+        }
         let all = self.num_hidden_layers.saturating_mul(self.inner_group_num);
         if all > MAX_LAYERS {
             let allowed = format!("at most {MAX_LAYERS} layers in all");
@@ -156,7 +167,12 @@ impl BertConfig {
             let allowed = format!("more than {}, the position of the first token", self.first_position());
             return Err(Error::config("max_position_embeddings", self.max_position_embeddings, allowed));
         }
-        if !(0.0..1.0).contains(&self.hidden_dropout_prob) {
+        // As the f32 that the norms compute with.
+        if !((self.layer_norm_eps as f32).is_finite() && self.layer_norm_eps >= 0.0) {
+            return Err(Error::config("layer_norm_eps", self.layer_norm_eps, "a finite number from 0"));
+        }
+        // As the f32 that candle's dropout computes with: 0.999999999 is 1 there.
+        if !(0.0..1.0).contains(&(self.hidden_dropout_prob as f32)) {
             return Err(Error::config("hidden_dropout_prob", self.hidden_dropout_prob, "a number in [0, 1)"));
         }
         if let Some(kinds) = self.keys.get("layer_types").and_then(Value::as_array)
@@ -197,7 +213,7 @@ impl BertConfig {
 
     /// Reads a norm of hidden states, of the kind of these blocks.
     pub(crate) fn norm<S: WeightSource>(&self, block: &Block, size: usize, source: &S) -> Result<Norm> {
-        let bias = self.keys.get("norm_bias").and_then(Value::as_bool).unwrap_or(block.norm_bias);
+        let bias = self.key_flag("norm_bias")?.unwrap_or(block.norm_bias);
         let bias = bias && block.norm_kind == NormKind::Layer;
         Norm::load(block.norm_kind, bias, size, self.layer_norm_eps, source)
     }
@@ -262,8 +278,26 @@ impl BertConfig {
         Activation::deserialize(value).map_err(|_| Error::config(key, value, "an activation that candle supports"))
     }
 
-    /// The value of a key of the file.
+    /// The value of a key of the file; null counts as absent.
     pub(crate) fn key(&self, key: &str) -> Option<&Value> {
         self.keys.get(key)
+    }
+
+    /// The text at a key of the file. A value of another kind is an error, because the default would be another model.
+    pub(crate) fn key_text(&self, key: &'static str) -> Result<Option<&str>> {
+        match self.key(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(Error::config(key, other, "a text")),
+        }
+    }
+
+    /// The boolean at a key of the file; see [`key_text`](Self::key_text).
+    pub(crate) fn key_flag(&self, key: &'static str) -> Result<Option<bool>> {
+        match self.key(key) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(other) => Err(Error::config(key, other, "true or false")),
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::encoder::folder::modules;
 use crate::error::{Error, Result};
-use crate::io::{Fingerprint, hash_file};
+use crate::io::{Fingerprint, hash_file, is_present};
 
 /// SHA-256, as 64 hexadecimal digits, of the files that determine a model's embeddings: weights, tokenizer and
 /// configurations (`*.safetensors`, `*.json`) in its folder and in the folders of its modules. The location of the folder
@@ -21,7 +21,7 @@ pub fn fingerprint(folder: impl AsRef<Path>) -> Result<String> {
     for inside in inside {
         let path = if inside.is_empty() { folder.to_path_buf() } else { folder.join(inside) };
         // A module without settings may have no folder; the top has to be there.
-        if !inside.is_empty() && !path.exists() {
+        if !inside.is_empty() && !is_present(&path)? {
             continue;
         }
         for name in names(&path)? {
@@ -39,7 +39,8 @@ fn names(folder: &Path) -> Result<BTreeSet<String>> {
     for entry in std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let path = entry.map_err(|e| Error::io(folder, e))?.path();
         let counts = path.extension().is_some_and(|extension| extension == "json" || extension == "safetensors");
-        if let Some(name) = path.file_name().filter(|_| counts && path.is_file()) {
+        // A file that cannot be read, such as a link that leads nowhere, is an error when it is hashed.
+        if let Some(name) = path.file_name().filter(|_| counts && !path.is_dir()) {
             names.insert(name.to_string_lossy().into_owned());
         }
     }

@@ -53,6 +53,12 @@ struct PoolingConfig {
     others: BTreeMap<String, serde_json::Value>,
 }
 
+/// The most pooling modes: each makes an embedding longer by the width of the model. Six modes exist.
+const MAX_POOLING_MODES: usize = 16;
+
+/// The largest number of features that a dense module may have. The widest published one has 4,096.
+const MAX_DENSE_FEATURES: usize = 1 << 24;
+
 fn yes() -> bool {
     true
 }
@@ -75,15 +81,28 @@ const POOLING_KEYS: [(&str, PoolingMode); 6] = [
 ];
 
 impl PoolingConfig {
-    fn modes(&self) -> Vec<PoolingMode> {
-        match &self.pooling_mode {
+    fn modes(&self) -> Result<Vec<PoolingMode>> {
+        let modes = match &self.pooling_mode {
             Some(OneOrMore::One(mode)) => vec![*mode],
             Some(OneOrMore::More(modes)) => modes.clone(),
             None => {
-                let on = |key: &str| self.others.get(key).and_then(serde_json::Value::as_bool) == Some(true);
-                let modes: Vec<_> = POOLING_KEYS.iter().filter(|(key, _)| on(key)).map(|(_, mode)| *mode).collect();
+                let mut modes = Vec::new();
+                for (key, mode) in POOLING_KEYS {
+                    match self.others.get(key) {
+                        Some(serde_json::Value::Bool(true)) => modes.push(mode),
+                        None | Some(serde_json::Value::Bool(false) | serde_json::Value::Null) => {}
+                        Some(other) => return Err(Error::config(key, other, "true or false")),
+                    }
+                }
                 if modes.is_empty() { vec![PoolingMode::Mean] } else { modes }
             }
+        };
+        match modes.len() > MAX_POOLING_MODES {
+            true => {
+                let found = format!("{} modes", modes.len());
+                Err(Error::config("pooling_mode", found, format!("at most {MAX_POOLING_MODES}")))
+            }
+            false => Ok(modes),
         }
     }
 }
@@ -118,7 +137,8 @@ impl Pipeline {
                 "Pooling" if pooling.is_none() => {
                     let config: PoolingConfig = json(&path.join("config.json"))?;
                     include_prompt = config.include_prompt;
-                    let chosen = Pooling::new(config.modes()).map_err(|e| Error::file(path.join("config.json"), e))?;
+                    let chosen =
+                        config.modes().and_then(Pooling::new).map_err(|e| Error::file(path.join("config.json"), e))?;
                     width = chosen.output_size(width);
                     pooling = Some(chosen);
                 }
@@ -169,6 +189,10 @@ fn load_dense(path: PathBuf, width: usize, device: &Device) -> Result<(Step, usi
     let config: DenseConfig = json(&file)?;
     if config.in_features != width {
         return Err(Error::file(file, format!("in_features is {}, expected {width}", config.in_features)));
+    }
+    if !(1..=MAX_DENSE_FEATURES).contains(&config.out_features) {
+        let reason = format!("out_features is {}, expected 1 to {MAX_DENSE_FEATURES}", config.out_features);
+        return Err(Error::file(file, reason));
     }
     if config.use_residual {
         return Err(Error::file(file, "use_residual is true, which this version does not run"));

@@ -127,8 +127,12 @@ fn sigmoid(folder: &Path) -> Result<bool> {
         (transformer.clone(), config.pointer("/sentence_transformers/activation_fn")),
         (transformer.clone(), config.get("sbert_ce_default_activation_function")),
     ];
-    let Some((file, name)) = stated.iter().find_map(|(file, name)| Some((file, name.as_ref()?.as_str()?))) else {
+    let Some((file, value)) = stated.iter().find_map(|(file, value)| Some((file, value.filter(|v| !v.is_null())?)))
+    else {
         return Ok(true);
+    };
+    let Some(name) = value.as_str() else {
+        return Err(Error::file(file, format!("the activation function is {value}, expected its name")));
     };
     match name.rsplit('.').next() {
         Some("Sigmoid") => Ok(true),

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use candle_nn::ops::{sigmoid, softmax_last_dim};
-use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::{modules, transformer_of};
@@ -55,7 +54,7 @@ enum Function {
 
 impl Function {
     fn of(config: &BertConfig, labels: usize) -> Result<Self> {
-        match config.key("problem_type").and_then(Value::as_str) {
+        match config.key_text("problem_type")? {
             Some("regression") => Ok(Self::Identity),
             Some("multi_label_classification") => Ok(Self::Sigmoid),
             Some("single_label_classification") | None => Ok(if labels == 1 { Self::Sigmoid } else { Self::Softmax }),
