@@ -113,6 +113,12 @@ fn attend_rejects_wrong_input_and_writes_nothing() {
     fails(&mut case.command(&[]), "--heads");
     let mut other_isa = case.command(&["--heads", "5"]);
     fails(other_isa.env("CANDLE_ATTENTION_ISA", "sse9"), "CANDLE_ATTENTION_ISA is sse9, expected ");
+    #[cfg(unix)]
+    {
+        let no_text = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"\xff");
+        let mut other_isa = case.command(&["--heads", "5"]);
+        fails(other_isa.env("CANDLE_ATTENTION_ISA", no_text), "CANDLE_ATTENTION_ISA is \u{fffd}, expected ");
+    }
     fails(&mut case.command(&["--heads", "5", "--config", "config.json"]), "cannot be used with");
     fails(&mut case.command(&["--config", "no.json"]), "no.json: No such file");
     fails(&mut case.command(&["--heads", "5", "--dtype", "i8"]), "expected f32, f64, f16 or bf16");

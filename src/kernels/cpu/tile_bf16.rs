@@ -122,7 +122,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
         let rounded = as_bf16x2_mut(rounded);
         let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
-        assert!((1..=Self::ROWS).contains(&rows));
+        assert!((1..=Self::ROWS).contains(&rows) && width_v.is_multiple_of(VECTOR_COLUMNS));
         assert!(rounded.len() >= Self::ROWS * (KEY_BLOCK / 2) && pairs <= KEY_BLOCK / 2);
         assert!(values.len() >= pairs * width_v && output.len() >= Self::ROWS * width_v);
         let weights_of_rows = attention_weights.chunks_exact(KEY_BLOCK).take(rows);

@@ -67,7 +67,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     fn scores(self, _: usize, queries: &[f32], d: usize, keys: &[f32], count: usize, scores: &mut [f32]) {
         let (s, panel) = (self.0, Self::PANEL);
         assert!(
-            queries.len() >= MR * d
+            count <= KEY_BLOCK
+                && queries.len() >= MR * d
                 && keys.len() >= count.next_multiple_of(panel) * d
                 && scores.len() >= MR * KEY_BLOCK
         );
@@ -97,12 +98,13 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         width_v: usize,
     ) {
         let s = self.0;
-        assert!(attention_weights.len() >= MR * KEY_BLOCK && count <= KEY_BLOCK);
+        assert!(attention_weights.len() >= MR * KEY_BLOCK && count <= KEY_BLOCK && width_v.is_multiple_of(S::LANES));
         assert!(values.len() >= count * width_v && output.len() >= MR * width_v);
         let mut column = 0;
         while column < width_v {
             let step = vectors_per_step((width_v - column) / S::LANES);
-            // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`.
+            // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
+            // `LANES`.
             unsafe {
                 match step {
                     1 => accumulate_columns::<S, MR, 1>(s, attention_weights, values, count, output, width_v, column),

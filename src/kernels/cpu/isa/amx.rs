@@ -40,13 +40,19 @@ impl InstructionSet for Amx {
     const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
     const HAS_BF16_DOT: bool = true;
 
+    /// Asks the operating system for permission.
     fn detect() -> Option<Self> {
-        Avx512Bf16::detect().filter(|_| has_tiles() && request_permission()).map(Self)
+        let vectors = Avx512Bf16::detect()?;
+        let usable = has_tiles() && request_permission();
+        // Tests emulate the instructions where they are missing.
+        #[cfg(test)]
+        let usable = usable || crate::kernels::cpu::tests::amx::emulate();
+        usable.then_some(Self(vectors))
     }
 
     /// `tdpbf16ps`: 16 · 16 · 32 multiply-adds in 16 cycles.
-    fn speed(self) -> u32 {
-        512
+    fn speed() -> u32 {
+        if has_tiles() { 512 } else { 0 }
     }
 
     fn run<K: Kernel>(self, kernel: K) {
@@ -55,17 +61,43 @@ impl InstructionSet for Amx {
 
     /// Configures the tile registers of this thread for the time of the kernel.
     fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
-        // SAFETY: `self` proves that the processor has AMX and that this process may use it. `CONFIG` has the 64 bytes
-        // that the instruction reads.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly)) };
+        let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
-        // SAFETY: `self` proves that the processor has AMX and that this process may use it.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Assembly that changes tile registers: [`asm!`], to which all of them are declared as outputs.
+macro_rules! tile_asm {
+    ($($part:tt)+) => {
+        asm!(
+            $($part)+
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+        )
+    };
+}
+
+/// The tile registers of this thread, configured as long as the value lives. A panic in a kernel releases them, too.
+struct ConfiguredTiles;
+
+impl ConfiguredTiles {
+    fn new(_: Amx) -> Self {
+        // SAFETY: the argument proves that the processor has AMX and that this process may use it. `CONFIG` has the 64
+        // bytes that the instruction reads.
+        unsafe { tile_asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly),) };
+        Self
+    }
+}
+
+impl Drop for ConfiguredTiles {
+    fn drop(&mut self) {
+        // SAFETY: the value proves that `new` has executed an instruction of AMX.
+        unsafe { tile_asm!("tilerelease", options(nostack, nomem),) };
     }
 }
 
 /// Whether the processor has AMX-TILE and AMX-BF16 and the operating system saves the tiles.
-fn has_tiles() -> bool {
+pub(in crate::kernels::cpu) fn has_tiles() -> bool {
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
     const OSXSAVE: u32 = 1 << 27;
@@ -112,74 +144,118 @@ const TILE_PAIRS: usize = 16;
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
 
-/// Executes tile instructions in order; `{at} + {stride}` are the address and the row stride of a memory operand. The
-/// compiler never uses tile registers, so their contents last from one invocation to the next.
-macro_rules! tiles {
-    ($($instruction:literal),+; $at:ident, $stride:ident) => {
-        asm!($($instruction),+, at = in(reg) $at, stride = in(reg) $stride, options(nostack))
-    };
-    ($($instruction:literal),+) => {
-        asm!($($instruction),+, options(nostack, nomem))
-    };
-}
-
 /// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`). Tile registers 0 to 3 hold the
 /// sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
+///
+/// A product is one block of assembly, because the contents of registers do not last from one block to the next.
 ///
 /// # Safety
 /// The conditions of [`Bf16Dot::multiply_tile`].
 #[inline(always)]
 unsafe fn microkernel<const TALL: bool, const WIDE: bool>(
     tile: Bf16Tile,
-    mut a: *const Bf16x2,
-    mut b: *const Bf16x2,
+    a: *const Bf16x2,
+    b: *const Bf16x2,
     c: *mut f32,
 ) {
-    // In bytes.
-    let (a_stride, b_stride, c_stride) = (4 * tile.a_stride, 4 * tile.b_stride, 4 * tile.c_stride);
+    #[cfg(test)]
+    fill_with_nan();
     // SAFETY: each tile is 16 rows of 64 bytes at the stride of its matrix, inside the memory that the caller promises.
+    // The caller runs as long as a `ConfiguredTiles` lives. The compiler does not know the configuration, so it neither
+    // changes it nor depends on it. A function that is called in between could change it only by using AMX itself, and
+    // what kernels call does not: copies and the allocator.
     unsafe {
-        let lower = c.wrapping_add(TILE_ROWS * tile.c_stride);
-        if tile.accumulate {
-            tiles!("tileloadd tmm0, [{at} + {stride}]"; c, c_stride);
-            if WIDE {
-                tiles!("tileloadd tmm1, [{at} + {stride} + 64]"; c, c_stride);
-            }
-            if TALL {
-                tiles!("tileloadd tmm2, [{at} + {stride}]"; lower, c_stride);
-            }
-            if TALL && WIDE {
-                tiles!("tileloadd tmm3, [{at} + {stride} + 64]"; lower, c_stride);
-            }
-        } else {
-            tiles!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3");
-        }
-        for _ in 0..tile.pairs / TILE_PAIRS {
-            tiles!("tileloadd tmm4, [{at} + {stride}]"; a, a_stride);
-            tiles!("tileloadd tmm6, [{at} + {stride}]", "tdpbf16ps tmm0, tmm4, tmm6"; b, b_stride);
-            if WIDE {
-                tiles!("tileloadd tmm7, [{at} + {stride} + 64]", "tdpbf16ps tmm1, tmm4, tmm7"; b, b_stride);
-            }
-            if TALL {
-                let a = a.wrapping_add(TILE_ROWS * tile.a_stride);
-                tiles!("tileloadd tmm5, [{at} + {stride}]", "tdpbf16ps tmm2, tmm5, tmm6"; a, a_stride);
-            }
-            if TALL && WIDE {
-                tiles!("tdpbf16ps tmm3, tmm5, tmm7");
-            }
-            a = a.wrapping_add(TILE_PAIRS);
-            b = b.wrapping_add(TILE_PAIRS * tile.b_stride);
-        }
-        tiles!("tilestored [{at} + {stride}], tmm0"; c, c_stride);
-        if WIDE {
-            tiles!("tilestored [{at} + {stride} + 64], tmm1"; c, c_stride);
-        }
-        if TALL {
-            tiles!("tilestored [{at} + {stride}], tmm2"; lower, c_stride);
-        }
-        if TALL && WIDE {
-            tiles!("tilestored [{at} + {stride} + 64], tmm3"; lower, c_stride);
-        }
+        tile_asm!(
+            "test {accumulate}, {accumulate}",
+            "jnz 2f",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "jmp 3f",
+            "2:",
+            "tileloadd tmm0, [{c} + {c_stride}]",
+            ".if {wide}",
+            "tileloadd tmm1, [{c} + {c_stride} + 64]",
+            ".endif",
+            ".if {tall}",
+            "tileloadd tmm2, [{lower_c} + {c_stride}]",
+            ".endif",
+            ".if {tall} & {wide}",
+            "tileloadd tmm3, [{lower_c} + {c_stride} + 64]",
+            ".endif",
+            "3:",
+            "test {steps}, {steps}",
+            "jz 5f",
+            "4:",
+            "tileloadd tmm4, [{a} + {a_stride}]",
+            "tileloadd tmm6, [{b} + {b_stride}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            ".if {wide}",
+            "tileloadd tmm7, [{b} + {b_stride} + 64]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            ".endif",
+            ".if {tall}",
+            "tileloadd tmm5, [{lower_a} + {a_stride}]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            ".endif",
+            ".if {tall} & {wide}",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            ".endif",
+            "add {a}, 64",
+            "add {lower_a}, 64",
+            "add {b}, {b_step}",
+            "dec {steps}",
+            "jnz 4b",
+            "5:",
+            "tilestored [{c} + {c_stride}], tmm0",
+            ".if {wide}",
+            "tilestored [{c} + {c_stride} + 64], tmm1",
+            ".endif",
+            ".if {tall}",
+            "tilestored [{lower_c} + {c_stride}], tmm2",
+            ".endif",
+            ".if {tall} & {wide}",
+            "tilestored [{lower_c} + {c_stride} + 64], tmm3",
+            ".endif",
+            tall = const TALL as u8,
+            wide = const WIDE as u8,
+            accumulate = in(reg) usize::from(tile.accumulate),
+            steps = inout(reg) tile.pairs / TILE_PAIRS => _,
+            a = inout(reg) a => _,
+            lower_a = inout(reg) a.wrapping_add(TILE_ROWS * tile.a_stride) => _,
+            b = inout(reg) b => _,
+            c = in(reg) c,
+            lower_c = in(reg) c.wrapping_add(TILE_ROWS * tile.c_stride),
+            // In bytes.
+            a_stride = in(reg) 4 * tile.a_stride,
+            b_stride = in(reg) 4 * tile.b_stride,
+            c_stride = in(reg) 4 * tile.c_stride,
+            b_step = in(reg) 4 * TILE_PAIRS * tile.b_stride,
+            options(nostack),
+        );
+    }
+}
+
+/// Fills the tile registers with NaN, so that tests see it if a product uses what was in them before.
+#[cfg(test)]
+fn fill_with_nan() {
+    let row = [f32::NAN; TILE_PAIRS];
+    // SAFETY: the tiles are configured, as for the product that follows. Each is 16 times the one row.
+    unsafe {
+        tile_asm!(
+            "tileloadd tmm0, [{row} + {stride}]",
+            "tileloadd tmm1, [{row} + {stride}]",
+            "tileloadd tmm2, [{row} + {stride}]",
+            "tileloadd tmm3, [{row} + {stride}]",
+            "tileloadd tmm4, [{row} + {stride}]",
+            "tileloadd tmm5, [{row} + {stride}]",
+            "tileloadd tmm6, [{row} + {stride}]",
+            "tileloadd tmm7, [{row} + {stride}]",
+            row = in(reg) &raw const row,
+            stride = in(reg) 0usize,
+            options(nostack, readonly),
+        );
     }
 }
 

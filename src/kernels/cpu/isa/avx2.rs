@@ -22,7 +22,7 @@ impl InstructionSet for Avx2 {
         (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
     }
 
-    fn speed(self) -> u32 {
+    fn speed() -> u32 {
         8
     }
 

@@ -19,10 +19,15 @@ impl InstructionSet for Avx512 {
     const NAME: &'static str = "avx512";
 
     fn detect() -> Option<Self> {
-        is_x86_feature_detected!("avx512f").then_some(Self(()))
+        // The compiler takes AVX-512F to include the other three.
+        let all = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
     }
 
-    fn speed(self) -> u32 {
+    fn speed() -> u32 {
         16
     }
 

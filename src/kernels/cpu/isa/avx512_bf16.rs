@@ -16,10 +16,12 @@ impl InstructionSet for Avx512Bf16 {
     const HAS_BF16_DOT: bool = true;
 
     fn detect() -> Option<Self> {
-        Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16")).map(Self)
+        // The compiler takes AVX512-BF16 to include AVX512-BW.
+        let has_bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
+        Avx512::detect().filter(|_| has_bf16).map(Self)
     }
 
-    fn speed(self) -> u32 {
+    fn speed() -> u32 {
         let id = __cpuid(0);
         let is_amd = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
         if is_amd { 32 } else { 8 }

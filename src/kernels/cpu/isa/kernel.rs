@@ -31,11 +31,14 @@ pub(crate) trait InstructionSet: Copy {
     const HAS_BF16_DOT: bool = false;
 
     /// Checks that the processor and the operating system support the instructions.
+    ///
+    /// This may change the process: AMX takes a permission. So it is called only for an instruction set that would then
+    /// be used.
     fn detect() -> Option<Self>;
 
     /// Multiply-adds per cycle on one port, in the fastest product that it has. The fastest instruction set of a
-    /// processor is its default.
-    fn speed(self) -> u32;
+    /// processor is its default. This looks at the processor only, and changes nothing.
+    fn speed() -> u32;
 
     /// Runs a kernel inside a function that enables the instructions, with the register tile of this instruction set.
     fn run<K: Kernel>(self, kernel: K);

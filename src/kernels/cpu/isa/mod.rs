@@ -40,24 +40,25 @@ const VARIABLE: &str = "CANDLE_ATTENTION_ISA";
 /// Makes the enum [`Isa`] and its dispatch from the table of instruction sets.
 macro_rules! isas {
     ($($(#[cfg($($condition:tt)+)])? $name:ident($type:ty),)+) => {
-        /// An instruction set that this processor has: [`Isa::detect`] and [`Isa::all`] are the only constructors.
+        /// An instruction set that this processor has: only [`InstructionSet::detect`] makes the values in it.
         #[derive(Debug, Clone, Copy)]
         pub(crate) enum Isa {
             $($(#[cfg($($condition)+)])? $name($type),)+
         }
 
-        impl Isa {
-            /// All instruction sets that this processor has, the fastest first.
-            pub(crate) fn all() -> Vec<Self> {
-                let mut all = Vec::new();
-                $(
-                    $(#[cfg($($condition)+)])?
-                    all.extend(<$type>::detect().map(|isa| (isa.speed(), Self::$name(isa))));
-                )+
-                all.sort_by_key(|(speed, _)| Reverse(*speed));
-                all.into_iter().map(|(_, isa)| isa).collect()
-            }
+        /// The table of instruction sets.
+        const TABLE: &[Candidate] = &[
+            $(
+                $(#[cfg($($condition)+)])?
+                Candidate {
+                    name: <$type>::NAME,
+                    speed: <$type>::speed,
+                    detect: || <$type>::detect().map(Isa::$name),
+                },
+            )+
+        ];
 
+        impl Isa {
             /// The name that the environment variable takes.
             pub(crate) fn name(self) -> &'static str {
                 match self {
@@ -112,6 +113,27 @@ isas! {
     PortableBf16(portable_bf16::PortableBf16),
 }
 
+/// An instruction set that this processor may have.
+struct Candidate {
+    name: &'static str,
+    speed: fn() -> u32,
+    detect: fn() -> Option<Isa>,
+}
+
+/// The candidates of the table, the fastest first. Miri interprets plain Rust only.
+fn candidates() -> Vec<&'static Candidate> {
+    let mut candidates: Vec<_> =
+        TABLE.iter().filter(|row| !cfg!(miri) || row.name == portable::Portable::NAME).collect();
+    candidates.sort_by_key(|candidate| Reverse((candidate.speed)()));
+    candidates
+}
+
+/// The first candidate that the processor has, of all or of those with a name. Only candidates that could be chosen are
+/// detected: a detection may ask the operating system for a permission that changes the process.
+fn choose(candidates: &[&Candidate], name: Option<&str>) -> Option<Isa> {
+    candidates.iter().filter(|row| name.is_none_or(|name| row.name == name)).find_map(|row| (row.detect)())
+}
+
 impl Isa {
     /// The fastest instruction set of this processor, or the one that `CANDLE_ATTENTION_ISA` names.
     ///
@@ -120,14 +142,18 @@ impl Isa {
     pub(crate) fn detect() -> Result<Self> {
         static DETECTED: OnceLock<std::result::Result<Isa, String>> = OnceLock::new();
         let detected = DETECTED.get_or_init(|| {
-            let all = Self::all();
-            let Ok(name) = std::env::var(VARIABLE) else { return Ok(all[0]) };
-            all.into_iter().find(|isa| isa.name() == name).ok_or(name)
+            let name = std::env::var_os(VARIABLE).map(|name| name.to_string_lossy().into_owned());
+            choose(&candidates(), name.as_deref()).ok_or(name.unwrap_or_default())
         });
         detected.clone().map_err(|name| {
             let names = Self::all().into_iter().map(Isa::name).collect::<Vec<_>>().join(" or ");
             Error::value(VARIABLE, name, format!("{names}, which this processor has"))
         })
+    }
+
+    /// All instruction sets that this processor has, the fastest first. Detects each of them.
+    pub(crate) fn all() -> Vec<Self> {
+        candidates().into_iter().filter_map(|candidate| (candidate.detect)()).collect()
     }
 
     /// Columns of the register tile.
@@ -161,5 +187,31 @@ impl Bf16Kernel for Bf16TileColumns<'_> {
     #[inline(always)]
     fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
         (*self.0, *self.1) = (D::MAX_VECTORS * VECTOR_COLUMNS, D::PAIR_STEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A candidate that must not be detected.
+    const UNTOUCHED: Candidate = Candidate { name: "untouched", speed: || 1000, detect: || panic!("was detected") };
+    const MISSING: Candidate = Candidate { name: "missing", speed: || 999, detect: || None };
+    const PORTABLE: Candidate =
+        Candidate { name: "portable", speed: || 1, detect: || Some(Isa::Portable(portable::Portable)) };
+
+    #[test]
+    fn only_what_may_be_chosen_is_detected() {
+        let name_of = |isa: Option<Isa>| isa.map(Isa::name);
+        assert_eq!(name_of(choose(&[&UNTOUCHED, &MISSING, &PORTABLE], Some("portable"))), Some("portable"));
+        assert_eq!(name_of(choose(&[&MISSING, &PORTABLE, &UNTOUCHED], None)), Some("portable"));
+        assert_eq!(name_of(choose(&[&UNTOUCHED, &MISSING, &PORTABLE], Some("missing"))), None);
+        assert_eq!(name_of(choose(&[&UNTOUCHED], Some("sse9"))), None);
+    }
+
+    #[test]
+    fn the_candidates_are_sorted_by_speed() {
+        let speeds: Vec<u32> = candidates().into_iter().map(|candidate| (candidate.speed)()).collect();
+        assert!(speeds.is_sorted_by(|a, b| a >= b), "{speeds:?}");
     }
 }

@@ -26,7 +26,7 @@ impl InstructionSet for Neon {
         std::arch::is_aarch64_feature_detected!("neon").then_some(Self(()))
     }
 
-    fn speed(self) -> u32 {
+    fn speed() -> u32 {
         4
     }
 

@@ -20,7 +20,7 @@ impl InstructionSet for Portable {
         Some(Self)
     }
 
-    fn speed(self) -> u32 {
+    fn speed() -> u32 {
         1
     }
 

@@ -1,6 +1,10 @@
 //! Every instruction set of this machine against naive references in f64, over odd sizes.
 
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels::cpu) mod amx;
 mod attention;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+mod bf16_tiles;
 mod functions;
 mod gemm;
 pub(in crate::kernels) mod masks;
