@@ -1,9 +1,7 @@
 //! A checkpoint as a source of weights: a prefix, a dtype and a device.
 
-use candle_core::safetensors::Load;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
-use safetensors::tensor::TensorView;
 
 use crate::checkpoint::detect::list;
 use crate::checkpoint::open::Checkpoint;
@@ -46,7 +44,7 @@ impl WeightSource for CheckpointSource {
     }
 
     fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
-        Ok(Some(self.checkpoint.view(&self.full_name(name))?.shape().to_vec()))
+        Ok(Some(self.checkpoint.entry(&self.full_name(name))?.shape.to_vec()))
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
@@ -55,22 +53,23 @@ impl WeightSource for CheckpointSource {
             return Err(Error::dtype(what, self.dtype, "f16, bf16, f32 or f64"));
         }
         // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
-        let tensor = self.view(name, shape)?.load(&Device::Cpu)?.to_dtype(self.dtype)?;
+        let full_name = self.check(name, shape)?;
+        let tensor = self.checkpoint.tensor(&full_name, &Device::Cpu)?.to_dtype(self.dtype)?;
         Ok(tensor.to_device(&self.device)?)
     }
 }
 
 impl CheckpointSource {
-    /// A floating-point tensor of this shape, as it is stored.
-    pub(crate) fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+    /// Checks that there is a floating-point tensor of this shape, and returns its full name.
+    pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
         use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
-        let view = self.checkpoint.view(&name)?;
-        if view.shape() != shape {
-            return Err(wrong_shape(name, view.shape(), shape));
+        let entry = self.checkpoint.entry(&name)?;
+        if *entry.shape != *shape {
+            return Err(wrong_shape(name, &entry.shape, shape));
         }
-        match view.dtype() {
-            F16 | BF16 | F32 | F64 => Ok(view),
+        match entry.dtype {
+            F16 | BF16 | F32 | F64 => Ok(name),
             // Quantized weights need scales that a cast would leave out.
             dtype => {
                 let expected = "f16, bf16, f32 or f64".to_string();
@@ -99,9 +98,9 @@ impl Checkpoint {
         let (map, mut any) = (VarMap::new(), false);
         for name in source.names().into_iter().flatten() {
             let full_name = source.full_name(&name);
-            let view = self.view(&full_name)?;
-            if !matches!(view.dtype(), BOOL | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64) {
-                let variable = Var::from_tensor(&source.get(&name, view.shape())?)?;
+            let entry = self.entry(&full_name)?;
+            if !matches!(entry.dtype, BOOL | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64) {
+                let variable = Var::from_tensor(&source.get(&name, &entry.shape)?)?;
                 let mut data = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 data.insert(full_name, variable);
                 any = true;

@@ -1,107 +1,283 @@
 //! Parses a safetensors header; errors name the faulty tensor.
+//!
+//! The safetensors crate buffers the whole header as a tree before it looks at it, which takes up to 25 times the size of
+//! the file. This parser keeps one entry per tensor, checks all that the crate checks, and has limits of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io::Read;
-use std::marker::PhantomData;
 use std::path::Path;
 
-use safetensors::tensor::TensorInfo;
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use safetensors::Dtype;
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cut};
 
-/// The longest header or index that is read; safetensors has the same limit.
+/// The longest header or index that is read, in bytes; also the limit of the headers of all shards together. safetensors
+/// has the same limit. Those of the largest published models have some 15 MB.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A JSON object whose keys are unique. Most readers would take the last of several equal keys.
+/// The most tensors of a file or an index. It bounds the memory that their entries take. The largest published models,
+/// with hundreds of experts per layer, have some 300,000.
+pub(crate) const MAX_TENSORS: usize = 1 << 20;
+
+/// The longest name of a tensor, in bytes. Names are compared, joined and cut all the time; published ones have up to 200.
+pub(crate) const MAX_NAME_BYTES: usize = 1024;
+
+/// The most dimensions of a tensor. Published ones have up to 6.
+pub(crate) const MAX_RANK: usize = 32;
+
+/// The most entries of the metadata of a file. Published files have up to some hundred.
+pub(crate) const MAX_METADATA_ENTRIES: usize = 1 << 16;
+
+/// A tensor of a file: what its header states about it.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub dtype: Dtype,
+    pub shape: Box<[usize]>,
+    /// Where its data starts and ends, in bytes from the end of the header on.
+    pub offsets: [u64; 2],
+}
+
+impl Entry {
+    /// The length of its data in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.offsets[1] - self.offsets[0]
+    }
+}
+
+/// The tensors of a file by name, and its metadata.
+pub(crate) struct Header {
+    pub tensors: BTreeMap<String, Entry>,
+    pub metadata: HashMap<String, String>,
+}
+
+/// Parses the header of a file whose data has `data` bytes, and checks it: every tensor has as many bytes as its shape
+/// needs, and their data follow one another without overlaps and holes up to the end of the file.
+pub(crate) fn parse(path: &Path, header: &[u8], data: u64) -> Result<Header> {
+    let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
+    let text = std::str::from_utf8(header).map_err(|e| invalid(format!("its header is not UTF-8: {e}")))?;
+    let header: Header = serde_json::from_str(text).map_err(|e| invalid(cut(&e.to_string())))?;
+    let mut in_order: Vec<(&String, &Entry)> = header.tensors.iter().collect();
+    in_order.sort_unstable_by_key(|(_, entry)| entry.offsets);
+    let mut end = 0;
+    for (name, entry) in in_order {
+        check(entry, data, end).map_err(|what| invalid(format!("tensor `{}`: {what}", cut(name))))?;
+        end = entry.offsets[1];
+    }
+    if end != data {
+        return Err(invalid(format!("its tensors end at {end}, the file's data at {data}")));
+    }
+    Ok(header)
+}
+
+/// Checks the entry of the tensor whose data comes after `before` bytes, of `data` bytes of all.
+fn check(entry: &Entry, data: u64, before: u64) -> std::result::Result<(), String> {
+    let Entry { dtype, shape, offsets: [from, to] } = entry;
+    // Sizes whose product overflows are no shape, even if one of them is zero.
+    let sizes = shape.iter().map(|size| *size.max(&1));
+    let Some(bits) = sizes.chain([dtype.bitsize()]).try_fold(1, usize::checked_mul) else {
+        return Err(format!("shape {shape:?} is larger than any memory"));
+    };
+    let bits = if shape.contains(&0) { 0 } else { bits as u64 };
+    if *to > data {
+        return Err(format!("its data ends at {to}, the file's at {data}"));
+    }
+    if to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) != Some(bits) {
+        return Err(format!("its data goes from {from} to {to}, but {dtype:?} {shape:?} has {bits} bits"));
+    }
+    if *from != before {
+        return Err(format!("its data starts at offset {from}, that before it ends at {before}"));
+    }
+    Ok(())
+}
+
+/// A JSON object with at most `most` keys, which are unique and short. Most readers would take the last of several equal
+/// keys.
 pub(crate) struct Unique<V>(pub BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_map(Names(PhantomData))
+        struct Names<V>(std::marker::PhantomData<V>);
+
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
+            type Value = Unique<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object of tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Unique<V>, A::Error> {
+                let mut all = BTreeMap::new();
+                while let Some(name) = entries.next_key::<String>()? {
+                    add(&mut all, name, &mut entries)?;
+                }
+                Ok(Unique(all))
+            }
+        }
+
+        deserializer.deserialize_map(Names(std::marker::PhantomData))
     }
 }
 
-struct Names<V>(PhantomData<V>);
+/// Reads the value of the key `name` and adds it to `all`.
+fn add<'de, V: Deserialize<'de>, A: MapAccess<'de>>(
+    all: &mut BTreeMap<String, V>,
+    name: String,
+    entries: &mut A,
+) -> std::result::Result<(), A::Error> {
+    let shown = cut(&name);
+    if name.len() > MAX_NAME_BYTES {
+        let length = name.len();
+        let what = format!("the name of tensor `{shown}` has {length} bytes, expected at most {MAX_NAME_BYTES}");
+        return Err(A::Error::custom(what));
+    }
+    if all.len() == MAX_TENSORS {
+        return Err(A::Error::custom(format!("more than {MAX_TENSORS} tensors")));
+    }
+    let value =
+        entries.next_value().map_err(|e| A::Error::custom(format!("tensor `{shown}`: {}", cut(&e.to_string()))))?;
+    match all.insert(name, value) {
+        Some(_) => Err(A::Error::custom(format!("tensor `{shown}` is listed twice"))),
+        None => Ok(()),
+    }
+}
 
-impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
-    type Value = Unique<V>;
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object of tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Header, A::Error> {
+                const METADATA: &str = "__metadata__";
+                let (mut tensors, mut metadata) = (BTreeMap::new(), None);
+                while let Some(name) = entries.next_key::<String>()? {
+                    if name != METADATA {
+                        add(&mut tensors, name, &mut entries)?;
+                    } else if metadata.replace(entries.next_value::<Option<Metadata>>()?).is_some() {
+                        return Err(A::Error::duplicate_field(METADATA));
+                    }
+                }
+                let metadata = metadata.flatten().map(|Metadata(entries)| entries).unwrap_or_default();
+                Ok(Header { tensors, metadata })
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+/// The metadata of a file.
+struct Metadata(HashMap<String, String>);
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Metadata;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object of texts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Metadata, A::Error> {
+                let mut all = HashMap::new();
+                while let Some((key, value)) = entries.next_entry::<String, String>()? {
+                    all.insert(key, value);
+                    if all.len() > MAX_METADATA_ENTRIES {
+                        return Err(A::Error::custom(format!("more than {MAX_METADATA_ENTRIES} entries of metadata")));
+                    }
+                }
+                Ok(Metadata(all))
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Fields;
+
+        #[derive(serde::Deserialize)]
+        #[serde(field_identifier, rename_all = "snake_case")]
+        enum Field {
+            Dtype,
+            Shape,
+            DataOffsets,
+            #[serde(other)]
+            Other,
+        }
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Entry;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object with dtype, shape and data_offsets")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Entry, A::Error> {
+                fn once<T, E: serde::de::Error>(
+                    to: &mut Option<T>,
+                    value: T,
+                    name: &'static str,
+                ) -> std::result::Result<(), E> {
+                    to.replace(value).map_or(Ok(()), |_| Err(E::duplicate_field(name)))
+                }
+                let (mut dtype, mut shape, mut offsets) = (None, None, None);
+                while let Some(field) = entries.next_key()? {
+                    match field {
+                        Field::Dtype => once(&mut dtype, entries.next_value()?, "dtype")?,
+                        Field::Shape => once(&mut shape, entries.next_value_seed(Shape)?, "shape")?,
+                        Field::DataOffsets => once(&mut offsets, entries.next_value()?, "data_offsets")?,
+                        Field::Other => drop(entries.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(Entry {
+                    dtype: dtype.ok_or_else(|| A::Error::missing_field("dtype"))?,
+                    shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
+                    offsets: offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?,
+                })
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+/// Reads a shape of at most [`MAX_RANK`] dimensions.
+struct Shape;
+
+impl<'de> DeserializeSeed<'de> for Shape {
+    type Value = Box<[usize]>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Box<[usize]>, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Shape {
+    type Value = Box<[usize]>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an object of tensors by name")
+        f.write_str("a list of sizes")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Unique<V>, A::Error> {
-        let mut all = BTreeMap::new();
-        while let Some(name) = entries.next_key::<String>()? {
-            let value = entries.next_value().map_err(|e| A::Error::custom(format!("tensor `{name}`: {e}")))?;
-            if all.contains_key(&name) {
-                return Err(A::Error::custom(format!("tensor `{name}` is listed twice")));
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sizes: A) -> std::result::Result<Box<[usize]>, A::Error> {
+        let mut shape = Vec::new();
+        while let Some(size) = sizes.next_element()? {
+            if shape.len() == MAX_RANK {
+                return Err(A::Error::custom(format!("its shape has more than {MAX_RANK} dimensions")));
             }
-            all.insert(name, value);
+            shape.push(size);
         }
-        Ok(Unique(all))
+        Ok(shape.into())
     }
-}
-
-#[derive(serde::Deserialize)]
-struct Header {
-    #[serde(rename = "__metadata__")]
-    metadata: Option<HashMap<String, String>>,
-    #[serde(flatten)]
-    tensors: Unique<TensorInfo>,
-}
-
-/// Checks the entry of each tensor and returns the metadata. Whether the file is valid as a whole is left to safetensors:
-/// of a file without a readable header, the metadata is empty.
-pub(crate) fn read(path: &Path) -> Result<HashMap<String, String>> {
-    let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
-    let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
-    let mut size = [0; 8];
-    if length < 8 {
-        return Ok(HashMap::new());
-    }
-    file.read_exact(&mut size).map_err(|e| Error::io(path, e))?;
-    let size = u64::from_le_bytes(size);
-    if size > MAX_HEADER_BYTES.min(length - 8) {
-        return Ok(HashMap::new());
-    }
-    let mut header = Vec::new();
-    file.take(size).read_to_end(&mut header).map_err(|e| Error::io(path, e))?;
-    check(path, &header, length - 8 - size)
-}
-
-/// The same for a file in memory, which errors call `path`.
-pub(crate) fn read_bytes(path: &Path, file: &[u8]) -> Result<HashMap<String, String>> {
-    let Some((size, rest)) = file.split_first_chunk() else { return Ok(HashMap::new()) };
-    let size = u64::from_le_bytes(*size);
-    if size > MAX_HEADER_BYTES.min(rest.len() as u64) {
-        return Ok(HashMap::new());
-    }
-    let (header, data) = rest.split_at(size as usize);
-    check(path, header, data.len() as u64)
-}
-
-/// Checks a header before `data` bytes.
-fn check(path: &Path, header: &[u8], data: u64) -> Result<HashMap<String, String>> {
-    let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
-    let header: Header = serde_json::from_slice(header).map_err(|e| invalid(e.to_string()))?;
-    for (name, info) in &header.tensors.0 {
-        let wrong = |what: String| Err(invalid(format!("tensor `{name}`: {what}")));
-        let TensorInfo { dtype, shape, data_offsets: (from, to) } = info;
-        // Sizes whose product overflows are no shape, even if one of them is zero.
-        let sizes = shape.iter().map(|size| *size.max(&1));
-        let bits = sizes.chain([dtype.bitsize()]).try_fold(1, usize::checked_mul);
-        let Some(bits) = bits.map(|bits| if shape.contains(&0) { 0 } else { bits }) else {
-            return wrong(format!("shape {shape:?} is larger than any memory"));
-        };
-        if *to as u64 > data {
-            return wrong(format!("its data ends at {to}, the file's at {data}"));
-        }
-        if to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) != Some(bits) {
-            return wrong(format!("its data goes from {from} to {to}, but {dtype:?} {shape:?} has {bits} bits"));
-        }
-    }
-    Ok(header.metadata.unwrap_or_default())
 }

@@ -77,7 +77,8 @@ fn fused<S: WeightSource>(
 ) -> Result<[(usize, usize); 3]> {
     let (rows, input) = out_in(source, name, orientation, true)?;
     let rest = rows.checked_sub(query_rows).filter(|rest| rest.is_multiple_of(2) && (*rest > 0 || heads == 0));
-    let rest = rest.ok_or_else(|| wrong_shape(source.full_name(name), &[rows, input], &[3 * query_rows, input]))?;
+    let rest = rest
+        .ok_or_else(|| wrong_shape(source.full_name(name), &[rows, input], &[query_rows.saturating_mul(3), input]))?;
     Ok([(query_rows, input), (rest / 2, input), (rest / 2, input)])
 }
 

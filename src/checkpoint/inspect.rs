@@ -1,10 +1,10 @@
 //! Lists the attention layers of a checkpoint, from its headers alone.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 
 use candle_core::{DType, Device};
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 
 use crate::checkpoint::config_json::{HfAttentionConfig, config_from_json};
 use crate::checkpoint::detect::detect;
@@ -15,6 +15,10 @@ use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{WeightSource, join};
 use crate::error::Result;
 use crate::families::layouts::LAYOUTS;
+
+/// The most layers that a layer may be inside of, by its prefix. Each lists the tensors of those inside it, so that
+/// thousands, one inside the other, would take time by the square of their number. Published models have at most 1.
+const MAX_NESTING: usize = 16;
 
 /// An attention layer of a checkpoint.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -47,10 +51,27 @@ pub struct LayerInfo {
 impl Checkpoint {
     /// Every attention layer, in the order of their prefixes. `config` is the model's `config.json`, as a
     /// [`ModelConfig`]. Reads no tensor data.
+    ///
+    /// A layer inside more than 16 others, by its prefix, is listed with that as its problem.
     pub fn attention_layers(&self, config: Option<ModelConfig>) -> Vec<LayerInfo> {
-        let mut layers: Vec<LayerInfo> =
-            self.attention_prefixes().into_iter().map(|(prefix, row)| self.inspect(prefix, row, config)).collect();
-        layers.sort_by(|a, b| in_natural_order(&a.prefix).cmp(&in_natural_order(&b.prefix)));
+        let prefixes = self.attention_prefixes();
+        let inside = |prefix: &str| {
+            let outer = prefix.match_indices('.').map(|(end, _)| &prefix[..end]);
+            outer
+                .chain([""])
+                .filter(|outer| *outer != prefix && prefixes.contains_key(*outer))
+                .take(MAX_NESTING + 1)
+                .count()
+        };
+        let layers = prefixes.iter().map(|(prefix, &row)| match inside(prefix) {
+            ..=MAX_NESTING => self.inspect(prefix, row, config),
+            _ => LayerInfo {
+                problem: Some(format!("the layer is inside more than {MAX_NESTING} others")),
+                ..LayerInfo::new(prefix, row)
+            },
+        });
+        let mut layers: Vec<LayerInfo> = layers.collect();
+        layers.sort_by(|a, b| in_natural_order(&a.prefix, &b.prefix));
         layers
     }
 
@@ -79,29 +100,18 @@ impl Checkpoint {
         found
     }
 
-    fn inspect(&self, prefix: String, row: usize, model: Option<ModelConfig>) -> LayerInfo {
-        let source = self.at(&prefix, DType::F32, &Device::Cpu);
-        let mut info = LayerInfo {
-            layout: LAYOUTS[row].name,
-            families: LAYOUTS[row].families,
-            num_attention_heads: None,
-            num_key_value_heads: None,
-            head_dim: None,
-            position: None,
-            mask: None,
-            dtype: String::new(),
-            parameters: 0,
-            problem: None,
-            prefix,
-        };
+    fn inspect(&self, prefix: &str, row: usize, model: Option<ModelConfig>) -> LayerInfo {
+        let source = self.at(prefix, DType::F32, &Device::Cpu);
+        let mut info = LayerInfo::new(prefix, row);
         let mut dtypes: Vec<String> = Vec::new();
         for name in source.names().unwrap_or_default() {
             // Norms stored next to BERT's attention are not part of it.
             if name.split('.').any(|part| part == "LayerNorm") {
                 continue;
             }
-            if let Ok((shape, dtype)) = self.header(&source.full_name(&name)) {
-                info.parameters += shape.iter().product::<usize>();
+            if let Ok(entry) = self.entry(&source.full_name(&name)) {
+                info.parameters += entry.shape.iter().product::<usize>();
+                let dtype = format!("{:?}", entry.dtype);
                 if !dtypes.contains(&dtype) {
                     dtypes.push(dtype);
                 }
@@ -141,7 +151,8 @@ impl Checkpoint {
         let mut found = Vec::new();
         for name in source.names().unwrap_or_default() {
             let full_name = source.full_name(&name);
-            if holds_non_finite(&self.view(&full_name)?) {
+            let (shard, entry) = self.stored(&full_name)?;
+            if shard.any_part(&full_name, entry, |data| holds_non_finite(entry.dtype, data))? {
                 found.push(full_name);
             }
         }
@@ -149,14 +160,32 @@ impl Checkpoint {
     }
 }
 
+impl LayerInfo {
+    /// What the prefix and the layout of this row say.
+    fn new(prefix: &str, row: usize) -> Self {
+        Self {
+            prefix: prefix.to_string(),
+            layout: LAYOUTS[row].name,
+            families: LAYOUTS[row].families,
+            num_attention_heads: None,
+            num_key_value_heads: None,
+            head_dim: None,
+            position: None,
+            mask: None,
+            dtype: String::new(),
+            parameters: 0,
+            problem: None,
+        }
+    }
+}
+
 /// Whether any element has an exponent of ones, or the mark of NaN or infinity that its format has instead.
-fn holds_non_finite(view: &TensorView) -> bool {
+fn holds_non_finite(dtype: Dtype, data: &[u8]) -> bool {
     fn any<const N: usize>(data: &[u8], of: impl Fn([u8; N]) -> bool) -> bool {
         data.as_chunks().0.iter().any(|number| of(*number))
     }
     let ones = |number: u64, mask: u64| number & mask == mask;
-    let data = view.data();
-    match view.dtype() {
+    match dtype {
         Dtype::F64 => any(data, |number| ones(u64::from_le_bytes(number), 0x7ff0 << 48)),
         Dtype::F32 | Dtype::C64 => any(data, |number| ones(u32::from_le_bytes(number).into(), 0x7f80 << 16)),
         Dtype::F16 => any(data, |number| ones(u16::from_le_bytes(number).into(), 0x7c00)),
@@ -171,6 +200,7 @@ fn holds_non_finite(view: &TensorView) -> bool {
 }
 
 /// Layer 2 comes before layer 10.
-fn in_natural_order(prefix: &str) -> Vec<(Option<u64>, &str)> {
-    prefix.split('.').map(|part| (part.parse().ok(), part)).collect()
+fn in_natural_order(a: &str, b: &str) -> Ordering {
+    let parts = |prefix| str::split(prefix, '.').map(|part| (part.parse::<u64>().ok(), part));
+    parts(a).cmp(parts(b))
 }

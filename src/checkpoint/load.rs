@@ -118,7 +118,8 @@ impl Checkpoint {
     /// Those of [`AttentionWeights::read`].
     pub fn layer_weights(&self, prefix: &str, config: &AttentionConfig) -> Result<AttentionWeights> {
         let layout = detect(&self.at(prefix, DType::F32, &Device::Cpu))?;
-        let dtype = self.tensor(&join(prefix.trim_end_matches('.'), layout.o.weight), &Device::Cpu)?.dtype();
+        let stored = self.entry(&join(prefix.trim_end_matches('.'), layout.o.weight))?.dtype;
+        let dtype = DType::try_from(stored)?;
         Ok(AttentionWeights::read(config, &self.at(prefix, dtype, &Device::Cpu))?.0)
     }
 }

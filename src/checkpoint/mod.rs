@@ -6,9 +6,10 @@
 //! one for a configuration of the caller's.
 //!
 //! A layer is read in two steps. [`detect`] finds its [`Layout`] from tensor names and shapes; then its weights become
-//! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are memory-mapped and
-//! untrusted: headers, indexes and configurations are checked, and an error names the tensor or key. A layer is as its model
-//! runs it, or an error says why not: a family that is not known, and a tensor or a config key that would change the
+//! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are untrusted: headers,
+//! indexes and configurations are checked and limited, and an error names the tensor or key. Files are read, not
+//! memory-mapped: a map cannot be safe while another process may write to the file. A layer is as its model runs it, or an
+//! error says why not: a family that is not known, and a tensor or a config key that would change the
 //! result and is not applied, are errors.
 
 mod checkpoint_source;
@@ -23,6 +24,7 @@ mod norms;
 mod open;
 mod position_weights;
 mod read;
+mod read_tensor;
 mod section;
 mod shape_only;
 mod shard;

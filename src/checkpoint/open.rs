@@ -1,19 +1,19 @@
-//! Opens checkpoints: a file, a folder or a sharded index, memory-mapped, or the bytes of a file.
+//! Opens checkpoints: a file, a folder or a sharded index, or the bytes of a file.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::safetensors::Load;
 use candle_core::{Device, Tensor};
-use safetensors::tensor::TensorView;
 
-use crate::checkpoint::header;
-use crate::checkpoint::header::Unique;
-use crate::checkpoint::shard::Shard;
+use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, Unique};
+use crate::checkpoint::read_tensor::read_tensor;
+use crate::checkpoint::shard::{OpenShard, Shard};
 use crate::checkpoint::source::missing;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cut};
+use crate::io::{is_present, read_limited};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -21,8 +21,14 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The path of a checkpoint in memory, in errors.
 const BYTES: &str = "<bytes>";
 
-/// The tensors of a checkpoint: on disk, memory-mapped, so that opening reads the headers only; or in memory. Cheap to
-/// clone.
+/// The most files that a checkpoint keeps open. Those of its other shards are opened again for each tensor: a system
+/// allows a process some hundred open files (256 on macOS), and the largest published models have 200 shards.
+const MAX_OPEN_FILES: usize = 32;
+
+/// The tensors of a checkpoint: on disk, of which opening reads the headers only; or in memory. Cheap to clone.
+///
+/// Files are not memory-mapped. A tensor is read when it is asked for, and only its memory is taken. Threads may read at the
+/// same time.
 #[derive(Clone)]
 pub struct Checkpoint {
     inner: Arc<Inner>,
@@ -30,9 +36,9 @@ pub struct Checkpoint {
 
 struct Inner {
     path: PathBuf,
-    shards: Vec<(PathBuf, Shard)>,
-    /// Name → index of the shard that holds it.
-    tensors: BTreeMap<String, usize>,
+    shards: Vec<Shard>,
+    /// Name → index of the shard that holds it, and what its header states.
+    tensors: BTreeMap<String, (usize, Entry)>,
     /// Metadata of the first shard.
     metadata: HashMap<String, String>,
 }
@@ -48,17 +54,24 @@ impl Checkpoint {
     /// Opens a `.safetensors` file, a `.safetensors.index.json`, or a folder that holds `model.safetensors` or
     /// `model.safetensors.index.json`.
     ///
-    /// The files are memory-mapped: they must not be changed in place while the checkpoint is open.
+    /// Reads headers only. If a file is truncated or rewritten while the checkpoint is open, reading a tensor of it is an
+    /// error that names both. A file that is replaced by another one of its name (as by `rename`) may be: of a checkpoint
+    /// of up to 32 shards the old one is read on, of the other shards it is that error.
+    ///
+    /// # Limits
+    /// A header has at most 100,000,000 bytes (as in safetensors), and so have the headers of all shards together and an
+    /// index. A file or an index lists at most 1,048,576 tensors with names of up to 1,024 bytes and shapes of up to 32
+    /// dimensions, and its metadata has at most 65,536 entries. Published models have far less.
     ///
     /// # Errors
-    /// If a file is missing, is not a valid safetensors file, or an index names a shard outside its own folder or a
-    /// tensor that its shard does not hold. The error holds the path.
+    /// If a file is missing, is not a regular file or not a valid safetensors file, is beyond a limit, or an index names a
+    /// shard outside its own folder or a tensor that its shard does not hold. The error holds the path.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
         if metadata.is_dir() {
             let (single, index) = (path.join(SINGLE), path.join(INDEX));
-            return match (single.exists(), index.exists()) {
+            return match (is_present(&single)?, is_present(&index)?) {
                 (true, _) => Self::open_single(&single),
                 (false, true) => Self::open_index(&index),
                 (false, false) => Err(no_weights(path)),
@@ -71,7 +84,7 @@ impl Checkpoint {
     }
 
     fn open_single(path: &Path) -> Result<Self> {
-        Ok(Self::single(path, Shard::map(path)?))
+        Ok(Self::single(path, Shard::open(path, MAX_HEADER_BYTES)?))
     }
 
     /// A checkpoint in memory: the content of a `.safetensors` file, from `Vec<u8>`, or from `&'static [u8]` such as
@@ -85,44 +98,51 @@ impl Checkpoint {
         Ok(Self::single(path, Shard::from_bytes(path, bytes.into())?))
     }
 
-    fn single(path: &Path, (shard, metadata): (Shard, HashMap<String, String>)) -> Self {
-        let tensors = shard.names().into_iter().map(|name| (name, 0)).collect();
-        Self::new(path, vec![(path.to_path_buf(), shard)], tensors, metadata)
+    fn single(path: &Path, OpenShard { shard, tensors, metadata }: OpenShard) -> Self {
+        let tensors = tensors.into_iter().map(|(name, entry)| (name, (0, entry))).collect();
+        Self::new(path, vec![shard], tensors, metadata)
     }
 
     fn open_index(path: &Path) -> Result<Self> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let mut shards: Vec<(PathBuf, Shard)> = Vec::new();
+        let mut shards: Vec<Shard> = Vec::new();
+        // The tensors of each shard that the index has not listed yet.
+        let mut unlisted: Vec<BTreeMap<String, Entry>> = Vec::new();
         let mut position: HashMap<String, usize> = HashMap::new();
         let (mut tensors, mut metadata) = (BTreeMap::new(), HashMap::new());
+        let mut left = MAX_HEADER_BYTES;
         for (name, file) in read_index(path)? {
             let shard = match position.get(&file) {
                 Some(&shard) => shard,
                 None => {
-                    let (shard_path, shard, shard_metadata) = open_shard(path, folder, &file, &name)?;
+                    let mut opened = open_shard(path, folder, &file, &name, left)?;
+                    left -= opened.shard.header_bytes();
                     if shards.is_empty() {
-                        metadata = shard_metadata;
+                        metadata = opened.metadata;
                     }
-                    shards.push((shard_path, shard));
+                    if shards.len() >= MAX_OPEN_FILES {
+                        opened.shard.close();
+                    }
+                    shards.push(opened.shard);
+                    unlisted.push(opened.tensors);
                     position.insert(file.clone(), shards.len() - 1);
                     shards.len() - 1
                 }
             };
-            if shards[shard].1.get(&name).is_err() {
-                return Err(Error::file(
-                    path,
-                    format!("the index lists tensor `{name}` in `{file}`, which does not hold it"),
-                ));
-            }
-            tensors.insert(name, shard);
+            let Some(entry) = unlisted[shard].remove(&name) else {
+                let (name, file) = (cut(&name), cut(&file));
+                let reason = format!("the index lists tensor `{name}` in `{file}`, which does not hold it");
+                return Err(Error::file(path, reason));
+            };
+            tensors.insert(name, (shard, entry));
         }
         Ok(Self::new(path, shards, tensors, metadata))
     }
 
     fn new(
         path: &Path,
-        shards: Vec<(PathBuf, Shard)>,
-        tensors: BTreeMap<String, usize>,
+        shards: Vec<Shard>,
+        tensors: BTreeMap<String, (usize, Entry)>,
         metadata: HashMap<String, String>,
     ) -> Self {
         Self { inner: Arc::new(Inner { path: path.to_path_buf(), shards, tensors, metadata }) }
@@ -151,31 +171,27 @@ impl Checkpoint {
     /// Reads one tensor as it is stored.
     ///
     /// # Errors
-    /// If no tensor has this name, or candle lacks its dtype.
+    /// If no tensor has this name, candle lacks its dtype, its file has changed or cannot be read, or there is no memory
+    /// for it.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
-        self.view(name)?.load(device).map_err(|e| Error::Tensor {
-            name: name.to_string(),
-            found: format!("cannot be read ({e})"),
-            expected: "a dtype that candle supports".to_string(),
-        })
+        let (shard, entry) = self.stored(name)?;
+        read_tensor(shard, name, entry, device)
     }
 
     /// The names of tensors from `start` on, sorted.
     pub(crate) fn names_from(&self, start: &str) -> impl Iterator<Item = &str> {
-        self.inner.tensors.range(start.to_string()..).map(|(name, _)| name.as_str())
+        self.inner.tensors.range::<str, _>((Bound::Included(start), Bound::Unbounded)).map(|(name, _)| name.as_str())
     }
 
-    /// The shape and dtype of a tensor.
-    pub(crate) fn header(&self, name: &str) -> Result<(Vec<usize>, String)> {
-        let view = self.view(name)?;
-        Ok((view.shape().to_vec(), format!("{:?}", view.dtype())))
+    /// What the header states about a tensor.
+    pub(crate) fn entry(&self, name: &str) -> Result<&Entry> {
+        Ok(self.stored(name)?.1)
     }
 
-    /// A tensor as it is stored.
-    pub(crate) fn view(&self, name: &str) -> Result<TensorView<'_>> {
-        let &shard = self.inner.tensors.get(name).ok_or_else(|| missing(name.to_string()))?;
-        let (path, shard) = &self.inner.shards[shard];
-        shard.get(name).map_err(|e| Error::file(path, e))
+    /// The shard that holds a tensor, and what its header states.
+    pub(crate) fn stored(&self, name: &str) -> Result<(&Shard, &Entry)> {
+        let (shard, entry) = self.inner.tensors.get(name).ok_or_else(|| missing(name.to_string()))?;
+        Ok((&self.inner.shards[*shard], entry))
     }
 }
 
@@ -186,39 +202,31 @@ struct Index {
 
 /// Reads an index: the name of each tensor, and the file name of its shard, which is in the folder of the index.
 pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
-    let size = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-    if size > header::MAX_HEADER_BYTES {
-        return Err(Error::file(
-            path,
-            format!("not an index: {size} bytes are more than {}", header::MAX_HEADER_BYTES),
-        ));
-    }
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let index: Index = serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not an index: {e}")))?;
+    let text = read_limited(path, MAX_HEADER_BYTES)?;
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|e| Error::file(path, format!("not an index: {}", cut(&e.to_string()))))?;
     let Unique(shards) = index.weight_map;
     for (tensor, file) in &shards {
         let mut components = Path::new(file).components();
         // An index must not lead out of its folder.
         let plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
         if !plain || file.contains(['/', '\\']) {
-            return Err(Error::file(
-                path,
-                format!("shard name `{file}` of tensor `{tensor}` is not a plain file name"),
-            ));
+            let (file, tensor) = (cut(file), cut(tensor));
+            let reason = format!("shard name `{file}` of tensor `{tensor}` is not a plain file name");
+            return Err(Error::file(path, reason));
         }
     }
     Ok(shards)
 }
 
-type Opened = (PathBuf, Shard, HashMap<String, String>);
-
-fn open_shard(index: &Path, folder: &Path, file: &str, tensor: &str) -> Result<Opened> {
+/// Opens the shard `file`, which an index names for `tensor`. Its header has at most `most` bytes.
+fn open_shard(index: &Path, folder: &Path, file: &str, tensor: &str, most: u64) -> Result<OpenShard> {
     let path = folder.join(file);
     if !path.exists() {
+        let (file, tensor) = (cut(file), cut(tensor));
         return Err(Error::file(index, format!("shard `{file}`, which holds `{tensor}`, is missing")));
     }
-    let (shard, metadata) = Shard::map(&path)?;
-    Ok((path, shard, metadata))
+    Shard::open(&path, most)
 }
 
 fn no_weights(folder: &Path) -> Error {

@@ -154,8 +154,7 @@ impl<S: WeightSource> Reader<'_, S> {
         let source = self.source;
         let (out, input) = if into_heads { (heads.len(), width) } else { (width, heads.len()) };
         let bias = |shape: &[usize]| -> Result<Option<Tensor>> {
-            let bias = source.contains(names.bias).then(|| source.get(names.bias, shape)).transpose()?;
-            Ok(bias.map(|bias| bias.reshape(out)).transpose()?)
+            source.contains(names.bias).then(|| source.get_reshaped(names.bias, shape, &[out])).transpose()
         };
         match names.orientation {
             Orientation::OutIn => {
@@ -177,7 +176,7 @@ impl<S: WeightSource> Reader<'_, S> {
         };
         let shape = if per_head { kernel_shape.to_vec() } else { vec![input, out] };
         let bias_shape = if per_head && into_heads { vec![heads, dim] } else { vec![out] };
-        let kernel = source.get(names.weight, &shape)?.reshape(((), out))?;
+        let kernel = source.get_reshaped(names.weight, &shape, &[input, out])?;
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
     }
 
@@ -186,8 +185,7 @@ impl<S: WeightSource> Reader<'_, S> {
             return Ok(None);
         }
         let [_, k_rows, v_rows] = self.sizes.rows();
-        let read =
-            |name: &str, rows: usize| -> Result<Tensor> { Ok(self.source.get(name, &[1, 1, rows])?.reshape(rows)?) };
+        let read = |name: &str, rows: usize| self.source.get_reshaped(name, &[1, 1, rows], &[rows]);
         Ok(Some([read(BIAS_KV[0], k_rows)?, read(BIAS_KV[1], v_rows)?]))
     }
 }

@@ -1,76 +1,147 @@
-//! One safetensors file: memory-mapped, or in memory.
+//! One safetensors file, on disk or in memory: its header, and reads of its data.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
-use candle_core::safetensors::{BufferedSafetensors, MmapedSafetensors, SliceSafetensors};
-use safetensors::tensor::TensorView;
-
-use crate::checkpoint::header;
+use crate::checkpoint::header::{self, Entry, Header, MAX_HEADER_BYTES};
 use crate::error::{Error, Result};
+use crate::io::StoredFile;
 
-/// The tensors of one file.
-pub(crate) enum Shard {
-    Mapped(MmapedSafetensors),
-    Buffered(BufferedSafetensors),
-    Static(SliceSafetensors<'static>),
+/// The data of one file.
+pub(crate) struct Shard {
+    path: PathBuf,
+    bytes: Bytes,
+    /// Where the data starts: after the header.
+    start: u64,
+}
+
+enum Bytes {
+    Stored(StoredFile),
+    Memory(Cow<'static, [u8]>),
+}
+
+/// A shard, the tensors that its header lists, and its metadata.
+pub(crate) struct OpenShard {
+    pub shard: Shard,
+    pub tensors: BTreeMap<String, Entry>,
+    pub metadata: HashMap<String, String>,
 }
 
 impl Shard {
-    /// Maps a file into memory, and returns the metadata of its header.
-    pub fn map(path: &Path) -> Result<(Self, HashMap<String, String>)> {
-        let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-        if !metadata.is_file() {
-            return Err(Error::file(path, "not a regular file"));
+    /// Opens a file and reads its header, of at most `most` bytes.
+    pub fn open(path: &Path, most: u64) -> Result<OpenShard> {
+        Self::with_header(path, Bytes::Stored(StoredFile::open(path)?), most)
+    }
+
+    /// The content of a file, which errors call `name`.
+    pub fn from_bytes(name: &Path, bytes: Cow<'static, [u8]>) -> Result<OpenShard> {
+        Self::with_header(name, Bytes::Memory(bytes), MAX_HEADER_BYTES)
+    }
+
+    /// Reads the header of a file.
+    fn with_header(path: &Path, bytes: Bytes, most: u64) -> Result<OpenShard> {
+        let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
+        let mut shard = Self { path: path.to_path_buf(), bytes, start: 8 };
+        let whole = match &shard.bytes {
+            Bytes::Stored(file) => file.len(),
+            Bytes::Memory(bytes) => bytes.len() as u64,
+        };
+        let Some(rest) = whole.checked_sub(8) else {
+            return Err(invalid(format!("it has {whole} bytes, expected at least 8")));
+        };
+        let mut size = [0; 8];
+        shard.read_bytes(0, &mut size, &"the length of the header")?;
+        let size = u64::from_le_bytes(size);
+        let limit = match () {
+            () if size > rest => Some((rest, "the bytes that follow")),
+            () if size > MAX_HEADER_BYTES => Some((MAX_HEADER_BYTES, "the limit of a header")),
+            () if size > most => Some((most, "what the headers of other shards left of the limit of all")),
+            () => None,
+        };
+        if let Some((limit, why)) = limit {
+            return Err(invalid(format!("it states a header of {size} bytes, expected at most {limit}, {why}")));
         }
-        let metadata = header::read(path)?;
-        // SAFETY: the map is read-only and lives as long as the tensors' views. What mmap cannot promise is that no other
-        // process truncates or rewrites the file meanwhile; `Checkpoint::open` states that as the caller's duty.
-        #[allow(unsafe_code)]
-        let mapped = unsafe { MmapedSafetensors::new(path) };
-        Ok((Self::Mapped(mapped.map_err(|e| invalid(path, e))?), metadata))
+        let mut header = zeros::<u8>(path, size, &"the header")?;
+        shard.read_bytes(8, &mut header, &"the header")?;
+        let Header { tensors, metadata } = header::parse(path, &header, rest - size)?;
+        shard.start += size;
+        Ok(OpenShard { shard, tensors, metadata })
     }
 
-    /// The content of a file, which errors call `name`, and the metadata of its header.
-    pub fn from_bytes(name: &Path, bytes: Cow<'static, [u8]>) -> Result<(Self, HashMap<String, String>)> {
-        let metadata = header::read_bytes(name, &bytes)?;
-        let shard = match bytes {
-            Cow::Owned(bytes) => BufferedSafetensors::new(bytes).map(Self::Buffered),
-            Cow::Borrowed(bytes) => SliceSafetensors::new(bytes).map(Self::Static),
-        };
-        Ok((shard.map_err(|e| invalid(name, e))?, metadata))
+    /// The length of the header in bytes.
+    pub fn header_bytes(&self) -> u64 {
+        self.start - 8
     }
 
-    pub fn names(&self) -> Vec<String> {
-        let tensors = match self {
-            Self::Mapped(shard) => shard.tensors(),
-            Self::Buffered(shard) => shard.tensors(),
-            Self::Static(shard) => shard.tensors(),
-        };
-        tensors.into_iter().map(|(name, _)| name).collect()
+    /// Closes the file until the next read.
+    pub fn close(&mut self) {
+        if let Bytes::Stored(file) = &mut self.bytes {
+            file.close();
+        }
     }
 
-    pub fn get(&self, name: &str) -> candle_core::Result<TensorView<'_>> {
-        match self {
-            Self::Mapped(shard) => shard.get(name),
-            Self::Buffered(shard) => shard.get(name),
-            Self::Static(shard) => shard.get(name),
+    /// The data of the tensor `name` as numbers of type `T`, of which it has a whole number.
+    pub fn read<T: bytemuck::Pod>(&self, name: &str, entry: &Entry) -> Result<Vec<T>> {
+        let what = Tensor(name);
+        let mut numbers = zeros(&self.path, entry.bytes() / size_of::<T>() as u64, &what)?;
+        self.read_bytes(self.start + entry.offsets[0], bytemuck::cast_slice_mut(&mut numbers), &what)?;
+        Ok(numbers)
+    }
+
+    /// Calls `see` with the data of the tensor `name`, a part at a time, until it returns true. Parts have a length that
+    /// is a multiple of 8, but for the last.
+    pub fn any_part(&self, name: &str, entry: &Entry, mut see: impl FnMut(&[u8]) -> bool) -> Result<bool> {
+        /// The most bytes that are held at a time.
+        const PART: u64 = 1 << 20;
+        let [mut from, to] = entry.offsets;
+        let mut part = vec![0; entry.bytes().min(PART) as usize];
+        while from < to {
+            let length = (to - from).min(PART);
+            let part = &mut part[..length as usize];
+            self.read_bytes(self.start + from, part, &Tensor(name))?;
+            if see(part) {
+                return Ok(true);
+            }
+            from += length;
+        }
+        Ok(false)
+    }
+
+    /// Fills `into` with the bytes of the file from `offset` on.
+    fn read_bytes(&self, offset: u64, into: &mut [u8], what: &dyn Display) -> Result<()> {
+        match &self.bytes {
+            Bytes::Stored(file) => file.read_at(offset, into, what),
+            Bytes::Memory(bytes) => {
+                let from = usize::try_from(offset).ok();
+                match from.and_then(|from| bytes.get(from..)?.get(..into.len())) {
+                    Some(bytes) => into.copy_from_slice(bytes),
+                    None => return Err(Error::file(&self.path, format!("{what} ends after the last byte"))),
+                }
+                Ok(())
+            }
         }
     }
 }
 
-fn invalid(path: &Path, error: candle_core::Error) -> Error {
-    match error {
-        candle_core::Error::Io(e) => Error::io(path, e),
-        // Only the cause: candle adds the path and a backtrace.
-        e => Error::file(path, format!("not a valid safetensors file: {}", cause(&e))),
+/// What is read, in errors.
+struct Tensor<'a>(&'a str);
+
+impl Display for Tensor<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "tensor `{}`", crate::error::cut(self.0))
     }
 }
 
-fn cause(error: &candle_core::Error) -> String {
-    match error {
-        candle_core::Error::WithPath { inner, .. } | candle_core::Error::WithBacktrace { inner, .. } => cause(inner),
-        other => other.to_string(),
-    }
+/// `count` zeros to read `what` into; an error if there is no memory for them.
+fn zeros<T: bytemuck::Zeroable + Clone>(path: &Path, count: u64, what: &dyn Display) -> Result<Vec<T>> {
+    let mut zeros = Vec::new();
+    let reserved = usize::try_from(count).ok().filter(|count| zeros.try_reserve_exact(*count).is_ok());
+    let count = reserved.ok_or_else(|| {
+        let bytes = count.saturating_mul(size_of::<T>() as u64);
+        Error::file(path, format!("{what} cannot be read: there is no memory for its {bytes} bytes"))
+    })?;
+    zeros.resize(count, T::zeroed());
+    Ok(zeros)
 }

@@ -34,6 +34,14 @@ pub trait WeightSource: Sized {
     /// # Errors
     /// If the tensor is missing, has another shape, or cannot be read; the error holds the full name.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
+
+    /// Reads a tensor that must have the shape `stored`, and reshapes it to `shape`.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get); another number of elements.
+    fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
+        Ok(self.get(name, stored)?.reshape(shape)?)
+    }
 }
 
 impl WeightSource for VarBuilder<'_> {

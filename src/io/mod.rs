@@ -8,6 +8,7 @@ mod atomic;
 mod hash;
 mod json;
 mod read;
+mod stored_file;
 mod tensors;
 
 pub(crate) use atomic::write_atomic;
@@ -20,4 +21,5 @@ pub(crate) use json::{json, json_or_default};
 pub(crate) use json::{number, whole_number};
 #[allow(unused_imports, reason = "the rooms that read files take them over one by one")]
 pub(crate) use read::{is_present, open_regular, read_limited};
+pub(crate) use stored_file::StoredFile;
 pub(crate) use tensors::write_tensors;

@@ -83,7 +83,10 @@ fn index_with_duplicates_or_without_end_is_an_error() {
     std::fs::write(&index, "[".repeat(100_000)).unwrap();
     says(Checkpoint::open(folder.path()), &["not an index", "line 1"]);
     File::create(&index).unwrap().set_len(1 << 40).unwrap();
-    says(Checkpoint::open(folder.path()), &["not an index", "1099511627776 bytes are more than 100000000"]);
+    says(
+        Checkpoint::open(folder.path()),
+        &["index.json: the file has 1099511627776 bytes, expected at most 100000000"],
+    );
 }
 
 /// Every format in which a file can hold NaN, one number of each.

@@ -3,12 +3,20 @@
 //! One enum for all rooms, so that a caller matches on one type. Variants are there in every build, whatever the
 //! features: a `match` that compiles with one set of features compiles with all.
 
+mod text;
+
 use std::path::PathBuf;
+
+pub(crate) use text::cut;
+use text::{name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.
 ///
 /// Every message names the thing, what was expected and what was found. The text in `found` and `expected` is for people
 /// and may change; match on the variant.
+///
+/// Fields hold text from files as it is. The message is one line that is safe to print: characters that control a terminal
+/// or turn the direction of writing are escaped, and names of more than 200 characters are cut.
 ///
 /// # Inside candle's errors
 /// `?` turns this error into a [`candle_core::Error`] with the same message: in the `forward` of candle's traits, which
@@ -32,7 +40,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// A field of a configuration has a value that is not allowed.
-    #[error("config: {field} = {value} is not allowed: expected {allowed}")]
+    #[error("config: {field} = {} is not allowed: expected {}", name(value), phrase(allowed))]
     Config {
         /// Name of the field.
         field: &'static str,
@@ -43,7 +51,7 @@ pub enum Error {
     },
 
     /// A tensor passed to a call has the wrong shape.
-    #[error("{tensor} has shape {found:?}, expected {expected}")]
+    #[error("{} has shape {found:?}, expected {}", name(tensor), phrase(expected))]
     Shape {
         /// Name of the argument or weight.
         tensor: String,
@@ -54,7 +62,7 @@ pub enum Error {
     },
 
     /// A tensor passed to a call has the wrong dtype.
-    #[error("{tensor} has dtype {found}, expected {expected}")]
+    #[error("{} has dtype {}, expected {}", name(tensor), name(found), phrase(expected))]
     DType {
         /// Name of the argument or weight.
         tensor: String,
@@ -65,7 +73,7 @@ pub enum Error {
     },
 
     /// A tensor passed to a call is on the wrong device.
-    #[error("{tensor} is on {found}, expected {expected}")]
+    #[error("{} is on {}, expected {}", name(tensor), name(found), phrase(expected))]
     Device {
         /// Name of the argument or weight.
         tensor: String,
@@ -76,7 +84,7 @@ pub enum Error {
     },
 
     /// A value in an argument, a tensor or a list is not allowed.
-    #[error("{what} is {found}, expected {expected}")]
+    #[error("{} is {}, expected {}", phrase(what), name(found), phrase(expected))]
     Value {
         /// The value's name, with its index if it has one.
         what: String,
@@ -101,7 +109,8 @@ pub enum Error {
     /// all tokens again, in one call.
     #[error(
         "sequence {sequence} of the cache has {cached} tokens, whose keys are rotated for a length of {rotated_for}; with a \
-         length of {length} {position} rotates them otherwise: reset the cache and run all tokens in one call"
+         length of {length} {} rotates them otherwise: reset the cache and run all tokens in one call",
+        name(position)
     )]
     CachedRotation {
         /// Index of the sequence in the batch.
@@ -117,7 +126,7 @@ pub enum Error {
     },
 
     /// The backend that was asked for cannot run this call.
-    #[error("backend {backend} cannot run this call: {reason}")]
+    #[error("backend {} cannot run this call: {}", name(backend), phrase(reason))]
     Backend {
         /// Name of the backend.
         backend: String,
@@ -126,7 +135,7 @@ pub enum Error {
     },
 
     /// A file or folder could not be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", phrase(path.display()), phrase(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -135,7 +144,7 @@ pub enum Error {
     },
 
     /// A file or folder exists but cannot be used.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", phrase(path.display()), phrase(reason))]
     File {
         /// The file or folder.
         path: PathBuf,
@@ -144,7 +153,7 @@ pub enum Error {
     },
 
     /// A required tensor is not in the checkpoint or in the weights.
-    #[error("tensor `{name}` is missing: {why}")]
+    #[error("tensor `{}` is missing: {}", text::name(name), phrase(why))]
     MissingTensor {
         /// Its full name.
         name: String,
@@ -153,7 +162,7 @@ pub enum Error {
     },
 
     /// A tensor of a checkpoint has the wrong shape or dtype.
-    #[error("tensor `{name}` {found}, expected {expected}")]
+    #[error("tensor `{}` {}, expected {}", text::name(name), phrase(found), phrase(expected))]
     Tensor {
         /// Its full name.
         name: String,
@@ -165,7 +174,11 @@ pub enum Error {
 
     /// The tensor names under a prefix match no known layout of attention weights.
     #[error(
-        "no known attention layout under prefix `{prefix}`: {keys}; nearest is layout `{nearest}`, which lacks {lacks}{hint}"
+        "no known attention layout under prefix `{}`: {}; nearest is layout `{nearest}`, which lacks {}{}",
+        name(prefix),
+        phrase(keys),
+        phrase(lacks),
+        phrase(hint)
     )]
     UnknownLayout {
         /// The prefix that was searched.
@@ -181,7 +194,7 @@ pub enum Error {
     },
 
     /// A tensor under the prefix changes what attention computes in a way that this crate does not support.
-    #[error("tensor `{name}` is not supported in layout `{layout}`: {why}")]
+    #[error("tensor `{}` is not supported in layout `{layout}`: {}", text::name(name), phrase(why))]
     UnsupportedTensor {
         /// Its full name.
         name: String,
@@ -195,8 +208,8 @@ pub enum Error {
     /// [`ModelConfig::with_like`](crate::checkpoint::ModelConfig::with_like) its configuration can be read as that of
     /// another family.
     #[error(
-        "{}; if its attention is that of a known family, name that one (`ModelConfig::with_like`, `--like`){near}",
-        unknown_family(model_type.as_deref())
+        "{}; if its attention is that of a known family, name that one (`ModelConfig::with_like`, `--like`){}",
+        unknown_family(model_type.as_deref()), phrase(near)
     )]
     UnknownFamily {
         /// The `model_type` of the configuration, or the name that was asked for; `None` if there is none.
@@ -206,7 +219,7 @@ pub enum Error {
     },
 
     /// The family is known, and its attention is one that this crate does not compute.
-    #[error("model_type `{model_type}` is not supported: {why}")]
+    #[error("model_type `{}` is not supported: {}", name(model_type), phrase(why))]
     UnsupportedFamily {
         /// The `model_type` of the configuration.
         model_type: String,
@@ -215,7 +228,13 @@ pub enum Error {
     },
 
     /// A key of a configuration changes attention in a way that the family is not known to have.
-    #[error("config key `{key}` = {value} is not supported for model_type `{model_type}`: it sets {what}")]
+    #[error(
+        "config key `{}` = {} is not supported for model_type `{}`: it sets {}",
+        name(key),
+        name(value),
+        name(model_type),
+        phrase(what)
+    )]
     UnsupportedKey {
         /// The key.
         key: String,
@@ -228,11 +247,11 @@ pub enum Error {
     },
 
     /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`.
-    #[error("tokenizer: {0}")]
+    #[error("tokenizer: {}", phrase(.0))]
     Tokenizer(String),
 
     /// A model cannot be downloaded from the Hugging Face hub; also if the crate was built without the feature `hub`.
-    #[error("hub: {id}: {reason}")]
+    #[error("hub: {}: {}", name(id), phrase(reason))]
     Hub {
         /// The model id.
         id: String,
@@ -280,7 +299,7 @@ impl From<candle_core::Error> for Error {
 
 fn unknown_family(model_type: Option<&str>) -> String {
     match model_type {
-        Some(name) => format!("model_type `{name}` is no known family"),
+        Some(model_type) => format!("model_type `{}` is no known family", name(model_type)),
         None => "the configuration has no `model_type`".to_string(),
     }
 }
