@@ -3,7 +3,6 @@
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels::cpu) mod amx;
 mod attention;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
 mod bf16_tiles;
 mod functions;
 mod gemm;
@@ -11,6 +10,7 @@ pub(in crate::kernels) mod masks;
 mod non_finite;
 mod norm;
 pub(in crate::kernels) mod reference;
+mod score_tiles;
 
 use super::element::Element;
 use super::isa::Isa;
