@@ -73,7 +73,7 @@ struct Fiber {
     Context context;
     Index index;
     std::vector<Copy> copies;
-    bool ended;
+    bool ended, vote;
 };
 
 struct Barrier {
@@ -206,6 +206,16 @@ static void check_aligned(const void* p, size_t to) {
 }  // namespace emulator
 
 static inline void __syncthreads() { emulator::wait(emulator::block); }
+
+static inline int __syncthreads_or(int predicate) {
+    emulator::current->vote = predicate != 0;
+    __syncthreads();
+    int any = 0;
+    for (const emulator::Fiber& fiber : emulator::fibers) any |= fiber.vote;
+    __syncthreads();
+    return any;
+}
+
 static inline void __syncwarp() { emulator::wait(emulator::own_warp()); }
 
 static inline void atomicMin(int* at, int x) { *at = x < *at ? x : *at; }

@@ -111,7 +111,7 @@ impl Variant {
             .filter(|variant| variant.shared_bytes() <= gpu.shared_memory);
         // Large tiles read the keys less often, but pay only if there are enough of them for every multiprocessor.
         let busy = |variant: &Self| {
-            variant.block_m < 2 * shape.query_rows
+            variant.block_m < shape.query_rows.saturating_mul(2)
                 && variant.blocks(shape.work_items, shape.query_rows) >= gpu.multiprocessors
         };
         let whole = fitting.clone().find(busy).or(fitting.next_back())?;
@@ -122,7 +122,7 @@ impl Variant {
     /// key-value head and leave most multiprocessors idle.
     pub(crate) fn splits(&self, shape: ProblemShape, gpu: Gpu) -> usize {
         let blocks = self.blocks(shape.work_items, shape.query_rows);
-        if blocks == 0 || 2 * blocks > gpu.multiprocessors {
+        if blocks == 0 || blocks.saturating_mul(2) > gpu.multiprocessors {
             return 1;
         }
         // Fewer than four key tiles per block do not pay for the second launch.
@@ -137,7 +137,7 @@ impl Variant {
 
     /// Blocks of a launch, splits excluded.
     pub(crate) fn blocks(&self, work_items: usize, query_rows: usize) -> usize {
-        work_items * query_rows.div_ceil(self.block_m)
+        work_items.saturating_mul(query_rows.div_ceil(self.block_m))
     }
 
     /// Shared memory per block, in bytes: tiles of queries, keys, values and, on CUDA cores, probabilities.
@@ -186,6 +186,7 @@ impl Variant {
             include_str!("source/types.cuh"),
             include_str!("source/work_item.cuh"),
             include_str!("source/mask.cuh"),
+            include_str!("source/non_finite.cuh"),
             include_str!("source/output.cuh"),
         ];
         [device, &common.join("\n"), kernel].join("\n")

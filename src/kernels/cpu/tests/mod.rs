@@ -7,7 +7,7 @@ mod bf16_tiles;
 mod functions;
 mod gemm;
 pub(in crate::kernels) mod masks;
-mod non_finite;
+pub(in crate::kernels) mod non_finite;
 mod norm;
 pub(in crate::kernels) mod reference;
 mod score_tiles;

@@ -8,9 +8,18 @@ use super::{Random, downcast, isas, upcast};
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::mask::{Mask, MaskStructure};
+use crate::kernels::cpu::problem::AttentionProblem;
 
-/// `spoiled[i]`: whether key `i` of every sequence and head has them.
-fn check<T: Element>(sizes: Sizes, mask: &Mask, [q, k, v]: [&[T]; 3], spoiled: &[usize], use_bf16: bool) {
+/// Compares outputs of `run` with NaN and an infinity in the keys or values `spoiled` of every sequence and head with
+/// the output without them: equal bits for a query that sees none of those keys.
+pub(in crate::kernels) fn check<T: Element>(
+    sizes: Sizes,
+    mask: &Mask,
+    [q, k, v]: [&[T]; 3],
+    spoiled: &[usize],
+    what: &str,
+    mut run: impl FnMut(AttentionProblem<T>) -> Vec<T>,
+) {
     let Sizes { b: sequences, s_q, s_kv, appended, h: heads, h_kv, d, d_v } = sizes;
     let keys = s_kv + appended;
     let spoil = |data: &[T], size: usize| {
@@ -25,29 +34,21 @@ fn check<T: Element>(sizes: Sizes, mask: &Mask, [q, k, v]: [&[T]; 3], spoiled: &
         downcast::<T>(&data)
     };
     let (bad_keys, bad_values) = (spoil(k, d), spoil(v, d_v));
-    for isa in isas() {
-        let run = |k: &[T], v: &[T]| {
-            let mut call = problem(sizes, [q, k, v], mask.clone());
-            call.bf16 = use_bf16;
-            let mut output = Vec::new();
-            attend(isa, &call, &mut output);
-            upcast(&output)
-        };
-        let (clean, with_keys, with_values) = (run(k, v), run(&bad_keys, v), run(k, &bad_values));
-        let rows = (0..sequences).flat_map(|b| (0..s_q).flat_map(move |i| (0..heads).map(move |h| [b, i, h])));
-        for (row, [b, i, h]) in rows.enumerate() {
-            let sees = |j: usize| j >= s_kv || mask_term(mask, [b, h, i, j], s_q, s_kv) != f64::NEG_INFINITY;
-            let sees = spoiled.iter().any(|j| *j < keys && sees(*j));
-            for column in 0..d_v {
-                let at = row * d_v + column;
-                let bad = sees && [0, d_v / 2].contains(&column);
-                let same = |other: f32| other.to_bits() == clean[at].to_bits();
-                let right = [
-                    if sees { with_keys[at].is_nan() } else { same(with_keys[at]) },
-                    if bad { !with_values[at].is_finite() } else { same(with_values[at]) },
-                ];
-                assert_eq!(right, [true; 2], "{}, {b} {i} {h} {column}, {:?}", isa.name(), mask.structure);
-            }
+    let mut of = |k: &[T], v: &[T]| upcast(&run(problem(sizes, [q, k, v], mask.clone())));
+    let (clean, with_keys, with_values) = (of(k, v), of(&bad_keys, v), of(k, &bad_values));
+    let rows = (0..sequences).flat_map(|b| (0..s_q).flat_map(move |i| (0..heads).map(move |h| [b, i, h])));
+    for (row, [b, i, h]) in rows.enumerate() {
+        let sees = |j: usize| j >= s_kv || mask_term(mask, [b, h, i, j], s_q, s_kv) != f64::NEG_INFINITY;
+        let sees = spoiled.iter().any(|j| *j < keys && sees(*j));
+        for column in 0..d_v {
+            let at = row * d_v + column;
+            let bad = sees && [0, d_v / 2].contains(&column);
+            let same = |other: f32| other.to_bits() == clean[at].to_bits();
+            let right = [
+                if sees { with_keys[at].is_nan() } else { same(with_keys[at]) },
+                if bad { !with_values[at].is_finite() } else { same(with_values[at]) },
+            ];
+            assert_eq!(right, [true; 2], "{what}, {b} {i} {h} {column}, {:?}", mask.structure);
         }
     }
 }
@@ -61,8 +62,13 @@ fn check_masks<T: Element>(use_bf16: bool) {
         let mut masks = tensors.masks();
         masks.push(MaskStructure { right: Some(0), ..MaskStructure::default() }.into());
         masks.push(Mask::default());
-        for mask in masks {
-            check(sizes, &mask, [&q, &k, &v], spoiled, use_bf16);
+        for (mask, isa) in masks.iter().flat_map(|mask| isas().into_iter().map(move |isa| (mask, isa))) {
+            check(sizes, mask, [&q, &k, &v], spoiled, isa.name(), |mut call| {
+                call.bf16 = use_bf16;
+                let mut output = Vec::new();
+                attend(isa, &call, &mut output);
+                output
+            });
         }
     }
 }

@@ -106,8 +106,11 @@ static __device__ __forceinline__ float masked_score(
 #endif
 #if FEATURES & BIAS
     const float bias = load_strided(row.bias, key, p.bias_strides[3]);
-    // The comparison is false for NaN, so that a NaN in the bias reaches the output.
-    masked = bias <= LOWEST_FINITE ? NEG_INFINITY : masked + bias * LOG2_E;
+    // The comparisons are false for NaN, so that a NaN in the bias reaches the output. The product must not overflow: a
+    // finite bias above the lowest, such as the lowest of bf16, leaves the key visible.
+    const float largest = -LOWEST_FINITE / LOG2_E;
+    const float bounded = bias > largest ? largest : bias < -largest ? -largest : bias;
+    masked = bias <= LOWEST_FINITE ? NEG_INFINITY : masked + bounded * LOG2_E;
 #endif
 #if FEATURES & KEEP
     masked = load_strided(row.keep, key, p.keep_strides[3]) ? masked : NEG_INFINITY;

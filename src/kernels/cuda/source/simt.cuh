@@ -122,7 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const AttentionP
         }
 
         // One branch for the whole tile: tiles that every row sees completely need no mask.
-        if (!FEATURES && start >= range.full_begin && start + BLOCK_N <= range.full_end) {
+        const bool seen_by_all = !FEATURES && start >= range.full_begin && start + BLOCK_N <= range.full_end;
+        if (seen_by_all) {
 #pragma unroll
             for (int r = 0; r < RM; ++r)
 #pragma unroll
@@ -152,6 +153,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const AttentionP
                 row_sum[r] += prob;
                 probs[(y + r * THREAD_ROWS) * LD_P + x + 8 * c] = prob;
             }
+        }
+        if (!seen_by_all && tile_has_non_finite<BLOCK_N, HEAD_DIM_V, LD_V>(v)) {
+#pragma unroll 1
+            for (int j = 0; j < BLOCK_N; ++j)
+#pragma unroll
+                for (int r = 0; r < RM; ++r) {
+                    if (masked_score(p, item, row[r], start + j, 0) == NEG_INFINITY) continue;
+#pragma unroll
+                    for (int c = 0; c < CV; ++c)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const float value = v[j * LD_V + 4 * x + 32 * c + i];
+                            if (not_finite(value)) acc[r][c][i] += value;
+                        }
+                }
+            zero_non_finite<BLOCK_N, HEAD_DIM_V, LD_V>(v);
         }
         // A warp barrier is enough: the eight threads that share a row are in one warp.
         __syncwarp();

@@ -114,7 +114,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const AttentionP
         if (start + BLOCK_N < end) fetch_keys(start + BLOCK_N);
 
         // One branch for the whole tile: tiles that every row sees completely need no mask.
-        if (!FEATURES && start >= range.full_begin && start + BLOCK_N <= range.full_end) {
+        const bool seen_by_all = !FEATURES && start >= range.full_begin && start + BLOCK_N <= range.full_end;
+        if (seen_by_all) {
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
 #pragma unroll
@@ -158,6 +159,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const AttentionP
                         row_sum[t][half] += x;
                     }
             }
+
+        if (!seen_by_all && tile_has_non_finite<BLOCK_N, HEAD_DIM_V, LD_V>(v)) {
+#pragma unroll 1
+            for (int j = 0; j < BLOCK_N; ++j)
+#pragma unroll
+                for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        if (masked_score(p, item, row[t][half], start + j, 0) == NEG_INFINITY) continue;
+#pragma unroll
+                        for (int n = 0; n < HEAD_DIM_V / 8; ++n)
+#pragma unroll
+                            for (int i = 0; i < 2; ++i) {
+                                const u16 x = v[j * LD_V + n * 8 + lane % 4 * 2 + i];
+                                if (not_finite(x)) acc[t][n][2 * half + i] += to_float(x);
+                            }
+                    }
+            zero_non_finite<BLOCK_N, HEAD_DIM_V, LD_V>(v);
+        }
 
 #pragma unroll
         for (int j = 0; j < BLOCK_N / 16; ++j) {

@@ -19,7 +19,7 @@ use crate::kernels::cuda::Gpu;
 use crate::kernels::cuda::{AttentionParams, Features, ProblemShape, Variant};
 
 /// GPUs for which the same problem selects different kernels and tile sizes.
-const GPUS: [Gpu; 4] = [
+pub(super) const GPUS: [Gpu; 4] = [
     Gpu { capability: 90, multiprocessors: 1, shared_memory: 227 << 10 },
     Gpu { capability: 89, multiprocessors: 1, shared_memory: 99 << 10 },
     Gpu { capability: 80, multiprocessors: 108, shared_memory: 163 << 10 },
@@ -27,14 +27,14 @@ const GPUS: [Gpu; 4] = [
 ];
 
 /// The kernels compiled so far.
-struct Emulator {
+pub(super) struct Emulator {
     folder: tempfile::TempDir,
     kernels: HashMap<Variant, Library>,
     random: Random,
 }
 
 impl Emulator {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), kernels: HashMap::new(), random: Random(11) }
     }
 
@@ -47,7 +47,7 @@ impl Emulator {
         })
     }
 
-    fn run<T: Element>(&mut self, call: &AttentionProblem<T>, gpu: Gpu) -> Vec<T> {
+    pub(super) fn run<T: Element>(&mut self, call: &AttentionProblem<T>, gpu: Gpu) -> Vec<T> {
         let shape = shape(call);
         let variant = Variant::select(shape, gpu).unwrap();
         let seed = self.random.0 as u32;

@@ -2,4 +2,5 @@
 
 mod attention;
 mod emulator;
+mod non_finite;
 mod rowwise;
