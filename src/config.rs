@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::macros::setters;
 use crate::mask::AttentionMask;
+use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::position::{LayerSizes, Position};
 
 /// The scoring function between a query and a key.
@@ -116,7 +117,8 @@ pub struct AttentionConfig {
     pub num_attention_heads: usize,
     /// Number of key-value heads, a divisor of `num_attention_heads`; default `num_attention_heads`.
     pub num_key_value_heads: Option<usize>,
-    /// Size of each query and key head; default `hidden_size / num_attention_heads`.
+    /// Size of each query and key head; default `hidden_size / num_attention_heads`. All heads together have at most 2^24
+    /// elements.
     pub head_dim: Option<usize>,
     /// Size of each value head; default `head_dim`.
     pub value_head_dim: Option<usize>,
@@ -131,7 +133,7 @@ pub struct AttentionConfig {
     /// Which projections have a bias. In a new layer: default all. Of a loaded layer it says which biases its checkpoint
     /// holds.
     pub bias: ProjectionBias,
-    /// Factor on the scores; default `head_dim^-0.5` for dot products, except with
+    /// Factor on the scores, of magnitude up to 1e15; default `head_dim^-0.5` for dot products, except with
     /// [`Disentangled`](crate::position::Disentangled) positions, and 1 for additive scoring.
     pub scale: Option<f64>,
     /// The scoring function; default scaled dot product.
@@ -142,9 +144,10 @@ pub struct AttentionConfig {
     /// With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where the last
     /// query is aligned with the last key: a layer that is used for both leaves it to the calls.
     pub mask: AttentionMask,
-    /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2); default no.
+    /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15 to
+    /// 1e15; default no.
     pub softcap: Option<f64>,
-    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` (MPT, OLMo); default no.
+    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` (MPT, OLMo), from 1e-15 to 1e15; default no.
     pub clip_qkv: Option<f64>,
     /// Norms of queries and keys; default none.
     pub qk_norm: Option<QkNorm>,
@@ -355,13 +358,15 @@ impl AttentionConfig {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.resolved_num_key_value_heads(), allowed));
         }
-        if let Some(scale) = self.scale.filter(|scale| !(*scale as f32).is_finite()) {
-            return Err(Error::config("scale", scale, "a finite number"));
-        }
-        let positive = [("softcap", self.softcap), ("clip_qkv", self.clip_qkv)];
-        for (field, value) in positive {
-            if let Some(value) = value.filter(|value| !((*value as f32).is_finite() && *value as f32 > 0.0)) {
-                return Err(Error::config(field, value, "a positive number"));
+        let numbers = [
+            ("scale", self.scale, self.scale.and_then(expected_factor)),
+            ("softcap", self.softcap, self.softcap.and_then(expected_limit)),
+            ("clip_qkv", self.clip_qkv, self.clip_qkv.and_then(expected_limit)),
+            ("dropout", Some(self.dropout), expected_dropout(self.dropout)),
+        ];
+        for (field, value, expected) in numbers {
+            if let (Some(value), Some(expected)) = (value, expected) {
+                return Err(Error::config(field, value, expected));
             }
         }
         self.position.scheme().validate(&self.sizes())?;
@@ -369,15 +374,21 @@ impl AttentionConfig {
             let allowed = "full, causal or a window; a mask of other kinds belongs to a call";
             return Err(Error::config("mask", &self.mask, allowed));
         }
+        let d = [self.resolved_head_dim(), self.resolved_value_head_dim()];
+        let widths = [("head_dim", heads, d[0]), ("value_head_dim", self.resolved_num_key_value_heads(), d[1])];
+        for (field, heads, d) in widths {
+            if heads * d > MAX_SIZE {
+                let allowed = format!("at most {MAX_SIZE} elements in all of the {heads} heads");
+                return Err(Error::config(field, d, allowed));
+            }
+        }
         if let Some(norm) = self.qk_norm.filter(|norm| !((norm.eps as f32).is_finite() && norm.eps >= 0.0)) {
             return Err(Error::config("qk_norm eps", norm.eps, "a finite number from 0"));
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Err(Error::config("dropout", self.dropout, "a number in [0, 1)"));
         }
         Ok(())
     }
 }
 
-/// Upper bound of every size and count in a configuration.
+/// Upper bound of every size and count in a configuration, and of the elements in all heads of a token. It keeps every
+/// product of two of them exact; the largest published models have 32,768 elements in all heads.
 pub(crate) const MAX_SIZE: usize = 1 << 24;

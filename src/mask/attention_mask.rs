@@ -196,7 +196,7 @@ impl AttentionMask {
     /// query's position minus the key's, aligned as in [`causal`](Self::causal); if `symmetric`, its absolute value.
     /// A layer whose configuration has ALiBi positions adds this by itself.
     ///
-    /// A call needs one slope per query head.
+    /// A call needs one slope per query head, of magnitude up to 1e15.
     pub fn distances(slopes: Vec<f64>, symmetric: bool) -> Self {
         Self::of_term(Distances { slopes, symmetric })
     }

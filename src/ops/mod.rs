@@ -14,6 +14,7 @@ mod pack;
 mod problem;
 mod qkv;
 mod rotation;
+mod score_factor;
 
 #[cfg(feature = "encoder")]
 pub(crate) use activation::Activation;
@@ -22,3 +23,4 @@ pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
 pub(crate) use qkv::Qkv;
 pub(crate) use rotation::rotate;
+pub(crate) use score_factor::{expected_dropout, expected_factor, expected_limit};

@@ -60,7 +60,7 @@ fn sliding(mask: &AttentionMask) -> Option<MaskStructure> {
 /// Bytes of temporary memory: the kernel always writes the log-sum-exp of every row.
 pub(super) fn scratch_bytes(call: &Call) -> usize {
     let AttnShape { b, h, s_q, .. } = call.shape;
-    size_of::<f32>() * b * h * s_q
+    [b, h, s_q].into_iter().fold(size_of::<f32>(), usize::saturating_mul)
 }
 
 /// Runs a call; arguments as for [`fused`](crate::sdpa::fused).

@@ -7,20 +7,21 @@ use candle_core::Tensor;
 use crate::error::{Error, Result};
 use crate::macros::setters;
 use crate::mask::AttentionMask;
+use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::sdpa::backend::Backend;
 
 /// Options of [`attend_bshd`](crate::sdpa::attend_bshd).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SdpaOptions<'a> {
-    /// Factor on the scores; `None` is `d^-0.5` for dot products and 1 for additive scoring.
+    /// Factor on the scores, of magnitude up to 1e15; `None` is `d^-0.5` for dot products and 1 for additive scoring.
     pub scale: Option<f64>,
     /// Which keys a query may see. Its shapes do not count `appended_keys`.
     pub mask: Cow<'a, AttentionMask>,
     /// Number of keys at the end of `k` and `v` that every query sees, whatever the mask.
     pub appended_keys: usize,
     /// Scores become `softcap · tanh(score / softcap)` before they are masked
-    /// ([Gemma 2](https://arxiv.org/abs/2408.00118)); positive.
+    /// ([Gemma 2](https://arxiv.org/abs/2408.00118)); from 1e-15 to 1e15.
     pub softcap: Option<f64>,
     /// `(h)`: a score per head that takes part in the softmax but has no value, so that attention weights sum to less than 1
     /// ([Xiao 2023](https://arxiv.org/abs/2309.17453), as in gpt-oss).
@@ -86,16 +87,17 @@ impl<'a> SdpaOptions<'a> {
 
     /// Checks the numeric options.
     pub(crate) fn validate(&self) -> Result<()> {
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Err(Error::value("dropout", self.dropout, "a number in [0, 1)"));
+        let numbers = [
+            ("dropout", Some(self.dropout), expected_dropout(self.dropout)),
+            ("softcap", self.softcap, self.softcap.and_then(expected_limit)),
+            ("scale", self.scale, self.scale.and_then(expected_factor)),
+        ];
+        for (name, value, expected) in numbers {
+            if let (Some(value), Some(expected)) = (value, expected) {
+                return Err(Error::value(name, value, expected));
+            }
         }
-        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
-            return Err(Error::value("softcap", cap, "a positive number"));
-        }
-        match self.scale.filter(|scale| !scale.is_finite()) {
-            Some(scale) => Err(Error::value("scale", scale, "a finite number")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

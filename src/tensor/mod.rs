@@ -4,6 +4,7 @@
 //! conversion between both is here, once, and by reference: copying every input of a kernel into a `Vec` would be
 //! simpler and would cost more than some of the kernels.
 
+mod allocation;
 mod broadcast;
 mod check;
 mod contiguous;
@@ -14,6 +15,7 @@ mod dtype;
 mod freeze;
 mod select;
 
+pub(crate) use allocation::check_allocation;
 pub(crate) use broadcast::broadcast_rows;
 pub(crate) use check::same_dtype_and_device;
 pub(crate) use contiguous::last_dim_contiguous;

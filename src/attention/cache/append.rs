@@ -7,6 +7,7 @@ use super::kv_cache::{CacheKind, KvCache, Row};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::ExplicitPositions;
+use crate::tensor::check_allocation;
 
 /// The keys and values that a chunk attends to.
 pub(super) struct CachedKeys {
@@ -43,19 +44,19 @@ impl TokenShape {
 /// Tokens of the first allocation.
 const INITIAL_CAPACITY: usize = 64;
 
+/// Most tokens per sequence of a fixed cache: as many keys as the kernels count. It refuses a capacity that was read from
+/// a damaged configuration before memory is requested for it. The longest published contexts have 10 million tokens.
+pub(super) const MAX_CAPACITY: usize = 1 << 30;
+
 /// Tokens that a rotating cache can take before it copies those of its window to the front.
 fn slack(window: usize) -> usize {
     window.max(INITIAL_CAPACITY)
 }
 
-/// Checks that keys of `columns` tokens have an address space.
-fn check_memory(of: &TokenShape, columns: usize) -> Result<()> {
-    let size =
-        [of.b, of.h_kv, of.d.max(of.d_v), of.dtype.size_in_bytes()].into_iter().fold(columns, usize::saturating_mul);
-    if size <= isize::MAX as usize {
-        return Ok(());
-    }
-    Err(Error::value("the capacity of a cache", columns, format!("one that fits into memory, for {}", of.describe())))
+/// Checks that there is memory for `columns` tokens.
+fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
+    let what = format!("the capacity of a cache for {}", of.describe());
+    check_allocation(&what, columns, &[of.b, of.h_kv, of.d.saturating_add(of.d_v), columns], of.dtype, device)
 }
 
 /// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.
@@ -131,6 +132,10 @@ impl KvCache {
         }
         let tokens = self.mask_columns(&new);
         match self.kind {
+            CacheKind::Fixed(capacity) if capacity > MAX_CAPACITY => {
+                let expected = format!("at most {MAX_CAPACITY}, the largest");
+                Err(Error::value("the capacity of a fixed cache", capacity, expected))
+            }
             CacheKind::Fixed(capacity) if tokens > capacity => Err(Error::CacheFull { capacity, tokens }),
             _ => Ok(new),
         }
@@ -235,11 +240,12 @@ impl KvCache {
                 let columns = match self.kind {
                     CacheKind::Fixed(capacity) => capacity,
                     CacheKind::Rotating(window) => {
-                        (2 * tokens).max(INITIAL_CAPACITY).min(window.saturating_add(slack(window)))
+                        let largest = window.saturating_add(slack(window));
+                        tokens.saturating_mul(2).max(INITIAL_CAPACITY).min(largest)
                     }
-                    CacheKind::Growing => tokens.max(2 * columns).max(INITIAL_CAPACITY),
+                    CacheKind::Growing => tokens.max(columns.saturating_mul(2)).max(INITIAL_CAPACITY),
                 };
-                check_memory(&of, columns)?;
+                check_memory(&of, columns, chunk[0].device())?;
                 let larger = |i: usize| {
                     let (b, _, h, d) = chunk[i].dims4()?;
                     let new = Tensor::zeros((b, columns, h, d), chunk[i].dtype(), chunk[i].device())?;

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::kv_cache::{CacheKind, KvCache, Row};
 use crate::error::{Error, Result};
-use crate::tensor::select;
+use crate::tensor::{check_allocation, select};
 
 impl KvCache {
     /// Keeps the first `len` tokens of each sequence and forgets those after them, as speculative decoding needs it. A
@@ -38,9 +38,9 @@ impl KvCache {
             }
             if let CacheKind::Rotating(window) = self.kind
                 && dropped > 0
-                && len < dropped + window - 1
+                && len < dropped.saturating_add(window - 1)
             {
-                let least = dropped + window - 1;
+                let least = dropped.saturating_add(window - 1);
                 let expected = format!("at least {least}: the cache has dropped the first {dropped} tokens");
                 return Err(Error::value(format!("the length of sequence {i} in a rotating cache"), len, expected));
             }
@@ -68,6 +68,9 @@ impl KvCache {
             return Ok(());
         }
         if let Some([keys, values]) = &self.buffers {
+            let [each, of_value] = [keys, values].map(|t| t.dims()[1..].iter().product::<usize>());
+            let what = "the number of sequences to select";
+            check_allocation(what, rows.len(), &[rows.len(), each + of_value], keys.dtype(), keys.device())?;
             self.buffers = Some([select(keys, rows, 0)?, select(values, rows, 0)?]);
         }
         self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
@@ -93,9 +96,10 @@ impl KvCache {
             sequences => sequences,
         };
         let row = |i: usize| self.rows.get(i).cloned().unwrap_or_default();
-        let tokens = (0..sequences).map(|i| row(i).seen() + added(i)).max().unwrap_or(0);
+        // A sum that saturates is no tensor's size.
+        let tokens = (0..sequences).map(|i| row(i).seen().saturating_add(added(i))).max().unwrap_or(0);
         let batch = matches!(dims.first(), Some(b) if *b == 1 || *b == sequences);
-        if mask.rank() < 2 || !batch || dims.last() != Some(&tokens) {
+        if mask.rank() < 2 || !batch || dims.last() != Some(&tokens) || tokens == usize::MAX {
             return Err(Error::shape("the mask", dims, format!("({sequences} or 1, …, {tokens})")));
         }
         let columns = self.mask_columns(new);

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The first `held` tokens of each sequence of `old` and then the first `new` tokens of `chunk`, `(b, s, h, d)` each →
 /// `(b, columns, h, d)`. What follows the tokens of a sequence is arbitrary.
@@ -46,6 +46,10 @@ fn gather(tokens: &Tensor, columns: usize, index: impl Fn(usize, usize) -> usize
         return Ok(tokens.narrow(1, 0, 0)?);
     }
     let places = (0..b).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    if u32::try_from(b.saturating_mul(s)).is_err() {
+        let found = format!("{b} sequences of {s}");
+        return Err(Error::value("the number of tokens in a cache of unequal sequences", found, "less than 2^32"));
+    }
     let places = places.map(|(row, column)| (row * s + index(row, column)) as u32);
     let places = Tensor::from_iter(places, tokens.device())?;
     let flat = tokens.contiguous()?.reshape((b * s, h, d))?;

@@ -97,7 +97,7 @@ impl Row {
     pub(super) fn add(&mut self, new: usize, position: impl Fn(usize) -> Option<usize>) {
         let (seen, mut end) = (self.seen(), self.next_position());
         for token in 0..new {
-            let next = position(token).map_or(end + 1, |position| end.max(position + 1));
+            let next = position(token).map_or(end + 1, |position| end.max(position.saturating_add(1)));
             if self.ends.is_none() && next != seen + token + 1 {
                 self.ends = Some((1..=seen + token).collect());
             }
@@ -118,7 +118,9 @@ impl KvCache {
         Self::new(CacheKind::Growing)
     }
 
-    /// A cache of up to `capacity` tokens per sequence, allocated once; more tokens are [`Error::CacheFull`].
+    /// A cache of up to `capacity` tokens per sequence, allocated once, at the first call; more tokens are
+    /// [`Error::CacheFull`]. A capacity of more than 2^30 tokens, or of more than fit into memory, is an error of that
+    /// call.
     pub fn fixed(capacity: usize) -> Self {
         Self::new(CacheKind::Fixed(capacity))
     }

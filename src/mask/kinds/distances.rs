@@ -11,6 +11,7 @@ use crate::mask::dense::DenseMask;
 use crate::mask::lowered::TermStructure;
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
+use crate::ops::expected_factor;
 
 /// `-slopes[h] · distance` is added to the scores ([ALiBi, Press 2022](https://arxiv.org/abs/2108.12409)). The distance of
 /// a key after the query is negative, or, if `symmetric`, positive too.
@@ -22,11 +23,15 @@ pub(crate) struct Distances {
 
 impl MaskTerm for Distances {
     fn check(&self, shape: AttnShape) -> Result<()> {
-        if self.slopes.len() == shape.h {
-            return Ok(());
+        if self.slopes.len() != shape.h {
+            let expected = format!("{}, the number of heads", shape.h);
+            return Err(Error::value("the number of slopes", self.slopes.len(), expected));
         }
-        let expected = format!("{}, the number of heads", shape.h);
-        Err(Error::value("the number of slopes", self.slopes.len(), expected))
+        let slopes = self.slopes.iter().enumerate();
+        match slopes.filter_map(|(i, slope)| Some((i, slope, expected_factor(*slope)?))).next() {
+            Some((i, slope, expected)) => Err(Error::value(format!("slopes[{i}]"), slope, expected)),
+            None => Ok(()),
+        }
     }
 
     fn dense(&self, MaskCall { shape, starts }: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {

@@ -20,13 +20,13 @@ pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
 
 /// Bytes of temporary memory: uploaded mask arrays, and partial results if keys are split.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
-    let queries = call.shape.b * call.shape.s_q;
+    let queries = call.shape.b.saturating_mul(call.shape.s_q);
     let partials = match splits(call, options) {
         1 => 0,
-        splits => queries * call.shape.h * splits * (call.d_v + 2),
+        splits => [call.shape.h, splits, call.d_v + 2].into_iter().fold(queries, usize::saturating_mul),
     };
     // Lengths and positions take at most one value per query.
-    size_of::<i32>() * (queries + partials)
+    queries.saturating_add(partials).saturating_mul(size_of::<i32>())
 }
 
 /// How many blocks share the keys of a tile of queries.
@@ -39,9 +39,10 @@ pub(super) fn splits(call: &Call, options: &SdpaOptions) -> usize {
         dtype: call.dtype,
         d: call.d,
         d_v: call.d_v,
-        work_items: call.shape.b * call.h_kv,
-        query_rows: call.shape.s_q * (call.shape.h / call.h_kv),
-        keys: call.shape.s_kv + options.appended_keys,
+        work_items: call.shape.b.saturating_mul(call.h_kv),
+        // A layer without heads has no key-value heads either.
+        query_rows: call.shape.s_q.saturating_mul(call.shape.h.checked_div(call.h_kv).unwrap_or(0)),
+        keys: call.shape.s_kv.saturating_add(options.appended_keys),
         features: Features::default(),
     };
     Variant::select(shape, gpu).map_or(1, |variant| variant.splits(shape, gpu))

@@ -1,0 +1,42 @@
+//! Whether memory for a tensor can be had, asked before candle requests it.
+
+use candle_core::{DType, Device};
+
+use crate::error::{Error, Result};
+
+/// Checks that `elements`, the product of these numbers, can be allocated: they have an address, and on the CPU the
+/// allocator grants them. candle aborts the process where an allocation on the CPU fails; on GPUs it returns an error.
+/// `what` is the name of the memory in the error, and `found` the number that made it so large.
+pub(crate) fn check_allocation(
+    what: &str,
+    found: usize,
+    elements: &[usize],
+    dtype: DType,
+    device: &Device,
+) -> Result<()> {
+    let bytes = elements.iter().try_fold(dtype.size_in_bytes(), |bytes, count| bytes.checked_mul(*count));
+    let granted = |bytes: usize| !device.is_cpu() || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
+    match bytes {
+        Some(bytes) if bytes <= isize::MAX as usize && granted(bytes) => Ok(()),
+        bytes => {
+            let bytes = bytes.map_or("more bytes than an address can count".to_string(), |n| format!("{n} bytes"));
+            Err(Error::value(what, found, format!("one that fits into memory: it takes {bytes}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_allocated_is_an_error() {
+        let check = |elements: &[usize]| check_allocation("the cache", 9, elements, DType::F32, &Device::Cpu);
+        check(&[2, 3]).unwrap();
+        check(&[0, usize::MAX]).unwrap();
+        for elements in [&[1 << 44, 16][..], &[1 << 62], &[1 << 32, 1 << 32, 2]] {
+            let error = check(elements).unwrap_err().to_string();
+            assert!(error.starts_with("the cache is 9, expected one that fits into memory"), "{error}");
+        }
+    }
+}
