@@ -39,7 +39,7 @@ fn main() -> ExitCode {
 fn inspect(arguments: &Arguments) -> Result<()> {
     let checkpoint = Checkpoint::open(&arguments.checkpoint)?;
     let beside = checkpoint.path().map(|path| path.with_file_name("config.json"));
-    let config = arguments.config.clone().or_else(|| beside.filter(|path| path.exists()));
+    let config = arguments.config.clone().or_else(|| beside.filter(|path| path.symlink_metadata().is_ok()));
     let json = config.map(|path| shared::json(&path)).transpose()?;
     let config = json.as_ref().map(|json| ModelConfig::new(json).with_like(arguments.like.as_deref()));
     let layers = checkpoint.attention_layers(config);

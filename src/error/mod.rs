@@ -246,7 +246,8 @@ pub enum Error {
         what: String,
     },
 
-    /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`.
+    /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`. A panic of the tokenizers library
+    /// on a malformed `tokenizer.json` is this error too.
     #[error("tokenizer: {}", phrase(.0))]
     Tokenizer(String),
 

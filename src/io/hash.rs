@@ -6,6 +6,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+use crate::io::read::open_regular;
 
 /// A SHA-256 hash of a sequence of parts.
 #[derive(Default)]
@@ -38,9 +39,9 @@ impl<'a> FromIterator<&'a [u8]> for Fingerprint {
     }
 }
 
-/// The SHA-256 hash of a file's content.
+/// The SHA-256 hash of a regular file's content.
 pub(crate) fn hash_file(path: &Path) -> Result<[u8; 32]> {
-    let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+    let (mut file, _) = open_regular(path)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 18]);
     loop {
         match file.read(&mut buffer).map_err(|e| Error::io(path, e))? {

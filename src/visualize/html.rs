@@ -37,6 +37,10 @@ impl AttentionMaps {
     /// shows each weight with four decimals, rounded as by `format!("{:.4}")`. Its size is at most about 1.5 bytes per weight;
     /// weights are decompressed when they are shown.
     ///
+    /// Labels and title appear as text, whatever they hold. The element `data` has them as JSON (`title`, `queries`,
+    /// `keys`, `layers`), the element `w{i}-{j}` the weights of head `j` of entry `i` of `layers`, in Base64: a zlib
+    /// stream of the low bytes, then the high bytes, of weights times 10,000.
+    ///
     /// # Errors
     /// [`Error::Value`] if there are no layers.
     pub fn html(&self) -> Result<String> {

@@ -1,5 +1,7 @@
 //! Attention weights with labels for queries and keys.
 
+use std::collections::HashSet;
+
 use candle_core::{D, DType, Tensor};
 
 use crate::error::{Error, Result};
@@ -25,6 +27,10 @@ pub(super) struct LayerMaps {
 /// The largest accepted weight: rounding may take a weight slightly above 1.
 const LARGEST: f32 = 1.001;
 
+/// The most weights of a layer, 4 GiB of them: a tensor that repeats one number has any shape and no size. All heads of a
+/// model with 16 heads fit for 8,192 tokens.
+const MAX_WEIGHTS: usize = 1 << 30;
+
 impl AttentionMaps {
     /// Maps without layers; `queries` and `keys` are the labels of the tokens, the same for self-attention. Invisible
     /// characters are replaced by visible ones.
@@ -45,9 +51,10 @@ impl AttentionMaps {
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::DType`] for weights of another shape or dtype, [`Error::Value`] for weights that are not
-    /// between 0 and 1 and for a layer that was added before.
+    /// between 0 and 1 (NaN is not), for a layer that was added before, and for more than 2^30 weights.
     pub fn with_layer(self, layer: usize, weights: &Tensor) -> Result<Self> {
         let heads = weights.dim(D::Minus(3)).unwrap_or(0);
+        self.check_shape(layer, heads, weights)?;
         self.with_heads(layer, &(0..heads).collect::<Vec<_>>(), weights)
     }
 
@@ -59,21 +66,15 @@ impl AttentionMaps {
         if self.layers.iter().any(|known| known.layer == layer) {
             return Err(Error::value("a layer", layer, "one that was not added before"));
         }
-        if let Some((_, head)) = heads.iter().enumerate().find(|(i, head)| heads[..*i].contains(head)) {
+        let mut known = HashSet::new();
+        if let Some(head) = heads.iter().find(|head| !known.insert(**head)) {
             return Err(Error::value(format!("a head of layer {layer}"), head, "one that was not added before"));
         }
         if !weights.dtype().is_float() {
             return Err(Error::dtype("the weights", weights.dtype(), "a floating-point dtype"));
         }
+        self.check_shape(layer, heads.len(), weights)?;
         let (q, k) = (self.queries.len(), self.keys.len());
-        let dims = match weights.dims() {
-            [1, rest @ ..] if weights.rank() == 4 => rest,
-            dims => dims,
-        };
-        if dims != [heads.len(), q, k] || weights.elem_count() == 0 {
-            let expected = format!("({}, {q}, {k}): heads, queries and keys, at least one of each", heads.len());
-            return Err(Error::shape(format!("the weights of layer {layer}"), weights.dims(), expected));
-        }
         let weights: Vec<f32> = weights.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         if let Some(i) = weights.iter().position(|weight| !(0.0..=LARGEST).contains(weight)) {
             let (head, query, key) = (heads[i / (q * k)], i / k % q, i % k);
@@ -82,6 +83,26 @@ impl AttentionMaps {
         }
         self.layers.push(LayerMaps { layer, heads: heads.to_vec(), weights });
         Ok(self)
+    }
+
+    fn check_shape(&self, layer: usize, heads: usize, weights: &Tensor) -> Result<()> {
+        let (q, k) = (self.queries.len(), self.keys.len());
+        let dims = match weights.dims() {
+            [1, rest @ ..] if weights.rank() == 4 => rest,
+            dims => dims,
+        };
+        if dims != [heads, q, k] || dims.contains(&0) {
+            let expected = format!("({heads}, {q}, {k}): heads, queries and keys, at least one of each");
+            return Err(Error::shape(format!("the weights of layer {layer}"), weights.dims(), expected));
+        }
+        let count = heads.saturating_mul(q).saturating_mul(k);
+        match count > MAX_WEIGHTS {
+            true => {
+                let what = format!("the number of weights of layer {layer}");
+                Err(Error::value(what, count, format!("at most {MAX_WEIGHTS}: pass fewer heads or tokens")))
+            }
+            false => Ok(()),
+        }
     }
 
     /// The labels of the queries, as they are shown.

@@ -5,11 +5,15 @@ use resvg::{tiny_skia, usvg};
 use crate::error::{Error, Result};
 use crate::visualize::maps::AttentionMaps;
 
+/// The most pixels of a picture, 2 GiB of them. The 96 heads of a layer at the largest scale have 350 million.
+const MAX_PIXELS: u64 = 1 << 29;
+
 impl AttentionMaps {
     /// The picture of [`svg`](Self::svg) as a PNG file with the system's fonts; `scale` is the number of pixels per SVG unit.
     ///
     /// # Errors
-    /// [`Error::Value`] for a layer that was not added, for a scale outside 0.1 to 8, and on a system without fonts.
+    /// [`Error::Value`] for a layer that was not added, for a scale outside 0.1 to 8, for more than 2^29 pixels, and on a
+    /// system without fonts.
     pub fn png(&self, layer: usize, scale: f32) -> Result<Vec<u8>> {
         if !(0.1..=8.0).contains(&scale) {
             return Err(Error::value("scale", scale, "0.1 to 8"));
@@ -28,6 +32,10 @@ impl AttentionMaps {
         }
         let tree = usvg::Tree::from_str(&self.svg(layer)?, &options).map_err(|e| wrong(&e))?;
         let size = tree.size().to_int_size().scale_by(scale).ok_or_else(|| wrong(&"too small"))?;
+        let count = u64::from(size.width()) * u64::from(size.height());
+        if count > MAX_PIXELS {
+            return Err(Error::value("the number of pixels of the picture", count, format!("at most {MAX_PIXELS}")));
+        }
         let mut pixels = tiny_skia::Pixmap::new(size.width(), size.height()).ok_or_else(|| wrong(&"too large"))?;
         resvg::render(&tree, tiny_skia::Transform::from_scale(scale, scale), &mut pixels.as_mut());
         pixels.encode_png().map_err(|e| wrong(&e))

@@ -25,6 +25,8 @@ mod gradients;
 mod heads;
 mod hidden;
 mod hostile;
+mod hostile_folders;
+mod hostile_tokenizers;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;

@@ -180,6 +180,9 @@ fn invalid_weights_and_indices_are_errors() {
     says(good.svg(5), &["a layer is 5"]);
     says(good.with_layer(4, &of(vec![0.5; 6], &[1, 2, 3])), &["a layer is 4"]);
     says(maps().html(), &["the number of layers to show is 0"]);
+    // A repeated number has any shape and no size.
+    let repeated = Tensor::zeros((1, 1, 1), DType::F32, &Device::Cpu).unwrap().broadcast_as((1 << 40, 2, 3)).unwrap();
+    says(maps().with_layer(1, &repeated), &["the number of weights of layer 1 is 6597069766656", "at most 1073741824"]);
 }
 
 #[test]

@@ -109,6 +109,20 @@ fn one() -> usize {
     1
 }
 
+/// Checks that an activation maps each number to one number, and the parameter of one that has it. candle's SwiGLU
+/// multiplies the halves of each row.
+fn check_activation(key: &'static str, activation: Activation) -> Result<()> {
+    match activation {
+        Activation::Elu(slope) | Activation::LeakyRelu(slope) if !(slope as f32).is_finite() => {
+            Err(Error::config(key, slope, "a finite number"))
+        }
+        Activation::Swiglu => {
+            Err(Error::config(key, "swiglu", "an activation of single numbers, such as gelu or silu"))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl BertConfig {
     /// Reads a `config.json`.
     ///
@@ -171,6 +185,7 @@ impl BertConfig {
         if !((self.layer_norm_eps as f32).is_finite() && self.layer_norm_eps >= 0.0) {
             return Err(Error::config("layer_norm_eps", self.layer_norm_eps, "a finite number from 0"));
         }
+        check_activation("hidden_act", self.hidden_act)?;
         // As the f32 that candle's dropout computes with: 0.999999999 is 1 there.
         if !(0.0..1.0).contains(&(self.hidden_dropout_prob as f32)) {
             return Err(Error::config("hidden_dropout_prob", self.hidden_dropout_prob, "a number in [0, 1)"));
@@ -275,7 +290,10 @@ impl BertConfig {
     /// The activation that a key of the file names, by default GELU.
     pub(crate) fn stated_activation(&self, key: &'static str) -> Result<Activation> {
         let Some(value) = self.key(key) else { return Ok(Activation::Gelu) };
-        Activation::deserialize(value).map_err(|_| Error::config(key, value, "an activation that candle supports"))
+        let activation = Activation::deserialize(value);
+        let activation = activation.map_err(|_| Error::config(key, value, "an activation that candle supports"))?;
+        check_activation(key, activation)?;
+        Ok(activation)
     }
 
     /// The value of a key of the file; null counts as absent.

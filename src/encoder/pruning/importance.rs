@@ -1,14 +1,13 @@
 //! Importance of the attention heads of a sentence encoder, measured on given texts.
 
 use candle_core::{DType, Device, Tensor, Var};
-use tokenizers::Encoding;
 
 use crate::attention::ObserveOptions;
 use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::model::options::{ForwardOptions, ForwardOutput};
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::text::options::EncodeOptions;
-use crate::encoder::text::tokenizer::Text;
+use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result};
 use crate::pruning::{HeadImportance, ImportanceMethod, PrunedHeads};
 
@@ -30,16 +29,15 @@ impl SentenceEncoder {
         }
         let heads = self.model.heads();
         let prompt = self.prompt(options.prompt_name)?;
-        let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
-        let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
-        let encodings = self.batcher.tokenizer.encode(&prompted)?;
-        let longest = encodings.iter().map(|encoding| encoding.len()).max().unwrap_or(0).max(1);
+        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
+        let encodings = self.batcher.tokenizer.encode(&texts, prompt)?;
+        let longest = encodings.iter().map(Tokens::len).max().unwrap_or(0).max(1);
         let size = (options.max_batch_tokens / longest).clamp(1, options.batch_size);
         let mut measure =
             Measure { encoder: self, sums: heads.iter().map(|count| vec![0.0; *count]).collect(), uncounted, signs: 1 };
         for (i, batch) in encodings.chunks(size).enumerate() {
-            let batch: Vec<&Encoding> = batch.iter().collect();
+            let batch: Vec<&Tokens> = batch.iter().collect();
             match method {
                 ImportanceMethod::Gradient => measure.by_gradient(&batch)?,
                 ImportanceMethod::Ablation => measure.by_ablation(&batch)?,
@@ -81,7 +79,7 @@ struct Measure<'a> {
 }
 
 impl Measure<'_> {
-    fn by_gradient(&mut self, batch: &[&Encoding]) -> Result<()> {
+    fn by_gradient(&mut self, batch: &[&Tokens]) -> Result<()> {
         let dtype = self.encoder.batcher.dtype;
         let device = self.encoder.model.device();
         // One factor for each text, so that the gradients of different texts do not cancel.
@@ -102,7 +100,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    fn by_ablation(&mut self, batch: &[&Encoding]) -> Result<()> {
+    fn by_ablation(&mut self, batch: &[&Tokens]) -> Result<()> {
         let dtype = self.encoder.batcher.dtype;
         let device = self.encoder.model.device().clone();
         let ones = |count: &usize| Tensor::ones(*count, dtype, &device);
@@ -118,7 +116,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    fn by_entropy(&mut self, batch: &[&Encoding]) -> Result<()> {
+    fn by_entropy(&mut self, batch: &[&Tokens]) -> Result<()> {
         let layers: Vec<usize> = (0..self.sums.len()).collect();
         let what = ObserveOptions::default().with_entropy(true);
         let (forwarded, _) = self.embed(batch, &ForwardOptions::default().with_observe(&layers, &what))?;
@@ -140,7 +138,7 @@ impl Measure<'_> {
     }
 
     /// Embeddings `(b, size)` of a batch, and what the model gave.
-    fn embed(&self, batch: &[&Encoding], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
+    fn embed(&self, batch: &[&Tokens], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
         let encoder = self.encoder;
         let (padded, types) = encoder.batcher.padded(&encoder.model, batch)?;
         let mask = padded.mask();

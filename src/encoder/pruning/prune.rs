@@ -1,6 +1,6 @@
 //! Removal of attention heads from a model, in memory and on disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
 use crate::checkpoint::{Checkpoint, WeightSource, detect};
-use crate::encoder::folder::modules;
+use crate::encoder::folder::{Module, modules};
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
-use crate::io::{json, write_atomic, write_tensors};
+use crate::io::{is_present, json, open_regular, write_atomic, write_tensors};
 use crate::position::Position;
 use crate::pruning::PrunedHeads;
 use crate::tensor::Frozen;
@@ -56,10 +56,8 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
 }
 
 fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHeads> {
-    let inside = match modules(folder)?.as_deref() {
-        Some([first, ..]) => first.path.clone(),
-        _ => String::new(),
-    };
+    let modules = modules(folder)?.unwrap_or_default();
+    let inside = modules.first().map(|first| first.path.clone()).unwrap_or_default();
     let transformer = folder.join(&inside);
     let config = BertConfig::from_file(transformer.join("config.json"))?;
     let checkpoint = Checkpoint::open(&transformer)?;
@@ -70,7 +68,7 @@ fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHead
     }
     replace(&config, &checkpoint, heads, &mut tensors)?;
 
-    copy_others(folder, target, &transformer)?;
+    copy_others(folder, target, &modules, &inside)?;
     let target = target.join(&inside);
     let mut keys: Value = json(&transformer.join("config.json"))?;
     keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(&target, e))?;
@@ -127,33 +125,36 @@ fn replace(
 }
 
 /// Copies what is neither configuration nor weights of the transformer: tokenizer, modules, texts. Weights in other
-/// formats would be those of the whole model.
-fn copy_others(from: &Path, to: &Path, transformer: &Path) -> Result<()> {
-    std::fs::create_dir_all(to).map_err(|e| Error::io(to, e))?;
-    let entries = std::fs::read_dir(from).map_err(|e| Error::io(from, e))?;
-    for entry in entries {
-        let path = entry.map_err(|e| Error::io(from, e))?.path();
-        let Some(name) = path.file_name() else { continue };
-        let is = |extensions: &[&str]| path.extension().is_some_and(|x| extensions.iter().any(|other| x == *other));
-        if path.is_dir() {
-            let module = is_module(&path);
-            if module || path == transformer {
-                copy_others(&path, &to.join(name), transformer)?;
-            }
-            continue;
-        }
-        let of_transformer = from == transformer
-            && (name == "config.json" || is(&["safetensors"]) || name.to_string_lossy().ends_with(".index.json"));
-        let module_weights = is(&["safetensors"]) && from != transformer;
-        if !of_transformer && (module_weights || is(&["json", "txt", "md", "model"])) {
-            let copy = to.join(name);
-            std::fs::copy(&path, &copy).map_err(|e| Error::io(&copy, e))?;
+/// formats would be those of the whole model. Only the folders of modules are entered: a link may lead from a folder to
+/// itself.
+fn copy_others(from: &Path, to: &Path, modules: &[Module], transformer: &str) -> Result<()> {
+    let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
+    for inside in folders {
+        let from = from.join(inside);
+        // A module without settings may have no folder.
+        if inside.is_empty() || is_present(&from)? {
+            copy_files(&from, &to.join(inside), inside == transformer)?;
         }
     }
     Ok(())
 }
 
-/// Whether a folder is one of a sentence-transformers module: it says so in a configuration.
-fn is_module(path: &Path) -> bool {
-    path.join("config.json").exists()
+/// Copies the files of one folder, that of the transformer if `transformer`.
+fn copy_files(from: &Path, to: &Path, transformer: bool) -> Result<()> {
+    std::fs::create_dir_all(to).map_err(|e| Error::io(to, e))?;
+    for entry in std::fs::read_dir(from).map_err(|e| Error::io(from, e))? {
+        let path = entry.map_err(|e| Error::io(from, e))?.path();
+        let Some(name) = path.file_name().filter(|_| !path.is_dir()) else { continue };
+        let is = |extensions: &[&str]| path.extension().is_some_and(|x| extensions.iter().any(|other| x == *other));
+        let of_transformer = transformer
+            && (name == "config.json" || is(&["safetensors"]) || name.to_string_lossy().ends_with(".index.json"));
+        let module_weights = is(&["safetensors"]) && !transformer;
+        if !of_transformer && (module_weights || is(&["json", "txt", "md", "model"])) {
+            let (mut original, _) = open_regular(&path)?;
+            let copy = to.join(name);
+            let mut file = std::fs::File::create(&copy).map_err(|e| Error::io(&copy, e))?;
+            std::io::copy(&mut original, &mut file).map_err(|e| Error::io(&copy, e))?;
+        }
+    }
+    Ok(())
 }

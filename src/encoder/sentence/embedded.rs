@@ -36,8 +36,7 @@ impl SentenceEncoder {
         let wrong = |e: &dyn std::fmt::Display| Error::file("weights", e);
         let config: BertConfig = serde_json::from_slice(CONFIG).map_err(|e| wrong(&e))?;
         let limit = config.max_tokens();
-        let tokenizer = tokenizers::Tokenizer::from_bytes(TOKENIZER).map_err(|e| wrong(&e))?;
-        let tokenizer = Tokenizer::new(tokenizer, limit, false).map_err(|e| wrong(&e))?;
+        let tokenizer = Tokenizer::from_json(TOKENIZER, limit, false)?;
         let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
         let model = BertModel::load(&config, source)?;

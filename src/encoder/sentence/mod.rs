@@ -18,7 +18,6 @@ use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
-use crate::io::json_or_default;
 use crate::tensor::compute_dtype;
 
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
@@ -69,7 +68,7 @@ impl SentenceEncoder {
         Ok(Self {
             batcher: TextBatcher::load(&transformer, &model)?,
             pipeline: Pipeline::load(folder, modules.as_deref(), model.config().hidden_size, model.device())?,
-            prompts: json_or_default(&folder.join("config_sentence_transformers.json"))?,
+            prompts: Prompts::load(folder)?,
             model,
         })
     }
@@ -95,14 +94,16 @@ impl SentenceEncoder {
 
     /// One embedding per text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
     ///
+    /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there are.
+    ///
     /// # Errors
-    /// A batch size of 0; a prompt that the model does not have; a token that the model does not have.
+    /// A batch size of 0; a prompt that the model does not have; a text of more than 16 MiB or without tokens; a token that
+    /// the model does not have; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         let prompt = self.prompt(options.prompt_name)?;
-        let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
-        let prompted: Vec<Text> = prompted.iter().map(|text| Text::One(text)).collect();
+        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
-        let rows = self.batcher.run(&self.model, &prompted, options, |_, hidden| self.pool(&hidden, uncounted))?;
+        let rows = self.batcher.run(&self.model, &texts, prompt, options, |_, hidden| self.pool(&hidden, uncounted))?;
         if rows.is_empty() {
             let device = self.model.device();
             return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.batcher.dtype), device)?);
@@ -173,7 +174,7 @@ impl SentenceEncoder {
         if prompt.is_empty() {
             return Ok(0);
         }
-        Ok(self.batcher.tokenizer.encode(&[Text::One(prompt)])?[0].len().saturating_sub(1))
+        Ok(self.batcher.tokenizer.encode(&[Text::One(prompt)], "")?[0].len().saturating_sub(1))
     }
 }
 
@@ -184,6 +185,40 @@ mod tests {
 
     use super::*;
     use crate::encoder::text::semaphore::Semaphore;
+
+    /// However many texts are tokenized at a time, the embeddings are the same bits in the same order.
+    #[test]
+    fn windows_do_not_change_embeddings() -> crate::Result<()> {
+        let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let texts = ["A cat sleeps.", "", "Stocks fell sharply today.", "A kitten naps on the couch.", "No"];
+        let options = || EncodeOptions::default().with_batch_size(2);
+        let want = encoder.encode(&texts, &options())?.to_vec2::<f32>()?;
+        for window in [1, 2, 3, 5] {
+            encoder.batcher.window = window;
+            let progress = std::cell::RefCell::new(Vec::new());
+            let on_progress = |done: usize, of: usize| progress.borrow_mut().push((done, of));
+            let got = encoder.encode(&texts, &options().with_on_progress(&on_progress))?.to_vec2::<f32>()?;
+            assert_eq!(got, want, "{window}");
+            let progress = progress.into_inner();
+            assert!(progress.is_sorted() && progress.last() == Some(&(5, 5)), "{progress:?}");
+        }
+        Ok(())
+    }
+
+    /// A text that cannot be tokenized stops the texts after it only: those before it are embedded first.
+    #[test]
+    fn texts_are_tokenized_window_by_window() -> crate::Result<()> {
+        let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        encoder.batcher.window = 2;
+        let long = "a".repeat(crate::encoder::text::tokenizer::MAX_TEXT_BYTES + 1);
+        let done = std::cell::Cell::new(0);
+        let on_progress = |texts: usize, _: usize| done.set(texts);
+        let texts = ["A cat.", "A dog.", "A bird.", &long];
+        let result = encoder.encode(&texts, &EncodeOptions::default().with_on_progress(&on_progress));
+        assert!(matches!(result, Err(Error::Value { .. })), "{result:?}");
+        assert_eq!(done.get(), 2);
+        Ok(())
+    }
 
     #[test]
     fn a_hundred_threads_share_one_encoder() -> crate::Result<()> {
@@ -197,7 +232,7 @@ mod tests {
         thread::scope(|scope| {
             let run = || {
                 let texts = texts.map(Text::One);
-                let vectors = encoder.batcher.run(&encoder.model, &texts, &one_by_one(), |_, hidden| {
+                let vectors = encoder.batcher.run(&encoder.model, &texts, "", &one_by_one(), |_, hidden| {
                     most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
                     let vectors = encoder.pool(&hidden, 0);
                     batches.fetch_add(1, SeqCst);

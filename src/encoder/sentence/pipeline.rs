@@ -10,7 +10,7 @@ use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::Module;
 use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
 use crate::error::{Error, Result};
-use crate::io::json;
+use crate::io::{json, json_or_default};
 use crate::ops::Linear;
 use crate::weights::LinearWeights;
 
@@ -20,6 +20,24 @@ use crate::weights::LinearWeights;
 pub(crate) struct Prompts {
     pub prompts: BTreeMap<String, String>,
     pub default_prompt_name: Option<String>,
+}
+
+/// The longest prompt, in bytes: it is tokenized with each text. Published ones have up to 500.
+const MAX_PROMPT_BYTES: usize = 1 << 14;
+
+impl Prompts {
+    /// Reads the file of a model's folder; without it there are no prompts.
+    pub(crate) fn load(folder: &Path) -> Result<Self> {
+        let path = folder.join("config_sentence_transformers.json");
+        let all: Self = json_or_default(&path)?;
+        match all.prompts.iter().find(|(_, prompt)| prompt.len() > MAX_PROMPT_BYTES) {
+            Some((name, prompt)) => {
+                let found = format!("the prompt `{name}` has {} bytes", prompt.len());
+                Err(Error::file(path, format!("{found}, expected at most {MAX_PROMPT_BYTES}")))
+            }
+            None => Ok(all),
+        }
+    }
 }
 
 /// The names: prompts can be long.

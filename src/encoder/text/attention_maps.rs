@@ -6,7 +6,7 @@ use crate::attention::ObserveOptions;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::options::ForwardOptions;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::tokenizer::Text;
+use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::Result;
 use crate::macros::setters;
 use crate::mask::AttentionMask;
@@ -40,7 +40,8 @@ impl TextBatcher {
     /// The attention weights of `model` for a text or a pair of texts.
     pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
         let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
-        let (padded, types) = self.padded(model, &[&encoding])?;
+        let tokens = Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() };
+        let (padded, types) = self.padded(model, &[&tokens])?;
         let layers = match &options.layers {
             Some(layers) => layers.clone(),
             None => (0..model.heads().len()).collect(),

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use tokenizers::Encoding;
 
 use crate::encoder::folder::{TokenizerConfig, limits};
 use crate::encoder::model::bert::BertModel;
@@ -12,9 +11,13 @@ use crate::encoder::model::embeddings::check_ids;
 use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::semaphore::Semaphore;
-use crate::encoder::text::tokenizer::{Text, Tokenizer};
+use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
 use crate::mask::PaddedIds;
+
+/// How many texts are tokenized at a time. Their tokens take 8 bytes each, so that a million texts need no more memory
+/// than these; sorting fewer by length would leave more padding.
+const WINDOW: usize = 8192;
 
 /// Turns texts into batches and runs a model on them.
 #[derive(Debug, Clone)]
@@ -27,6 +30,8 @@ pub(crate) struct TextBatcher {
     device: Device,
     /// Limits how many batches run at a time.
     pub semaphore: Semaphore,
+    /// How many texts are tokenized at a time.
+    pub window: usize,
 }
 
 impl TextBatcher {
@@ -52,39 +57,63 @@ impl TextBatcher {
         }
         let pair_types = config.has_types() && gives_types && config.row().pair_types;
         let (device, semaphore) = (device.clone(), Semaphore::for_device(device));
-        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, semaphore })
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, semaphore, window: WINDOW })
     }
 
-    /// Calls `run` with batches of the texts and what `model` makes of them; it gives something for each text of its
-    /// batch, and this gives all of that in the order of `texts`.
+    /// Calls `run` with batches of the texts, each after `prompt`, and what `model` makes of them; it gives something for
+    /// each text of its batch, and this gives all of that in the order of `texts`.
     pub fn run<R>(
         &self,
         model: &BertModel,
         texts: &[Text],
+        prompt: &str,
         options: &EncodeOptions,
-        mut run: impl FnMut(&[&Encoding], HiddenStates) -> Result<Vec<R>>,
+        mut run: impl FnMut(&[&Tokens], HiddenStates) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
         if options.batch_size == 0 {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }
-        let encodings = self.tokenizer.encode(texts)?;
+        let mut all = Vec::with_capacity(texts.len());
+        for window in texts.chunks(self.window) {
+            let start = all.len();
+            let tokens = self.tokenizer.encode(window, prompt)?;
+            if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
+                return Err(Error::value(format!("the number of tokens of text {}", start + i), 0, "at least 1"));
+            }
+            let progress = |done: usize| {
+                if let Some(on_progress) = options.on_progress {
+                    on_progress(start + done, texts.len());
+                }
+            };
+            all.extend(self.run_window(model, &tokens, options, progress, &mut run)?);
+        }
+        Ok(all)
+    }
+
+    /// [`run`](Self::run) for texts that are tokenized. `progress` is called with the number of them that are done.
+    fn run_window<R>(
+        &self,
+        model: &BertModel,
+        tokens: &[Tokens],
+        options: &EncodeOptions,
+        progress: impl Fn(usize),
+        run: &mut impl FnMut(&[&Tokens], HiddenStates) -> Result<Vec<R>>,
+    ) -> Result<Vec<R>> {
         // Sequences of similar length need the least padding.
-        let mut order: Vec<usize> = (0..encodings.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(encodings[i].len()));
+        let mut order: Vec<usize> = (0..tokens.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
         let mut results: Vec<(usize, R)> = Vec::with_capacity(order.len());
         while results.len() < order.len() {
             // The first text of a batch is its longest.
             let done = results.len();
-            let longest = encodings[order[done]].len().max(1);
+            let longest = tokens[order[done]].len().max(1);
             let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
-            let batch: Vec<&Encoding> = order[done..done + count].iter().map(|&i| &encodings[i]).collect();
+            let batch: Vec<&Tokens> = order[done..done + count].iter().map(|&i| &tokens[i]).collect();
             let permit = self.semaphore.acquire();
             let made = run(&batch, self.hidden(model, &batch)?)?;
             drop(permit);
             results.extend(order[done..].iter().copied().zip(made));
-            if let Some(on_progress) = options.on_progress {
-                on_progress(results.len(), order.len());
-            }
+            progress(results.len());
         }
         results.sort_by_key(|(original, _)| *original);
         Ok(results.into_iter().map(|(_, result)| result).collect())
@@ -92,7 +121,7 @@ impl TextBatcher {
 
     /// The hidden states of a batch: ragged where the model supports it, without any work on padding, and with the same
     /// result for a text in any batch; else padded.
-    fn hidden(&self, model: &BertModel, batch: &[&Encoding]) -> Result<HiddenStates> {
+    fn hidden(&self, model: &BertModel, batch: &[&Tokens]) -> Result<HiddenStates> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         if model.supports_ragged() {
             let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
@@ -105,7 +134,7 @@ impl TextBatcher {
     }
 
     /// A batch as ids and segment types `(b, s)`, padded on the right.
-    pub fn padded(&self, model: &BertModel, batch: &[&Encoding]) -> Result<(PaddedIds, Tensor)> {
+    pub fn padded(&self, model: &BertModel, batch: &[&Tokens]) -> Result<(PaddedIds, Tensor)> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         self.pad(model, &ids, &types)
     }
@@ -116,17 +145,21 @@ impl TextBatcher {
     }
 
     /// Ids and segment types of each text, checked.
-    fn inputs<'a>(&self, model: &BertModel, batch: &[&'a Encoding]) -> Result<Inputs<'a>> {
+    fn inputs<'a>(&self, model: &BertModel, batch: &[&'a Tokens]) -> Result<Inputs<'a>> {
         let config = model.config();
-        let ids: Vec<&[u32]> = batch.iter().map(|encoding| encoding.get_ids()).collect();
-        let types = |encoding: &Encoding| match self.pair_types {
-            true => encoding.get_type_ids().to_vec(),
-            false => vec![0; encoding.len()],
+        let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();
+        let types = |tokens: &Tokens| match self.pair_types {
+            true => tokens.types.clone(),
+            false => vec![0; tokens.len()],
         };
-        let types: Vec<Vec<u32>> = batch.iter().map(|encoding| types(encoding)).collect();
+        let types: Vec<Vec<u32>> = batch.iter().map(|tokens| types(tokens)).collect();
         for (ids, types) in ids.iter().zip(&types) {
             // A tokenizer may have more tokens than its model; a GPU would not report that.
-            check_ids("the tokens' ids", ids, config.vocab_size)?;
+            if let Some(id) = ids.iter().find(|id| **id as usize >= config.vocab_size) {
+                let token = self.tokenizer.token(*id).unwrap_or_default();
+                let expected = format!("less than {}, the vocab_size of the model", config.vocab_size);
+                return Err(Error::value(format!("the id of token `{token}`"), id, expected));
+            }
             if config.has_types() {
                 check_ids("the tokens' types", types, config.type_vocab_size)?;
             }

@@ -15,6 +15,10 @@ use crate::encoder::text::options::{EncodeOptions, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
+/// How many holes are decoded at a time: each has a score for every token of the vocabulary, and a text may consist of mask
+/// tokens alone.
+const HOLES: usize = 64;
+
 /// Predicts the masked tokens of texts, as the `fill-mask` pipeline of transformers.
 ///
 /// ```no_run
@@ -112,11 +116,11 @@ impl FillMask {
     ) -> Result<Vec<Vec<Vec<MaskPrediction>>>> {
         without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        self.batcher.run(&self.head.model, &texts, options, |batch, hidden| {
+        self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
             let mut places = Vec::new();
-            for (text, encoding) in batch.iter().enumerate() {
+            for (text, tokens) in batch.iter().enumerate() {
                 let before = places.len();
-                let holes = encoding.get_ids().iter().enumerate().filter(|(_, id)| **id == self.mask.1);
+                let holes = tokens.ids.iter().enumerate().filter(|(_, id)| **id == self.mask.1);
                 places.extend(holes.map(|(place, _)| (text, place)));
                 if places.len() == before {
                     let expected = format!("at least one `{}` within the maximum length", self.mask.0);
@@ -124,11 +128,13 @@ impl FillMask {
                 }
             }
             // Only these are decoded: a vocabulary is wide.
-            let xs = hidden.tokens_at(&places)?.unsqueeze(0)?; // (1, holes, hidden)
-            let scores = rows(&softmax(&self.head.logits(&xs)?.squeeze(0)?, D::Minus1)?)?;
             let mut fills: Vec<Vec<Vec<MaskPrediction>>> = vec![Vec::new(); batch.len()];
-            for ((text, _), scores) in places.into_iter().zip(scores) {
-                fills[text].push(self.best(&scores, top_k)?);
+            for places in places.chunks(HOLES) {
+                let xs = hidden.tokens_at(places)?.unsqueeze(0)?; // (1, holes, hidden)
+                let scores = rows(&softmax(&self.head.logits(&xs)?.squeeze(0)?, D::Minus1)?)?;
+                for ((text, _), scores) in places.iter().zip(scores) {
+                    fills[*text].push(self.best(&scores, top_k)?);
+                }
             }
             Ok(fills)
         })

@@ -171,6 +171,6 @@ impl TextClassifier {
         without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
         self.batcher
-            .run(&self.head.model, &texts, options, |_, hidden| rows(&function(self, self.head.logits(&hidden)?)?))
+            .run(&self.head.model, &texts, "", options, |_, hidden| rows(&function(self, self.head.logits(&hidden)?)?))
     }
 }

@@ -1,0 +1,318 @@
+//! The tokenizer of a model folder, and the texts it takes.
+//!
+//! The steps of the tokenizers library are run from here instead of by its `encode`: it normalizes without a bound, keeps
+//! the parts of a text that are cut off (for a pair every combination of them), and panics on some files.
+
+mod charsmap;
+mod file;
+mod growth;
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use tokenizers::parallelism::MaybeParallelRefIterator;
+use tokenizers::{Decoder, Encoding, Model, OffsetType, PostProcessor, PreTokenizer, TruncationDirection};
+
+use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
+use crate::encoder::text::tokenizer::growth::Stepwise;
+use crate::error::{Error, Result};
+use crate::io::read_limited;
+
+/// The longest text, in bytes: 16 MiB. All of a text is normalized and split into words before it is cut to the maximum
+/// number of tokens, which takes some hundred times its memory. The Bible has 4 MB.
+pub(crate) const MAX_TEXT_BYTES: usize = 1 << 24;
+
+/// The tokenizer of a `tokenizer.json`, with the maximum length of the model instead of the file's truncation and padding.
+#[derive(Clone)]
+pub(crate) struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    max_length: usize,
+    lower_case: bool,
+}
+
+/// The tokens of a text or of a pair of texts, special tokens included.
+#[derive(Debug, Clone)]
+pub(crate) struct Tokens {
+    pub ids: Vec<u32>,
+    /// The segment type of each token.
+    pub types: Vec<u32>,
+}
+
+impl Tokens {
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+}
+
+/// Without the vocabulary.
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let vocab_size = self.inner.get_vocab_size(true);
+        f.debug_struct("Tokenizer").field("vocab_size", &vocab_size).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    pub(crate) fn load(path: &Path, max_length: usize, lower_case: bool) -> Result<Self> {
+        let json = read_limited(path, MAX_TOKENIZER_BYTES)?;
+        Self::from_json(&json, max_length, lower_case).map_err(|e| Error::file(path, e))
+    }
+
+    /// The tokenizer of the content of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the content is malformed or beyond a limit, or if `max_length` leaves no room for a token of
+    /// the text.
+    pub(crate) fn from_json(json: &[u8], max_length: usize, lower_case: bool) -> Result<Self> {
+        let inner = guarded(|| {
+            file::check(json)?;
+            tokenizers::Tokenizer::from_bytes(json)
+        })?;
+        let tokenizer = Self { inner: Arc::new(inner), max_length, lower_case };
+        guarded(|| tokenizer.room(false))?;
+        Ok(tokenizer)
+    }
+
+    /// The tokens of each text after `prompt`, none longer than the maximum: of a pair, the longer text is cut first.
+    pub(crate) fn encode(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
+        let tokens = |text: &Text| {
+            let (first, second) = self.read(*text, prompt);
+            let encoding = self.encoding(&first, second.as_deref(), OffsetType::None)?;
+            Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
+        };
+        texts.maybe_par_iter().map(tokens).collect()
+    }
+
+    /// The tokens with their places, in bytes of the texts as they were read, which come second.
+    #[cfg(feature = "visualize")]
+    pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<(Encoding, Vec<String>)> {
+        let (first, second) = self.read(text, "");
+        let encoding = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
+        Ok((encoding, [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect()))
+    }
+
+    /// A text or a pair as the tokenizer reads it.
+    fn read<'a>(&self, text: Text<'a>, prompt: &str) -> (Cow<'a, str>, Option<Cow<'a, str>>) {
+        let cased = |text: Cow<'a, str>| if self.lower_case { Cow::Owned(text.to_lowercase()) } else { text };
+        let (first, second) = match text {
+            Text::One(text) => (text, None),
+            Text::Pair(first, second) => (first, Some(second)),
+        };
+        let first = if prompt.is_empty() { Cow::Borrowed(first) } else { Cow::Owned(format!("{prompt}{first}")) };
+        (cased(first), second.map(|text| cased(Cow::Borrowed(text))))
+    }
+
+    fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<Encoding> {
+        for text in [Some(first), second].into_iter().flatten() {
+            if text.len() > MAX_TEXT_BYTES {
+                let expected = format!("at most {MAX_TEXT_BYTES}: cut it, only its first tokens are used");
+                return Err(Error::value("the length of a text in bytes", text.len(), expected));
+            }
+        }
+        guarded(|| {
+            let room = self.room(second.is_some())?;
+            let first = self.sequence(first, 0, offsets)?;
+            let second = second.map(|text| self.sequence(text, 1, offsets)).transpose()?;
+            let (of_first, of_second) = kept(first.len(), second.as_ref().map_or(0, Encoding::len), room);
+            let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
+            let joined = match self.inner.get_post_processor() {
+                Some(processor) => processor.process(first, second, true)?,
+                None => {
+                    let sequences = [Some(first), second].into_iter().flatten().collect();
+                    let mut joined = <dyn PostProcessor>::default_process(sequences, true)?;
+                    joined.pop().ok_or("no tokens at all")?
+                }
+            };
+            match joined.len() > self.max_length {
+                true => {
+                    let allowed = self.max_length;
+                    Err(format!("its post-processor made {} tokens, expected at most {allowed}", joined.len()).into())
+                }
+                false => Ok(joined),
+            }
+        })
+    }
+
+    /// The tokens of one text without special ones, at least as many as are kept of it.
+    fn sequence(&self, text: &str, type_id: u32, offsets: OffsetType) -> tokenizers::Result<Encoding> {
+        let normalizer = Stepwise::new(self.inner.get_normalizer(), text.len());
+        let mut parts = self.inner.get_added_vocabulary().extract_and_normalize(Some(&normalizer), text);
+        normalizer.result()?;
+        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut parts)?;
+        }
+        let limit = Some((self.max_length, TruncationDirection::Right));
+        self.inner.get_model().tokenize_in_pretokenized(&mut parts, limit)?;
+        parts.into_encoding(None, type_id, offsets)
+    }
+
+    /// How many tokens of a text or a pair fit beside the special tokens.
+    fn room(&self, pair: bool) -> tokenizers::Result<usize> {
+        let (what, needed) = if pair { ("a pair of texts", 2) } else { ("a text", 1) };
+        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pair));
+        match self.max_length.checked_sub(special) {
+            Some(room) if room >= needed => Ok(room),
+            _ => Err(format!(
+                "the maximum length is {}, expected at least {}: {what} gets {special} special tokens",
+                self.max_length,
+                special.saturating_add(needed)
+            )
+            .into()),
+        }
+    }
+
+    /// The id of a token.
+    pub(crate) fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// A token as it is in the vocabulary.
+    pub(crate) fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// A token as text; empty if there is none with this id.
+    pub(crate) fn text(&self, id: u32) -> Result<String> {
+        let Some(token) = self.token(id) else { return Ok(String::new()) };
+        match self.inner.get_decoder() {
+            Some(decoder) => guarded(|| decoder.decode(vec![token])),
+            None => Ok(token),
+        }
+    }
+}
+
+/// How many tokens are kept of two sequences of `first` and `second` tokens, as the library cuts the longest first.
+fn kept(first: usize, second: usize, room: usize) -> (usize, usize) {
+    if first + second <= room {
+        return (first, second);
+    }
+    let shorter = first.min(second);
+    let (short, long) = match room.checked_sub(shorter) {
+        Some(rest) if rest >= shorter => (shorter, rest),
+        _ => (room / 2, room - room / 2),
+    };
+    if first > second { (long, short) } else { (short, long) }
+}
+
+/// The first `count` tokens. The library's `truncate` would keep the rest.
+fn cut(encoding: Encoding, count: usize) -> Encoding {
+    if encoding.len() <= count {
+        return encoding;
+    }
+    Encoding::new(
+        encoding.get_ids()[..count].to_vec(),
+        encoding.get_type_ids()[..count].to_vec(),
+        encoding.get_tokens()[..count].to_vec(),
+        encoding.get_word_ids()[..count].to_vec(),
+        encoding.get_offsets()[..count].to_vec(),
+        encoding.get_special_tokens_mask()[..count].to_vec(),
+        encoding.get_attention_mask()[..count].to_vec(),
+        Vec::new(),
+        Default::default(),
+    )
+}
+
+/// Runs code of the tokenizers library, and makes an error of a panic. The message of the panic is still printed, because
+/// only the program may replace the hook that does so.
+fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|e| Error::Tokenizer(e.to_string())),
+        Err(panic) => Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {}", message(&*panic)))),
+    }
+}
+
+/// What a panic said.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("the tokenizers library panicked")
+}
+
+/// The input of a model: a text, or a pair of texts. `"a text".into()`, `("one", "two").into()`.
+///
+/// A text has at most 16 MiB. Of longer texts than the model takes, only the first tokens are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Text<'a> {
+    /// One text.
+    One(&'a str),
+    /// A pair, such as a question and an answer, or a premise and a hypothesis.
+    Pair(&'a str, &'a str),
+}
+
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::One(text)
+    }
+}
+
+impl<'a> From<(&'a str, &'a str)> for Text<'a> {
+    fn from((first, second): (&'a str, &'a str)) -> Self {
+        Self::Pair(first, second)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::TruncationParams;
+
+    use super::*;
+
+    /// The steps run from here give what the library's own `encode` gives.
+    #[test]
+    fn tokens_equal_those_of_the_library() {
+        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/tokenizer.json")).unwrap();
+        let words = "The cafe\u{301} [MASK] of 你好 costs 12.5 unbelievable dollars [SEP] today, doesn't it?";
+        let texts: Vec<String> = (0..60).map(|n| words.chars().cycle().take(n * 3).collect()).collect();
+        for max_length in [4, 5, 8, 9, 64] {
+            let ours = Tokenizer::from_json(&json, max_length, false).unwrap();
+            let mut theirs = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+            let truncation = TruncationParams { max_length, ..Default::default() };
+            theirs.with_truncation(Some(truncation)).unwrap();
+            theirs.with_padding(None);
+            let same = |text: Text, want: Encoding| {
+                let tokens = ours.encode(&[text], "").unwrap().remove(0);
+                assert_eq!(
+                    (tokens.ids.as_slice(), tokens.types.as_slice()),
+                    (want.get_ids(), want.get_type_ids()),
+                    "{text:?}"
+                );
+            };
+            for (i, text) in texts.iter().enumerate() {
+                same(Text::One(text), theirs.encode_fast(text.as_str(), true).unwrap());
+                // No room for both texts is an error here.
+                if max_length < 5 {
+                    continue;
+                }
+                for other in texts[i % 7..].iter().step_by(7) {
+                    let pair = (text.as_str(), other.as_str());
+                    same(pair.into(), theirs.encode_fast(pair, true).unwrap());
+                    #[cfg(feature = "visualize")]
+                    {
+                        let (ours, _) = ours.encode_with_offsets(pair.into()).unwrap();
+                        let theirs = theirs.encode(pair, true).unwrap();
+                        assert_eq!(ours.get_offsets(), theirs.get_offsets());
+                        assert_eq!(ours.get_tokens(), theirs.get_tokens());
+                        assert_eq!(ours.get_special_tokens_mask(), theirs.get_special_tokens_mask());
+                        let of = |encoding: &Encoding| {
+                            (0..encoding.len()).map(|i| encoding.token_to_sequence(i)).collect::<Vec<_>>()
+                        };
+                        assert_eq!(of(&ours), of(&theirs));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_room_for_a_text_is_an_error() {
+        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/tokenizer.json")).unwrap();
+        let error = Tokenizer::from_json(&json, 2, false).unwrap_err().to_string();
+        assert!(error.contains("the maximum length is 2, expected at least 3"), "{error}");
+        let tokenizer = Tokenizer::from_json(&json, 4, false).unwrap();
+        let error = tokenizer.encode(&[("a", "b").into()], "").unwrap_err().to_string();
+        assert!(error.contains("the maximum length is 4, expected at least 5: a pair of texts"), "{error}");
+    }
+}
