@@ -173,7 +173,7 @@ fn numbers_of_a_configuration_have_ranges() {
     }
     for dropout in [-0.1, 1.0, 0.999_999_999, 1e300] {
         says(with("hidden_dropout_prob", json!(dropout)), &["hidden_dropout_prob", "[0, 1)"]);
-        says(with("attention_probs_dropout_prob", json!(dropout)), &["dropout"]);
+        says(with("attention_probs_dropout_prob", json!(dropout)), &["attention_probs_dropout_prob", "[0, 1)"]);
     }
     for key in ["vocab_size", "intermediate_size", "type_vocab_size", "embedding_size"] {
         says(with(key, json!(0)), &[key, "at least 1"]);

@@ -186,9 +186,13 @@ impl BertConfig {
             return Err(Error::config("layer_norm_eps", self.layer_norm_eps, "a finite number from 0"));
         }
         check_activation("hidden_act", self.hidden_act)?;
+        let dropouts = [
+            ("hidden_dropout_prob", self.hidden_dropout_prob),
+            ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
+        ];
         // As the f32 that candle's dropout computes with: 0.999999999 is 1 there.
-        if !(0.0..1.0).contains(&(self.hidden_dropout_prob as f32)) {
-            return Err(Error::config("hidden_dropout_prob", self.hidden_dropout_prob, "a number in [0, 1)"));
+        if let Some((field, found)) = dropouts.into_iter().find(|(_, p)| !(0.0..1.0).contains(&(*p as f32))) {
+            return Err(Error::config(field, found, "a number in [0, 1)"));
         }
         if let Some(kinds) = self.keys.get("layer_types").and_then(Value::as_array)
             && kinds.len() < self.num_hidden_layers

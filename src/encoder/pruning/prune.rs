@@ -49,7 +49,7 @@ impl BertModel {
 /// A target that exists; a head that there is not; a file that cannot be read or written.
 pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &PrunedHeads) -> Result<PrunedHeads> {
     let (folder, target) = (folder.as_ref(), target.as_ref());
-    if target.exists() {
+    if is_present(target)? {
         return Err(Error::file(target, "exists already"));
     }
     write_atomic(target, |part| write(folder, part, heads))
