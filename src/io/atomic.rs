@@ -1,59 +1,101 @@
-//! Atomic writes: a file or folder appears under its name complete or not at all.
+//! Atomic writes of files: a reader, a crash, a kill or a full disk sees the old content or the new one.
+//!
+//! The content goes to a temporary file in the folder of the target, is synced, and gets the target's name; then the
+//! folder is synced. Without the syncs a power failure could leave an empty file under the name: some file systems write
+//! names before contents.
 
+use std::fs::{File, Permissions};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
-use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::io::file_system::file_system;
+use crate::io::temporary::{ABANDONED, Temporary, remove_abandoned};
 
-/// A temporary file that nobody has written to for this long belongs to a process that was killed.
-const ABANDONED: Duration = Duration::from_secs(600);
+/// Size of the buffer before a file, in bytes.
+const BUFFER: usize = 1 << 20;
 
-/// Calls `make` with a temporary path beside `target`, then renames what it made to `target`. Until then, and if `make`
-/// fails, the old content of `target` stays.
-pub(crate) fn write_atomic<T>(target: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
-    let name = target.file_name().ok_or_else(|| Error::file(target, "is not the name of a file"))?.to_string_lossy();
-    let part = target.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    remove_abandoned(target, &format!(".{name}."));
-    // A killed process with the same id may have left a folder.
-    let _ = std::fs::remove_dir_all(&part);
-    let made = make(&part).and_then(|made| {
-        std::fs::rename(&part, target).map_err(|e| Error::io(target, e))?;
-        Ok(made)
-    });
-    if made.is_err() {
-        // Best effort: it may not exist at all.
-        let _ = std::fs::remove_file(&part);
-        let _ = std::fs::remove_dir_all(&part);
+/// Replaces the content of the file `target`, or creates it. `fill` writes the new content; until all of it is on disk,
+/// and if `fill` fails, the old content stays.
+///
+/// A new file gets the permissions of any new file, and one that replaces another gets those of the other. A link at
+/// `target` is replaced, not followed. With several writers at once the last one wins.
+///
+/// # Errors
+/// What `fill` returns; [`Error::Io`] with `target` if it cannot be written; [`Error::File`] if it is a folder, a device
+/// or a pipe.
+pub(crate) fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
+    let io = |e| Error::io(target, e);
+    let folder = folder_of(target)?;
+    let permissions = permissions_of_file(target)?;
+    remove_abandoned(folder, ABANDONED);
+    // The file is closed before the temporary name is removed.
+    let (temporary, file) = Temporary::file(folder).map_err(io)?;
+    if let Some(permissions) = permissions {
+        file_system().set_permissions(&file, permissions).map_err(io)?;
     }
-    made
+    let filled = fill_and_sync(&file, target, fill)?;
+    drop(file);
+    temporary.rename(target).map_err(io)?;
+    file_system().sync_folder(folder).map_err(io)?;
+    Ok(filled)
 }
 
 /// Writes bytes to a file by [`write_atomic`].
-#[cfg(feature = "train")]
-pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_atomic(path, |part| std::fs::write(part, bytes).map_err(|e| Error::io(path, e)))
+pub(crate) fn write_bytes(target: &Path, bytes: &[u8]) -> Result<()> {
+    write_atomic(target, |file| file.write_all(bytes).map_err(|e| Error::io(target, e)))
 }
 
-/// Creates a folder and its parents, if they do not exist.
-#[cfg(feature = "train")]
-pub(crate) fn create_folder(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))
+/// Writes to a new file and waits until it is on disk. Errors name `target`.
+pub(super) fn fill_and_sync<T>(
+    file: &File,
+    target: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> Result<T>,
+) -> Result<T> {
+    let io = |e| Error::io(target, e);
+    let mut writer = BufWriter::with_capacity(BUFFER, NewFile(file));
+    let filled = fill(&mut writer)?;
+    writer.flush().map_err(io)?;
+    file_system().sync_file(file).map_err(io)?;
+    Ok(filled)
 }
 
-/// Removes temporary files of killed processes that were to become `target`. Best effort.
-fn remove_abandoned(target: &Path, prefix: &str) {
-    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let process = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(".part"));
-        if process.is_none_or(|id| id.is_empty() || id.contains(|c: char| !c.is_ascii_digit())) {
-            continue;
-        }
-        let age = entry.metadata().and_then(|metadata| metadata.modified()).map(|time| time.elapsed());
-        if matches!(age, Ok(Ok(age)) if age > ABANDONED) {
-            let _ = std::fs::remove_file(entry.path());
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
+/// A file that is written through the file system of the writers.
+struct NewFile<'a>(&'a File);
+
+impl Write for NewFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        file_system().write(self.0, bytes)
     }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The folder of a file to write.
+pub(super) fn folder_of(target: &Path) -> Result<&Path> {
+    match (target.file_name(), target.parent()) {
+        (Some(_), Some(folder)) if folder.as_os_str().is_empty() => Ok(Path::new(".")),
+        (Some(_), Some(folder)) => Ok(folder),
+        _ => Err(Error::file(target, "is not the name of a file")),
+    }
+}
+
+/// The permissions of the file that is replaced: what was private stays private. `None` if there is no file.
+fn permissions_of_file(target: &Path) -> Result<Option<Permissions>> {
+    let io = |e| Error::io(target, e);
+    // What is behind a link decides whether it may be replaced: `/dev/stdout` is a link.
+    match std::fs::metadata(target) {
+        Ok(metadata) if metadata.is_dir() => return Err(Error::file(target, "is a folder, expected a file to write")),
+        Ok(metadata) if !metadata.is_file() => {
+            return Err(Error::file(target, "is a device or a pipe, expected a file to write"));
+        }
+        Ok(_) => {}
+        // The link leads nowhere, or in a circle.
+        Err(e) if e.kind() == ErrorKind::NotFound || std::fs::symlink_metadata(target).is_ok() => return Ok(None),
+        Err(e) => return Err(io(e)),
+    }
+    let metadata = std::fs::symlink_metadata(target).map_err(io)?;
+    Ok(metadata.is_file().then(|| metadata.permissions()))
 }

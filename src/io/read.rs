@@ -1,6 +1,6 @@
 //! Reading files that others wrote: only regular ones, and only up to a limit.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -10,16 +10,28 @@ use crate::error::{Error, Result};
 ///
 /// A named pipe would block, and a device such as `/dev/zero` never ends. Links are followed.
 pub(crate) fn open_regular(path: &Path) -> Result<(File, u64)> {
-    // Opening a pipe is what blocks, so the kind is looked at before and, because the path may change, again after it.
+    // Opening some devices has effects, so the kind is looked at before and, because the path may change, again after it.
     let regular = |metadata: &std::fs::Metadata| match metadata.is_file() {
         true => Ok(()),
         false => Err(Error::file(path, "not a regular file")),
     };
     regular(&std::fs::metadata(path).map_err(|e| Error::io(path, e))?)?;
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = open_without_waiting(OpenOptions::new().read(true), path, true).map_err(|e| Error::io(path, e))?;
     let metadata = file.metadata().map_err(|e| Error::io(path, e))?;
     regular(&metadata)?;
     Ok((file, metadata.len()))
+}
+
+/// Opens a file, or a pipe without waiting for someone at its other end. A link at `path` is followed or, on Unix, an error.
+pub(super) fn open_without_waiting(options: &mut OpenOptions, path: &Path, follow_link: bool) -> std::io::Result<File> {
+    #[cfg(unix)]
+    {
+        let no_follow = if follow_link { 0 } else { libc::O_NOFOLLOW };
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NONBLOCK | no_follow);
+    }
+    #[cfg(not(unix))]
+    let _ = follow_link;
+    options.open(path)
 }
 
 /// Reads a whole regular file of at most `limit` bytes.

@@ -1,7 +1,7 @@
 //! The file of an index, in safetensors format: `keys` `(n, 16)`, hashes of the texts, and `embeddings` `(n, size)` in f16.
 
 use std::collections::HashMap;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 
 use half::f16;
@@ -70,17 +70,15 @@ impl Index<'_> {
         Ok((rows, vectors))
     }
 
-    /// Writes all vectors to a file, atomically: if the process is killed, the old file or the new one is there.
+    /// Writes all vectors to a file, atomically: after a kill, a full disk or a power failure the old file or the new one is
+    /// there. Several processes may save to one file; the last one wins.
     ///
     /// # Errors
     /// The errors of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         Self::check_writable(path)?;
-        write_atomic(path, |part| {
-            let file = std::fs::File::create(part).map_err(|e| Error::io(part, e))?;
-            self.write(file).map_err(|e| Error::io(part, e))
-        })
+        write_atomic(path, |file| self.write(file).map_err(|e| Error::io(path, e)))
     }
 
     /// Checks that an index may be written to `path`: its folder exists, and there is no folder and no safetensors file with
@@ -106,9 +104,8 @@ impl Index<'_> {
         }
     }
 
-    /// Writes the format directly: serializing by the safetensors crate would copy all vectors, and would write a file that
-    /// only its owner can read.
-    fn write(&self, file: std::fs::File) -> std::io::Result<()> {
+    /// Writes the format directly: serializing by the safetensors crate would copy all vectors.
+    fn write(&self, file: &mut dyn Write) -> std::io::Result<()> {
         let (count, columns) = (self.rows.len(), size_of::<Key>());
         let (start, middle) = (0, self.vectors.len() * size_of::<f16>());
         let header = serde_json::json!({
@@ -119,12 +116,10 @@ impl Index<'_> {
         let mut header = header.to_string();
         // The data starts at a multiple of 8 bytes.
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-        let mut file = BufWriter::with_capacity(1 << 20, file);
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
         self.vectors.iter().try_for_each(|number| file.write_all(&number.to_le_bytes()))?;
-        self.rows.iter().try_for_each(|&text| file.write_all(&self.key(text)))?;
-        file.flush()
+        self.rows.iter().try_for_each(|&text| file.write_all(&self.key(text)))
     }
 }
 

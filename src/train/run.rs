@@ -181,17 +181,33 @@ impl Trainer {
     }
 
     /// Writes the model in its current state, with weights in `dtype`, to a folder that transformers, sentence-transformers
-    /// and [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) read. Each file is written
-    /// atomically.
+    /// and [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) read.
+    ///
+    /// A new folder appears complete or not at all. In a folder that holds the same model, only the weights are replaced,
+    /// atomically: a kill, a full disk or a power failure leaves the old ones or the new ones. Other files there stay.
     ///
     /// # Errors
-    /// [`Error::Config`] for static vectors, [`Error::Io`] for a file that cannot be written.
+    /// Those of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, dtype: DType) -> Result<()> {
+        let small = self.small_files()?;
+        let weights = self.student.variables().into_iter();
+        let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
+        write::write_folder(folder.as_ref(), &small, &weights.collect::<Result<_>>()?)
+    }
+
+    /// Checks that [`write`](Self::write) may write to `folder`: there is no other model in it, of another configuration or
+    /// with another tokenizer. Call it before a long training.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for static vectors; [`Error::File`] for a file of another model.
+    pub fn check_writable(&self, folder: impl AsRef<Path>) -> Result<()> {
+        write::check_writable(folder.as_ref(), &self.small_files()?)
+    }
+
+    fn small_files(&self) -> Result<write::SmallFiles> {
         if self.config.kind == StudentKind::Static {
             return Err(Error::config("kind", "static", "encoder, because static vectors are for comparison only"));
         }
-        let weights = self.student.variables().into_iter();
-        let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
-        write::write_folder(folder.as_ref(), &self.config, &self.tokenizer, weights.collect::<Result<_>>()?)
+        write::small_files(&self.config, &self.tokenizer)
     }
 }

@@ -8,27 +8,65 @@ use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 use crate::error::{Error, Result};
-use crate::io::{create_folder, write_atomic, write_bytes, write_tensors};
+use crate::io::{create_folder, is_present, read_limited, write_atomic, write_bytes, write_new_folder, write_tensors};
 use crate::train::config::TrainConfig;
 use crate::train::vocabulary::to_json;
 
-/// Writes the configurations, the tokenizer and the weights of a sentence encoder to `folder`.
-pub(super) fn write_folder(
-    folder: &Path,
-    config: &TrainConfig,
-    tokenizer: &Tokenizer,
-    weights: BTreeMap<String, Tensor>,
-) -> Result<()> {
-    create_folder(&folder.join("1_Pooling"))?;
+const CONFIG: &str = "config.json";
+const POOLING: &str = "1_Pooling";
+const WEIGHTS: &str = "model.safetensors";
+
+/// The files of a model beside its weights, by their names.
+pub(super) type SmallFiles = Vec<(&'static str, Vec<u8>)>;
+
+/// The configurations and the tokenizer of a sentence encoder. A module comes before the list that names it.
+pub(super) fn small_files(config: &TrainConfig, tokenizer: &Tokenizer) -> Result<SmallFiles> {
+    let mut small = vec![("tokenizer.json", to_json(tokenizer)?.into_bytes())];
     for (name, value) in files(config) {
-        let path = folder.join(name);
-        let text = serde_json::to_string_pretty(&value).map_err(|e| Error::file(&path, e))?;
-        write_bytes(&path, format!("{text}\n").as_bytes())?;
+        let text = serde_json::to_string_pretty(&value).map_err(|e| Error::file(name, e))?;
+        small.push((name, (text + "\n").into_bytes()));
     }
-    write_bytes(&folder.join("tokenizer.json"), to_json(tokenizer)?.as_bytes())?;
+    Ok(small)
+}
+
+/// Checks that a model may be written to `folder`: there is nothing, or what is there differs in its weights alone.
+///
+/// Files can be replaced only one by one. Of two different models, a kill between two files would leave a mixture that
+/// may even load.
+pub(super) fn check_writable(folder: &Path, small: &SmallFiles) -> Result<()> {
+    for (name, bytes) in small {
+        let path = folder.join(name);
+        let limit = bytes.len() as u64;
+        if is_present(&path)? && read_limited(&path, limit).ok().as_ref() != Some(bytes) {
+            let reason = "belongs to another model: remove its folder, or write to another folder";
+            return Err(Error::file(path, reason));
+        }
+    }
+    Ok(())
+}
+
+/// Writes a sentence encoder to `folder`: a new folder, or new weights in a folder that holds the same model.
+pub(super) fn write_folder(folder: &Path, small: &SmallFiles, weights: &BTreeMap<String, Tensor>) -> Result<()> {
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let path = folder.join("model.safetensors");
-    write_atomic(&path, |part| write_tensors(part, &path, weights, metadata))
+    let path = folder.join(WEIGHTS);
+    if !is_present(folder)? {
+        create_folder(folder.parent().unwrap_or(Path::new("")))?;
+        return write_new_folder(folder, |new| {
+            new.create_folder(POOLING)?;
+            small.iter().try_for_each(|(name, bytes)| new.write_bytes(name, bytes))?;
+            new.write(WEIGHTS, |file| write_tensors(file, &path, weights, metadata))
+        });
+    }
+    check_writable(folder, small)?;
+    create_folder(&folder.join(POOLING))?;
+    let write = |(name, bytes): &(&str, Vec<u8>)| {
+        let path = folder.join(name);
+        if is_present(&path)? { Ok(()) } else { write_bytes(&path, bytes) }
+    };
+    // Without a configuration nothing loads a folder that is not complete, so it comes last.
+    small.iter().filter(|(name, _)| *name != CONFIG).try_for_each(write)?;
+    write_atomic(&path, |file| write_tensors(file, &path, weights, metadata))?;
+    small.iter().filter(|(name, _)| *name == CONFIG).try_for_each(write)
 }
 
 /// The names and contents of the JSON files.
@@ -39,7 +77,7 @@ fn files(config: &TrainConfig) -> [(&'static str, Value); 6] {
     };
     let longest = config.max_position_embeddings;
     [
-        ("config.json", config.json()),
+        (CONFIG, config.json()),
         (
             "tokenizer_config.json",
             json!({
@@ -53,6 +91,11 @@ fn files(config: &TrainConfig) -> [(&'static str, Value); 6] {
                 "mask_token": "[MASK]",
             }),
         ),
+        ("sentence_bert_config.json", json!({ "max_seq_length": longest, "do_lower_case": false })),
+        (
+            "1_Pooling/config.json",
+            json!({ "word_embedding_dimension": config.hidden_size, "pooling_mode_mean_tokens": true }),
+        ),
         (
             "modules.json",
             json!([
@@ -60,11 +103,6 @@ fn files(config: &TrainConfig) -> [(&'static str, Value); 6] {
                 module(1, "1_Pooling", "Pooling"),
                 module(2, "2_Normalize", "Normalize"),
             ]),
-        ),
-        ("sentence_bert_config.json", json!({ "max_seq_length": longest, "do_lower_case": false })),
-        (
-            "1_Pooling/config.json",
-            json!({ "word_embedding_dimension": config.hidden_size, "pooling_mode_mean_tokens": true }),
         ),
         ("config_sentence_transformers.json", json!({ "prompts": {}, "similarity_fn_name": "cosine" })),
     ]

@@ -1,18 +1,18 @@
 //! Removal of attention heads from a model, in memory and on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
 use crate::checkpoint::{Checkpoint, WeightSource, detect};
-use crate::encoder::folder::{Module, modules};
+use crate::encoder::folder::modules;
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
-use crate::io::{is_present, json, open_regular, write_atomic, write_tensors};
+use crate::io::{NewFolder, check_absent, is_present, json, write_new_folder, write_tensors};
 use crate::position::Position;
 use crate::pruning::PrunedHeads;
 use crate::tensor::Frozen;
@@ -42,23 +42,20 @@ impl BertModel {
 
 /// Writes the model of a folder without these heads to another folder, with smaller weights, `pruned_heads` in its
 /// `config.json`, and the folder's other text files and modules: what
-/// [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) reads. It is made beside the target and renamed,
-/// so that nothing half-written is left. Returns all heads that the model lacks now, by their numbers in the unpruned one.
+/// [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) reads. It is made beside the target, synced
+/// and renamed, so that a kill, a full disk or a power failure leaves a whole model or none. Returns all heads that the model
+/// lacks now, by their numbers in the unpruned one.
 ///
 /// # Errors
-/// A target that exists; a head that there is not; a file that cannot be read or written.
+/// A target that exists, which is never replaced, or whose parent does not; a head that there is not; a file that cannot be
+/// read or written.
 pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &PrunedHeads) -> Result<PrunedHeads> {
     let (folder, target) = (folder.as_ref(), target.as_ref());
-    if is_present(target)? {
-        return Err(Error::file(target, "exists already"));
-    }
-    write_atomic(target, |part| write(folder, part, heads))
-}
-
-fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHeads> {
+    // Before the work, which may take minutes.
+    check_absent(target)?;
     let modules = modules(folder)?.unwrap_or_default();
-    let inside = modules.first().map(|first| first.path.clone()).unwrap_or_default();
-    let transformer = folder.join(&inside);
+    let inside = modules.first().map_or("", |module| module.path.as_str());
+    let transformer = folder.join(inside);
     let config = BertConfig::from_file(transformer.join("config.json"))?;
     let checkpoint = Checkpoint::open(&transformer)?;
     let all = config.pruned_heads.and(heads, config.num_attention_heads);
@@ -67,16 +64,20 @@ fn write(folder: &Path, target: &Path, heads: &PrunedHeads) -> Result<PrunedHead
         tensors.insert(name.to_string(), checkpoint.tensor(name, &Device::Cpu)?);
     }
     replace(&config, &checkpoint, heads, &mut tensors)?;
-
-    copy_others(folder, target, &modules, &inside)?;
-    let target = target.join(&inside);
     let mut keys: Value = json(&transformer.join("config.json"))?;
-    keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(&target, e))?;
-    let path = target.join("config.json");
-    let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(&path, e))?;
-    std::fs::write(&path, text + "\n").map_err(|e| Error::io(&path, e))?;
-    let path = target.join("model.safetensors");
-    write_tensors(&path, &path, tensors, checkpoint.metadata().clone())?;
+    keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(target, e))?;
+    let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(target, e))?;
+
+    write_new_folder(target, |new| {
+        let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
+        for name in folders {
+            copy_others(folder, name, inside, new)?;
+        }
+        new.write_bytes(Path::new(inside).join("config.json"), (text + "\n").as_bytes())?;
+        let weights = Path::new(inside).join("model.safetensors");
+        let path = target.join(&weights);
+        new.write(weights, |file| write_tensors(file, &path, &tensors, checkpoint.metadata().clone()))
+    })?;
     Ok(all)
 }
 
@@ -124,36 +125,28 @@ fn replace(
     Ok(())
 }
 
-/// Copies what is neither configuration nor weights of the transformer: tokenizer, modules, texts. Weights in other
-/// formats would be those of the whole model. Only the folders of modules are entered: a link may lead from a folder to
-/// itself.
-fn copy_others(from: &Path, to: &Path, modules: &[Module], transformer: &str) -> Result<()> {
-    let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
-    for inside in folders {
-        let from = from.join(inside);
-        // A module without settings may have no folder.
-        if inside.is_empty() || is_present(&from)? {
-            copy_files(&from, &to.join(inside), inside == transformer)?;
-        }
+/// Copies from one folder of a model what is neither configuration nor weights of the transformer: tokenizer, settings of
+/// modules, texts. Weights in other formats would be those of the whole model. A module without settings may have no folder.
+fn copy_others(model: &Path, name: &str, transformer: &str, new: &NewFolder) -> Result<()> {
+    let from = model.join(name);
+    if !is_present(&from)? {
+        return Ok(());
     }
-    Ok(())
-}
-
-/// Copies the files of one folder, that of the transformer if `transformer`.
-fn copy_files(from: &Path, to: &Path, transformer: bool) -> Result<()> {
-    std::fs::create_dir_all(to).map_err(|e| Error::io(to, e))?;
-    for entry in std::fs::read_dir(from).map_err(|e| Error::io(from, e))? {
-        let path = entry.map_err(|e| Error::io(from, e))?.path();
-        let Some(name) = path.file_name().filter(|_| !path.is_dir()) else { continue };
+    // Each folder on the way to it.
+    let mut inside = PathBuf::new();
+    for part in Path::new(name) {
+        inside.push(part);
+        new.create_folder(&inside)?;
+    }
+    for entry in std::fs::read_dir(&from).map_err(|e| Error::io(&from, e))? {
+        let path = entry.map_err(|e| Error::io(&from, e))?.path();
+        let Some(file) = path.file_name().filter(|_| path.is_file()) else { continue };
         let is = |extensions: &[&str]| path.extension().is_some_and(|x| extensions.iter().any(|other| x == *other));
-        let of_transformer = transformer
-            && (name == "config.json" || is(&["safetensors"]) || name.to_string_lossy().ends_with(".index.json"));
-        let module_weights = is(&["safetensors"]) && !transformer;
+        let of_transformer = name == transformer
+            && (file == "config.json" || is(&["safetensors"]) || file.to_string_lossy().ends_with(".index.json"));
+        let module_weights = is(&["safetensors"]) && name != transformer;
         if !of_transformer && (module_weights || is(&["json", "txt", "md", "model"])) {
-            let (mut original, _) = open_regular(&path)?;
-            let copy = to.join(name);
-            let mut file = std::fs::File::create(&copy).map_err(|e| Error::io(&copy, e))?;
-            std::io::copy(&mut original, &mut file).map_err(|e| Error::io(&copy, e))?;
+            new.copy(&path, inside.join(file))?;
         }
     }
     Ok(())
