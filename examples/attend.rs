@@ -82,7 +82,7 @@ fn attend(arguments: &Arguments) -> Result<()> {
     let shape = attended.output.dims().to_vec();
     let mut results = HashMap::from([("output".to_string(), attended.output)]);
     results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
-    shared::save_tensors(&results, &arguments.output)?;
+    shared::save_tensors(results, &arguments.output)?;
     let position = match &config.position {
         Position::None => String::new(),
         position => format!(", position {position}"),

@@ -152,6 +152,9 @@ fn train(arguments: &Arguments) -> Result<()> {
     };
     let mut trainer = Trainer::new(arguments.config(), &texts, teacher.as_ref(), &arguments.run, Some(&on_progress))?;
     bar.finish_and_clear();
+    if !arguments.static_vectors {
+        trainer.check_writable(&arguments.output)?;
+    }
     let config = trainer.config();
     let (parameters, steps) = (trainer.parameters(), config.steps);
     eprintln!("{} texts, {parameters} parameters, step {} of {steps}", texts.len(), trainer.steps_done());

@@ -14,6 +14,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
 
+use candle_attention::checkpoint::{write_file, write_tensors};
 use candle_core::{DType, Device, Tensor};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -101,13 +102,15 @@ pub fn bar(count: usize) -> Result<ProgressBar> {
 }
 
 /// Writes tensors to a safetensors file, atomically.
-pub fn save_tensors(tensors: &HashMap<String, Tensor>, path: &Path) -> Result<()> {
-    save_by(path, |file| Ok(candle_core::safetensors::save(tensors, file)?))
+pub fn save_tensors(tensors: HashMap<String, Tensor>, path: &Path) -> Result<()> {
+    check_writable(path)?;
+    Ok(write_tensors(path, tensors, HashMap::new())?)
 }
 
 /// Writes bytes to a file, atomically.
 pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
-    save_by(path, |file| Ok(std::fs::write(file, bytes)?))
+    check_writable(path)?;
+    Ok(write_file(path, bytes)?)
 }
 
 /// Checks that a file can be written to `path`. Called before the work, so that a wrong path costs no time.
@@ -123,17 +126,4 @@ pub fn check_writable(path: &Path) -> Result<()> {
 
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Writes a temporary file beside `path`, then renames it: readers never see a half-written file.
-fn save_by(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    check_writable(path)?;
-    let mut builder = tempfile::Builder::new();
-    // The permissions of an ordinary new file, not the private ones of a temporary file.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let file = builder.tempfile_in(folder_of(path)).map_err(|e| about(path, &e))?;
-    write(file.path()).map_err(|e| about(path, &e))?;
-    file.persist(path).map_err(|e| about(path, &e.error))?;
-    Ok(())
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use candle_attention::checkpoint::write_tensors;
 use candle_core::{Device, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, VarMap};
 use serde_json::Value;
@@ -119,16 +120,22 @@ pub fn pieces(text: &[u8], rows: usize, s: usize, step: usize) -> Result<Tensor>
     Ok(Tensor::from_vec(ids, (rows, s + 1), &Device::Cpu)?)
 }
 
-/// Writes config.json and model.safetensors, as transformers reads them.
+/// Writes config.json and model.safetensors, as transformers reads them. Each file is replaced as a whole; two models must
+/// not mix, so another model's folder is refused.
 pub fn save_model(folder: &Path, config: &Value, tensors: Tensors) -> Result<()> {
+    let path = folder.join("config.json");
+    if path.exists() && super::json(&path)? != *config {
+        return Err(super::about(&path, &"belongs to another model: remove its folder, or write to another one").into());
+    }
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    super::save(&folder.join("model.safetensors"), &safetensors::serialize(tensors, Some(metadata))?)?;
-    super::save(&folder.join("config.json"), serde_json::to_string_pretty(config)?.as_bytes())
+    write_tensors(folder.join("model.safetensors"), tensors, metadata)?;
+    // Last: without it nothing loads the folder.
+    super::save(&path, serde_json::to_string_pretty(config)?.as_bytes())
 }
 
 /// Writes ids `(b, s)`, without the last of each row, and what `logits` makes of them, if there is a path to write to.
 pub fn save_logits(path: Option<PathBuf>, ids: &Tensor, logits: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let ids = ids.narrow(1, 0, ids.dim(1)? - 1)?.contiguous()?;
-    super::save_tensors(&HashMap::from([("logits".into(), logits(&ids)?), ("ids".into(), ids)]), &path)
+    super::save_tensors(HashMap::from([("logits".into(), logits(&ids)?), ("ids".into(), ids)]), &path)
 }

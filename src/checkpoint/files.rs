@@ -32,7 +32,7 @@ pub fn write_tensors(
 ) -> Result<()> {
     let path = path.as_ref();
     let tensors: BTreeMap<String, Tensor> = tensors.into_iter().map(|(name, tensor)| (name.into(), tensor)).collect();
-    io::write_atomic(path, |file| io::write_tensors(file, path, &tensors, metadata))
+    io::write_atomic(path, |file| io::write_tensors(file, path, &tensors, &metadata))
 }
 
 /// Writes a file: `config.json`, a page with attention maps, or anything else. Whatever happens meanwhile, a kill, a full

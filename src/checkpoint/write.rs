@@ -109,7 +109,7 @@ pub fn write_layers(
             tensors.insert(join(prefix, &name), tensor.to_device(&Device::Cpu)?.contiguous()?);
         }
     }
-    write_atomic(path, |file| write_tensors(file, path, &tensors, metadata))
+    write_atomic(path, |file| write_tensors(file, path, &tensors, &metadata))
 }
 
 struct Writer<'a> {

@@ -6,41 +6,52 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo, View};
+use safetensors::tensor::{TensorInfo, View};
 
 use crate::error::{Error, Result};
 
 /// The longest header that readers of the format accept, in bytes: a file with a longer one could be written, not read.
 const MAX_HEADER_BYTES: usize = 100_000_000;
 
+/// The name of the metadata in a header, which no tensor may have.
+const METADATA: &str = "__metadata__";
+
 /// Writes the content of a safetensors file; errors name `target`, the file that it becomes.
 ///
-/// The same bytes as the safetensors crate writes, which would need all of them in memory, or a temporary file of its own
-/// that is not synced.
+/// The safetensors crate would need all of it in memory, or write a temporary file of its own that it does not sync.
 pub(crate) fn write_tensors(
     file: &mut dyn Write,
     target: &Path,
     tensors: &BTreeMap<String, Tensor>,
-    metadata: HashMap<String, String>,
+    metadata: &HashMap<String, String>,
 ) -> Result<()> {
     let io = |e| Error::io(target, e);
     // The largest alignment first, so that every tensor is aligned.
+    if tensors.contains_key(METADATA) {
+        return Err(Error::value("the name of a tensor", METADATA, "a name that is not the header's own"));
+    }
     let mut sorted: Vec<(Dtype, &String, &Tensor)> = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
         sorted.push((check_dtype(name, tensor)?, name, tensor));
     }
     sorted.sort_by_key(|(dtype, ..)| std::cmp::Reverse(*dtype));
 
-    let (mut infos, mut start) = (Vec::with_capacity(sorted.len()), 0);
+    // The metadata sorted, so that the same content gives the same bytes.
+    let json = |e| Error::file(target, e);
+    let sorted_metadata: BTreeMap<&String, &String> = metadata.iter().collect();
+    let mut entries = Vec::with_capacity(sorted.len() + 1);
+    if !metadata.is_empty() {
+        entries.push(format!("\"{METADATA}\":{}", serde_json::to_string(&sorted_metadata).map_err(json)?));
+    }
+    let mut start = 0;
     for (dtype, name, tensor) in &sorted {
         let end = start + tensor.data_len();
-        let shape = tensor.dims().to_vec();
-        infos.push(((*name).clone(), TensorInfo { dtype: *dtype, shape, data_offsets: (start, end) }));
+        let info = TensorInfo { dtype: *dtype, shape: tensor.dims().to_vec(), data_offsets: (start, end) };
+        let [name, info] = [serde_json::to_string(name), serde_json::to_string(&info)];
+        entries.push(format!("{}:{}", name.map_err(json)?, info.map_err(json)?));
         start = end;
     }
-    let metadata = (!metadata.is_empty()).then_some(metadata);
-    let header = Metadata::new(metadata, infos).map_err(|e| Error::file(target, e))?;
-    let mut header = serde_json::to_vec(&header).map_err(|e| Error::file(target, e))?;
+    let mut header = format!("{{{}}}", entries.join(",")).into_bytes();
     // The data starts at a multiple of 8 bytes.
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() > MAX_HEADER_BYTES {

@@ -42,7 +42,7 @@ pub(super) fn save(
     let config = serde_json::to_string(config).map_err(|e| Error::file(path, e))?;
     let metadata = [("config", config), ("key", key.to_string()), ("step", step.to_string()), ("tokenizer", tokenizer)];
     let metadata: HashMap<String, String> = metadata.map(|(name, value)| (name.to_string(), value)).into();
-    write_atomic(path, |file| write_tensors(file, path, &tensors, metadata))
+    write_atomic(path, |file| write_tensors(file, path, &tensors, &metadata))
 }
 
 impl State {

@@ -68,7 +68,7 @@ impl Teacher {
         let embeddings = Tensor::cat(&parts, 0)?;
         create_folder(folder)?;
         let tensors = BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]);
-        write_atomic(&path, |file| write_tensors(file, &path, &tensors, HashMap::new()))?;
+        write_atomic(&path, |file| write_tensors(file, &path, &tensors, &HashMap::new()))?;
         Ok(embeddings)
     }
 

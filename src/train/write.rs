@@ -54,7 +54,7 @@ pub(super) fn write_folder(folder: &Path, small: &SmallFiles, weights: &BTreeMap
         return write_new_folder(folder, |new| {
             new.create_folder(POOLING)?;
             small.iter().try_for_each(|(name, bytes)| new.write_bytes(name, bytes))?;
-            new.write(WEIGHTS, |file| write_tensors(file, &path, weights, metadata))
+            new.write(WEIGHTS, |file| write_tensors(file, &path, weights, &metadata))
         });
     }
     check_writable(folder, small)?;
@@ -65,7 +65,7 @@ pub(super) fn write_folder(folder: &Path, small: &SmallFiles, weights: &BTreeMap
     };
     // Without a configuration nothing loads a folder that is not complete, so it comes last.
     small.iter().filter(|(name, _)| *name != CONFIG).try_for_each(write)?;
-    write_atomic(&path, |file| write_tensors(file, &path, weights, metadata))?;
+    write_atomic(&path, |file| write_tensors(file, &path, weights, &metadata))?;
     small.iter().filter(|(name, _)| *name == CONFIG).try_for_each(write)
 }
 

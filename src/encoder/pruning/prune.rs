@@ -76,7 +76,7 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
         new.write_bytes(Path::new(inside).join("config.json"), (text + "\n").as_bytes())?;
         let weights = Path::new(inside).join("model.safetensors");
         let path = target.join(&weights);
-        new.write(weights, |file| write_tensors(file, &path, &tensors, checkpoint.metadata().clone()))
+        new.write(weights, |file| write_tensors(file, &path, &tensors, checkpoint.metadata()))
     })?;
     Ok(all)
 }
