@@ -90,6 +90,14 @@ impl Shard {
         Ok(numbers)
     }
 
+    /// Fills `into` with the data of the tensor `name` from byte `from` of it on.
+    #[cfg(feature = "encoder")]
+    pub fn read_part(&self, name: &str, entry: &Entry, from: u64, into: &mut [u8]) -> Result<()> {
+        let end = from.checked_add(into.len() as u64).filter(|end| *end <= entry.bytes());
+        end.ok_or_else(|| Error::file(&self.path, format!("{} ends after the last byte", Tensor(name))))?;
+        self.read_bytes(self.start + entry.offsets[0] + from, into, &Tensor(name))
+    }
+
     /// Calls `see` with the data of the tensor `name`, a part at a time, until it returns true. Parts have a length that
     /// is a multiple of 8, but for the last.
     pub fn any_part(&self, name: &str, entry: &Entry, mut see: impl FnMut(&[u8]) -> bool) -> Result<bool> {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use half::f16;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -18,56 +18,76 @@ const MODEL: &str = "model";
 const KEYS: &str = "keys";
 const EMBEDDINGS: &str = "embeddings";
 
+/// The most rows that are read together.
+const ROWS: usize = 1024;
+
 impl Index<'_> {
     /// Loads the vectors that a file has for texts of this index, and returns their number.
     ///
     /// # Errors
-    /// [`Error::Io`] for a missing file, [`Error::File`] for one that is damaged or belongs to another model. Then the index
-    /// is unchanged.
+    /// [`Error::Io`] for a missing file, [`Error::File`] for one that is damaged, belongs to another model or is no regular
+    /// file. Then the index is unchanged.
     pub fn load_cached(&mut self, path: impl AsRef<Path>) -> Result<usize> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-        let (rows, vectors) = self.read(&bytes).map_err(|reason| Error::file(path, reason))?;
+        let (rows, vectors) = self.read(path)?;
         let count = rows.len();
         self.rows.extend(rows);
         self.vectors.extend(vectors);
         Ok(count)
     }
 
-    fn read(&self, bytes: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f16>), String> {
-        let damaged = |e: safetensors::SafeTensorError| format!("is not a complete safetensors file: {e}");
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
-        let entry = |key: &str| header.metadata().as_ref()?.get(key).map(String::as_str);
+    /// The texts that a file has vectors for, ascending, and these vectors. Memory is taken for them alone, however large
+    /// the file is.
+    fn read(&self, path: &Path) -> Result<(Vec<usize>, Vec<f16>)> {
+        let wrong = |reason: String| Error::file(path, reason);
+        let file = Checkpoint::open(path)?;
+        let entry = |key: &str| file.metadata().get(key).map(String::as_str);
         if entry(FORMAT.0) != Some(FORMAT.1) {
-            return Err("is not a search index".to_string());
+            return Err(wrong("is not a search index".to_string()));
         }
         if entry(MODEL) != Some(&self.model) {
-            return Err("was made with another model, dtype or prompt".to_string());
+            return Err(wrong("was made with another model, dtype or prompt".to_string()));
         }
-        let file = SafeTensors::deserialize(bytes).map_err(damaged)?;
-        let keys = tensor(&file, KEYS, Dtype::U8, size_of::<Key>())?;
-        let stored = tensor(&file, EMBEDDINGS, Dtype::F16, self.size)?;
-        let (keys, rest) = keys.as_chunks::<{ size_of::<Key>() }>();
+        let count = rows(&file, KEYS, Dtype::U8, size_of::<Key>()).map_err(wrong)?;
+        let found = rows(&file, EMBEDDINGS, Dtype::F16, self.size).map_err(wrong)?;
+        if count != found {
+            return Err(wrong(format!("`{KEYS}` has {count} rows, `{EMBEDDINGS}` {found}")));
+        }
+        let pairs = self.find(&file)?;
+        let mut vectors: Vec<f16> = Vec::with_capacity(pairs.len() * self.size);
+        let (shard, entry) = file.stored(EMBEDDINGS)?;
         let width = self.size * size_of::<f16>();
-        if !rest.is_empty() || keys.len() * width != stored.len() {
-            return Err(format!("`{KEYS}` and `{EMBEDDINGS}` differ in length"));
+        let mut bytes = Vec::new();
+        // Rows that follow one another are read together.
+        for run in pairs.chunk_by(|a, b| a.1 + 1 == b.1).flat_map(|run| run.chunks(ROWS)) {
+            bytes.resize(run.len() * width, 0);
+            shard.read_part(EMBEDDINGS, entry, (run[0].1 * width) as u64, &mut bytes)?;
+            vectors.extend(bytes.as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes)));
         }
-        let rows_by_key: HashMap<&Key, usize> = keys.iter().zip(0..).collect();
-        let missing = self.missing();
-        let (mut rows, mut vectors) = (Vec::new(), Vec::with_capacity(missing.len().min(keys.len()) * self.size));
-        for text in missing {
-            let Some(&row) = rows_by_key.get(&self.key(text)) else { continue };
-            let vector =
-                stored[row * width..][..width].as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));
-            vectors.extend(vector);
-            let length: f32 = vectors[rows.len() * self.size..].iter().map(|x| x.to_f32().powi(2)).sum();
+        for ((_, row), vector) in pairs.iter().zip(vectors.chunks_exact(self.size)) {
+            let length: f32 = vector.iter().map(|x| x.to_f32().powi(2)).sum();
             // NaN fails the check too.
             if length != 0.0 && (length - 1.0).abs().total_cmp(&0.01).is_gt() {
-                return Err(format!("row {row} of `{EMBEDDINGS}` is not of length 1"));
+                return Err(wrong(format!("row {row} of `{EMBEDDINGS}` is not of length 1")));
             }
-            rows.push(text);
         }
-        Ok((rows, vectors))
+        Ok((pairs.into_iter().map(|(text, _)| text).collect(), vectors))
+    }
+
+    /// The texts without a vector whose keys are in a file, ascending, each with its row.
+    fn find(&self, file: &Checkpoint) -> Result<Vec<(usize, usize)>> {
+        let mut wanted: HashMap<Key, usize> = self.missing().into_iter().map(|text| (self.key(text), text)).collect();
+        let (shard, entry) = file.stored(KEYS)?;
+        let (mut pairs, mut row) = (Vec::new(), 0);
+        shard.any_part(KEYS, entry, |part| {
+            for key in part.as_chunks::<{ size_of::<Key>() }>().0 {
+                pairs.extend(wanted.remove(key).map(|text| (text, row)));
+                row += 1;
+            }
+            wanted.is_empty()
+        })?;
+        pairs.sort_unstable();
+        Ok(pairs)
     }
 
     /// Writes all vectors to a file, atomically: after a kill, a full disk or a power failure the old file or the new one is
@@ -123,16 +143,11 @@ impl Index<'_> {
     }
 }
 
-/// The bytes of a matrix, checked for dtype and number of columns.
-fn tensor<'a>(
-    file: &SafeTensors<'a>,
-    name: &str,
-    dtype: Dtype,
-    columns: usize,
-) -> std::result::Result<&'a [u8], String> {
-    let tensor = file.tensor(name).map_err(|e| e.to_string())?;
-    match tensor.shape() {
-        [_, found] if *found == columns && tensor.dtype() == dtype => Ok(tensor.data()),
-        found => Err(format!("`{name}` is {} {found:?}, expected {dtype} of {columns} columns", tensor.dtype())),
+/// The number of rows of a matrix, whose dtype and number of columns are checked.
+fn rows(file: &Checkpoint, name: &str, dtype: Dtype, columns: usize) -> std::result::Result<usize, String> {
+    let entry = file.entry(name).map_err(|e| e.to_string())?;
+    match *entry.shape {
+        [rows, found] if found == columns && entry.dtype == dtype => Ok(rows),
+        ref found => Err(format!("`{name}` is {} {found:?}, expected {dtype} of {columns} columns", entry.dtype)),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;
@@ -37,6 +37,9 @@ impl AdamW {
 
     /// Updates all variables in a step, which counts from 0, with gradients clipped to the maximum global norm; returns
     /// their norm before clipping.
+    ///
+    /// # Errors
+    /// [`Error::Value`] if the norm or an updated number is not finite. Then no variable and no moment has changed.
     pub fn update(&mut self, gradients: &GradStore, rate: f64, step: usize) -> Result<f64> {
         let mut squares = 0.0;
         for Parameter { variable, .. } in self.parameters.values() {
@@ -45,20 +48,93 @@ impl AdamW {
             }
         }
         let norm = squares.sqrt();
+        if !norm.is_finite() {
+            return Err(not_finite(format!("the norm of the gradients of step {}", step + 1), norm));
+        }
         let factor = if norm > self.max_norm { self.max_norm / norm } else { 1.0 };
         let count = i32::try_from(step + 1).unwrap_or(i32::MAX);
         let (unbias1, unbias2) = (1.0 - BETA1.powi(count), 1.0 - BETA2.powi(count));
-        for Parameter { variable, first, second } in self.parameters.values_mut() {
+        // All of the step before any of it is kept: half a step could not be taken back, and would be saved.
+        let mut updates = Vec::with_capacity(self.parameters.len());
+        for (name, parameter) in &mut self.parameters {
+            let Parameter { variable, first, second } = &*parameter;
             let Some(gradient) = gradients.get(variable) else { continue };
             let gradient = (gradient.detach() * factor)?;
-            *first = ((&*first * BETA1)? + (&gradient * (1.0 - BETA1))?)?;
-            *second = ((&*second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
-            let direction = (&*first / (((&*second / unbias2)?.sqrt()? + EPS)? * unbias1)?)?;
+            let first = ((first * BETA1)? + (&gradient * (1.0 - BETA1))?)?;
+            let second = ((second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
+            let direction = (&first / (((&second / unbias2)?.sqrt()? + EPS)? * unbias1)?)?;
             // Only matrices decay: biases and the scales of norms are vectors.
             let decay = if variable.rank() > 1 { self.weight_decay } else { 0.0 };
             let kept = (variable.as_detached_tensor() * (1.0 - rate * decay))?;
-            variable.set(&(kept - (direction * rate)?)?)?;
+            let updated = (kept - (direction * rate)?)?;
+            for numbers in [&updated, &first, &second] {
+                // 0 times a number that is not finite is NaN.
+                let sum = (numbers * 0.0)?.sum_all()?.to_scalar::<f32>()?;
+                if sum != 0.0 {
+                    return Err(not_finite(format!("`{name}` after step {}", step + 1), sum));
+                }
+            }
+            updates.push((parameter, updated, first, second));
+        }
+        for (parameter, updated, ..) in &updates {
+            parameter.variable.set(updated)?;
+        }
+        for (parameter, _, first, second) in updates {
+            (parameter.first, parameter.second) = (first, second);
         }
         Ok(norm)
+    }
+}
+
+fn not_finite(what: String, found: impl ToString) -> Error {
+    Error::value(what, found, "a finite number: try a smaller learning rate")
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn numbers(optimizer: &AdamW) -> Vec<Vec<f32>> {
+        let of = |parameter: &Parameter| {
+            [parameter.variable.as_detached_tensor(), parameter.first.clone(), parameter.second.clone()]
+        };
+        optimizer.parameters.values().flat_map(of).map(|tensor| tensor.to_vec1().unwrap()).collect()
+    }
+
+    /// Two variables `a` and `b`, after one step with finite gradients.
+    fn stepped() -> AdamW {
+        let variable = |name: &str| {
+            (name.to_string(), Var::from_tensor(&Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap()).unwrap())
+        };
+        let mut optimizer = AdamW::new(["a", "b"].map(variable).into(), 0.01, 1.0).unwrap();
+        step(&mut optimizer, 1.0, 0.1, 0).unwrap();
+        optimizer
+    }
+
+    /// A step with the loss `sum(a + factor · b²)`.
+    fn step(optimizer: &mut AdamW, factor: f64, rate: f64, step: usize) -> Result<f64> {
+        let [a, b] = ["a", "b"].map(|name| optimizer.parameters[name].variable.as_tensor().clone());
+        let loss = (a + (b.sqr()? * factor)?)?.sum_all()?;
+        optimizer.update(&loss.backward()?, rate, step)
+    }
+
+    /// The variable `a`, which comes first and whose gradient is finite, does not change either.
+    #[test]
+    fn a_step_that_is_not_finite_changes_nothing() {
+        let mut optimizer = stepped();
+        let before = numbers(&optimizer);
+        for factor in [f64::NAN, f64::INFINITY, 1e30] {
+            let error = step(&mut optimizer, factor, 0.1, 1).unwrap_err().to_string();
+            assert!(error.contains("the norm of the gradients of step 2 is") && error.contains("finite"), "{error}");
+            assert_eq!(numbers(&optimizer), before, "{factor}");
+        }
+        // Finite gradients that carry the variables too far.
+        let error = step(&mut optimizer, 1.0, 1e39, 1).unwrap_err().to_string();
+        assert!(error.contains("`a` after step 2 is"), "{error}");
+        assert_eq!(numbers(&optimizer), before);
+        step(&mut optimizer, 1.0, 0.1, 1).unwrap();
+        assert_ne!(numbers(&optimizer), before);
     }
 }

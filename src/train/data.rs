@@ -2,23 +2,46 @@
 //! as if it had not stopped.
 
 use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use fastrand::Rng;
 
 use crate::error::{Error, Result};
+use crate::io::open_regular;
+
+/// The longest line of a file of texts, in bytes: 16 MiB. A text is cut to some hundred tokens, so longer lines are another
+/// kind of file, which would take all memory.
+const MAX_LINE_BYTES: usize = 1 << 24;
 
 /// Reads texts from a file, one per line: without blank lines, duplicates and the lines in `held_back`, in the order of the
 /// file.
 ///
 /// # Errors
-/// [`Error::Io`] for a file that cannot be read or is not UTF-8, [`Error::File`] for a file without any text.
+/// [`Error::Io`] for a file that cannot be read, [`Error::File`] for one that is no regular file, holds no text, is not
+/// UTF-8 or has a line of more than 16 MiB.
 pub fn read_texts(path: impl AsRef<Path>, held_back: &[String]) -> Result<Vec<String>> {
     let path = path.as_ref();
-    let file = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let mut seen: HashSet<&str> = held_back.iter().map(|text| text.trim()).collect();
-    let texts = file.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|text| !text.is_empty());
-    let texts: Vec<String> = texts.filter(|text| seen.insert(text)).map(str::to_string).collect();
+    let (file, _) = open_regular(path)?;
+    let mut file = BufReader::new(file);
+    let mut seen: HashSet<String> = held_back.iter().map(|text| text.trim().to_string()).collect();
+    let (mut texts, mut line) = (Vec::new(), Vec::new());
+    for number in 1.. {
+        line.clear();
+        let most = MAX_LINE_BYTES as u64 + 1;
+        if file.by_ref().take(most).read_until(b'\n', &mut line).map_err(|e| Error::io(path, e))? == 0 {
+            break;
+        }
+        if line.len() > MAX_LINE_BYTES {
+            let reason = format!("line {number} has more than {MAX_LINE_BYTES} bytes, expected one text per line");
+            return Err(Error::file(path, reason));
+        }
+        let text = std::str::from_utf8(&line).map_err(|_| Error::file(path, format!("line {number} is not UTF-8")))?;
+        let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { text }.trim();
+        if !text.is_empty() && seen.insert(text.to_string()) {
+            texts.push(text.to_string());
+        }
+    }
     if texts.is_empty() {
         return Err(Error::file(path, "no text to train on: expected one text per line"));
     }

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use tokenizers::Tokenizer;
 
 use crate::error::{Error, Result};
-use crate::io::{Fingerprint, create_folder};
+use crate::io::{Fingerprint, create_folder, is_present};
 use crate::mask::PaddedIds;
 use crate::train::adamw::AdamW;
 use crate::train::config::{StudentKind, TrainConfig};
@@ -77,8 +77,8 @@ impl Trainer {
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Self> {
         config.validate()?;
-        if texts.len() < 2 {
-            return Err(Error::value("the number of texts", texts.len(), "at least 2"));
+        if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
+            return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
         }
         if teacher.is_none() && config.kind == StudentKind::Static {
             let allowed = "encoder if there is no teacher, because static vectors see no context";
@@ -90,10 +90,10 @@ impl Trainer {
         let parts = texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]);
         let key = parts.collect::<Fingerprint>().hex();
         let path = folder.join(state::FILE);
-        let saved = if path.exists() { Some(State::open(&path, &config, &key)?) } else { None };
+        let saved = if is_present(&path)? { Some(State::open(&path, &config, &key)?) } else { None };
 
         let tokenizer = match &saved {
-            Some(saved) => vocabulary::from_json(&saved.tokenizer)?,
+            Some(saved) => saved.tokenizer(config.vocab_size)?,
             None => vocabulary::train(texts, config.vocab_size)?,
         };
         let objective = match teacher {
@@ -105,7 +105,7 @@ impl Trainer {
             None => Objective::MaskedWords { vocab_size: config.vocab_size, seed: config.seed },
         };
         let student = match (&saved, teacher, &objective) {
-            (Some(saved), ..) => Student::from_tensors(&config, saved.parameters()?)?,
+            (Some(saved), ..) => Student::from_tensors(&config, saved.parameters(&config)?)?,
             (None, Some(teacher), Objective::Teacher { basis, .. }) => {
                 let words = teacher.encode(&vocabulary::words(&tokenizer))?.matmul(basis)?;
                 // The mean of all words would dominate the mean of every text.
@@ -142,7 +142,8 @@ impl Trainer {
     /// Trains on one batch; `None` once all steps are done.
     ///
     /// # Errors
-    /// [`Error::Value`] if the loss is not finite.
+    /// [`Error::Value`] if the loss, the norm of the gradients or an updated weight is not finite. Then nothing has changed:
+    /// the run can still be saved, as it was after the step before.
     pub fn step(&mut self) -> Result<Option<Step>> {
         if self.step >= self.config.steps {
             return Ok(None);

@@ -1,15 +1,19 @@
 //! Saving and resuming a run: all its state between two steps, in one file.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
+use safetensors::Dtype;
+use tokenizers::Tokenizer;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::io::{write_atomic, write_tensors};
 use crate::train::adamw::AdamW;
 use crate::train::config::TrainConfig;
+use crate::train::student::shapes;
+use crate::train::vocabulary::from_json;
 
 /// Name of the file in the folder of a run.
 pub(super) const FILE: &str = "run.safetensors";
@@ -17,7 +21,8 @@ pub(super) const FILE: &str = "run.safetensors";
 /// A saved run.
 pub(super) struct State {
     pub step: usize,
-    pub tokenizer: String,
+    path: PathBuf,
+    tokenizer: String,
     checkpoint: Checkpoint,
 }
 
@@ -72,26 +77,43 @@ impl State {
             ));
         }
         let step = entry("step")?.parse().map_err(|e| Error::file(path, e))?;
-        Ok(Self { step, tokenizer: entry("tokenizer")?.clone(), checkpoint })
+        Ok(Self { step, path: path.to_path_buf(), tokenizer: entry("tokenizer")?.clone(), checkpoint })
     }
 
-    /// The weights, by name.
-    pub fn parameters(&self) -> Result<BTreeMap<String, Tensor>> {
-        let prefix = format!("{}.", KINDS[0]);
-        let names = self.checkpoint.names().filter_map(|name| name.strip_prefix(&prefix));
-        names.map(|name| Ok((name.to_string(), self.tensor(KINDS[0], name)?))).collect()
+    /// The tokenizer of the run.
+    pub fn tokenizer(&self, size: usize) -> Result<Tokenizer> {
+        let reason =
+            "its tokenizer is none that this version of the crate trains; remove the file to start from the beginning";
+        from_json(&self.tokenizer, size)?.ok_or_else(|| Error::file(&self.path, reason))
+    }
+
+    /// The weights, by name: all that the model has, and no others.
+    pub fn parameters(&self, config: &TrainConfig) -> Result<BTreeMap<String, Tensor>> {
+        let shapes = shapes(config);
+        let (found, expected) = (self.checkpoint.names().count(), KINDS.len() * shapes.len());
+        if found != expected {
+            return Err(Error::file(&self.path, format!("not a run: it has {found} tensors, expected {expected}")));
+        }
+        let tensor = |(name, shape): (String, Vec<usize>)| Ok((self.tensor(KINDS[0], &name, &shape)?, name));
+        shapes.into_iter().map(tensor).map(|read| read.map(|(tensor, name)| (name, tensor))).collect()
     }
 
     /// Restores the moments of all gradients.
     pub fn restore(&self, optimizer: &mut AdamW) -> Result<()> {
         for (name, parameter) in &mut optimizer.parameters {
-            parameter.first = self.tensor(KINDS[1], name)?;
-            parameter.second = self.tensor(KINDS[2], name)?;
+            parameter.first = self.tensor(KINDS[1], name, parameter.variable.dims())?;
+            parameter.second = self.tensor(KINDS[2], name, parameter.variable.dims())?;
         }
         Ok(())
     }
 
-    fn tensor(&self, kind: &str, name: &str) -> Result<Tensor> {
-        self.checkpoint.tensor(&format!("{kind}.{name}"), &Device::Cpu)
+    fn tensor(&self, kind: &str, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let name = format!("{kind}.{name}");
+        let entry = self.checkpoint.entry(&name)?;
+        if *entry.shape != *shape || entry.dtype != Dtype::F32 {
+            let found = format!("has dtype {} and shape {:?}", entry.dtype, entry.shape);
+            return Err(Error::Tensor { name, found, expected: format!("F32 {shape:?}") });
+        }
+        self.checkpoint.tensor(&name, &Device::Cpu)
     }
 }

@@ -105,7 +105,7 @@ pub(super) fn unit(xs: &Tensor) -> Result<Tensor> {
 }
 
 /// Names and shapes of the tensors of BERT, or of its word embeddings alone for static vectors.
-fn shapes(config: &TrainConfig) -> Vec<(String, Vec<usize>)> {
+pub(super) fn shapes(config: &TrainConfig) -> Vec<(String, Vec<usize>)> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let mut shapes = vec![(WORDS.to_string(), vec![config.vocab_size, hidden])];
     if config.kind == StudentKind::Static {

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
 
 use crate::checkpoint::Checkpoint;
 use crate::encoder::{EncodeOptions, SentenceEncoder};
 use crate::error::{Error, Result};
-use crate::io::{Fingerprint, create_folder, write_atomic, write_tensors};
+use crate::io::{Fingerprint, create_folder, is_present, write_atomic, write_tensors};
 use crate::train::student::unit;
 
 /// Number of texts that are encoded between two calls of the progress function.
@@ -55,8 +56,16 @@ impl Teacher {
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Tensor> {
         let path = self.cache_path(texts, folder);
-        if path.exists() {
-            return Checkpoint::open(&path)?.tensor(EMBEDDINGS, &Device::Cpu);
+        if is_present(&path)? {
+            let kept = Checkpoint::open(&path)?;
+            let entry = kept.entry(EMBEDDINGS)?;
+            let shape = [texts.len(), self.encoder.embedding_size()];
+            if *entry.shape != shape || entry.dtype != Dtype::F16 {
+                let found = format!("has dtype {} and shape {:?}", entry.dtype, entry.shape);
+                let reason = format!("`{EMBEDDINGS}` {found}, expected F16 {shape:?}; remove the file");
+                return Err(Error::file(&path, reason));
+            }
+            return kept.tensor(EMBEDDINGS, &Device::Cpu);
         }
         let mut parts = Vec::with_capacity(texts.len().div_ceil(CHUNK));
         for (i, chunk) in texts.chunks(CHUNK).enumerate() {

@@ -7,7 +7,7 @@ use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{
-    AddedToken, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    AddedToken, Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
     Tokenizer, Trainer,
 };
 
@@ -51,10 +51,7 @@ pub(super) fn train(texts: &[String], size: usize) -> Result<Tokenizer> {
     let mut model = WordPiece::builder().unk_token(SPECIAL[1].to_string()).build().map_err(tokenizer_error)?;
     Trainer::train(&trainer, &mut model).map_err(tokenizer_error)?;
 
-    let mut tokenizer = Tokenizer::new(model);
-    tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(tokenizer_error)?;
-    tokenizer.with_normalizer(Some(normalizer())).map_err(tokenizer_error)?;
-    tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
+    let tokenizer = tokenizer(model)?;
     let found = tokenizer.get_vocab_size(true);
     if found != size {
         let allowed = if found < size {
@@ -64,6 +61,15 @@ pub(super) fn train(texts: &[String], size: usize) -> Result<Tokenizer> {
         };
         return Err(Error::config("vocab_size", size, allowed));
     }
+    Ok(tokenizer)
+}
+
+/// The tokenizer of a vocabulary, with everything else that BERT's has.
+fn tokenizer(model: WordPiece) -> Result<Tokenizer> {
+    let mut tokenizer = Tokenizer::new(model);
+    tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(tokenizer_error)?;
+    tokenizer.with_normalizer(Some(normalizer())).map_err(tokenizer_error)?;
+    tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
     let special = [2, 3].map(|id| (SPECIAL[id], id as u32)).to_vec();
     let template = TemplateProcessing::builder()
         .try_single("[CLS] $A [SEP]")
@@ -115,7 +121,19 @@ pub(super) fn to_json(tokenizer: &Tokenizer) -> Result<String> {
     tokenizer.to_string(false).map_err(tokenizer_error)
 }
 
-/// Parses the content of `tokenizer.json`.
-pub(super) fn from_json(json: &str) -> Result<Tokenizer> {
-    json.parse().map_err(tokenizer_error)
+/// What is taken from a saved `tokenizer.json`.
+#[derive(serde::Deserialize)]
+struct Saved {
+    model: WordPiece,
+}
+
+/// The tokenizer that [`to_json`] wrote. Only a vocabulary of `size` tokens is read and the rest is made anew, because a
+/// `tokenizer.json` can make the tokenizers crate panic or compute without end; `None` if it then is another one.
+pub(super) fn from_json(json: &str, size: usize) -> Result<Option<Tokenizer>> {
+    let Ok(Saved { model }) = serde_json::from_str(json) else { return Ok(None) };
+    if model.get_vocab_size() != size {
+        return Ok(None);
+    }
+    let tokenizer = tokenizer(model)?;
+    Ok((to_json(&tokenizer)? == json).then_some(tokenizer))
 }

@@ -198,7 +198,7 @@ fn a_run_survives_every_fault() {
     trainer.step().unwrap();
     inject("Trainer::save", &run, "run.safetensors", &|| trainer.save());
 
-    let model = folder.path().join("models/model");
+    let model = folder.path().join("model");
     let write = |dtype| trainer.write(&model, dtype);
     inject("Trainer::write, a new folder", folder.path(), "model", &|| write(DType::F32));
     write(DType::F32).unwrap();
