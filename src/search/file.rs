@@ -1,7 +1,7 @@
 //! The file of an index, in safetensors format: `keys` `(n, 16)`, hashes of the texts, and `embeddings` `(n, size)` in f16.
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use half::f16;
@@ -9,7 +9,7 @@ use safetensors::Dtype;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::io::write_atomic;
+use crate::io::{is_present, open_regular, write_atomic};
 use crate::search::index::{Index, Key};
 
 /// The metadata entry that identifies an index file, with the version of the format.
@@ -17,6 +17,9 @@ const FORMAT: (&str, &str) = ("format", "candle-attention search index 1");
 const MODEL: &str = "model";
 const KEYS: &str = "keys";
 const EMBEDDINGS: &str = "embeddings";
+
+/// The bytes at the start of a file that name its format.
+const START: u64 = 4096;
 
 /// The most rows that are read together.
 const ROWS: usize = 1024;
@@ -101,8 +104,8 @@ impl Index<'_> {
         write_atomic(path, |file| self.write(file).map_err(|e| Error::io(path, e)))
     }
 
-    /// Checks that an index may be written to `path`: its folder exists, and there is no folder and no safetensors file with
-    /// other content, such as the weights of a model, at `path`. Call it before long work.
+    /// Checks that an index may be written to `path`: its folder exists, and at `path` is nothing, an empty file, or an index,
+    /// also one that is damaged. Anything else, such as the weights of a model, would be lost. Call it before long work.
     ///
     /// # Errors
     /// [`Error::File`] with the reason.
@@ -114,13 +117,16 @@ impl Index<'_> {
         if path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
             return Err(Error::file(path, "its folder does not exist"));
         }
-        let is_index =
-            |metadata: &HashMap<String, String>| metadata.get(FORMAT.0).is_some_and(|format| format == FORMAT.1);
-        match Checkpoint::open(path) {
-            Ok(file) if !is_index(file.metadata()) => {
-                Err(Error::file(path, "holds other tensors, which would be lost"))
-            }
-            _ => Ok(()),
+        if !is_present(path)? {
+            return Ok(());
+        }
+        // Not by reading the index: a file that cannot be read may be a model that this version does not know.
+        let mut start = Vec::new();
+        open_regular(path)?.0.take(START).read_to_end(&mut start).map_err(|e| Error::io(path, e))?;
+        let format = FORMAT.1.as_bytes();
+        match start.is_empty() || start.windows(format.len()).any(|window| window == format) {
+            true => Ok(()),
+            false => Err(Error::file(path, "is not a search index, and its content would be lost")),
         }
     }
 

@@ -31,6 +31,8 @@ mod hostile_tokenizers;
 mod hub;
 mod inspect;
 mod jina;
+#[cfg(unix)]
+mod kills;
 mod layer;
 mod layouts;
 mod manifest;
@@ -43,6 +45,7 @@ mod plans;
 mod positions;
 mod programs;
 mod ragged;
+mod resume;
 mod right_or_refused;
 mod search;
 mod seeds;

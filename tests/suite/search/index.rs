@@ -138,9 +138,9 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
         says(index.load_cached(&path), &[&["index.safetensors"], parts].concat());
         assert!(index.is_empty());
     };
-    (0..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a complete safetensors file"]));
-    fails(&[&good[..], b"more"].concat(), "tiny", &["not a complete safetensors file"]);
-    fails(&[0xFF; 4096], "tiny", &["not a complete safetensors file"]);
+    (0..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a valid safetensors file"]));
+    fails(&[&good[..], b"more"].concat(), "tiny", &["not a valid safetensors file"]);
+    fails(&[0xFF; 4096], "tiny", &["not a valid safetensors file"]);
     fails(&good, "large", &["made with another model"]);
     let mut nan = good.clone();
     // The last number; the keys of three texts follow.
@@ -154,7 +154,7 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     };
     fails(&replaced("index 1", "index 9"), "tiny", &["not a search index"]);
     fails(&replaced("\"keys\"", "\"keyz\""), "tiny", &["keys"]);
-    fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a complete"]);
+    fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a valid safetensors file"]);
     fails(&replaced("[3,24]", "[4,18]"), "tiny", &["`embeddings` is F16 [4, 18]"]);
     fails(&replaced("\"F16\"", "\"I16\""), "tiny", &["`embeddings` is I16"]);
     says(Index::new(&texts, 24, "tiny").unwrap().load_cached(folder.path().join("no")), &["no: No such file"]);
@@ -165,7 +165,15 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     assert_eq!(std::fs::read(&path).unwrap(), good);
     let weights = folder.path().join("model.safetensors");
     std::fs::copy(fixture("tiny-bert/model.safetensors"), &weights).unwrap();
-    says(index.save(&weights), &["model.safetensors: holds other tensors"]);
+    says(index.save(&weights), &["model.safetensors: is not a search index, and its content would be lost"]);
+    // Not even if it cannot be read: it may be a model of a later version of the format.
+    let later = folder.path().join("later.safetensors");
+    std::fs::write(&later, [&64u64.to_le_bytes()[..], &[b' '; 64]].concat()).unwrap();
+    says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
+    assert_eq!(std::fs::read(&later).unwrap().len(), 72);
+    std::fs::write(&later, "").unwrap();
+    index.save(&later).unwrap();
+    std::fs::remove_file(later).unwrap();
     says(Index::check_writable(folder.path()), &["is a folder"]);
     says(Index::check_writable(folder.path().join("no/index.safetensors")), &["its folder does not exist"]);
     Index::check_writable("index.safetensors").unwrap();

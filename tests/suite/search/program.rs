@@ -141,10 +141,15 @@ fn search_keeps_embeddings_beside_the_file() {
     assert_eq!(said, quiet_again(&notes, &query, "made with another model"));
     assert!(note.starts_with("note: ") && note.contains("made with another model, dtype or prompt; embedding anew"));
     assert!(both(&mut notes.search(&["--dtype", "f64", "a"]), "").1.contains("made with another model, dtype"));
-    for damage in [&b""[..], b"garbage", &std::fs::read(notes.cache()).unwrap()[..5000]] {
+    for damage in [&b""[..], &std::fs::read(notes.cache()).unwrap()[..5000]] {
         std::fs::write(notes.cache(), damage).unwrap();
-        assert_eq!(quiet_again(&notes, &query, "not a complete safetensors file"), said);
+        assert_eq!(quiet_again(&notes, &query, "not a valid safetensors file"), said);
     }
+    // What is no index is kept.
+    std::fs::write(notes.cache(), "something else").unwrap();
+    let (kept, note) = both(&mut notes.search(&query), "");
+    assert!(kept == said && note.contains("not saved") && note.contains("is not a search index"), "{note}");
+    assert_eq!(std::fs::read(notes.cache()).unwrap(), b"something else");
     // Where nothing can be written, searching goes on.
     std::fs::remove_file(notes.cache()).unwrap();
     std::fs::create_dir(notes.cache()).unwrap();
