@@ -122,8 +122,7 @@ struct Candidate {
 
 /// The candidates of the table, the fastest first. Miri interprets plain Rust only.
 fn candidates() -> Vec<&'static Candidate> {
-    let mut candidates: Vec<_> =
-        TABLE.iter().filter(|row| !cfg!(miri) || row.name == portable::Portable::NAME).collect();
+    let mut candidates: Vec<_> = TABLE.iter().filter(|row| !cfg!(miri) || row.name.starts_with("portable")).collect();
     candidates.sort_by_key(|candidate| Reverse((candidate.speed)()));
     candidates
 }
