@@ -56,7 +56,8 @@ impl AttentionMask {
         let call = self.call(shape);
         let dims = self.terms.iter().map(|term| term.dense_dims(&call));
         let broadcast = dims.reduce(|a, b| std::array::from_fn(|i| a[i].max(b[i])));
-        broadcast.map_or(0, |[b, h, s_q, s_kv]| b * h * s_q * (s_kv + appended))
+        let product = |dims: [usize; 4]| dims.into_iter().fold(1, usize::saturating_mul);
+        broadcast.map_or(0, |[b, h, s_q, s_kv]| product([b, h, s_q, s_kv.saturating_add(appended)]))
     }
 
     /// Whether this is [`causal`](Self::causal) and no more.

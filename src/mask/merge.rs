@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 use crate::kernels::cpu::Lengths;
+use crate::kernels::cuda::to_i32_positions;
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::dense::DenseMask;
 use crate::mask::kinds::Distances;
@@ -45,7 +46,7 @@ impl AttentionMask {
         let LoweredMask { structure, segments, keep, bias } = self.lower(shape, device)?;
         let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
         let mut merged = MergedMask {
-            starts: structure.starts.map(|starts| starts.into_iter().map(|start| start as i32).collect()),
+            starts: structure.starts.map(|starts| to_i32_positions("where a chunk starts", &starts)).transpose()?,
             left: limit(structure.left),
             right: limit(structure.right),
             ..MergedMask::default()

@@ -29,5 +29,9 @@ pub use attention_mask::AttentionMask;
 pub(crate) use dense::{DenseMask, lowest_finite};
 #[cfg(test)]
 pub(crate) use kinds::Stripes;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) use merge::MergedMask;
 pub use padded::PaddedIds;
 pub(crate) use shape::AttnShape;
+#[cfg(test)]
+pub(crate) use term::{MaskCall, MaskTerm};

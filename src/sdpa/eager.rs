@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::mask::AttnShape;
 use crate::mask::{DenseMask, lowest_finite};
 use crate::sdpa::dropout::dropout;
+use crate::sdpa::non_finite::Asking;
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite};
 use crate::tensor::compute_dtype;
 
@@ -27,11 +28,9 @@ pub(super) fn attend(
     let compute = compute_dtype(call.dtype);
     // Upcasting first costs memory, but keeps scores and softmax out of the half types.
     let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
-    let (q, mut k, mut v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
+    let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
     let mask = options.mask.dense(call.shape, options.appended_keys, compute, k.device())?;
-    if let Some(keep) = mask.keep.as_ref().filter(|_| call.device != DeviceKind::Cpu) {
-        (k, v) = (non_finite::without_unseen(&k, keep)?, non_finite::without_unseen(&v, keep)?);
-    }
+    let asking = Asking::of(k.device());
 
     let scores_of = |q: &Tensor, k: &Tensor| match options.additive {
         None => {
@@ -46,7 +45,7 @@ pub(super) fn attend(
         }
     };
     let scores = match mask.keep {
-        Some(_) => non_finite::scores(&q, &k, scores_of)?,
+        Some(_) => non_finite::scores(asking, &q, &k, scores_of)?,
         None => scores_of(&q, &k)?,
     };
     let scores = match options.softcap {
@@ -65,7 +64,7 @@ pub(super) fn attend(
         Ok(context.reshape((b, h, s_q, call.d_v))?)
     };
     let output = match &mask.keep {
-        Some(keep) => non_finite::context(&dropped, &v, keep, context_of)?,
+        Some(keep) => non_finite::context(asking, &dropped, &v, keep, context_of)?,
         None => context_of(&dropped, &v)?,
     };
     let output = output.transpose(1, 2)?.contiguous()?.to_dtype(call.dtype)?;

@@ -25,6 +25,7 @@ fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
     let half = matches!(call.dtype, DType::F16 | DType::BF16);
     let reason = first_reason([
         (!half, "it supports f16 and bf16 only"),
+        (counts(call).is_none(), "it counts tokens and the elements of a sequence in 32 bits"),
         (gpu.capability < 80, "the GPU is older than compute capability 8.0"),
         (call.d != call.d_v, "the head dimension of values differs from that of keys"),
         (!call.d.is_multiple_of(8), "the head dimension is not a multiple of 8"),
@@ -48,6 +49,15 @@ fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
             (bounded && s_q > s_kv, "the first queries come before the first key"),
         ])
     })
+}
+
+/// The tokens of a batch, and the elements of its longest sequence of queries or keys, if they can be counted.
+fn counts(call: &Call) -> Option<[u32; 2]> {
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
+    let product = |numbers: [usize; 3]| numbers.into_iter().try_fold(1usize, |product, n| product.checked_mul(n));
+    let elements = product([s_q, h, call.d])?.max(product([s_kv, call.h_kv, call.d])?);
+    let tokens = i32::try_from(b.checked_mul(s_q.max(s_kv))?).ok()?;
+    Some([tokens as u32, u32::try_from(elements).ok()?])
 }
 
 /// The mask as one window and one set of slopes; `None` if it is anything else.
@@ -81,15 +91,84 @@ pub(super) fn attend(
     let scale = options.dot_product_scale(call.d) as f32;
     let softcap = options.softcap.unwrap_or(0.0) as f32;
     let Some(offsets) = offsets else {
-        return Ok(flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes, scale, left, right, softcap)?);
+        return with_finite_values(&v, None, call, [left, right], |v| {
+            Ok(flash_attn_alibi_windowed_softcap(&q, &k, v, slopes, scale, left, right, softcap)?)
+        });
     };
-    let offsets = Tensor::new(offsets.iter().map(|start| *start as u32).collect::<Vec<_>>(), device)?;
+    let starts = offsets.iter().map(|start| small("tokens", *start)).collect::<Result<Vec<_>>>()?;
+    let starts = Tensor::new(starts, device)?;
     let longest = call.shape.s_q;
-    let [q, k, v] = [q.squeeze(0)?, k.squeeze(0)?, v.squeeze(0)?];
-    let output = flash_attn_varlen_alibi_windowed_softcap(
-        &q, &k, &v, slopes, &offsets, &offsets, longest, longest, scale, left, right, softcap,
-    )?;
-    Ok(output.unsqueeze(0)?)
+    let [q, k] = [q.squeeze(0)?, k.squeeze(0)?];
+    with_finite_values(&v, Some(offsets), call, [left, right], |v| {
+        let output = flash_attn_varlen_alibi_windowed_softcap(
+            &q,
+            &k,
+            &v.squeeze(0)?,
+            slopes,
+            &starts,
+            &starts,
+            longest,
+            longest,
+            scale,
+            left,
+            right,
+            softcap,
+        )?;
+        Ok(output.unsqueeze(0)?)
+    })
+}
+
+/// A count as the kernel takes it.
+#[cfg(feature = "flash-attn")]
+fn small(name: &str, count: usize) -> Result<u32> {
+    let fits = u32::try_from(count).ok().filter(|count| i32::try_from(*count).is_ok());
+    let expected = "less than 2^31 for FlashAttention";
+    fits.ok_or_else(|| crate::error::Error::value(format!("the number of {name}"), count, expected))
+}
+
+/// The output `(b, s_q, h, d)` of `kernel` for values `(b, s_kv, h_kv, d)` in a window. The kernel multiplies the values of
+/// whole tiles, of which a query may not see all keys; see `hidden_values`.
+#[cfg(any(test, feature = "flash-attn"))]
+fn with_finite_values(
+    v: &Tensor,
+    offsets: Option<&[usize]>,
+    call: &Call,
+    window: [Option<usize>; 2],
+    kernel: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    use crate::sdpa::hidden_values::{finite_parts, marked_in_ranges, with_nan};
+
+    // Without a window every query sees every key of its sequence.
+    if window == [None, None] {
+        return kernel(v);
+    }
+    let [values, spoiled] = finite_parts(v)?;
+    let AttnShape { s_q, s_kv, .. } = call.shape;
+    let ranges: Vec<_> = match offsets {
+        None => window_ranges(0, s_q, s_kv, window).collect(),
+        Some(offsets) => {
+            let each = offsets.windows(2).map(|ends| (ends[0], ends[1].saturating_sub(ends[0])));
+            each.flat_map(|(start, length)| window_ranges(start, length, length, window)).collect()
+        }
+    };
+    with_nan(&kernel(&values)?, &marked_in_ranges(&spoiled, &ranges)?)
+}
+
+/// The keys that each query of a sequence sees in a window. The keys of the sequence begin with key `first`.
+#[cfg(any(test, feature = "flash-attn"))]
+fn window_ranges(
+    first: usize,
+    s_q: usize,
+    s_kv: usize,
+    [left, right]: [Option<usize>; 2],
+) -> impl Iterator<Item = std::ops::Range<usize>> {
+    (0..s_q).map(move |i| {
+        let after =
+            |keys: Option<usize>| keys.map_or(s_kv, |keys| (i + s_kv + 1).saturating_add(keys).saturating_sub(s_q));
+        let end = after(right).min(s_kv);
+        let start = left.map_or(0, |left| (i + s_kv).saturating_sub(left).saturating_sub(s_q)).min(end);
+        first + start..first + end
+    })
 }
 
 /// The tensor, copied unless all its rows are aligned to 16 bytes. The kernel reads 16 bytes at a time and does not
@@ -100,6 +179,8 @@ fn vector_aligned(t: &Tensor) -> Result<Tensor> {
     let [strides @ .., last] = layout.stride() else { return Ok(t.clone()) };
     let aligned =
         *last == 1 && layout.start_offset().is_multiple_of(8) && strides.iter().all(|stride| stride.is_multiple_of(8));
+    // candle passes strides on in 32 bits.
+    let aligned = aligned && strides.iter().all(|stride| u32::try_from(*stride).is_ok());
     Ok(if aligned { t.clone() } else { t.force_contiguous()? })
 }
 
@@ -149,6 +230,14 @@ mod tests {
         assert!(limits(&call(), &with, GPU).unwrap().contains("sinks"));
         let with = SdpaOptions { appended_keys: 1, ..SdpaOptions::new(&full) };
         assert!(limits(&call(), &with, GPU).unwrap().contains("outside the mask"));
+        for shape in [
+            AttnShape { s_kv: 1 << 32, ..call().shape },
+            AttnShape { s_q: 1 << 25, ..call().shape },
+            AttnShape { b: 40_000, s_q: 1 << 16, ..call().shape },
+            AttnShape { s_q: usize::MAX, s_kv: usize::MAX, ..call().shape },
+        ] {
+            assert!(reason(Call { shape, ..call() }, &full).contains("32 bits"), "{shape:?}");
+        }
         let step = AttnShape { b: 1, s_q: 1, s_kv: 4096, ..call().shape };
         assert!(reason(Call { shape: step, ..call() }, &full).contains("too few queries"));
         assert_eq!(reason(Call { shape: AttnShape { b: 64, ..step }, ..call() }, &full), "");
@@ -169,6 +258,63 @@ mod tests {
         assert!(reason(call(), &slopes(true).and(slopes(true))).contains("causal masks"));
         for mask in [AttentionMask::lengths(&[3, 4]), AttentionMask::padding(&[3, 4])] {
             assert!(reason(call(), &mask).contains("causal masks"), "{mask}");
+        }
+    }
+
+    /// A kernel that multiplies hidden values by 0, as FlashAttention does in a tile.
+    fn multiply(weights: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let (b, h, _, keys) = weights.dims4()?;
+        let (_, _, h_kv, d) = v.dims4()?;
+        let values = v.transpose(1, 2)?.unsqueeze(2)?.broadcast_as((b, h_kv, h / h_kv, keys, d))?;
+        Ok(weights.matmul(&values.reshape((b, h, keys, d))?)?.transpose(1, 2)?.contiguous()?)
+    }
+
+    #[test]
+    fn a_hidden_key_has_no_influence_whatever_it_holds() {
+        let (s_q, s_kv, h, h_kv, d) = (5, 7, 4, 2, 3);
+        let shape = AttnShape { b: 1, h, s_q, s_kv };
+        let call = Call { shape, d, d_v: d, ..call() };
+        let windows = [[None, Some(0)], [Some(1), Some(0)], [Some(0), Some(1)], [Some(2), None], [None, None]];
+        // The second case is a ragged batch, as one mask.
+        let cases = [(None, shape), (Some(&[0, 3, 3, 7][..]), AttnShape { s_q: 7, ..shape })];
+        for (window, (offsets, shape)) in windows.into_iter().flat_map(|window| cases.map(|case| (window, case))) {
+            // Without a window the values of other sequences are not read, which this product does not imitate.
+            if offsets.is_some() && window == [None, None] {
+                continue;
+            }
+            let ranges: Vec<_> = match offsets {
+                None => window_ranges(0, s_q, s_kv, window).collect(),
+                Some(_) => window_ranges(0, 3, 3, window).chain(window_ranges(3, 4, 4, window)).collect(),
+            };
+            let mask = AttentionMask::window(window[0], window[1]);
+            if offsets.is_none() && window != [None, None] {
+                let keep = mask.dense(shape, 0, DType::F32, &Device::Cpu).unwrap().keep.unwrap();
+                let keep =
+                    keep.broadcast_as((1, 1, s_q, s_kv)).unwrap().flatten_all().unwrap().to_vec1::<u8>().unwrap();
+                let sees = ranges.iter().flat_map(|range| (0..s_kv).map(|j| u8::from(range.contains(&j))));
+                assert_eq!(sees.collect::<Vec<_>>(), keep, "{window:?}");
+            }
+            let weight = |(at, range): (usize, &std::ops::Range<usize>)| {
+                (0..s_kv).map(move |j| if range.contains(&j) { 1.0 + ((at + j) % 5) as f32 } else { 0.0 }).collect()
+            };
+            let one_head: Vec<f32> = ranges.iter().enumerate().flat_map(|row| -> Vec<f32> { weight(row) }).collect();
+            let weights = Tensor::from_vec(one_head.repeat(h), (1, h, ranges.len(), s_kv), &Device::Cpu).unwrap();
+            let clean: Vec<f32> = (0..s_kv * h_kv * d).map(|i| (i % 11) as f32 - 5.0).collect();
+            let run = |values: Vec<f32>| {
+                let v = Tensor::from_vec(values, (1, s_kv, h_kv, d), &Device::Cpu).unwrap();
+                let output = with_finite_values(&v, offsets, &call, window, |v| multiply(&weights, v)).unwrap();
+                output.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+            };
+            let want = run(clean.clone());
+            for (j, bad) in (0..s_kv).flat_map(|j| [(j, f32::NAN), (j, f32::INFINITY)]) {
+                let mut values = clean.clone();
+                values[j * h_kv * d + 1] = bad; // of key-value head 0, which two query heads read
+                for (at, (got, want)) in run(values).iter().zip(&want).enumerate() {
+                    let sees = ranges[at / d / h].contains(&j) && at / d % h < h / h_kv;
+                    let right = if sees { at % d != 1 || !got.is_finite() } else { got == want };
+                    assert!(right, "{window:?}, {offsets:?}, key {j}, {at}: {got}");
+                }
+            }
         }
     }
 

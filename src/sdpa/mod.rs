@@ -14,6 +14,7 @@ mod cuda;
 mod dropout;
 mod eager;
 mod flash;
+mod hidden_values;
 mod metal;
 #[cfg(test)]
 mod new_mask_kind;

@@ -3,10 +3,10 @@
 //! What a hidden key holds has no influence, NaN and infinities included. Its weight is 0, but 0 · NaN is NaN: in the
 //! product of weights and values, and in the gradients of queries and weights. So products are made of finite elements,
 //! and what they left out is added, without a gradient, to the results that depend on it. On the CPU the extra products
-//! are made only if an element is not finite. To ask a GPU would mean to wait for it; there, the keys that no query of a
-//! sequence sees, such as padding, are replaced by zeros.
+//! are made only if an element is not finite. To ask a GPU would mean to wait for it; there, the product that finds which
+//! results depend on such an element is always made, and those results become NaN.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 use crate::tensor::with_slice;
@@ -39,9 +39,35 @@ fn zeroed(xs: &Tensor, keep: &Tensor) -> Result<Tensor> {
     Ok(keep.broadcast_as(xs.shape())?.where_cond(xs, &xs.zeros_like()?)?)
 }
 
+/// What may be asked of the device that holds the tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asking {
+    /// Whether all elements are finite: on the CPU.
+    Free,
+    /// Nothing, because the answer would be waited for: on GPUs.
+    Waits,
+}
+
+impl Asking {
+    pub(super) fn of(device: &Device) -> Self {
+        if device.is_cpu() { Self::Free } else { Self::Waits }
+    }
+}
+
 /// `product(a, b)` `(b, h, s_q, keys)`, the scores of queries and keys. A gradient flows through finite elements only.
-pub(super) fn scores(a: &Tensor, b: &Tensor, product: impl Fn(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    if !a.device().is_cpu() || (all_finite(a)? && all_finite(b)?) {
+///
+/// The scores of hidden keys are replaced later, whatever they are, so that only a gradient needs finite operands.
+pub(super) fn scores(
+    asking: Asking,
+    a: &Tensor,
+    b: &Tensor,
+    product: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let as_they_are = match asking {
+        Asking::Free => all_finite(a)? && all_finite(b)?,
+        Asking::Waits => !(a.track_op() || b.track_op()),
+    };
+    if as_they_are {
         return product(a, b);
     }
     let others = product(&a.detach(), &b.detach())?;
@@ -52,44 +78,64 @@ pub(super) fn scores(a: &Tensor, b: &Tensor, product: impl Fn(&Tensor, &Tensor) 
 /// `product(weights, values)`, `(b, h, s_q, d_v)`, for weights `(b, h, s_q, keys)` and values `(b, h_kv, keys, d_v)`. `keep`
 /// broadcasts to the weights.
 pub(super) fn context(
+    asking: Asking,
     weights: &Tensor,
     values: &Tensor,
     keep: &Tensor,
     product: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    if !values.device().is_cpu() || all_finite(values)? {
+    if asking == Asking::Free && all_finite(values)? {
         return product(weights, values);
     }
     let kept = finite(values)?;
-    let (clean, others) = (product(weights, &zeroed(values, &kept)?)?, product(&weights.detach(), &values.detach())?);
+    let clean = product(weights, &zeroed(values, &kept)?)?;
+    let others = match asking {
+        Asking::Free => product(&weights.detach(), &values.detach())?,
+        Asking::Waits => Tensor::new(f32::NAN, clean.device())?.to_dtype(clean.dtype())?.broadcast_as(clean.shape())?,
+    };
     let keep = keep.broadcast_as(weights.shape())?.to_dtype(weights.dtype())?;
     let depends = product(&keep, &kept.eq(0u8)?.to_dtype(values.dtype())?)?.ne(0f64)?;
     Ok((clean + zeroed(&others, &depends)?)?)
 }
 
-/// `xs` `(b, h_kv, keys, d)` with zeros in the keys that no query sees; `keep` broadcasts to `(b, h, s_q, keys)`.
-pub(super) fn without_unseen(xs: &Tensor, keep: &Tensor) -> Result<Tensor> {
-    let seen = keep.max_keepdim(1)?.max_keepdim(2)?; // (b|1, 1, 1, keys|1)
-    zeroed(xs, &seen.transpose(2, 3)?)
-}
-
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
+
+    fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        Ok(a.matmul(b)?)
+    }
+
+    fn numbers(t: &Tensor) -> Vec<f32> {
+        t.flatten_all().unwrap().to_vec1().unwrap()
+    }
 
     /// What GPUs do instead, on the CPU.
     #[test]
-    fn keys_that_no_query_sees_become_zeros() {
-        let keep = Tensor::new(&[[[[1u8, 0, 0]], [[0, 0, 1]]], [[[0, 0, 0]], [[1, 1, 1]]]], &Device::Cpu).unwrap();
-        let xs = Tensor::new(&[1f32, f32::NAN, 3., 4., 5., f32::NAN], &Device::Cpu).unwrap();
-        let got = without_unseen(&xs.reshape((2, 1, 3, 1)).unwrap(), &keep).unwrap();
-        let got: Vec<f32> = got.flatten_all().unwrap().to_vec1().unwrap();
-        assert_eq!(got[..5], [1., 0., 3., 4., 5.]);
-        assert!(got[5].is_nan());
-        // Shared by all keys.
-        let got = without_unseen(&xs.reshape((2, 1, 3, 1)).unwrap(), &keep.narrow(3, 0, 1).unwrap()).unwrap();
-        assert!(got.flatten_all().unwrap().to_vec1::<f32>().unwrap()[1].is_nan());
+    fn queries_depend_on_visible_values_only_without_asking() {
+        let tensor = |xs: &[f32], dims: [usize; 4]| Tensor::from_slice(xs, &dims[..], &Device::Cpu).unwrap();
+        let weights = tensor(&[1., 0., 0., 0.5, 0.5, 0., 0., 0., 0.], [1, 1, 3, 3]);
+        let keep = Tensor::new(&[[[[1u8, 0, 0], [1, 1, 0], [0, 0, 0]]]], &Device::Cpu).unwrap();
+        let values = tensor(&[1., 2., f32::NAN, 3., 5., f32::INFINITY], [1, 1, 3, 2]);
+        for asking in [Asking::Free, Asking::Waits] {
+            let got = numbers(&context(asking, &weights, &values, &keep, product).unwrap());
+            assert_eq!(got[..2], [1., 2.]);
+            assert!(got[2].is_nan());
+            assert_eq!(got[3..], [2.5, 0., 0.], "the last query sees nothing");
+        }
+    }
+
+    /// The gradient of a query is that of the keys which it sees.
+    #[test]
+    fn gradients_of_queries_are_finite_without_asking() {
+        let variable = candle_core::Var::new(&[[[[1f32, 2.]]]], &Device::Cpu).unwrap();
+        let keys = Tensor::new(&[[[[3f32, f32::NAN], [4., f32::NEG_INFINITY]]]], &Device::Cpu).unwrap(); // transposed
+        for asking in [Asking::Free, Asking::Waits] {
+            let scores = scores(asking, variable.as_tensor(), &keys, product).unwrap();
+            assert!(numbers(&scores)[0] == 11. && numbers(&scores)[1].is_nan());
+            let seen = scores.narrow(3, 0, 1).unwrap().pad_with_zeros(3, 0, 1).unwrap();
+            let grads = seen.sum_all().unwrap().backward().unwrap();
+            assert_eq!(numbers(grads.get(&variable).unwrap()), [3., 4.]);
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! formulas, against a naive reference in f64, and with invalid input. `tests/golden` holds the scripts that made the
 //! golden values.
 
+mod absurd;
 mod cache_edits;
 mod cache_programs;
 mod cached_rotation;

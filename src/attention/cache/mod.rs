@@ -10,6 +10,8 @@ mod append;
 mod attend;
 mod cross;
 mod edit;
+#[cfg(all(test, not(feature = "cuda")))]
+mod faults;
 mod keys;
 mod kv_cache;
 mod plan;

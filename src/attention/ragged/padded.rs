@@ -6,6 +6,7 @@ use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::sdpa::AttentionOutput;
+use crate::tensor::check_allocation;
 
 impl MultiHeadAttention {
     /// Self-attention within each sequence of `xs` `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
@@ -24,6 +25,12 @@ impl MultiHeadAttention {
             let attention_weights = options.return_attention_weights.then(|| zeros(&weights)).transpose()?;
             return Ok(AttentionOutput { output: zeros(&[0, self.config.resolved_output_size()])?, attention_weights });
         }
+        // Many empty sequences beside a long one are a small ragged batch and a large padded one.
+        if u32::try_from(b.saturating_mul(s)).is_err() || u32::try_from(tokens).is_err() {
+            let found = format!("{b} sequences of up to {s} tokens");
+            return Err(Error::value("a ragged batch that has to be padded", found, "less than 2^32 padded tokens"));
+        }
+        check_allocation("the number of sequences to pad", b, &[b, s, width], xs.dtype(), xs.device())?;
         // The token at each padded place; padding is one more token, of zeros.
         let mut to_padded = Vec::with_capacity(b * s);
         let mut to_ragged = Vec::with_capacity(tokens);

@@ -15,9 +15,13 @@
 
 #[cfg(feature = "cuda")]
 mod compile;
+#[cfg(any(test, feature = "cuda"))]
+mod count;
 mod device;
 #[cfg(feature = "cuda")]
 mod launch;
+#[cfg(any(test, feature = "cuda"))]
+mod launch_size;
 #[cfg(any(test, feature = "cuda"))]
 mod params;
 #[cfg(any(test, feature = "cuda"))]
@@ -29,11 +33,13 @@ mod upload;
 #[cfg(any(test, feature = "cuda"))]
 mod variant;
 
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) use count::{to_i32, to_i32_positions};
 pub(crate) use device::Gpu;
 #[cfg(feature = "cuda")]
 pub(crate) use device::{capturing, gpu};
 #[cfg(feature = "cuda")]
-pub(crate) use launch::AttentionLaunch;
+pub(crate) use launch_size::LaunchSize;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use params::AttentionParams;
 #[cfg(feature = "cuda")]

@@ -6,6 +6,7 @@ use std::cell::Cell;
 
 use candle_core::{Device, Tensor};
 
+use super::check;
 use crate::error::Result;
 use crate::kernels::Activation;
 use crate::ops::problem::{Activated, Norm};
@@ -35,6 +36,7 @@ fn elements(xs: &Tensor) -> Result<Vec<f32>> {
 }
 
 pub(crate) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
+    check::norm(norm)?;
     let (_, _, h, size) = norm.xs.dims4()?;
     let (mut xs, mut ys) = (elements(norm.xs)?, Vec::new());
     if let Some(add) = norm.add {
@@ -61,6 +63,7 @@ pub(crate) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
 }
 
 pub(crate) fn activated(step: &Activated) -> Result<Tensor> {
+    check::activated(step)?;
     let size = step.xs.dim(1)?;
     let of = |xs: Option<&Tensor>, bias: Option<&Tensor>| -> Result<Option<Vec<f32>>> {
         let Some(xs) = xs else { return Ok(None) };
@@ -92,6 +95,7 @@ fn activate(x: f32, activation: Activation) -> f32 {
 }
 
 pub(crate) fn rotate(xs: &Tensor, [cos, sin]: [&Tensor; 2], interleaved: bool) -> Result<Tensor> {
+    check::rotate(xs, [cos, sin])?;
     let (_, s, h, d) = xs.dims4()?;
     let (of, _, _, pairs) = cos.dims4()?;
     let mut elements = elements(xs)?;

@@ -4,6 +4,8 @@
 //! of builds without the feature `cuda` call a mock of the kernels instead, so that the code which decides when to
 //! launch them is tested everywhere.
 
+#[cfg(any(test, feature = "cuda"))]
+mod check;
 #[cfg(all(test, not(feature = "cuda")))]
 mod mock;
 #[cfg(feature = "cuda")]

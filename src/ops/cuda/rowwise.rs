@@ -4,14 +4,16 @@
 use candle_core::Tensor;
 use candle_core::cuda_backend::cudarc::driver::DevicePtrMut;
 
-use crate::error::{Error, Result};
-use crate::kernels::cuda::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise, vectorizable};
+use super::check;
+use crate::error::Result;
+use crate::kernels::cuda::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise, to_i32, vectorizable};
 use crate::ops::problem::{Activated, Norm};
 use crate::tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 
 /// The sum, if `keep_sum`, and the normalized rows, both contiguous `(b, s, h, size)`. Rows are not empty, `xs` is
 /// contiguous in its last dimension, and all other tensors are contiguous.
 pub(crate) fn norm(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
+    check::norm(norm)?;
     for_cuda_element!(norm.xs.dtype(), T => norm_as::<T>(norm))
 }
 
@@ -54,7 +56,8 @@ fn norm_as<T: CudaElement>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
         eps: norm.eps as f32,
         vectorized: i32::from(vectorizable::<T>(&addresses, &row_strides.strides, size)),
     };
-    // SAFETY: the addresses are of tensors with the shapes and strides in `params`, held by the guards.
+    // SAFETY: the addresses are of tensors with the shapes and strides in `params`, by `check::norm`, and the guards hold
+    // them.
     unsafe { Rowwise(T::DTYPE).norm(device, &params)? };
     drop((out_guard, sum_guard));
     let sum = sum_memory.map(|sum| tensor_from_cuda(sum, device, dims));
@@ -64,6 +67,7 @@ fn norm_as<T: CudaElement>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
 /// The activated rows, contiguous `(rows, size)`. They are not empty and have less than 2^31 elements; `xs` and `gate`
 /// are contiguous in their last dimension, biases are contiguous.
 pub(crate) fn activated(activated: &Activated) -> Result<Tensor> {
+    check::activated(activated)?;
     for_cuda_element!(activated.xs.dtype(), T => activated_as::<T>(activated))
 }
 
@@ -98,7 +102,7 @@ fn activated_as<T: CudaElement>(activated: &Activated) -> Result<Tensor> {
         activation: activated.activation as i32,
         vectorized: i32::from(vectorized),
     };
-    // SAFETY: the addresses are of tensors with the shapes and strides in `params`, held by the guards.
+    // SAFETY: as in `norm_as`, by `check::activated`.
     unsafe { Rowwise(T::DTYPE).activation(device, &params)? };
     drop(out_guard);
     Ok(tensor_from_cuda(out_memory, device, (rows, size)))
@@ -108,6 +112,7 @@ fn activated_as<T: CudaElement>(activated: &Activated) -> Result<Tensor> {
 /// `(b or 1, s, 1, pairs)`. `xs` is not empty and contiguous in its last dimension; the angles are contiguous and of the same
 /// dtype: f32, f16 or bf16.
 pub(crate) fn rotate(xs: &Tensor, angles: [&Tensor; 2], interleaved: bool) -> Result<Tensor> {
+    check::rotate(xs, angles)?;
     for_cuda_element!(xs.dtype(), T => rotate_as::<T>(xs, angles, interleaved))
 }
 
@@ -134,11 +139,11 @@ fn rotate_as<T: CudaElement>(xs: &Tensor, angles: [&Tensor; 2], interleaved: boo
         row_strides: row_strides(&xs, dims)?,
         rows: (b * s * h) as i64,
         batch_offset: if angle_batch == 1 { 0 } else { s as i64 },
-        d: d as i32,
-        pairs: pairs as i32,
+        d: to_i32("elements per head", d)?,
+        pairs: to_i32("pairs per head", pairs)?,
         interleaved: i32::from(interleaved),
     };
-    // SAFETY: the addresses are of tensors with the shapes and strides in `params`, held by the guards.
+    // SAFETY: as in `norm_as`, by `check::rotate`.
     unsafe { Rowwise(T::DTYPE).rotary(device, &params)? };
     drop(out_guard);
     Ok(tensor_from_cuda(out_memory, device, dims))
@@ -148,9 +153,4 @@ fn rotate_as<T: CudaElement>(xs: &Tensor, angles: [&Tensor; 2], interleaved: boo
 fn row_strides(xs: &CudaView, (_, s, h, _): (usize, usize, usize, usize)) -> Result<RowStrides> {
     let [b_stride, s_stride, h_stride, _] = xs.strides();
     Ok(RowStrides { strides: [b_stride, s_stride, h_stride], s: to_i32("tokens", s)?, h: to_i32("heads", h)? })
-}
-
-/// A count as the kernels take it.
-fn to_i32(name: &str, count: usize) -> Result<i32> {
-    i32::try_from(count).map_err(|_| Error::value(format!("the number of {name}"), count, "less than 2^31"))
 }

@@ -4,37 +4,12 @@
 use candle_core::Tensor;
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut};
 
+use super::arguments::Arguments;
 use crate::error::Result;
-use crate::kernels::cuda::{AttentionLaunch, AttentionParams, Uploads, gpu, vectorizable};
+use crate::kernels::cuda::{AttentionParams, Features, LaunchSize, ProblemShape, Uploads, gpu, vectorizable};
+use crate::mask::MergedMask;
+use crate::sdpa::Call;
 use crate::tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
-
-/// Arguments of one launch. All tensors are on one CUDA device.
-pub(super) struct Arguments<'a> {
-    /// `(b, s_q, h, d)`, or `(1, tokens, h, d)` in a ragged batch; contiguous in the last dimension, as are `k` and `v`.
-    pub q: &'a Tensor,
-    /// `(b, keys, h_kv, d)`.
-    pub k: &'a Tensor,
-    /// `(b, keys, h_kv, d_v)`.
-    pub v: &'a Tensor,
-    /// `(h)`, f32, contiguous.
-    pub sinks: Option<&'a Tensor>,
-    /// f32, 4-D, broadcasts to `(b, h, s_q, s_kv)`. There is no mask where `s_kv` is 0.
-    pub bias: Option<&'a Tensor>,
-    /// u8, 4-D, broadcasts to `(b, h, s_q, s_kv)`; 0 masks the key.
-    pub keep: Option<&'a Tensor>,
-    /// `(b, s_q)` and `(b, s_kv)`, i64, contiguous.
-    pub segments: Option<&'a [Tensor; 2]>,
-    /// One per query head.
-    pub slopes: Option<Vec<f32>>,
-    pub key_lengths: Option<Vec<i32>>,
-    pub padding_lengths: Option<Vec<i32>>,
-    pub query_lengths: Option<Vec<i32>>,
-    pub query_starts: Option<Vec<i32>>,
-    /// Where each sequence of a ragged batch starts, and where the last one ends.
-    pub offsets: Option<Vec<i32>>,
-    /// Sizes and numbers; addresses and strides are filled in from the tensors.
-    pub params: AttentionParams,
-}
 
 /// The attention output `(b, s_q, h, d_v)`, contiguous, in the dtype of `q`.
 pub(super) fn launch(arguments: Arguments) -> Result<Tensor> {
@@ -44,19 +19,20 @@ pub(super) fn launch(arguments: Arguments) -> Result<Tensor> {
 fn launch_as<T: CudaElement>(arguments: Arguments) -> Result<Tensor> {
     let device = arguments.q.device().as_cuda_device()?;
     let stream = device.cuda_stream();
-    let (b, tokens, h, _) = arguments.q.dims4()?;
-    let query_heads = b * tokens * h;
-    let (d, d_v) = (arguments.params.d as usize, arguments.params.d_v as usize);
+    let sizes = arguments.params()?;
+    let (b, tokens, h, d) = arguments.q.dims4()?;
+    let (query_heads, d_v) = (arguments.query_heads()?, arguments.call.d_v);
 
+    let MergedMask { bias, keep, segments, .. } = arguments.mask;
     let mut uploads = Uploads::default();
-    let slopes = arguments.slopes.map(|slopes| slopes.into_iter().map(|slope| slope.to_bits() as i32).collect());
+    let bits = |slopes: &Vec<f32>| slopes.iter().map(|slope| slope.to_bits() as i32).collect();
     let starts = [
-        uploads.add(slopes),
-        uploads.add(arguments.key_lengths),
-        uploads.add(arguments.padding_lengths),
-        uploads.add(arguments.query_lengths),
-        uploads.add(arguments.query_starts),
-        uploads.add(arguments.offsets),
+        uploads.add(arguments.mask.slopes.as_ref().map(bits)),
+        uploads.add(arguments.mask.lengths.clone()),
+        uploads.add(arguments.mask.padding.clone()),
+        uploads.add(arguments.mask.query_ends.clone()),
+        uploads.add(arguments.mask.starts.clone()),
+        uploads.add(arguments.small_offsets()?),
     ];
     let uploaded = uploads.upload(device)?;
     let (base, _upload_guard) = match &uploaded {
@@ -72,9 +48,9 @@ fn launch_as<T: CudaElement>(arguments: Arguments) -> Result<Tensor> {
     // The guards hold the memory until the launch is queued.
     let [q_view, k_view, v_view] = [arguments.q, arguments.k, arguments.v].map(CudaView::new);
     let [bias_view, keep_view, sinks_view] =
-        [arguments.bias, arguments.keep, arguments.sinks].map(|tensor| tensor.map(CudaView::new));
+        [bias.as_ref(), keep.as_ref(), arguments.sinks].map(|tensor| tensor.map(CudaView::new));
     let [query_segments_view, key_segments_view] =
-        [0, 1].map(|i| arguments.segments.map(|segments| CudaView::new(&segments[i])));
+        [0, 1].map(|i| segments.as_ref().map(|segments| CudaView::new(&segments[i])));
     let (q, _q_guard) = q_view.address::<T>(&stream)?;
     let (k, _k_guard) = k_view.address::<T>(&stream)?;
     let (v, _v_guard) = v_view.address::<T>(&stream)?;
@@ -109,22 +85,37 @@ fn launch_as<T: CudaElement>(arguments: Arguments) -> Result<Tensor> {
         bias_strides: mask_strides(&bias_view),
         keep_strides: mask_strides(&keep_view),
         vectorized: i32::from(vectorized),
-        ..arguments.params
+        ..sizes
     };
-    let launch = AttentionLaunch::new(T::DTYPE, &params, gpu(device)?)?;
+    let gpu = gpu(device)?;
+    let launch = LaunchSize::new(problem_shape(&arguments, params.features()), query_heads, gpu)?;
 
-    let mut partials_memory = match launch.splits {
-        1 => None,
+    let mut partials_memory = match launch.partials {
+        0 => None,
         // SAFETY: the kernel writes every element that `combine` reads.
-        splits => Some(unsafe { device.alloc::<f32>(query_heads * splits * (d_v + 2))? }),
+        partials => Some(unsafe { device.alloc::<f32>(partials)? }),
     };
     let (partials, partials_guard) = partials_memory.as_mut().map(|partials| partials.device_ptr_mut(&stream)).unzip();
-    // SAFETY: the kernel writes every element.
-    let mut out_memory = unsafe { device.alloc::<T>(query_heads * d_v)? };
+    // SAFETY: the kernel writes every element: by `LaunchSize` there are blocks for all query heads.
+    let mut out_memory = unsafe { device.alloc::<T>(launch.outputs)? };
     let (out, out_guard) = out_memory.device_ptr_mut(&stream);
     params = AttentionParams { out, partials: partials.unwrap_or(0), splits: launch.splits as i32, ..params };
-    // SAFETY: the addresses are of tensors and arrays with the shapes and strides in `params`, held by the guards.
-    unsafe { launch.launch(device, &params, query_heads)? };
+    // SAFETY: the addresses are of tensors and arrays with the shapes and strides in `params`, by `Arguments::params`, and
+    // the guards hold them.
+    unsafe { launch.launch(device, gpu.capability, &params, query_heads)? };
     drop((out_guard, partials_guard));
     Ok(tensor_from_cuda(out_memory, device, (b, tokens, h, d_v)))
+}
+
+fn problem_shape(arguments: &Arguments, features: Features) -> ProblemShape {
+    let Call { shape, h_kv, d, d_v, dtype, .. } = *arguments.call;
+    ProblemShape {
+        dtype,
+        d,
+        d_v,
+        work_items: shape.b.saturating_mul(h_kv),
+        query_rows: shape.s_q.saturating_mul(shape.h / h_kv),
+        keys: shape.s_kv.saturating_add(arguments.options.appended_keys),
+        features,
+    }
 }

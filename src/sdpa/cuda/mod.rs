@@ -1,9 +1,14 @@
 //! Attention on NVIDIA GPUs by the crate's own fused kernels.
 
+#[cfg(any(test, feature = "cuda"))]
+mod arguments;
 #[cfg(feature = "cuda")]
 mod launch;
 
 use candle_core::Tensor;
+
+#[cfg(feature = "cuda")]
+use arguments::Arguments;
 
 use crate::error::Result;
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
@@ -63,51 +68,19 @@ pub(super) fn attend(
 ) -> Result<Tensor> {
     use candle_core::DType;
 
-    use crate::kernels::cuda::AttentionParams;
-    use crate::mask::{AttentionMask, AttnShape};
+    use crate::mask::AttentionMask;
     use crate::tensor::last_dim_contiguous;
 
-    let AttnShape { b, h, s_q, s_kv } = call.shape;
     // A mask does not apply to appended keys; without other keys there is none.
     let full = AttentionMask::full();
-    let mask = if s_kv == 0 { &full } else { &*options.mask };
-    let mask = mask.merge(call.shape, q.device())?;
-    let [bias, keep] = [mask.bias, mask.keep].map(|mask| mask.map(|mask| within_32_bit_offsets(&mask)).transpose());
-    let (bias, keep) = (bias?, keep?);
+    let mask = if call.shape.s_kv == 0 { &full } else { &*options.mask };
+    let mut mask = mask.merge(call.shape, q.device())?;
+    mask.bias = mask.bias.map(|bias| within_32_bit_offsets(&bias)).transpose()?;
+    mask.keep = mask.keep.map(|keep| within_32_bit_offsets(&keep)).transpose()?;
     let sinks = options.sinks.map(|sinks| sinks.to_dtype(DType::F32)?.contiguous()).transpose()?;
-    let params = AttentionParams {
-        b: b as i32,
-        h: h as i32,
-        h_kv: call.h_kv as i32,
-        s_q: s_q as i32,
-        s_kv: s_kv as i32,
-        appended_keys: options.appended_keys as i32,
-        d: call.d as i32,
-        d_v: call.d_v as i32,
-        window_size_left: mask.left,
-        window_size_right: mask.right,
-        symmetric: i32::from(mask.symmetric),
-        scale: options.dot_product_scale(call.d) as f32,
-        softcap: options.softcap.unwrap_or(0.0) as f32,
-        ..AttentionParams::default()
-    };
     let [q, k, v] = [last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?];
-    launch::launch(launch::Arguments {
-        q: &q,
-        k: &k,
-        v: &v,
-        sinks: sinks.as_ref(),
-        bias: bias.as_ref(),
-        keep: keep.as_ref(),
-        segments: mask.segments.as_ref(),
-        slopes: mask.slopes,
-        key_lengths: mask.lengths,
-        padding_lengths: mask.padding,
-        query_lengths: mask.query_ends,
-        query_starts: mask.starts,
-        offsets: offsets.map(|offsets| offsets.iter().map(|start| *start as i32).collect()),
-        params,
-    })
+    let sinks = sinks.as_ref();
+    launch::launch(Arguments { q: &q, k: &k, v: &v, sinks, mask: &mask, offsets, call, options })
 }
 
 /// The mask, copied if a row spans more than 4 GiB: the kernels compute offsets within a row in 32 bits.
@@ -123,4 +96,39 @@ fn within_32_bit_offsets(mask: &Tensor) -> Result<Tensor> {
 pub(super) fn attend(_: [&Tensor; 3], _: Option<&[usize]>, _: &Call, _: &SdpaOptions) -> Result<Tensor> {
     let reason = "the crate was built without its feature `cuda`".to_string();
     Err(crate::error::Error::Backend { backend: crate::sdpa::Backend::Cuda.to_string(), reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::kernels::cuda::Gpu;
+    use crate::mask::{AttentionMask, AttnShape};
+    use crate::sdpa::{Backend, Plan};
+
+    const GPU: Gpu = Gpu { capability: 90, multiprocessors: 132, shared_memory: 227 << 10 };
+
+    /// What `plan` of a layer whose heads are all pruned asks, and calls of absurd sizes.
+    #[test]
+    fn every_call_has_a_plan_on_every_device() {
+        let shapes = [
+            AttnShape { b: 2, h: 0, s_q: 3, s_kv: 5 },
+            AttnShape { b: 0, h: 4, s_q: 0, s_kv: 0 },
+            AttnShape { b: usize::MAX, h: 4, s_q: usize::MAX, s_kv: usize::MAX },
+        ];
+        for (shape, device) in shapes.into_iter().flat_map(|shape| {
+            [DeviceKind::Cuda(GPU), DeviceKind::Cuda(Gpu::default()), DeviceKind::Metal].map(|device| (shape, device))
+        }) {
+            let h_kv = shape.h.min(2);
+            let call = Call { shape, h_kv, d: 8, d_v: 8, dtype: DType::BF16, device, tracks_gradient: false };
+            for mask in [AttentionMask::full(), AttentionMask::causal()] {
+                let backends = [None, Some(Backend::Cuda), Some(Backend::FlashAttn), Some(Backend::Metal)];
+                for options in backends.map(|backend| SdpaOptions::new(&mask).with_backend(backend)) {
+                    let plan = Plan::new(&call, &options);
+                    assert!(plan.is_ok() || options.backend.is_some(), "{shape:?}, {device:?}, {mask}");
+                }
+            }
+        }
+    }
 }

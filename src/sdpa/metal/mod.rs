@@ -9,9 +9,12 @@ use candle_core::{DType, Tensor};
 
 use crate::error::Result;
 use crate::mask::DenseMask;
+use crate::sdpa::hidden_values::{finite_parts, marked_in_ranges, marked_under, with_nan};
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
+#[cfg(test)]
+mod hidden;
 #[cfg(test)]
 mod tests;
 
@@ -47,20 +50,23 @@ pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
     first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own))
 }
 
-/// Bytes of temporary memory: q, k, v and the output with heads first, the mask, and for half types the queries in f32
+/// Bytes of temporary memory: q, k, v and the output with heads first, the mask, under a mask the finite keys and values, and for half types the queries in f32
 /// while they are scaled.
 pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
-    let (queries, keys) =
-        (call.shape.b * call.shape.s_q * call.shape.h, call.shape.b * keys(call, options) * call.h_kv);
+    let product = |numbers: [usize; 3]| numbers.into_iter().fold(1, usize::saturating_mul);
+    let queries = product([call.shape.b, call.shape.s_q, call.shape.h]).saturating_mul(call.d);
+    let keys = product([call.shape.b, keys(call, options), call.h_kv]).saturating_mul(call.d.saturating_add(call.d_v));
     let size = call.dtype.size_in_bytes();
-    let copies = (2 * queries * call.d + keys * (call.d + call.d_v)) * size;
-    let scaled = if call.dtype == DType::F32 { 0 } else { queries * call.d * DType::F32.size_in_bytes() };
-    let mask = if uses_causal_flag(call, options) {
-        0
-    } else {
-        options.mask.dense_elements(call.shape, options.appended_keys) * (size + DType::U8.size_in_bytes())
+    // Under a mask there is a second copy of keys and values, the finite ones.
+    let finite = if options.mask.is_full() { 0 } else { keys };
+    let copies = queries.saturating_mul(2).saturating_add(keys).saturating_add(finite).saturating_mul(size);
+    let scaled = if call.dtype == DType::F32 { 0 } else { queries.saturating_mul(DType::F32.size_in_bytes()) };
+    let elements = match uses_causal_flag(call, options) {
+        true => 0,
+        false => options.mask.dense_elements(call.shape, options.appended_keys),
     };
-    copies + scaled + mask
+    let mask = elements.saturating_mul(size + DType::U8.size_in_bytes());
+    copies.saturating_add(scaled).saturating_add(mask)
 }
 
 /// Runs a call: q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`.
@@ -84,14 +90,28 @@ fn candle_sdpa(
 }
 
 fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+    let causal = uses_causal_flag(call, options);
+    let shape = [call.shape.b, call.shape.h, call.shape.s_q, keys(call, options)];
+    let dense = match causal {
+        true => DenseMask::default(),
+        false => options.mask.dense(call.shape, options.appended_keys, DType::F32, q.device())?,
+    };
+    // The kernel adds the mask to the scores, so that keys have to be finite, too.
+    let (mut k, mut v, mut spoiled) = (k.clone(), v.clone(), None);
+    if causal || dense.keep.is_some() {
+        let ([keys, of_keys], [values, of_values]) = (finite_parts(&k)?, finite_parts(&v)?);
+        let marked = (of_keys + of_values)?;
+        spoiled = Some(match &dense.keep {
+            Some(keep) => marked_under(&marked, keep)?,
+            None => marked_in_ranges(&marked, &(0..call.shape.s_q).map(|i| 0..i + 1).collect::<Vec<_>>())?,
+        });
+        (k, v) = (keys, values);
+    }
     let heads_first = |t: &Tensor| t.transpose(1, 2)?.contiguous();
     let (q, scale) = scaled(q, options.dot_product_scale(call.d))?;
-    let (q, k, v) = (heads_first(&q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
-    let causal = uses_causal_flag(call, options);
+    let (q, k, v) = (heads_first(&q)?, heads_first(&k)?, heads_first(&v)?); // (b, h|h_kv, s, d)
     let (mut mask, mut sees_a_key) = (None, None);
     if !causal {
-        let shape = [call.shape.b, call.shape.h, call.shape.s_q, keys(call, options)];
-        let dense = options.mask.dense(call.shape, options.appended_keys, DType::F32, q.device())?;
         mask = additive(&dense, shape, call.dtype)?;
         // With appended keys, every query sees a key.
         sees_a_key = dense.keep.filter(|_| options.appended_keys == 0).map(|keep| keep.max_keepdim(3)).transpose()?;
@@ -105,11 +125,12 @@ fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, opti
         }
         None => output,
     };
-    Ok(output.transpose(1, 2)?.contiguous()?)
+    let output = output.transpose(1, 2)?.contiguous()?;
+    spoiled.map_or(Ok(output.clone()), |spoiled| with_nan(&output, &spoiled))
 }
 
 fn keys(call: &Call, options: &SdpaOptions) -> usize {
-    call.shape.s_kv + options.appended_keys
+    call.shape.s_kv.saturating_add(options.appended_keys)
 }
 
 /// Queries and keys per tile for a head dimension.

@@ -14,7 +14,7 @@ use crate::sdpa::metal::*;
 use crate::sdpa::{Backend, eager};
 use crate::tensor::with_slice;
 
-fn call(b: usize, [h, h_kv]: [usize; 2], s_q: usize, s_kv: usize, d: usize) -> Call {
+pub(super) fn call(b: usize, [h, h_kv]: [usize; 2], s_q: usize, s_kv: usize, d: usize) -> Call {
     let shape = AttnShape { b, h, s_q, s_kv };
     Call { shape, h_kv, d, d_v: d, dtype: DType::F32, device: DeviceKind::Metal, tracks_gradient: false }
 }
@@ -167,7 +167,14 @@ fn the_causal_flag_is_used_only_where_it_is_correct() {
 
 /// Mock of candle's kernel `attention`, modeled on its source: memory is read by strides, the mask from the start of
 /// its memory; queries are scaled in the dtype of the tensors, everything else is f32.
-fn mock_kernel(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, causal: bool, scale: f32) -> CandleResult {
+pub(super) fn mock_kernel(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    causal: bool,
+    scale: f32,
+) -> CandleResult {
     match q.dtype() {
         DType::F16 => mock_kernel_as(q, k, v, mask, causal, scale, f16::to_f32, f16::from_f32),
         DType::BF16 => mock_kernel_as(q, k, v, mask, causal, scale, bf16::to_f32, bf16::from_f32),
@@ -226,7 +233,7 @@ fn mock_kernel_as<T: candle_core::WithDType>(
     Tensor::from_vec(output, (b, h, s_q, d), &Device::Cpu)
 }
 
-fn random(dims: [usize; 4], seed: f64, dtype: DType) -> Tensor {
+pub(super) fn random(dims: [usize; 4], seed: f64, dtype: DType) -> Tensor {
     let count: usize = dims.iter().product();
     let numbers: Vec<f32> = (0..count).map(|i| ((i as f64 * 0.7391 + seed).sin() * 3.0) as f32).collect();
     Tensor::from_vec(numbers, &dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
@@ -351,6 +358,7 @@ fn scratch_has_no_score_matrix() {
     let plain = call(2, [4, 2], 40, 40, 64);
     let copies = (2 * 2 * 40 * 4 * 64 + 2 * 40 * 2 * 2 * 64) * 4;
     assert_eq!(bytes(&plain, &AttentionMask::full()), copies);
+    let copies = copies + 2 * 40 * 2 * 2 * 64 * 4; // the finite keys and values
     assert_eq!(bytes(&plain, &AttentionMask::causal()), copies);
     assert_eq!(bytes(&plain, &AttentionMask::lengths(&[40, 3])), copies + 2 * 40 * 5);
     assert_eq!(bytes(&plain, &AttentionMask::padding(&[40, 3])), copies + 2 * 40 * 40 * 5);

@@ -3,5 +3,3 @@
 mod attention;
 mod kernel;
 mod rowwise;
-
-pub(crate) use attention::AttentionLaunch;

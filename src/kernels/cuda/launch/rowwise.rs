@@ -33,7 +33,7 @@ impl Rowwise {
     /// # Safety
     /// As for [`norm`](Self::norm).
     pub(crate) unsafe fn activation(self, device: &CudaDevice, params: &ActivationParams) -> Result<()> {
-        let elements = params.rows as usize * params.size as usize;
+        let elements = (params.rows as usize).saturating_mul(params.size as usize);
         let blocks = self.blocks_per_elements(elements, params.vectorized != 0);
         // SAFETY: the kernel takes `ActivationParams`; the caller guarantees the memory.
         unsafe { self.launch(device, "rowwise_activation", blocks, params) }
