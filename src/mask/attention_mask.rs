@@ -22,9 +22,9 @@ use crate::mask::term::MaskTerm;
 /// A query that sees no key gets zeros (before the output projection) and a zero gradient, in every dtype and on every
 /// backend.
 ///
-/// What a hidden key holds has no influence on the CPU, NaN and infinities included: not on outputs, and not on gradients of
-/// queries, keys and values. On a GPU, where the eager backend runs, the same holds for keys that no query of a sequence
-/// sees, such as padding; fused kernels there need finite padding.
+/// What a hidden key holds has no influence, NaN and infinities included, on any backend: not on outputs, and not on
+/// gradients of queries, keys and values. A query that does see such a key or value gets NaN or infinity: in the elements
+/// of that value, or, where a kernel of candle runs (FlashAttention, Metal), in all elements of the head.
 ///
 /// In the documentation of the constructors `b` is the batch size, `h` the number of query heads, `s_q` the number of
 /// queries and `s_kv` the number of keys. The shapes are checked by each call that the mask is used in: one that does

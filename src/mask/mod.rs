@@ -33,5 +33,5 @@ pub(crate) use kinds::Stripes;
 pub(crate) use merge::MergedMask;
 pub use padded::PaddedIds;
 pub(crate) use shape::AttnShape;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "cuda")))]
 pub(crate) use term::{MaskCall, MaskTerm};

@@ -14,14 +14,16 @@ pub enum Backend {
     Cpu,
     /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows. Calls
     /// with too few queries to occupy the GPU, such as a decoding step, run on [`Cuda`](Self::Cuda) unless this backend
-    /// is forced.
+    /// is forced. Under a mask it gets values without NaN and infinities, and the queries that see one get NaN
+    /// afterwards, because it multiplies hidden values by 0: a pass over the values and the output.
     FlashAttn,
     /// The crate's own fused kernels on NVIDIA GPUs: f16, bf16 and f32, any mask, head dimensions up to 256. They are
     /// compiled when a problem shape first occurs, which takes about a second.
     Cuda,
     /// Candle's fused attention on Apple GPUs, for two or more queries in f32, f16 or bf16, head dimensions 32, 64, 72,
     /// 80, 96 and 128 (with f16 and bf16 also 256 and 512), and masks that hide keys; with f32 also masks that add to
-    /// scores. Scores and softmax are f32. Calls for which candle's kernels are wrong or missing run on
+    /// scores. Scores and softmax are f32. NaN and infinities under a mask are kept from it as from FlashAttention, in keys
+    /// too. Calls for which candle's kernels are wrong or missing run on
     /// [`Eager`](Self::Eager); the plan of such a call gives the reason.
     Metal,
 }

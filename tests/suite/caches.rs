@@ -259,7 +259,10 @@ fn errors_leave_the_cache_unchanged() {
     says(forced, &["backend metal cannot run this call"]);
     assert!(fresh.is_empty());
     let mut endless = KvCache::fixed(usize::MAX);
-    says(layer.attend_cached(&inputs, &mut endless, &options()), &["the capacity of a cache", "fits into memory"]);
+    says(
+        layer.attend_cached(&inputs, &mut endless, &options()),
+        &["the capacity of a fixed cache", "at most 1073741824"],
+    );
     assert!(endless.is_empty());
     layer.attend_cached(&inputs, &mut KvCache::rotating(usize::MAX), &options()).unwrap();
     let appended = random_layer(&AttentionConfig::new(24, 4).with_add_zero_attn(true), 0.4, &mut random);
