@@ -6,7 +6,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::build::qkv_sizes;
 use crate::config::{AttentionConfig, NormKind, NormOver, QkNorm, Scoring};
 use crate::error::Result;
-use crate::tensor::check_allocation;
+use crate::tensor::check_tensor_memory;
 use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
@@ -77,7 +77,7 @@ fn init_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<N
 }
 
 fn init_linear(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
-    check_allocation("the number of outputs of a projection", out, &[out, input], vb.dtype(), vb.device())?;
+    check_tensor_memory("the number of outputs of a projection", out, &[out, input], vb.dtype(), vb.device())?;
     let bound = (6.0 / (out + input) as f64).sqrt();
     let weight = vb.get_with_hints((out, input), "weight", Init::Uniform { lo: -bound, up: bound })?;
     let bias = bias.then(|| vb.get_with_hints(out, "bias", Init::Const(0.0))).transpose()?;

@@ -15,7 +15,7 @@ mod dtype;
 mod freeze;
 mod select;
 
-pub(crate) use allocation::check_allocation;
+pub(crate) use allocation::check_tensor_memory;
 pub(crate) use broadcast::broadcast_rows;
 pub(crate) use check::same_dtype_and_device;
 pub(crate) use contiguous::last_dim_contiguous;

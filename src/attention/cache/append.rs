@@ -7,7 +7,7 @@ use super::kv_cache::{CacheKind, KvCache, Row};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::ExplicitPositions;
-use crate::tensor::check_allocation;
+use crate::tensor::check_tensor_memory;
 
 /// The keys and values that a chunk attends to.
 pub(super) struct CachedKeys {
@@ -56,7 +56,7 @@ fn slack(window: usize) -> usize {
 /// Checks that there is memory for `columns` tokens.
 fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
     let what = format!("the capacity of a cache for {}", of.describe());
-    check_allocation(&what, columns, &[of.b, of.h_kv, of.d.saturating_add(of.d_v), columns], of.dtype, device)
+    check_tensor_memory(&what, columns, &[of.b, of.h_kv, of.d.saturating_add(of.d_v), columns], of.dtype, device)
 }
 
 /// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::kv_cache::{CacheKind, KvCache, Row};
 use crate::error::{Error, Result};
-use crate::tensor::{check_allocation, select};
+use crate::tensor::{check_tensor_memory, select};
 
 impl KvCache {
     /// Keeps the first `len` tokens of each sequence and forgets those after them, as speculative decoding needs it. A
@@ -70,7 +70,7 @@ impl KvCache {
         if let Some([keys, values]) = &self.buffers {
             let [each, of_value] = [keys, values].map(|t| t.dims()[1..].iter().product::<usize>());
             let what = "the number of sequences to select";
-            check_allocation(what, rows.len(), &[rows.len(), each + of_value], keys.dtype(), keys.device())?;
+            check_tensor_memory(what, rows.len(), &[rows.len(), each + of_value], keys.dtype(), keys.device())?;
             self.buffers = Some([select(keys, rows, 0)?, select(values, rows, 0)?]);
         }
         self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();

@@ -6,7 +6,7 @@ use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::sdpa::AttentionOutput;
-use crate::tensor::check_allocation;
+use crate::tensor::check_tensor_memory;
 
 impl MultiHeadAttention {
     /// Self-attention within each sequence of `xs` `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
@@ -30,7 +30,7 @@ impl MultiHeadAttention {
             let found = format!("{b} sequences of up to {s} tokens");
             return Err(Error::value("a ragged batch that has to be padded", found, "less than 2^32 padded tokens"));
         }
-        check_allocation("the number of sequences to pad", b, &[b, s, width], xs.dtype(), xs.device())?;
+        check_tensor_memory("the number of sequences to pad", b, &[b, s, width], xs.dtype(), xs.device())?;
         // The token at each padded place; padding is one more token, of zeros.
         let mut to_padded = Vec::with_capacity(b * s);
         let mut to_ragged = Vec::with_capacity(tokens);
