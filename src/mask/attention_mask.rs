@@ -24,7 +24,9 @@ use crate::mask::term::MaskTerm;
 ///
 /// What a hidden key holds has no influence, NaN and infinities included, on any backend: not on outputs, and not on
 /// gradients of queries, keys and values. A query that does see such a key or value gets NaN or infinity: in the elements
-/// of that value, or, where a kernel of candle runs (FlashAttention, Metal), in all elements of the head.
+/// of that value, or, where a kernel of candle runs (FlashAttention, Metal), in all elements of the head. On Apple GPUs this
+/// needs the environment variable `CANDLE_METAL_ENABLE_FAST_MATH=0`: candle's default there leaves undefined what NaN
+/// compares to.
 ///
 /// In the documentation of the constructors `b` is the batch size, `h` the number of query heads, `s_q` the number of
 /// queries and `s_kv` the number of keys. The shapes are checked by each call that the mask is used in: one that does

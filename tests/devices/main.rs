@@ -54,6 +54,7 @@ on_each_device! {
     empty_calls: matrix::empty_calls;
     more_rows_than_a_grid: traps::more_rows_than_a_grid;
     batch_invariance: traps::batch_invariance;
+    hidden_keys: traps::hidden_keys;
     layer_under_every_mask: layer::under_every_mask;
     layer_on_ragged_batches: layer::on_ragged_batches;
     layer_token_by_token: layer::token_by_token;

@@ -5,8 +5,8 @@ use candle_attention::sdpa::{SdpaOptions, attend_bshd, plan_for};
 use candle_core::{DType, Device, Tensor};
 
 use crate::cases::DTYPES;
-use crate::common::Random;
 use crate::common::naive::{self, Score};
+use crate::common::{Random, numbers};
 use crate::judge::{Verdict, What, largest, to_cpu};
 
 /// More sequences, heads or queries than 65,535, the limit of the second and third dimension of a grid on NVIDIA GPUs.
@@ -100,6 +100,50 @@ pub fn batch_invariance(device: &Device) {
             }
             let want = to_cpu(&of(&together)).to_dtype(DType::F64).unwrap();
             verdict.compare(&name, What::Attention, dtype, &alone, &want, largest(&v));
+        }
+    }
+    verdict.end(device);
+}
+
+/// NaN in two keys or values: on every backend a query that does not see them gives the same bits as without them, zeros if
+/// it sees nothing, and a query that does see them gives NaN.
+pub fn hidden_keys(device: &Device) {
+    let mut verdict = Verdict::default();
+    let (s, h, d, spoiled) = (70, 4, 64, [20, 65]);
+    type Rule = fn(usize, usize, usize) -> bool;
+    let masks: [(AttentionMask, Rule); 4] = [
+        (AttentionMask::causal(), |_, i, j| j <= i),
+        (AttentionMask::lengths(&[60, 0]), |b, _, j| j < [60, 0][b]),
+        (AttentionMask::padding(&[70, 15]), |b, i, j| i < [70, 15][b] && j < [70, 15][b]),
+        (AttentionMask::window(Some(9), Some(2)), |_, i, j| j + 9 >= i && j <= i + 2),
+    ];
+    for (dtype, (mask, rule)) in DTYPES.into_iter().flat_map(|dtype| masks.iter().map(move |mask| (dtype, mask))) {
+        let mut random = Random::new(91);
+        let [q, k, v] = [h, h / 2, h / 2].map(|h| random.tensor(&[2, s, h, d], dtype).to_device(device).unwrap());
+        let row = |j: usize| if spoiled.contains(&j) { f32::NAN } else { 0.0 };
+        let nan = Tensor::from_iter((0..s).map(row), &Device::Cpu).unwrap().reshape((1, s, 1, 1)).unwrap();
+        let nan = nan.to_dtype(dtype).unwrap().to_device(device).unwrap();
+        let spoil = |t: &Tensor| t.broadcast_add(&nan).unwrap();
+        let mut options = SdpaOptions::new(mask);
+        let plan = plan_for(&q, &k, &v, &options).unwrap();
+        for backend in plan.rejected.iter().map(|rejected| rejected.backend).chain([plan.backend]) {
+            options.backend = Some(backend);
+            if plan_for(&q, &k, &v, &options).is_err() {
+                continue;
+            }
+            verdict.judged += 1;
+            let run = |k: &Tensor, v: &Tensor| numbers(&to_cpu(&attend_bshd(&q, k, v, &options).unwrap().output));
+            let [clean, keys, values] = [(&k, &v), (&spoil(&k), &v), (&k, &spoil(&v))].map(|(k, v)| run(k, v));
+            let wrong = (0..clean.len()).find(|at| {
+                let (b, i) = (at / d / h / s, at / d / h % s);
+                let sees = spoiled.iter().any(|j| rule(b, i, *j));
+                let right = |x: f64| if sees { x.is_nan() } else { x == clean[*at] };
+                !right(keys[*at]) || !right(values[*at])
+            });
+            if let Some(at) = wrong {
+                let found = (clean[at], keys[at], values[at]);
+                verdict.wrong(format!("{mask} in {dtype:?} on {backend}: element {at} is {found:?}"));
+            }
         }
     }
     verdict.end(device);
