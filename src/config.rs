@@ -375,8 +375,7 @@ impl AttentionConfig {
             return Err(Error::config("mask", &self.mask, allowed));
         }
         let d = [self.resolved_head_dim(), self.resolved_value_head_dim()];
-        let widths = [("head_dim", heads, d[0]), ("value_head_dim", self.resolved_num_key_value_heads(), d[1])];
-        for (field, heads, d) in widths {
+        for (field, d) in [("head_dim", d[0]), ("value_head_dim", d[1])] {
             if heads * d > MAX_SIZE {
                 let allowed = format!("at most {MAX_SIZE} elements in all of the {heads} heads");
                 return Err(Error::config(field, d, allowed));

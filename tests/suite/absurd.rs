@@ -193,7 +193,6 @@ fn ragged_batches_of_absurd_lengths_are_errors() {
     lengths[0] = 1 << 12;
     let xs = Tensor::zeros((1 << 12, 8), DType::F32, &CPU).unwrap();
     says(layer.attend_ragged_with(&xs, &lengths, &full, &with_weights), &["padded", "1048576 sequences"]);
-    assert_eq!(layer.attend_ragged(&xs, &lengths, &full).unwrap().dims(), [1 << 12, 8]);
 }
 
 #[test]
