@@ -233,3 +233,17 @@ fn long_pairs_take_no_more_than_their_length() {
     let scores = encoder.scores(&[(&a, &b), (&a[..30], &b[..30])], &EncodeOptions::default()).unwrap();
     assert_eq!(scores[0], scores[1]);
 }
+
+/// A text may consist of mask tokens: their scores over the vocabulary are made in parts, with the same result.
+#[test]
+fn many_holes_are_filled_like_one() {
+    let folder = folder(0, json!({}));
+    let model = FillMask::from_folder(folder.path(), DType::F32, &CPU).unwrap();
+    let text = "a [MASK] ".repeat(6);
+    let one = &model.fill_mask(&text, 2).unwrap();
+    let all = model.fill_masks(&vec![text.as_str(); 20], 2, &EncodeOptions::default()).unwrap();
+    assert_eq!((one.len(), all.len()), (6, 20));
+    for (got, want) in all.iter().flat_map(|holes| holes.iter().flatten().zip(one.iter().flatten())) {
+        assert!(got.id == want.id && (got.score - want.score).abs() < 1e-6, "{got:?} {want:?}");
+    }
+}
