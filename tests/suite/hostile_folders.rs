@@ -17,7 +17,7 @@ fn load(folder: &Path) -> candle_attention::Result<SentenceEncoder> {
     SentenceEncoder::from_folder(folder, DType::F32, &CPU)
 }
 
-/// The fault of a file; it counts as absent only if nothing has its name.
+/// A file counts as absent only if nothing has its name: a link to nowhere or to itself is an error.
 #[cfg(unix)]
 #[test]
 fn a_link_that_leads_nowhere_is_not_an_absent_file() {
