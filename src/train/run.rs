@@ -162,10 +162,12 @@ impl Trainer {
         Ok(Some(Step { number: self.step, loss: value, grad_norm, learning_rate }))
     }
 
-    /// Saves the run to its folder, atomically. A trainer made of the same configuration, texts and teacher continues it.
+    /// Saves the run to its folder, atomically: after a kill, a full disk or a power failure the run continues from this save
+    /// or from the one before. A trainer made of the same configuration, texts and teacher continues it; the
+    /// [module](crate::train) says how exactly.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// If the file cannot be written; the save before is then still there.
     pub fn save(&self) -> Result<()> {
         let tokenizer = vocabulary::to_json(&self.tokenizer)?;
         state::save(&self.folder.join(state::FILE), &self.config, &self.key, self.step, tokenizer, &self.optimizer)

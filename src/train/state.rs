@@ -45,9 +45,31 @@ pub(super) fn save(
         }
     }
     let config = serde_json::to_string(config).map_err(|e| Error::file(path, e))?;
-    let metadata = [("config", config), ("key", key.to_string()), ("step", step.to_string()), ("tokenizer", tokenizer)];
+    let metadata = [
+        ("config", config),
+        ("key", key.to_string()),
+        ("step", step.to_string()),
+        ("tokenizer", tokenizer),
+        ("instructions", instructions()),
+    ];
     let metadata: HashMap<String, String> = metadata.map(|(name, value)| (name.to_string(), value)).into();
     write_atomic(path, |file| write_tensors(file, path, &tensors, &metadata))
+}
+
+/// What the rounding of candle's products depends on, beside its version: the instructions of the processor. Written to
+/// the file for whoever compares two runs.
+fn instructions() -> String {
+    let mut found = vec![std::env::consts::ARCH];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let wide = [
+            ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+            ("fma", std::arch::is_x86_feature_detected!("fma")),
+            ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+        ];
+        found.extend(wide.into_iter().filter(|(_, has)| *has).map(|(name, _)| name));
+    }
+    found.join(" ")
 }
 
 impl State {
