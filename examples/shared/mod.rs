@@ -67,15 +67,20 @@ pub fn about(path: &Path, error: &dyn std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// Reads a text file, or standard input where the path is `-`.
+/// The longest text that is read, in bytes: 4 GiB. A device such as `/dev/zero` never ends.
+const MAX_TEXT_BYTES: u64 = 1 << 32;
+
+/// Reads a text file or a pipe, or standard input where the path is `-`.
 pub fn text(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     let read = if path.as_os_str() == "-" {
-        std::io::stdin().lock().read_to_end(&mut bytes).map(drop)
+        std::io::stdin().lock().take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)
     } else {
-        std::fs::read(path).map(|read| bytes = read)
+        std::fs::File::open(path).and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes))
     };
-    read.map_err(|e| about(path, &e))?;
+    if read.map_err(|e| about(path, &e))? as u64 > MAX_TEXT_BYTES {
+        return Err(about(path, &format!("more than {MAX_TEXT_BYTES} bytes of text")).into());
+    }
     String::from_utf8(bytes).map_err(|e| {
         let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
