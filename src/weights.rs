@@ -107,6 +107,8 @@ fn deinterleave(t: &Tensor, order: FusedOrder, rows: [usize; 3], h_kv: usize) ->
     let rest = &t.dims()[1..];
     let (groups, starts) = match order {
         FusedOrder::Blocks => return Ok(t.clone()),
+        // A layer without heads has no rows to reorder, and no group to count them by.
+        _ if t.elem_count() == 0 => return Ok(t.clone()),
         FusedOrder::Grouped => {
             let (q, k) = (rows[0] / h_kv, rows[1] / h_kv);
             (h_kv, [0, q, q + k])

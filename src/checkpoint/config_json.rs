@@ -46,11 +46,9 @@ pub fn config_from_json<'a, S: WeightSource>(
     let model_type = like.or(model_type.as_deref());
     let layer = Layer::new(section, model_type, &prefix)?;
     let heads = layer.heads()?;
-    let pruned_heads = layer.pruned_heads()?;
+    let pruned_heads = layer.pruned_heads(heads)?;
     let pruned = pruned_heads.len();
-    let left = heads.checked_sub(pruned);
-    let left = left.ok_or_else(|| Error::value("the number of pruned heads", pruned, format!("at most {heads}")))?;
-    let config = infer_config(source, left)?;
+    let config = infer_config(source, heads.saturating_sub(pruned))?;
     // Qwen2-VL's vision tower states its own width as `embed_dim`, and that of the text beside it as `hidden_size`.
     let width =
         if section.get("embed_dim").is_some_and(serde_json::Value::is_number) { "embed_dim" } else { "hidden_size" };

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use candle_core::{DType, Device};
 use safetensors::Dtype;
+use serde_json::Value;
 
 use crate::checkpoint::config_json::{HfAttentionConfig, config_from_json};
 use crate::checkpoint::detect::detect;
@@ -48,13 +49,25 @@ pub struct LayerInfo {
     pub problem: Option<String>,
 }
 
+/// The most layers times the size of the configuration, which is counted in values and bytes of text: each layer looks
+/// through the configuration. A vision model with the names of 22,000 classes has 48 million, most models have less than one.
+const MAX_LAYERS_TIMES_CONFIG: usize = 1 << 28;
+
 impl Checkpoint {
     /// Every attention layer, in the order of their prefixes. `config` is the model's `config.json`, as a
     /// [`ModelConfig`]. Reads no tensor data.
     ///
-    /// A layer inside more than 16 others, by its prefix, is listed with that as its problem.
+    /// A layer inside more than 16 others, by its prefix, is listed with that as its problem. So are all layers if their
+    /// number times the size of the configuration, in values and bytes of text, is more than 268,435,456.
     pub fn attention_layers(&self, config: Option<ModelConfig>) -> Vec<LayerInfo> {
         let prefixes = self.attention_prefixes();
+        let size = config.map_or(0, |config| size_of_json(config.json));
+        let too_large = (size.saturating_mul(prefixes.len()) > MAX_LAYERS_TIMES_CONFIG).then(|| {
+            let layers = prefixes.len();
+            format!(
+                "{layers} layers with a configuration of size {size} are more than {MAX_LAYERS_TIMES_CONFIG} together"
+            )
+        });
         let inside = |prefix: &str| {
             let outer = prefix.match_indices('.').map(|(end, _)| &prefix[..end]);
             outer
@@ -63,12 +76,12 @@ impl Checkpoint {
                 .take(MAX_NESTING + 1)
                 .count()
         };
-        let layers = prefixes.iter().map(|(prefix, &row)| match inside(prefix) {
-            ..=MAX_NESTING => self.inspect(prefix, row, config),
-            _ => LayerInfo {
-                problem: Some(format!("the layer is inside more than {MAX_NESTING} others")),
-                ..LayerInfo::new(prefix, row)
-            },
+        let layers = prefixes.iter().map(|(prefix, &row)| {
+            let nested = || format!("the layer is inside more than {MAX_NESTING} others");
+            match too_large.clone().or_else(|| (inside(prefix) > MAX_NESTING).then(nested)) {
+                None => self.inspect(prefix, row, config),
+                problem => LayerInfo { problem, ..LayerInfo::new(prefix, row) },
+            }
         });
         let mut layers: Vec<LayerInfo> = layers.collect();
         layers.sort_by(|a, b| in_natural_order(&a.prefix, &b.prefix));
@@ -197,6 +210,24 @@ fn holds_non_finite(dtype: Dtype, data: &[u8]) -> bool {
         // Integers, and float formats too small for NaN and infinity.
         _ => false,
     }
+}
+
+/// The number of values and of bytes of text in a configuration.
+fn size_of_json(json: &Value) -> usize {
+    let (mut size, mut rest) = (0, vec![json]);
+    while let Some(value) = rest.pop() {
+        size += 1;
+        match value {
+            Value::String(text) => size += text.len(),
+            Value::Array(values) => rest.extend(values),
+            Value::Object(entries) => {
+                size += entries.keys().map(String::len).sum::<usize>();
+                rest.extend(entries.values());
+            }
+            _ => {}
+        }
+    }
+    size
 }
 
 /// Layer 2 comes before layer 10.

@@ -23,7 +23,7 @@ pub(crate) fn read_with_shared_tables<S: WeightSource>(
     // A tensor that layers share keeps all heads when one of the layers loses some.
     let sizes = config.sizes();
     let whole = LayerSizes { num_attention_heads: sizes.num_attention_heads + pruned.len(), ..sizes };
-    let kept: Vec<usize> = (0..whole.num_attention_heads).filter(|head| !pruned.contains(head)).collect();
+    let kept = || (0..whole.num_attention_heads).filter(|head| !pruned.contains(head)).collect::<Vec<usize>>();
     for parameter in config.position.scheme().parameters(&whole) {
         if parameter.presence != Presence::Shared || weights.position.get(parameter.name).is_some() {
             continue;
@@ -36,7 +36,7 @@ pub(crate) fn read_with_shared_tables<S: WeightSource>(
                 let allowed = format!("at most {MAX_BIASES} elements if heads are pruned");
                 return Err(Error::shape(name, tensor.dims(), allowed));
             }
-            Some(axis) => select(&tensor, &kept, axis)?,
+            Some(axis) => select(&tensor, &kept(), axis)?,
             None => tensor,
         };
         weights.position.insert(parameter.name, tensor);

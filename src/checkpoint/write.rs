@@ -27,9 +27,11 @@ impl AttentionWeights {
         writer.check(self, [&q, &k, &v])?;
         let mut tensors = BTreeMap::new();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
+        let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
         match layout.qkv {
             QkvNames::Split(names) => {
-                for (names, (dense, heads)) in names.into_iter().zip([(&q, h), (&k, h_kv), (&v, h_kv)]) {
+                let parts = [(&q, [h, d]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
+                for (names, (dense, heads)) in names.into_iter().zip(parts) {
                     writer.put(&mut tensors, names, dense, Some(heads))?;
                 }
             }
@@ -51,7 +53,7 @@ impl AttentionWeights {
                 }
             }
             QkvNames::Pair(of_q, of_kv) => {
-                writer.put(&mut tensors, of_q, &q, Some(h))?;
+                writer.put(&mut tensors, of_q, &q, Some([h, d]))?;
                 writer.put(&mut tensors, of_kv, &LinearWeights::concat(&[&k, &v])?, None)?;
             }
         }
@@ -183,27 +185,25 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// `heads`: into how many heads the projection goes, if it is one of queries, keys or values alone.
+    /// `heads`: into how many heads the projection goes and their size, if it is one of queries, keys or values alone.
     fn put(
         &self,
         to: &mut BTreeMap<String, Tensor>,
         names: LinearNames,
         dense: &LinearWeights,
-        heads: Option<usize>,
+        heads: Option<[usize; 2]>,
     ) -> Result<()> {
-        let (out, input) = dense.weight.dims2()?;
+        let (_, input) = dense.weight.dims2()?;
         let apart = heads.filter(|_| self.layout.per_head_kernels);
         let weight = match (names.orientation, apart) {
             (Orientation::OutIn, _) => dense.weight.contiguous()?,
-            (Orientation::Kernel, Some(heads)) => {
-                dense.weight.t()?.contiguous()?.reshape((input, heads, out / heads))?
-            }
+            (Orientation::Kernel, Some([heads, d])) => dense.weight.t()?.contiguous()?.reshape((input, heads, d))?,
             (Orientation::InOut | Orientation::Kernel, _) => dense.weight.t()?.contiguous()?,
         };
         to.insert(names.weight.to_string(), weight);
         if let Some(bias) = &dense.bias {
             let bias = match apart {
-                Some(heads) => bias.contiguous()?.reshape((heads, out / heads))?,
+                Some(heads) => bias.contiguous()?.reshape(heads.as_slice())?,
                 None => bias.contiguous()?,
             };
             to.insert(names.bias.to_string(), bias);
@@ -215,9 +215,8 @@ impl Writer<'_> {
         let names = self.layout.o;
         self.put(to, names, o, None)?;
         if self.layout.per_head_kernels {
-            let (out, input) = o.weight.dims2()?;
-            let heads = self.config.num_attention_heads;
-            let kernel = o.weight.t()?.contiguous()?.reshape((heads, input / heads, out))?;
+            let (heads, d_v) = (self.config.num_attention_heads, self.config.resolved_value_head_dim());
+            let kernel = o.weight.t()?.contiguous()?.reshape((heads, d_v, o.weight.dim(0)?))?;
             to.insert(names.weight.to_string(), kernel);
         }
         Ok(())

@@ -96,27 +96,31 @@ const FLAGS: &[&str] = &["is_causal", "is_decoder", "use_sliding_window", "alibi
 /// Keys of sets of rotary parameters, which may be one per kind of layer.
 const SETS: &[&str] = &["rope_parameters", "rope_scaling"];
 
-/// Checks that keys of numbers, flags and sets hold them, unless they are null or false.
+/// Checks that keys of numbers, flags and sets hold them, unless they are null or false: at the top, in sets, and in the
+/// sets of each kind of layer inside these.
 fn check_kinds(section: &Value) -> Result<()> {
-    for (key, value) in section.as_object().into_iter().flatten() {
-        if matches!(value, Value::Null | Value::Bool(false)) {
-            continue;
-        }
-        let (fits, kind) = match key.as_str() {
-            key if NUMBERS.contains(&key) => (value.is_number(), "a number"),
-            key if FLAGS.contains(&key) => (value.is_boolean(), "true or false"),
-            key if SETS.contains(&key) => (value.is_object(), "a set of parameters"),
-            _ => continue,
-        };
-        if !fits {
-            return Err(Error::value(format!("config key `{key}`"), value, kind));
-        }
-        if SETS.contains(&key.as_str()) {
-            check_kinds(value)?;
-            value.as_object().into_iter().flat_map(|kinds| kinds.values()).try_for_each(check_kinds)?;
+    fn keys(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+        value.as_object().into_iter().flatten()
+    }
+    for (key, value) in keys(section) {
+        check_kind(key, value)?;
+        for (key, value) in keys(value).filter(|_| SETS.contains(&key.as_str())) {
+            check_kind(key, value)?;
+            keys(value).try_for_each(|(key, value)| check_kind(key, value))?;
         }
     }
     Ok(())
+}
+
+fn check_kind(key: &str, value: &Value) -> Result<()> {
+    let (fits, kind) = match key {
+        _ if matches!(value, Value::Null | Value::Bool(false)) => return Ok(()),
+        key if NUMBERS.contains(&key) => (value.is_number(), "a number"),
+        key if FLAGS.contains(&key) => (value.is_boolean(), "true or false"),
+        key if SETS.contains(&key) => (value.is_object(), "a set of parameters"),
+        _ => return Ok(()),
+    };
+    if fits { Ok(()) } else { Err(Error::value(format!("config key `{key}`"), value, kind)) }
 }
 
 /// Checks that the family reads every key of `section` that changes attention.

@@ -1,5 +1,7 @@
 //! Applies a family's row to one attention layer: its `config.json` section and prefix become configuration and mask.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::config::{AttentionConfig, QkNorm};
@@ -13,6 +15,9 @@ use crate::position::{Alibi, AlibiFormula, Position, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
+/// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer by
+/// layer, also if only headers are read. The largest published models have 128.
+const MAX_HEADS: usize = 4096;
 /// Keys that come first in the decoder or the encoder of a model that has both.
 const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
@@ -89,8 +94,16 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// The number of heads of the unpruned layer.
+    /// The number of heads of the unpruned layer, at most [`MAX_HEADS`].
     pub fn heads(&self) -> Result<usize> {
+        let heads = self.stated_heads()?;
+        match heads > MAX_HEADS {
+            true => Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}"))),
+            false => Ok(heads),
+        }
+    }
+
+    fn stated_heads(&self) -> Result<usize> {
         let by_prefix: &[&str] = match self.prefix {
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
@@ -113,14 +126,22 @@ impl<'a> Layer<'a> {
         self.default_heads.ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
     }
 
-    /// The heads that the layer no longer has, by their indices in the unpruned model.
-    pub fn pruned_heads(&self) -> Result<Vec<usize>> {
+    /// The heads that the layer no longer has, by their indices in the unpruned model of `heads` heads, in ascending order.
+    pub fn pruned_heads(&self, heads: usize) -> Result<Vec<usize>> {
         let Some(listed) = self.section.get("pruned_heads").and_then(|layers| layers.get(self.index.to_string()))
         else {
             return Ok(Vec::new());
         };
-        serde_json::from_value(listed.clone())
-            .map_err(|_| Error::value("config key `pruned_heads`", listed, "a list of heads for each layer"))
+        let wrong = |expected: String| Error::value("config key `pruned_heads`", listed, expected);
+        let head =
+            |head: &Value| head.as_u64().and_then(|head| usize::try_from(head).ok()).filter(|head| *head < heads);
+        let list = listed.as_array().ok_or_else(|| wrong("a list of heads for each layer".to_string()))?;
+        let all = list.iter().map(head).collect::<Option<BTreeSet<usize>>>();
+        let all = all.ok_or_else(|| wrong(format!("heads below {heads}, the number of heads of the layer")))?;
+        match all.len() == list.len() {
+            true => Ok(all.into_iter().collect()),
+            false => Err(wrong("each head once".to_string())),
+        }
     }
 
     /// Adds to `config`, which has the sizes, what the model does in this layer: scale, cap, norms, positions.

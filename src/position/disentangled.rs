@@ -74,13 +74,13 @@ impl Disentangled {
 
     /// The number of embeddings.
     pub fn embeddings(&self) -> usize {
-        2 * self.span()
+        self.span().saturating_mul(2)
     }
 
     /// The factor on the scores: `1 / sqrt(head_dim · terms)`.
     pub fn scale(&self, head_dim: usize) -> f64 {
         let terms = 1 + usize::from(self.c2p) + usize::from(self.p2c);
-        ((head_dim * terms) as f64).powf(-0.5)
+        (head_dim as f64 * terms as f64).powf(-0.5)
     }
 
     fn span(&self) -> usize {

@@ -151,8 +151,9 @@ impl RotaryScaling {
             return Err(Error::config("original_max_position_embeddings", 0, "at least 1"));
         }
         // Factors next to 0 are positive, but the frequencies divided by them overflow.
-        for length in [original, original.saturating_add(1)] {
-            let (frequencies, _) = self.frequencies(theta, dim, length);
+        let lengths = [original, original.saturating_add(1)];
+        for length in &lengths[..if self.depends_on_length() { 2 } else { 1 }] {
+            let (frequencies, _) = self.frequencies(theta, dim, *length);
             if let Some(fastest) = frequencies.iter().find(|f| !(**f as f32).is_finite()) {
                 return Err(Error::config("rope_scaling", fastest, "frequencies that fit into f32"));
             }

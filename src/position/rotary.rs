@@ -13,6 +13,10 @@ use super::scheme::{PositionScheme, RaggedSupport, TokenPositions};
 use crate::error::{Error, Result};
 use crate::macros::setters;
 
+/// The most elements of a head that are rotated. A frequency is computed for each pair, also to check a configuration. The
+/// largest published models rotate 512.
+const MAX_ROTATED: usize = 4096;
+
 /// Rotary position embedding ([Su 2021](https://arxiv.org/abs/2104.09864)): pairs of elements of each query and key are
 /// rotated by `position · theta^(-2 i / dim)` radians, `i` being the index of the pair.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +24,7 @@ use crate::macros::setters;
 pub struct Rotary {
     /// The base of the wavelengths; default 10,000, at least 1.
     pub theta: f64,
-    /// How many elements of a head are rotated, from the first; even. `None`, the default, is all.
+    /// How many elements of a head are rotated, from the first; even, at most 4096. `None`, the default, is all.
     pub dim: Option<usize>,
     /// Which elements form a pair: half-split (GPT-NeoX, the default) or interleaved (GPT-J).
     pub style: RotaryStyle,
@@ -92,8 +96,9 @@ impl fmt::Display for Rotary {
 impl PositionScheme for Rotary {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         let (dim, head_dim) = (self.rotated(sizes.head_dim), sizes.head_dim);
-        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
-            return Err(Error::config("rotary dim", dim, format!("an even number up to head_dim = {head_dim}")));
+        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim.min(MAX_ROTATED) {
+            let allowed = format!("an even number up to head_dim = {head_dim}, at most {MAX_ROTATED}");
+            return Err(Error::config("rotary dim", dim, allowed));
         }
         // Below 1 the frequencies grow with the index of the pair, and overflow f32 if theta is close to 0.
         if !(self.theta.is_finite() && self.theta >= 1.0) {

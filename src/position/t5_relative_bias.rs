@@ -13,6 +13,9 @@ use crate::mask::AttentionMask;
 
 const TABLE: &str = "relative_attention_bias.weight";
 
+/// The most buckets. Rows of the table are indexed by 32 bits; published models have up to 64.
+const MAX_BUCKETS: usize = 1 << 20;
+
 /// T5's relative position bias ([Raffel 2020](https://arxiv.org/abs/1910.10683)): distances are sorted into buckets,
 /// short ones exactly, long ones by their logarithm, and each bucket and head has a learned bias.
 ///
@@ -21,7 +24,7 @@ const TABLE: &str = "relative_attention_bias.weight";
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct T5RelativeBias {
-    /// The number of buckets; at least 4.
+    /// The number of buckets; 4 to 1,048,576.
     pub num_buckets: usize,
     /// The distance in tokens from which on all share the last bucket; more than half of `num_buckets`.
     pub max_distance: usize,
@@ -85,8 +88,9 @@ impl fmt::Display for T5RelativeBias {
 
 impl PositionScheme for T5RelativeBias {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
-        if self.num_buckets < 4 {
-            return Err(Error::config("relative_attention_num_buckets", self.num_buckets, "at least 4"));
+        if !(4..=MAX_BUCKETS).contains(&self.num_buckets) {
+            let allowed = format!("4 to {MAX_BUCKETS}");
+            return Err(Error::config("relative_attention_num_buckets", self.num_buckets, allowed));
         }
         if self.max_distance <= self.num_buckets / 2 {
             let allowed = format!("more than half of {}, the number of buckets", self.num_buckets);

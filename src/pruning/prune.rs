@@ -1,5 +1,7 @@
 //! A smaller attention layer, with the projections of the heads that are kept.
 
+use std::collections::HashSet;
+
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
@@ -53,6 +55,7 @@ struct Kept {
 impl Kept {
     fn new(config: &AttentionConfig, pruned: &[usize]) -> Self {
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
+        let pruned: HashSet<usize> = pruned.iter().copied().collect();
         let q: Vec<usize> = (0..h).filter(|head| !pruned.contains(head)).collect();
         let group = h / h_kv.max(1);
         let users = |kv: usize| q.iter().filter(|head| **head / group == kv).count();

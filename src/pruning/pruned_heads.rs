@@ -57,8 +57,8 @@ impl PrunedHeads {
     pub fn and(&self, more: &Self, heads: usize) -> Self {
         let mut all = self.clone();
         for (&layer, pruned) in &more.0 {
-            let gone = self.of_layer(layer);
-            let kept: Vec<usize> = (0..heads).filter(|head| !gone.contains(head)).collect();
+            let gone = self.0.get(&layer);
+            let kept: Vec<usize> = (0..heads).filter(|head| gone.is_none_or(|gone| !gone.contains(head))).collect();
             pruned.iter().filter_map(|head| kept.get(*head)).for_each(|head| all.insert(layer, *head));
         }
         all
