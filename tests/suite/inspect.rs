@@ -41,7 +41,7 @@ fn every_attention_layer_of_every_family_is_listed() {
 }
 
 /// A header of `tensors` (name, shape) in bf16 and, behind it, a hole in the place of the data.
-fn sparse(path: &Path, tensors: &[(String, Vec<usize>)]) {
+pub fn sparse(path: &Path, tensors: &[(String, Vec<usize>)]) {
     let mut header = serde_json::Map::new();
     let mut offset = 0;
     for (name, shape) in tensors {

@@ -27,6 +27,8 @@ mod heads;
 mod hidden;
 mod hostile;
 mod hostile_folders;
+mod hostile_headers;
+mod hostile_sizes;
 mod hostile_tokenizers;
 #[cfg(feature = "hub")]
 mod hub;
