@@ -45,7 +45,7 @@ fn inspect(arguments: &Arguments) -> Result<()> {
     let layers = checkpoint.attention_layers(config);
     if arguments.json {
         for layer in &layers {
-            println!("{}", serde_json::to_string(layer)?);
+            println!("{}", ascii(&serde_json::to_string(layer)?));
         }
     } else {
         print(&layers, json.is_some());
@@ -56,11 +56,19 @@ fn inspect(arguments: &Arguments) -> Result<()> {
             damaged.extend(checkpoint.non_finite(&layer.prefix)?);
         }
         if !damaged.is_empty() {
-            return Err(format!("NaN or infinities in {}", damaged.join(", ")).into());
+            return Err(format!("NaN or infinities in {}", damaged.join(", ").escape_debug()).into());
         }
         eprintln!("every weight is finite");
     }
     Ok(())
+}
+
+/// JSON with escapes in place of what is not ASCII: a name must not control the terminal.
+fn ascii(json: &str) -> String {
+    let mut units = [0; 2];
+    let mut escaped =
+        |c: char| c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
+    json.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c.to_string() } else { escaped(c) }).collect()
 }
 
 /// Prints one line per layer.
@@ -71,11 +79,13 @@ fn print(layers: &[LayerInfo], with_config: bool) {
     }
     let parameters: usize = layers.iter().map(|layer| layer.parameters).sum();
     println!("{} attention layers, {parameters} parameters", layers.len());
-    let width = layers.iter().map(|layer| layer.prefix.chars().count()).max().unwrap_or(0);
+    // Prefixes come from the file, and must not control the terminal.
+    let shown = |layer: &LayerInfo| layer.prefix.escape_debug().to_string();
+    let width = layers.iter().map(|layer| shown(layer).chars().count()).max().unwrap_or(0);
     for layer in layers {
         let number = |n: Option<usize>| n.map_or("?".to_string(), |n| n.to_string());
-        let LayerInfo { prefix, layout, dtype, parameters, .. } = layer;
-        print!("{prefix:<width$}  {layout}  {dtype}  {parameters} parameters");
+        let LayerInfo { layout, dtype, parameters, .. } = layer;
+        print!("{:<width$}  {layout}  {dtype}  {parameters} parameters", shown(layer));
         if with_config {
             let (h, h_kv, d) = (layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim);
             print!("  heads {} of {}", number(h), number(d));

@@ -88,8 +88,13 @@ pub fn text(path: &Path) -> Result<String> {
     })
 }
 
-/// Reads a JSON file.
+/// Reads a JSON file of at most 16 MiB.
 pub fn json(path: &Path) -> Result<serde_json::Value> {
+    const MOST: u64 = 1 << 24;
+    let metadata = std::fs::metadata(path).map_err(|e| about(path, &e))?;
+    if !metadata.is_file() || metadata.len() > MOST {
+        return Err(about(path, &format!("expected a regular file of at most {MOST} bytes")).into());
+    }
     let text = std::fs::read_to_string(path).map_err(|e| about(path, &e))?;
     Ok(serde_json::from_str(&text).map_err(|e| about(path, &e))?)
 }

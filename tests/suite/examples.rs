@@ -176,6 +176,27 @@ fn inspect_lists_the_attention_layers() {
     fails(example("inspect").arg("/no/such/folder"), "/no/such/folder: No such file");
 }
 
+/// Names of a file that would set the title of a terminal or turn the direction of writing.
+#[test]
+fn inspect_prints_names_as_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let names = ["q_proj", "k_proj", "v_proj", "o_proj", "other"];
+    let number = Tensor::full(f32::NAN, (1, 1), &Device::Cpu).unwrap();
+    let named = |name| (format!("\u{1b}]0;\u{202e}\u{9b}größe\n.{name}.weight"), number.clone());
+    candle_core::safetensors::save(&names.map(named).into(), &path).unwrap();
+    let plain = succeeds(example("inspect").arg(&path));
+    assert!(plain.contains(r"\u{1b}]0;\u{202e}\u{9b}größe\n  candle-attention"), "{plain}");
+    let json = succeeds(example("inspect").arg(&path).arg("--json"));
+    assert!(json.contains(r"\u001b]0;\u202e\u009bgr\u00f6\u00dfe\n"), "{json}");
+    let parsed: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(parsed["prefix"], "\u{1b}]0;\u{202e}\u{9b}größe\n");
+    for said in [plain, json] {
+        assert!(!said.contains(['\u{1b}', '\u{202e}', '\u{9b}']) && said.lines().count() < 3, "{said}");
+    }
+    fails(example("inspect").arg(&path).arg("--check"), r"NaN or infinities in \u{1b}]0;\u{202e}");
+}
+
 #[test]
 fn encode_prints_embeddings_in_input_order() {
     let texts: Vec<String> =
