@@ -2,6 +2,7 @@
 
 mod shared;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -51,9 +52,14 @@ fn inspect(arguments: &Arguments) -> Result<()> {
         print(&layers, json.is_some());
     }
     if arguments.check {
-        let mut damaged = Vec::new();
-        for layer in &layers {
-            damaged.extend(checkpoint.non_finite(&layer.prefix)?);
+        let (mut damaged, mut read) = (Vec::new(), HashSet::new());
+        for LayerInfo { prefix, .. } in &layers {
+            // A layer inside another one, by its prefix, has been read with it.
+            let mut outer = prefix.match_indices('.').map(|(end, _)| &prefix[..end]).chain([""]);
+            if !outer.any(|outer| read.contains(outer)) {
+                damaged.extend(checkpoint.non_finite(prefix)?);
+                read.insert(prefix.as_str());
+            }
         }
         if !damaged.is_empty() {
             return Err(format!("NaN or infinities in {}", damaged.join(", ").escape_debug()).into());

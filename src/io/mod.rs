@@ -27,7 +27,6 @@ pub(crate) use json::{number, whole_number};
 pub(crate) use new_folder::create_folder;
 #[cfg(feature = "encoder")]
 pub(crate) use new_folder::{NewFolder, check_absent, write_new_folder};
-#[allow(unused_imports, reason = "the rooms that read files take them over one by one")]
 pub(crate) use read::{is_present, open_regular, read_limited};
 pub(crate) use stored_file::StoredFile;
 pub(crate) use tensors::write_tensors;

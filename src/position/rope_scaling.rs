@@ -123,7 +123,8 @@ impl RotaryScaling {
             Self::LongRope { attention_factor, .. } => *attention_factor,
             _ => 1.0,
         };
-        if !((attention as f32).is_finite() && attention > 0.0) {
+        // As f32, in which elements are rotated.
+        if !((attention as f32).is_finite() && attention as f32 > 0.0) {
             return Err(Error::config("rope_scaling attention_factor", attention, "a positive number"));
         }
         match self {

@@ -52,7 +52,12 @@ impl HeadImportance {
     #[must_use]
     pub fn normalized_by_layer(mut self) -> Self {
         for scores in &mut self.0 {
-            let norm = scores.iter().map(|score| score * score).sum::<f64>().sqrt();
+            let in_units_of = |unit: f64| unit * scores.iter().map(|score| (score / unit).powi(2)).sum::<f64>().sqrt();
+            // Squares of very large scores overflow, those of very small ones vanish.
+            let norm = match in_units_of(1.0) {
+                norm if norm.is_normal() => norm,
+                _ => in_units_of(scores.iter().fold(0.0, |largest, score| score.abs().max(largest))),
+            };
             if norm > 0.0 {
                 scores.iter_mut().for_each(|score| *score /= norm);
             }
@@ -73,5 +78,19 @@ impl HeadImportance {
     /// The `count` least important heads.
     pub fn least_important(&self, count: usize) -> PrunedHeads {
         self.ranking().into_iter().take(count).map(|head| (head.layer, head.head)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_of_any_size_are_normalized() {
+        for unit in [1.0, 1e300, 1e-300] {
+            let scores = HeadImportance::new(vec![vec![3.0 * unit, 4.0 * unit], vec![0.0, 0.0]]).normalized_by_layer();
+            assert!((scores.scores()[0][0] - 0.6).abs() < 1e-12 && (scores.scores()[0][1] - 0.8).abs() < 1e-12);
+            assert_eq!(scores.scores()[1], [0.0, 0.0]);
+        }
     }
 }
