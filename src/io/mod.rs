@@ -27,6 +27,8 @@ pub(crate) use json::{number, whole_number};
 pub(crate) use new_folder::create_folder;
 #[cfg(feature = "encoder")]
 pub(crate) use new_folder::{NewFolder, check_absent, write_new_folder};
-pub(crate) use read::{is_present, open_regular, read_limited};
+#[cfg(feature = "encoder")]
+pub(crate) use read::open_regular;
+pub(crate) use read::{is_present, read_limited};
 pub(crate) use stored_file::StoredFile;
 pub(crate) use tensors::write_tensors;
