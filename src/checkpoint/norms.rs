@@ -8,10 +8,6 @@ use crate::error::{Error, Result};
 use crate::families::names::QK_NORMS;
 use crate::weights::NormWeights;
 
-/// The most elements of norms that are stored per head and copied together, also if only headers are read. Published ones
-/// have some thousand.
-const MAX_STACKED: usize = 1 << 24;
-
 /// Reads the norms if there are any. Their formula comes from the configuration, which must have one then.
 pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
     let present = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
@@ -46,10 +42,6 @@ pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) 
             (NormOver::Head, _) => source.get(name, &[d]),
         };
         if source.contains(&per_head(name, 0)) {
-            if heads.saturating_mul(d) > MAX_STACKED {
-                let allowed = format!("at most {MAX_STACKED} elements");
-                return Err(Error::shape(source.full_name(&per_head(name, 0)), &[heads, d], allowed));
-            }
             let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
             if weights.iter().any(Tensor::track_op) {
                 let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
