@@ -1,8 +1,9 @@
 //! Training on a few lines: it learns, it resumes to the bit, and what it writes is read like any other model.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{Checkpoint, write_tensors};
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_attention::train::{Step, StudentKind, Teacher, TrainConfig, Trainer, agreement, read_texts};
 use candle_core::{DType, Device, Tensor};
@@ -180,4 +181,98 @@ fn mistakes_are_one_clear_error() {
     says(new(config(), &texts(), Some(&teacher)), &["run.safetensors"]);
     let one = Tensor::ones((2, 3), DType::F32, &Device::Cpu).unwrap();
     says(agreement(&one, &one), &["the number of texts is 2, expected at least 3"]);
+}
+
+/// A run that lacks a weight would go on with a random one.
+#[test]
+fn a_saved_run_is_whole_or_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let new = || Trainer::new(config(), &texts(), None, folder.path(), None).map(|trainer| trainer.steps_done());
+    let mut saved = trainer(config(), None, folder.path());
+    saved.step().unwrap();
+    saved.save().unwrap();
+    let file = Checkpoint::open(&path).unwrap();
+    let good: BTreeMap<String, Tensor> =
+        file.names().map(|name| (name.to_string(), file.tensor(name, &Device::Cpu).unwrap())).collect();
+    let metadata = file.metadata().clone();
+    assert!(metadata["instructions"].starts_with(std::env::consts::ARCH), "{}", metadata["instructions"]);
+    let write = |tensors: &BTreeMap<String, Tensor>, metadata: &HashMap<String, String>| {
+        write_tensors(&path, tensors.clone(), metadata.clone()).unwrap();
+    };
+
+    let weight = "parameters.embeddings.LayerNorm.weight";
+    let mut less = good.clone();
+    less.remove(weight).unwrap();
+    write(&less, &metadata);
+    says(new(), &["run.safetensors: not a run: it has ", "tensors, expected "]);
+    less.insert("parameters.other".to_string(), good[weight].clone());
+    write(&less, &metadata);
+    says(new(), &[weight]);
+    for other in [Tensor::ones(9, DType::F32, &Device::Cpu), Tensor::ones(8, DType::F64, &Device::Cpu)] {
+        let mut wrong = good.clone();
+        wrong.insert(weight.to_string(), other.unwrap());
+        write(&wrong, &metadata);
+        says(new(), &[weight, "has dtype F", "expected F32 [8]"]);
+    }
+    // A tokenizer that the tokenizers crate panics on; one with another vocabulary.
+    let tokenizer = &metadata["tokenizer"];
+    let normalizer = r#""normalizer":{"type":"Precompiled","precompiled_charsmap":"AAAAAA=="}"#;
+    let start = tokenizer.find(r#""normalizer":{"#).unwrap();
+    let end = start + tokenizer[start..].find('}').unwrap() + 1;
+    let crafted = format!("{}{normalizer}{}", &tokenizer[..start], &tokenizer[end..]);
+    for wrong in [crafted, tokenizer.replace("\"[MASK]\":4", "\"[MASQ]\":4"), "{}".to_string()] {
+        let mut metadata = metadata.clone();
+        metadata.insert("tokenizer".to_string(), wrong);
+        write(&good, &metadata);
+        says(new(), &["run.safetensors: its tokenizer is none that this version of the crate trains"]);
+    }
+    write(&good, &metadata);
+    assert_eq!(new().unwrap(), 1);
+
+    // A run on a disk that is not there now is not started anew.
+    #[cfg(unix)]
+    {
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("not mounted/run.safetensors", &path).unwrap();
+        says(new(), &["run.safetensors: No such file"]);
+    }
+}
+
+#[test]
+fn a_model_never_mixes_with_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let write = |config: TrainConfig, run: &str| {
+        let trainer = trainer(config, None, &path(run));
+        trainer.check_writable(path("model")).and_then(|()| trainer.write(path("model"), DType::F32))
+    };
+    write(config(), "first").unwrap();
+    let first = std::fs::read(path("model/model.safetensors")).unwrap();
+    std::fs::write(path("model/README.md"), "mine").unwrap();
+    let other = "config.json: belongs to another model: remove its folder, or write to another folder";
+    says(write(config().with_num_attention_heads(4), "other"), &[other]);
+    assert!(std::fs::read(path("model/model.safetensors")).unwrap() == first);
+    // The same model with other weights.
+    write(config().with_seed(1), "second").unwrap();
+    assert!(std::fs::read(path("model/model.safetensors")).unwrap() != first);
+    assert_eq!(std::fs::read(path("model/README.md")).unwrap(), b"mine");
+}
+
+#[test]
+fn only_lines_of_text_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text.txt");
+    let reads = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        read_texts(&path, &[])
+    };
+    says(reads(b"one\ntwo\xff\n"), &["text.txt: line 2 is not UTF-8"]);
+    assert_eq!(reads("\u{feff}one\r\n\ntwo".as_bytes()).unwrap(), ["one", "two"]);
+    // Holes: one line.
+    std::fs::File::create(&path).unwrap().set_len(1 << 25).unwrap();
+    says(read_texts(&path, &[]), &["text.txt: line 1 has more than 16777216 bytes, expected one text per line"]);
+    says(read_texts(folder.path(), &[]), &["not a regular file"]);
+    #[cfg(unix)]
+    says(read_texts("/dev/zero", &[]), &["/dev/zero: not a regular file"]);
 }
