@@ -1,14 +1,53 @@
 //! The small files of a model folder, as transformers and sentence-transformers save it: which modules run, and the
 //! settings of the tokenizer. Everything that reads a folder, downloads one or copies one starts from these.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
+use serde::de::DeserializeOwned;
+
 use crate::error::{Error, Result};
-use crate::io::{is_present, json, json_or_default};
+use crate::io::{is_present, json};
 
 /// The most modules that a model may have. Each one reads files, or downloads them. Published models have at most 6: a
 /// transformer, pooling, up to three dense layers, normalization.
 const MAX_MODULES: usize = 16;
+
+/// The folder of a model, and what is known of it beforehand.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModelFolder<'a> {
+    pub path: &'a Path,
+    /// Files that the folder holds. Other programs that use the hub's cache remove a link and make it again, so one of
+    /// these files that is not found is an error, and not an absence that changes the model in silence.
+    known: Option<&'a BTreeSet<PathBuf>>,
+}
+
+impl<'a> ModelFolder<'a> {
+    /// A folder of which nothing is known.
+    pub fn new(path: &'a (impl AsRef<Path> + ?Sized)) -> Self {
+        Self { path: path.as_ref(), known: None }
+    }
+
+    /// A folder that holds these files, named by their full paths.
+    #[cfg(feature = "hub")]
+    pub fn with_files(path: &'a Path, files: &'a BTreeSet<PathBuf>) -> Self {
+        Self { path, known: Some(files) }
+    }
+
+    /// Reads an optional JSON file of the folder, `None` if it is absent: nothing has its name, and it is not known to
+    /// be there.
+    fn optional<T: DeserializeOwned>(self, path: &Path) -> Result<Option<T>> {
+        match is_present(path)? || self.known.is_some_and(|known| known.contains(path)) {
+            true => json(path).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Reads an optional JSON file of the folder, or returns the default if it is absent.
+    pub fn json_or_default<T: DeserializeOwned + Default>(self, path: &Path) -> Result<T> {
+        Ok(self.optional(path)?.unwrap_or_default())
+    }
+}
 
 /// One entry of `modules.json`.
 #[derive(Debug, serde::Deserialize)]
@@ -27,14 +66,11 @@ impl Module {
 
 /// Reads `modules.json`; without one, the model is a transformer at the top and its tokens are averaged.
 ///
-/// The file counts as absent only if nothing has its name. A link that leads nowhere, as an emptied cache leaves it, is an
-/// error: without its modules a model would give other embeddings.
-pub(crate) fn modules(folder: &Path) -> Result<Option<Vec<Module>>> {
-    let path = folder.join("modules.json");
-    if !is_present(&path)? {
-        return Ok(None);
-    }
-    let modules: Vec<Module> = json(&path)?;
+/// The file counts as absent only if nothing has its name. A link that leads nowhere, as an emptied cache leaves it, is
+/// an error: without its modules a model would give other embeddings.
+pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
+    let path = folder.path.join("modules.json");
+    let Some(modules) = folder.optional::<Vec<Module>>(&path)? else { return Ok(None) };
     if modules.len() > MAX_MODULES {
         return Err(Error::file(&path, format!("{} modules, expected at most {MAX_MODULES}", modules.len())));
     }
@@ -81,8 +117,8 @@ enum Token {
 }
 
 impl TokenizerConfig {
-    pub fn load(transformer: &Path) -> Result<Self> {
-        json_or_default(&transformer.join("tokenizer_config.json"))
+    pub fn load(folder: ModelFolder, transformer: &Path) -> Result<Self> {
+        folder.json_or_default(&transformer.join("tokenizer_config.json"))
     }
 
     /// Whether the tokenizer gives segment types to the model.
@@ -98,9 +134,9 @@ impl TokenizerConfig {
 }
 
 /// The longest input in tokens, and whether texts are to be lower-cased first.
-pub(crate) fn limits(transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
-    let own: TransformerConfig = json_or_default(&transformer.join("sentence_bert_config.json"))?;
-    let tokenizer = TokenizerConfig::load(transformer)?;
+pub(crate) fn limits(folder: ModelFolder, transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
+    let own: TransformerConfig = folder.json_or_default(&transformer.join("sentence_bert_config.json"))?;
+    let tokenizer = TokenizerConfig::load(folder, transformer)?;
     // A cast from float to integer saturates.
     let stated = own.max_seq_length.or(tokenizer.model_max_length.map(|n| n as usize));
     let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
@@ -115,5 +151,24 @@ pub(crate) fn transformer_of(folder: &Path, modules: Option<&[Module]>) -> PathB
     match modules {
         Some([first, ..]) => folder.join(&first.path),
         _ => folder.to_path_buf(),
+    }
+}
+
+#[cfg(all(test, feature = "hub"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_known_to_be_there_is_never_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        assert!(modules(ModelFolder::new(path)).unwrap().is_none());
+        let files = ["modules.json", "tokenizer_config.json"].map(|name| path.join(name));
+        let known = BTreeSet::from(files);
+        let folder = ModelFolder::with_files(path, &known);
+        for error in [modules(folder).unwrap_err(), TokenizerConfig::load(folder, path).unwrap_err()] {
+            assert!(matches!(error, Error::Io { .. }), "{error}");
+        }
+        assert!(limits(ModelFolder::new(path), path, 512).is_ok());
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 #[cfg(feature = "encoder")]
-use crate::io::read::{is_present, read_limited};
+use crate::io::read::read_limited;
 
 /// The longest configuration file that is read, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory. The
 /// longest published ones, with the names of 22,000 classes, have 2 MB.
@@ -20,12 +20,6 @@ pub(crate) const MAX_CONFIG_BYTES: u64 = 1 << 24;
 #[cfg(feature = "encoder")]
 pub(crate) fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&read_limited(path, MAX_CONFIG_BYTES)?).map_err(|e| Error::file(path, e))
-}
-
-/// Reads a JSON file, or returns the default if it does not exist. A link that leads nowhere is an error.
-#[cfg(feature = "encoder")]
-pub(crate) fn json_or_default<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
-    if is_present(path)? { json(path) } else { Ok(T::default()) }
 }
 
 /// The whole number at `key`, which may be written as a float such as `2.0`; `None` if it is absent or null.

@@ -1,308 +1,193 @@
-//! Downloads of models from the Hugging Face Hub.
+//! Which files of a model are downloaded.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
-use hf_hub::repository::RepoTypeModel;
-use hf_hub::{HFClient, HFError, HFRepositorySync};
-use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::checkpoint::{Checkpoint, read_index};
-use crate::encoder::folder::modules;
+use crate::encoder::folder::{ModelFolder, modules};
+use crate::encoder::hub::cache::Cache;
+use crate::encoder::hub::client::Client;
+use crate::encoder::hub::endpoint::Endpoint;
+use crate::encoder::hub::environment;
+use crate::encoder::hub::fetcher::{Fetcher, Found, Kind};
 use crate::encoder::hub::model_id::check_id;
+use crate::encoder::hub::names::{Commit, RepoPath, Revision};
+use crate::encoder::hub::options::HubOptions;
 use crate::error::{Error, Result};
-use crate::macros::setters;
 
-/// Where and how a model is downloaded. A field that is `None` takes its value from the environment: `HF_ENDPOINT`, `HF_TOKEN`,
-/// `HF_HOME`, `HF_HUB_CACHE`, and `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
-#[derive(Clone, Default)]
-#[non_exhaustive]
-pub struct HubOptions {
-    /// A branch, tag or commit; default `main`.
-    pub revision: Option<String>,
-    /// An access token.
-    pub token: Option<String>,
-    /// The hub's address.
-    pub endpoint: Option<String>,
-    /// The cache folder.
-    pub cache_dir: Option<PathBuf>,
-    /// Only use the cache, and make no request.
-    pub offline: Option<bool>,
-    /// Show a progress bar on standard error, if that is a terminal.
-    pub progress: bool,
-}
+/// The most shards of one model. The largest published models have about 200.
+const MAX_SHARDS: usize = 4096;
 
-impl std::fmt::Debug for HubOptions {
-    /// Everything but the token itself.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HubOptions")
-            .field("revision", &self.revision)
-            .field("token", &self.token.as_ref().map(|_| "…"))
-            .field("endpoint", &self.endpoint)
-            .field("cache_dir", &self.cache_dir)
-            .field("offline", &self.offline)
-            .field("progress", &self.progress)
-            .finish()
-    }
-}
+/// How long the hub may stay silent unless [`HubOptions::timeout`] says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-impl HubOptions {
-    setters! {
-        /// Sets the branch, tag or commit.
-        with_revision, revision: impl Into<String> = Some(revision.into());
-        /// Sets the access token.
-        with_token, token: impl Into<String> = Some(token.into());
-        /// Sets the hub's address.
-        with_endpoint, endpoint: impl Into<String> = Some(endpoint.into());
-        /// Sets the cache folder.
-        with_cache_dir, cache_dir: impl Into<PathBuf> = Some(cache_dir.into());
-        /// Sets whether only the cache is used.
-        with_offline, offline: bool = Some(offline);
-        /// Sets whether a progress bar is shown.
-        with_progress, progress: bool = progress;
-    }
-}
-
-/// Downloads the files that [`SentenceEncoder`](crate::encoder::SentenceEncoder) needs of the model `id` into the hub's cache,
-/// and returns their folder. All files are of one commit.
+/// Downloads the files that [`SentenceEncoder`](crate::encoder::SentenceEncoder) needs of the model `id` into the hub's
+/// cache, and returns their folder. All files are of one commit.
 ///
-/// Each downloaded file is checked against the size that the hub announced. An incomplete file is removed from the cache,
-/// so that the next call downloads it again.
+/// The cache is that of huggingface_hub, which other programs share. Where the hub does not answer, the files that the
+/// cache holds of the revision are used.
+///
+/// # Trust
+/// The hub's operator, and that of a mirror, is trusted for the content of files: numbers in safetensors files, and
+/// settings in JSON files. Nothing that they send is code. It is trusted with nothing else:
+/// - **Paths.** What the hub calls a file (`ETag`), its commit, and the names of modules and shards are checked before
+///   they become parts of paths; so are `id` and the revision. Only the cache is written.
+/// - **Content.** A file is stored when it is proven whole: by the SHA-256 or git's SHA-1 that the hub announced, or by
+///   its size where a mirror announces no hash; large files must have one of them. Error pages and cut files are not
+///   stored.
+/// - **Size.** A JSON file may have 256 MiB, a weight file 512 GiB, a model 4096 shards. Nothing beyond the announced
+///   size is read.
+/// - **Time.** A hub that stays silent for [`HubOptions::timeout`], or sends less than 1024 bytes per second, is left.
+///   Requests to a hub that is busy are repeated three times.
+/// - **Connection.** https, or plain http to this machine; another plain http endpoint must be asked for, by
+///   [`HubOptions::with_plain_http`]. An https endpoint never leads to plain http. The token goes to the endpoint only.
+/// - **Absence.** A file counts as absent only if the hub itself says so, by `x-error-code: EntryNotFound`.
+///
+/// Nothing of the cache is deleted. A blob whose content is not what its name says is downloaded again, and replaced
+/// once the new one is whole.
 ///
 /// # Errors
-/// [`Error::Hub`]: no such model or file, no access, no network, offline and not in the cache, a truncated file.
+/// [`Error::Hub`]: no such model or file, no access, no network, offline and not in the cache, a hub that sends
+/// something else than it announced. [`Error::Value`]: an id, a revision, an endpoint or a token that is none.
+/// [`Error::File`], [`Error::Io`]: a file that this version cannot read, a cache that cannot be read or written.
 pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
-    let fetcher = Fetcher::new(id, options)?;
-    let mut revision = fetcher.revision.clone();
-    let top = match fetcher.optional("modules.json", &revision)? {
-        Some(modules) => modules,
-        None => fetcher.required("config.json", &revision)?,
-    };
-    let folder = top.parent().map(Path::to_path_buf).unwrap_or_default();
+    snapshot(id, options).map(|snapshot| snapshot.path)
+}
+
+/// The files of a model in the cache.
+pub(crate) struct Snapshot {
+    path: PathBuf,
+    /// The files that the repository holds, of those that were asked for.
+    files: BTreeSet<PathBuf>,
+}
+
+impl Snapshot {
+    /// The folder, which is known to hold the files.
+    pub fn folder(&self) -> ModelFolder<'_> {
+        ModelFolder::with_files(&self.path, &self.files)
+    }
+}
+
+/// Like [`download`], and says which files there are.
+pub(crate) fn snapshot(id: &str, options: &HubOptions) -> Result<Snapshot> {
+    check_id(id)?;
+    let revision = Revision::parse(options.revision.as_deref().unwrap_or("main"))?;
+    let fetcher = fetcher(id, options)?;
+    let mut model = Model { fetcher, asked: revision.clone(), files: BTreeSet::new() };
     // All other files come from the commit of the first one, because a branch may move meanwhile.
-    if let Some(commit) = folder.file_name().and_then(|name| name.to_str()) {
-        revision = commit.to_string();
-    }
-    let modules = modules(&folder)?.unwrap_or_default();
-    let transformer = modules.first().map(|module| module.path.clone()).unwrap_or_default();
-    fetcher.required(&inside(&transformer, "config.json"), &revision)?;
-    fetcher.required(&inside(&transformer, "tokenizer.json"), &revision)?;
-    for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
-        fetcher.optional(&inside(&transformer, file), &revision)?;
-    }
-    fetcher.optional("config_sentence_transformers.json", &revision)?;
-    for module in modules.iter().skip(1) {
-        fetcher.optional(&inside(&module.path, "config.json"), &revision)?;
-        if module.kind() == "Dense" {
-            fetcher.weights(&inside(&module.path, "model.safetensors"), &revision)?;
-        }
-    }
-    let single = inside(&transformer, "model.safetensors");
-    if fetcher.optional_weights(&single, &revision)?.is_none() {
-        fetcher.sharded(&transformer, &revision)?;
-    }
-    Ok(folder)
+    let first = model.fetch("", "modules.json", &revision)?;
+    let commit = match first.commit {
+        Some(commit) => commit,
+        // Some mirrors do not say of which commit a file is absent.
+        None => model.fetch("", "config.json", &revision)?.commit.ok_or_else(|| model.absent("config.json"))?,
+    };
+    let path = model.bring(&commit, first.path.is_some())?;
+    // Not earlier: a download that breaks off leaves the branch at the commit whose files are all there.
+    model.fetcher.cache.set_commit(&revision, &commit)?;
+    Ok(Snapshot { path, files: model.files })
 }
 
-struct Fetcher<'a> {
-    id: &'a str,
-    repository: HFRepositorySync<RepoTypeModel>,
-    revision: String,
-    offline: bool,
-    progress: bool,
+fn fetcher<'a>(id: &'a str, options: &HubOptions) -> Result<Fetcher<'a>> {
+    let folder = options.cache_dir.clone().or_else(environment::cache_dir);
+    let folder = folder.ok_or_else(|| Error::value("the hub's cache folder", "not set", "HF_HOME or a home folder"))?;
+    let cache = Cache::new(&folder, id);
+    let timeout = options.timeout.unwrap_or(TIMEOUT);
+    if timeout.is_zero() {
+        return Err(Error::value("the hub's timeout", "0", "more"));
+    }
+    if options.offline.unwrap_or_else(environment::offline) {
+        return Ok(Fetcher { id, cache, client: None, timeout, progress: false });
+    }
+    let endpoint = options.endpoint.clone().unwrap_or_else(environment::endpoint);
+    let endpoint = Endpoint::parse(&endpoint, options.plain_http.unwrap_or_else(environment::plain_http))?;
+    let token = options.token.clone().or_else(environment::token);
+    let client = Some(Client::new(endpoint, token.as_deref(), timeout)?);
+    Ok(Fetcher { id, cache, client, timeout, progress: options.progress })
 }
 
-impl<'a> Fetcher<'a> {
-    fn new(id: &'a str, options: &HubOptions) -> Result<Self> {
-        check_id(id)?;
-        let mut builder = HFClient::builder();
-        if let Some(endpoint) = &options.endpoint {
-            builder = builder.endpoint(endpoint);
-        }
-        if let Some(token) = &options.token {
-            builder = builder.token(token);
-        }
-        if let Some(cache_dir) = &options.cache_dir {
-            builder = builder.cache_dir(cache_dir);
-        }
-        let client = builder.build_sync().map_err(|e| hub_error(id, format!("no client: {e}")))?;
-        let (owner, name) = hf_hub::split_id(id);
-        Ok(Self {
-            id,
-            repository: client.model(owner, name),
-            revision: options.revision.clone().unwrap_or_else(|| "main".to_string()),
-            offline: options.offline.unwrap_or_else(offline_by_environment),
-            progress: options.progress,
-        })
-    }
+struct Model<'a> {
+    fetcher: Fetcher<'a>,
+    /// The revision that the caller asked for.
+    asked: Revision,
+    files: BTreeSet<PathBuf>,
+}
 
-    fn required(&self, file: &str, revision: &str) -> Result<PathBuf> {
-        self.optional(file, revision)?.ok_or_else(|| self.absent(&format!("`{file}`"), revision))
-    }
-
-    /// Why a required file is missing. The client reports a missing file, revision and repository in the same way.
-    fn absent(&self, file: &str, revision: &str) -> Error {
-        let no_model = || matches!(self.repository.exists().send(), Ok(false) | Err(HFError::AuthRequired { .. }));
-        let no_revision = || matches!(self.repository.revision_exists().revision(revision).send(), Ok(false));
-        // Offline, only files that the hub once reported as absent reach this point.
-        let reason = if !self.offline && no_model() {
-            NO_MODEL.to_string()
-        } else if !self.offline && no_revision() {
-            format!("no revision `{revision}`")
-        } else {
-            format!("the repository holds no {file} at revision `{revision}`")
-        };
-        hub_error(self.id, reason)
-    }
-
-    /// The path of a file in the cache, `None` if the repository does not have it.
-    fn optional(&self, file: &str, revision: &str) -> Result<Option<PathBuf>> {
-        let progress = Arc::new(Progress::new(file, self.progress));
-        let result = self
-            .repository
-            .download_file()
-            .filename(file)
-            .revision(revision)
-            .local_files_only(self.offline)
-            .progress(progress.clone())
-            .send();
-        progress.bar.finish_and_clear();
-        match result {
-            Ok(path) => {
-                self.check_size(file, &path, progress.announced.load(Ordering::Relaxed))?;
-                Ok(Some(path))
+impl Model<'_> {
+    /// Brings the files of a commit, which has a `modules.json` or not, and returns their folder.
+    fn bring(&mut self, commit: &Commit, has_modules: bool) -> Result<PathBuf> {
+        let folder = self.fetcher.cache.snapshot(commit);
+        let revision = Revision::of(commit);
+        let modules = match has_modules {
+            true => {
+                modules(ModelFolder::with_files(&folder, &self.files))?.ok_or_else(|| self.absent("modules.json"))?
             }
-            Err(HFError::EntryNotFound { .. }) => Ok(None),
-            // Not known to be absent: continuing without it could change the embeddings.
-            Err(HFError::LocalEntryNotFound { .. }) => {
-                Err(hub_error(self.id, format!("`{file}` is not in the cache, and offline mode is on")))
-            }
-            Err(error) => Err(hub_error(self.id, explain(&error, file, revision))),
-        }
-    }
-
-    /// Checks the size, because the client checks neither the status nor the length of the response that it stores.
-    fn check_size(&self, file: &str, path: &Path, announced: u64) -> Result<()> {
-        let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-        if announced == 0 || found == announced {
-            return Ok(());
-        }
-        discard(path);
-        let reason = format!("`{file}` arrived with {found} bytes of {announced}; it was discarded, try again");
-        Err(hub_error(self.id, reason))
-    }
-
-    fn weights(&self, file: &str, revision: &str) -> Result<PathBuf> {
-        self.optional_weights(file, revision)?.ok_or_else(|| self.absent(&format!("`{file}`"), revision))
-    }
-
-    fn optional_weights(&self, file: &str, revision: &str) -> Result<Option<PathBuf>> {
-        let Some(path) = self.optional(file, revision)? else {
-            return Ok(None);
+            false => Vec::new(),
         };
-        match Checkpoint::open(&path) {
-            Ok(_) => Ok(Some(path)),
-            // A file of the right size that is no checkpoint never was one; offline it could not be downloaded again.
-            Err(error @ Error::File { .. }) if !self.offline => {
-                discard(&path);
-                Err(hub_error(self.id, format!("`{file}` was discarded: {error}")))
-            }
-            Err(error) => Err(error),
+        let transformer = modules.first().map(|module| module.path.clone()).unwrap_or_default();
+        self.required(&transformer, "config.json", &revision)?;
+        self.required(&transformer, "tokenizer.json", &revision)?;
+        for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
+            self.fetch(&transformer, file, &revision)?;
         }
+        self.fetch("", "config_sentence_transformers.json", &revision)?;
+        for module in modules.iter().skip(1) {
+            self.fetch(&module.path, "config.json", &revision)?;
+            if module.kind() == "Dense" && self.weights(&module.path, "model.safetensors", &revision)?.is_none() {
+                return Err(self.absent(&format!("{}/model.safetensors", module.path)));
+            }
+        }
+        if self.weights(&transformer, "model.safetensors", &revision)?.is_none() {
+            self.sharded(&transformer, &revision)?;
+        }
+        Ok(folder)
     }
 
-    fn sharded(&self, transformer: &str, revision: &str) -> Result<()> {
-        let Some(index) = self.optional(&inside(transformer, "model.safetensors.index.json"), revision)? else {
-            return Err(self.absent("`model.safetensors` or `model.safetensors.index.json`", revision));
+    fn fetch(&mut self, folder: &str, name: &str, revision: &Revision) -> Result<Found> {
+        let path = self.path(folder, name)?;
+        let found = self.fetcher.fetch(&path, revision, Kind::Small)?;
+        self.files.extend(found.path.clone());
+        Ok(found)
+    }
+
+    fn required(&mut self, folder: &str, name: &str, revision: &Revision) -> Result<PathBuf> {
+        self.fetch(folder, name, revision)?.path.ok_or_else(|| self.absent(name))
+    }
+
+    /// A weight file that can be opened.
+    fn weights(&mut self, folder: &str, name: &str, revision: &Revision) -> Result<Option<PathBuf>> {
+        let path = self.path(folder, name)?;
+        let Some(mut found) = self.fetcher.fetch(&path, revision, Kind::Weights)?.path else { return Ok(None) };
+        if matches!(Checkpoint::open(&found), Err(Error::File { .. })) {
+            // Either it is broken, or it is whole and this version cannot read it.
+            found = self.fetcher.mend(&path, revision, found)?;
+            Checkpoint::open(&found)?;
+        }
+        self.files.insert(found.clone());
+        Ok(Some(found))
+    }
+
+    fn sharded(&mut self, transformer: &str, revision: &Revision) -> Result<()> {
+        let Some(index) = self.fetch(transformer, "model.safetensors.index.json", revision)?.path else {
+            return Err(self.absent("model.safetensors` or `model.safetensors.index.json"));
         };
-        for shard in read_index(&index)?.into_values().collect::<BTreeSet<_>>() {
-            self.weights(&inside(transformer, &shard), revision)?;
+        let shards: BTreeSet<String> = read_index(&index)?.into_values().collect();
+        if shards.len() > MAX_SHARDS {
+            let reason = format!("the index names {} shards, expected at most {MAX_SHARDS}", shards.len());
+            return Err(Error::file(index, reason));
+        }
+        for shard in shards {
+            self.weights(transformer, &shard, revision)?.ok_or_else(|| self.absent(&shard))?;
         }
         Ok(())
     }
-}
 
-/// A file's path in the repository.
-fn inside(folder: &str, file: &str) -> String {
-    if folder.is_empty() { file.to_string() } else { format!("{folder}/{file}") }
-}
-
-/// Removes a file of the cache and what it links to.
-fn discard(path: &Path) {
-    // Best effort: the error that follows matters more than a failed removal.
-    if let Ok(blob) = std::fs::canonicalize(path) {
-        let _ = std::fs::remove_file(blob);
+    fn path(&self, folder: &str, name: &str) -> Result<RepoPath> {
+        RepoPath::parse(folder, name).map_err(|reason| Error::Hub { id: self.fetcher.id.to_string(), reason })
     }
-    let _ = std::fs::remove_file(path);
-}
 
-fn offline_by_environment() -> bool {
-    let on = |name: &str| {
-        std::env::var(name).is_ok_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
-    };
-    on("HF_HUB_OFFLINE") || on("TRANSFORMERS_OFFLINE")
-}
-
-fn hub_error(id: &str, reason: impl Into<String>) -> Error {
-    Error::Hub { id: id.to_string(), reason: reason.into() }
-}
-
-const NO_MODEL: &str = "no such model, or it is private and needs a valid HF_TOKEN";
-
-fn explain(error: &HFError, file: &str, revision: &str) -> String {
-    match error {
-        // The hub also answers this for a model that does not exist, so that it does not reveal private ones.
-        HFError::RepoNotFound { .. } | HFError::AuthRequired { .. } => NO_MODEL.to_string(),
-        HFError::RevisionNotFound { .. } => format!("no revision `{revision}`"),
-        HFError::Forbidden { .. } => {
-            format!("access to `{file}` is forbidden: the model may be gated, or HF_TOKEN may lack the right")
-        }
-        HFError::Request { source, .. } => format!("`{file}`: no answer from the hub: {}", root_cause(source)),
-        other => format!("`{file}`: {other}"),
-    }
-}
-
-/// The innermost error; those around it only report that a request failed.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
-}
-
-/// Shows the progress of a download and records the announced size.
-struct Progress {
-    announced: AtomicU64,
-    bar: ProgressBar,
-}
-
-impl Progress {
-    fn new(file: &str, show: bool) -> Self {
-        let bar = if show { ProgressBar::no_length() } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(file.to_string());
-        Self { announced: AtomicU64::new(0), bar }
-    }
-}
-
-impl ProgressHandler for Progress {
-    fn on_progress(&self, event: &ProgressEvent) {
-        let ProgressEvent::Download(event) = event else { return };
-        match event {
-            DownloadEvent::Start { total_bytes, .. } => {
-                self.announced.store(*total_bytes, Ordering::Relaxed);
-                self.bar.set_length(*total_bytes);
-            }
-            DownloadEvent::Progress { files } => {
-                files.iter().for_each(|file| self.bar.set_position(file.bytes_completed));
-            }
-            DownloadEvent::AggregateProgress { bytes_completed, .. } => self.bar.set_position(*bytes_completed),
-            _ => {}
-        }
+    fn absent(&self, file: &str) -> Error {
+        let reason = format!("the repository holds no `{file}` at revision `{}`", self.asked.as_str());
+        Error::Hub { id: self.fetcher.id.to_string(), reason }
     }
 }

@@ -9,12 +9,13 @@ use crate::error::Result;
 
 /// The folder of a model that is named by a path or by a hub id, as programs take it on their command line.
 ///
-/// A folder that exists is returned as it is. Anything else is a hub id: its files are downloaded at `revision` (a branch,
-/// tag or commit; `main` by default) into the hub's cache, with a progress bar on standard error if `show_progress`.
+/// A folder that exists is returned as it is. Anything else is a hub id: its files are downloaded at `revision` (a
+/// branch, tag or commit; `main` by default) into the hub's cache, with a progress bar on standard error if
+/// `show_progress`.
 ///
 /// # Errors
-/// A name that is neither a folder nor a hub id; [`Error::Hub`](crate::Error::Hub) if the download fails, or if the crate
-/// was built without its feature `hub`.
+/// A name that is neither a folder nor a hub id; [`Error::Hub`](crate::Error::Hub) if the download fails, or if the
+/// crate was built without its feature `hub`.
 pub fn locate_model(model: &str, revision: Option<&str>, show_progress: bool) -> Result<PathBuf> {
     if Path::new(model).is_dir() {
         return Ok(model.into());
@@ -25,7 +26,8 @@ pub fn locate_model(model: &str, revision: Option<&str>, show_progress: bool) ->
 
 #[cfg(feature = "hub")]
 fn from_hub(id: &str, revision: Option<&str>, show_progress: bool) -> Result<PathBuf> {
-    use crate::encoder::hub::download::{HubOptions, download};
+    use crate::encoder::hub::download::download;
+    use crate::encoder::hub::options::HubOptions;
     let mut options = HubOptions::default().with_progress(show_progress);
     options.revision = revision.map(str::to_string);
     download(id, &options)

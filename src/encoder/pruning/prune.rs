@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
 use crate::checkpoint::{Checkpoint, WeightSource, detect};
-use crate::encoder::folder::modules;
+use crate::encoder::folder::{ModelFolder, modules};
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
@@ -53,7 +53,7 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
     let (folder, target) = (folder.as_ref(), target.as_ref());
     // Before the work, which may take minutes.
     check_absent(target)?;
-    let modules = modules(folder)?.unwrap_or_default();
+    let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside = modules.first().map_or("", |module| module.path.as_str());
     let transformer = folder.join(inside);
     let config = BertConfig::from_file(transformer.join("config.json"))?;

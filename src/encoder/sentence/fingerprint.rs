@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::encoder::folder::modules;
+use crate::encoder::folder::{ModelFolder, modules};
 use crate::error::{Error, Result};
 use crate::io::{Fingerprint, hash_file, is_present};
 
@@ -15,7 +15,7 @@ use crate::io::{Fingerprint, hash_file, is_present};
 /// A folder or file that cannot be read; an invalid `modules.json`.
 pub fn fingerprint(folder: impl AsRef<Path>) -> Result<String> {
     let folder = folder.as_ref();
-    let modules = modules(folder)?.unwrap_or_default();
+    let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
     let mut fingerprint = Fingerprint::default();
     for inside in inside {

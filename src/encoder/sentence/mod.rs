@@ -9,7 +9,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::{Checkpoint, WeightSource};
-use crate::encoder::folder::{modules, transformer_of};
+use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::HiddenStates;
@@ -50,9 +50,12 @@ impl SentenceEncoder {
     /// # Errors
     /// A file that is missing or malformed; a model, module or tensor that this version cannot run.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        let folder = folder.as_ref();
-        let transformer = transformer_of(folder, modules(folder)?.as_deref());
-        Self::load(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+        Self::with_source(folder, Checkpoint::open(transformer)?.at("", dtype, device))
     }
 
     /// The same with the weights of the transformer from any source, such as variables that are being trained
@@ -61,13 +64,16 @@ impl SentenceEncoder {
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        let folder = folder.as_ref();
+        Self::with_source(ModelFolder::new(&folder), source)
+    }
+
+    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
         let modules = modules(folder)?;
-        let transformer = transformer_of(folder, modules.as_deref());
+        let transformer = transformer_of(folder.path, modules.as_deref());
         let model = BertModel::load(&BertConfig::from_file(transformer.join("config.json"))?, source)?;
         Ok(Self {
-            batcher: TextBatcher::load(&transformer, &model)?,
-            pipeline: Pipeline::load(folder, modules.as_deref(), model.config().hidden_size, model.device())?,
+            batcher: TextBatcher::load(folder, &transformer, &model)?,
+            pipeline: Pipeline::load(folder.path, modules.as_deref(), model.config().hidden_size, model.device())?,
             prompts: Prompts::load(folder)?,
             model,
         })
@@ -79,7 +85,7 @@ impl SentenceEncoder {
     /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
     #[cfg(feature = "hub")]
     pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+        Self::open(crate::encoder::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// Embedding dimension.

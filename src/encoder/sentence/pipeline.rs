@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::{Checkpoint, WeightSource};
-use crate::encoder::folder::Module;
+use crate::encoder::folder::{ModelFolder, Module};
 use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
 use crate::error::{Error, Result};
-use crate::io::{json, json_or_default};
+use crate::io::json;
 use crate::ops::Linear;
 use crate::weights::LinearWeights;
 
@@ -27,9 +27,9 @@ const MAX_PROMPT_BYTES: usize = 1 << 14;
 
 impl Prompts {
     /// Reads the file of a model's folder; without it there are no prompts.
-    pub(crate) fn load(folder: &Path) -> Result<Self> {
-        let path = folder.join("config_sentence_transformers.json");
-        let all: Self = json_or_default(&path)?;
+    pub(crate) fn load(folder: ModelFolder) -> Result<Self> {
+        let path = folder.path.join("config_sentence_transformers.json");
+        let all: Self = folder.json_or_default(&path)?;
         match all.prompts.iter().find(|(_, prompt)| prompt.len() > MAX_PROMPT_BYTES) {
             Some((name, prompt)) => {
                 let found = format!("the prompt `{name}` has {} bytes", prompt.len());

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::encoder::folder::{TokenizerConfig, limits};
+use crate::encoder::folder::{ModelFolder, TokenizerConfig, limits};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::embeddings::check_ids;
@@ -36,9 +36,9 @@ pub(crate) struct TextBatcher {
 
 impl TextBatcher {
     /// Reads tokenizer and limits of `model` from the folder of the transformer itself.
-    pub fn load(transformer: &Path, model: &BertModel) -> Result<Self> {
-        let (max_seq_length, lower_case) = limits(transformer, model.config().max_tokens())?;
-        let stated = TokenizerConfig::load(transformer)?;
+    pub fn load(folder: ModelFolder, transformer: &Path, model: &BertModel) -> Result<Self> {
+        let (max_seq_length, lower_case) = limits(folder, transformer, model.config().max_tokens())?;
+        let stated = TokenizerConfig::load(folder, transformer)?;
         let tokenizer = Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
         Self::new(model.config(), tokenizer, max_seq_length, stated.gives_types(), model.dtype(), model.device())
     }

@@ -6,11 +6,11 @@ use candle_core::{DType, Device};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::WeightSource;
-use crate::encoder::folder::{modules, transformer_of};
+use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::text_classifier::TextClassifier;
 use crate::error::{Error, Result};
-use crate::io::{json, json_or_default};
+use crate::io::json;
 
 /// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together.
 /// The score is the sigmoid of the logit, unless the model's files name another activation.
@@ -47,7 +47,11 @@ impl CrossEncoder {
     /// # Errors
     /// Those of [`TextClassifier::from_folder`]; more than one label; an activation other than a sigmoid or none.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::new(TextClassifier::from_folder(&folder, dtype, device)?, folder.as_ref())
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        Self::new(TextClassifier::open(folder, dtype, device)?, folder)
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
@@ -55,10 +59,10 @@ impl CrossEncoder {
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::new(TextClassifier::load(&folder, source)?, folder.as_ref())
+        Self::new(TextClassifier::load(&folder, source)?, ModelFolder::new(&folder))
     }
 
-    fn new(classifier: TextClassifier, folder: &Path) -> Result<Self> {
+    fn new(classifier: TextClassifier, folder: ModelFolder) -> Result<Self> {
         if classifier.labels().len() != 1 {
             let found = format!("{} labels", classifier.labels().len());
             return Err(Error::value("the head of a cross-encoder", found, "one (`TextClassifier` takes more)"));
@@ -72,7 +76,7 @@ impl CrossEncoder {
     /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
     #[cfg(feature = "hub")]
     pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+        Self::open(crate::encoder::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The score of each pair.
@@ -116,14 +120,15 @@ impl CrossEncoder {
 }
 
 /// Whether scores are sigmoids: by default, with one label, they are.
-fn sigmoid(folder: &Path) -> Result<bool> {
+fn sigmoid(folder: ModelFolder) -> Result<bool> {
     const OWN: &str = "config_sentence_transformers.json";
     let modules = modules(folder)?;
-    let transformer = transformer_of(folder, modules.as_deref()).join("config.json");
-    let (own, config): (Map<String, Value>, Value) = (json_or_default(&folder.join(OWN))?, json(&transformer)?);
+    let transformer = transformer_of(folder.path, modules.as_deref()).join("config.json");
+    let own: Map<String, Value> = folder.json_or_default(&folder.path.join(OWN))?;
+    let config: Value = json(&transformer)?;
     // By version of the library, the latest first.
     let stated = [
-        (folder.join(OWN), own.get("activation_fn")),
+        (folder.path.join(OWN), own.get("activation_fn")),
         (transformer.clone(), config.pointer("/sentence_transformers/activation_fn")),
         (transformer.clone(), config.get("sbert_ce_default_activation_function")),
     ];

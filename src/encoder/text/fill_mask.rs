@@ -6,7 +6,7 @@ use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
 use crate::checkpoint::{Checkpoint, WeightSource};
-use crate::encoder::folder::TokenizerConfig;
+use crate::encoder::folder::{ModelFolder, TokenizerConfig};
 use crate::encoder::heads::masked_lm::MaskedLm;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
@@ -56,8 +56,11 @@ impl FillMask {
     /// # Errors
     /// A file that is missing or malformed; those of [`MaskedLm::load`]; a tokenizer without a mask token.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        let folder = folder.as_ref();
-        Self::load(folder, Checkpoint::open(folder)?.at("", dtype, device))
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        Self::with_source(folder, Checkpoint::open(folder.path)?.at("", dtype, device))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
@@ -65,14 +68,18 @@ impl FillMask {
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        let folder = folder.as_ref();
-        let head = MaskedLm::load(&BertConfig::from_file(folder.join("config.json"))?, source)?;
-        let batcher = TextBatcher::load(folder, head.model())?;
-        let stated = TokenizerConfig::load(folder)?;
+        Self::with_source(ModelFolder::new(&folder), source)
+    }
+
+    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+        let path = folder.path;
+        let head = MaskedLm::load(&BertConfig::from_file(path.join("config.json"))?, source)?;
+        let batcher = TextBatcher::load(folder, path, head.model())?;
+        let stated = TokenizerConfig::load(folder, path)?;
         let mut names = stated.mask_token().into_iter().chain(["[MASK]", "<mask>"]);
         let mask = names.find_map(|name| Some((name.to_string(), batcher.tokenizer.id(name)?)));
         let Some(mask) = mask else {
-            return Err(Error::file(folder.join("tokenizer.json"), "it has no mask token such as `[MASK]`"));
+            return Err(Error::file(path.join("tokenizer.json"), "it has no mask token such as `[MASK]`"));
         };
         Ok(Self { head, batcher, mask })
     }
@@ -83,7 +90,7 @@ impl FillMask {
     /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
     #[cfg(feature = "hub")]
     pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+        Self::open(crate::encoder::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The model and its head.

@@ -6,7 +6,7 @@ use candle_core::{DType, Device};
 use candle_nn::ops::{sigmoid, softmax_last_dim};
 
 use crate::checkpoint::{Checkpoint, WeightSource};
-use crate::encoder::folder::{modules, transformer_of};
+use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
@@ -72,9 +72,12 @@ impl TextClassifier {
     /// # Errors
     /// A file that is missing or malformed; those of [`SequenceClassifier::load`].
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        let folder = folder.as_ref();
-        let transformer = transformer_of(folder, modules(folder)?.as_deref());
-        Self::load(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    pub(crate) fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+        Self::with_source(folder, Checkpoint::open(transformer)?.at("", dtype, device))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
@@ -82,16 +85,19 @@ impl TextClassifier {
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        let folder = folder.as_ref();
+        Self::with_source(ModelFolder::new(&folder), source)
+    }
+
+    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
         let modules = modules(folder)?;
         if let Some([_, other, ..]) = modules.as_deref() {
             let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
-            return Err(Error::file(folder.join("modules.json"), reason));
+            return Err(Error::file(folder.path.join("modules.json"), reason));
         }
-        let transformer = transformer_of(folder, modules.as_deref());
+        let transformer = transformer_of(folder.path, modules.as_deref());
         let config = BertConfig::from_file(transformer.join("config.json"))?;
         let head = SequenceClassifier::load(&config, source)?;
-        let batcher = TextBatcher::load(&transformer, head.model())?;
+        let batcher = TextBatcher::load(folder, &transformer, head.model())?;
         Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
     }
 
@@ -101,7 +107,7 @@ impl TextClassifier {
     /// Those of [`download`](crate::encoder::download) and [`from_folder`](Self::from_folder).
     #[cfg(feature = "hub")]
     pub fn from_hub(id: &str, options: &crate::encoder::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_folder(crate::encoder::download(id, options)?, dtype, device)
+        Self::open(crate::encoder::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The model and its head.
