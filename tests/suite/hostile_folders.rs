@@ -233,4 +233,7 @@ fn pruning_copies_a_folder_that_links_to_itself() {
     let pipe = folder.path().join("notes.txt");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     says(write_pruned(folder.path(), target.path().join("other"), &heads), &["notes.txt", "not a regular file"]);
+    std::fs::remove_file(&pipe).unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("more.json")).unwrap();
+    says(write_pruned(folder.path(), target.path().join("other"), &heads), &["more.json"]);
 }

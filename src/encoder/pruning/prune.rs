@@ -140,7 +140,8 @@ fn copy_others(model: &Path, name: &str, transformer: &str, new: &NewFolder) -> 
     }
     for entry in std::fs::read_dir(&from).map_err(|e| Error::io(&from, e))? {
         let path = entry.map_err(|e| Error::io(&from, e))?.path();
-        let Some(file) = path.file_name().filter(|_| path.is_file()) else { continue };
+        // What cannot be read, such as a link that leads nowhere, is an error and not left out.
+        let Some(file) = path.file_name().filter(|_| !path.is_dir()) else { continue };
         let is = |extensions: &[&str]| path.extension().is_some_and(|x| extensions.iter().any(|other| x == *other));
         let of_transformer = name == transformer
             && (file == "config.json" || is(&["safetensors"]) || file.to_string_lossy().ends_with(".index.json"));
