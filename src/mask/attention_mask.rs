@@ -12,6 +12,7 @@ use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, Polarity, Seg
 use crate::mask::mask_tensor::MaskDims;
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
+use crate::tensor::{check_allocation, element_count};
 
 /// Which keys each query attends to, and what is added to their scores.
 ///
@@ -168,6 +169,7 @@ impl AttentionMask {
     /// If the tensor is not of an integer dtype, has another number of dimensions, or holds a negative element.
     pub fn lengths_tensor(lengths: &Tensor) -> Result<Self> {
         check_integers("lengths", lengths)?;
+        check_allocation::<i64>("lengths", element_count("lengths", lengths.dims())?)?;
         let elements = lengths.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
         let to_usize = |(i, &n): (usize, &i64)| {
             usize::try_from(n).map_err(|_| Error::value(format!("lengths element {i}"), n, "a length from 0 to s_kv"))

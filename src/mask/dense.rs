@@ -5,6 +5,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
+use crate::tensor::{element_count, try_reserve};
 
 /// A mask as tensors that broadcast to `(b, h, s_q, s_kv)`, both 4-D. An absent tensor hides nothing or adds nothing.
 #[derive(Debug, Clone, Default)]
@@ -33,7 +34,10 @@ impl DenseMask {
         device: &Device,
         range: impl Fn(usize, usize) -> Range<usize>,
     ) -> Result<Self> {
-        let mut keep = vec![0u8; sequences * queries * s_kv];
+        let size = element_count("a mask", &[sequences, queries, s_kv])?;
+        let mut keep = Vec::new();
+        try_reserve("a mask", &mut keep, size)?;
+        keep.resize(size, 0u8);
         let each = (0..sequences).flat_map(|b| (0..queries).map(move |i| (b, i)));
         for ((b, i), row) in each.zip(keep.chunks_mut(s_kv.max(1))) {
             let Range { start, end } = range(b, i);

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::error::Result;
 use crate::kernels::cpu::{Broadcast, Distances, Lengths, Mask, MaskStructure};
-use crate::tensor::Slice;
+use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.
 #[derive(Debug, Clone, Copy)]
@@ -42,14 +42,33 @@ impl LoweredMask {
         }
     }
 
-    /// Read access to the tensors, which must be on the CPU.
-    pub(crate) fn slices(&self) -> Result<MaskSlices<'_>> {
-        let pairs = self.segments.iter().map(|[queries, keys]| Ok([Slice::new(queries)?, Slice::new(keys)?]));
-        Ok(MaskSlices {
+    /// The memory of the tensors, which must be on the CPU.
+    pub(crate) fn memory(&self) -> MaskMemory<'_> {
+        MaskMemory {
             structure: &self.structure,
-            segments: pairs.collect::<Result<_>>()?,
-            keep: self.keep.iter().map(Slice::new).collect::<Result<_>>()?,
-            bias: self.bias.iter().map(Slice::new).collect::<Result<_>>()?,
+            segments: self.segments.iter().map(|ids| ids.each_ref().map(Memory::of)).collect(),
+            keep: self.keep.iter().map(Memory::of).collect(),
+            bias: self.bias.iter().map(Memory::of).collect(),
+        }
+    }
+}
+
+/// A lowered mask whose tensors are not locked yet: see [`Memory`].
+pub(crate) struct MaskMemory<'a> {
+    structure: &'a MaskStructure,
+    segments: Vec<[Memory<'a>; 2]>,
+    keep: Vec<Memory<'a>>,
+    bias: Vec<Memory<'a>>,
+}
+
+impl<'a> MaskMemory<'a> {
+    /// Locks the tensors for reading.
+    pub(crate) fn lock(&self) -> Result<MaskSlices<'a>> {
+        Ok(MaskSlices {
+            structure: self.structure,
+            segments: self.segments.iter().map(|[q, k]| Ok([q.lock()?, k.lock()?])).collect::<Result<_>>()?,
+            keep: self.keep.iter().map(Memory::lock).collect::<Result<_>>()?,
+            bias: self.bias.iter().map(Memory::lock).collect::<Result<_>>()?,
         })
     }
 }

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 use crate::mask::shape::AttnShape;
-use crate::tensor::select;
+use crate::tensor::{check_allocation, element_count, select};
 
 /// The dimensions of a mask tensor.
 ///
@@ -105,6 +105,21 @@ impl MaskTensor {
             return Ok(());
         }
         Err(Error::shape(format!("{} mask", self.name()), &self.given_dims(), expected))
+    }
+
+    /// The tensor with one element in place of a dimension that repeats one (as `broadcast_as` makes it), so that an
+    /// operation on it costs no more than the memory that the mask has. A tensor that tracks a gradient is left as it is.
+    pub(crate) fn compact(&self) -> Result<Tensor> {
+        let mut tensor = self.tensor.clone();
+        if !tensor.track_op() {
+            for dim in 0..tensor.rank() {
+                if tensor.stride()[dim] == 0 && tensor.dims()[dim] > 1 {
+                    tensor = tensor.narrow(dim, 0, 1)?;
+                }
+            }
+        }
+        check_allocation::<f64>("a mask", element_count(&format!("{} mask", self.name()), tensor.dims())?)?;
+        Ok(tensor)
     }
 
     /// The mask of these queries.

@@ -4,6 +4,7 @@ use candle_core::{Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
+use crate::tensor::{element_count, try_reserve};
 
 /// Token ids of sequences of unequal length, padded at the end to the longest one.
 ///
@@ -28,7 +29,7 @@ impl PaddedIds {
     /// Pads `sequences` with `pad_id` to the longest of them. A sequence may be empty.
     ///
     /// # Errors
-    /// If there is no sequence, or if all of them are empty.
+    /// If there is no sequence, if all of them are empty, or if the padded ids do not fit into memory.
     pub fn new<S: AsRef<[u32]>>(sequences: &[S], pad_id: u32, device: &Device) -> Result<Self> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -36,7 +37,8 @@ impl PaddedIds {
             let found = format!("{} sequences of 0 ids", sequences.len());
             return Err(Error::value("the list of sequences", found, "at least one id"));
         }
-        let mut ids = Vec::with_capacity(sequences.len() * longest);
+        let mut ids = Vec::new();
+        try_reserve("padded ids", &mut ids, element_count("padded ids", &[sequences.len(), longest])?)?;
         for sequence in sequences {
             ids.extend_from_slice(sequence.as_ref());
             ids.resize(ids.len() + longest - sequence.as_ref().len(), pad_id);

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
+use crate::tensor::{check_allocation, element_count};
 
 /// The sizes of one attention call: batch, query heads, queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +50,10 @@ pub(crate) fn check_integers(name: &str, tensor: &Tensor) -> Result<()> {
 pub(crate) fn comparable(tensor: &Tensor) -> Result<Tensor> {
     let device = tensor.device();
     Ok(match tensor.dtype() {
-        DType::I16 | DType::I32 => tensor.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.to_device(device)?,
+        DType::I16 | DType::I32 => {
+            check_allocation::<i64>("an integer mask", element_count("an integer mask", tensor.dims())?)?;
+            tensor.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.to_device(device)?
+        }
         _ => tensor.clone(),
     })
 }

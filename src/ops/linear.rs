@@ -11,7 +11,7 @@ use crate::kernels::cpu::PackedWeights;
 use crate::ops::fused::supports_fused;
 use crate::ops::pack::{multiply, pack};
 use crate::ops::problem::Activated;
-use crate::tensor::{MapTensors, broadcast_rows, same_dtype_and_device};
+use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::weights::LinearWeights;
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`.
@@ -102,6 +102,7 @@ impl Linear {
     fn product(&self, xs: &Tensor) -> Result<Tensor> {
         let (b, s, input) = xs.dims3()?;
         let wide = accumulate_dtype(self.weight());
+        check_product(xs, self.weight())?;
         let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
         Ok(xs.matmul(&self.weight().to_dtype(wide)?.t()?)?)
     }
@@ -161,6 +162,18 @@ impl fmt::Debug for Linear {
         let (weight, bias) = (&self.weights.weight, if self.weights.bias.is_some() { ", bias" } else { "" });
         write!(f, "Linear({:?}, {}{bias})", weight.dims(), weight.dtype().as_str())
     }
+}
+
+/// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have any
+/// size, and candle wraps around or aborts where they do not.
+fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
+    let (b, s, _) = xs.dims3()?;
+    let output = element_count("the output of a product", &[b, s, weight.dim(0)?])?;
+    let (input, weight) = (element_count("xs", xs.dims())?, element_count("a weight", weight.dims())?);
+    if xs.device().is_cpu() {
+        check_allocation::<f64>("a product", input.max(weight).max(output))?;
+    }
+    Ok(())
 }
 
 /// The output of a linear layer, `(…, out)`, with a bias `(out)` that is still to be added to it.

@@ -7,7 +7,9 @@ use super::fused::{fits_fused, supports_fused};
 use super::problem::Norm;
 use crate::error::Result;
 use crate::kernels::cpu::{Isa, residual_norm};
-use crate::tensor::{broadcast_rows, compute_dtype, last_dim_contiguous, with_f32_slice};
+use crate::tensor::{
+    broadcast_rows, compute_dtype, element_count, last_dim_contiguous, with_f32_slice, with_f32_slices,
+};
 
 /// The parameters of a normalization, as in [`Norm`]; the weight `(size)`.
 #[derive(Clone, Copy)]
@@ -26,16 +28,13 @@ impl NormParameters<'_> {
             0.0 => residual_norm(isa, xs, residual, weight, bias, self.eps as f32, self.rms),
             offset => {
                 let weight: Vec<f32> = weight.iter().map(|weight| weight + offset).collect();
-                residual_norm(isa, xs, residual, &weight, bias, self.eps as f32, self.rms);
+                residual_norm(isa, xs, residual, &weight, bias, self.eps as f32, self.rms)
             }
         };
-        with_f32_slice(self.weight, |weight| match self.bias {
-            Some(bias) => with_f32_slice(bias, |bias| run(weight, bias)),
-            None => {
-                run(weight, &vec![0.0; weight.len()]);
-                Ok(())
-            }
-        })?
+        match self.bias {
+            Some(bias) => with_f32_slices([self.weight, bias], |[weight, bias]| run(weight, bias))?,
+            None => with_f32_slice(self.weight, |weight| run(weight, &vec![0.0; weight.len()]))?,
+        }
     }
 }
 
@@ -43,7 +42,7 @@ impl Norm<'_> {
     /// The sum, if `keep_sum`, and the normalized rows, both in the shape and dtype of `xs`. Differentiable.
     pub(crate) fn forward(&self) -> Result<(Option<Tensor>, Tensor)> {
         // candle's kernels for NVIDIA GPUs cannot reduce an empty tensor.
-        if self.xs.elem_count() == 0 {
+        if element_count("the input of a norm", self.xs.dims())? == 0 {
             return Ok((self.keep_sum.then(|| self.xs.clone()), self.xs.clone()));
         }
         if let Some(outputs) = self.fused()? {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttnShape;
 use crate::sdpa::options::SdpaOptions;
-use crate::tensor::same_dtype_and_device;
+use crate::tensor::{element_count, same_dtype_and_device};
 
 /// The kind of device that tensors are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,11 @@ impl Call {
         let (.., d_v) = dims4("v", v, "(b, s_kv, h_kv, d_v)")?;
         check_dims("k", k, [b, keys, h_kv, d])?;
         check_dims("v", v, [b, keys, h_kv, d_v])?;
+        // Views have any size without memory; a copy of one, the output or the scores must be possible at all.
+        for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+            element_count(name, tensor.dims())?;
+        }
+        element_count("the output of attention", &[b, s_q, h, d_v])?;
         if d == 0 || d_v == 0 {
             let (name, tensor) = if d == 0 { ("q", q) } else { ("v", v) };
             return Err(Error::shape(name, tensor.dims(), "a head dimension of at least 1"));

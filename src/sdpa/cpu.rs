@@ -8,7 +8,7 @@ use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa};
 use crate::mask::AttnShape;
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
-use crate::tensor::{Slice, for_cpu_element, last_dim_contiguous, with_f32_slice};
+use crate::tensor::{Memory, Slice, for_cpu_element, last_dim_contiguous, with_f32_slice};
 
 /// Why the kernel cannot run a call; `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -25,9 +25,10 @@ pub(super) fn instructions(call: &Call) -> Result<&'static str> {
 
 /// Bytes of temporary memory of all threads.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
-    let keys = call.shape.s_kv + options.appended_keys;
-    let threads = rayon::current_num_threads().min(call.shape.b * call.h_kv * call.shape.s_q.div_ceil(128));
-    threads * kernels::scratch_floats(keys, call.d, call.d_v) * size_of::<f32>()
+    let keys = call.shape.s_kv.saturating_add(options.appended_keys);
+    let tasks = call.shape.b.saturating_mul(call.h_kv).saturating_mul(call.shape.s_q.div_ceil(128));
+    let scratch = kernels::scratch_floats(keys, call.d, call.d_v).saturating_mul(size_of::<f32>());
+    rayon::current_num_threads().min(tasks).saturating_mul(scratch)
 }
 
 /// Runs a call; arguments as for [`fused`](crate::sdpa::fused).
@@ -49,10 +50,10 @@ fn run<T: Element + WithDType>(
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let (tensor_batch, tokens, ..) = q.dims4()?;
     let mask = options.mask.lower(call.shape, &Device::Cpu)?;
-    let mask = mask.slices()?;
     let sinks = options.sinks.map(|sinks| with_f32_slice(sinks, <[f32]>::to_vec)).transpose()?;
     let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);
-    let (q, k, v) = (Slice::<T>::new(&q)?, Slice::<T>::new(&k)?, Slice::<T>::new(&v)?);
+    let ([q, k, v], mask) = ([&q, &k, &v].map(Memory::of), mask.memory());
+    let (q, k, v, mask) = (q.lock::<T>()?, k.lock::<T>()?, v.lock::<T>()?, mask.lock()?);
     let attention = AttentionProblem {
         q: heads(&q),
         k: heads(&k),
@@ -70,7 +71,7 @@ fn run<T: Element + WithDType>(
         bf16: T::DTYPE == DType::BF16,
     };
     let mut output = Vec::new();
-    kernels::attend(Isa::detect()?, &attention, &mut output);
+    kernels::attend(Isa::detect()?, &attention, &mut output)?;
     Ok(Tensor::from_vec(output, (tensor_batch, tokens, h, call.d_v), &Device::Cpu)?)
 }
 

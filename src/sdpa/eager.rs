@@ -9,7 +9,7 @@ use crate::mask::{DenseMask, lowest_finite};
 use crate::sdpa::dropout::dropout;
 use crate::sdpa::non_finite::Asking;
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite};
-use crate::tensor::compute_dtype;
+use crate::tensor::{check_allocation, compute_dtype, element_count};
 
 /// Elements of the tensor `(b, h, queries, s_kv, d)` that additive scoring computes at a time.
 const ADDITIVE_CHUNK: usize = 1 << 22;
@@ -24,7 +24,7 @@ pub(super) fn attend(
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let keys = s_kv + options.appended_keys;
     let (h_kv, group) = (call.h_kv, h / call.h_kv);
-    check_score_count(call, keys)?;
+    check_memory(call, options)?;
     let compute = compute_dtype(call.dtype);
     // Upcasting first costs memory, but keeps scores and softmax out of the half types.
     let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
@@ -72,28 +72,36 @@ pub(super) fn attend(
     Ok(AttentionOutput { output, attention_weights })
 }
 
-/// Rejects score tensors that candle's CUDA kernels would loop over forever, because they count elements in 32 bits.
-fn check_score_count(call: &Call, keys: usize) -> Result<()> {
-    let AttnShape { b, h, s_q, .. } = call.shape;
-    let scores = [b, h, s_q, keys].into_iter().fold(1usize, usize::saturating_mul);
+/// Rejects score tensors that cannot be allocated on the CPU, where candle would abort or wrap around, and those that
+/// candle's CUDA kernels would loop over forever, because they count elements in 32 bits.
+fn check_memory(call: &Call, options: &SdpaOptions) -> Result<()> {
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
+    let scores = element_count("the scores", &[b, h, s_q, s_kv.saturating_add(options.appended_keys)])?;
     match call.device {
         DeviceKind::Cuda(_) if scores > u32::MAX as usize - 1024 => {
             Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU (use a smaller batch)"))
         }
+        DeviceKind::Cpu => check_allocation::<u8>("the eager backend", scratch_bytes(call, options)),
         _ => Ok(()),
     }
 }
 
 /// Bytes of temporary memory: at the peak of the softmax three score matrices, a fourth with a mask, and the contiguous
-/// copies of q, k and v.
+/// copies of q, k and v. An estimate, which saturates.
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
-    let keys = s_kv + options.appended_keys;
+    let product = |sizes: &[usize]| sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size));
+    let keys = s_kv.saturating_add(options.appended_keys);
     let matrices = if options.mask.is_full() { 3 } else { 4 };
-    let scores = b * h * s_q * keys;
-    let copies = b * s_q * h * call.d + b * keys * call.h_kv * (call.d + call.d_v);
-    let features = if options.additive.is_some() { ADDITIVE_CHUNK.min(scores * call.d) * 2 } else { 0 };
-    (scores * matrices + copies + features) * compute_dtype(call.dtype).size_in_bytes()
+    let scores = product(&[b, h, s_q, keys]);
+    let features = if options.additive.is_some() { ADDITIVE_CHUNK.min(product(&[scores, call.d])) * 2 } else { 0 };
+    let elements = [
+        product(&[scores, matrices]),
+        product(&[b, s_q, h, call.d]),
+        product(&[b, keys, call.h_kv, call.d.saturating_add(call.d_v)]),
+        features,
+    ];
+    product(&[elements.into_iter().fold(0, usize::saturating_add), compute_dtype(call.dtype).size_in_bytes()])
 }
 
 /// Softmax over the last dimension, over the keys that `mask` keeps and the sinks `(1, h, 1, 1)`, which get no column.
@@ -162,16 +170,18 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
+    use crate::mask::AttentionMask;
 
     #[test]
     fn score_counts_beyond_32_bits_are_rejected_on_cuda() {
         let of = |device, b| {
             let shape = AttnShape { b, h: 16, s_q: 4096, s_kv: 4096 };
             let (d, dtype) = (64, DType::F32);
-            check_score_count(&Call { shape, h_kv: 16, d, d_v: d, dtype, device, tracks_gradient: false }, 4096)
+            let call = Call { shape, h_kv: 16, d, d_v: d, dtype, device, tracks_gradient: false };
+            check_memory(&call, &SdpaOptions::new(AttentionMask::full()))
         };
         let cuda = DeviceKind::Cuda(crate::kernels::cuda::Gpu::default());
-        assert!(of(cuda, 15).is_ok() && of(DeviceKind::Cpu, 16).is_ok());
+        assert!(of(cuda, 15).is_ok() && of(DeviceKind::Metal, 16).is_ok());
         assert!(of(cuda, 16).unwrap_err().to_string().contains("4294967296"));
     }
 }

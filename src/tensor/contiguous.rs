@@ -2,8 +2,15 @@
 
 use candle_core::Tensor;
 
+use crate::error::Result;
+use crate::tensor::size::{check_allocation, element_count};
+
 /// The tensor itself if the elements of its last dimension are adjacent in memory, otherwise a contiguous copy. Fused
 /// kernels follow the strides of all other dimensions.
-pub(crate) fn last_dim_contiguous(xs: &Tensor) -> candle_core::Result<Tensor> {
-    if xs.stride().last() == Some(&1) || xs.dims().last() == Some(&1) { Ok(xs.clone()) } else { xs.contiguous() }
+pub(crate) fn last_dim_contiguous(xs: &Tensor) -> Result<Tensor> {
+    if xs.stride().last() == Some(&1) || xs.dims().last() == Some(&1) {
+        return Ok(xs.clone());
+    }
+    check_allocation::<f32>("a contiguous copy of a tensor", element_count("a tensor", xs.dims())?)?;
+    Ok(xs.contiguous()?)
 }

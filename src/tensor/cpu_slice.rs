@@ -1,38 +1,61 @@
 //! The elements of a CPU tensor as a slice, without a copy.
+//!
+//! Candle guards the memory of a tensor, which all of its views share, by a read-write lock. A thread that reads several
+//! tensors must not wait for one of them while it holds another: a writer of another thread (`slice_set`, `Var::set`)
+//! may wait in between, for the same memory if both tensors are views of it, and new readers queue behind it, so that
+//! both threads wait for ever. So the locks are looked up first ([`Memory`]), each for itself, and then all are taken in
+//! the way that does not queue behind a waiting writer.
 
 use std::marker::PhantomData;
-use std::ops::Deref;
 
-use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
+use candle_core::{CpuStorage, DType, Layout, Storage, StorageRef, Tensor, WithDType};
 
 use crate::error::{Error, Result};
+use crate::tensor::size::{check_allocation, element_count};
+
+/// The memory of a CPU tensor, which is not locked yet. Where several are read at the same time, make all of them
+/// before the first is locked.
+pub(crate) struct Memory<'a> {
+    lock: Box<dyn Fn() -> StorageRef<'a> + 'a>,
+    layout: &'a Layout,
+}
+
+impl<'a> Memory<'a> {
+    pub(crate) fn of(tensor: &'a Tensor) -> Self {
+        let (storage, layout) = tensor.storage_and_layout();
+        let lock = StorageRef::rwlock(&storage);
+        Self { lock: Box::new(move || lock.read_recursive()), layout }
+    }
+
+    /// Locks the memory; an error if the tensor is not on the CPU or its elements are no `T`.
+    pub(crate) fn lock<T: WithDType>(&self) -> Result<Slice<'a, T>> {
+        let slice = Slice { storage: (self.lock)(), layout: self.layout, element: PhantomData };
+        slice.checked_data()?;
+        Ok(slice)
+    }
+}
 
 /// A read lock on the memory of a CPU tensor of element type `T`.
 pub(crate) struct Slice<'a, T> {
-    storage: Box<dyn Deref<Target = Storage> + 'a>,
+    storage: StorageRef<'a>,
     layout: &'a Layout,
     element: PhantomData<T>,
 }
 
-impl<'a, T: WithDType> Slice<'a, T> {
-    /// Locks the memory of `tensor`; an error if the tensor is not on the CPU or its elements are no `T`.
-    pub(crate) fn new(tensor: &'a Tensor) -> Result<Self> {
-        let (storage, layout) = tensor.storage_and_layout();
-        let slice = Self { storage: Box::new(storage), layout, element: PhantomData };
-        slice.checked_data()?;
-        Ok(slice)
-    }
-
+impl<T: WithDType> Slice<'_, T> {
     fn checked_data(&self) -> Result<&[T]> {
-        match &**self.storage {
-            Storage::Cpu(storage) => Ok(&CpuStorage::as_slice::<T>(storage)?[self.layout.start_offset()..]),
+        match &*self.storage {
+            // A view without elements may start after the end of its memory.
+            Storage::Cpu(storage) => {
+                Ok(CpuStorage::as_slice::<T>(storage)?.get(self.layout.start_offset()..).unwrap_or(&[]))
+            }
             _ => Err(Error::Device { tensor: "a tensor".into(), found: "a GPU".into(), expected: "the CPU".into() }),
         }
     }
 
     /// From the tensor's first element to the end of its memory.
     pub(crate) fn data(&self) -> &[T] {
-        self.checked_data().expect("`new` has checked the device and the dtype")
+        self.checked_data().expect("`lock` has checked the device and the dtype")
     }
 
     /// The strides in elements; 0 for a dimension of size 1, so that it broadcasts.
@@ -43,14 +66,47 @@ impl<'a, T: WithDType> Slice<'a, T> {
     }
 }
 
-/// Calls `f` with the elements of a CPU tensor of element type `T`, in row-major order.
+/// Calls `f` with the elements of a CPU tensor of element type `T`, in row-major order. `f` must not read other tensors
+/// by way of this file.
 pub(crate) fn with_slice<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -> Result<R> {
-    let tensor = tensor.contiguous()?;
-    let slice = Slice::<T>::new(&tensor)?;
-    Ok(f(&slice.data()[..tensor.elem_count()]))
+    with_slices([tensor], |[data]| f(data))
+}
+
+/// [`with_slice`] of several tensors at once.
+pub(crate) fn with_slices<T: WithDType, R, const N: usize>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[T]; N]) -> R,
+) -> Result<R> {
+    let contiguous = tensors.into_iter().map(contiguous::<T>).collect::<Result<Vec<_>>>()?;
+    let memory: Vec<_> = contiguous.iter().map(Memory::of).collect();
+    let slices = memory.iter().map(Memory::lock::<T>).collect::<Result<Vec<_>>>()?;
+    let mut data = slices.iter().zip(&contiguous).map(|(slice, tensor)| &slice.data()[..tensor.elem_count()]);
+    Ok(f(std::array::from_fn(|_| data.next().unwrap_or(&[]))))
+}
+
+/// The tensor in row-major order; an error if a copy that is needed for that does not fit into memory.
+fn contiguous<T: WithDType>(tensor: &Tensor) -> Result<Tensor> {
+    let count = element_count("a tensor", tensor.dims())?;
+    if count > 0 && !tensor.is_contiguous() {
+        check_allocation::<T>("a copy of a tensor", count)?;
+    }
+    Ok(tensor.contiguous()?)
 }
 
 /// Calls `f` with the elements of a CPU tensor of any dtype, converted to f32, in row-major order.
 pub(crate) fn with_f32_slice<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
-    with_slice(&tensor.to_dtype(DType::F32)?, f)
+    with_f32_slices([tensor], |[data]| f(data))
+}
+
+/// [`with_f32_slice`] of several tensors at once.
+pub(crate) fn with_f32_slices<R, const N: usize>(tensors: [&Tensor; N], f: impl FnOnce([&[f32]; N]) -> R) -> Result<R> {
+    let converted = tensors.map(|tensor| {
+        let count = element_count("a tensor", tensor.dims())?;
+        if tensor.dtype() != DType::F32 {
+            check_allocation::<f32>("an f32 copy of a tensor", count)?;
+        }
+        Ok(tensor.to_dtype(DType::F32)?)
+    });
+    let converted = converted.into_iter().collect::<Result<Vec<_>>>()?;
+    with_slices(std::array::from_fn::<_, N, _>(|i| &converted[i]), f)
 }

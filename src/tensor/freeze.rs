@@ -13,7 +13,8 @@ use candle_core::{DType, Tensor, TensorId, WithDType};
 use half::{bf16, f16};
 
 use crate::error::Result;
-use crate::tensor::with_slice;
+use crate::tensor::cpu_slice::with_slices;
+use crate::tensor::size::{check_allocation, element_count};
 
 /// What consists of tensors: the weights of a layer, a layer, a model.
 pub(crate) trait MapTensors: Sized {
@@ -68,7 +69,10 @@ pub(crate) trait Freeze: MapTensors + Clone {
             // Tables that layers share stay shared.
             Entry::Occupied(copy) => Ok(copy.get().clone()),
             // Not `copy`, which copies all of the memory that a view looks into.
-            Entry::Vacant(none) => Ok(none.insert(tensor.detach().force_contiguous()?).clone()),
+            Entry::Vacant(none) => {
+                check_allocation::<f64>("a copy of the weights", element_count("a weight", tensor.dims())?)?;
+                Ok(none.insert(tensor.detach().force_contiguous()?).clone())
+            }
         })?;
         *copy.frozen_state() = Frozen::Itself;
         *last = Some(copy.clone());
@@ -114,5 +118,5 @@ fn same_on_cpu<T: WithDType, B: PartialEq>(a: &Tensor, b: &Tensor, bits: fn(T) -
     /// Elements that are compared without a branch, so that the comparison is vectorized.
     const BLOCK: usize = 512;
     let same = |a: &[T], b: &[T]| !a.iter().zip(b).fold(false, |differ, (a, b)| differ | (bits(*a) != bits(*b)));
-    with_slice(a, |a: &[T]| with_slice(b, |b: &[T]| a.chunks(BLOCK).zip(b.chunks(BLOCK)).all(|(a, b)| same(a, b))))?
+    with_slices([a, b], |[a, b]: [&[T]; 2]| a.chunks(BLOCK).zip(b.chunks(BLOCK)).all(|(a, b)| same(a, b)))
 }

@@ -61,8 +61,7 @@ impl MultiHeadAttention {
         if config.num_attention_heads == 0 {
             // The product of an empty context: the bias.
             let tokens = offsets.last().copied().unwrap_or(0);
-            self.o_proj.packed()?.multiply::<f32, O>(&[], tokens, Activation::Identity, output);
-            return Ok(());
+            return self.o_proj.packed()?.multiply::<f32, O>(&[], tokens, Activation::Identity, output);
         }
         let Buffers { f32, bf16, cache } = buffers;
         let batch = RaggedBatch { offsets, cache };
@@ -96,7 +95,7 @@ impl MultiHeadAttention {
         let (d, d_v) = (self.config.resolved_head_dim(), self.config.resolved_value_head_dim());
         let weights = self.qkv.packed()?;
         let width = weights.out_features(); // h · d + h_kv · d + h_kv · d_v
-        weights.multiply(xs, tokens, Activation::Identity, qkv);
+        weights.multiply(xs, tokens, Activation::Identity, qkv)?;
         rotate(qkv)?;
 
         let from =
@@ -106,7 +105,7 @@ impl MultiHeadAttention {
         let mask = bias.into_iter().fold(self.with_own_mask(mask).into_owned(), AttentionMask::and);
         let shape = AttnShape { b: batch.offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
         let mask = mask.lower(shape, &Device::Cpu)?;
-        let mask = mask.slices()?;
+        let mask = mask.memory().lock()?;
         let attention = AttentionProblem {
             q: from(0, d),
             k: from(h * d, d),
@@ -123,8 +122,7 @@ impl MultiHeadAttention {
             mask: mask.kernel_mask(),
             bf16: weights.rounds_to_bf16(),
         };
-        kernels::attend(Isa::detect()?, &attention, context);
-        self.o_proj.packed()?.multiply(context, tokens, Activation::Identity, output);
-        Ok(())
+        kernels::attend(Isa::detect()?, &attention, context)?;
+        self.o_proj.packed()?.multiply(context, tokens, Activation::Identity, output)
     }
 }

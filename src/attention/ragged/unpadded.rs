@@ -56,7 +56,7 @@ impl MultiHeadAttention {
         let width = self.config.resolved_output_size();
         let mut masked = Vec::<T>::new();
         let packed = self.o_proj.packed()?;
-        packed.multiply(&vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked);
+        packed.multiply(&vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked)?;
         let mut output = Vec::with_capacity(b * s * width);
         for (&length, &start) in lengths.iter().zip(&offsets) {
             output.extend_from_slice(&ys[start * width..][..length * width]);

@@ -7,7 +7,7 @@ use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
 use crate::families::block::{AbsolutePositions, EmbeddingScale};
 use crate::kernels::cpu::Element;
-use crate::tensor::{MapTensors, for_cpu_element, with_slice};
+use crate::tensor::{MapTensors, for_cpu_element, with_slice, with_slices};
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
 /// are not part of attention.
@@ -134,22 +134,20 @@ impl Embeddings {
         let mut sums = vec![0.0; ids.len() * width];
         let none = Tensor::zeros((0, width), T::DTYPE, &Device::Cpu)?;
         let mut buffer = vec![0.0; width];
-        with_slice(&self.words, |words: &[T]| {
-            with_slice(self.token_types.as_ref().unwrap_or(&none), |of_types: &[T]| {
-                with_slice(self.positions.as_ref().unwrap_or(&none), |of_positions: &[T]| {
-                    let tokens = ids.iter().zip(types).zip(positions);
-                    for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
-                        // In the order in which `of_padded` adds them.
-                        let tables = [(words, id, self.scale), (of_types, kind, None), (of_positions, position, None)];
-                        for (table, row, scale) in tables.into_iter().filter(|(table, ..)| !table.is_empty()) {
-                            let row = T::as_f32(&table[row as usize * width..][..width], &mut buffer);
-                            let scale = scale.map_or(1.0, |scale| scale as f32);
-                            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += scale * x);
-                        }
-                    }
-                })
-            })
-        })???;
+        let tables =
+            [&self.words, self.token_types.as_ref().unwrap_or(&none), self.positions.as_ref().unwrap_or(&none)];
+        with_slices(tables, |[words, of_types, of_positions]: [&[T]; 3]| {
+            let tokens = ids.iter().zip(types).zip(positions);
+            for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
+                // In the order in which `of_padded` adds them.
+                let tables = [(words, id, self.scale), (of_types, kind, None), (of_positions, position, None)];
+                for (table, row, scale) in tables.into_iter().filter(|(table, ..)| !table.is_empty()) {
+                    let row = T::as_f32(&table[row as usize * width..][..width], &mut buffer);
+                    let scale = scale.map_or(1.0, |scale| scale as f32);
+                    sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += scale * x);
+                }
+            }
+        })?;
         Ok(sums)
     }
 

@@ -102,14 +102,14 @@ impl FeedForward {
             };
         };
         self.activated_rows(xs, tokens, f32)?;
-        plain.packed()?.multiply(xs, tokens, ops::Activation::Identity, factors);
+        plain.packed()?.multiply(xs, tokens, ops::Activation::Identity, factors)?;
         f32.iter_mut().zip(factors).for_each(|(x, factor)| *x *= *factor);
         self.last_rows(f32, tokens, outer)
     }
 
     fn activated_rows<T: Element + WithDType>(&self, xs: &[f32], tokens: usize, inner: &mut Vec<T>) -> Result<()> {
         let fused = ops::Activation::from_candle(self.activation);
-        self.activated.packed()?.multiply(xs, tokens, fused.unwrap_or(ops::Activation::Identity), inner);
+        self.activated.packed()?.multiply(xs, tokens, fused.unwrap_or(ops::Activation::Identity), inner)?;
         if fused.is_none() {
             let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
             *inner = self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?;
@@ -118,8 +118,7 @@ impl FeedForward {
     }
 
     fn last_rows<T: Element>(&self, inner: &[T], tokens: usize, outer: &mut Vec<f32>) -> Result<()> {
-        self.last.packed()?.multiply(inner, tokens, ops::Activation::Identity, outer);
-        Ok(())
+        self.last.packed()?.multiply(inner, tokens, ops::Activation::Identity, outer)
     }
 }
 

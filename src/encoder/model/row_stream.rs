@@ -99,7 +99,7 @@ impl Stream for RowStream<'_> {
 
     fn project(&mut self, projection: &Linear) -> Result<()> {
         let mut projected = Vec::new();
-        projection.packed()?.multiply(&self.hidden, self.tokens(), Activation::Identity, &mut projected);
+        projection.packed()?.multiply(&self.hidden, self.tokens(), Activation::Identity, &mut projected)?;
         self.hidden = projected;
         Ok(())
     }

@@ -8,8 +8,6 @@
 //! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
 //! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
-use std::cell::RefCell;
-
 use rayon::prelude::*;
 
 use super::element::Element;
@@ -17,13 +15,16 @@ use super::isa::Isa;
 use super::isa::bf16_dot::Bf16Dot;
 use super::isa::kernel::{Bf16Kernel, Kernel};
 use super::isa::simd::Simd;
-use super::non_finite::FiniteValues;
+use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::scratch::ScratchPool;
 use super::shared_out::SharedOut;
 use super::tile_bf16::TileBf16;
 use super::tile_f32::TileF32;
+use crate::error::Result;
+use crate::tensor::{element_count, try_reserve};
 
 /// Queries that are multiplied with a key block before the next key block is fetched.
 const QUERY_BLOCK: usize = 64;
@@ -39,37 +40,47 @@ struct Task {
     to: usize,
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
 /// Computes attention. `to` becomes `(queries, h, d_v)`, the queries of one sequence after those of the other.
-pub(crate) fn attend<T: Element>(isa: Isa, problem: &AttentionProblem<T>, to: &mut Vec<T>) {
-    let size = problem.batch.queries() * problem.h * problem.d_v;
+///
+/// # Errors
+/// If the sizes, views and masks of the problem contradict each other, and if there is not enough memory.
+pub(crate) fn attend<T: Element>(isa: Isa, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
     to.clear();
-    to.reserve(size);
+    let size = problem.checked_output_size()?;
+    if size == 0 {
+        return Ok(());
+    }
+    try_reserve("the output of attention", to, size)?;
     let out = SharedOut(to.as_mut_ptr());
+    let pool = ScratchPool::default();
     let run = |task: &Task| {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let kernel = TaskKernel { problem, task: *task, scratch, out };
-            if problem.bf16 && isa.has_bf16_dot() { isa.run_bf16(kernel) } else { isa.run(kernel) }
-        });
+        let mut result = Ok(());
+        let kernel = TaskKernel { problem, task: *task, pool: &pool, out, result: &mut result };
+        if problem.bf16 && isa.has_bf16_dot() {
+            isa.run_bf16(kernel)
+        } else {
+            isa.run(kernel)
+        }
+        result
     };
     let tasks = tasks(problem);
     if tasks.len() > 1 && problem.multiply_adds() >= MIN_PARALLEL_WORK {
-        tasks.par_iter().for_each(run);
+        tasks.par_iter().try_for_each(run)?;
     } else {
-        tasks.iter().for_each(run);
+        tasks.iter().try_for_each(run)?;
     }
-    // SAFETY: the tasks cover all queries and heads, and each task writes all of its own.
+    // SAFETY: the tasks cover all queries, and all heads because `h_kv` divides `h`, which `checked_output_size` has
+    // checked. Each task that returns `Ok` has written all of its own.
     unsafe { to.set_len(size) };
+    Ok(())
 }
 
 /// Size in f32 values of the memory that one thread needs beside inputs and outputs: the packed keys and values, and
-/// the packed queries, sums and scores of a query block.
+/// the packed queries, sums and scores of a query block. An estimate, which saturates.
 pub(crate) fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
-    let d_v = d_v.next_multiple_of(16);
-    keys.next_multiple_of(KEY_BLOCK) * (d + d_v) + QUERY_BLOCK * (d + d_v + 2) + 8 * KEY_BLOCK + d
+    let widths = d.saturating_add(d_v).saturating_add(16);
+    let keys = keys.saturating_add(KEY_BLOCK).saturating_mul(widths);
+    keys.saturating_add(QUERY_BLOCK.saturating_mul(widths)).saturating_add(8 * KEY_BLOCK)
 }
 
 fn tasks<T>(problem: &AttentionProblem<T>) -> Vec<Task> {
@@ -90,21 +101,22 @@ fn tasks<T>(problem: &AttentionProblem<T>) -> Vec<Task> {
 struct TaskKernel<'a, T> {
     problem: &'a AttentionProblem<'a, T>,
     task: Task,
-    scratch: &'a mut Vec<f32>,
+    pool: &'a ScratchPool,
     out: SharedOut<T>,
+    result: &'a mut Result<()>,
 }
 
 impl<T: Element> Kernel for TaskKernel<'_, T> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        self.run_with(TileF32::<S, MR, NR>(s));
+        *self.result = self.run_with(TileF32::<S, MR, NR>(s));
     }
 }
 
 impl<T: Element> Bf16Kernel for TaskKernel<'_, T> {
     #[inline(always)]
     fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D) {
-        self.run_with(TileBf16(s, dot));
+        *self.result = self.run_with(TileBf16(s, dot));
     }
 }
 
@@ -121,9 +133,13 @@ struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// For `keys` keys, a multiple of the tile's panel.
-    fn divide<C: ScoreTile>(memory: &'a mut Vec<f32>, keys: usize, d: usize, width_v: usize) -> Self {
-        let width = C::key_width(d);
+    /// The size of each part for `keys` keys, and of all together.
+    fn sizes<C: ScoreTile>(keys: usize, d: usize, d_v: usize) -> Result<([usize; 8], usize)> {
+        let (width, width_v) = (C::key_width(d), C::value_width(d_v));
+        let what = "the scratch memory of attention";
+        // All of the sum but a small constant is at most this product: then nothing in it wraps around.
+        element_count(what, &[keys.saturating_add(2 * QUERY_BLOCK), width.saturating_add(width_v), 2])?;
+        let keys = keys.next_multiple_of(C::PANEL);
         let sizes = [
             keys * width,
             C::values_offset(keys, width_v),
@@ -134,11 +150,10 @@ impl<'a> Scratch<'a> {
             C::SCORES,
             2 * d + width + 3 * width_v,
         ];
-        let total = sizes.iter().sum();
-        if memory.len() < total {
-            memory.resize(total, 0.0);
-        }
-        let mut rest = memory.as_mut_slice();
+        Ok((sizes, sizes.iter().sum()))
+    }
+
+    fn divide(mut rest: &'a mut [f32], sizes: [usize; 8]) -> Self {
         let [keys, values, queries, output, row_max, row_sum, scores, tokens] = sizes.map(|size| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
             rest = after;
@@ -150,8 +165,8 @@ impl<'a> Scratch<'a> {
 
 impl<T: Element> TaskKernel<'_, T> {
     #[inline(always)]
-    fn run_with<C: ScoreTile>(self, tile: C) {
-        let Self { problem, task: Task { b, h_kv, from, to }, scratch, out } = self;
+    fn run_with<C: ScoreTile>(&self, tile: C) -> Result<()> {
+        let Self { problem, task: Task { b, h_kv, from, to }, out, .. } = *self;
         let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
         const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL) && QUERY_BLOCK.is_multiple_of(C::ROWS)) };
         let (width, width_v) = (C::key_width(d), C::value_width(d_v));
@@ -161,24 +176,22 @@ impl<T: Element> TaskKernel<'_, T> {
         let ranges = (from..to).map(|i| problem.mask.range(b, i, s_q, s_kv));
         let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
         let keys = if problem.appended > 0 { s_kv + problem.appended } else { visible };
-        let scratch = Scratch::divide::<C>(scratch, keys.next_multiple_of(C::PANEL), d, width_v);
+        let (sizes, total) = Scratch::sizes::<C>(keys, d, d_v)?;
+        let mut memory = self.pool.take(total)?;
+        let scratch = Scratch::divide(&mut memory, sizes);
         let packed_keys = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
         tile.pack_keys(packed_keys, scratch.tokens, scratch.keys);
         let values = Tokens { heads: &problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
-        let hides = problem.mask.may_hide(b, from..to, keys, [s_q, s_kv]);
-        let finite = if hides { FiniteValues::new(values, scratch.tokens) } else { None };
-        let view = finite.as_ref().map(|finite| finite.view(d_v));
-        let packed_values = match &view {
-            Some(heads) => Tokens { heads, start: (0, 0), h: 0, ..values },
-            None => values,
-        };
-        tile.pack_values(packed_values, width_v, scratch.tokens, scratch.values);
+        tile.pack_values(values, width_v, scratch.tokens, scratch.values);
+        // The values without what is not finite, once an output is not.
+        let (mut finite, mut values_were_checked) = (None::<FiniteValues<T>>, false);
 
         let (query_factor, score_factor) = C::split_scale(problem.scale);
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
             let sink = problem.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
-            for first in (from..to).step_by(QUERY_BLOCK) {
+            let mut first = from;
+            while first < to {
                 let rows = QUERY_BLOCK.min(to - first);
                 let used = rows.next_multiple_of(C::ROWS);
                 let queries = Tokens { heads: &problem.q, start, h, from: first, count: rows, d };
@@ -209,20 +222,33 @@ impl<T: Element> TaskKernel<'_, T> {
                         tile.accumulate_values(rows, scratch.scores, values, count, state.output, width_v);
                     }
                 }
+                if !values_were_checked && !all_finite(&scratch.output[..rows * width_v]) {
+                    values_were_checked = true;
+                    finite = FiniteValues::new::<C>(values, scratch.tokens)?;
+                    if let Some(finite) = &finite {
+                        let heads = &finite.view(d_v);
+                        let values = Tokens { heads, start: (0, 0), h: 0, ..values };
+                        tile.pack_values(values, width_v, scratch.tokens, scratch.values);
+                        continue; // with the same queries again
+                    }
+                }
                 for (i, row) in scratch.output.chunks_exact_mut(width_v).take(rows).enumerate() {
                     let row_sum = scratch.row_sum[i];
                     // A query that sees no key has sums of 0, and its output is 0.
                     let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
-                    row.iter_mut().for_each(|x| *x *= factor);
+                    // 0 is added because the sign of a product that underflows to 0 may come from a hidden key.
+                    row.iter_mut().for_each(|x| *x = *x * factor + 0.0);
                     if let Some(finite) = &finite {
                         let sees = |key: usize| problem.mask.sees((b, h, first + i), key, [s_q, s_kv]);
-                        finite.add_visible(values, sees, scratch.tokens, row);
+                        finite.add_visible::<C>(values, sees, scratch.tokens, row);
                     }
                     let at = ((problem.batch.queries_before(b) + first + i) * problem.h + h) * d_v;
                     // SAFETY: `attend` has reserved the output; only this task writes this query and head.
                     T::downcast(&row[..d_v], unsafe { out.part(at, d_v) });
                 }
+                first += rows;
             }
         }
+        Ok(())
     }
 }

@@ -1,29 +1,31 @@
 //! Products with packed bf16 weights.
 
-use std::cell::RefCell;
-
 use super::element::Element;
 use super::gemm_task::{GemmTask, MAX_COLUMNS};
 use super::isa::Isa;
-use super::isa::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, VECTOR_COLUMNS};
+use super::isa::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, VECTOR_COLUMNS, as_bf16x2_mut};
 use super::isa::kernel::Bf16Kernel;
 use super::isa::simd::Simd;
-
-thread_local! {
-    /// Inputs in bf16 pairs, and one row in f32.
-    static ROUNDED: RefCell<(Vec<Bf16x2>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
-}
+use crate::error::Result;
+use crate::tensor::element_count;
 
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_bf16<A: Element, O: Element>(isa: Isa, task: GemmTask<A, O>, panels: &[Bf16x2]) {
-    ROUNDED.with_borrow_mut(|(rounded, upcast)| isa.run_bf16(GemmBf16 { task, panels, rounded, upcast }));
+pub(super) fn run_bf16<A: Element, O: Element>(isa: Isa, task: GemmTask<A, O>, panels: &[Bf16x2]) -> Result<()> {
+    // Inputs in bf16 pairs, with room for a whole tile more, and one row in f32.
+    let (k, (_, pair_step)) = (task.weights.in_features, isa.bf16_tile_columns());
+    let pairs = k.div_ceil(2).next_multiple_of(pair_step);
+    let rounded = element_count("the scratch memory of a product", &[task.to - task.from + MAX_ROWS, pairs])?;
+    let mut memory = task.pool.take(rounded + k)?;
+    let (rounded, upcast) = memory.split_at_mut(rounded);
+    isa.run_bf16(GemmBf16 { task, panels, rounded: as_bf16x2_mut(rounded), upcast });
+    Ok(())
 }
 
 struct GemmBf16<'a, A, O> {
     task: GemmTask<'a, A, O>,
     panels: &'a [Bf16x2],
-    rounded: &'a mut Vec<Bf16x2>,
-    upcast: &'a mut Vec<f32>,
+    rounded: &'a mut [Bf16x2],
+    upcast: &'a mut [f32],
 }
 
 /// The most rows that a tile has.
@@ -45,10 +47,6 @@ impl<A: Element, O: Element> Bf16Kernel for GemmBf16<'_, A, O> {
         let rows = task.to - task.from;
         // A tile may read more rows than it has. Their contents do not matter: no row affects another.
         let size = rows.next_multiple_of(D::MAX_ROWS) * pairs;
-        if rounded.len() < size {
-            rounded.resize(size, 0);
-        }
-        upcast.resize(k, 0.0);
         for row in 0..rows {
             A::to_bf16x2(dot, &task.a[(task.from + row) * k..][..k], upcast, &mut rounded[row * pairs..][..pairs]);
         }

@@ -1,28 +1,26 @@
 //! Products with packed f32 weights.
 
-use std::cell::RefCell;
-
 use super::element::Element;
 use super::gemm_task::GemmTask;
 use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::Simd;
 use super::microkernel::{StridedRows, microkernel};
-
-thread_local! {
-    /// Inputs in f32.
-    static UPCAST: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
+use crate::error::Result;
 
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_f32<A: Element, O: Element>(isa: Isa, task: GemmTask<A, O>, panels: &[f32]) {
-    UPCAST.with_borrow_mut(|upcast| isa.run(GemmF32 { task, panels, upcast }));
+pub(super) fn run_f32<A: Element, O: Element>(isa: Isa, task: GemmTask<A, O>, panels: &[f32]) -> Result<()> {
+    // Inputs in f32; not more than there are inputs, so the product does not wrap around.
+    let size = if A::IS_F32 { 0 } else { (task.to - task.from) * task.weights.in_features };
+    let mut upcast = task.pool.take(size)?;
+    isa.run(GemmF32 { task, panels, upcast: &mut upcast });
+    Ok(())
 }
 
 struct GemmF32<'a, A, O> {
     task: GemmTask<'a, A, O>,
     panels: &'a [f32],
-    upcast: &'a mut Vec<f32>,
+    upcast: &'a mut [f32],
 }
 
 impl<A: Element, O: Element> Kernel for GemmF32<'_, A, O> {
@@ -32,9 +30,6 @@ impl<A: Element, O: Element> Kernel for GemmF32<'_, A, O> {
         let (k, width) = (task.weights.in_features, task.weights.panel_width);
         assert_eq!(width, NR * S::LANES, "the weights are packed for another instruction set");
         let rows = task.to - task.from;
-        if !A::IS_F32 && upcast.len() < rows * k {
-            upcast.resize(rows * k, 0.0);
-        }
         let a = A::as_f32(&task.a[task.from * k..task.to * k], upcast);
         for panel in task.first..task.last {
             let terms = &panels[panel * width * k..][..width * k];

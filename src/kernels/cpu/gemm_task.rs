@@ -3,6 +3,7 @@
 use super::element::Element;
 use super::isa::simd::Simd;
 use super::packing::PackedWeights;
+use super::scratch::ScratchPool;
 use super::shared_out::SharedOut;
 use crate::kernels::Activation;
 
@@ -12,6 +13,7 @@ pub(super) struct GemmTask<'a, A, O> {
     pub weights: &'a PackedWeights,
     pub a: &'a [A],
     pub out: SharedOut<O>,
+    pub pool: &'a ScratchPool,
     pub from: usize,
     pub to: usize,
     pub first: usize,

@@ -6,6 +6,9 @@
 
 use std::ops::Range;
 
+use super::problem::check_view;
+use crate::error::{Error, Result};
+
 /// A tensor that broadcasts to `(b, h, s_q, s_kv)`: a dimension of size 1 has stride 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Broadcast<'a, T> {
@@ -92,6 +95,47 @@ impl From<MaskStructure> for Mask<'_> {
 }
 
 impl Mask<'_> {
+    /// Checks that every rule and tensor covers a call of these `dims` `[b, h, s_q, s_kv]`.
+    pub(super) fn check(&self, dims: [usize; 4]) -> Result<()> {
+        let [sequences, h, s_q, _] = dims;
+        let MaskStructure { lengths, distances, starts, .. } = &self.structure;
+        let count = |name: &str, found: usize, expected: usize| match found == expected {
+            true => Ok(()),
+            false => Err(Error::value(format!("the number of {name}"), found, expected.to_string())),
+        };
+        for lengths in lengths {
+            match lengths {
+                Lengths::PerSequence(lengths) | Lengths::Padding(lengths) => {
+                    count("lengths", lengths.len(), sequences)?
+                }
+                Lengths::PerQuery(lengths) => {
+                    count("rows of lengths", lengths.len(), sequences)?;
+                    lengths.iter().try_for_each(|row| count("lengths in a row", row.len(), s_q))?;
+                }
+            }
+        }
+        distances.iter().try_for_each(|distances| count("slopes", distances.slopes.len(), h))?;
+        starts.iter().try_for_each(|starts| count("starts", starts.len(), sequences))?;
+        let segments = self.segments.iter().flatten();
+        segments.enumerate().try_for_each(|(i, ids)| {
+            let [b, _, s_q, s_kv] = dims;
+            let dims = if i % 2 == 0 { [b, 1, s_q, 1] } else { [b, 1, 1, s_kv] };
+            check_view("segments", &dims, &ids.strides, 1, ids.data.len())
+        })?;
+        self.keep.iter().try_for_each(|keep| check_view("keep mask", &dims, &keep.strides, 1, keep.data.len()))?;
+        self.bias.iter().try_for_each(|bias| check_view("additive mask", &dims, &bias.strides, 1, bias.data.len()))
+    }
+
+    /// Whether query `i` of head `h` in sequence `b` sees the key `j`.
+    pub(super) fn sees(&self, (b, h, i): (usize, usize, usize), j: usize, [s_q, s_kv]: [usize; 2]) -> bool {
+        if j >= s_kv {
+            return true; // an appended key
+        }
+        let mut score = [0.0];
+        self.apply(&mut score, (b, h, i), self.position(b, i, s_q, s_kv), j);
+        self.range(b, i, s_q, s_kv).contains(&j) && score[0] != f32::NEG_INFINITY
+    }
+
     /// The keys that lengths and windows let query `i` of sequence `b` see.
     pub(super) fn range(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> Range<usize> {
         let MaskStructure { lengths, left, right, .. } = &self.structure;
@@ -130,6 +174,14 @@ impl Mask<'_> {
             for (score, j) in scores.iter_mut().zip(from..) {
                 let bias = bias.get(b, h, i, j);
                 *score = if bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias };
+            }
+        }
+        // What one bias hides stays hidden, whatever a later one has added: -inf + inf would be NaN.
+        for bias in self.bias.split_last().map_or(&[][..], |(_, earlier)| earlier) {
+            for (score, j) in scores.iter_mut().zip(from..) {
+                if bias.get(b, h, i, j) <= f32::MIN {
+                    *score = f32::NEG_INFINITY;
+                }
             }
         }
         for keep in &self.keep {

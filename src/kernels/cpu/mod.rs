@@ -40,6 +40,7 @@ mod online_softmax;
 mod packing;
 mod problem;
 mod score_tile;
+mod scratch;
 mod shared_out;
 #[cfg(test)]
 pub(super) mod tests;

@@ -1,14 +1,16 @@
 //! Values that are not finite, under a mask.
 //!
 //! What a hidden key holds has no influence on a query, NaN and infinities included. Scores of hidden keys are replaced,
-//! whatever they are. But values are multiplied with weights of 0, and 0 · NaN is NaN. So such values are packed as
-//! zeros, and added to the outputs of the queries that see them after the products. Compared with a branch per key this
-//! costs one pass over the values of masked calls, and nothing else for values that are finite.
+//! whatever they are. But values are multiplied with weights of 0, and 0 · NaN is NaN. So where an output is not finite,
+//! such values are packed again as zeros, and added to the outputs of the queries that see them after the products. This
+//! costs nothing for values that are finite. It is the same for every query that sees such a value, whether or not the
+//! queries of its task see all keys, because tasks depend on the number of threads.
 
 use super::element::Element;
-use super::mask::Mask;
 use super::problem::HeadsView;
-use super::score_tile::Tokens;
+use super::score_tile::{ScoreTile, Tokens};
+use crate::error::Result;
+use crate::tensor::try_reserve;
 
 /// The values of a task with zeros in place of what is not finite.
 pub(super) struct FiniteValues<T> {
@@ -19,27 +21,27 @@ pub(super) struct FiniteValues<T> {
 }
 
 impl<T: Element> FiniteValues<T> {
-    /// `None` if all values are finite. `buffer` has room for a token.
-    #[inline(always)]
-    pub fn new(values: Tokens<T>, buffer: &mut [f32]) -> Option<Self> {
+    /// `None` if all values are finite as `C` packs them. `buffer` has room for a token.
+    #[cold]
+    pub fn new<C: ScoreTile>(values: Tokens<T>, buffer: &mut [f32]) -> Result<Option<Self>> {
         let mut tokens = Vec::new();
         for i in 0..values.count {
-            if !all_finite(values.as_f32(i, buffer)) {
+            if !all_below(C::INFINITE, values.as_f32(i, buffer)) {
                 tokens.push(i);
             }
         }
-        if tokens.is_empty() { None } else { Some(Self::copied(values, tokens, buffer)) }
-    }
-
-    #[cold]
-    fn copied(values: Tokens<T>, tokens: Vec<usize>, buffer: &mut [f32]) -> Self {
-        let mut data = Vec::with_capacity(values.count * values.d);
+        if tokens.is_empty() {
+            return Ok(None);
+        }
+        let mut data = Vec::new();
+        try_reserve("a copy of the values", &mut data, values.count * values.d)?;
         for i in 0..values.count {
             let head = values.heads.head(values.start, values.from + i, values.h, values.d);
             let wide = T::as_f32(head, buffer);
-            data.extend(head.iter().zip(wide).map(|(value, wide)| if wide.is_finite() { *value } else { T::ZERO }));
+            let finite = |x: &f32| all_below(C::INFINITE, std::slice::from_ref(x));
+            data.extend(head.iter().zip(wide).map(|(value, wide)| if finite(wide) { *value } else { T::ZERO }));
         }
-        Self { data, tokens }
+        Ok(Some(Self { data, tokens }))
     }
 
     /// The values to pack.
@@ -49,41 +51,34 @@ impl<T: Element> FiniteValues<T> {
 
     /// Adds what was left out to the output of the query that `sees` a token or not.
     #[cold]
-    pub fn add_visible(&self, values: Tokens<T>, sees: impl Fn(usize) -> bool, buffer: &mut [f32], output: &mut [f32]) {
+    pub fn add_visible<C: ScoreTile>(
+        &self,
+        values: Tokens<T>,
+        sees: impl Fn(usize) -> bool,
+        buffer: &mut [f32],
+        output: &mut [f32],
+    ) {
         for &token in self.tokens.iter().filter(|token| sees(**token)) {
             let value = values.as_f32(token, buffer);
-            output.iter_mut().zip(value).filter(|(_, x)| !x.is_finite()).for_each(|(to, x)| *to += x);
+            for (to, x) in output.iter_mut().zip(value) {
+                if !all_below(C::INFINITE, std::slice::from_ref(x)) {
+                    *to += x * f32::INFINITY; // also of what only rounds to infinity
+                }
+            }
         }
     }
 }
 
-/// Compared as integers, so that the loop is vectorized.
+/// Whether all values are finite.
 #[inline(always)]
-fn all_finite(xs: &[f32]) -> bool {
-    const SIGN: u32 = 1 << 31;
-    xs.iter().fold(0, |largest, x| largest.max(x.to_bits() & !SIGN)) < f32::INFINITY.to_bits()
+pub(super) fn all_finite(xs: &[f32]) -> bool {
+    all_below(f32::INFINITY, xs)
 }
 
-impl Mask<'_> {
-    /// Whether any of the `queries` of sequence `b` may not see all of the first `keys` keys.
-    pub(super) fn may_hide(
-        &self,
-        b: usize,
-        queries: std::ops::Range<usize>,
-        keys: usize,
-        [s_q, s_kv]: [usize; 2],
-    ) -> bool {
-        let tensors = !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty());
-        tensors || queries.into_iter().any(|i| self.range(b, i, s_q, s_kv) != (0..keys.min(s_kv)))
-    }
-
-    /// Whether query `i` of head `h` in sequence `b` sees the key `j`.
-    pub(super) fn sees(&self, (b, h, i): (usize, usize, usize), j: usize, [s_q, s_kv]: [usize; 2]) -> bool {
-        if j >= s_kv {
-            return true; // an appended key
-        }
-        let mut score = [0.0];
-        self.apply(&mut score, (b, h, i), self.position(b, i, s_q, s_kv), j);
-        self.range(b, i, s_q, s_kv).contains(&j) && score[0] != f32::NEG_INFINITY
-    }
+/// Whether the magnitudes of all values are below `limit`, and none is NaN. Compared as integers, so that the loop is
+/// vectorized.
+#[inline(always)]
+fn all_below(limit: f32, xs: &[f32]) -> bool {
+    const SIGN: u32 = 1 << 31;
+    xs.iter().fold(0, |largest, x| largest.max(x.to_bits() & !SIGN)) < limit.to_bits()
 }

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::Simd;
+use crate::error::{Error, Result};
 
 /// Rows that one thread takes at a time.
 const ROW_CHUNK: usize = 64;
@@ -15,6 +16,9 @@ const ROW_CHUNK: usize = 64;
 ///
 /// `xs` and `residual` are rows of `weight.len()` values. Values are centered before their squares are summed, so that
 /// a large mean costs no precision.
+///
+/// # Errors
+/// If the sizes differ.
 pub(crate) fn residual_norm(
     isa: Isa,
     xs: &mut [f32],
@@ -23,10 +27,20 @@ pub(crate) fn residual_norm(
     bias: &[f32],
     eps: f32,
     rms: bool,
-) {
+) -> Result<()> {
     let width = weight.len();
-    assert!(bias.len() == width && xs.len().is_multiple_of(width.max(1)), "rows of the width of the norm");
-    assert!(residual.is_none_or(|residual| residual.len() == xs.len()), "size of the residual");
+    if bias.len() != width {
+        return Err(Error::shape("the bias of a norm", &[bias.len()], format!("[{width}]")));
+    }
+    if !xs.len().is_multiple_of(width) {
+        return Err(Error::shape("the input of a norm", &[xs.len()], format!("rows of {width} values")));
+    }
+    if let Some(residual) = residual.filter(|residual| residual.len() != xs.len()) {
+        return Err(Error::shape("the residual of a norm", &[residual.len()], format!("[{}]", xs.len())));
+    }
+    if xs.is_empty() {
+        return Ok(());
+    }
     let norm = |(chunk, xs): (usize, &mut [f32])| {
         let at = chunk * ROW_CHUNK * width;
         let residual = residual.map(|residual| &residual[at..at + xs.len()]);
@@ -35,8 +49,9 @@ pub(crate) fn residual_norm(
     if xs.len() > 4 * ROW_CHUNK * width && rayon::current_num_threads() > 1 {
         xs.par_chunks_mut(ROW_CHUNK * width).enumerate().for_each(norm);
     } else {
-        xs.chunks_mut(ROW_CHUNK * width.max(1)).enumerate().for_each(norm);
+        xs.chunks_mut(ROW_CHUNK * width).enumerate().for_each(norm);
     }
+    Ok(())
 }
 
 struct ResidualNorm<'a> {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use super::isa::Isa;
 use super::isa::bf16_dot::{Bf16x2, bf16x2};
+use crate::error::{Error, Result};
+use crate::tensor::{element_count, try_reserve};
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
 ///
@@ -31,10 +33,19 @@ pub(super) enum Panels {
 
 impl PackedWeights {
     /// Packs `weight` `(out_features, in_features)` and `bias` `(out_features)`, zeros if there is none.
-    pub(crate) fn new(isa: Isa, weight: &[f32], bias: Option<&[f32]>, out_features: usize, in_features: usize) -> Self {
-        assert_eq!(weight.len(), out_features * in_features, "size of the weight");
+    ///
+    /// # Errors
+    /// If `weight` or `bias` has another size, and if there is not enough memory.
+    pub(crate) fn new(
+        isa: Isa,
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Self> {
+        check_weight(weight, out_features, in_features)?;
         let panel_width = isa.tile_columns();
-        let mut panels = vec![0.0; out_features.next_multiple_of(panel_width) * in_features];
+        let mut panels = zeros(&[out_features.next_multiple_of(panel_width), in_features])?;
         for (feature, weights) in weight.chunks_exact(in_features.max(1)).enumerate() {
             let (panel, column) = (feature / panel_width, feature % panel_width);
             let panel = &mut panels[panel * panel_width * in_features..][..panel_width * in_features];
@@ -42,27 +53,30 @@ impl PackedWeights {
                 terms[column] = *weight;
             }
         }
-        let bias = padded_bias(bias, out_features, panel_width);
-        Self { isa, in_features, out_features, panel_width, panels: Panels::F32(panels), bias }
+        let bias = padded_bias(bias, out_features, panel_width)?;
+        Ok(Self { isa, in_features, out_features, panel_width, panels: Panels::F32(panels), bias })
     }
 
     /// Packs weights that are bf16 values. Where there are instructions for bf16 products, inputs will be rounded to
     /// bf16 and sums are f32. Elsewhere everything is f32, as with [`new`](Self::new).
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
     pub(crate) fn new_bf16(
         isa: Isa,
         weight: &[f32],
         bias: Option<&[f32]>,
         out_features: usize,
         in_features: usize,
-    ) -> Self {
+    ) -> Result<Self> {
         if !isa.has_bf16_dot() {
             return Self::new(isa, weight, bias, out_features, in_features);
         }
-        assert_eq!(weight.len(), out_features * in_features, "size of the weight");
+        check_weight(weight, out_features, in_features)?;
         let (panel_width, pair_step) = isa.bf16_tile_columns();
-        let panels = Panels::Bf16(pack_bf16(weight, in_features, panel_width, pair_step));
-        let bias = padded_bias(bias, out_features, panel_width);
-        Self { isa, in_features, out_features, panel_width, panels, bias }
+        let panels = Panels::Bf16(pack_bf16(weight, in_features, panel_width, pair_step)?);
+        let bias = padded_bias(bias, out_features, panel_width)?;
+        Ok(Self { isa, in_features, out_features, panel_width, panels, bias })
     }
 
     pub(crate) fn in_features(&self) -> usize {
@@ -86,20 +100,38 @@ impl fmt::Debug for PackedWeights {
     }
 }
 
-fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) -> Vec<f32> {
-    let mut padded = vec![0.0; out_features.next_multiple_of(panel_width)];
+fn check_weight(weight: &[f32], out_features: usize, in_features: usize) -> Result<()> {
+    if weight.len() == element_count("a weight", &[out_features, in_features])? {
+        return Ok(());
+    }
+    Err(Error::shape("a weight", &[weight.len()], format!("{out_features} × {in_features}")))
+}
+
+fn zeros<T: Copy + Default>(dims: &[usize]) -> Result<Vec<T>> {
+    let size = element_count("packed weights", dims)?;
+    let mut zeros = Vec::new();
+    try_reserve("packed weights", &mut zeros, size)?;
+    zeros.resize(size, T::default());
+    Ok(zeros)
+}
+
+fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) -> Result<Vec<f32>> {
+    let mut padded = zeros(&[out_features.next_multiple_of(panel_width)])?;
     if let Some(bias) = bias {
+        if bias.len() != out_features {
+            return Err(Error::shape("a bias", &[bias.len()], format!("[{out_features}]")));
+        }
         padded[..out_features].copy_from_slice(bias);
     }
-    padded
+    Ok(padded)
 }
 
 /// Packs bf16 weights, given in f32, as pairs. The pairs of an output feature are zero-padded to a multiple of
 /// `pair_step`.
-fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: usize) -> Vec<Bf16x2> {
+fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: usize) -> Result<Vec<Bf16x2>> {
     let out_features = weight.len() / in_features.max(1);
     let pairs = in_features.div_ceil(2).next_multiple_of(pair_step);
-    let mut panels = vec![0; out_features.next_multiple_of(panel_width) * pairs];
+    let mut panels = zeros(&[out_features.next_multiple_of(panel_width), pairs])?;
     for (feature, weights) in weight.chunks_exact(in_features.max(1)).enumerate() {
         let (panel, column) = (feature / panel_width, feature % panel_width);
         let panel = &mut panels[panel * panel_width * pairs..][..panel_width * pairs];
@@ -107,5 +139,5 @@ fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: 
             to[column] = bf16x2(terms[0], terms.get(1).copied().unwrap_or(0.0));
         }
     }
-    panels
+    Ok(panels)
 }

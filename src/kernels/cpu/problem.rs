@@ -1,6 +1,8 @@
 //! The attention problem: one call of the kernel, with its operands as views of memory.
 
 use super::mask::Mask;
+use crate::error::{Error, Result};
+use crate::tensor::element_count;
 
 /// One call of the attention kernel.
 ///
@@ -30,11 +32,59 @@ pub(crate) struct AttentionProblem<'a, T> {
 }
 
 impl<T> AttentionProblem<'_, T> {
+    /// The size of the output, if the problem is consistent: everything that the kernel, which writes to memory that is
+    /// not initialized, relies on.
+    pub(super) fn checked_output_size(&self) -> Result<usize> {
+        let Self { h, h_kv, d, d_v, appended, batch, .. } = *self;
+        if !h.is_multiple_of(h_kv) {
+            return Err(Error::value(
+                "the number of query heads",
+                h,
+                format!("a multiple of {h_kv}, the key-value heads"),
+            ));
+        }
+        if d == 0 {
+            return Err(Error::value("the head dimension", d, "at least 1"));
+        }
+        batch.check(appended)?;
+        let sequences = batch.sequences();
+        let size = match batch {
+            Batch::Padded { b, s_q, .. } => element_count("the output of attention", &[b, s_q, h, d_v])?,
+            Batch::Ragged { .. } => element_count("the output of attention", &[batch.queries(), h, d_v])?,
+        };
+        if size == 0 {
+            return Ok(0);
+        }
+        let (rows, queries, keys) = match batch {
+            Batch::Padded { b, s_q, s_kv } => (b, s_q, s_kv.saturating_add(appended)),
+            Batch::Ragged { .. } => (1, batch.queries(), batch.queries()),
+        };
+        self.q.check("queries", [rows, queries, h], d)?;
+        self.k.check("keys", [rows, keys, h_kv], d)?;
+        self.v.check("values", [rows, keys, h_kv], d_v)?;
+        if let Some(sinks) = self.sinks.filter(|sinks| sinks.len() != h) {
+            return Err(Error::value("the number of sinks", sinks.len(), format!("{h}, the number of heads")));
+        }
+        let longest = |length: &dyn Fn(usize) -> usize| match batch {
+            Batch::Padded { .. } => length(0),
+            Batch::Ragged { .. } => (0..sequences).map(length).max().unwrap_or(0),
+        };
+        let dims = [sequences, h, longest(&|b| batch.s_q(b)), longest(&|b| batch.s_kv(b))];
+        self.mask.check(dims)?;
+        Ok(size)
+    }
+
     /// Multiply-adds of the whole call without a mask.
     pub(super) fn multiply_adds(&self) -> usize {
-        let keys = |b: usize| self.batch.s_kv(b) + self.appended;
-        let pairs: usize = (0..self.batch.sequences()).map(|b| self.batch.s_q(b) * keys(b)).sum();
-        pairs * self.h * (self.d + self.d_v)
+        let keys = |b: usize| self.batch.s_kv(b).saturating_add(self.appended);
+        let pairs = match self.batch {
+            Batch::Padded { b, s_q, .. } => b.saturating_mul(s_q).saturating_mul(keys(0)),
+            Batch::Ragged { .. } => {
+                let pairs = (0..self.batch.sequences()).map(|b| self.batch.s_q(b).saturating_mul(keys(b)));
+                pairs.fold(0, usize::saturating_add)
+            }
+        };
+        pairs.saturating_mul(self.h).saturating_mul(self.d.saturating_add(self.d_v))
     }
 }
 
@@ -53,6 +103,25 @@ impl<T> HeadsView<'_, T> {
         let start = b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2];
         &self.data[start..start + d]
     }
+
+    /// Checks that all heads of `dims` `[b, s, h]` are in memory. Then no index of one wraps around.
+    fn check(&self, name: &str, dims: [usize; 3], d: usize) -> Result<()> {
+        check_view(name, &dims, &self.strides, d, self.data.len())
+    }
+}
+
+/// Checks that the last `d` values of a view of `dims` are among the `available` ones.
+pub(super) fn check_view(name: &str, dims: &[usize], strides: &[usize], d: usize, available: usize) -> Result<()> {
+    if dims.contains(&0) {
+        return Ok(());
+    }
+    let mut last = dims.iter().zip(strides).map(|(size, stride)| (size - 1).checked_mul(*stride));
+    let end = last.try_fold(d, |end, last| end.checked_add(last?));
+    if end.is_some_and(|end| end <= available) {
+        return Ok(());
+    }
+    let end = end.map_or_else(|| "more than can be addressed".to_string(), |end| end.to_string());
+    Err(Error::shape(name, dims, format!("a view of the {available} elements in memory, not of {end}")))
 }
 
 /// The sequences of a call and their lengths.
@@ -65,6 +134,18 @@ pub(crate) enum Batch<'a> {
 }
 
 impl Batch<'_> {
+    /// Checks that the sequences of a ragged batch follow each other from token 0 on, and that there are keys to append.
+    fn check(&self, appended: usize) -> Result<()> {
+        let Self::Ragged { offsets } = self else { return Ok(()) };
+        if appended > 0 {
+            return Err(Error::value("the number of appended keys", appended, "0 in a ragged batch"));
+        }
+        if offsets.first().is_some_and(|first| *first != 0) || !offsets.is_sorted() {
+            return Err(Error::value("the list of offsets", format!("{offsets:?}"), "a rising list from 0"));
+        }
+        Ok(())
+    }
+
     /// The number of sequences.
     pub(in crate::kernels) fn sequences(&self) -> usize {
         match self {
@@ -107,6 +188,9 @@ impl Batch<'_> {
 
     /// The number of queries of all sequences.
     pub(in crate::kernels) fn queries(&self) -> usize {
-        self.queries_before(self.sequences())
+        match self {
+            Self::Padded { b, s_q, .. } => b * s_q,
+            Self::Ragged { offsets } => offsets.last().copied().unwrap_or(0),
+        }
     }
 }

@@ -59,6 +59,8 @@ pub(super) trait ScoreTile: Copy {
     const PANEL: usize;
     /// Size of the scores of a tile, with the memory that `accumulate_values` needs beside them.
     const SCORES: usize;
+    /// The smallest magnitude of a value that is packed as infinity.
+    const INFINITE: f32;
 
     fn simd(self) -> Self::S;
     /// Size of a packed query or key of `d` values.

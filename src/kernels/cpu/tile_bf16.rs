@@ -15,6 +15,8 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
     const ROWS: usize = D::MAX_ROWS;
     const PANEL: usize = D::MAX_VECTORS * VECTOR_COLUMNS;
     const SCORES: usize = D::MAX_ROWS * (KEY_BLOCK + KEY_BLOCK / 2);
+    /// Halfway between the largest bf16 and the next power of two.
+    const INFINITE: f32 = f32::from_bits(0x7f7f_8000);
 
     #[inline(always)]
     fn simd(self) -> S {

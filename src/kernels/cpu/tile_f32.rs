@@ -14,6 +14,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     const ROWS: usize = MR;
     const PANEL: usize = NR * S::LANES;
     const SCORES: usize = MR * KEY_BLOCK;
+    const INFINITE: f32 = f32::INFINITY;
 
     #[inline(always)]
     fn simd(self) -> S {

@@ -32,7 +32,7 @@ impl MaskTerm for Additive {
     }
 
     fn dense(&self, _: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
-        let mask = &self.0.tensor;
+        let mask = &self.0.compact()?;
         // Which keys are hidden has no derivative. Not `gt`, which would hide a NaN.
         let keep = mask.detach().le(lowest_finite(mask.dtype()))?.eq(0f64)?;
         let bias = keep.where_cond(mask, &mask.zeros_like()?)?.to_dtype(dtype)?;
@@ -45,7 +45,7 @@ impl MaskTerm for Additive {
 
     /// One tensor instead of two: kernels hide the keys whose bias is at or below the lowest finite f32.
     fn lower(&self, lowered: &mut LoweredMask, _: &MaskCall, device: &Device) -> Result<()> {
-        let mask = self.0.tensor.to_device(device)?;
+        let mask = self.0.compact()?.to_device(device)?;
         lowered.bias.push(match mask.dtype() {
             DType::F32 => mask,
             dtype => {

@@ -52,9 +52,10 @@ impl MaskTerm for Boolean {
 
     fn dense(&self, _: &MaskCall, _: DType, device: &Device) -> Result<DenseMask> {
         // Compared before it is moved: not every device has every dtype.
+        let mask = self.mask.compact()?;
         let keep = match self.polarity {
-            Polarity::Keep => self.mask.tensor.ne(0f64)?,
-            Polarity::Exclude => self.mask.tensor.eq(0f64)?,
+            Polarity::Keep => mask.ne(0f64)?,
+            Polarity::Exclude => mask.eq(0f64)?,
         };
         Ok(DenseMask::keep(keep.to_device(device)?))
     }

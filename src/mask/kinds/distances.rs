@@ -12,6 +12,7 @@ use crate::mask::lowered::TermStructure;
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 use crate::ops::expected_factor;
+use crate::tensor::{element_count, try_reserve};
 
 /// `-slopes[h] · distance` is added to the scores ([ALiBi, Press 2022](https://arxiv.org/abs/2108.12409)). The distance of
 /// a key after the query is negative, or, if `symmetric`, positive too.
@@ -36,9 +37,12 @@ impl MaskTerm for Distances {
 
     fn dense(&self, MaskCall { shape, starts }: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
         let AttnShape { s_q, s_kv, .. } = *shape;
+        let size = element_count("the distances", &[starts.len(), s_q, s_kv])?;
+        let mut distances = Vec::new();
+        try_reserve("the distances", &mut distances, size)?;
         let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
         let negated = |distance: i64| -(if self.symmetric { distance.abs() } else { distance }) as f64;
-        let distances: Vec<f64> = positions.flat_map(|p| (0..s_kv as i64).map(move |j| negated(p - j))).collect();
+        distances.extend(positions.flat_map(|p| (0..s_kv as i64).map(move |j| negated(p - j))));
         let distances = Tensor::from_vec(distances, (starts.len(), 1, s_q, s_kv), &Device::Cpu)?;
         let slopes = Tensor::new(&self.slopes[..], &Device::Cpu)?.reshape((1, self.slopes.len(), 1, 1))?;
         Ok(DenseMask::bias(distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?))

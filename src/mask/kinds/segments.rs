@@ -11,6 +11,7 @@ use crate::mask::dense::DenseMask;
 use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::{AttnShape, check_integers, comparable};
 use crate::mask::term::{MaskCall, MaskTerm};
+use crate::tensor::{check_allocation, element_count};
 
 /// The keys with a query's own segment id are visible: ids of queries `(b, s_q)` and of keys `(b, s_kv)`.
 #[derive(Debug, Clone)]
@@ -57,7 +58,10 @@ impl MaskTerm for Segments {
 
     /// The ids themselves: kernels compare them, and no `(b, 1, s_q, s_kv)` tensor is made.
     fn lower(&self, lowered: &mut LoweredMask, _: &MaskCall, device: &Device) -> Result<()> {
-        let ids = |ids: &Tensor| ids.to_device(device)?.to_dtype(DType::I64)?.contiguous();
+        let ids = |ids: &Tensor| {
+            check_allocation::<i64>("segment ids", element_count("segment ids", ids.dims())?)?;
+            Ok::<_, Error>(ids.to_device(device)?.to_dtype(DType::I64)?.contiguous()?)
+        };
         lowered.segments.push([ids(&self.queries)?, ids(&self.keys)?]);
         Ok(())
     }

@@ -14,7 +14,7 @@ fn check<T: Element>(problem: &AttentionProblem<T>, tolerance: f64, what: &str) 
     let want = naive(problem);
     for isa in isas() {
         let mut got = downcast::<T>(&vec![f32::NAN; want.len()]); // elements that are not written stay NaN
-        attend(isa, problem, &mut got);
+        attend(isa, problem, &mut got).unwrap();
         for (i, (got, want)) in upcast(&got).iter().zip(&want).enumerate() {
             let error = (f64::from(*got) - want).abs();
             assert!(error <= tolerance + tolerance * want.abs(), "{what}, {}: [{i}] {got}, want {want}", isa.name());
@@ -140,8 +140,8 @@ fn check_batch_invariance(bf16: bool) {
         for isa in isas() {
             let mut together = vec![0.0; 3 * padded * 2 * d];
             let mut one = vec![0.0; length * 2 * d];
-            attend(isa, &batch, &mut together);
-            attend(isa, &alone, &mut one);
+            attend(isa, &batch, &mut together).unwrap();
+            attend(isa, &alone, &mut one).unwrap();
             assert_eq!(part(&together), one, "{} of {length} in {padded}", isa.name());
             // The first two sequences as a ragged batch.
             let offsets = [0, padded, padded + length];
@@ -151,11 +151,11 @@ fn check_batch_invariance(bf16: bool) {
             let mut ragged = problem(sizes, [&q_2, &k_2, &v_2], Mask::default());
             (ragged.batch, ragged.bf16) = (Batch::Ragged { offsets: &offsets }, bf16);
             let mut two = vec![0.0; (padded + length) * 2 * d];
-            attend(isa, &ragged, &mut two);
+            attend(isa, &ragged, &mut two).unwrap();
             assert_eq!(part_of(&together), two, "{} ragged", isa.name());
             let serial = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
             let mut again = vec![0.0; 3 * padded * 2 * d];
-            serial.install(|| attend(isa, &batch, &mut again));
+            serial.install(|| attend(isa, &batch, &mut again)).unwrap();
             assert_eq!(together, again, "{} on one thread", isa.name());
         }
     }
@@ -172,7 +172,7 @@ fn nan_in_a_visible_key_gives_nan() {
     for (isa, bf16) in isas().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
         let mut output = vec![0.0; 16];
         call.bf16 = bf16;
-        attend(isa, &call, &mut output);
+        attend(isa, &call, &mut output).unwrap();
         assert!(output[..8].iter().all(|x| x.is_nan()), "{}", isa.name());
         assert!(output[8..].iter().all(|x| x.is_finite()), "{}", isa.name());
     }

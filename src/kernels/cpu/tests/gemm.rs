@@ -27,9 +27,9 @@ fn products_of_odd_sizes_match_the_reference() {
                 (Activation::Identity, None),
             ] {
                 let what = format!("{} {rows}×{k}×{n} {activation:?}", isa.name());
-                let packed = PackedWeights::new(isa, &w, bias, n, k);
+                let packed = PackedWeights::new(isa, &w, bias, n, k).unwrap();
                 check(&packed, [&a, &w], bias, activation, [rows, k, n], &what);
-                let packed = PackedWeights::new_bf16(isa, &w_bf16, bias, n, k);
+                let packed = PackedWeights::new_bf16(isa, &w_bf16, bias, n, k).unwrap();
                 check(&packed, [&a_bf16, &w_bf16], bias, activation, [rows, k, n], &format!("{what} bf16"));
             }
         }
@@ -46,7 +46,7 @@ fn check(
 ) {
     let portable = Isa::all().into_iter().find(|isa| isa.name() == "portable").unwrap();
     let mut got = vec![f32::NAN; rows * n]; // elements that are not written stay NaN
-    packed.multiply(a, rows, activation, &mut got);
+    packed.multiply(a, rows, activation, &mut got).unwrap();
     for (i, got) in got.iter().enumerate() {
         let (row, column) = (i / n, i % n);
         let pairs = a[row * k..][..k].iter().zip(&w[column * k..][..k]);
@@ -60,6 +60,6 @@ fn check(
     // A row alone gives the same bits.
     let mut alone = vec![f32::NAN; n];
     let last = rows - 1;
-    packed.multiply(&a[last * k..], 1, activation, &mut alone);
+    packed.multiply(&a[last * k..], 1, activation, &mut alone).unwrap();
     assert_eq!(alone, got[last * n..], "{what}");
 }

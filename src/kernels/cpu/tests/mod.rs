@@ -11,6 +11,7 @@ pub(in crate::kernels) mod non_finite;
 mod norm;
 pub(in crate::kernels) mod reference;
 mod score_tiles;
+mod sizes;
 
 use super::element::Element;
 use super::isa::Isa;

@@ -7,8 +7,9 @@ use super::reference::{Sizes, mask_term, problem, qkv};
 use super::{Random, downcast, isas, upcast};
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::element::Element;
-use crate::kernels::cpu::mask::{Mask, MaskStructure};
-use crate::kernels::cpu::problem::AttentionProblem;
+use crate::kernels::cpu::isa::Isa;
+use crate::kernels::cpu::mask::{Broadcast, Lengths, Mask, MaskStructure};
+use crate::kernels::cpu::problem::{AttentionProblem, Batch};
 
 /// Compares outputs of `run` with NaN and an infinity in the keys or values `spoiled` of every sequence and head with
 /// the output without them: equal bits for a query that sees none of those keys.
@@ -78,4 +79,140 @@ fn a_hidden_key_has_no_influence_whatever_it_holds() {
     check_masks::<f32>(false);
     check_masks::<f16>(false);
     check_masks::<bf16>(true);
+}
+
+/// The output of a problem, in bits, on pools of 1, 2, 3 and 16 threads, which must agree.
+fn on_all_threads<T: Element>(isa: Isa, call: &AttentionProblem<T>) -> Vec<u32> {
+    let mut outputs = [1, 2, 3, 16].into_iter().map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut output = Vec::new();
+        pool.install(|| attend(isa, call, &mut output)).unwrap();
+        upcast(&output).into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    });
+    let first = outputs.next().unwrap();
+    assert!(outputs.all(|output| output == first), "{}", isa.name());
+    first
+}
+
+/// Enough queries that the number of tasks depends on the number of threads.
+const MANY: Sizes = Sizes { b: 1, s_q: 300, s_kv: 300, appended: 0, h: 2, h_kv: 1, d: 32, d_v: 16 };
+
+/// NaN and infinities in some values, under a causal mask: the queries before them do not see them.
+#[test]
+fn threads_and_batches_do_not_change_what_hidden_values_leave() {
+    let mut random = Random(21);
+    for use_bf16 in [false, true] {
+        let [q, k, clean] = qkv::<f32>(&mut random, MANY);
+        let mut v = clean.clone();
+        for (key, x) in [(250, f32::NAN), (270, f32::INFINITY), (271, f32::NEG_INFINITY), (290, 3.4e38)] {
+            v[key * 16 + key % 16] = x;
+        }
+        let causal: Mask = MaskStructure { right: Some(0), ..MaskStructure::default() }.into();
+        let run = |isa: Isa, v: &[f32]| {
+            let mut call = problem(MANY, [&q, &k, v], causal.clone());
+            call.bf16 = use_bf16;
+            on_all_threads(isa, &call)
+        };
+        for isa in isas() {
+            let (clean, got) = (run(isa, &clean), run(isa, &v));
+            assert_eq!(got[..250 * 32], clean[..250 * 32], "{}", isa.name());
+            for query in 250..300 {
+                for (column, bits) in got[query * 32..][..16].iter().enumerate() {
+                    let sees = [(250, 10), (270, 14), (271, 15)].iter().any(|(key, c)| *key <= query && *c == column);
+                    let bad = sees || use_bf16 && isa.has_bf16_dot() && query >= 290 && column == 2;
+                    let x = f32::from_bits(*bits);
+                    assert!(
+                        x.is_finite() != bad || query >= 290 && column == 2,
+                        "{} {query} {column}: {x}",
+                        isa.name()
+                    );
+                }
+            }
+            // Twice in a batch, and as a ragged one.
+            let twice = |xs: &[f32]| [xs, xs].concat();
+            let (q2, k2, v2) = (twice(&q), twice(&k), twice(&v));
+            let mut batch = problem(Sizes { b: 2, ..MANY }, [&q2, &k2, &v2], causal.clone());
+            batch.bf16 = use_bf16;
+            assert_eq!(on_all_threads(isa, &batch), [&got[..], &got].concat(), "{}", isa.name());
+            batch.batch = Batch::Ragged { offsets: &[0, 300, 600] };
+            assert_eq!(on_all_threads(isa, &batch), [&got[..], &got].concat(), "{} ragged", isa.name());
+            // In chunks, as with a cache.
+            for (start, count) in [(0, 1), (0, 249), (249, 1), (250, 1), (128, 172)] {
+                let sizes = Sizes { s_q: count, s_kv: start + count, ..MANY };
+                let q = &q[start * 64..][..count * 64];
+                let mut chunk =
+                    problem(sizes, [q, &k[..(start + count) * 32], &v[..(start + count) * 16]], causal.clone());
+                chunk.bf16 = use_bf16;
+                let want = &got[start * 32..][..count * 32];
+                assert_eq!(on_all_threads(isa, &chunk), want, "{} from {start}, {count}", isa.name());
+            }
+        }
+    }
+}
+
+/// The infinite value has a weight that underflows to 0 in f32. Whether the queries of a task see all keys, as the last
+/// one alone does, depends on the number of threads and must not decide between 0 · inf and inf.
+#[test]
+fn a_weight_that_underflows_does_not_depend_on_the_threads() {
+    let sizes = Sizes { b: 1, s_q: 129, s_kv: 129, appended: 0, h: 1, h_kv: 1, d: 1, d_v: 2 };
+    let q = vec![1.0f32; 129];
+    let mut k = vec![0.0f32; 129];
+    k[3] = -500.0;
+    let mut v = vec![1.0f32; 258];
+    v[6] = f32::INFINITY;
+    let causal = MaskStructure { right: Some(0), ..MaskStructure::default() }.into();
+    let call = problem(sizes, [&q, &k, &v], causal);
+    for isa in isas() {
+        let output = on_all_threads(isa, &call);
+        assert_eq!(output[..2], [1f32.to_bits(); 2]);
+        assert_eq!(output[256], output[254], "the last query is like the one before it: {}", isa.name());
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_gives_zeros_whatever_is_hidden() {
+    let sizes = Sizes { b: 2, s_q: 3, s_kv: 200, appended: 0, h: 2, h_kv: 1, d: 8, d_v: 8 };
+    let [q, k, _] = qkv::<f32>(&mut Random(22), sizes);
+    let v = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX].repeat(2 * 200 * 8 / 4);
+    let hidden = [f32::NEG_INFINITY; 200];
+    let row = [0, 0, 0, 1];
+    let lengths = vec![Lengths::PerQuery(vec![vec![0, 200, 0]; 2])];
+    // The second bias is infinite where the first one hides the key.
+    let biases =
+        [Broadcast { data: &hidden[..], strides: row }, Broadcast { data: &[f32::INFINITY; 200], strides: row }];
+    let masks: [(Mask, &[usize]); 3] = [
+        (MaskStructure { lengths, ..MaskStructure::default() }.into(), &[0, 2]),
+        (Mask { bias: biases.to_vec(), ..Mask::default() }, &[0, 1, 2]),
+        (Mask { keep: vec![Broadcast { data: &[0; 200], strides: row }], ..Mask::default() }, &[0, 1, 2]),
+    ];
+    for (mask, blind) in &masks {
+        for (isa, use_bf16) in isas().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
+            let mut call = problem(sizes, [&q, &k, &v], mask.clone());
+            call.bf16 = use_bf16;
+            let output = on_all_threads(isa, &call);
+            for (row, got) in output.chunks(16).enumerate().filter(|(row, _)| blind.contains(&(row % 3))) {
+                assert_eq!(got, [0; 16], "{} row {row} under {mask:?}", isa.name());
+            }
+        }
+    }
+}
+
+/// Products of weights and values that underflow to -0: a hidden key adds +0 or -0 to them.
+#[test]
+fn a_hidden_key_does_not_change_the_sign_of_zero() {
+    let sizes = Sizes { b: 1, s_q: 2, s_kv: 400, appended: 0, h: 1, h_kv: 1, d: 1, d_v: 1 };
+    let q = [1.0f32, 1.0];
+    let mut k = vec![-80.0f32; 400];
+    k[399] = 0.0;
+    let run = |isa, hidden: f32| {
+        let mut v = vec![-1e-38f32; 400];
+        (1..399).step_by(2).for_each(|i| v[i] = hidden);
+        v[399] = 0.0;
+        let keep: Vec<u8> = (0..400).map(|i| u8::from(i % 2 == 0 || i == 399)).collect();
+        let mask = Mask { keep: vec![Broadcast { data: &keep, strides: [0, 0, 0, 1] }], ..Mask::default() };
+        on_all_threads(isa, &problem(sizes, [&q, &k, &v], mask))
+    };
+    for isa in isas() {
+        assert_eq!(run(isa, 1.0), run(isa, -1.0), "{}", isa.name());
+    }
 }

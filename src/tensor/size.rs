@@ -1,0 +1,65 @@
+//! Sizes of memory, computed without overflow and asked for without an abort.
+//!
+//! A view such as `broadcast_as` has any shape and takes no memory. So the product of its dimensions may wrap around in
+//! `usize`, and a copy of it may be larger than all memory. Rust wraps in release builds, and aborts the process where an
+//! allocation fails. Both become errors here, before a kernel or an operation of candle relies on the size.
+
+use crate::error::{Error, Result};
+
+/// The most elements that a tensor of this crate may have: as many as `isize::MAX` bytes hold, the limit of any
+/// allocation, in the widest dtype (f64). Nothing real comes near it on a 64-bit processor.
+const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
+
+/// The number of elements of `what`, which has these dimensions.
+pub(crate) fn element_count(what: &str, dims: &[usize]) -> Result<usize> {
+    if dims.contains(&0) {
+        return Ok(0);
+    }
+    let product = dims.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+    product.filter(|count| *count <= MAX_ELEMENTS).ok_or_else(|| {
+        Error::shape(what, dims, format!("at most {MAX_ELEMENTS} elements, which is all that can be addressed"))
+    })
+}
+
+/// Makes room for `count` more elements of `what`.
+pub(crate) fn try_reserve<T>(what: &str, vec: &mut Vec<T>, count: usize) -> Result<()> {
+    vec.try_reserve_exact(count).map_err(|_| {
+        let found = format!("{} bytes", count as u128 * size_of::<T>() as u128);
+        Error::value(format!("the memory for {what}"), found, "an amount that can be allocated")
+    })
+}
+
+/// Checks that an operation of candle, which aborts otherwise, can allocate `count` elements for `what`.
+pub(crate) fn check_allocation<T>(what: &str, count: usize) -> Result<()> {
+    let mut probe = Vec::<T>::new();
+    try_reserve(what, &mut probe, count)?;
+    // The compiler may leave out an allocation that nobody uses, and take it for granted.
+    std::hint::black_box(&mut probe);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_that_wrap_around_are_errors() {
+        assert_eq!(element_count("x", &[2, 3, 5]).unwrap(), 30);
+        assert_eq!(element_count("x", &[]).unwrap(), 1);
+        assert_eq!(element_count("x", &[usize::MAX, 0, usize::MAX]).unwrap(), 0);
+        let half = 1usize << (usize::BITS / 2);
+        for dims in [&[half, half][..], &[usize::MAX, 2], &[half, half, 2, 3], &[MAX_ELEMENTS + 1]] {
+            let error = element_count("x", dims).unwrap_err().to_string();
+            assert!(error.contains(&MAX_ELEMENTS.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn memory_that_nobody_has_is_an_error() {
+        for count in [usize::MAX, MAX_ELEMENTS] {
+            let error = check_allocation::<f64>("x", count).unwrap_err().to_string();
+            assert!(error.contains("the memory for x") && error.contains("bytes"), "{error}");
+        }
+        check_allocation::<f32>("x", 10).unwrap();
+    }
+}
