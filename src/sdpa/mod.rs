@@ -51,7 +51,11 @@ use crate::mask::AttnShape;
 /// attention weights, dropout, additive scoring and f64: [`Backend::Eager`], on any device. [`plan_for`] returns the
 /// choice and the reasons.
 /// # Errors
-/// A shape or dtype that does not fit, and a forced backend that cannot run the call.
+/// A shape or dtype that does not fit, a forced backend that cannot run the call, and a call on the CPU that needs more
+/// memory than can be allocated (views such as `broadcast_as` have any shape).
+/// # Threads
+/// Another thread may write to the memory of a tensor (`slice_set`, `Var::set`) during a call: the call then computes with
+/// the old, the new, or some old and some new elements, and both go on.
 /// # Example
 /// Attention on projections of one's own, here without an output projection, as in `BertSelfAttention`:
 /// ```

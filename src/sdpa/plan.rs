@@ -30,7 +30,8 @@ pub struct Plan {
     /// `portable`; `None` on other backends. The first two multiply bf16: where queries, keys and values are f32, as also
     /// in a half-type layer that rotates or normalizes them, the kernel uses `avx512` on the same processor.
     pub instructions: Option<&'static str>,
-    /// Peak temporary memory of the backend in bytes, estimated from the shapes.
+    /// Peak temporary memory of the backend in bytes, estimated from the shapes; `usize::MAX` if it cannot be addressed. On
+    /// the CPU each thread keeps up to 16 MB of it for its next call, and what is more goes back at the end of the call.
     pub scratch_bytes: usize,
 }
 

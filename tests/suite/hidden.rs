@@ -1,8 +1,9 @@
 //! What a hidden key holds has no influence, NaN and infinities included, on any backend of the CPU.
 
+use candle_attention::position::{Alibi, Disentangled, Rotary, T5RelativeBias};
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, Position,
 };
 use candle_core::{DType, Device, Tensor, Var};
 
@@ -110,12 +111,17 @@ fn hidden_keys_have_no_influence_on_gradients() {
 /// ragged and with a cache.
 #[test]
 fn padding_of_nan_does_not_change_what_a_layer_gives() {
-    let config = AttentionConfig::new(12, 3).with_dropout(0.0);
-    let fixed = random_layer(&config, 0.5, &mut Random::new(62));
+    for position in [Position::None, Position::Disentangled(Disentangled::new(2))] {
+        check_padding_of_nan(&AttentionConfig::new(12, 3).with_position(position).with_dropout(0.0));
+    }
+}
+
+fn check_padding_of_nan(config: &AttentionConfig) {
+    let fixed = random_layer(config, 0.5, &mut Random::new(62));
     let learning = {
         let map = candle_nn::VarMap::new();
         let vb = candle_nn::VarBuilder::from_varmap(&map, DType::F32, &CPU);
-        MultiHeadAttention::new(&config, vb).unwrap()
+        MultiHeadAttention::new(config, vb).unwrap()
     };
     let xs = Random::new(63).tensor(&[1, 4, 12], DType::F32);
     let nan = Tensor::full(f32::NAN, (1, 1, 12), &CPU).unwrap();
@@ -130,6 +136,75 @@ fn padding_of_nan_does_not_change_what_a_layer_gives() {
                     layer.attend_with(&inputs, &options).unwrap().output.narrow(1, 0, 3).unwrap()
                 };
                 assert_eq!(max_diff(&run(&padded), &run(&xs)), 0.0, "{backend:?} under {mask}");
+            }
+        }
+    }
+}
+
+/// The elements in bits; NaN is one number, whatever its sign and payload.
+fn bits(xs: &Tensor) -> Vec<u32> {
+    let xs: Vec<f32> = xs.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    xs.into_iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
+}
+
+/// A random layer whose weights are not variables, in any dtype.
+fn layer_in(config: &AttentionConfig, dtype: DType) -> MultiHeadAttention {
+    let map = candle_nn::VarMap::new();
+    MultiHeadAttention::new(config, candle_nn::VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
+    let data = map.data().lock().unwrap();
+    let tensors: std::collections::HashMap<String, Tensor> =
+        data.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor().to_dtype(dtype).unwrap())).collect();
+    MultiHeadAttention::load(config, candle_nn::VarBuilder::from_tensors(tensors, dtype, &CPU)).unwrap()
+}
+
+/// A token of NaN and infinities in a causal layer: the tokens before it give the same bits as without it, on any number of
+/// threads, alone, in a batch, as a ragged batch, and in chunks of a cache.
+#[test]
+fn tokens_before_a_token_of_nan_give_the_same_bits_however_they_run() {
+    let t5 = Position::T5RelativeBias(T5RelativeBias::new(8, 12, false));
+    let positions = [Position::None, Position::Rotary(Rotary::default()), Position::Alibi(Alibi::default()), t5];
+    for (position, heads) in positions.into_iter().flat_map(|position| [(position.clone(), 1), (position, 4)]) {
+        let config = AttentionConfig::new(16, heads).with_position(position).with_dropout(0.0);
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let layer = layer_in(&config, dtype);
+            let clean = Random::new(71).tensor(&[1, 150, 16], dtype);
+            let bad = [f32::NAN, f32::INFINITY, 1.0, f32::NEG_INFINITY].repeat(4);
+            let bad = Tensor::from_vec(bad, (1, 1, 16), &CPU).unwrap().to_dtype(dtype).unwrap();
+            let parts = [&clean.narrow(1, 0, 140).unwrap(), &bad, &clean.narrow(1, 141, 9).unwrap()];
+            let spoiled = Tensor::cat(&parts, 1).unwrap();
+            let mask = AttentionMask::causal();
+            let run = |xs: &Tensor| {
+                let inputs = AttentionInputs::self_attention(xs, &mask);
+                layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().output
+            };
+            let before = |xs: &Tensor| bits(&xs.narrow(1, 0, 140).unwrap());
+            let want = before(&run(&clean));
+            let whole = bits(&run(&spoiled));
+            let what = format!("{heads} heads, {dtype:?}, {}", config.position);
+            for threads in [1, 2, 3, 16] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| {
+                    assert_eq!(bits(&run(&spoiled)), whole, "{what}, {threads} threads");
+                    assert_eq!(before(&run(&spoiled)), want, "{what}, {threads} threads");
+                    let batch = run(&Tensor::cat(&[&clean, &spoiled], 0).unwrap());
+                    assert_eq!(bits(&batch.get(1).unwrap()), whole, "{what}, in a batch on {threads} threads");
+                    let rows =
+                        Tensor::cat(&[&spoiled, &clean.narrow(1, 0, 7).unwrap()], 1).unwrap().squeeze(0).unwrap();
+                    let ragged = layer.attend_ragged(&rows, &[150, 7], &mask).unwrap();
+                    assert_eq!(bits(&ragged.narrow(0, 0, 150).unwrap()), whole, "{what}, ragged on {threads} threads");
+                    for chunk in [50, 139, 149] {
+                        let mut cache = KvCache::growing();
+                        let mut outputs = Vec::new();
+                        for start in (0..150).step_by(chunk) {
+                            let xs = spoiled.narrow(1, start, chunk.min(150 - start)).unwrap();
+                            let inputs = AttentionInputs::self_attention(&xs, &mask);
+                            let output = layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default());
+                            outputs.push(output.unwrap().output);
+                        }
+                        let chunks = bits(&Tensor::cat(&outputs, 1).unwrap());
+                        assert_eq!(chunks, whole, "{what}, in chunks of {chunk} on {threads} threads");
+                    }
+                });
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::problem::check_view;
+use super::strided::check_view;
 use crate::error::{Error, Result};
 
 /// A tensor that broadcasts to `(b, h, s_q, s_kv)`: a dimension of size 1 has stride 0.

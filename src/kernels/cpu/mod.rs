@@ -42,6 +42,7 @@ mod problem;
 mod score_tile;
 mod scratch;
 mod shared_out;
+mod strided;
 #[cfg(test)]
 pub(super) mod tests;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]

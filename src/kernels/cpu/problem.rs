@@ -1,6 +1,7 @@
 //! The attention problem: one call of the kernel, with its operands as views of memory.
 
 use super::mask::Mask;
+use super::strided::check_view;
 use crate::error::{Error, Result};
 use crate::tensor::element_count;
 
@@ -108,20 +109,6 @@ impl<T> HeadsView<'_, T> {
     fn check(&self, name: &str, dims: [usize; 3], d: usize) -> Result<()> {
         check_view(name, &dims, &self.strides, d, self.data.len())
     }
-}
-
-/// Checks that the last `d` values of a view of `dims` are among the `available` ones.
-pub(super) fn check_view(name: &str, dims: &[usize], strides: &[usize], d: usize, available: usize) -> Result<()> {
-    if dims.contains(&0) {
-        return Ok(());
-    }
-    let mut last = dims.iter().zip(strides).map(|(size, stride)| (size - 1).checked_mul(*stride));
-    let end = last.try_fold(d, |end, last| end.checked_add(last?));
-    if end.is_some_and(|end| end <= available) {
-        return Ok(());
-    }
-    let end = end.map_or_else(|| "more than can be addressed".to_string(), |end| end.to_string());
-    Err(Error::shape(name, dims, format!("a view of the {available} elements in memory, not of {end}")))
 }
 
 /// The sequences of a call and their lengths.

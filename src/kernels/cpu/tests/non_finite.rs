@@ -67,7 +67,7 @@ fn check_masks<T: Element>(use_bf16: bool) {
             check(sizes, mask, [&q, &k, &v], spoiled, isa.name(), |mut call| {
                 call.bf16 = use_bf16;
                 let mut output = Vec::new();
-                attend(isa, &call, &mut output);
+                attend(isa, &call, &mut output).unwrap();
                 output
             });
         }
@@ -81,13 +81,14 @@ fn a_hidden_key_has_no_influence_whatever_it_holds() {
     check_masks::<bf16>(true);
 }
 
-/// The output of a problem, in bits, on pools of 1, 2, 3 and 16 threads, which must agree.
+/// The output of a problem, in bits (NaN is one number), on pools of 1, 2, 3 and 16 threads, which must agree.
 fn on_all_threads<T: Element>(isa: Isa, call: &AttentionProblem<T>) -> Vec<u32> {
     let mut outputs = [1, 2, 3, 16].into_iter().map(|threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let mut output = Vec::new();
         pool.install(|| attend(isa, call, &mut output)).unwrap();
-        upcast(&output).into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+        upcast(&output).into_iter().map(bits).collect::<Vec<_>>()
     });
     let first = outputs.next().unwrap();
     assert!(outputs.all(|output| output == first), "{}", isa.name());
@@ -95,7 +96,7 @@ fn on_all_threads<T: Element>(isa: Isa, call: &AttentionProblem<T>) -> Vec<u32> 
 }
 
 /// Enough queries that the number of tasks depends on the number of threads.
-const MANY: Sizes = Sizes { b: 1, s_q: 300, s_kv: 300, appended: 0, h: 2, h_kv: 1, d: 32, d_v: 16 };
+const MANY: Sizes = Sizes { b: 1, s_q: 150, s_kv: 150, appended: 0, h: 2, h_kv: 1, d: 8, d_v: 4 };
 
 /// NaN and infinities in some values, under a causal mask: the queries before them do not see them.
 #[test]
@@ -104,8 +105,10 @@ fn threads_and_batches_do_not_change_what_hidden_values_leave() {
     for use_bf16 in [false, true] {
         let [q, k, clean] = qkv::<f32>(&mut random, MANY);
         let mut v = clean.clone();
-        for (key, x) in [(250, f32::NAN), (270, f32::INFINITY), (271, f32::NEG_INFINITY), (290, 3.4e38)] {
-            v[key * 16 + key % 16] = x;
+        // The last one is infinite in bf16 only. Each is in a column of its own.
+        let bad = [(100, f32::NAN), (121, f32::INFINITY), (130, f32::NEG_INFINITY), (143, 3.4e38)];
+        for (key, x) in bad {
+            v[key * 4 + key % 4] = x;
         }
         let causal: Mask = MaskStructure { right: Some(0), ..MaskStructure::default() }.into();
         let run = |isa: Isa, v: &[f32]| {
@@ -115,18 +118,15 @@ fn threads_and_batches_do_not_change_what_hidden_values_leave() {
         };
         for isa in isas() {
             let (clean, got) = (run(isa, &clean), run(isa, &v));
-            assert_eq!(got[..250 * 32], clean[..250 * 32], "{}", isa.name());
-            for query in 250..300 {
-                for (column, bits) in got[query * 32..][..16].iter().enumerate() {
-                    let sees = [(250, 10), (270, 14), (271, 15)].iter().any(|(key, c)| *key <= query && *c == column);
-                    let bad = sees || use_bf16 && isa.has_bf16_dot() && query >= 290 && column == 2;
-                    let x = f32::from_bits(*bits);
-                    assert!(
-                        x.is_finite() != bad || query >= 290 && column == 2,
-                        "{} {query} {column}: {x}",
-                        isa.name()
-                    );
-                }
+            for (at, (got, clean)) in got.iter().zip(&clean).enumerate() {
+                let (query, column) = (at / 8, at % 4);
+                let sees = bad.iter().any(|(key, _)| *key <= query && key % 4 == column);
+                // A large finite value is one or the other.
+                let right = match f32::from_bits(*got).is_finite() {
+                    true => !sees && got == clean || column == 3,
+                    false => sees,
+                };
+                assert!(right, "{} {query} {column}: {}", isa.name(), f32::from_bits(*got));
             }
             // Twice in a batch, and as a ragged one.
             let twice = |xs: &[f32]| [xs, xs].concat();
@@ -134,16 +134,16 @@ fn threads_and_batches_do_not_change_what_hidden_values_leave() {
             let mut batch = problem(Sizes { b: 2, ..MANY }, [&q2, &k2, &v2], causal.clone());
             batch.bf16 = use_bf16;
             assert_eq!(on_all_threads(isa, &batch), [&got[..], &got].concat(), "{}", isa.name());
-            batch.batch = Batch::Ragged { offsets: &[0, 300, 600] };
+            batch.batch = Batch::Ragged { offsets: &[0, 150, 300] };
             assert_eq!(on_all_threads(isa, &batch), [&got[..], &got].concat(), "{} ragged", isa.name());
             // In chunks, as with a cache.
-            for (start, count) in [(0, 1), (0, 249), (249, 1), (250, 1), (128, 172)] {
+            for (start, count) in [(0, 99), (100, 1), (120, 30)] {
                 let sizes = Sizes { s_q: count, s_kv: start + count, ..MANY };
-                let q = &q[start * 64..][..count * 64];
-                let mut chunk =
-                    problem(sizes, [q, &k[..(start + count) * 32], &v[..(start + count) * 16]], causal.clone());
+                let q = &q[start * 16..][..count * 16];
+                let (k, v) = (&k[..(start + count) * 8], &v[..(start + count) * 4]);
+                let mut chunk = problem(sizes, [q, k, v], causal.clone());
                 chunk.bf16 = use_bf16;
-                let want = &got[start * 32..][..count * 32];
+                let want = &got[start * 8..][..count * 8];
                 assert_eq!(on_all_threads(isa, &chunk), want, "{} from {start}, {count}", isa.name());
             }
         }

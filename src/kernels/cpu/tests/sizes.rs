@@ -114,7 +114,8 @@ fn products_check_their_sizes() {
             }
             // No input feature: a weight without memory.
             let wide = pack(isa, &[], None, 8, 0).unwrap();
-            let error = wide.multiply(&[0f32; 0], half * half / 8, Activation::Identity, &mut output).unwrap_err();
+            let error =
+                wide.multiply(&[0f32; 0], 1 << (usize::BITS - 3), Activation::Identity, &mut output).unwrap_err();
             assert!(error.to_string().contains("the output of a product"), "{error}");
             for (out, input) in [(half, half), (usize::MAX, 0), (usize::MAX, 1), (3, 5)] {
                 assert!(pack(isa, &[], None, out, input).is_err(), "{out} × {input}");
