@@ -133,7 +133,8 @@ impl MultiHeadAttention {
     ) -> Result<Tensor> {
         let mut output = Vec::<T>::new();
         // Packed before `xs` is locked: packing locks the weights.
-        (self.qkv.packed()?, self.o_proj.packed()?);
+        self.qkv.packed()?;
+        self.o_proj.packed()?;
         with_slice(xs, |xs: &[T]| self.attend_ragged_cpu(xs, offsets, mask, &mut Buffers::default(), &mut output))??;
         Ok(Tensor::from_vec(output, (xs.dim(0)?, self.config.resolved_output_size()), &Device::Cpu)?)
     }
