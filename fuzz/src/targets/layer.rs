@@ -232,7 +232,7 @@ fn masked(u: &mut Unstructured, random: &mut Random) -> Result<()> {
 type Sequence = Vec<Tensor>;
 
 /// The output of the last tokens of a sequence in one run.
-fn in_one_run(layer: &MultiHeadAttention, tokens: &Sequence, new: usize, mask: &AttentionMask) -> Vec<f64> {
+fn in_one_run(layer: &MultiHeadAttention, tokens: &[Tensor], new: usize, mask: &AttentionMask) -> Vec<f64> {
     let xs = Tensor::cat(tokens, 0).and_then(|xs| xs.unsqueeze(0)).expect("tokens");
     let inputs = AttentionInputs::self_attention(&xs, mask);
     let output = layer.attend_with(&inputs, &AttentionOptions::default()).expect("one run").output;

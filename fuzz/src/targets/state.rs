@@ -54,7 +54,7 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
     for _ in 0..u.int_in_range(0..=2)? {
         let key = metadata.keys().nth(u.choose_index(metadata.len().max(1))?).cloned().unwrap_or_default();
         let inner: Option<Value> = metadata.get(&key).and_then(|text| serde_json::from_str(text.as_str()?).ok());
-        let changed = match (u.int_in_range(0..=5)?, inner) {
+        match (u.int_in_range(0..=5)?, inner) {
             (0, _) => drop(metadata.remove(&key)),
             (1, _) => drop(metadata.insert(key, Value::String(json::text(u, 6)?))),
             (2, _) => drop(metadata.insert("step".to_string(), u.arbitrary::<u64>()?.to_string().into())),
@@ -64,8 +64,7 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
                 drop(metadata.insert(key, Value::String(inner.to_string())));
             }
             _ => {}
-        };
-        let () = changed;
+        }
     }
     let mut entries = SAVED.entries.clone();
     for _ in 0..u.int_in_range(0..=3)? {
