@@ -3,41 +3,29 @@
 use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
 
+use crate::json::value;
 use crate::rarely;
 
 /// Keys that the crate reads, at the top or inside a section.
-const KEYS: &[&str] = &[
-    "class_token",
-    "image_size",
-    "img_size",
-    "max_relative_positions",
-    "norm_rel_ebd",
-    "num_heads",
-    "num_reg_tokens",
-    "num_register_tokens",
-    "patch_size",
-    "pos_att_type",
-    "position_buckets",
-    "ref_feat_shape",
-    "relative_attention",
-    "rope_mixed_mode",
-    "rope_rotate_half",
-    "rope_temperature",
-    "share_att_key",
-    "use_rot_pos_emb",
-    "use_shared_relative_position_bias",
+pub const KEYS: &[&str] = &[
+    "activation_function",
     "alibi",
     "alibi_bias_max",
     "attention_factor",
     "attention_layers",
     "attention_multiplier",
+    "attention_probs_dropout_prob",
     "attn_config",
     "attn_logit_softcapping",
     "beta_fast",
     "beta_slow",
+    "class_token",
+    "classifier_pooling",
     "clip_qkv",
     "d_model",
     "decoder_attention_heads",
+    "emb_pooler",
+    "embedding_size",
     "encoder_attention_heads",
     "eos_token_id",
     "factor",
@@ -45,34 +33,62 @@ const KEYS: &[&str] = &[
     "global_attn_every_n_layers",
     "global_rope_theta",
     "head_dim",
+    "hidden_act",
+    "hidden_dropout_prob",
     "hidden_size",
     "high_freq_factor",
+    "id2label",
+    "image_size",
+    "img_size",
+    "inner_group_num",
+    "intermediate_size",
     "layer_norm_eps",
     "layer_norm_epsilon",
+    "layer_norm_type",
     "layer_types",
     "local_attention",
     "local_rope_theta",
     "long_factor",
     "low_freq_factor",
     "max_position_embeddings",
+    "max_relative_positions",
     "max_window_layers",
     "model_type",
     "mscale",
     "mscale_all_dim",
     "n_head",
+    "norm_bias",
     "norm_eps",
+    "norm_rel_ebd",
     "num_attention_heads",
+    "num_heads",
+    "num_hidden_groups",
+    "num_hidden_layers",
     "num_key_value_heads",
+    "num_labels",
+    "num_reg_tokens",
+    "num_register_tokens",
     "original_max_position_embeddings",
+    "pad_token_id",
     "partial_rotary_factor",
+    "patch_size",
+    "pos_att_type",
+    "position_buckets",
     "position_embedding_type",
+    "problem_type",
+    "pruned_heads",
     "query_pre_attn_scalar",
+    "ref_feat_shape",
+    "relative_attention",
     "relative_attention_max_distance",
     "relative_attention_num_buckets",
     "rms_norm_eps",
     "rope_local_base_freq",
+    "rope_mixed_mode",
     "rope_parameters",
+    "rope_rotate_half",
     "rope_scaling",
+    "rope_temperature",
     "rope_theta",
     "rope_type",
     "rotary_dim",
@@ -80,58 +96,80 @@ const KEYS: &[&str] = &[
     "rotary_emb_fraction",
     "rotary_emb_interleaved",
     "rotary_pct",
+    "sbert_ce_default_activation_function",
     "scale_attn_by_inverse_layer_idx",
     "scale_attn_weights",
+    "share_att_key",
     "short_factor",
     "sliding_attention",
     "sliding_window",
     "sliding_window_pattern",
     "softmax_scale",
+    "summary_type",
     "text_config",
     "truncate",
     "type",
+    "type_vocab_size",
     "use_bidirectional_attention",
     "use_qk_norm",
     "use_relative_position_bias",
+    "use_rot_pos_emb",
+    "use_shared_relative_position_bias",
     "use_sliding_window",
     "vision_config",
+    "vocab_size",
     "window_size",
 ];
 
-const WORDS: &[&str] = &[
+pub const WORDS: &[&str] = &[
+    "absolute",
+    "albert",
     "alibi",
     "beit",
+    "bert",
     "bloom",
     "c2p",
     "c2p|p2c",
-    "deberta",
-    "deberta-v2",
-    "dinov3_vit",
-    "layer_norm",
-    "swin",
+    "camembert",
     "clip_text_model",
+    "cls",
     "codegen",
     "cohere2",
+    "deberta",
+    "deberta-v2",
     "default",
+    "dinov3_vit",
+    "distilbert",
     "dynamic",
+    "electra",
     "esm",
     "falcon",
+    "first",
     "full_attention",
+    "geglu",
+    "gelu",
+    "gelu_new",
     "gemma2",
     "gemma3_text",
     "gpt2",
     "gpt_neo",
     "gpt_oss",
     "gptj",
+    "gte",
+    "jina_embeddings_v3",
+    "last",
+    "layer_norm",
     "linear",
     "llama",
     "llama3",
     "local",
     "longrope",
+    "mean",
     "mistral",
     "modernbert",
     "mpnet",
     "mpt",
+    "multi_label_classification",
     "nomic_bert",
     "olmo2",
     "olmo3",
@@ -139,70 +177,34 @@ const WORDS: &[&str] = &[
     "phi3",
     "qwen2",
     "qwen3",
+    "regression",
+    "relu",
+    "roberta",
     "rotary",
+    "silu",
+    "single_label_classification",
     "sliding_attention",
     "stablelm",
     "su",
+    "swiglu",
+    "swin",
     "t5",
     "umt5",
     "vision",
+    "x.Identity",
+    "x.Sigmoid",
+    "xlm-roberta",
     "yarn",
 ];
 
-/// Extreme values of the number types, and ordinary ones.
-const FLOATS: &[f64] = &[
-    0.0,
-    -0.0,
-    1e-320,
-    1e-300,
-    1e-40,
-    1e-30,
-    1e-6,
-    0.1,
-    0.5,
-    1.0,
-    1.5,
-    2.0,
-    8.0,
-    32.0,
-    1e4,
-    5e5,
-    1e30,
-    3.4e38,
-    1e39,
-    1e300,
-    f64::MAX,
-    -1e-300,
-    -1e-6,
-    -0.5,
-    -1.0,
-    -8.0,
-    -1e4,
-    -1e39,
-    f64::MIN,
-];
-
-fn value(u: &mut Unstructured, depth: usize) -> Result<Value> {
-    let deepest = if depth == 0 { 7 } else { 9 };
-    Ok(match u.int_in_range(0..=deepest)? {
-        0 => Value::Null,
-        1 => json!(u.arbitrary::<bool>()?),
-        2 => json!(u.int_in_range(0..=16u64)?),
-        3 => json!(1u64 << u.int_in_range(0..=63)?),
-        4 => json!((1u64 << u.int_in_range(0..=63)?) - 1),
-        5 => json!(*u.choose(FLOATS)?),
-        6 => json!(*u.choose(WORDS)?),
-        7 => json!(*u.choose(&[u64::MAX, u64::MAX - 1, i64::MAX as u64, 1 << 24, (1 << 24) + 1])?),
-        8 => {
-            let count = u.int_in_range(0..=8)?;
-            Value::Array((0..count).map(|_| value(u, depth - 1)).collect::<Result<_>>()?)
-        }
-        _ => {
-            let count = u.int_in_range(0..=6)?;
-            let pair = |_| Ok((u.choose(KEYS)?.to_string(), value(u, depth - 1)?));
-            Value::Object((0..count).map(pair).collect::<Result<_>>()?)
-        }
-    })
+/// Indices of pruned heads by layer, as `prune_heads` of transformers leaves them.
+fn pruned_heads(u: &mut Unstructured) -> Result<Value> {
+    let mut layers = serde_json::Map::new();
+    for _ in 0..u.int_in_range(1..=2)? {
+        let heads = (0..u.int_in_range(0..=4)?).map(|_| u.int_in_range(0..=6u8)).collect::<Result<Vec<_>>>()?;
+        layers.insert(u.int_in_range(0..=2u8)?.to_string(), json!(heads));
+    }
+    Ok(Value::Object(layers))
 }
 
 /// `base` with a few keys changed, added or removed, at the top level or in a section.
@@ -218,14 +220,14 @@ pub fn config(u: &mut Unstructured, base: &Value) -> Result<Value> {
             true => at.keys().nth(u.choose_index(at.len())?).cloned().unwrap_or_default(),
             false => u.choose(KEYS)?.to_string(),
         };
-        if rarely(u, 8)? {
-            at.remove(&key);
-        } else {
-            at.insert(key, value(u, 2)?);
+        match u.int_in_range(0..=7)? {
+            0 => drop(at.remove(&key)),
+            1 => drop(at.insert("pruned_heads".to_string(), pruned_heads(u)?)),
+            _ => drop(at.insert(key, value(u, 2, KEYS, WORDS)?)),
         }
     }
     if rarely(u, 32)? {
-        return value(u, 3);
+        return value(u, 3, KEYS, WORDS);
     }
     Ok(config)
 }

@@ -1,11 +1,10 @@
 //! Safetensors files, possibly inconsistent.
 
-use std::path::{Path, PathBuf};
-
 use arbitrary::{Result, Unstructured};
 use serde_json::json;
 
-use crate::{Template, rarely};
+use crate::rarely;
+use crate::templates::Template;
 
 /// A tensor of a header. Without `data`, as many bytes as shape and dtype require; without `offsets`, right after the tensor
 /// before it.
@@ -134,52 +133,63 @@ impl Entry {
 
 /// The tensors of a family with a few of them damaged.
 pub fn entries(u: &mut Unstructured, template: &Template) -> Result<Vec<Entry>> {
-    let mut all = if rarely(u, 16)? { Vec::new() } else { template.entries.clone() };
+    entries_like(u, &template.entries)
+}
+
+/// These tensors with a few of them damaged, or none at all.
+pub fn entries_like(u: &mut Unstructured, like: &[Entry]) -> Result<Vec<Entry>> {
+    let mut all = if rarely(u, 16)? { Vec::new() } else { like.to_vec() };
     for _ in 0..u.int_in_range(0..=6)? {
-        let at = if all.is_empty() { 0 } else { u.choose_index(all.len())? };
-        match u.int_in_range(0..=8)? {
-            0 => {
-                let count = u.int_in_range(0..=4)?;
-                let shape = (0..count).map(|_| size(u)).collect::<Result<_>>()?;
-                let dtype = u.choose(DTYPES)?.0.to_string();
-                all.insert(at, Entry { name: name(u, &all)?, dtype, shape, data: None, offsets: None });
-            }
-            _ if all.is_empty() => {}
-            1 => drop(all.remove(at)),
-            2 => all[at].name = name(u, &all)?,
-            3 => (all[at].dtype, all[at].data) = (u.choose(DTYPES)?.0.to_string(), None),
-            4 => {
-                let Entry { shape, data, .. } = &mut all[at];
-                if !shape.is_empty() {
-                    let axis = u.choose_index(shape.len())?;
-                    shape[axis] = size(u)?;
-                    *data = None;
-                }
-            }
-            5 => {
-                let Entry { shape, data, .. } = &mut all[at];
-                match u.arbitrary()? {
-                    true => shape.push(size(u)?),
-                    false => drop(shape.pop()),
-                }
+        damage(u, &mut all)?;
+    }
+    Ok(all)
+}
+
+/// Adds, removes or changes one tensor.
+pub fn damage(u: &mut Unstructured, all: &mut Vec<Entry>) -> Result<()> {
+    let at = if all.is_empty() { 0 } else { u.choose_index(all.len())? };
+    match u.int_in_range(0..=8)? {
+        0 => {
+            let count = u.int_in_range(0..=4)?;
+            let shape = (0..count).map(|_| size(u)).collect::<Result<_>>()?;
+            let dtype = u.choose(DTYPES)?.0.to_string();
+            all.insert(at, Entry { name: name(u, all)?, dtype, shape, data: None, offsets: None });
+        }
+        _ if all.is_empty() => {}
+        1 => drop(all.remove(at)),
+        2 => all[at].name = name(u, all)?,
+        3 => (all[at].dtype, all[at].data) = (u.choose(DTYPES)?.0.to_string(), None),
+        4 => {
+            let Entry { shape, data, .. } = &mut all[at];
+            if !shape.is_empty() {
+                let axis = u.choose_index(shape.len())?;
+                shape[axis] = size(u)?;
                 *data = None;
             }
-            6 => all[at].offsets = Some([size(u)?, size(u)?]),
-            7 => {
-                let other = u.choose_index(all.len())?;
-                let name = std::mem::take(&mut all[at].name);
-                all[at].name = std::mem::replace(&mut all[other].name, name);
+        }
+        5 => {
+            let Entry { shape, data, .. } = &mut all[at];
+            match u.arbitrary()? {
+                true => shape.push(size(u)?),
+                false => drop(shape.pop()),
             }
-            // NaN, infinities, the largest and the smallest numbers.
-            _ => {
-                let filler = *u.choose(&[0xffu8, 0x7f, 0x80, 0x00, 0x7e])?;
-                if let Some(data) = &mut all[at].data {
-                    data.fill(filler);
-                }
+            *data = None;
+        }
+        6 => all[at].offsets = Some([size(u)?, size(u)?]),
+        7 => {
+            let other = u.choose_index(all.len())?;
+            let name = std::mem::take(&mut all[at].name);
+            all[at].name = std::mem::replace(&mut all[other].name, name);
+        }
+        // NaN, infinities, the largest and the smallest numbers.
+        _ => {
+            let filler = *u.choose(&[0xffu8, 0x7f, 0x80, 0x00, 0x7e])?;
+            if let Some(data) = &mut all[at].data {
+                data.fill(filler);
             }
         }
     }
-    Ok(all)
+    Ok(())
 }
 
 /// The header of these tensors and its data, `None` if that is more than `most` bytes.
@@ -206,26 +216,4 @@ pub fn header(entries: &[Entry], most: usize) -> Option<(String, Vec<u8>)> {
 /// A file; `length` is the header length that it states.
 pub fn safetensors(header: &str, data: &[u8], length: u64) -> Vec<u8> {
     [&length.to_le_bytes()[..], header.as_bytes(), data].concat()
-}
-
-/// A temporary folder for one input, in memory if the system has such a file system.
-pub struct Folder(tempfile::TempDir);
-
-impl Folder {
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Self {
-        let memory = Path::new("/dev/shm");
-        let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-        Self(made.expect("a temporary folder"))
-    }
-
-    pub fn path(&self, file: &str) -> PathBuf {
-        self.0.path().join(file)
-    }
-
-    pub fn write(&self, file: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.path(file);
-        std::fs::write(&path, bytes).expect("a file written");
-        path
-    }
 }

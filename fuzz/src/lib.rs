@@ -1,25 +1,45 @@
-//! What the fuzz targets share: checkpoints and configurations made from the bytes of the fuzzer.
+//! The fuzz targets, and what they share: checkpoints, configurations and other files made from the bytes of a fuzzer.
 //!
-//! The bytes choose a family of `tests/fixtures/families` and the damage to it. Random files would nearly all be rejected by
-//! the first check.
+//! The bytes choose a real file and the damage to it. Random files would nearly all be rejected by the first check.
+//!
+//! The file is compiled twice: as the library of the fuzzers (`fuzz_targets`), and as the test `fuzz` of the crate itself,
+//! which runs every target over the corpus and some mutations of it (`short.rs`).
+
+#[path = "../../tests/common/mod.rs"]
+#[allow(dead_code)]
+mod common;
+mod config;
+mod file;
+mod folder;
+mod json;
+mod masks;
+mod model_folder;
+#[cfg(test)]
+mod short;
+mod start;
+pub mod targets;
+mod templates;
+
+use std::path::{Path, PathBuf};
 
 use arbitrary::{Result, Unstructured};
 
-mod config;
-mod file;
-mod templates;
+pub use start::{report, start};
 
-pub use config::config;
-pub use file::{Entry, Folder, entries, header, safetensors};
-pub use templates::{Template, template};
+/// A file of the repository. The package of the fuzzers is in a folder of it.
+fn repository(path: &str) -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let top = if manifest.join("fuzz_targets").exists() { manifest.join("..") } else { manifest.to_path_buf() };
+    top.join(path)
+}
 
 /// True for one in `n` inputs, and false where the bytes have run out: a short input has little damage.
-pub fn rarely(u: &mut Unstructured, n: u8) -> Result<bool> {
+fn rarely(u: &mut Unstructured, n: u8) -> Result<bool> {
     Ok(u.int_in_range(1..=n)? == n)
 }
 
 /// The message of an error, which must not be trivial.
-pub fn message_of(error: impl std::fmt::Display) -> String {
+fn message_of(error: impl std::fmt::Display) -> String {
     let message = error.to_string();
     assert!(message.len() > 8, "an error without a message: `{message}`");
     message

@@ -43,7 +43,11 @@ impl Layout {
             return true;
         }
         match source.shape(linear.weight) {
-            Ok(Some(shape)) if shape.len() == 2 => (shape[0] < shape[1]) == (linear.orientation == Orientation::InOut),
+            Ok(Some(shape)) if shape.len() == 2 => {
+                // A layer without heads has no outputs.
+                let in_out = if shape.contains(&0) { shape[1] == 0 } else { shape[0] < shape[1] };
+                in_out == (linear.orientation == Orientation::InOut)
+            }
             _ => true,
         }
     }

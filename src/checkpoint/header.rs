@@ -10,7 +10,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::error::{Error, Result, cut};
+use crate::error::{Error, Result, cut, cut_to};
 
 /// The longest header or index that is read, in bytes; also the limit of the headers of all shards together. safetensors
 /// has the same limit. Those of the largest published models have some 15 MB.
@@ -56,7 +56,7 @@ pub(crate) struct Header {
 pub(crate) fn parse(path: &Path, header: &[u8], data: u64) -> Result<Header> {
     let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
     let text = std::str::from_utf8(header).map_err(|e| invalid(format!("its header is not UTF-8: {e}")))?;
-    let header: Header = serde_json::from_str(text).map_err(|e| invalid(cut(&e.to_string())))?;
+    let header: Header = serde_json::from_str(text).map_err(|e| invalid(cut_to(&e.to_string(), 600)))?;
     let mut in_order: Vec<(&String, &Entry)> = header.tensors.iter().collect();
     in_order.sort_unstable_by_key(|(_, entry)| entry.offsets);
     let mut end = 0;

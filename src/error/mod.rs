@@ -7,7 +7,7 @@ mod text;
 
 use std::path::PathBuf;
 
-pub(crate) use text::cut;
+pub(crate) use text::{cut, cut_to};
 use text::{name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.

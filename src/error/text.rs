@@ -29,7 +29,12 @@ pub(crate) fn phrase<T: Display>(text: T) -> Shown<T> {
 
 /// A name or value for a phrase.
 pub(crate) fn cut(text: &str) -> String {
-    name(text).to_string()
+    cut_to(text, MAX_NAME)
+}
+
+/// A text of at most `most` characters for a phrase.
+pub(crate) fn cut_to(text: &str, most: usize) -> String {
+    Shown { text, most }.to_string()
 }
 
 impl<T: Display> Display for Shown<T> {

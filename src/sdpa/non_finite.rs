@@ -8,7 +8,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::with_slice;
 
 /// Whether all elements of a tensor on the CPU are finite.
@@ -89,13 +89,26 @@ pub(super) fn context(
     }
     let kept = finite(values)?;
     let clean = product(weights, &zeroed(values, &kept)?)?;
-    let others = match asking {
-        Asking::Free => product(&weights.detach(), &values.detach())?,
-        Asking::Waits => Tensor::new(f32::NAN, clean.device())?.to_dtype(clean.dtype())?.broadcast_as(clean.shape())?,
+    let (weights, values) = (weights.detach(), values.detach());
+    let seen = keep.broadcast_as(weights.shape())?.ne(0u8)?;
+    let any = |keys: &Tensor, elements: Tensor| {
+        let any = product(&keys.to_dtype(weights.dtype())?, &elements.to_dtype(values.dtype())?)?;
+        Ok::<_, Error>(any.ne(0f64)?)
     };
-    let keep = keep.broadcast_as(weights.shape())?.to_dtype(weights.dtype())?;
-    let depends = product(&keep, &kept.eq(0u8)?.to_dtype(values.dtype())?)?.ne(0f64)?;
-    Ok((clean + zeroed(&others, &depends)?)?)
+    let with = |output: Tensor, depends: Tensor, value: f64| {
+        let value = Tensor::new(value, output.device())?.to_dtype(output.dtype())?.broadcast_as(output.shape())?;
+        Ok((&output + zeroed(&value, &depends)?)?)
+    };
+    if asking == Asking::Waits {
+        return with(clean, any(&seen, kept.eq(0u8)?)?, f64::NAN);
+    }
+    // Not the product of these weights and values: a hidden NaN would make NaN of an infinity that the query sees.
+    let weighted = (&seen * weights.gt(0f64)?)?;
+    let output = with(clean, any(&weighted, values.eq(f64::INFINITY)?)?, f64::INFINITY)?;
+    let output = with(output, any(&weighted, values.eq(f64::NEG_INFINITY)?)?, f64::NEG_INFINITY)?;
+    let output = with(output, any(&seen, values.ne(&values)?)?, f64::NAN)?;
+    // 0 · infinity is NaN.
+    with(output, any(&(&seen - &weighted)?, kept.eq(0u8)?)?, f64::NAN)
 }
 
 #[cfg(test)]

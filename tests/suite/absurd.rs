@@ -91,12 +91,14 @@ fn numbers_are_checked_as_kernels_compute_with_them() {
     let options = || SdpaOptions::new(&mask);
     let config = || AttentionConfig::new(8, 2);
     let refused = |name: &str, x: f64, options: SdpaOptions, config: AttentionConfig| {
+        // Errors shorten numbers of hundreds of digits.
+        let digits: String = x.to_string().chars().take(20).collect();
         for backend in [None, Some(Backend::Cpu), Some(Backend::Eager)] {
             let options = options.clone().with_backend(backend);
-            says(attend_bshd(&q, &k, &v, &options), &[name, &x.to_string()]);
-            says(plan_for(&q, &k, &v, &options), &[name, &x.to_string()]);
+            says(attend_bshd(&q, &k, &v, &options), &[name, &digits]);
+            says(plan_for(&q, &k, &v, &options), &[name, &digits]);
         }
-        says(config.validate(), &[name, &x.to_string()]);
+        says(config.validate(), &[name, &digits]);
     };
     for scale in [1e300, -1e300, 1e39, 1e16, f64::NAN, f64::INFINITY] {
         refused("scale", scale, options().with_scale(scale), config().with_scale(scale));
@@ -110,7 +112,7 @@ fn numbers_are_checked_as_kernels_compute_with_them() {
     }
     for slope in [1e300, -1e16, f64::NAN, f64::INFINITY] {
         let mask = AttentionMask::distances(vec![0.5, slope], true);
-        says(attend_bshd(&q, &k, &v, &SdpaOptions::new(&mask)), &["slopes[1]", &slope.to_string()]);
+        says(attend_bshd(&q, &k, &v, &SdpaOptions::new(&mask)), &["slopes[1]", "from -1e15 to 1e15"]);
     }
     // The largest and the smallest that are allowed give numbers, the same on every backend.
     for options in [

@@ -195,6 +195,9 @@ fn masks_of_a_rotating_cache_are_cut_from_those_of_all_tokens() {
         start += len;
     }
     says(cache.select_columns(&keep, &[1]), &["the mask has shape [2, 9]", "(2 or 1, …, 10)"]);
+    // In a sum that wraps this would be eight tokens.
+    let eight = keep.narrow(1, 0, 8).unwrap();
+    says(cache.select_columns(&eight, &[usize::MAX]), &["the mask has shape [2, 8]", "(2 or 1, …, "]);
 
     // Sequences of unequal length: 9 and 6 tokens, then 1 and 2 more.
     let mut cache = KvCache::rotating(4);

@@ -77,6 +77,23 @@ fn hidden_keys_have_no_influence_on_any_backend() {
     }
 }
 
+/// A query that sees an infinity gets it, whatever a hidden value holds in the same column.
+#[test]
+fn hidden_nan_does_not_change_a_visible_infinity() {
+    let ones = |s: usize| Tensor::ones((1, s, 1, 2), DType::F32, &CPU).unwrap();
+    for infinity in [f32::INFINITY, f32::NEG_INFINITY] {
+        for hidden in [0.0, f32::NAN, -infinity] {
+            let values = [[infinity, 1.0], [2.0, 3.0], [hidden, hidden]];
+            let values = Tensor::new(&values, &CPU).unwrap().reshape((1, 3, 1, 2)).unwrap();
+            for backend in [Backend::Eager, Backend::Cpu] {
+                let options = SdpaOptions::new(AttentionMask::lengths(&[2])).with_backend(backend);
+                let got = numbers(&attend_bshd(&ones(1), &ones(3), &values, &options).unwrap().output);
+                assert_eq!(got, [f64::from(infinity), 2.0], "{backend} with {hidden}");
+            }
+        }
+    }
+}
+
 /// Gradients of queries, keys and values, under a mask that hides keys from all queries or from some.
 #[test]
 fn hidden_keys_have_no_influence_on_gradients() {

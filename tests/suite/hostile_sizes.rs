@@ -59,7 +59,7 @@ fn layers_of_holes_are_inspected_without_their_memory() {
     for (heads, said) in [(2, None), (4, Some("at most 16777216 elements"))] {
         let d = 1 << 23;
         let json = json!({"model_type": "stablelm", "num_attention_heads": heads, "qk_layernorm": true,
-            "partial_rotary_factor": 1e-6, "rope_theta": 1e4});
+            "rope_parameters": {"partial_rotary_factor": 1e-6, "rope_theta": 1e4}});
         let mut tensors = named(&[
             ("layers.0.self_attn.q_proj.weight", &[heads * d, 1]),
             ("layers.0.self_attn.k_proj.weight", &[heads * d, 1]),

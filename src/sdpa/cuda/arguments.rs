@@ -176,9 +176,8 @@ mod tests {
 
     #[test]
     fn counts_are_not_truncated() {
-        let one = zeros(&[1, 1, 1, 1]);
         let none = MergedMask::default();
-        let huge = |dims: [usize; 4]| one.broadcast_as(&dims[..]).unwrap();
+        let huge = |dims: [usize; 4]| zeros(&[1, 1, 1, dims[3]]).broadcast_as(&dims[..]).unwrap();
         let shapes = [
             AttnShape { b: 1 << 32, ..SHAPE },
             AttnShape { s_q: (1 << 32) + 5, ..SHAPE },
