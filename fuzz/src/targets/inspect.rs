@@ -82,7 +82,7 @@ fn inspect(checkpoint: &Checkpoint, json: Option<&Value>) {
         assert!(layer.num_attention_heads.is_none_or(|heads| heads > 0));
         assert!(layer.num_attention_heads.is_some() || layer.problem.is_some() || json.is_none());
         serde_json::to_string(layer).expect("a layer as JSON");
-        if small && !checkpoint.path().and_then(|path| path.extension()).is_some_and(|extension| extension == "json") {
+        if small && checkpoint.path().and_then(|path| path.extension()).is_none_or(|extension| extension != "json") {
             checkpoint.non_finite(&layer.prefix).err().map(message_of);
         }
     }
