@@ -17,7 +17,8 @@ impl MultiHeadAttention {
         let position = &self.config.position;
         let explicit = ExplicitPositions::new(positions, b, s_kv)?;
         if position.scheme().accepts_positions(explicit.axes()) {
-            return Ok(Some(explicit));
+            // Without a sequence there is no position to be asked for.
+            return Ok(Some(explicit).filter(|_| b > 0));
         }
         if position.scheme().accepts_positions(1) {
             let found = format!("{} per token", explicit.axes());

@@ -217,3 +217,17 @@ fn errors_name_the_positions() {
     says(layer.attend_cached(&inputs, &mut cache, &options(&zeros(&[4]))), &["positions has shape [4]"]);
     assert!(cache.is_empty());
 }
+
+/// A batch without sequences has positions without rows.
+#[test]
+fn an_empty_batch_takes_positions() {
+    let config = AttentionConfig::new(24, 2).with_position(Rotary::default());
+    let layer = random_layer(&config, 0.4, &mut Random::new(97));
+    let xs = Tensor::zeros((0, 3, 24), DType::F32, &CPU).unwrap();
+    for rows in [0, 1] {
+        let positions = Tensor::zeros((rows, 3), DType::U32, &CPU).unwrap();
+        let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
+        let attended = layer.attend_with(&inputs, &options(&positions)).unwrap();
+        assert_eq!(attended.output.dims(), [0, 3, 24]);
+    }
+}

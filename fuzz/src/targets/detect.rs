@@ -106,6 +106,8 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
 /// The number of tokens to run: 3, or for a grid of patches the patches and their prefix tokens.
 fn tokens(position: &Position) -> Option<usize> {
     let (before, [rows, columns]) = match position {
+        // An image is whole blocks.
+        Position::Rotary2d(rotary) if rotary.grid.is_none() && !2usize.is_multiple_of(rotary.block) => return None,
         Position::Rotary2d(rotary) => (rotary.prefix_tokens, rotary.grid.unwrap_or([2, 2])),
         Position::RelativeBias2d(relative) => (usize::from(relative.class_token), relative.grid),
         _ => return Some(3),
