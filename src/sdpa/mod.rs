@@ -78,7 +78,8 @@ use crate::mask::AttnShape;
 pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<AttentionOutput> {
     let call = Call::new(q, k, v, options)?;
     let plan = Plan::new(&call, options)?;
-    if call.shape.s_q == 0 || call.shape.s_kv + options.appended_keys == 0 || call.shape.b == 0 {
+    let AttnShape { b, h, s_q, s_kv } = call.shape;
+    if [b, h, s_q, s_kv.saturating_add(options.appended_keys)].contains(&0) {
         return empty_output(q, &call, options);
     }
     match plan.backend {
@@ -136,7 +137,7 @@ pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Re
     Plan::new(&Call::new(q, k, v, options)?, options)
 }
 
-/// The output of a call without queries, keys or sequences, in which every row is fully masked: zeros.
+/// The output of a call without sequences, heads, queries or keys: no row, or rows that are fully masked, which are zeros.
 fn empty_output(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<AttentionOutput> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let zeros = |dims: [usize; 4]| Tensor::zeros(&dims, call.dtype, q.device());

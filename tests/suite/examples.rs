@@ -194,7 +194,10 @@ fn inspect_prints_names_as_text() {
     for said in [plain, json] {
         assert!(!said.contains(['\u{1b}', '\u{202e}', '\u{9b}']) && said.lines().count() < 3, "{said}");
     }
-    fails(example("inspect").arg(&path).arg("--check"), r"NaN or infinities in \u{1b}]0;\u{202e}");
+    let output = example("inspect").arg(&path).arg("--check").output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains(r"NaN or infinities in \u{1b}]0;\u{202e}"), "{stderr}");
 }
 
 #[test]

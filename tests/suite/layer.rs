@@ -252,7 +252,7 @@ fn invalid_configurations_name_field_and_allowed_values() {
         (
             config().with_position(Position::T5RelativeBias(T5RelativeBias::new(2, 9, true))),
             "num_buckets = 2",
-            "at least 4",
+            "4 to 1048576",
         ),
         (config().with_position(Position::Alibi(slopes)), "position = given slopes", "4 of them"),
     ];

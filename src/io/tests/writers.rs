@@ -48,8 +48,19 @@ fn restore(folder: &Path, content: &Content) {
 
 /// The content without what a killed writer leaves.
 fn without_temporaries(mut content: Content) -> Content {
-    content.retain(|name, _| !name.to_string_lossy().starts_with(".candle-attention-"));
+    let temporary = |name: &Path| name.iter().any(|part| part.to_string_lossy().starts_with(".candle-attention-"));
+    content.retain(|name, _| !temporary(name));
     content
+}
+
+/// Removes what killed writers left in a folder and in those inside it.
+fn remove_all_abandoned(folder: &Path) {
+    remove_abandoned(folder, Duration::ZERO);
+    for (name, bytes) in without_temporaries(content(folder)) {
+        if bytes.is_none() {
+            remove_abandoned(&folder.join(name), Duration::ZERO);
+        }
+    }
 }
 
 /// Runs `write`, which changes what `folder` holds, with each fault at each of its calls; returns the number of faults.
@@ -80,10 +91,10 @@ fn inject(writer: &str, folder: &Path, target: &str, write: &dyn Fn() -> Result<
                 }
             }
             match fault {
-                Fault::Kill => remove_abandoned(folder, Duration::ZERO),
+                Fault::Kill => remove_all_abandoned(folder),
                 // A temporary file stays only if its removal was what failed.
                 _ if file_system.calls.borrow().get(at) == Some(&Call::Remove) => {
-                    remove_abandoned(folder, Duration::ZERO);
+                    remove_all_abandoned(folder);
                 }
                 _ => {}
             }

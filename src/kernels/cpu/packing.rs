@@ -45,7 +45,7 @@ impl PackedWeights {
     ) -> Result<Self> {
         check_weight(weight, out_features, in_features)?;
         let panel_width = isa.tile_columns();
-        let mut panels = zeros(&[out_features.next_multiple_of(panel_width), in_features])?;
+        let mut panels = zeros(&[whole_panels(out_features, panel_width)?, in_features])?;
         for (feature, weights) in weight.chunks_exact(in_features.max(1)).enumerate() {
             let (panel, column) = (feature / panel_width, feature % panel_width);
             let panel = &mut panels[panel * panel_width * in_features..][..panel_width * in_features];
@@ -107,6 +107,13 @@ fn check_weight(weight: &[f32], out_features: usize, in_features: usize) -> Resu
     Err(Error::shape("a weight", &[weight.len()], format!("{out_features} × {in_features}")))
 }
 
+/// Output features with those that fill the last panel.
+fn whole_panels(out_features: usize, panel_width: usize) -> Result<usize> {
+    let wraps =
+        || Error::value("the number of output features", out_features, "one that can be padded to whole panels");
+    out_features.checked_next_multiple_of(panel_width).ok_or_else(wraps)
+}
+
 fn zeros<T: Copy + Default>(dims: &[usize]) -> Result<Vec<T>> {
     let size = element_count("packed weights", dims)?;
     let mut zeros = Vec::new();
@@ -116,7 +123,7 @@ fn zeros<T: Copy + Default>(dims: &[usize]) -> Result<Vec<T>> {
 }
 
 fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) -> Result<Vec<f32>> {
-    let mut padded = zeros(&[out_features.next_multiple_of(panel_width)])?;
+    let mut padded = zeros(&[whole_panels(out_features, panel_width)?])?;
     if let Some(bias) = bias {
         if bias.len() != out_features {
             return Err(Error::shape("a bias", &[bias.len()], format!("[{out_features}]")));
@@ -131,7 +138,7 @@ fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) ->
 fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: usize) -> Result<Vec<Bf16x2>> {
     let out_features = weight.len() / in_features.max(1);
     let pairs = in_features.div_ceil(2).next_multiple_of(pair_step);
-    let mut panels = zeros(&[out_features.next_multiple_of(panel_width), pairs])?;
+    let mut panels = zeros(&[whole_panels(out_features, panel_width)?, pairs])?;
     for (feature, weights) in weight.chunks_exact(in_features.max(1)).enumerate() {
         let (panel, column) = (feature / panel_width, feature % panel_width);
         let panel = &mut panels[panel * panel_width * pairs..][..panel_width * pairs];

@@ -204,7 +204,10 @@ fn mistakes_are_one_clear_error() {
     fails(&mut notes.search(&["a", "--cache", "notes.txt"]), "expected a name that ends in .safetensors");
     fails(&mut notes.search(&["a", "--cache", "/no/folder/x.safetensors"]), "its folder does not exist");
     let weights = tiny.join("model.safetensors");
-    fails(&mut notes.search(&["a", "--cache", weights.to_str().unwrap()]), "holds other tensors");
+    fails(
+        &mut notes.search(&["a", "--cache", weights.to_str().unwrap()]),
+        "is not a search index, and its content would be lost",
+    );
     fails(
         on(Path::new("/no/such/folder"), &["a"]).arg("--file").arg(notes.file()),
         "a folder that exists, or a hub id",
