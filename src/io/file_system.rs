@@ -12,6 +12,7 @@ pub(super) trait FileSystem {
     }
 
     /// Creates an empty folder. It is an error if anything has this name already.
+    #[cfg(feature = "encoder")]
     fn create_folder(&self, path: &Path) -> Result<()> {
         std::fs::create_dir(path)
     }
@@ -77,7 +78,9 @@ pub(super) fn file_system() -> &'static dyn FileSystem {
 }
 
 #[cfg(test)]
-pub(super) use in_tests::{file_system, with_file_system};
+pub(super) use in_tests::file_system;
+#[cfg(all(test, feature = "train"))]
+pub(super) use in_tests::with_file_system;
 
 /// A file system for each thread.
 #[cfg(test)]
@@ -96,6 +99,7 @@ mod in_tests {
     }
 
     /// Calls `run` with another file system for the writers of this thread.
+    #[cfg(feature = "train")]
     pub(in crate::io) fn with_file_system<T>(other: Rc<dyn FileSystem>, run: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(other);
         let result = run();

@@ -9,6 +9,7 @@ mod file_system;
 #[cfg(feature = "encoder")]
 mod hash;
 mod json;
+#[cfg(feature = "encoder")]
 mod new_folder;
 mod read;
 mod stored_file;

@@ -89,6 +89,7 @@ impl NewFolder<'_> {
 }
 
 /// Creates a folder and its parents, if they do not exist.
+#[cfg(feature = "train")]
 pub(crate) fn create_folder(path: &Path) -> Result<()> {
     // A link to a folder is one.
     if path.as_os_str().is_empty() || path.is_dir() {

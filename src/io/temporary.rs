@@ -41,6 +41,7 @@ impl Temporary {
     }
 
     /// A new folder in `folder`, and the file that locks it as long as it is open.
+    #[cfg(feature = "encoder")]
     pub fn folder(folder: &Path) -> Result<(Self, File)> {
         let (path, ()) = create(folder, |path| file_system().create_folder(path))?;
         let temporary = Self { path, is_folder: true };
@@ -49,6 +50,7 @@ impl Temporary {
         Ok((temporary, file))
     }
 
+    #[cfg(feature = "encoder")]
     pub fn path(&self) -> &Path {
         &self.path
     }

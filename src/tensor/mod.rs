@@ -20,7 +20,9 @@ pub(crate) use allocation::check_tensor_memory;
 pub(crate) use broadcast::broadcast_rows;
 pub(crate) use check::same_dtype_and_device;
 pub(crate) use contiguous::last_dim_contiguous;
-pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices, with_slice, with_slices};
+#[cfg(feature = "encoder")]
+pub(crate) use cpu_slice::with_slices;
+pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices, with_slice};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 pub(crate) use dtype::{compute_dtype, for_cpu_element};
