@@ -30,6 +30,7 @@ pub(super) const ABANDONED: Duration = Duration::from_secs(3600);
 pub(super) struct Temporary {
     path: PathBuf,
     is_folder: bool,
+    renamed: bool,
 }
 
 impl Temporary {
@@ -37,14 +38,14 @@ impl Temporary {
     pub fn file(folder: &Path) -> Result<(Self, File)> {
         let (path, file) = create(folder, |path| file_system().create_file(path))?;
         lock(&file);
-        Ok((Self { path, is_folder: false }, file))
+        Ok((Self { path, is_folder: false, renamed: false }, file))
     }
 
     /// A new folder in `folder`, and the file that locks it as long as it is open.
     #[cfg(feature = "encoder")]
     pub fn folder(folder: &Path) -> Result<(Self, File)> {
         let (path, ()) = create(folder, |path| file_system().create_folder(path))?;
-        let temporary = Self { path, is_folder: true };
+        let temporary = Self { path, is_folder: true, renamed: false };
         let file = file_system().create_file(&temporary.path.join(LOCK))?;
         lock(&file);
         Ok((temporary, file))
@@ -56,10 +57,9 @@ impl Temporary {
     }
 
     /// Gives the file its name. It has to be closed: Windows lets nobody else read a locked file.
-    pub fn rename(self, target: &Path) -> Result<()> {
+    pub fn rename(mut self, target: &Path) -> Result<()> {
         file_system().rename(&self.path, target)?;
-        // Nothing is left to remove.
-        std::mem::forget(self);
+        self.renamed = true;
         Ok(())
     }
 }
@@ -67,9 +67,10 @@ impl Temporary {
 impl Drop for Temporary {
     /// Best effort: what stays is removed by a later writer.
     fn drop(&mut self) {
-        let _ = match self.is_folder {
-            true => file_system().remove_folder(&self.path),
-            false => file_system().remove_file(&self.path),
+        let _ = match (self.renamed, self.is_folder) {
+            (true, _) => Ok(()),
+            (_, true) => file_system().remove_folder(&self.path),
+            (_, false) => file_system().remove_file(&self.path),
         };
     }
 }

@@ -195,6 +195,9 @@ fn masks_of_a_rotating_cache_are_cut_from_those_of_all_tokens() {
         start += len;
     }
     says(cache.select_columns(&keep, &[1]), &["the mask has shape [2, 9]", "(2 or 1, …, 10)"]);
+    // A mask of no sequences has its columns all the same.
+    let none = Tensor::zeros((0, 0), DType::U8, &CPU).unwrap();
+    says(KvCache::growing().select_columns(&none, &[9]), &["the mask has shape [0, 0]", "(0 or 1, …, 9)"]);
     // In a sum that wraps this would be eight tokens.
     let eight = keep.narrow(1, 0, 8).unwrap();
     says(cache.select_columns(&eight, &[usize::MAX]), &["the mask has shape [2, 8]", "(2 or 1, …, "]);

@@ -100,7 +100,7 @@ fn read(opened: candle_attention::Result<Checkpoint>, file: &str, names: Option<
     for name in &held {
         match checkpoint.tensor(name, &Device::Cpu) {
             Ok(tensor) => assert!(tensor.elem_count() <= 2 * MAX_BYTES),
-            Err(error) => assert!(message_of(error).contains(name.as_str())),
+            Err(error) => assert!(message_of(error).contains(name.as_str()) || !is_shown_whole(name)),
         }
     }
     let source = checkpoint.at("", DType::F32, &Device::Cpu);
@@ -109,4 +109,9 @@ fn read(opened: candle_attention::Result<Checkpoint>, file: &str, names: Option<
     for outcome in [checkpoint.to_varmap("", DType::F32, &Device::Cpu).map(drop), checkpoint.non_finite("").map(drop)] {
         outcome.err().map(message_of);
     }
+}
+
+/// Whether a message shows a name as it is: without escapes, and not cut.
+fn is_shown_whole(name: &str) -> bool {
+    name.len() <= 200 && name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')
 }

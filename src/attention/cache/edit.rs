@@ -96,8 +96,8 @@ impl KvCache {
             sequences => sequences,
         };
         let row = |i: usize| self.rows.get(i).cloned().unwrap_or_default();
-        // A sum that saturates is no tensor's size.
-        let tokens = (0..sequences).map(|i| row(i).seen().saturating_add(added(i))).max().unwrap_or(0);
+        // A sum that saturates is no tensor's size. A batch without sequences has as many columns as one with them.
+        let tokens = (0..sequences.max(new.len())).map(|i| row(i).seen().saturating_add(added(i))).max().unwrap_or(0);
         let batch = matches!(dims.first(), Some(b) if *b == 1 || *b == sequences);
         if mask.rank() < 2 || !batch || dims.last() != Some(&tokens) || tokens == usize::MAX {
             return Err(Error::shape("the mask", dims, format!("({sequences} or 1, …, {tokens})")));
