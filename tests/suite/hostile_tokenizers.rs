@@ -247,3 +247,19 @@ fn many_holes_are_filled_like_one() {
         assert!(got.id == want.id && (got.score - want.score).abs() < 1e-6, "{got:?} {want:?}");
     }
 }
+
+/// The library would take the rest of the text as one piece, and report nothing.
+#[test]
+fn an_expression_that_cannot_be_searched_is_an_error() {
+    let slow = r"(?:a(?!b)|a(?=a))*b";
+    let says = [slow, "a text of 40 bytes, at byte 0", "backtracking"];
+    let text = "a".repeat(40);
+    let split = json!({"type": "Split", "pattern": {"Regex": slow}, "behavior": "Isolated", "invert": false});
+    fails_on(with("pre_tokenizer", split), &text, &says);
+    let replace = json!({"type": "Replace", "pattern": {"Regex": slow}, "content": "b"});
+    fails_on(with("normalizer", replace), &text, &says);
+    // GPT-2's expression stores a place for each space of a run.
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let spaces = format!("two words{}and two", " ".repeat(1_200_000));
+    fails_on(with("pre_tokenizer", byte_level), &spaces, &[r"\s+(?!\S)", "at byte 9", "stack"]);
+}

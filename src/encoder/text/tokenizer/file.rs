@@ -16,7 +16,7 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
 use crate::encoder::text::tokenizer::charsmap;
-use crate::encoder::text::tokenizer::growth::Stepwise;
+use crate::encoder::text::tokenizer::growth::{Steps, Stepwise};
 
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
 pub(super) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
@@ -111,8 +111,9 @@ pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
     // The library normalizes these tokens while it builds the tokenizer.
     if !file.normalizer.is_null() && file.added_tokens.iter().any(|token| token.normalized) {
         let normalizer: NormalizerWrapper = serde_json::from_value(file.normalizer)?;
+        let steps = Steps::new(Some(&normalizer))?;
         for token in file.added_tokens.iter().filter(|token| token.normalized) {
-            let stepwise = Stepwise::new(Some(&normalizer), token.content.len());
+            let stepwise = Stepwise::new(&steps, token.content.len());
             stepwise.normalize(&mut NormalizedString::from(&*token.content))?;
             stepwise.result()?;
         }

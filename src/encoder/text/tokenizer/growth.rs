@@ -7,6 +7,7 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
 use crate::encoder::text::tokenizer::charsmap::MAX_REPLACEMENT_BYTES;
+use crate::encoder::text::tokenizer::expression::{self, Expression};
 
 /// How many times longer a text may become when it is normalized. NFKD makes one character of 3 bytes 33 bytes long, and
 /// the byte-level alphabet takes two bytes for one of others.
@@ -18,11 +19,31 @@ const SLACK_BYTES: usize = 1 << 16;
 /// The longest text that a step of a normalizer may make, in bytes: 128 MiB. The library needs 17 bytes for each.
 const MAX_NORMALIZED_BYTES: usize = 1 << 27;
 
-/// A normalizer, or none, that is applied to the parts of a text of `length` bytes.
+/// A normalizer, or none, as a list of steps.
+#[derive(Debug, Default)]
+pub(super) struct Steps(Vec<(NormalizerWrapper, Option<Expression>)>);
+
+impl Steps {
+    pub(super) fn new(normalizer: Option<&NormalizerWrapper>) -> tokenizers::Result<Self> {
+        let mut steps = Self::default();
+        normalizer.map_or(Ok(()), |step| steps.push(step))?;
+        Ok(steps)
+    }
+
+    fn push(&mut self, step: &NormalizerWrapper) -> tokenizers::Result<()> {
+        if let NormalizerWrapper::Sequence(steps) = step {
+            return steps.as_ref().iter().try_for_each(|step| self.push(step));
+        }
+        self.0.push((step.clone(), expression::of_normalizer(step)?));
+        Ok(())
+    }
+}
+
+/// The steps of a normalizer, applied to the parts of a text of `length` bytes.
 ///
 /// The library ignores the errors of normalizers where it normalizes texts; they are kept here.
 pub(super) struct Stepwise<'a> {
-    normalizer: Option<&'a NormalizerWrapper>,
+    steps: &'a Steps,
     length: usize,
     /// Bytes of the parts that are normalized already.
     before: AtomicUsize,
@@ -30,8 +51,8 @@ pub(super) struct Stepwise<'a> {
 }
 
 impl<'a> Stepwise<'a> {
-    pub(super) fn new(normalizer: Option<&'a NormalizerWrapper>, length: usize) -> Self {
-        Self { normalizer, length, before: AtomicUsize::new(0), error: Mutex::new(None) }
+    pub(super) fn new(steps: &'a Steps, length: usize) -> Self {
+        Self { steps, length, before: AtomicUsize::new(0), error: Mutex::new(None) }
     }
 
     /// The first error, if there was one; what was normalized is then to be thrown away.
@@ -42,16 +63,20 @@ impl<'a> Stepwise<'a> {
         }
     }
 
-    fn step(&self, step: &NormalizerWrapper, text: &mut NormalizedString) -> tokenizers::Result<()> {
-        if let NormalizerWrapper::Sequence(steps) = step {
-            return steps.as_ref().iter().try_for_each(|step| self.step(step, text));
-        }
+    fn step(
+        &self,
+        (step, expression): &(NormalizerWrapper, Option<Expression>),
+        text: &mut NormalizedString,
+    ) -> tokenizers::Result<()> {
         let most = text.get().len().saturating_mul(growth(step));
         if most > MAX_NORMALIZED_BYTES {
             let found = format!("a text of {} bytes may have {most} when it is normalized", self.length);
             return Err(format!("{found}, expected at most {MAX_NORMALIZED_BYTES}: cut it").into());
         }
-        step.normalize(text)?;
+        match (step, expression) {
+            (NormalizerWrapper::Replace(replace), Some(expression)) => expression.replace(text, &replace.content)?,
+            _ => step.normalize(text)?,
+        }
         let (found, allowed) = (self.before.load(Relaxed) + text.get().len(), self.allowed());
         match found > allowed {
             true => Err(format!(
@@ -71,8 +96,11 @@ impl<'a> Stepwise<'a> {
 impl Normalizer for Stepwise<'_> {
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
         let mut first_error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(normalizer) = self.normalizer.filter(|_| first_error.is_none()) else { return Ok(()) };
-        *first_error = self.step(normalizer, text).err().map(|error| error.to_string());
+        if first_error.is_some() {
+            return Ok(());
+        }
+        let done = self.steps.0.iter().try_for_each(|step| self.step(step, text));
+        *first_error = done.err().map(|error| error.to_string());
         self.before.fetch_add(text.get().len(), Relaxed);
         Ok(())
     }

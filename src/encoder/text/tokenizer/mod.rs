@@ -1,9 +1,11 @@
 //! The tokenizer of a model folder, and the texts it takes.
 //!
 //! The steps of the tokenizers library are run from here instead of by its `encode`: it normalizes without a bound, keeps
-//! the parts of a text that are cut off (for a pair every combination of them), and panics on some files.
+//! the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression without an
+//! error, and panics on some files.
 
 mod charsmap;
+mod expression;
 mod file;
 mod growth;
 
@@ -15,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokenizers::parallelism::MaybeParallelRefIterator;
-use tokenizers::{Decoder, Encoding, Model, OffsetType, PostProcessor, PreTokenizer, TruncationDirection};
+use tokenizers::{Decoder, Encoding, Model, OffsetType, PostProcessor, TruncationDirection};
 
 use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::encoder::text::tokenizer::growth::Stepwise;
@@ -29,9 +31,16 @@ pub(crate) const MAX_TEXT_BYTES: usize = 1 << 24;
 /// The tokenizer of a `tokenizer.json`, with the maximum length of the model instead of the file's truncation and padding.
 #[derive(Clone)]
 pub(crate) struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    inner: Arc<Inner>,
     max_length: usize,
     lower_case: bool,
+}
+
+/// What the file says.
+struct Inner {
+    tokenizer: tokenizers::Tokenizer,
+    normalizer: growth::Steps,
+    pre_tokenizer: expression::Steps,
 }
 
 /// The tokens of a text or of a pair of texts, special tokens included.
@@ -51,7 +60,7 @@ impl Tokens {
 /// Without the vocabulary.
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let vocab_size = self.inner.get_vocab_size(true);
+        let vocab_size = self.inner.tokenizer.get_vocab_size(true);
         f.debug_struct("Tokenizer").field("vocab_size", &vocab_size).finish_non_exhaustive()
     }
 }
@@ -70,7 +79,10 @@ impl Tokenizer {
     pub(crate) fn from_json(json: &[u8], max_length: usize, lower_case: bool) -> Result<Self> {
         let inner = guarded(|| {
             file::check(json)?;
-            tokenizers::Tokenizer::from_bytes(json)
+            let tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
+            let normalizer = growth::Steps::new(tokenizer.get_normalizer())?;
+            let pre_tokenizer = expression::Steps::new(tokenizer.get_pre_tokenizer())?;
+            Ok(Inner { tokenizer, normalizer, pre_tokenizer })
         })?;
         let tokenizer = Self { inner: Arc::new(inner), max_length, lower_case };
         guarded(|| tokenizer.room(false))?;
@@ -119,7 +131,7 @@ impl Tokenizer {
             let second = second.map(|text| self.sequence(text, 1, offsets)).transpose()?;
             let (of_first, of_second) = kept(first.len(), second.as_ref().map_or(0, Encoding::len), room);
             let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
-            let joined = match self.inner.get_post_processor() {
+            let joined = match self.inner.tokenizer.get_post_processor() {
                 Some(processor) => processor.process(first, second, true)?,
                 None => {
                     let sequences = [Some(first), second].into_iter().flatten().collect();
@@ -139,21 +151,19 @@ impl Tokenizer {
 
     /// The tokens of one text without special ones, at least as many as are kept of it.
     fn sequence(&self, text: &str, type_id: u32, offsets: OffsetType) -> tokenizers::Result<Encoding> {
-        let normalizer = Stepwise::new(self.inner.get_normalizer(), text.len());
-        let mut parts = self.inner.get_added_vocabulary().extract_and_normalize(Some(&normalizer), text);
+        let normalizer = Stepwise::new(&self.inner.normalizer, text.len());
+        let mut parts = self.inner.tokenizer.get_added_vocabulary().extract_and_normalize(Some(&normalizer), text);
         normalizer.result()?;
-        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut parts)?;
-        }
+        self.inner.pre_tokenizer.apply(&mut parts)?;
         let limit = Some((self.max_length, TruncationDirection::Right));
-        self.inner.get_model().tokenize_in_pretokenized(&mut parts, limit)?;
+        self.inner.tokenizer.get_model().tokenize_in_pretokenized(&mut parts, limit)?;
         parts.into_encoding(None, type_id, offsets)
     }
 
     /// How many tokens of a text or a pair fit beside the special tokens.
     fn room(&self, pair: bool) -> tokenizers::Result<usize> {
         let (what, needed) = if pair { ("a pair of texts", 2) } else { ("a text", 1) };
-        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pair));
+        let special = self.inner.tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(pair));
         match self.max_length.checked_sub(special) {
             Some(room) if room >= needed => Ok(room),
             _ => Err(format!(
@@ -167,18 +177,18 @@ impl Tokenizer {
 
     /// The id of a token.
     pub(crate) fn id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        self.inner.tokenizer.token_to_id(token)
     }
 
     /// A token as it is in the vocabulary.
     pub(crate) fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.inner.tokenizer.id_to_token(id)
     }
 
     /// A token as text; empty if there is none with this id.
     pub(crate) fn text(&self, id: u32) -> Result<String> {
         let Some(token) = self.token(id) else { return Ok(String::new()) };
-        match self.inner.get_decoder() {
+        match self.inner.tokenizer.get_decoder() {
             Some(decoder) => guarded(|| decoder.decode(vec![token])),
             None => Ok(token),
         }
