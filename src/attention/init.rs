@@ -32,7 +32,8 @@ impl MultiHeadAttention {
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), context, bias.o)?;
         let extra = |name: &str, rows: usize| {
-            let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows as f64).sqrt() };
+            // A layer whose heads are all pruned has no rows.
+            let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows.max(1) as f64).sqrt() };
             vb.get_with_hints((1, 1, rows), name, init)?.reshape(rows)
         };
         let bias_kv =

@@ -213,3 +213,14 @@ fn layers_without_heads_are_written_in_every_layout() {
         assert!(written.contains(&name), "{name}: {written:?}");
     }
 }
+
+/// Its configuration is one of a new layer, too.
+#[test]
+fn a_new_layer_may_have_no_heads() {
+    let vb = || candle_nn::VarBuilder::from_varmap(&candle_nn::VarMap::new(), DType::F32, &CPU);
+    let config = AttentionConfig::new(8, 2).with_add_bias_kv(true);
+    let pruned = MultiHeadAttention::new(&config, vb()).unwrap().prune_heads(&[0, 1]).unwrap();
+    let new = MultiHeadAttention::new(pruned.config(), vb()).unwrap();
+    let output = new.forward(&Tensor::ones((1, 3, 8), DType::F32, &CPU).unwrap()).unwrap();
+    assert_eq!(numbers(&output), vec![0.0; 24]);
+}
