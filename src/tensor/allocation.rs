@@ -3,6 +3,7 @@
 use candle_core::{DType, Device};
 
 use crate::error::{Error, Result};
+use crate::tensor::size::is_granted;
 
 /// Checks that `elements`, the product of these numbers, can be allocated: they have an address, and on the CPU the
 /// allocator grants them. candle aborts the process where an allocation on the CPU fails; on GPUs it returns an error.
@@ -15,15 +16,8 @@ pub(crate) fn check_tensor_memory(
     device: &Device,
 ) -> Result<()> {
     let bytes = elements.iter().try_fold(dtype.size_in_bytes(), |bytes, count| bytes.checked_mul(*count));
-    let granted = |bytes: usize| {
-        let mut memory = Vec::<u8>::new();
-        let granted = !device.is_cpu() || memory.try_reserve_exact(bytes).is_ok();
-        // The compiler may leave out an allocation that nobody uses, and take it for granted.
-        std::hint::black_box(&mut memory);
-        granted
-    };
     match bytes {
-        Some(bytes) if bytes <= isize::MAX as usize && granted(bytes) => Ok(()),
+        Some(bytes) if bytes <= isize::MAX as usize && (!device.is_cpu() || is_granted(bytes)) => Ok(()),
         bytes => {
             let bytes = bytes.map_or("more bytes than an address can count".to_string(), |n| format!("{n} bytes"));
             Err(Error::value(what, found, format!("one that fits into memory: it takes {bytes}")))

@@ -23,19 +23,29 @@ pub(crate) fn element_count(what: &str, dims: &[usize]) -> Result<usize> {
 
 /// Makes room for `count` more elements of `what`.
 pub(crate) fn try_reserve<T>(what: &str, vec: &mut Vec<T>, count: usize) -> Result<()> {
-    vec.try_reserve_exact(count).map_err(|_| {
-        let found = format!("{} bytes", count as u128 * size_of::<T>() as u128);
-        Error::value(format!("the memory for {what}"), found, "an amount that can be allocated")
-    })
+    vec.try_reserve_exact(count).map_err(|_| no_memory::<T>(what, count))
 }
 
 /// Checks that an operation of candle, which aborts otherwise, can allocate `count` elements for `what`.
 pub(crate) fn check_allocation<T>(what: &str, count: usize) -> Result<()> {
-    let mut probe = Vec::<T>::new();
-    try_reserve(what, &mut probe, count)?;
+    match count.checked_mul(size_of::<T>()) {
+        Some(bytes) if is_granted(bytes) => Ok(()),
+        _ => Err(no_memory::<T>(what, count)),
+    }
+}
+
+/// Whether the allocator grants this many bytes.
+pub(super) fn is_granted(bytes: usize) -> bool {
+    let mut memory = Vec::<u8>::new();
+    let granted = memory.try_reserve_exact(bytes).is_ok();
     // The compiler may leave out an allocation that nobody uses, and take it for granted.
-    std::hint::black_box(&mut probe);
-    Ok(())
+    std::hint::black_box(&mut memory);
+    granted
+}
+
+fn no_memory<T>(what: &str, count: usize) -> Error {
+    let found = format!("{} bytes", count as u128 * size_of::<T>() as u128);
+    Error::value(format!("the memory for {what}"), found, "an amount that can be allocated")
 }
 
 #[cfg(test)]
