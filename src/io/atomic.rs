@@ -30,7 +30,8 @@ pub(crate) fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -
     let permissions = permissions_of_file(target)?;
     remove_abandoned(folder, ABANDONED);
     // The file is closed before the temporary name is removed.
-    let (temporary, file) = Temporary::file(folder).map_err(io)?;
+    // Until it has the permissions of the file that it replaces, nobody else may open it.
+    let (temporary, file) = Temporary::file(folder, permissions.is_some()).map_err(io)?;
     if let Some(permissions) = permissions {
         file_system().set_permissions(&file, permissions).map_err(io)?;
     }

@@ -6,9 +6,17 @@ use std::path::Path;
 
 /// What a writer asks of the file system. The default methods are the real one.
 pub(super) trait FileSystem {
-    /// Creates an empty file. It is an error if anything has this name already, a link that leads nowhere too.
-    fn create_file(&self, path: &Path) -> Result<File> {
-        OpenOptions::new().write(true).create_new(true).open(path)
+    /// Creates an empty file, on Unix for nobody else if it is `private`. It is an error if anything has this name already,
+    /// a link that leads nowhere too.
+    fn create_file(&self, path: &Path, private: bool) -> Result<File> {
+        let mut options = OpenOptions::new();
+        #[cfg(unix)]
+        if private {
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        }
+        #[cfg(not(unix))]
+        let _ = private;
+        options.write(true).create_new(true).open(path)
     }
 
     /// Creates an empty folder. It is an error if anything has this name already.

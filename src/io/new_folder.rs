@@ -70,7 +70,7 @@ impl NewFolder<'_> {
     /// Writes a new file in it.
     pub fn write<T>(&self, name: impl AsRef<Path>, fill: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
         let target = self.target.join(name.as_ref());
-        let file = file_system().create_file(&self.path.join(name)).map_err(|e| Error::io(&target, e))?;
+        let file = file_system().create_file(&self.path.join(name), false).map_err(|e| Error::io(&target, e))?;
         fill_and_sync(&file, &target, fill)
     }
 

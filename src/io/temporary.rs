@@ -34,9 +34,9 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
-    /// A new file in `folder`, which is locked as long as it is open.
-    pub fn file(folder: &Path) -> Result<(Self, File)> {
-        let (path, file) = create(folder, |path| file_system().create_file(path))?;
+    /// A new file in `folder`, which is locked as long as it is open. On Unix nobody else can read one that is `private`.
+    pub fn file(folder: &Path, private: bool) -> Result<(Self, File)> {
+        let (path, file) = create(folder, |path| file_system().create_file(path, private))?;
         lock(&file);
         Ok((Self { path, is_folder: false, renamed: false }, file))
     }
@@ -46,7 +46,7 @@ impl Temporary {
     pub fn folder(folder: &Path) -> Result<(Self, File)> {
         let (path, ()) = create(folder, |path| file_system().create_folder(path))?;
         let temporary = Self { path, is_folder: true, renamed: false };
-        let file = file_system().create_file(&temporary.path.join(LOCK))?;
+        let file = file_system().create_file(&temporary.path.join(LOCK), false)?;
         lock(&file);
         Ok((temporary, file))
     }

@@ -20,15 +20,20 @@ pub(super) fn finite_parts(xs: &Tensor) -> Result<[Tensor; 2]> {
     Ok([finite.where_cond(xs, &xs.zeros_like()?)?, spoiled])
 }
 
+/// The most keys of which ranges can be counted: the root of this number, the largest term of a sum, is exact in every
+/// type in which a GPU may multiply f32 (TF32 has 11 bits).
+const MAX_KEYS: usize = 1 << 22;
+
 /// How many of the keys that `spoiled` `(b, keys, h_kv)` marks lie in the range of each query: `(b, queries, h_kv)`.
 pub(super) fn marked_in_ranges(spoiled: &Tensor, ranges: &[Range<usize>]) -> Result<Tensor> {
+    let keys = spoiled.dim(1)?;
+    if keys > MAX_KEYS {
+        let expected = format!("at most {MAX_KEYS} under this mask on this backend");
+        return Err(Error::value("the number of keys", keys, expected));
+    }
     let before = counts_before(&spoiled.transpose(1, 2)?.contiguous()?)?; // (b, h_kv, keys + 1)
     let at = |end: fn(&Range<usize>) -> usize| {
-        let small = |key: usize| {
-            u32::try_from(key)
-                .map_err(|_| Error::value("the number of keys", key, "less than 2^32 under a mask on a GPU"))
-        };
-        let ends = ranges.iter().map(|range| small(end(range))).collect::<Result<Vec<_>>>()?;
+        let ends: Vec<u32> = ranges.iter().map(|range| end(range) as u32).collect();
         Ok::<_, Error>(before.index_select(&Tensor::new(ends, spoiled.device())?, 2)?)
     };
     let counts = (at(|range| range.end.max(range.start))? - at(|range| range.start)?)?;
@@ -79,6 +84,13 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+
+    #[test]
+    fn more_keys_than_can_be_counted_are_an_error() {
+        let spoiled = Tensor::zeros((1, MAX_KEYS + 1, 1), DType::F32, &Device::Cpu).unwrap();
+        let error = marked_in_ranges(&spoiled, &[0..1]).unwrap_err().to_string();
+        assert!(error.contains("the number of keys is 4194305, expected at most 4194304"), "{error}");
+    }
 
     #[test]
     fn counts_of_marked_keys_are_those_of_a_loop() {

@@ -123,8 +123,10 @@ impl Index<'_> {
         // Not by reading the index: a file that cannot be read may be a model that this version does not know.
         let mut start = Vec::new();
         open_regular(path)?.0.take(START).read_to_end(&mut start).map_err(|e| Error::io(path, e))?;
-        let format = FORMAT.1.as_bytes();
-        match start.is_empty() || start.windows(format.len()).any(|window| window == format) {
+        let format = format!("{:?}:{:?}", FORMAT.0, FORMAT.1);
+        let is_header = start.get(8..).is_some_and(|header| header.starts_with(b"{\"__metadata__\":{"));
+        let is_index = is_header && start.windows(format.len()).any(|window| window == format.as_bytes());
+        match start.is_empty() || is_index {
             true => Ok(()),
             false => Err(Error::file(path, "is not a search index, and its content would be lost")),
         }

@@ -131,7 +131,14 @@ struct Saved {
 /// `tokenizer.json` can make the tokenizers crate panic or compute without end; `None` if it then is another one.
 pub(super) fn from_json(json: &str, size: usize) -> Result<Option<Tokenizer>> {
     let Ok(Saved { model }) = serde_json::from_str(json) else { return Ok(None) };
-    if model.get_vocab_size() != size {
+    // A word limit of its own makes a long word take for ever, and a prefix of its own gives other tokens.
+    let made = WordPiece::builder().unk_token(SPECIAL[1].to_string()).build().map_err(tokenizer_error)?;
+    let settings = |model: &WordPiece| {
+        (model.unk_token.clone(), model.continuing_subword_prefix.clone(), model.max_input_chars_per_word)
+    };
+    let is_special = |id: usize| model.id_to_token(id as u32).as_deref() == Some(SPECIAL[id]);
+    let ids = || (0..size).all(|id| model.id_to_token(id as u32).is_some()) && (0..SPECIAL.len()).all(is_special);
+    if model.get_vocab_size() != size || settings(&model) != settings(&made) || !ids() {
         return Ok(None);
     }
     let tokenizer = tokenizer(model)?;

@@ -96,6 +96,36 @@ fn what_is_out_of_proportion_is_refused_at_load() {
     says(full, &["the maximum length is 16, expected at least 17", "16 special tokens"]);
     with("post_processor", template(vec![special, text], 15)).unwrap();
 
+    // Each class is an automaton of 50 KB.
+    let split = |expression: &str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
+    let work = "repeated ones counted as often";
+    for many in [r"(?=\pL{200})".repeat(20), r"(?:\pL{40}){50}".into(), r"(\pL)\g<1>".into(), r"\pL".repeat(1200)] {
+        says(with("pre_tokenizer", split(&many)), &[work, "expected at most 8192"]);
+    }
+    says(with("pre_tokenizer", sequence("pretokenizers", vec![split(&"x{900}".repeat(2)); 5])), &[work, "is 9000"]);
+    with("pre_tokenizer", split(r"(?i:'s|'t)|\p{N}{1,3}(?=(?:\d{3})*+)|\s+(?!\S)|[^\r\n\p{L}\p{N}]?+\p{L}+")).unwrap();
+
+    // Each byte of a vocabulary is a node of 350 bytes, unless pieces start alike.
+    let vocabulary = |piece: &dyn Fn(usize) -> String| {
+        let pieces: Vec<Value> = (0..5_000).map(|n| json!([piece(n), -1.0])).collect();
+        json!({"type": "Unigram", "unk_id": 0, "vocab": pieces})
+    };
+    let distinct = vocabulary(&|n| format!("{n:04}{}", "a".repeat(1000)));
+    says(with("model", distinct), &["nodes of the trie of the vocabulary is 50", "expected at most 4194304"]);
+    let alike = with("model", vocabulary(&|n| format!("{}{n:04}", "a".repeat(1000))));
+    says(alike, &["vocabulary"]);
+    let added = |count: usize, length: usize| {
+        changed(|tokenizer| {
+            let token = |n: usize| {
+                json!({"id": n, "content": format!("{n:0length$}"), "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": false})
+            };
+            tokenizer["added_tokens"] = json!((0..count).map(token).collect::<Vec<_>>());
+        })
+    };
+    says(added(1, 1025), &["bytes of the longest added token is 1025, expected at most 1024"]);
+    says(added(1025, 1024), &["bytes of all added tokens is 1049600, expected at most 1048576"]);
+
     let word = changed(|tokenizer| tokenizer["model"]["max_input_chars_per_word"] = json!(1_000_000_000_000u64));
     says(word, &["`max_input_chars_per_word` is 1000000000000, expected at most 1000"]);
     let prefix = changed(|tokenizer| tokenizer["model"]["continuing_subword_prefix"] = json!("#".repeat(64)));

@@ -7,7 +7,7 @@ use candle_attention::{
 };
 use candle_core::{DType, Device, Module, Tensor, Var};
 
-use crate::common::{Random, random_layer};
+use crate::common::{Random, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 /// Times 128 it wraps around to 128 in 64 bits.
@@ -55,6 +55,19 @@ fn absurd_queries_keys_and_values_are_errors_on_every_backend() {
             assert!(attend_bshd(&q, k, v, &options()).is_err(), "with a gradient");
             assert!(attend_bshd(&q, k, v, &options().with_return_attention_weights(true)).is_err());
         }
+    }
+}
+
+/// Their output is zeros, which take memory all the same.
+#[test]
+fn absurd_queries_without_keys_are_errors() {
+    let none = Tensor::zeros((1, 0, 1, 1), DType::F32, &Device::Cpu).unwrap();
+    for weights in [false, true] {
+        let options = options().with_return_attention_weights(weights);
+        says(
+            attend_bshd(&view([1, 1 << 50, 1, 1]), &none, &none, &options),
+            &["the number of queries is 1125899906842624, expected one that fits into memory"],
+        );
     }
 }
 

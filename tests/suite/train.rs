@@ -221,7 +221,15 @@ fn a_saved_run_is_whole_or_an_error() {
     let start = tokenizer.find(r#""normalizer":{"#).unwrap();
     let end = start + tokenizer[start..].find('}').unwrap() + 1;
     let crafted = format!("{}{normalizer}{}", &tokenizer[..start], &tokenizer[end..]);
-    for wrong in [crafted, tokenizer.replace("\"[MASK]\":4", "\"[MASQ]\":4"), "{}".to_string()] {
+    // A word limit without end, another prefix, an id twice as far.
+    let settings = [
+        tokenizer.replace("\"max_input_chars_per_word\":100", "\"max_input_chars_per_word\":1000000000000"),
+        tokenizer.replace("\"continuing_subword_prefix\":\"##\"", "\"continuing_subword_prefix\":\"#\""),
+        tokenizer.replacen(":5,", ":4000000000,", 1),
+    ];
+    assert!(settings.iter().all(|changed| changed != tokenizer));
+    let others = [crafted, tokenizer.replace("\"[MASK]\":4", "\"[MASQ]\":4"), "{}".to_string()];
+    for wrong in others.into_iter().chain(settings) {
         let mut metadata = metadata.clone();
         metadata.insert("tokenizer".to_string(), wrong);
         write(&good, &metadata);

@@ -69,12 +69,19 @@ impl Cache {
     /// Whether a file of a snapshot is known to be another content than the name of its blob says. On systems without
     /// links there is no such name.
     pub fn is_broken(&self, pointer: &Path) -> Result<bool> {
-        let target = std::fs::read_link(pointer).ok();
-        let name = target.as_deref().and_then(Path::file_name).and_then(|name| BlobName::of_etag(name.to_str()?));
-        Ok(match name {
+        Ok(match name_of_blob(pointer) {
             Some(name) => matches!(prove(pointer, &name)?, Proof::Broken(_)),
             None => false,
         })
+    }
+
+    /// The path of a file of a commit that the cache holds under another name than `name`, if its own name proves it
+    /// whole. A commit never changes, so a hub that now calls the file otherwise cannot replace it.
+    pub fn proven(&self, commit: &Commit, path: &RepoPath, name: &BlobName) -> Result<Option<PathBuf>> {
+        let Some(pointer) = self.file(commit, path)? else { return Ok(None) };
+        let other = name_of_blob(&pointer).filter(|held| held != name);
+        let whole = other.is_some_and(|held| matches!(prove(&pointer, &held), Ok(Proof::Whole)));
+        Ok(whole.then_some(pointer))
     }
 
     /// Makes the content `name` the file `path` of a commit.
@@ -148,6 +155,12 @@ impl Cache {
             }
         }
     }
+}
+
+/// The name of the blob that a file of a snapshot links to.
+fn name_of_blob(pointer: &Path) -> Option<BlobName> {
+    let target = std::fs::read_link(pointer).ok()?;
+    BlobName::of_etag(target.file_name()?.to_str()?)
 }
 
 /// Creates the folder of a file.

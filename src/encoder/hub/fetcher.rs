@@ -129,6 +129,9 @@ impl Fetcher<'_> {
             }
             Reply::File(facts, body) => {
                 agreed(revision, Some(facts.commit.clone()))?;
+                if let Some(held) = self.cache.proven(&facts.commit, path, &facts.name)? {
+                    return Ok(Found { path: Some(held), commit: Some(facts.commit) });
+                }
                 // The hash of a small file is compared always: it takes no time.
                 if !self.cache.holds(&facts.name, facts.size, thorough || kind == Kind::Small)? {
                     self.store(path, &facts, body.into_reader(), kind)?;

@@ -119,12 +119,15 @@ pub(crate) enum Naming {
 impl BlobName {
     pub const EXPECTED: &str = "8 to 128 letters, digits, `-` and `_`";
 
-    /// The name in an `ETag` header: without the mark of a weak one, and without quotes.
+    /// The name in an `ETag` header: without the mark of a weak one, and without quotes. The digits of a hash become lower
+    /// case, for where file names of either case are one, another spelling would be the same blob and prove nothing.
     pub fn of_etag(header: &str) -> Option<Self> {
         let header = header.strip_prefix("W/").unwrap_or(header);
         let name = header.strip_prefix('"').and_then(|header| header.strip_suffix('"')).unwrap_or(header);
         let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-        (plain && (MIN_ETAG..=MAX_ETAG).contains(&name.len())).then(|| Self(name.to_string()))
+        let lower = name.to_ascii_lowercase();
+        let name = if is_hex(&lower, 64) || is_hex(&lower, 40) { lower } else { name.to_string() };
+        (plain && (MIN_ETAG..=MAX_ETAG).contains(&name.len())).then_some(Self(name))
     }
 
     pub fn as_str(&self) -> &str {

@@ -50,7 +50,7 @@ fn what_killed_writers_left_is_removed_and_what_living_ones_write_is_not() {
     let write = || write_bytes(&target, b"new").unwrap();
 
     // A writer that lives: old, but locked.
-    let (temporary, file) = Temporary::file(folder.path()).unwrap();
+    let (temporary, file) = Temporary::file(folder.path(), false).unwrap();
     make_old(temporary.path());
     write();
     assert!(temporary.path().exists());
@@ -62,7 +62,7 @@ fn what_killed_writers_left_is_removed_and_what_living_ones_write_is_not() {
     assert!(!path.exists());
 
     // Not old enough.
-    let (temporary, file) = Temporary::file(folder.path()).unwrap();
+    let (temporary, file) = Temporary::file(folder.path(), false).unwrap();
     drop(file);
     write();
     assert!(temporary.path().exists());
@@ -160,6 +160,14 @@ mod unix {
             .unwrap();
             assert_eq!(mode(&path("new")), kept);
         }
+    }
+
+    /// Before it has the permissions of the file that it replaces, nobody else can open it.
+    #[test]
+    fn a_file_that_replaces_another_starts_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let (temporary, _file) = Temporary::file(folder.path(), true).unwrap();
+        assert_eq!(mode(temporary.path()), 0o600);
     }
 
     #[test]

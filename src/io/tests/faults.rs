@@ -75,9 +75,9 @@ impl Faulty {
 }
 
 impl FileSystem for Faulty {
-    fn create_file(&self, path: &Path) -> Result<File> {
+    fn create_file(&self, path: &Path, private: bool) -> Result<File> {
         self.call(Call::CreateFile)?;
-        Disk.create_file(path)
+        Disk.create_file(path, private)
     }
 
     fn create_folder(&self, path: &Path) -> Result<()> {

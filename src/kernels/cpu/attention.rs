@@ -63,7 +63,7 @@ pub(crate) fn attend<T: Element>(isa: Isa, problem: &AttentionProblem<T>, to: &m
         }
         result
     };
-    let tasks = tasks(problem);
+    let tasks = tasks(problem)?;
     if tasks.len() > 1 && problem.multiply_adds() >= MIN_PARALLEL_WORK {
         tasks.par_iter().try_for_each(run)?;
     } else {
@@ -83,7 +83,7 @@ pub(crate) fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
     keys.saturating_add(QUERY_BLOCK.saturating_mul(widths)).saturating_add(8 * KEY_BLOCK)
 }
 
-fn tasks<T>(problem: &AttentionProblem<T>) -> Vec<Task> {
+fn tasks<T>(problem: &AttentionProblem<T>) -> Result<Vec<Task>> {
     let batch = problem.batch;
     let heads = batch.sequences() * problem.h_kv;
     // Every task packs its keys again. So there are only as many tasks as keep all threads busy, and no short ones.
@@ -93,8 +93,12 @@ fn tasks<T>(problem: &AttentionProblem<T>) -> Vec<Task> {
         let queries = s_q.div_ceil(wanted.min(s_q.div_ceil(2 * QUERY_BLOCK)).max(1)).next_multiple_of(QUERY_BLOCK);
         (0..s_q).step_by(queries.max(1)).map(move |from| Task { b, h_kv, from, to: s_q.min(from + queries) })
     };
-    let heads = (0..batch.sequences()).flat_map(|b| (0..problem.h_kv).map(move |h_kv| (b, h_kv)));
-    heads.flat_map(tasks_of_head).collect()
+    let heads = || (0..batch.sequences()).flat_map(|b| (0..problem.h_kv).map(move |h_kv| (b, h_kv)));
+    // Many sequences may be one row of memory, and their output small.
+    let mut tasks = Vec::new();
+    try_reserve("the tasks of attention", &mut tasks, heads().map(|head| tasks_of_head(head).len()).sum())?;
+    tasks.extend(heads().flat_map(tasks_of_head));
+    Ok(tasks)
 }
 
 /// A task as a kernel.

@@ -163,3 +163,26 @@ fn four_processes_bring_one_model_at_once() {
     let outputs: Vec<_> = processes.into_iter().map(|process| process.wait_with_output().unwrap()).collect();
     assert!(outputs.iter().all(|output| output.status.success() && output.stdout == outputs[0].stdout));
 }
+
+/// A commit never changes: who pins one gets what was proven, whatever a mirror that was asked for a branch says later.
+#[cfg(unix)]
+#[test]
+fn a_proven_file_of_a_commit_is_not_replaced() {
+    let hub = Hub::start();
+    let folder = download(ID, &hub.options()).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        let (whole, hash) = (hub.bytes(file), git_hash(&hub.bytes(file)));
+        // By an opaque name; by the upper case of its hash, which is the same file on some systems, with other content.
+        for etag in ["5f2a3c1d-2f1".to_string(), hash.to_ascii_uppercase()] {
+            let headers = format!("etag: \"{etag}\"\r\nx-repo-commit: {COMMIT}\r\n");
+            hub.set(
+                file,
+                Answer::custom(move |request, stream| respond(request, stream, "200 OK", &headers, b"{\"evil\": 1}")),
+            );
+            let _ = download(ID, &hub.options());
+            assert_eq!(std::fs::read(folder.join(file)).unwrap(), whole, "{file} by {etag}");
+            assert!(!hub.repository().join("blobs").join(hash.to_ascii_uppercase()).exists());
+        }
+        hub.set(file, Answer::Whole(whole));
+    }
+}

@@ -171,6 +171,10 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     std::fs::write(&later, [&64u64.to_le_bytes()[..], &[b' '; 64]].concat()).unwrap();
     says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
     assert_eq!(std::fs::read(&later).unwrap().len(), 72);
+    // Nor a text about the format.
+    let notes = "A file of `candle-attention search index 1` has \"format\":\"candle-attention search index 1\".";
+    std::fs::write(&later, notes).unwrap();
+    says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
     std::fs::write(&later, "").unwrap();
     index.save(&later).unwrap();
     std::fs::remove_file(later).unwrap();

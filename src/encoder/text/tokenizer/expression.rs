@@ -4,7 +4,7 @@
 //! or a million stored places: a million spaces in a row are enough. The library then takes the rest of the text as one
 //! piece and reports nothing, which gives other tokens than the Python library (whose engine, Oniguruma, has other limits).
 
-use fancy_regex::Regex;
+use fancy_regex::{Expr, Regex};
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pattern::{Invert, Pattern};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -14,6 +14,30 @@ use tokenizers::{NormalizedString, Offsets, PreTokenizedString, PreTokenizer, Sp
 
 /// Words, numbers, spaces and the rest, as GPT-2 splits them: its `encoder.py`.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// How many characters and classes of characters an expression has, those of a counted repetition as often as it counts.
+/// Classes are also as long as they are written. Calls of groups count more than is allowed.
+pub(super) fn work(expression: &str) -> tokenizers::Result<usize> {
+    fn of(expression: &Expr) -> usize {
+        let all = |parts: &[Expr]| parts.iter().map(of).fold(0, usize::saturating_add);
+        match expression {
+            Expr::Literal { val, .. } => val.len(),
+            Expr::Delegate { inner, .. } => 4 + inner.len(),
+            Expr::Concat(parts) | Expr::Alt(parts) => all(parts),
+            Expr::Group(part) | Expr::LookAround(part, _) | Expr::AtomicGroup(part) => of(part),
+            Expr::Repeat { child, lo, hi, .. } => {
+                let count = if *hi == usize::MAX { *lo } else { *hi };
+                of(child).saturating_mul(count.max(1))
+            }
+            Expr::Conditional { condition, true_branch, false_branch } => {
+                [condition, true_branch, false_branch].map(|part| of(part)).into_iter().fold(0, usize::saturating_add)
+            }
+            Expr::SubroutineCall(_) | Expr::UnresolvedNamedSubroutineCall { .. } => usize::MAX,
+            _ => 1,
+        }
+    }
+    Ok(of(&Expr::parse_tree(expression)?.expr))
+}
 
 /// A regular expression.
 #[derive(Debug)]

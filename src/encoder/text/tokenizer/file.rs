@@ -16,6 +16,7 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
 use crate::encoder::text::tokenizer::charsmap;
+use crate::encoder::text::tokenizer::expression::work;
 use crate::encoder::text::tokenizer::growth::{Steps, Stepwise};
 
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
@@ -28,6 +29,13 @@ const MAX_VALUES: usize = 1 << 23;
 /// The longest piece of a Unigram vocabulary, in bytes: the library keeps a level of a trie for each byte, and drops them
 /// by recursion, which ends the process when the stack is full. SentencePiece makes pieces of up to 16 characters.
 const MAX_PIECE_BYTES: usize = 1 << 10;
+
+/// The most nodes of the trie of a Unigram vocabulary: the library needs 350 bytes for each. Vocabularies of 901,629 pieces
+/// are published.
+const MAX_TRIE_NODES: usize = 1 << 22;
+
+/// The most bytes of all added tokens together: the library needs 80 bytes for each. Published ones have up to 100,000.
+const MAX_ADDED_BYTES: usize = 1 << 20;
 
 /// The largest `max_input_chars_per_word`: the work on a word grows with the third power of its length. It is 100 in
 /// published tokenizers.
@@ -49,6 +57,10 @@ const MAX_CONTENT_BYTES: usize = 64;
 
 /// The longest pattern, in bytes. Published ones have up to 1,000.
 const MAX_PATTERN_BYTES: usize = 1 << 12;
+
+/// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 10 KB
+/// for a class of letters, and one for each time that it is repeated. Published ones have up to 1,000.
+const MAX_PATTERN_WORK: usize = 1 << 13;
 
 /// The most pre-tokenizers that rewrite the text: the byte-level alphabet doubles it. Published ones have up to 2.
 const MAX_REWRITES: usize = 4;
@@ -88,8 +100,8 @@ struct Model<'a> {
     continuing_subword_prefix: Option<Cow<'a, str>>,
     #[serde(borrow)]
     end_of_word_suffix: Option<Cow<'a, str>>,
-    #[serde(default)]
-    vocab: Vocabulary,
+    #[serde(borrow, default)]
+    vocab: Vocabulary<'a>,
     #[serde(default)]
     merges: Merges,
 }
@@ -99,14 +111,19 @@ pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
     let values = json.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count();
     at_most("values of the file", values, MAX_VALUES)?;
     let file: File = serde_json::from_slice(json)?;
-    check_model(&file.model)?;
+    check_model(file.model)?;
+    let added = file.added_tokens.iter().map(|token| token.content.len());
+    at_most("bytes of the longest added token", added.clone().max().unwrap_or(0), MAX_PIECE_BYTES)?;
+    at_most("bytes of all added tokens", added.sum(), MAX_ADDED_BYTES)?;
+    let mut walk = Walk::default();
     for (name, part) in [
         ("normalizer", &file.normalizer),
         ("pre_tokenizer", &file.pre_tokenizer),
         ("post_processor", &file.post_processor),
         ("decoder", &file.decoder),
     ] {
-        Walk { name, ..Walk::default() }.check(part, 0)?;
+        walk = Walk { name, pattern_work: walk.pattern_work, ..Walk::default() };
+        walk.check(part, 0)?;
     }
     // The library normalizes these tokens while it builds the tokenizer.
     if !file.normalizer.is_null() && file.added_tokens.iter().any(|token| token.normalized) {
@@ -128,7 +145,7 @@ fn at_most(what: &str, found: usize, allowed: usize) -> tokenizers::Result<()> {
     }
 }
 
-fn check_model(model: &Model) -> tokenizers::Result<()> {
+fn check_model(model: Model) -> tokenizers::Result<()> {
     if let Some(found) = model.max_input_chars_per_word.filter(|found| *found > MAX_WORD_CHARS) {
         return Err(format!("`max_input_chars_per_word` is {found}, expected at most {MAX_WORD_CHARS}").into());
     }
@@ -136,7 +153,9 @@ fn check_model(model: &Model) -> tokenizers::Result<()> {
     at_most("bytes of `continuing_subword_prefix`", prefix, MAX_AFFIX_BYTES)?;
     let suffix = model.end_of_word_suffix.as_deref().unwrap_or_default().len();
     at_most("bytes of `end_of_word_suffix`", suffix, MAX_AFFIX_BYTES)?;
-    at_most("bytes of the longest piece of the vocabulary", model.vocab.longest_piece, MAX_PIECE_BYTES)?;
+    let longest = model.vocab.pieces.iter().map(|piece| piece.len()).max().unwrap_or(0);
+    at_most("bytes of the longest piece of the vocabulary", longest, MAX_PIECE_BYTES)?;
+    at_most("nodes of the trie of the vocabulary", model.vocab.trie_nodes(), MAX_TRIE_NODES)?;
     // The library takes the rest for UTF-8 without looking.
     match (model.merges.no_boundaries >> prefix) & 1 {
         1 => {
@@ -152,6 +171,8 @@ fn check_model(model: &Model) -> tokenizers::Result<()> {
 struct Walk {
     name: &'static str,
     steps: usize,
+    /// Of all parts.
+    pattern_work: usize,
     rewrites: usize,
     decoded_growth: usize,
 }
@@ -185,7 +206,16 @@ impl Walk {
                 }
             }
             "prepend" => at_most("bytes of a prefix", text.len(), MAX_CONTENT_BYTES)?,
-            "Regex" | "String" => at_most("bytes of a pattern", text.len(), MAX_PATTERN_BYTES)?,
+            "Regex" | "String" => {
+                at_most("bytes of a pattern", text.len(), MAX_PATTERN_BYTES)?;
+                let work = if key == "Regex" { work(text)? } else { text.len() };
+                self.pattern_work = self.pattern_work.saturating_add(work);
+                at_most(
+                    "characters and classes of all patterns, repeated ones counted as often",
+                    self.pattern_work,
+                    MAX_PATTERN_WORK,
+                )?;
+            }
             "type" if self.name == "pre_tokenizer" && ["ByteLevel", "Metaspace"].contains(&text) => {
                 self.rewrites += 1;
                 at_most("pre-tokenizers that rewrite the text", self.rewrites, MAX_REWRITES)?;
@@ -196,45 +226,58 @@ impl Walk {
     }
 }
 
-/// The vocabulary of a model: pieces with scores, of which the longest matters, or ids by token.
+/// The vocabulary of a model: pieces with scores, or ids by token, which take as much memory as the file.
 #[derive(Default)]
-struct Vocabulary {
-    longest_piece: usize,
+struct Vocabulary<'a> {
+    pieces: Vec<Cow<'a, str>>,
+}
+
+impl Vocabulary<'_> {
+    /// The number of different beginnings of pieces, or more if it is allowed anyway.
+    fn trie_nodes(mut self) -> usize {
+        let bytes = self.pieces.iter().map(|piece| piece.len()).sum();
+        if bytes <= MAX_TRIE_NODES {
+            return bytes;
+        }
+        self.pieces.sort_unstable();
+        let shared = |pair: &[Cow<str>]| pair[0].bytes().zip(pair[1].bytes()).take_while(|(a, b)| a == b).count();
+        bytes - self.pieces.windows(2).map(shared).sum::<usize>()
+    }
 }
 
 #[derive(Deserialize)]
 struct Piece<'a>(#[serde(borrow)] Cow<'a, str>, #[allow(dead_code, reason = "it has to be there")] IgnoredAny);
 
-impl<'de> Deserialize<'de> for Vocabulary {
+impl<'de: 'a, 'a> Deserialize<'de> for Vocabulary<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Longest;
+        struct Pieces;
 
-        impl<'de> Visitor<'de> for Longest {
-            type Value = Vocabulary;
+        impl<'de> Visitor<'de> for Pieces {
+            type Value = Vocabulary<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("a list of pieces with scores, or an object of ids")
             }
 
-            fn visit_unit<E>(self) -> Result<Vocabulary, E> {
+            fn visit_unit<E>(self) -> Result<Vocabulary<'de>, E> {
                 Ok(Vocabulary::default())
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut ids: A) -> Result<Vocabulary, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut ids: A) -> Result<Vocabulary<'de>, A::Error> {
                 while ids.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(Vocabulary::default())
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut pieces: A) -> Result<Vocabulary, A::Error> {
-                let mut longest_piece = 0;
-                while let Some(Piece(piece, _)) = pieces.next_element()? {
-                    longest_piece = longest_piece.max(piece.len());
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vocabulary<'de>, A::Error> {
+                let mut pieces = Vec::new();
+                while let Some(Piece(piece, _)) = list.next_element()? {
+                    pieces.push(piece);
                 }
-                Ok(Vocabulary { longest_piece })
+                Ok(Vocabulary { pieces })
             }
         }
 
-        deserializer.deserialize_any(Longest)
+        deserializer.deserialize_any(Pieces)
     }
 }
 

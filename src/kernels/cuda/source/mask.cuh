@@ -116,8 +116,9 @@ static __device__ __forceinline__ float masked_score(
     masked = load_strided(row.keep, key, p.keep_strides[3]) ? masked : NEG_INFINITY;
 #endif
 #if FEATURES & SEGMENTS
+    // In 64 bits: up to 2^30 keys of 8 bytes each are more than 4 GiB.
     const i64* key_segments = p.key_segments + static_cast<i64>(item.b) * item.s_kv;
-    masked = load_strided(key_segments, key, 1) == row.segment ? masked : NEG_INFINITY;
+    masked = key_segments[key] == row.segment ? masked : NEG_INFINITY;
 #endif
     return visible ? masked : appended ? score : NEG_INFINITY;
 }
