@@ -112,8 +112,7 @@ fn what_is_out_of_proportion_is_refused_at_load() {
     };
     let distinct = vocabulary(&|n| format!("{n:04}{}", "a".repeat(1000)));
     says(with("model", distinct), &["nodes of the trie of the vocabulary is 50", "expected at most 4194304"]);
-    let alike = with("model", vocabulary(&|n| format!("{}{n:04}", "a".repeat(1000))));
-    says(alike, &["vocabulary"]);
+    with("model", vocabulary(&|n| format!("{}{n:04}", "a".repeat(1000)))).unwrap();
     let added = |count: usize, length: usize| {
         changed(|tokenizer| {
             let token = |n: usize| {

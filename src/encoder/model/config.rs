@@ -85,7 +85,7 @@ const MAX_LAYERS: usize = 1 << 12;
 
 /// The largest number of rows or features of a table of weights: ids are 32-bit numbers, and twice a size must not
 /// overflow. The largest published vocabulary has fewer than 2^20 tokens.
-const MAX_SIZE: usize = 1 << 30;
+const MAX_MODEL_SIZE: usize = 1 << 30;
 
 impl<'de> Deserialize<'de> for BertConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -160,9 +160,9 @@ impl BertConfig {
             return Err(Error::config(field, 0, "at least 1"));
         }
         if let Some((field, size)) =
-            sizes.into_iter().find(|(field, size)| field.ends_with("_size") && *size > MAX_SIZE)
+            sizes.into_iter().find(|(field, size)| field.ends_with("_size") && *size > MAX_MODEL_SIZE)
         {
-            return Err(Error::config(field, size, format!("at most {MAX_SIZE}")));
+            return Err(Error::config(field, size, format!("at most {MAX_MODEL_SIZE}")));
         }
         let all = self.num_hidden_layers.saturating_mul(self.inner_group_num);
         if all > MAX_LAYERS {
