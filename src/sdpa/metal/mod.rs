@@ -155,7 +155,9 @@ fn threadgroup_bytes(d: usize, dtype: DType) -> usize {
 /// after the last key.
 fn uses_causal_flag(call: &Call, options: &SdpaOptions) -> bool {
     let (s, (queries, keys)) = (call.shape.s_q, tile_sizes(call.d));
-    let inside = s.next_multiple_of(queries) <= s.next_multiple_of(keys);
+    // `None` if a multiple wraps around, which is outside.
+    let ends = (s.checked_next_multiple_of(queries), s.checked_next_multiple_of(keys));
+    let inside = matches!(ends, (Some(queries), Some(keys)) if queries <= keys);
     options.mask.is_causal() && options.appended_keys == 0 && s == call.shape.s_kv && inside
 }
 
