@@ -50,3 +50,17 @@ pub(crate) fn hash_file(path: &Path) -> Result<[u8; 32]> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn where_a_part_ends_changes_the_fingerprint() {
+        let parts: [&[&str]; 6] = [&["ab", "c"], &["a", "bc"], &["abc"], &["abc", ""], &["", "abc"], &[]];
+        let of = |parts: &[&str]| parts.iter().map(|part| part.as_bytes()).collect::<Fingerprint>().hex();
+        assert_eq!(parts.map(of).into_iter().collect::<HashSet<_>>().len(), parts.len());
+    }
+}

@@ -77,3 +77,26 @@ fn check_dtype(name: &str, tensor: &Tensor) -> Result<Dtype> {
         dtype => Ok(dtype.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other readers map the file into memory, and read a tensor in place if it is aligned there.
+    #[test]
+    fn every_tensor_starts_at_a_multiple_of_its_element() {
+        let sizes = [("a", DType::U8, 3), ("b", DType::F64, 1), ("c", DType::F16, 5), ("d", DType::F32, 3)];
+        let tensor = |(name, dtype, size): (&str, DType, usize)| {
+            (name.to_string(), Tensor::zeros(size, dtype, &Device::Cpu).unwrap())
+        };
+        let mut file = Vec::new();
+        write_tensors(&mut file, Path::new("x"), &sizes.map(tensor).into(), &HashMap::new()).unwrap();
+        let (header, data) = file[8..].split_at(u64::from_le_bytes(file[..8].try_into().unwrap()) as usize);
+        assert_eq!((header.len() % 8, data.len()), (0, 3 + 8 + 10 + 12));
+        let header: serde_json::Value = serde_json::from_slice(header).unwrap();
+        for (name, dtype, _) in sizes {
+            let start = header[name]["data_offsets"][0].as_u64().unwrap();
+            assert_eq!(start % dtype.size_in_bytes() as u64, 0, "{name} starts at {start}");
+        }
+    }
+}

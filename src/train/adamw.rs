@@ -134,7 +134,48 @@ mod tests {
         let error = step(&mut optimizer, 1.0, 1e39, 1).unwrap_err().to_string();
         assert!(error.contains("`a` after step 2 is"), "{error}");
         assert_eq!(numbers(&optimizer), before);
+        // The second variable alone is carried too far, after the first was computed.
+        let far = Tensor::new(&[-3.4e38f32, 1.0], &Device::Cpu).unwrap();
+        let kept = optimizer.parameters["b"].variable.as_detached_tensor().copy().unwrap();
+        optimizer.parameters["b"].variable.set(&far).unwrap();
+        let with_far = numbers(&optimizer);
+        let error = step(&mut optimizer, -1e-38, 1e38, 1).unwrap_err().to_string();
+        assert!(error.contains("`b` after step 2 is"), "{error}");
+        assert_eq!(numbers(&optimizer), with_far);
+        optimizer.parameters["b"].variable.set(&kept).unwrap();
         step(&mut optimizer, 1.0, 0.1, 1).unwrap();
         assert_ne!(numbers(&optimizer), before);
+    }
+
+    /// The paper's loop over plain numbers, with the gradient `2 x` clipped to the norm 1: only matrices decay.
+    #[test]
+    fn steps_are_those_of_the_paper() {
+        let start = [0.5f32, -1.0, 2.0, 0.25];
+        let variable = |(name, shape): (&str, Vec<usize>)| {
+            let tensor = Tensor::from_slice(&start, shape, &Device::Cpu).unwrap();
+            (name.to_string(), Var::from_tensor(&tensor).unwrap())
+        };
+        let variables = [("matrix", vec![2, 2]), ("vector", vec![4])].map(variable);
+        let mut optimizer = AdamW::new(variables.clone().into(), 0.1, 1.0).unwrap();
+        // Number, first and second moment, decay.
+        let mut want: Vec<[f64; 4]> = [0.1, 0.0].map(|decay| start.map(|x| [f64::from(x), 0.0, 0.0, decay])).concat();
+        for step in 0..4 {
+            let squares = variables.each_ref().map(|(_, variable)| variable.sqr().unwrap().sum_all().unwrap());
+            let gradients = (&squares[0] + &squares[1]).unwrap().backward().unwrap();
+            optimizer.update(&gradients, 0.05, step).unwrap();
+            let norm = want.iter().map(|[x, ..]| 4.0 * x * x).sum::<f64>().sqrt();
+            let unbias = [BETA1, BETA2].map(|beta| 1.0 - beta.powi(step as i32 + 1));
+            for [x, first, second, decay] in &mut want {
+                let gradient = 2.0 * *x / norm.max(1.0);
+                *first = BETA1 * *first + (1.0 - BETA1) * gradient;
+                *second = BETA2 * *second + (1.0 - BETA2) * gradient * gradient;
+                let direction = *first / unbias[0] / ((*second / unbias[1]).sqrt() + EPS);
+                *x -= 0.05 * (*decay * *x + direction);
+            }
+        }
+        let flat = |(_, variable): &(String, Var)| variable.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        for (got, [want, ..]) in variables.iter().flat_map(flat).zip(want) {
+            assert!((f64::from(got) - want).abs() < 1e-5, "{got}, want {want}");
+        }
     }
 }

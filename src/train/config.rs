@@ -187,3 +187,19 @@ impl TrainConfig {
         self.learning_rate * 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_learning_rate_rises_to_its_peak_and_falls_to_zero() {
+        let config = TrainConfig::default().with_learning_rate(1.0).with_warmup_steps(4).with_steps(8);
+        let rates = (0..9).map(|step| config.learning_rate_at(step));
+        let half = std::f64::consts::FRAC_1_SQRT_2 / 2.0;
+        let want = [0.25, 0.5, 0.75, 1.0, 1.0, 0.5 + half, 0.5, 0.5 - half, 0.0];
+        for (got, want) in rates.zip(want) {
+            assert!((got - want).abs() < 1e-12, "{got}, want {want}");
+        }
+    }
+}

@@ -81,3 +81,56 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
     let logits = hidden.matmul(&words.t()?)?; // (predicted, vocab)
     Ok(candle_nn::loss::cross_entropy(&logits, &Tensor::new(targets, &Device::Cpu)?)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::config::TrainConfig;
+
+    fn student() -> Student {
+        let config = TrainConfig::default().with_vocab_size(50).with_hidden_size(8).with_num_attention_heads(2);
+        let config = config.with_num_hidden_layers(1).with_intermediate_size(12).with_max_position_embeddings(16);
+        Student::new(&config.with_max_length(16), None).unwrap()
+    }
+
+    fn number(loss: Result<Tensor>) -> f64 {
+        f64::from(loss.unwrap().to_scalar::<f32>().unwrap())
+    }
+
+    #[test]
+    fn special_tokens_are_not_predicted() {
+        let (student, special) = (student(), SPECIAL.len() as u32);
+        let loss = |row: &[u32], step: usize| number(masked_words(&student, &[row], 50, 1, step));
+        let (special, words): (Vec<u32>, Vec<u32>) = ((0..special).collect(), (special..2 * special).collect());
+        assert!((0..20).all(|step| loss(&special, step) == 0.0));
+        assert!((0..20).any(|step| loss(&words, step) > 0.0));
+    }
+
+    /// The formula over plain numbers.
+    #[test]
+    fn the_loss_of_a_teacher_is_of_directions_and_of_similarities() {
+        let student = student();
+        let random = |dims: (usize, usize)| Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap();
+        let (embeddings, basis) = (unit(&random((5, 6))).unwrap(), random((6, 8)));
+        let (batch, rows): (_, [&[u32]; 3]) = ([4, 0, 2], [&[2, 7, 3], &[2, 9, 11, 3], &[2, 20, 3]]);
+        let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec2::<f64>().unwrap();
+        let ours = wide(&student.embed(&PaddedIds::new(&rows, 0, &Device::Cpu).unwrap()).unwrap());
+        let (all, projected) = (wide(&embeddings), wide(&unit(&embeddings.matmul(&basis).unwrap()).unwrap()));
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let (mut direction, mut similarity) = (0.0, 0.0);
+        for (i, &text) in batch.iter().enumerate() {
+            direction += (1.0 - dot(&ours[i], &projected[text as usize])) / 3.0;
+            for (j, &other) in batch.iter().enumerate() {
+                let theirs = dot(&all[text as usize], &all[other as usize]);
+                similarity += (dot(&ours[i], &ours[j]) - theirs).powi(2) / 9.0;
+            }
+        }
+        for similarity_weight in [0.0, 1.0, 2.5] {
+            let objective =
+                Objective::Teacher { embeddings: embeddings.clone(), basis: basis.clone(), similarity_weight };
+            let got = number(objective.loss(&student, &batch, &rows, 0));
+            let want = direction + similarity_weight * similarity;
+            assert!((got - want).abs() < 1e-5, "{similarity_weight}: {got}, want {want}");
+        }
+    }
+}

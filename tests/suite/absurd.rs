@@ -34,6 +34,12 @@ fn capacities_of_caches_are_checked_before_memory_is_requested() {
         says(layer.plan_cached(&inputs, None, &cache, &options), &["capacity", limit]);
         assert!(cache.is_empty() && cache.lengths().is_empty() && cache.capacity() == Some(capacity));
     }
+    // A capacity that is allowed, for a batch that makes it larger than any memory.
+    let many = tokens(1 << 13, 1);
+    let calls = AttentionInputs::self_attention(&many, AttentionMask::causal());
+    let mut cache = KvCache::fixed(1 << 30);
+    says(layer.attend_cached(&calls, &mut cache, &options), &["the capacity of a cache", "1073741824", "memory"]);
+    assert!(cache.is_empty());
     // A window is no allocation: only the tokens that come are kept.
     for window in HUGE {
         let mut cache = KvCache::rotating(window);

@@ -198,6 +198,13 @@ fn prompts_are_prepended_to_the_text() {
     std::fs::write(folder.path().join("1_Pooling/config.json"), pooling).unwrap();
     let without = load(folder.path()).unwrap().encode(&["sat"], &plain).unwrap();
     assert_ne!(numbers(&without), numbers(&by_hand));
+    // The end of the text is no part of the prompt: of an empty text it alone counts.
+    write(r#"{"prompts": {"all": "the cat sat"}}"#);
+    let end = load(folder.path()).unwrap().encode(&[""], &plain.with_prompt_name("all")).unwrap();
+    let last = r#"{"embedding_dimension": 24, "pooling_mode": "lasttoken"}"#;
+    std::fs::write(folder.path().join("1_Pooling/config.json"), last).unwrap();
+    let last = load(folder.path()).unwrap().encode(&["the cat sat"], &plain).unwrap();
+    assert_close("the end", &end, &last, 1e-6);
 }
 
 #[test]

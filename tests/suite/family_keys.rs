@@ -137,6 +137,29 @@ fn rotation_is_that_of_the_layer_or_refused() {
     assert_eq!(position("cohere2", json!({"layer_types": ["full_attention"]})).unwrap(), "none");
 }
 
+#[test]
+fn yarn_has_the_bounds_and_the_length_that_count() {
+    let position =
+        |model_type: &str, keys: Value| load(&config(model_type, keys), None).unwrap().layer.config().position.clone();
+    let yarn = |more: Value| {
+        let mut set = json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0});
+        set.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        set
+    };
+    let of = |model_type: &str, set: &Value| position(model_type, json!({"rope_parameters": set}));
+    let usual = of("llama", &yarn(json!({"original_max_position_embeddings": 16})));
+    // transformers takes 0 for absent.
+    let zeros = yarn(json!({"original_max_position_embeddings": 16, "beta_fast": 0, "beta_slow": 0}));
+    assert_eq!(of("llama", &zeros), usual);
+    assert_ne!(of("llama", &yarn(json!({"original_max_position_embeddings": 16, "beta_fast": 8}))), usual);
+    // The length of the model counts, unless there is a set for each kind of layer.
+    let set = yarn(json!({"original_max_position_embeddings": 16}));
+    let both = |sets: &Value| json!({"rope_parameters": sets, "original_max_position_embeddings": 8});
+    assert_eq!(position("llama", both(&set)), of("llama", &yarn(json!({"original_max_position_embeddings": 8}))));
+    let sets = json!({"sliding_attention": set, "full_attention": set});
+    assert_eq!(position("gemma3_text", both(&sets)), of("gemma3_text", &sets));
+}
+
 /// The text model of LLaVA and Gemma 3 states few keys: the others are those of its config class.
 #[test]
 fn number_of_heads_that_the_file_leaves_out_is_that_of_the_config_class() {

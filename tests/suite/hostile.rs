@@ -172,6 +172,7 @@ fn extreme_configuration_values_are_errors() {
         ("rope_theta", json!(1e-300), "rope_theta"),
         ("rope_theta", json!(-1e4), "rope_theta = -10000"),
         ("rotary_dim", json!(u64::MAX), "rotary dim = 18446744073709551615"),
+        ("rotary_dim", json!(2.5), "config key `rotary_dim` is 2.5, expected a whole number"),
         ("query_pre_attn_scalar", json!(0), "scale = inf"),
         ("query_pre_attn_scalar", json!(-1), "scale = NaN"),
         ("attention_multiplier", json!(1e300), "scale ="),

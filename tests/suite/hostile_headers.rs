@@ -47,6 +47,21 @@ fn each_limit_of_a_header_is_named() {
     refused(&with(65_537), &["more than 65536 entries of metadata"]);
 }
 
+/// Each of them alone is within it.
+#[test]
+fn headers_of_shards_share_a_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["a", "b"] {
+        let header = format!("{{{}}}{}", entry(name, "F32", "[1]", [0, 4]), " ".repeat(51_000_000));
+        std::fs::write(path(&format!("{name}.safetensors")), file(&header, &[0; 4])).unwrap();
+        Checkpoint::open(path(&format!("{name}.safetensors"))).unwrap();
+    }
+    let index = json!({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}).to_string();
+    std::fs::write(path("model.safetensors.index.json"), index).unwrap();
+    says(Checkpoint::open(folder.path()), &["b.safetensors", "what the headers of other shards left"]);
+}
+
 #[test]
 #[ignore = "a header of 60 MB takes some seconds"]
 fn a_million_tensors_are_the_most() {

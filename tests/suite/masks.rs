@@ -225,6 +225,11 @@ fn softcap_and_sinks_under_every_mask_equal_the_reference() {
     let gradient = loss.backward().unwrap().remove(&sinks).unwrap();
     // A larger sink leaves less weight to the keys, and so makes the output smaller.
     assert!(numbers(&gradient).iter().all(|g| *g < 0.0));
+    // One so far above the scores that nothing is left has a gradient too.
+    let far = candle_core::Var::from_vec(vec![100f32; SIZES[0].h], SIZES[0].h, q.device()).unwrap();
+    options.sinks = Some(&far);
+    let loss = attend_bshd(&q, &k, &v, &options).unwrap().output.sqr().unwrap().sum_all().unwrap();
+    assert!(numbers(&loss.backward().unwrap().remove(&far).unwrap()).iter().all(|g| g.is_finite()));
     let wrong = random.tensor(&[SIZES[0].h + 1], DType::F32);
     options.sinks = Some(&wrong);
     says(attend_bshd(&q, &k, &v, &options), &["sinks", "the heads of q"]);

@@ -187,7 +187,7 @@ fn wrong_norms_and_inputs_are_named() {
     says(LayerNorm::new(ones(&[3]), ones(&[4]), EPS), &["layer norm bias has shape [4]", "[3]"]);
     says(RmsNorm::new(ones(&[3, 1]), EPS), &["RMS norm weight has shape [3, 1]", "(size)"]);
     says(RmsNorm::new(ones(&[3]).to_dtype(DType::U8).unwrap(), EPS), &["RMS norm weight has dtype u8"]);
-    for eps in [-1e-5, f64::NAN, f64::INFINITY] {
+    for eps in [-1e-5, f64::NAN, f64::INFINITY, 1e300] {
         says(RmsNorm::new(ones(&[3]), eps), &["RMS norm eps is", "a finite number from 0"]);
     }
     let norm = RmsNorm::new(ones(&[3]), EPS).unwrap();

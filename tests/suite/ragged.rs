@@ -6,9 +6,10 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_attention::position::{Alibi, Position, Rotary, Rotary2d, RotaryScaling, RotaryStyle, T5RelativeBias};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, Scoring,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, NormKind, NormOver,
+    QkNorm, Scoring,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::common::{Golden, Random, assert_close, assert_within, fixture, max_diff, numbers, says};
@@ -86,6 +87,9 @@ fn ragged_batch_equals_its_sequences_alone() {
         (config.clone(), DType::F16),
         (config.clone(), DType::BF16),
         (plain.clone().with_add_zero_attn(true), DType::F32),
+        (plain.clone().with_scale(0.05), DType::F32),
+        (plain.clone().with_clip_qkv(0.3), DType::F32),
+        (plain.clone().with_qk_norm(QkNorm::new(NormKind::Rms, NormOver::Head, 1e-5)), DType::F32),
         (plain.with_scoring(Scoring::Additive).with_add_bias_kv(true), DType::F32),
     ]) {
         let layer = frozen(&config, dtype);
@@ -101,6 +105,21 @@ fn ragged_batch_equals_its_sequences_alone() {
                 assert_near(&format!("{config:?} {mask}"), &got, &want);
             }
         }
+    }
+}
+
+/// A new layer has no sinks, so they are added to one.
+#[test]
+fn sinks_take_their_share_in_a_ragged_batch() {
+    let plain = frozen(&AttentionConfig::new(24, 3), DType::F32);
+    let mut random = Random::new(62);
+    let weights = plain.weights().unwrap().with_sinks(random.tensor(&[3], DType::F32));
+    let layer = MultiHeadAttention::from_weights(plain.config(), weights).unwrap();
+    let xs = random.tensor(&[LENGTHS.iter().sum(), 24], DType::F32);
+    let ragged = layer.attend_ragged(&xs, &LENGTHS, &AttentionMask::full()).unwrap();
+    for (sequence, got) in sequences(&xs).iter().zip(sequences(&ragged)) {
+        let want = layer.forward(&sequence.unsqueeze(0).unwrap()).unwrap().squeeze(0).unwrap();
+        assert_near("sinks", &got, &want);
     }
 }
 

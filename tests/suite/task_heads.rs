@@ -173,6 +173,24 @@ fn cross_encoder_scores_and_ranks_pairs() {
     says(cross(&fixture("tiny-bert")), &["module `Pooling` after the transformer"]);
 }
 
+/// All tokens of a pair have one type where the tokenizer gives none.
+#[test]
+fn types_of_a_pair_are_those_that_the_tokenizer_gives() {
+    let folder = folder(1, json!({"id2label": {"0": "LABEL_0"}}));
+    let path = folder.path().join("tokenizer_config.json");
+    let stated: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let score = |names: Option<Value>| {
+        let mut stated = stated.clone();
+        stated.as_object_mut().unwrap().extend(names.map(|names| ("model_input_names".to_string(), names)));
+        std::fs::write(&path, stated.to_string()).unwrap();
+        let pair = [("the cat sat", "on the mat")];
+        cross(folder.path()).unwrap().scores(&pair, &EncodeOptions::default()).unwrap()[0]
+    };
+    let usual = score(None);
+    assert_eq!(score(Some(json!(["input_ids", "token_type_ids", "attention_mask"]))), usual);
+    assert!((score(Some(json!(["input_ids", "attention_mask"]))) - usual).abs() > 1e-4);
+}
+
 #[test]
 fn text_classifier_sorts_labels_by_probability() {
     let names = json!({"0": "no", "1": "maybe", "2": "yes"});

@@ -119,6 +119,19 @@ mod tests {
         }
     }
 
+    /// An activation that the kernels do not have.
+    #[test]
+    fn other_activations_run_between_the_products_of_rows() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-bert");
+        let mut config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        config.hidden_act = candle_nn::Activation::Sigmoid;
+        let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &Device::Cpu);
+        let model = BertModel::load(&config, source).unwrap();
+        let (ids, types, lengths) = ([5, 9, 7, 6], [0; 4], [3, 1]);
+        let want = model.forward_ragged_tensor(&ids, &types, &lengths).unwrap();
+        assert!(worst(&model.forward_ragged(&ids, &types, &lengths).unwrap(), &want) < 1e-5);
+    }
+
     fn worst(got: &Tensor, want: &Tensor) -> f32 {
         let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
         differences.max(0).unwrap().to_scalar().unwrap()

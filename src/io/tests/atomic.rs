@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::error::Error;
+use crate::io::file_system::{Disk, FileSystem};
 use crate::io::temporary::{ABANDONED, Temporary, remove_abandoned};
 use crate::io::{write_atomic, write_bytes, write_new_folder};
 
@@ -197,6 +198,14 @@ mod unix {
             assert_eq!(std::fs::read(path("victim")).unwrap(), b"precious");
             assert!(path("folder/lock").exists());
         }
+        // At the name that a temporary file is to have.
+        symlink("victim", path("taken")).unwrap();
+        symlink("nowhere", path("free")).unwrap();
+        for name in ["taken", "free", "victim"] {
+            assert!(Disk.create_file(&path(name)).is_err(), "{name}");
+        }
+        assert_eq!(std::fs::read(path("victim")).unwrap(), b"precious");
+        assert!(!path("nowhere").exists());
         symlink("nowhere", path("pruned")).unwrap();
         assert!(write_new_folder(&path("pruned"), |_| Ok(())).is_err());
     }

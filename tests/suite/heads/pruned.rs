@@ -42,6 +42,7 @@ fn pruned_layer_equals_masked_layer() {
             let smaller = layer.prune_heads(&pruned).unwrap();
             assert_eq!(smaller.config().num_attention_heads, 6 - pruned.len());
             assert_eq!(smaller.config().resolved_scale(), config.resolved_scale());
+            assert_eq!(smaller.prune_heads(&[]).unwrap().config(), smaller.config());
             let got = smaller.attend_with(&inputs, &options).unwrap().output;
             assert_within(&what, &got, &want, 1e-6);
             if i < 2 {

@@ -87,6 +87,18 @@ fn order_and_scores_equal_brute_force() {
 }
 
 #[test]
+fn texts_of_equal_scores_are_in_their_own_order() {
+    let encoder = encoder();
+    let texts = ["hello world", "the cat", "hello world", "the cat", "the cat"];
+    let index = filled(&texts, &encoder);
+    let query = encoder.encode(&["the cat"], &EncodeOptions::default()).unwrap().get(0).unwrap().to_vec1().unwrap();
+    for top_k in 1..=5 {
+        let found: Vec<usize> = index.search(&query, top_k).unwrap().iter().map(|hit| hit.index).collect();
+        assert_eq!(found, [1, 3, 4, 0, 2][..top_k]);
+    }
+}
+
+#[test]
 fn only_new_texts_are_embedded() {
     let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
     let path = folder.path().join("index.safetensors");
@@ -212,5 +224,9 @@ fn fingerprint_depends_on_the_loaded_files_alone() {
     assert_eq!(all.len(), files.len() + 1);
     assert_eq!(changed("README.md"), own);
     assert_eq!(fingerprint(tiny().path()).unwrap(), own);
+    let renamed = tiny();
+    let path = |name: &str| renamed.path().join(name);
+    std::fs::rename(path("sentence_bert_config.json"), path("sentence_other_config.json")).unwrap();
+    assert_ne!(fingerprint(renamed.path()).unwrap(), own);
     says(fingerprint("/no/such/folder"), &["/no/such/folder: No such file"]);
 }

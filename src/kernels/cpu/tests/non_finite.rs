@@ -206,9 +206,10 @@ fn a_hidden_key_does_not_change_the_sign_of_zero() {
     k[399] = 0.0;
     let run = |isa, hidden: f32| {
         let mut v = vec![-1e-38f32; 400];
-        (1..399).step_by(2).for_each(|i| v[i] = hidden);
-        v[399] = 0.0;
-        let keep: Vec<u8> = (0..400).map(|i| u8::from(i % 2 == 0 || i == 399)).collect();
+        (0..399).step_by(2).for_each(|i| v[i] = hidden);
+        // After the last hidden key comes no product that has a sign of its own.
+        v[399] = -0.0;
+        let keep: Vec<u8> = (0..400).map(|i| u8::from(i % 2 == 1)).collect();
         let mask = Mask { keep: vec![Broadcast { data: &keep, strides: [0, 0, 0, 1] }], ..Mask::default() };
         on_all_threads(isa, &problem(sizes, [&q, &k, &v], mask))
     };

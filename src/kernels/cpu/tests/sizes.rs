@@ -104,10 +104,10 @@ fn products_check_their_sizes() {
     let half = 1usize << (usize::BITS / 2);
     for isa in isas() {
         for pack in [PackedWeights::new, PackedWeights::new_bf16] {
-            let weights = pack(isa, &[1.0; 64], None, 1, 64).unwrap();
+            let weights = pack(isa, &[1.0; 128], None, 1, 128).unwrap();
             let mut output = vec![1.0f32];
             // The number of elements wraps around to the length of the slice.
-            for (a, rows) in [(&[][..], ABSURD - 1), (&[1.0f32; 64], ABSURD), (&[1.0; 63], 1), (&[], usize::MAX)] {
+            for (a, rows) in [(&[][..], ABSURD - 1), (&[1.0f32; 128], ABSURD), (&[1.0; 127], 1), (&[], usize::MAX)] {
                 let error = weights.multiply(a, rows, Activation::Identity, &mut output).unwrap_err().to_string();
                 assert!(error.contains("the input of a product") && output.is_empty(), "{error}");
             }
