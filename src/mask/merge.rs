@@ -220,4 +220,15 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn what_one_bias_hides_stays_hidden() {
+        let call = AttnShape { b: 1, h: 1, s_q: 1, s_kv: 2 };
+        let bias =
+            |biases: [f32; 2]| AttentionMask::additive(&Tensor::new(&[[[biases]]], &Device::Cpu).unwrap()).unwrap();
+        let (hides, raises) = (bias([f32::MIN, 1.0]), bias([1e38, 2.0]));
+        for mask in [hides.clone().and(raises.clone()), raises.and(hides)] {
+            assert_eq!(scores(&mask.merge(call, &Device::Cpu).unwrap(), call), [f32::NEG_INFINITY, 3.0]);
+        }
+    }
 }

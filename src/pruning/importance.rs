@@ -93,4 +93,11 @@ mod tests {
             assert_eq!(scores.scores()[1], [0.0, 0.0]);
         }
     }
+
+    #[test]
+    fn heads_of_equal_scores_stay_in_the_order_of_the_model() {
+        let ranking = HeadImportance::new(vec![vec![1.0, 0.0], vec![0.0, 1.0]]).ranking();
+        let heads: Vec<(usize, usize)> = ranking.iter().map(|head| (head.layer, head.head)).collect();
+        assert_eq!(heads, [(0, 1), (1, 0), (0, 0), (1, 1)]);
+    }
 }

@@ -99,3 +99,23 @@ impl Batches {
 pub(super) fn generator(seed: u64, count: usize) -> Rng {
     Rng::with_seed(seed ^ (count as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_epoch_has_an_order_of_its_own() {
+        let mut batches = Batches::new(vec![1; 64], 4, 7);
+        let mut epoch = |epoch: usize| (0..16).flat_map(|i| batches.at(16 * epoch + i).to_vec()).collect::<Vec<u32>>();
+        let (first, second) = (epoch(0), epoch(1));
+        assert_ne!(first, second);
+        assert_eq!(epoch(0), first, "a function of the step alone");
+        let sorted = |mut texts: Vec<u32>| {
+            texts.sort();
+            texts
+        };
+        assert_eq!(sorted(first), (0..64).collect::<Vec<u32>>());
+        assert_eq!(sorted(second), (0..64).collect::<Vec<u32>>());
+    }
+}

@@ -89,4 +89,15 @@ mod tests {
         let padded = hidden.padded().unwrap().squeeze(2).unwrap().to_vec2::<f32>().unwrap();
         assert_eq!(padded, [[1., 1., 1.], [1., 1., 1.], [2., 3., 4.]]);
     }
+
+    #[test]
+    fn tokens_are_found_in_ragged_and_in_padded_states() {
+        let numbers = |tokens: &Tensor| tokens.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let ragged = Tensor::new(&[[1f32], [2.], [3.]], &Device::Cpu).unwrap();
+        let padded = Tensor::new(&[[[1f32], [0.], [0.]], [[2.], [3.], [0.]]], &Device::Cpu).unwrap();
+        for tokens in [ragged, padded] {
+            let hidden = HiddenStates { tokens, lengths: vec![1, 2] };
+            assert_eq!(numbers(&hidden.tokens_at(&[(1, 1), (0, 0), (1, 0)]).unwrap()), [3., 1., 2.]);
+        }
+    }
 }
