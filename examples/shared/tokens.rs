@@ -12,6 +12,8 @@ use super::Result;
 
 /// A model and the rows of token ids that it gets.
 #[derive(clap::Args)]
+// clap names the group of arguments after the type, and so the one of the program that has them.
+#[group(skip)]
 pub struct Arguments {
     /// The folder of the model: config.json and model.safetensors or its shards
     model: PathBuf,

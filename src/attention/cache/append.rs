@@ -207,8 +207,9 @@ impl KvCache {
         for (to, from) in buffers.iter().zip(chunk) {
             let from = from.contiguous()?;
             if aligned(held, new, s) {
-                if s > 0 {
-                    to.slice_set(&from, 1, self.first + columns - s)?;
+                // Without sequences there are no columns either.
+                if let Some(held) = held.first().filter(|_| s > 0) {
+                    to.slice_set(&from, 1, self.first + held)?;
                 }
                 continue;
             }

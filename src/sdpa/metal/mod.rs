@@ -142,11 +142,14 @@ fn tile_sizes(d: usize) -> (usize, usize) {
     }
 }
 
-/// Bytes of threadgroup memory: a tile of queries, and one of keys or of values, with 16 bytes of padding per row.
+/// Bytes of threadgroup memory: a tile of queries, and one of keys or of values, with 16 bytes of padding per row. The sum
+/// saturates.
 fn threadgroup_bytes(d: usize, dtype: DType) -> usize {
     let ((queries, keys), size) = (tile_sizes(d), dtype.size_in_bytes());
     let gap = 16 / size;
-    (queries * (d + gap) + ((keys + gap) * d).max(keys * (d + gap))) * size
+    let of_rows = |rows: usize| d.saturating_add(gap).saturating_mul(rows);
+    let of_keys = (keys + gap).saturating_mul(d).max(of_rows(keys));
+    of_rows(queries).saturating_add(of_keys).saturating_mul(size)
 }
 
 /// Whether the mask is causal and the kernel's causal flag applies it correctly, without a mask tensor. The flag aligns
