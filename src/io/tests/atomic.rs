@@ -202,7 +202,7 @@ mod unix {
         symlink("victim", path("taken")).unwrap();
         symlink("nowhere", path("free")).unwrap();
         for name in ["taken", "free", "victim"] {
-            assert!(Disk.create_file(&path(name)).is_err(), "{name}");
+            assert!(Disk.create_file(&path(name), true).is_err(), "{name}");
         }
         assert_eq!(std::fs::read(path("victim")).unwrap(), b"precious");
         assert!(!path("nowhere").exists());
