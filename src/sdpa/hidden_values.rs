@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn more_keys_than_can_be_counted_are_an_error() {
         let spoiled = Tensor::zeros((1, MAX_KEYS + 1, 1), DType::F32, &Device::Cpu).unwrap();
-        let error = marked_in_ranges(&spoiled, &[0..1]).unwrap_err().to_string();
+        let error = marked_in_ranges(&spoiled, &[0..1, 0..2]).unwrap_err().to_string();
         assert!(error.contains("the number of keys is 4194305, expected at most 4194304"), "{error}");
     }
 
