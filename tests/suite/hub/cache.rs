@@ -59,6 +59,23 @@ fn a_blob_that_is_not_what_its_name_says_is_brought_again() {
     }
 }
 
+/// Where the name is no hash, the size tells that a blob was cut: of weights, and of the first file, whose commit is asked for.
+#[cfg(unix)]
+#[test]
+fn a_cut_blob_of_an_opaque_name_is_brought_again() {
+    for (file, name) in [("model.safetensors", "5f2a3c1d-2f1"), ("modules.json", "5f2a3c1d-2f2")] {
+        let hub = Hub::start();
+        let whole = hub.bytes(file);
+        let (headers, bytes) = (format!("etag: \"{name}\"\r\nx-repo-commit: {COMMIT}\r\n"), whole.clone());
+        hub.set(file, Answer::custom(move |request, stream| respond(request, stream, "200 OK", &headers, &bytes)));
+        let folder = download(ID, &hub.options()).unwrap();
+        let blob = hub.repository().join("blobs").join(name);
+        std::fs::write(&blob, &whole[..whole.len() / 2]).unwrap();
+        assert_eq!(download(ID, &hub.options()).unwrap(), folder);
+        assert_eq!(std::fs::read(&blob).unwrap(), whole, "{file}");
+    }
+}
+
 /// Nothing outside the cache is deleted or overwritten, wherever a link of the cache leads.
 #[cfg(unix)]
 #[test]
