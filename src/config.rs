@@ -147,7 +147,8 @@ pub struct AttentionConfig {
     /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15 to
     /// 1e15; default no.
     pub softcap: Option<f64>,
-    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` (MPT, OLMo), from 1e-15 to 1e15; default no.
+    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` before any norm or rotation (MPT, OLMo), from 1e-15
+    /// to 1e15; default no.
     pub clip_qkv: Option<f64>,
     /// Norms of queries and keys; default none.
     pub qk_norm: Option<QkNorm>,

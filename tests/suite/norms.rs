@@ -1,7 +1,12 @@
 //! The norms that train: values and gradients against PyTorch (`tests/golden/norms.py`), and what is refused.
 
-use candle_attention::Error;
+use std::collections::HashMap;
+
 use candle_attention::norm::{self, LayerNorm, RmsNorm};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, MultiHeadAttention, NormKind, NormOver,
+    ProjectionBias, QkNorm,
+};
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{LayerNormConfig, VarBuilder, VarMap};
 
@@ -206,4 +211,31 @@ fn wrong_norms_and_inputs_are_named() {
     let wide = Random::new(6).tensor(&[3, 8], DType::F32);
     let view = wide.narrow(1, 2, 3).unwrap();
     assert_eq!(max_diff(&norm.forward(&view).unwrap(), &norm.forward(&view.contiguous().unwrap()).unwrap()), 0.0);
+}
+
+/// `clip_qkv` limits what the norm of queries and keys gets: with a limit below all of them only their signs are left.
+#[test]
+fn queries_and_keys_are_clipped_before_their_norms() {
+    let mut random = Random::new(31);
+    let weight = |random: &mut Random| random.tensor(&[8, 8], DType::F32);
+    let weights = ["q", "k", "v", "o"].map(|name| (format!("{name}_proj.weight"), weight(&mut random)));
+    let one = Tensor::ones(8, DType::F32, &CPU).unwrap();
+    let norms = ["q_norm.weight", "k_norm.weight"].map(|name| (name.to_string(), one.clone()));
+    let tensors: HashMap<String, Tensor> = weights.clone().into_iter().chain(norms).collect();
+    let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-15);
+    let config = AttentionConfig::new(8, 1).with_bias(ProjectionBias::NONE).with_qk_norm(norm).with_clip_qkv(1e-4);
+    let layer = MultiHeadAttention::load(&config, VarBuilder::from_tensors(tensors, DType::F32, &CPU)).unwrap();
+
+    let xs = random.tensor(&[1, 5, 8], DType::F32);
+    let signs = |i: usize| {
+        let projected = xs.squeeze(0).unwrap().matmul(&weights[i].1.t().unwrap()).unwrap();
+        assert!(numbers(&projected).iter().all(|number| number.abs() > 1e-4));
+        projected.ge(0.0).unwrap().to_dtype(DType::F32).unwrap().affine(2.0, -1.0).unwrap()
+    };
+    let scores = (signs(0).matmul(&signs(1).t().unwrap()).unwrap() / 8f64.sqrt()).unwrap();
+    let want = candle_nn::ops::softmax_last_dim(&scores).unwrap();
+    let options = AttentionOptions::default().with_return_attention_weights(true);
+    let inputs = AttentionInputs::self_attention(&xs, AttentionMask::full());
+    let got = layer.attend_with(&inputs, &options).unwrap().attention_weights.unwrap();
+    assert_close("weights of signs", &got.reshape((5, 5)).unwrap(), &want, 1e-5);
 }
