@@ -34,7 +34,7 @@ const MAX_PIECE_BYTES: usize = 1 << 10;
 /// are published.
 const MAX_TRIE_NODES: usize = 1 << 22;
 
-/// The most bytes of all added tokens together: the library needs 80 bytes for each. Published ones have up to 100,000.
+/// The most bytes of all added tokens together: the library needs 80 bytes for each.
 const MAX_ADDED_BYTES: usize = 1 << 20;
 
 /// The largest `max_input_chars_per_word`: the work on a word grows with the third power of its length. It is 100 in
@@ -59,7 +59,7 @@ const MAX_CONTENT_BYTES: usize = 64;
 const MAX_PATTERN_BYTES: usize = 1 << 12;
 
 /// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 10 KB
-/// for a class of letters, and one for each time that it is repeated. Published ones have up to 1,000.
+/// for a class of letters, and one for each time that it is repeated.
 const MAX_PATTERN_WORK: usize = 1 << 13;
 
 /// The most pre-tokenizers that rewrite the text: the byte-level alphabet doubles it. Published ones have up to 2.
