@@ -32,7 +32,7 @@ pub use plan::{Plan, Rejected};
 
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
-use crate::tensor::check_tensor_memory;
+use crate::tensor::{check_allocation, element_count};
 
 /// Softmax attention of every query over the keys it may see: `softmax(q kᵀ · scale + mask) v` per head.
 ///
@@ -141,11 +141,15 @@ pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Re
 /// The output of a call without sequences, heads, queries or keys: no row, or rows that are fully masked, which are zeros.
 fn empty_output(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<AttentionOutput> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
-    let zeros = |dims: [usize; 4]| {
-        check_tensor_memory("the number of queries", s_q, &dims, call.dtype, q.device())?;
+    let zeros = |what: &str, dims: [usize; 4]| {
+        let bytes = element_count(what, &dims)? * call.dtype.size_in_bytes();
+        if q.device().is_cpu() {
+            check_allocation::<u8>(what, bytes)?;
+        }
         Ok::<_, Error>(Tensor::zeros(&dims, call.dtype, q.device())?)
     };
     let keys = s_kv + options.appended_keys;
-    let attention_weights = options.return_attention_weights.then(|| zeros([b, h, s_q, keys])).transpose()?;
-    Ok(AttentionOutput { output: zeros([b, s_q, h, call.d_v])?, attention_weights })
+    let attention_weights = options.return_attention_weights;
+    let attention_weights = attention_weights.then(|| zeros("attention weights", [b, h, s_q, keys])).transpose()?;
+    Ok(AttentionOutput { output: zeros("the output of attention", [b, s_q, h, call.d_v])?, attention_weights })
 }
