@@ -96,7 +96,7 @@ fn what_is_out_of_proportion_is_refused_at_load() {
     says(full, &["the maximum length is 16, expected at least 17", "16 special tokens"]);
     with("post_processor", template(vec![special, text], 15)).unwrap();
 
-    // Each class is an automaton of 50 KB.
+    // Each class is an automaton of some 25 KB, built by the library and here.
     let split = |expression: &str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
     let work = "repeated ones counted as often";
     for many in [r"(?=\pL{200})".repeat(20), r"(?:\pL{40}){50}".into(), r"(\pL)\g<1>".into(), r"\pL".repeat(1200)] {

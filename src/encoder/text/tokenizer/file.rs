@@ -17,7 +17,7 @@ use tokenizers::{NormalizedString, Normalizer};
 
 use crate::encoder::text::tokenizer::charsmap;
 use crate::encoder::text::tokenizer::expression::work;
-use crate::encoder::text::tokenizer::growth::{Steps, Stepwise};
+use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
 pub(super) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
@@ -58,7 +58,7 @@ const MAX_CONTENT_BYTES: usize = 64;
 /// The longest pattern, in bytes. Published ones have up to 1,000.
 const MAX_PATTERN_BYTES: usize = 1 << 12;
 
-/// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 10 KB
+/// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 25 KB
 /// for a class of letters, and one for each time that it is repeated.
 const MAX_PATTERN_WORK: usize = 1 << 13;
 
@@ -128,7 +128,7 @@ pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
     // The library normalizes these tokens while it builds the tokenizer.
     if !file.normalizer.is_null() && file.added_tokens.iter().any(|token| token.normalized) {
         let normalizer: NormalizerWrapper = serde_json::from_value(file.normalizer)?;
-        let steps = Steps::new(Some(&normalizer))?;
+        let steps = NormalizerSteps::new(Some(&normalizer))?;
         for token in file.added_tokens.iter().filter(|token| token.normalized) {
             let stepwise = Stepwise::new(&steps, token.content.len());
             stepwise.normalize(&mut NormalizedString::from(&*token.content))?;

@@ -7,7 +7,7 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
 use crate::encoder::text::tokenizer::charsmap::MAX_REPLACEMENT_BYTES;
-use crate::encoder::text::tokenizer::expression::{self, Expression};
+use crate::encoder::text::tokenizer::expression::Expression;
 
 /// How many times longer a text may become when it is normalized. NFKD makes one character of 3 bytes 33 bytes long, and
 /// the byte-level alphabet takes two bytes for one of others.
@@ -19,11 +19,11 @@ const SLACK_BYTES: usize = 1 << 16;
 /// The longest text that a step of a normalizer may make, in bytes: 128 MiB. The library needs 17 bytes for each.
 const MAX_NORMALIZED_BYTES: usize = 1 << 27;
 
-/// A normalizer, or none, as a list of steps.
+/// The steps of a normalizer, or none: each with its regular expression, if it has one.
 #[derive(Debug, Default)]
-pub(super) struct Steps(Vec<(NormalizerWrapper, Option<Expression>)>);
+pub(super) struct NormalizerSteps(Vec<(NormalizerWrapper, Option<Expression>)>);
 
-impl Steps {
+impl NormalizerSteps {
     pub(super) fn new(normalizer: Option<&NormalizerWrapper>) -> tokenizers::Result<Self> {
         let mut steps = Self::default();
         normalizer.map_or(Ok(()), |step| steps.push(step))?;
@@ -34,7 +34,7 @@ impl Steps {
         if let NormalizerWrapper::Sequence(steps) = step {
             return steps.as_ref().iter().try_for_each(|step| self.push(step));
         }
-        self.0.push((step.clone(), expression::of_normalizer(step)?));
+        self.0.push((step.clone(), expression_of(step)?));
         Ok(())
     }
 }
@@ -43,7 +43,7 @@ impl Steps {
 ///
 /// The library ignores the errors of normalizers where it normalizes texts; they are kept here.
 pub(super) struct Stepwise<'a> {
-    steps: &'a Steps,
+    steps: &'a NormalizerSteps,
     length: usize,
     /// Bytes of the parts that are normalized already.
     before: AtomicUsize,
@@ -51,7 +51,7 @@ pub(super) struct Stepwise<'a> {
 }
 
 impl<'a> Stepwise<'a> {
-    pub(super) fn new(steps: &'a Steps, length: usize) -> Self {
+    pub(super) fn new(steps: &'a NormalizerSteps, length: usize) -> Self {
         Self { steps, length, before: AtomicUsize::new(0), error: Mutex::new(None) }
     }
 
@@ -120,5 +120,38 @@ fn growth(step: &NormalizerWrapper) -> usize {
         NormalizerWrapper::NFC(_) | NormalizerWrapper::NFD(_) | NormalizerWrapper::Lowercase(_) => 3,
         NormalizerWrapper::ByteLevel(_) => 2,
         _ => 1,
+    }
+}
+
+/// The expression of a normalizer that replaces its matches.
+fn expression_of(normalizer: &NormalizerWrapper) -> tokenizers::Result<Option<Expression>> {
+    let NormalizerWrapper::Replace(_) = normalizer else { return Ok(None) };
+    // The pattern is a private field.
+    let step = serde_json::to_value(normalizer)?;
+    step["pattern"]["Regex"].as_str().map(Expression::new).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::encoder::text::tokenizer::expression::TEXTS;
+
+    #[test]
+    fn replacements_equal_those_of_the_library() {
+        for expression in [r"\s+(?!\S)", "a*", r"(?<=1)\d|\u{e9}", " "] {
+            let step = json!({"type": "Replace", "pattern": {"Regex": expression}, "content": "_-"});
+            let theirs: NormalizerWrapper = serde_json::from_value(step).unwrap();
+            let ours = expression_of(&theirs).unwrap().unwrap();
+            for text in TEXTS {
+                let [mut got, mut want] = [NormalizedString::from(text), NormalizedString::from(text)];
+                ours.replace(&mut got, "_-").unwrap();
+                theirs.normalize(&mut want).unwrap();
+                assert_eq!(got, want, "`{expression}` in {text:?}");
+            }
+        }
+        let plain = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b"});
+        assert!(expression_of(&serde_json::from_value(plain).unwrap()).unwrap().is_none());
     }
 }

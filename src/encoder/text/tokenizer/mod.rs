@@ -8,6 +8,7 @@ mod charsmap;
 mod expression;
 mod file;
 mod growth;
+mod pre_tokenizer;
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -20,7 +21,8 @@ use tokenizers::parallelism::MaybeParallelRefIterator;
 use tokenizers::{Decoder, Encoding, Model, OffsetType, PostProcessor, TruncationDirection};
 
 use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
-use crate::encoder::text::tokenizer::growth::Stepwise;
+use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
+use crate::encoder::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
 use crate::error::{Error, Result};
 use crate::io::read_limited;
 
@@ -39,8 +41,8 @@ pub(crate) struct Tokenizer {
 /// What the file says.
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
-    normalizer: growth::Steps,
-    pre_tokenizer: expression::Steps,
+    normalizer: NormalizerSteps,
+    pre_tokenizer: PreTokenizerSteps,
 }
 
 /// The tokens of a text or of a pair of texts, special tokens included.
@@ -80,8 +82,8 @@ impl Tokenizer {
         let inner = guarded(|| {
             file::check(json)?;
             let tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
-            let normalizer = growth::Steps::new(tokenizer.get_normalizer())?;
-            let pre_tokenizer = expression::Steps::new(tokenizer.get_pre_tokenizer())?;
+            let normalizer = NormalizerSteps::new(tokenizer.get_normalizer())?;
+            let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })
         })?;
         let tokenizer = Self { inner: Arc::new(inner), max_length, lower_case };
