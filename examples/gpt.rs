@@ -1,6 +1,10 @@
 //! A GPT composed around the attention layer: trained from nothing, frozen, and written as a GPT-2 that transformers loads.
 
+#[allow(dead_code)] // Every program uses a part of it.
+#[path = "../src/bin/candle-attention/shared/mod.rs"]
 mod shared;
+#[allow(dead_code)] // Every program uses a part of it.
+mod tokens;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,7 +17,7 @@ use candle_nn::{AdamW, Init, Linear, Optimizer, VarBuilder, VarMap, loss::cross_
 use clap::Parser;
 use serde_json::{Value, json};
 use shared::Result;
-use shared::tokens::{self, Tensors, copies, frozen, frozen_linear, pieces, read_text, save_logits, save_model, size};
+use tokens::{Tensors, copies, frozen, frozen_linear, pieces, read_text, save_logits, save_model, size};
 
 /// Trains a small GPT on the bytes of a text and writes it as a GPT-2: config.json and model.safetensors.
 ///
@@ -81,7 +85,7 @@ impl Gpt {
 
     /// The model of a folder that [`write`](Self::write) or transformers has written.
     pub fn load(folder: &Path) -> Result<Self> {
-        let json = shared::json(&folder.join("config.json"))?;
+        let json = shared::read::json(&folder.join("config.json"))?;
         let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);
         Self::build(&json, vb, |vb| Ok(ModelAttention::load(&json, vb)?.layer))
     }
@@ -128,7 +132,7 @@ impl Gpt {
 }
 
 fn main() -> ExitCode {
-    shared::run(|| {
+    shared::program::run(|| {
         let tokens::Training { text, output, steps, logits } = Arguments::parse().training;
         let [train, held_out] = &read_text(&text, &output)?;
         let (json, variables, s) = (config(32, 2, 4, 64), VarMap::new(), 64);

@@ -1,6 +1,10 @@
 //! A whole Qwen3 composed around the attention layer: loads a model folder and continues rows of token ids.
 
+#[allow(dead_code)] // Every program uses a part of it.
+#[path = "../src/bin/candle-attention/shared/mod.rs"]
 mod shared;
+#[allow(dead_code)] // Every program uses a part of it.
+mod tokens;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,8 +16,9 @@ use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias};
 use clap::Parser;
 use serde_json::Value;
-use shared::tokens::{self, expect, lm_head, number, size};
-use shared::{Result, json};
+use shared::Result;
+use shared::read::json;
+use tokens::{expect, lm_head, number, size};
 
 /// Continues rows of token ids by greedy decoding with a key-value cache, and prints the new ids of each row.
 ///
@@ -120,5 +125,5 @@ impl Qwen3 {
 
 fn main() -> ExitCode {
     let generate = |model: PathBuf, rows, count| Qwen3::load(&model)?.generate(rows, count);
-    shared::run(|| Arguments::parse().tokens.print(generate))
+    shared::program::run(|| Arguments::parse().tokens.print(generate))
 }

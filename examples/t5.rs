@@ -1,6 +1,10 @@
 //! A whole T5 composed around the attention layer: an encoder, and a decoder that attends to what it read.
 
+#[allow(dead_code)] // Every program uses a part of it.
+#[path = "../src/bin/candle-attention/shared/mod.rs"]
 mod shared;
+#[allow(dead_code)] // Every program uses a part of it.
+mod tokens;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,8 +16,9 @@ use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias};
 use clap::Parser;
 use serde_json::Value;
-use shared::tokens::{self, expect, lm_head, number, size};
-use shared::{Result, json};
+use shared::Result;
+use shared::read::json;
+use tokens::{expect, lm_head, number, size};
 
 /// Reads rows of token ids and prints what the decoder makes of each, by greedy decoding with caches.
 ///
@@ -145,5 +150,5 @@ impl T5 {
 
 fn main() -> ExitCode {
     let generate = |model: PathBuf, rows: Vec<_>, count| T5::load(&model)?.generate(&rows, count);
-    shared::run(|| Arguments::parse().tokens.print(generate))
+    shared::program::run(|| Arguments::parse().tokens.print(generate))
 }

@@ -1,7 +1,10 @@
 //! The first block of a vision transformer, composed around `MultiHeadAttention`.
 
+#[allow(dead_code)] // Every program uses a part of it.
+#[path = "../src/bin/candle-attention/shared/mod.rs"]
 mod shared;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,7 +14,7 @@ use candle_attention::norm::LayerNorm;
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Activation, Conv2d, Conv2dConfig, Linear};
 use clap::Parser;
-use shared::Result;
+use shared::{Result, print};
 
 /// Embeds the patches of images, runs the first block of a ViT on them and prints the shape of the result.
 ///
@@ -96,12 +99,13 @@ pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
 }
 
 fn main() -> ExitCode {
-    shared::run(|| {
+    shared::program::run(|| {
         let Arguments { model, images } = Arguments::parse();
         let (embeddings, block) = load(&model)?;
         let pixels = Checkpoint::open(&images)?.tensor("pixels", &Device::Cpu)?.to_dtype(DType::F32)?;
         let output = block.forward(&embeddings.forward(&pixels)?)?;
-        println!("pixels {:?} → patches {:?}", pixels.dims(), output.dims());
-        Ok(())
+        let mut out = print::stdout();
+        writeln!(out, "pixels {:?} → patches {:?}", pixels.dims(), output.dims())?;
+        Ok(out.flush()?)
     })
 }

@@ -94,6 +94,13 @@ pub enum Error {
         expected: String,
     },
 
+    /// A result holds NaN or an infinity: weights are damaged or the dtype is too narrow.
+    #[error("{} is not finite: it holds NaN or an infinity", phrase(what))]
+    NotFinite {
+        /// What was computed, with the text that it belongs to.
+        what: String,
+    },
+
     /// A key-value cache of fixed capacity has no room for the tokens of a call.
     #[error("the cache is full: {tokens} tokens, expected at most {capacity}, its capacity")]
     CacheFull {

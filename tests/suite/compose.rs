@@ -1,6 +1,6 @@
 //! The examples that compose a model around the layer, against transformers (`tests/golden/compose.py`).
 
-// Each example compiles `examples/shared` as a module of its own.
+// Each example compiles what the programs share as a module of its own.
 #![allow(clippy::duplicate_mod)]
 
 #[path = "../../examples/gpt.rs"]
@@ -9,7 +9,8 @@ mod gpt;
 #[path = "../../examples/qwen3.rs"]
 #[allow(dead_code)]
 mod qwen3;
-#[path = "../../examples/shared/mod.rs"]
+#[allow(dead_code)]
+#[path = "../../src/bin/candle-attention/shared/mod.rs"]
 mod shared;
 #[path = "../../examples/t5.rs"]
 #[allow(dead_code)]
@@ -129,7 +130,7 @@ fn gpt_is_trained_frozen_and_written_as_gpt2() {
     let (json, variables) = (gpt::config(16, 2, 2, 16), VarMap::new());
     let model = Gpt::new(&json, &variables).unwrap();
     let scalar = |loss: Tensor| loss.to_scalar::<f32>().unwrap();
-    let pieces = |step| shared::tokens::pieces(&text, 4, 16, step).unwrap();
+    let pieces = |step| tokens::pieces(&text, 4, 16, step).unwrap();
     let held = pieces(0);
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-2).unwrap();
     let before = model.frozen().unwrap();
@@ -151,7 +152,7 @@ fn gpt_is_trained_frozen_and_written_as_gpt2() {
     assert_close("frozen", &logits, &model.forward(&ids, false).unwrap(), LAYER);
 
     let folder = tempfile::tempdir().unwrap();
-    shared::tokens::save_model(folder.path(), &json, model.tensors(&variables).unwrap()).unwrap();
+    tokens::save_model(folder.path(), &json, model.tensors(&variables).unwrap()).unwrap();
     let read = Gpt::load(folder.path()).unwrap();
     assert_close("read", &read.forward(&ids, false).unwrap(), &logits, LAYER);
 

@@ -1,4 +1,4 @@
-//! How the tests run the examples as programs.
+//! How the tests run the program and the examples.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -13,7 +13,19 @@ pub fn example(name: &str) -> Command {
         "{} is not built: run `cargo test` without a filter on targets, or `cargo build --examples`",
         path.display()
     );
-    let mut command = Command::new(path);
+    without_environment(Command::new(path))
+}
+
+/// The program `candle-attention` with a subcommand.
+#[cfg(feature = "cli")]
+pub fn program(subcommand: &str) -> Command {
+    let mut command = without_environment(Command::new(env!("CARGO_BIN_EXE_candle-attention")));
+    command.arg(subcommand);
+    command
+}
+
+/// Without the settings of whoever runs the tests.
+fn without_environment(mut command: Command) -> Command {
     command.env_remove("HF_HUB_OFFLINE").env_remove("TRANSFORMERS_OFFLINE").env_remove("HF_TOKEN");
     command
 }

@@ -73,6 +73,12 @@ impl HiddenStates {
     }
 }
 
+/// The first row of a matrix that holds NaN or an infinity: each row is summed after a product with 0.
+pub(crate) fn first_not_finite(xs: &Tensor) -> Result<Option<usize>> {
+    let sums = (xs * 0.0)?.sum(1)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+    Ok(sums.iter().position(|sum| sum.is_nan()))
+}
+
 /// Rows of numbers on the CPU, in f32.
 pub(crate) fn rows(xs: &Tensor) -> Result<Vec<Vec<f32>>> {
     Ok(xs.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2()?)

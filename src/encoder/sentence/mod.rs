@@ -12,12 +12,12 @@ use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::hidden_states::HiddenStates;
+use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cut_to};
 use crate::tensor::compute_dtype;
 
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
@@ -103,18 +103,26 @@ impl SentenceEncoder {
     /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there are.
     ///
     /// # Errors
-    /// A batch size of 0; a prompt that the model does not have; a text of more than 16 MiB or without tokens; a token that
-    /// the model does not have; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
+    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a text
+    /// of more than 16 MiB or without tokens; a token that the model does not have; [`Error::NotFinite`] for the first text
+    /// whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         let prompt = self.prompt(options.prompt_name)?;
-        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
+        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
-        let rows = self.batcher.run(&self.model, &texts, prompt, options, |_, hidden| self.pool(&hidden, uncounted))?;
+        let batcher = &self.batcher;
+        let rows = batcher.run(&self.model, &sequences, prompt, options, |_, hidden| self.pool(&hidden, uncounted))?;
         if rows.is_empty() {
             let device = self.model.device();
             return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.batcher.dtype), device)?);
         }
-        Ok(Tensor::cat(&rows, 0)?)
+        let embeddings = Tensor::cat(&rows, 0)?;
+        match first_not_finite(&embeddings)? {
+            Some(i) => {
+                Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`,", cut_to(texts[i], 80)) })
+            }
+            None => Ok(embeddings),
+        }
     }
 
     /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the

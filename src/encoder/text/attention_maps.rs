@@ -40,7 +40,8 @@ impl TextBatcher {
     /// The attention weights of `model` for a text or a pair of texts.
     pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
         let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
-        let tokens = Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() };
+        let tokens =
+            Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated: false };
         let (padded, types) = self.padded(model, &[&tokens])?;
         let layers = match &options.layers {
             Some(layers) => layers.clone(),

@@ -1,5 +1,6 @@
 //! Batches of texts: tokenized, sorted by length, and run through a model.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -73,12 +74,17 @@ impl TextBatcher {
         if options.batch_size == 0 {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }
+        let tokenizer = self.tokenizer_for(options.max_length, model)?;
         let mut all = Vec::with_capacity(texts.len());
         for window in texts.chunks(self.window) {
             let start = all.len();
-            let tokens = self.tokenizer.encode(window, prompt)?;
+            let tokens = tokenizer.encode(window, prompt)?;
             if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
                 return Err(Error::value(format!("the number of tokens of text {}", start + i), 0, "at least 1"));
+            }
+            if let Some(on_truncated) = options.on_truncated {
+                let cut = (start..).zip(&tokens).filter(|(_, tokens)| tokens.truncated);
+                cut.for_each(|(i, _)| on_truncated(i));
             }
             let progress = |done: usize| {
                 if let Some(on_progress) = options.on_progress {
@@ -88,6 +94,16 @@ impl TextBatcher {
             all.extend(self.run_window(model, &tokens, options, progress, &mut run)?);
         }
         Ok(all)
+    }
+
+    /// The tokenizer that cuts texts at `max_length` tokens, or at the model's own maximum.
+    pub fn tokenizer_for(&self, max_length: Option<usize>, model: &BertModel) -> Result<Cow<'_, Tokenizer>> {
+        let Some(max_length) = max_length else { return Ok(Cow::Borrowed(&self.tokenizer)) };
+        let most = model.config().max_tokens();
+        match max_length > most {
+            true => Err(Error::config("max_length", max_length, format!("at most {most}, the positions of the model"))),
+            false => Ok(Cow::Owned(self.tokenizer.with_max_length(max_length)?)),
+        }
     }
 
     /// [`run`](Self::run) for texts that are tokenized. `progress` is called with the number of them that are done.

@@ -11,7 +11,7 @@ use crate::encoder::heads::masked_lm::MaskedLm;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, without_prompt};
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -123,7 +123,7 @@ impl FillMask {
     ) -> Result<Vec<Vec<Vec<MaskPrediction>>>> {
         without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
+        let fills = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
             let mut places = Vec::new();
             for (text, tokens) in batch.iter().enumerate() {
                 let before = places.len();
@@ -144,7 +144,10 @@ impl FillMask {
                 }
             }
             Ok(fills)
-        })
+        })?;
+        let scores = |fills: &Vec<Vec<MaskPrediction>>| fills.iter().flatten().map(|fill| fill.score).collect();
+        check_finite("the scores", &texts, &fills.iter().map(scores).collect::<Vec<_>>())?;
+        Ok(fills)
     }
 
     fn best(&self, scores: &[f32], top_k: usize) -> Result<Vec<MaskPrediction>> {

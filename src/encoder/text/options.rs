@@ -1,6 +1,7 @@
 //! Options for encoding texts.
 
-use crate::error::{Error, Result};
+use crate::encoder::text::tokenizer::Text;
+use crate::error::{Error, Result, cut_to};
 use crate::macros::setters;
 
 /// How texts are encoded. The default: batches of up to 32 texts and 16,384 tokens, the model's default prompt, no
@@ -16,13 +17,25 @@ pub struct EncodeOptions<'a> {
     /// The name of one of the model's prompts, put before each text; `None` is the model's default, if it has one. Only
     /// sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
+    /// The number of tokens at which a text is cut, special tokens included; `None` is the model's own maximum. At most
+    /// the number of positions of the model, which may be more than its maximum.
+    pub max_length: Option<usize>,
+    /// Called with the index of each text that was cut.
+    pub on_truncated: Option<&'a dyn Fn(usize)>,
     /// Called after each batch with the number of texts done and of all texts.
     pub on_progress: Option<&'a dyn Fn(usize, usize)>,
 }
 
 impl Default for EncodeOptions<'_> {
     fn default() -> Self {
-        Self { batch_size: 32, max_batch_tokens: 16_384, prompt_name: None, on_progress: None }
+        Self {
+            batch_size: 32,
+            max_batch_tokens: 16_384,
+            prompt_name: None,
+            max_length: None,
+            on_truncated: None,
+            on_progress: None,
+        }
     }
 }
 
@@ -34,9 +47,20 @@ impl<'a> EncodeOptions<'a> {
         with_max_batch_tokens, max_batch_tokens: usize = max_batch_tokens;
         /// Sets the prompt.
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);
+        /// Sets the number of tokens at which a text is cut.
+        with_max_length, max_length: usize = Some(max_length);
+        /// Sets what is called for each text that was cut.
+        with_on_truncated, on_truncated: &'a dyn Fn(usize) = Some(on_truncated);
         /// Sets what is called after each batch.
         with_on_progress, on_progress: &'a dyn Fn(usize, usize) = Some(on_progress);
     }
+}
+
+/// Checks that what was computed for each text is finite.
+pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> Result<()> {
+    let Some(i) = numbers.iter().position(|row| row.iter().any(|number| !number.is_finite())) else { return Ok(()) };
+    let (Text::One(text) | Text::Pair(text, _)) = texts[i];
+    Err(Error::NotFinite { what: format!("{what} of text {i}, `{}`,", cut_to(text, 80)) })
 }
 
 /// Rejects a prompt: models with a task head have none.

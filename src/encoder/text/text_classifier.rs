@@ -11,7 +11,7 @@ use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, without_prompt};
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -148,7 +148,8 @@ impl TextClassifier {
     /// The logits of each text, one per label.
     ///
     /// # Errors
-    /// A batch size of 0; a prompt; a token that the model does not have.
+    /// A batch size of 0; a prompt; a token that the model does not have; [`Error::NotFinite`] for the first text whose
+    /// scores are not finite.
     pub fn logits<'a, T: Into<Text<'a>> + Copy>(&self, texts: &[T], options: &EncodeOptions) -> Result<Vec<Vec<f32>>> {
         self.numbers(texts, options, |_, logits| Ok(logits))
     }
@@ -176,7 +177,10 @@ impl TextClassifier {
     ) -> Result<Vec<Vec<f32>>> {
         without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
-        self.batcher
-            .run(&self.head.model, &texts, "", options, |_, hidden| rows(&function(self, self.head.logits(&hidden)?)?))
+        let numbers = self.batcher.run(&self.head.model, &texts, "", options, |_, hidden| {
+            rows(&function(self, self.head.logits(&hidden)?)?)
+        })?;
+        check_finite("the scores", &texts, &numbers)?;
+        Ok(numbers)
     }
 }

@@ -51,6 +51,8 @@ pub(crate) struct Tokens {
     pub ids: Vec<u32>,
     /// The segment type of each token.
     pub types: Vec<u32>,
+    /// Whether tokens of the text were cut off.
+    pub truncated: bool,
 }
 
 impl Tokens {
@@ -91,12 +93,22 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
+    /// The same tokenizer with another maximum length.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if it leaves no room for a token of the text.
+    pub(crate) fn with_max_length(&self, max_length: usize) -> Result<Self> {
+        let tokenizer = Self { max_length, ..self.clone() };
+        guarded(|| tokenizer.room(false))?;
+        Ok(tokenizer)
+    }
+
     /// The tokens of each text after `prompt`, none longer than the maximum: of a pair, the longer text is cut first.
     pub(crate) fn encode(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
         let tokens = |text: &Text| {
             let (first, second) = self.read(*text, prompt);
-            let encoding = self.encoding(&first, second.as_deref(), OffsetType::None)?;
-            Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
+            let (encoding, truncated) = self.encoding(&first, second.as_deref(), OffsetType::None)?;
+            Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated })
         };
         texts.maybe_par_iter().map(tokens).collect()
     }
@@ -105,7 +117,7 @@ impl Tokenizer {
     #[cfg(feature = "visualize")]
     pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<(Encoding, Vec<String>)> {
         let (first, second) = self.read(text, "");
-        let encoding = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
+        let (encoding, _) = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
         Ok((encoding, [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect()))
     }
 
@@ -120,7 +132,8 @@ impl Tokenizer {
         (cased(first), second.map(|text| cased(Cow::Borrowed(text))))
     }
 
-    fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<Encoding> {
+    /// The tokens, and whether some were cut off.
+    fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<(Encoding, bool)> {
         for text in [Some(first), second].into_iter().flatten() {
             if text.len() > MAX_TEXT_BYTES {
                 let expected = format!("at most {MAX_TEXT_BYTES}: cut it, only its first tokens are used");
@@ -131,7 +144,8 @@ impl Tokenizer {
             let room = self.room(second.is_some())?;
             let first = self.sequence(first, 0, offsets)?;
             let second = second.map(|text| self.sequence(text, 1, offsets)).transpose()?;
-            let (of_first, of_second) = kept(first.len(), second.as_ref().map_or(0, Encoding::len), room);
+            let found = (first.len(), second.as_ref().map_or(0, Encoding::len));
+            let (of_first, of_second) = kept(found.0, found.1, room);
             let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
             let joined = match self.inner.tokenizer.get_post_processor() {
                 Some(processor) => processor.process(first, second, true)?,
@@ -146,7 +160,7 @@ impl Tokenizer {
                     let allowed = self.max_length;
                     Err(format!("its post-processor made {} tokens, expected at most {allowed}", joined.len()).into())
                 }
-                false => Ok(joined),
+                false => Ok((joined, (of_first, of_second) != found)),
             }
         })
     }

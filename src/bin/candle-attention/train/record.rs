@@ -4,8 +4,9 @@ use std::path::Path;
 
 use plotters::prelude::SeriesLabelPosition::{LowerRight, UpperRight};
 
-use super::Result;
-use super::plot::{self, Chart, Line};
+use super::super::shared::output::{Kind, Output};
+use super::super::shared::plot::{self, Chart, Line};
+use super::super::shared::{Result, read};
 
 /// A running mean.
 #[derive(Default)]
@@ -49,7 +50,7 @@ impl Record {
         if step == 0 || !path.exists() {
             return Ok(Self { steps, losses: Vec::new(), held_back: Vec::new() });
         }
-        let record = serde_json::from_str(&super::text(&path)?);
+        let record = serde_json::from_str(&read::text(&path)?);
         let mut record: Self = record.map_err(|e| format!("{}: {e}", path.display()))?;
         record.steps = steps;
         record.losses.retain(|(number, _)| *number <= step);
@@ -59,7 +60,7 @@ impl Record {
 
     /// Saves the record in the folder of the run.
     pub fn save(&self, run: &Path) -> Result<()> {
-        super::save(&run.join(Self::FILE), serde_json::to_string(self)?.as_bytes())
+        Output::new(&run.join(Self::FILE), Kind::Json, &[])?.write(serde_json::to_string(self)?.as_bytes())
     }
 
     /// Whether the curve gets a point at this step.
@@ -68,9 +69,9 @@ impl Record {
     }
 
     /// Draws the losses, and the measurements on held-out texts if there are any.
-    pub fn draw(&self, path: &Path) -> Result<()> {
+    pub fn draw(&self, output: &Output) -> Result<()> {
         if self.losses.is_empty() {
-            return Err(format!("{}: the run has no record of its losses", path.display()).into());
+            return Err(format!("{}: the run has no record of its losses", output.path().display()).into());
         }
         let chart = |y_name, y_end, legend, lines| Chart {
             x_name: "steps",
@@ -96,6 +97,6 @@ impl Record {
             ];
             charts.push(chart("texts held back", 1.0, LowerRight, lines));
         }
-        super::save(path, plot::svg(&charts, 300)?.as_bytes())
+        output.write(plot::svg(&charts, 300)?.as_bytes())
     }
 }

@@ -1,6 +1,7 @@
 //! What the examples that compose a whole model share: rows of token ids on the command line, and keys of config.json.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::write_tensors;
@@ -8,7 +9,8 @@ use candle_core::{Device, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, VarMap};
 use serde_json::Value;
 
-use super::Result;
+use super::shared::output::{Kind, Output};
+use super::shared::{Result, about, print, read};
 
 /// A model and the rows of token ids that it gets.
 #[derive(clap::Args)]
@@ -37,10 +39,11 @@ fn row(text: &str) -> std::result::Result<Row, String> {
 impl Arguments {
     /// Prints the ids that `generate` makes of the folder, the rows and the number of ids.
     pub fn print(self, generate: impl FnOnce(PathBuf, Vec<Vec<u32>>, usize) -> Result<Vec<Vec<u32>>>) -> Result<()> {
+        let mut out = print::stdout();
         for row in generate(self.model, self.rows.into_iter().map(|row| row.0).collect(), self.count)? {
-            println!("{}", row.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+            writeln!(out, "{}", row.iter().map(u32::to_string).collect::<Vec<_>>().join(","))?;
         }
-        Ok(())
+        Ok(out.flush()?)
     }
 }
 
@@ -107,8 +110,8 @@ pub fn copies(variables: &VarMap) -> Result<Tensors> {
 /// The bytes of a text but for its last tenth, and that tenth. Makes the folder of the model, so that a path that cannot
 /// be one costs no time.
 pub fn read_text(path: &Path, output: &Path) -> Result<[Vec<u8>; 2]> {
-    std::fs::create_dir_all(output).map_err(|error| super::about(output, &error))?;
-    let mut train = super::text(path)?.into_bytes();
+    std::fs::create_dir_all(output).map_err(|error| about(output, &error))?;
+    let mut train = read::text(path)?.into_bytes();
     let held_out = train.split_off(train.len() - train.len() / 10);
     Ok([train, held_out])
 }
@@ -126,18 +129,19 @@ pub fn pieces(text: &[u8], rows: usize, s: usize, step: usize) -> Result<Tensor>
 /// not mix, so another model's folder is refused.
 pub fn save_model(folder: &Path, config: &Value, tensors: Tensors) -> Result<()> {
     let path = folder.join("config.json");
-    if path.exists() && super::json(&path)? != *config {
-        return Err(super::about(&path, &"belongs to another model: remove its folder, or write to another one").into());
+    if path.exists() && read::json(&path)? != *config {
+        return Err(about(&path, &"belongs to another model: remove its folder, or write to another one").into());
     }
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     write_tensors(folder.join("model.safetensors"), tensors, metadata)?;
     // Last: without it nothing loads the folder.
-    super::save(&path, serde_json::to_string_pretty(config)?.as_bytes())
+    Output::new(&path, Kind::Json, &[])?.write(serde_json::to_string_pretty(config)?.as_bytes())
 }
 
 /// Writes ids `(b, s)`, without the last of each row, and what `logits` makes of them, if there is a path to write to.
 pub fn save_logits(path: Option<PathBuf>, ids: &Tensor, logits: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let ids = ids.narrow(1, 0, ids.dim(1)? - 1)?.contiguous()?;
-    super::save_tensors(HashMap::from([("logits".into(), logits(&ids)?), ("ids".into(), ids)]), &path)
+    let tensors = HashMap::from([("logits".into(), logits(&ids)?), ("ids".into(), ids)]);
+    Output::new(&path, Kind::Tensors("candle-attention logits 1"), &[])?.write_tensors(tensors)
 }

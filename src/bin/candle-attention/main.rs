@@ -1,0 +1,55 @@
+//! The program `candle-attention`: what the library does, as commands.
+
+mod attend;
+mod attention_map;
+mod encode;
+mod inspect;
+mod prune;
+mod search;
+mod shared;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use shared::Result;
+use shared::program::{self, Command};
+
+/// Text embeddings, semantic search, attention maps, and the attention layers of published checkpoints.
+///
+/// Without --model, the commands that read texts run a small model that is part of this program.
+#[derive(Parser)]
+#[command(name = "candle-attention", version, max_term_width = 100)]
+struct Program {
+    #[command(subcommand)]
+    command: Commands,
+}
+
+#[derive(Subcommand)]
+enum Commands {
+    Encode(encode::Encode),
+    Search(search::Search),
+    Inspect(inspect::Inspect),
+    Attend(attend::Attend),
+    AttentionMap(attention_map::AttentionMap),
+    Prune(prune::Prune),
+    Train(train::Train),
+}
+
+impl Command for Program {
+    fn run(self) -> Result<()> {
+        match self.command {
+            Commands::Encode(command) => command.run(),
+            Commands::Search(command) => command.run(),
+            Commands::Inspect(command) => command.run(),
+            Commands::Attend(command) => command.run(),
+            Commands::AttentionMap(command) => command.run(),
+            Commands::Prune(command) => command.run(),
+            Commands::Train(command) => command.run(),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    program::main::<Program>()
+}

@@ -1,0 +1,27 @@
+//! Devices and dtypes on the command line.
+
+use candle_core::{DType, Device};
+
+/// Parses `cpu`, `cuda`, `cuda:1`, `metal` or `metal:1`.
+pub fn device(name: &str) -> Result<Device, String> {
+    let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
+    let index: usize = index.parse().map_err(|_| format!("`{index}` is not a device number"))?;
+    let device = match kind {
+        "cpu" if name == "cpu" => Ok(Device::Cpu),
+        "cuda" => Device::new_cuda(index),
+        "metal" => Device::new_metal(index),
+        _ => return Err("expected cpu, cuda[:N] or metal[:N]".to_string()),
+    };
+    device.map_err(|e| format!("{} (build with `--features {kind}`)", e.to_string().lines().next().unwrap_or_default()))
+}
+
+/// Parses `f32`, `f64`, `f16` or `bf16`.
+pub fn dtype(name: &str) -> Result<DType, String> {
+    match name {
+        "f32" => Ok(DType::F32),
+        "f64" => Ok(DType::F64),
+        "f16" => Ok(DType::F16),
+        "bf16" => Ok(DType::BF16),
+        _ => Err("expected f32, f64, f16 or bf16".to_string()),
+    }
+}

@@ -1,0 +1,19 @@
+//! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars, charts.
+
+pub mod bar;
+pub mod device;
+#[cfg(feature = "encoder")]
+pub mod model;
+pub mod output;
+pub mod output_folder;
+pub mod plot;
+pub mod print;
+pub mod program;
+pub mod read;
+
+pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// An error message that begins with the file that it is about.
+pub fn about(path: &std::path::Path, error: &dyn std::fmt::Display) -> String {
+    format!("{}: {error}", path.display())
+}

@@ -1,0 +1,109 @@
+//! The options of the commands that run a text encoder.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use candle_attention::Error;
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::encoder::{EncodeOptions, SentenceEncoder, locate_model};
+use candle_core::{DType, Device};
+
+use super::{Result, about, device};
+
+#[derive(clap::Args)]
+pub struct Model {
+    /// A model folder of sentence-transformers or of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet,
+    /// ALBERT, ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3 or GTE; or a hub id, in a build with
+    /// `--features hub` [default: the small model that is embedded in this program]
+    #[arg(long, value_name = "FOLDER|ID")]
+    model: Option<String>,
+    /// The branch, tag or commit of a hub model [default: main]
+    #[arg(long, requires = "model")]
+    revision: Option<String>,
+    /// Compute in f32, f64, f16 or bf16
+    #[arg(long, default_value = "f32", value_parser = device::dtype)]
+    pub dtype: DType,
+    /// Run on cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    pub device: Device,
+    /// The name of the model's prompt to put before each text [default: the model's own default]
+    #[arg(long)]
+    pub prompt_name: Option<String>,
+}
+
+/// The options of the commands that encode many texts.
+#[derive(clap::Args)]
+pub struct Batches {
+    /// Texts per batch
+    #[arg(long, default_value_t = 32)]
+    batch_size: usize,
+    /// Tokens at which a text is cut, special tokens included [default: the model's own maximum]
+    #[arg(long, value_name = "TOKENS")]
+    max_length: Option<usize>,
+}
+
+impl Model {
+    /// The name to print for the model.
+    pub fn name(&self) -> &str {
+        self.model.as_deref().unwrap_or("the embedded model")
+    }
+
+    /// The folder of the model, downloaded from the hub if necessary; `None` for the embedded one.
+    pub fn folder(&self) -> Result<Option<PathBuf>> {
+        self.model.as_deref().map(|model| locate(model, self.revision.as_deref())).transpose()
+    }
+
+    /// Loads the model of [`folder`](Self::folder).
+    pub fn load(&self, folder: Option<&Path>) -> Result<SentenceEncoder> {
+        Ok(match folder {
+            Some(folder) => SentenceEncoder::from_folder(folder, self.dtype, &self.device)?,
+            None => SentenceEncoder::embedded(self.dtype, &self.device)?,
+        })
+    }
+}
+
+/// The folder of a model that is named by its path or its hub id. A name that is a path is said to be none before the hub
+/// is asked.
+pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
+    let path = Path::new(model);
+    if path.is_dir() {
+        if let Some(revision) = revision {
+            return Err(
+                format!("--revision {revision}: {model} is a folder, and only hub models have revisions").into()
+            );
+        }
+        return Ok(path.to_path_buf());
+    }
+    if path.exists() {
+        return Err(about(path, &"is a file, expected a model folder or a hub id").into());
+    }
+    let show_progress = std::io::stderr().is_terminal();
+    locate_model(model, revision, show_progress).map_err(|error| match error {
+        Error::Hub { reason, .. } => format!("{model}: no such folder, and as a hub id: {reason}").into(),
+        other => other.into(),
+    })
+}
+
+impl Batches {
+    /// Encoding options from the command line.
+    pub fn options<'a>(&self, prompt_name: Option<&'a str>) -> EncodeOptions<'a> {
+        let mut options = EncodeOptions::default().with_batch_size(self.batch_size);
+        (options.prompt_name, options.max_length) = (prompt_name, self.max_length);
+        options
+    }
+}
+
+/// Names the tensors that make numbers which are not finite, if that is the error and they are in the model's own weights.
+pub fn explained(error: Error, folder: Option<&Path>) -> Box<dyn std::error::Error> {
+    let Error::NotFinite { .. } = &error else { return error.into() };
+    let damaged = folder.and_then(|folder| Some((folder, Checkpoint::open(folder).ok()?.non_finite("").ok()?)));
+    match damaged {
+        Some((folder, tensors)) if !tensors.is_empty() => {
+            let others =
+                if tensors.len() > 1 { format!(" and {} more tensors", tensors.len() - 1) } else { String::new() };
+            format!("{error}: NaN or infinities in `{}`{others} of {}", tensors[0].escape_debug(), folder.display())
+                .into()
+        }
+        _ => error.into(),
+    }
+}

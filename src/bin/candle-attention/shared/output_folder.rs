@@ -1,0 +1,30 @@
+//! Folders that a command writes, checked before any work: they must not exist.
+
+use std::path::{Path, PathBuf};
+
+use super::output::folder_of;
+use super::{Result, about};
+
+/// Checks that a folder can be made at `path`: there is nothing, not even a link that leads nowhere, and the folder around
+/// it can be written. Folders around it that do not exist are made with it.
+pub fn check_new(path: &Path) -> Result<()> {
+    if path.symlink_metadata().is_ok() {
+        return Err(about(path, &"exists already, and is not replaced").into());
+    }
+    check_parent(path)
+}
+
+/// Checks that the folder around `path` can be written, or the nearest one that exists.
+pub fn check_parent(path: &Path) -> Result<()> {
+    if path.file_name().is_none() {
+        return Err(about(path, &"is not the name of a folder to make").into());
+    }
+    let mut around: PathBuf = folder_of(path).to_path_buf();
+    while around.symlink_metadata().is_err() {
+        around = folder_of(&around).to_path_buf();
+    }
+    match tempfile::tempdir_in(&around) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(about(path, &e.kind()).into()),
+    }
+}

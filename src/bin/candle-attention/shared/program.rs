@@ -1,0 +1,41 @@
+//! The entry point of each program: runs a command, prints its error as one line, and chooses the exit code.
+
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+use super::{Result, print};
+
+/// A command with its arguments.
+pub trait Command {
+    /// Runs the command.
+    fn run(self) -> Result<()>;
+}
+
+/// The error of a command that saved its work after an interrupt (Ctrl-C). The exit code is 130, as that of a program
+/// which the interrupt ends: 128 and the number of the signal.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Interrupted(pub String);
+
+/// Parses the arguments of a program that has one command, and runs it.
+pub fn main<C: Command + clap::Parser>() -> ExitCode {
+    run(|| C::parse().run())
+}
+
+/// Runs a program. An error is one line on standard error, and exit code 2. A reader of standard output that has closed
+/// it, such as `head`, is no error.
+pub fn run(main: impl FnOnce() -> Result<()>) -> ExitCode {
+    let flush = || print::named(std::io::stdout().flush(), "standard output");
+    match main().and_then(|()| Ok(flush()?)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(error.as_ref()) => ExitCode::SUCCESS,
+        Err(error) => {
+            print::to_stderr(format_args!("error: {}", error.to_string().lines().next().unwrap_or("unknown")));
+            ExitCode::from(if error.is::<Interrupted>() { 130 } else { 2 })
+        }
+    }
+}
+
+fn is_closed_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<std::io::Error>().map(std::io::Error::kind) == Some(ErrorKind::BrokenPipe)
+}
