@@ -15,6 +15,9 @@ mod shared;
 #[path = "../../examples/t5.rs"]
 #[allow(dead_code)]
 mod t5;
+#[allow(dead_code)]
+#[path = "../../examples/tokens/mod.rs"]
+mod tokens;
 #[path = "../../examples/vit_block.rs"]
 #[allow(dead_code)]
 mod vit_block;
