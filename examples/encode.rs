@@ -1,6 +1,6 @@
 //! The command `candle-attention encode` as an example of its own.
 
-#[path = "../src/bin/candle-attention/encode.rs"]
+#[path = "../src/bin/candle-attention/encode/mod.rs"]
 mod encode;
 #[allow(dead_code)] // Every command uses a part of it.
 #[path = "../src/bin/candle-attention/shared/mod.rs"]

@@ -1,4 +1,5 @@
-//! The file of an index, in safetensors format: `keys` `(n, 16)`, hashes of the texts, and `embeddings` `(n, size)` in f16.
+//! The file of an index, in safetensors format: `keys` `(n, 16)`, hashes of the texts, `embeddings` `(n, size)` in f16, and
+//! `checksums` `(n, 8)` of both, row by row, so that only the rows that are loaded need to be read.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -6,6 +7,7 @@ use std::path::Path;
 
 use half::f16;
 use safetensors::Dtype;
+use sha2::{Digest, Sha256};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -13,10 +15,16 @@ use crate::io::{is_present, open_regular, write_atomic};
 use crate::search::index::{Index, Key};
 
 /// The metadata entry that identifies an index file, with the version of the format.
-const FORMAT: (&str, &str) = ("format", "candle-attention search index 1");
+const FORMAT: (&str, &str) = ("format", "candle-attention search index 2");
+/// What all versions of the format begin with.
+const ANY_VERSION: &str = "candle-attention search index ";
 const MODEL: &str = "model";
 const KEYS: &str = "keys";
 const EMBEDDINGS: &str = "embeddings";
+const CHECKSUMS: &str = "checksums";
+
+/// Checksum of a row: the start of the SHA-256 hash of its key and its vector.
+type Checksum = [u8; 8];
 
 /// The bytes at the start of a file that name its format.
 const START: u64 = 4096;
@@ -45,26 +53,42 @@ impl Index<'_> {
         let wrong = |reason: String| Error::file(path, reason);
         let file = Checkpoint::open(path)?;
         let entry = |key: &str| file.metadata().get(key).map(String::as_str);
-        if entry(FORMAT.0) != Some(FORMAT.1) {
-            return Err(wrong("is not a search index".to_string()));
+        match entry(FORMAT.0) {
+            Some(format) if format == FORMAT.1 => {}
+            Some(format) if format.starts_with(ANY_VERSION) => {
+                return Err(wrong("is a search index of another version of this crate".to_string()));
+            }
+            _ => return Err(wrong("is not a search index".to_string())),
         }
         if entry(MODEL) != Some(&self.model) {
             return Err(wrong("was made with another model, dtype or prompt".to_string()));
         }
         let count = rows(&file, KEYS, Dtype::U8, size_of::<Key>()).map_err(wrong)?;
         let found = rows(&file, EMBEDDINGS, Dtype::F16, self.size).map_err(wrong)?;
-        if count != found {
-            return Err(wrong(format!("`{KEYS}` has {count} rows, `{EMBEDDINGS}` {found}")));
+        let checksums = rows(&file, CHECKSUMS, Dtype::U8, size_of::<Checksum>()).map_err(wrong)?;
+        if count != found || count != checksums {
+            let reason = format!("`{KEYS}` has {count} rows, `{EMBEDDINGS}` {found}, `{CHECKSUMS}` {checksums}");
+            return Err(wrong(reason));
         }
         let pairs = self.find(&file)?;
         let mut vectors: Vec<f16> = Vec::with_capacity(pairs.len() * self.size);
         let (shard, entry) = file.stored(EMBEDDINGS)?;
+        let (checksum_shard, checksum_entry) = file.stored(CHECKSUMS)?;
         let width = self.size * size_of::<f16>();
-        let mut bytes = Vec::new();
+        let (mut bytes, mut checksums) = (Vec::new(), Vec::new());
         // Rows that follow one another are read together.
         for run in pairs.chunk_by(|a, b| a.1 + 1 == b.1).flat_map(|run| run.chunks(ROWS)) {
             bytes.resize(run.len() * width, 0);
             shard.read_part(EMBEDDINGS, entry, (run[0].1 * width) as u64, &mut bytes)?;
+            checksums.resize(run.len() * size_of::<Checksum>(), 0);
+            let start = (run[0].1 * size_of::<Checksum>()) as u64;
+            checksum_shard.read_part(CHECKSUMS, checksum_entry, start, &mut checksums)?;
+            let stored = checksums.as_chunks::<{ size_of::<Checksum>() }>().0;
+            for ((&(text, row), vector), stored) in run.iter().zip(bytes.chunks_exact(width)).zip(stored) {
+                if checksum(&self.key(text), vector) != *stored {
+                    return Err(wrong(format!("is damaged: row {row} does not match its checksum")));
+                }
+            }
             vectors.extend(bytes.as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes)));
         }
         for ((_, row), vector) in pairs.iter().zip(vectors.chunks_exact(self.size)) {
@@ -123,7 +147,7 @@ impl Index<'_> {
         // Not by reading the index: a file that cannot be read may be a model that this version does not know.
         let mut start = Vec::new();
         open_regular(path)?.0.take(START).read_to_end(&mut start).map_err(|e| Error::io(path, e))?;
-        let format = format!("{:?}:{:?}", FORMAT.0, FORMAT.1);
+        let format = format!("{:?}:\"{ANY_VERSION}", FORMAT.0);
         let is_header = start.get(8..).is_some_and(|header| header.starts_with(b"{\"__metadata__\":{"));
         let is_index = is_header && start.windows(format.len()).any(|window| window == format.as_bytes());
         match start.is_empty() || is_index {
@@ -134,12 +158,14 @@ impl Index<'_> {
 
     /// Writes the format directly: serializing by the safetensors crate would copy all vectors.
     fn write(&self, file: &mut dyn Write) -> std::io::Result<()> {
-        let (count, columns) = (self.rows.len(), size_of::<Key>());
+        let (count, columns, sums) = (self.rows.len(), size_of::<Key>(), size_of::<Checksum>());
         let (start, middle) = (0, self.vectors.len() * size_of::<f16>());
+        let end = middle + count * columns;
         let header = serde_json::json!({
             "__metadata__": { FORMAT.0: FORMAT.1, MODEL: self.model },
             EMBEDDINGS: { "dtype": "F16", "shape": [count, self.size], "data_offsets": [start, middle] },
-            KEYS: { "dtype": "U8", "shape": [count, columns], "data_offsets": [middle, middle + count * columns] },
+            KEYS: { "dtype": "U8", "shape": [count, columns], "data_offsets": [middle, end] },
+            CHECKSUMS: { "dtype": "U8", "shape": [count, sums], "data_offsets": [end, end + count * sums] },
         });
         let mut header = header.to_string();
         // The data starts at a multiple of 8 bytes.
@@ -147,8 +173,19 @@ impl Index<'_> {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
         self.vectors.iter().try_for_each(|number| file.write_all(&number.to_le_bytes()))?;
-        self.rows.iter().try_for_each(|&text| file.write_all(&self.key(text)))
+        self.rows.iter().try_for_each(|&text| file.write_all(&self.key(text)))?;
+        for (&text, vector) in self.rows.iter().zip(self.vectors.chunks_exact(self.size)) {
+            let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
+            file.write_all(&checksum(&self.key(text), &bytes))?;
+        }
+        Ok(())
     }
+}
+
+/// The checksum of a row; `vector` is its bytes in the file.
+fn checksum(key: &Key, vector: &[u8]) -> Checksum {
+    let hash = Sha256::new().chain_update(key).chain_update(vector).finalize();
+    std::array::from_fn(|i| hash[i])
 }
 
 /// The number of rows of a matrix, whose dtype and number of columns are checked.

@@ -2,8 +2,10 @@
 
 mod attend;
 mod attention_map;
+mod completions;
 mod encode;
 mod inspect;
+mod man;
 mod prune;
 mod search;
 mod shared;
@@ -34,6 +36,8 @@ enum Commands {
     AttentionMap(attention_map::AttentionMap),
     Prune(prune::Prune),
     Train(train::Train),
+    Completions(completions::Completions),
+    Man(man::ManPages),
 }
 
 impl Command for Program {
@@ -46,6 +50,8 @@ impl Command for Program {
             Commands::AttentionMap(command) => command.run(),
             Commands::Prune(command) => command.run(),
             Commands::Train(command) => command.run(),
+            Commands::Completions(command) => command.run(),
+            Commands::Man(command) => command.run(),
         }
     }
 }

@@ -4,6 +4,7 @@ mod embedded;
 pub(crate) mod fingerprint;
 pub(crate) mod pipeline;
 
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -123,6 +124,18 @@ impl SentenceEncoder {
             }
             None => Ok(embeddings),
         }
+    }
+
+    /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
+    /// over a long text, to embed each. Each begins and ends at a word if there is one, and repeats the last quarter of the
+    /// one before. A text that fits is one window, without the spaces around it.
+    ///
+    /// # Errors
+    /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`] if
+    /// `tokenizer.json` is malformed in a way that only a text shows.
+    pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
+        let tokenizer = self.batcher.tokenizer_for(options.max_length, &self.model)?;
+        tokenizer.windows(text, self.prompt(options.prompt_name)?)
     }
 
     /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the

@@ -8,7 +8,7 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder, locate_model};
 use candle_core::{DType, Device};
 
-use super::{Result, about, device};
+use super::{Result, about, device, print};
 
 #[derive(clap::Args)]
 pub struct Model {
@@ -90,6 +90,15 @@ impl Batches {
         let mut options = EncodeOptions::default().with_batch_size(self.batch_size);
         (options.prompt_name, options.max_length) = (prompt_name, self.max_length);
         options
+    }
+}
+
+/// Prints how many texts were cut, if any were, and where.
+pub fn note_truncated(cut: usize, of: usize, encoder: &SentenceEncoder, options: &EncodeOptions) {
+    if cut > 0 {
+        let (most, of) = (options.max_length.unwrap_or(encoder.max_seq_length()), print::count(of, "text"));
+        let were = if cut == 1 { "was" } else { "were" };
+        print::note(format_args!("{cut} of {of} {were} cut at {most} tokens (--max-length)"));
     }
 }
 

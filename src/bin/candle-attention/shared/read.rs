@@ -1,7 +1,7 @@
 //! Reading texts and JSON files, with errors that name the file.
 
-use std::io::Read;
-use std::path::Path;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
 
 use super::{Result, about};
 
@@ -32,9 +32,63 @@ pub fn text(path: &Path) -> Result<String> {
     })
 }
 
-/// The lines of a text that are not blank, without the spaces around them.
-pub fn lines(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().map(str::trim).filter(|line| !line.is_empty())
+/// The longest line of a file of texts, in bytes: 16 MiB, as a text of the encoder.
+const MAX_LINE_BYTES: u64 = 1 << 24;
+
+/// The bytes that are read at once, if that many are there.
+const BUFFER: usize = 1 << 20;
+
+/// The lines of a file, a pipe, or standard input (`-`) that are not blank, as they arrive: without line breaks, and without
+/// a byte order mark at the start.
+pub struct Lines {
+    path: PathBuf,
+    reader: BufReader<Box<dyn Read>>,
+    number: usize,
+}
+
+impl Lines {
+    pub fn open(path: &Path) -> Result<Self> {
+        let reader: Box<dyn Read> = match path.as_os_str() == "-" {
+            true => Box::new(std::io::stdin()),
+            false => Box::new(std::fs::File::open(path).map_err(|e| about(path, &e))?),
+        };
+        Ok(Self { path: path.to_path_buf(), reader: BufReader::with_capacity(BUFFER, reader), number: 0 })
+    }
+
+    /// Whether a line can be read without waiting for more of a pipe.
+    pub fn has_arrived(&self) -> bool {
+        self.reader.buffer().contains(&b'\n')
+    }
+
+    fn line(&mut self) -> Result<Option<String>> {
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            self.number += 1;
+            let read = self.reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut line);
+            if read.map_err(|e| about(&self.path, &e))? == 0 {
+                return Ok(None);
+            }
+            if line.len() as u64 > MAX_LINE_BYTES {
+                let reason = format!("line {} has more than {MAX_LINE_BYTES} bytes", self.number);
+                return Err(about(&self.path, &reason).into());
+            }
+            let text = std::str::from_utf8(&line);
+            let text = text.map_err(|_| about(&self.path, &format!("line {} is not UTF-8", self.number)))?;
+            let text = if self.number == 1 { text.trim_start_matches('\u{feff}') } else { text };
+            if !text.trim().is_empty() {
+                return Ok(Some(text.trim_end_matches(['\n', '\r']).to_string()));
+            }
+        }
+    }
+}
+
+impl Iterator for Lines {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        self.line().transpose()
+    }
 }
 
 /// Reads a JSON file.

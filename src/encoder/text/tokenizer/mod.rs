@@ -9,6 +9,7 @@ mod expression;
 mod file;
 mod growth;
 mod pre_tokenizer;
+mod windows;
 
 use std::any::Any;
 use std::borrow::Cow;

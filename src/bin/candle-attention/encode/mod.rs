@@ -1,0 +1,131 @@
+//! Sentence embeddings: a table of similarities, one JSON object per line, or a file for NumPy or safetensors.
+
+mod embedder;
+mod table;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use super::shared::model::{Batches, Model};
+use super::shared::output::{Kind, Output};
+use super::shared::program::Command;
+use super::shared::read::{self, Lines};
+use super::shared::{Result, about, print};
+use embedder::Embedder;
+
+/// Compute sentence embeddings, and compare texts by them.
+///
+/// Prints a table of cosine similarities; for more than ten texts, each text with the one nearest to it. Texts longer than
+/// the model takes are cut, and their number is printed on standard error.
+#[derive(Parser)]
+#[command(
+    name = "encode",
+    after_help = "Examples:
+  candle-attention encode \"A cat sleeps.\" \"A kitten naps.\" \"Stocks fell.\"
+  candle-attention encode --file texts.txt --output embeddings.npy"
+)]
+pub struct Encode {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    batches: Batches,
+    /// The texts to encode
+    texts: Vec<String>,
+    /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped
+    #[arg(long, conflicts_with = "texts")]
+    file: Option<PathBuf>,
+    /// Print one {"text": …, "embedding": […]} per line, in input order, as soon as it is computed
+    #[arg(long, conflicts_with_all = ["output", "against", "pairs"])]
+    json: bool,
+    /// Write the embeddings (texts, dimensions) in f32 to this .npy or .safetensors file (tensor `embeddings`)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "pairs"])]
+    output: Option<PathBuf>,
+    /// Print for each text the nearest line of this file, and their similarity
+    #[arg(long, value_name = "FILE", conflicts_with = "pairs")]
+    against: Option<PathBuf>,
+    /// Print the similarity of each pair of this file: two texts per line with a tab between them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "file"])]
+    pairs: Option<PathBuf>,
+}
+
+impl Command for Encode {
+    fn run(self) -> Result<()> {
+        let inputs: Vec<&Path> = self.file.as_deref().into_iter().collect();
+        let output = self.output.as_deref().map(|path| output(path, &inputs)).transpose()?;
+        if self.json
+            && let Some(path) = &self.file
+        {
+            let lines = Lines::open(path)?;
+            return Embedder::load(&self.model, &self.batches)?.stream(lines);
+        }
+        if let Some(path) = &self.pairs {
+            let text = read::text(path)?;
+            return table::pairs(&Embedder::load(&self.model, &self.batches)?, &pairs(path, &text)?);
+        }
+        let texts = self.texts()?;
+        let against = self.against.as_deref().map(read_lines).transpose()?;
+        let embedder = Embedder::load(&self.model, &self.batches)?;
+        if self.json {
+            return embedder.stream(texts.into_iter());
+        }
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        if let Some(others) = against {
+            let others: Vec<&str> = others.iter().map(String::as_str).collect();
+            return table::nearest_of(&embedder, &texts, &others);
+        }
+        let embeddings = embedder.embed(&texts)?;
+        let (count, size) = embeddings.dims2()?;
+        let made = format!("{}, {size} numbers each by {}", print::count(count, "text"), self.model.name());
+        match output {
+            Some(output) => write::embeddings(&output, &embeddings, &made),
+            None => table::similarities(&texts, &embeddings, &made),
+        }
+    }
+}
+
+impl Encode {
+    fn texts(&self) -> Result<Vec<String>> {
+        let Some(path) = &self.file else {
+            return match self.texts.is_empty() {
+                true => Err("no text: give texts as arguments, or --file with a file (`-` for standard input)".into()),
+                false => Ok(self.texts.clone()),
+            };
+        };
+        read_lines(path)
+    }
+}
+
+/// The lines of a file that are not blank.
+fn read_lines(path: &Path) -> Result<Vec<String>> {
+    let texts = Lines::open(path)?.collect::<Result<Vec<String>>>()?;
+    match texts.is_empty() {
+        true => Err(about(path, &"no text: every line is blank, or there is none").into()),
+        false => Ok(texts),
+    }
+}
+
+/// The two texts of each line.
+fn pairs<'a>(path: &Path, text: &'a str) -> Result<Vec<(&'a str, &'a str)>> {
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let pair = |(number, line): (usize, &'a str)| match line.split('\t').collect::<Vec<_>>()[..] {
+        [first, second] => Ok((first.trim(), second.trim())),
+        ref parts => {
+            let found = print::count(parts.len() - 1, "tab");
+            Err(about(path, &format!("line {number} has {found}, expected two texts with one tab between them")).into())
+        }
+    };
+    let pairs = lines.map(pair).collect::<Result<Vec<_>>>()?;
+    if pairs.is_empty() { Err(about(path, &"no pair of texts").into()) } else { Ok(pairs) }
+}
+
+/// The file to write, whose format is that of its name.
+fn output(path: &Path, inputs: &[&Path]) -> Result<Output> {
+    let kind = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("npy") => Kind::Npy,
+        Some("safetensors") => Kind::Tensors("candle-attention embeddings 1"),
+        _ => return Err(about(path, &"expected a name that ends in .npy or .safetensors").into()),
+    };
+    Output::new(path, kind, inputs)
+}

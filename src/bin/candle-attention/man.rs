@@ -1,0 +1,58 @@
+//! Man pages of the program and its commands.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use candle_attention::checkpoint::write_file;
+use clap::{CommandFactory, Parser};
+use clap_mangen::Man;
+
+use super::Program;
+use super::shared::program::Command;
+use super::shared::{Result, about, output_folder, print};
+
+/// Print the man page, or write those of all commands to a folder.
+#[derive(Parser)]
+#[command(
+    name = "man",
+    after_help = "Examples:
+  candle-attention man | man -l -
+  candle-attention man --output man1"
+)]
+pub struct ManPages {
+    /// Write the pages of the program and of all commands to this new folder [default: print the program's own]
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+}
+
+impl Command for ManPages {
+    fn run(self) -> Result<()> {
+        let mut program = Program::command();
+        // With the names and options of all commands.
+        program.build();
+        let mut out = print::stdout();
+        let Some(folder) = &self.output else {
+            out.write_all(&page(program)?)?;
+            return Ok(out.flush()?);
+        };
+        output_folder::check_new(folder)?;
+        let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+        let pages = commands.chain([program.clone()]).map(|command| {
+            let name = command.get_display_name().unwrap_or_else(|| command.get_name()).replace(' ', "-");
+            Ok((format!("{name}.1"), page(command)?))
+        });
+        let pages = pages.collect::<Result<Vec<_>>>()?;
+        std::fs::create_dir_all(folder).map_err(|e| about(folder, &e))?;
+        for (name, page) in &pages {
+            write_file(folder.join(name), page)?;
+        }
+        writeln!(out, "{}: {}", folder.display(), print::count(pages.len(), "page"))?;
+        Ok(out.flush()?)
+    }
+}
+
+fn page(command: clap::Command) -> Result<Vec<u8>> {
+    let mut page = Vec::new();
+    Man::new(command).render(&mut page)?;
+    Ok(page)
+}
