@@ -8,6 +8,8 @@ mod cache_programs;
 mod cached_rotation;
 mod caches;
 mod checkpoints;
+#[cfg(feature = "cli")]
+mod cli;
 #[path = "../common/mod.rs"]
 mod common;
 mod compose;

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use arbitrary::{Result, Unstructured};
 use candle_attention::search::{Index, Lines};
 use half::f16;
+use sha2::Digest;
 
 use crate::file::{Entry, header, safetensors};
 use crate::folder::Folder;
@@ -18,10 +19,8 @@ const MODEL: &str = "a model";
 const TEXTS: [&str; 5] = ["a", "b", "the", "", "a"];
 
 /// The keys of the texts, in the order of the texts.
-static KEYS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
-    use sha2::Digest;
-    TEXTS.iter().map(|text| sha2::Sha256::digest(text)[..16].to_vec()).collect()
-});
+static KEYS: LazyLock<Vec<Vec<u8>>> =
+    LazyLock::new(|| TEXTS.iter().map(|text| sha2::Sha256::digest(text)[..16].to_vec()).collect());
 
 pub fn run(u: &mut Unstructured) -> Result<()> {
     match u.int_in_range(0..=3)? {
@@ -80,13 +79,12 @@ fn index(u: &mut Unstructured) -> Result<()> {
 /// The file of an index of some of the texts, in which a few things are wrong.
 fn file(u: &mut Unstructured) -> Result<Vec<u8>> {
     let rows = u.int_in_range(0..=6usize)?;
-    let (mut keys, mut numbers) = (Vec::new(), Vec::new());
+    let (mut keys, mut numbers, mut checksums) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rows {
         let mut key = u.choose(&KEYS)?.clone();
         if rarely(u, 8)? {
             key[u.int_in_range(0..=15)?] ^= 1;
         }
-        keys.extend(key);
         // A unit vector, or any numbers at all.
         let axis = u.int_in_range(0..=SIZE - 1)?;
         for i in 0..SIZE {
@@ -96,6 +94,12 @@ fn file(u: &mut Unstructured) -> Result<Vec<u8>> {
             };
             numbers.extend(number.to_le_bytes());
         }
+        // Numbers with a checksum that is right are loaded, and may be none.
+        let wrong = u8::from(rarely(u, 16)?);
+        let vector = &numbers[numbers.len() - 2 * SIZE..];
+        let hash = sha2::Sha256::new().chain_update(&key).chain_update(vector).finalize();
+        checksums.extend(hash[..8].iter().map(|byte| byte ^ wrong));
+        keys.extend(key);
     }
     let tensor = |name: &str, dtype: &str, columns: usize, data: Vec<u8>| Entry {
         name: name.to_string(),
@@ -104,12 +108,16 @@ fn file(u: &mut Unstructured) -> Result<Vec<u8>> {
         data: Some(data),
         offsets: None,
     };
-    let mut entries = vec![tensor("embeddings", "F16", SIZE, numbers), tensor("keys", "U8", 16, keys)];
+    let mut entries = vec![
+        tensor("embeddings", "F16", SIZE, numbers),
+        tensor("keys", "U8", 16, keys),
+        tensor("checksums", "U8", 8, checksums),
+    ];
     for _ in 0..u.int_in_range(0..=2)? {
         crate::file::damage(u, &mut entries)?;
     }
     let (mut text, mut data) = header(&entries, 1 << 16).unwrap_or_default();
-    let format = *u.choose(&["candle-attention search index 1", "candle-attention search index 1", "another"])?;
+    let format = *u.choose(&["candle-attention search index 2", "candle-attention search index 2", "another"])?;
     let model = *u.choose(&[MODEL, MODEL, MODEL, MODEL, ""])?;
     let comma = if entries.is_empty() { "" } else { "," };
     let metadata = format!("{{\"__metadata__\":{{\"format\":\"{format}\",\"model\":\"{model}\"}}{comma}");

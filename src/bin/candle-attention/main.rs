@@ -9,6 +9,8 @@ mod man;
 mod prune;
 mod search;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod train;
 
 use std::process::ExitCode;

@@ -16,7 +16,7 @@ use super::shared::{Result, about, output_folder, print};
 #[command(
     name = "man",
     after_help = "Examples:
-  candle-attention man | man -l -
+  candle-attention man > candle-attention.1
   candle-attention man --output man1"
 )]
 pub struct ManPages {

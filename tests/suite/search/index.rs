@@ -155,16 +155,16 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     fails(&[0xFF; 4096], "tiny", &["not a valid safetensors file"]);
     fails(&good, "large", &["made with another model"]);
     let mut nan = good.clone();
-    // The last number; the keys of three texts follow.
-    let end = nan.len() - 3 * 16;
+    // The last number; the keys and checksums of three texts follow.
+    let end = nan.len() - 3 * (16 + 8);
     nan[end - 2..end].copy_from_slice(&[0, 0x7E]);
-    fails(&nan, "tiny", &["is not of length 1"]);
+    fails(&nan, "tiny", &["is damaged: row 2 does not match its checksum"]);
     let replaced = |from: &str, to: &str| {
         let text: Vec<u8> = good.clone();
         let at = text.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
         [&text[..at], to.as_bytes(), &text[at + from.len()..]].concat()
     };
-    fails(&replaced("index 1", "index 9"), "tiny", &["not a search index"]);
+    fails(&replaced("index 2", "index 9"), "tiny", &["is a search index of another version of this crate"]);
     fails(&replaced("\"keys\"", "\"keyz\""), "tiny", &["keys"]);
     fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a valid safetensors file"]);
     fails(&replaced("[3,24]", "[4,18]"), "tiny", &["`embeddings` is F16 [4, 18]"]);
@@ -184,7 +184,7 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
     assert_eq!(std::fs::read(&later).unwrap().len(), 72);
     // Nor a text about the format.
-    let notes = "A file of `candle-attention search index 1` has \"format\":\"candle-attention search index 1\".";
+    let notes = "A file of `candle-attention search index 2` has \"format\":\"candle-attention search index 2\".";
     std::fs::write(&later, notes).unwrap();
     says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
     std::fs::write(&later, "").unwrap();

@@ -27,8 +27,20 @@ impl Notes {
         self.0.path().join("notes.txt")
     }
 
+    /// The files with saved embeddings beside the file, one for each model.
+    fn caches(&self) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().path());
+        let mut caches: Vec<PathBuf> =
+            files.filter(|path| path.to_str().unwrap().contains("notes.txt.search-")).collect();
+        caches.sort();
+        caches
+    }
+
+    /// The only file with saved embeddings.
     fn cache(&self) -> PathBuf {
-        self.0.path().join("notes.txt.search.safetensors")
+        let caches = self.caches();
+        assert_eq!(caches.len(), 1, "{caches:?}");
+        caches[0].clone()
     }
 
     fn search(&self, arguments: &[&str]) -> Command {
@@ -74,20 +86,26 @@ fn search_prints_the_nearest_lines() {
     // Control characters stay off the terminal; with several queries, each stands above its lines.
     let said = succeeds(&mut notes.search(&["dog", "hello world"]));
     assert!(!said.contains('\u{1b}') && said.starts_with("dog\n") && said.contains("\nhello world\n"), "{said}");
-    assert_eq!(said.lines().count(), 2 + 2 * 4);
+    // `hello world` and `hello\tworld!` are one hit.
+    assert_eq!(said.lines().count(), 2 + 2 * 3);
+    assert!(said.contains("hello world (and 1 similar)"), "{said}");
 
     let json = |said: &str| -> Vec<serde_json::Value> {
         said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let said = succeeds(&mut notes.search(&["--json", "the cat sat", "hello world"]));
     let hits = json(&said);
-    assert_eq!(hits.len(), 8);
+    assert_eq!(hits.len(), 6);
     let first = serde_json::json!({"query": "the cat sat", "rank": 1, "lines": [3, 5], "text": "the cat sat"});
     for (key, value) in first.as_object().unwrap() {
         assert_eq!(&hits[0][key], value);
     }
     assert!((hits[0]["score"].as_f64().unwrap() - 1.0).abs() < ROUNDED);
-    assert_eq!((&hits[4]["query"], &hits[4]["lines"]), (&"hello world".into(), &[1].as_slice().into()));
+    assert_eq!((&hits[3]["query"], &hits[3]["lines"]), (&"hello world".into(), &[1].as_slice().into()));
+    let similar = serde_json::json!([{"file": notes.file(), "line": 4}]);
+    assert_eq!((&hits[3]["file"], &hits[3]["similar"]), (&serde_json::json!(notes.file()), &similar));
+    let unfolded = json(&succeeds(&mut notes.search(&["--json", "--no-fold", "hello world"])));
+    assert_eq!(unfolded.len(), 4);
 
     // Without --model, the embedded one.
     let embedded = succeeds(example("search").args(["-k", "1", "the cat sat", "--file"]).arg(notes.file()));
@@ -95,10 +113,12 @@ fn search_prints_the_nearest_lines() {
     // Queries from standard input; lines from standard input, which are kept only where told.
     let (queries, _) = both(&mut notes.search(&["--json"]), "the cat sat\n\nhello world\n");
     assert_eq!(queries, said);
+    assert_eq!(notes.caches().len(), 2, "one of the embedded model");
     let (titled, _) = both(&mut notes.search(&["-k", "1"]), "the cat sat\nhello world\n");
     assert_eq!(titled.lines().step_by(2).collect::<Vec<_>>(), ["the cat sat", "hello world"]);
     let text = std::fs::read_to_string(notes.file()).unwrap();
     let queries = ["--json", "the cat sat", "hello world"];
+    let said = said.replace(notes.file().to_str().unwrap(), "-");
     assert_eq!(both(&mut on(&fixture("tiny-bert"), &queries), &text).0, said);
     let cache = notes.0.path().join("lines.safetensors");
     for _ in 0..2 {
@@ -114,7 +134,7 @@ fn search_keeps_embeddings_beside_the_file() {
     let notes = Notes::new(texts.join("\n"));
     let query = ["--json", "the cat"];
     let without = succeeds(&mut notes.search(&["--json", "the cat", "--no-cache"]));
-    assert!(!notes.cache().exists());
+    assert!(notes.caches().is_empty());
     let quiet = |notes: &Notes| {
         let (said, note) = both(&mut notes.search(&query), "");
         assert_eq!(note, "");
@@ -132,28 +152,126 @@ fn search_keeps_embeddings_beside_the_file() {
     assert_eq!(notes.kept(), 251);
     assert_ne!(written(), first);
 
-    // Another model, dtype or prompt; a file that is damaged.
+    // Another model, dtype or prompt has a file of its own, and the first one stays.
+    let (first, bytes) = (notes.cache(), std::fs::read(notes.cache()).unwrap());
     let other = tiny();
     let weights = other.path().join("tokenizer_config.json");
     std::fs::write(&weights, std::fs::read_to_string(&weights).unwrap() + "\n").unwrap();
     let mut command = on(other.path(), &query);
     let (said, note) = both(command.arg("--file").arg(notes.file()), "");
-    assert_eq!(said, quiet_again(&notes, &query, "made with another model"));
-    assert!(note.starts_with("note: ") && note.contains("made with another model, dtype or prompt; embedding anew"));
-    assert!(both(&mut notes.search(&["--dtype", "f64", "a"]), "").1.contains("made with another model, dtype"));
-    for damage in [&b""[..], &std::fs::read(notes.cache()).unwrap()[..5000]] {
-        std::fs::write(notes.cache(), damage).unwrap();
+    assert_eq!((said.as_str(), note.as_str()), (quiet(&notes).as_str(), ""));
+    assert_eq!(both(&mut notes.search(&["--dtype", "f64", "a"]), "").1, "");
+    assert_eq!(notes.caches().len(), 3);
+    assert_eq!(std::fs::read(&first).unwrap(), bytes);
+    notes.caches().iter().filter(|path| **path != first).for_each(|path| std::fs::remove_file(path).unwrap());
+    // A file that is damaged, even by one bit of one number.
+    let mut flipped = bytes.clone();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    flipped[8 + header + 101] ^= 0x80;
+    std::fs::write(&first, flipped).unwrap();
+    assert_eq!(quiet_again(&notes, &query, "does not match its checksum; embedding anew"), said);
+    for damage in [&b""[..], &bytes[..5000]] {
+        std::fs::write(&first, damage).unwrap();
         assert_eq!(quiet_again(&notes, &query, "not a valid safetensors file"), said);
     }
     // What is no index is kept.
-    std::fs::write(notes.cache(), "something else").unwrap();
+    std::fs::write(&first, "something else").unwrap();
     let (kept, note) = both(&mut notes.search(&query), "");
     assert!(kept == said && note.contains("not saved") && note.contains("is not a search index"), "{note}");
-    assert_eq!(std::fs::read(notes.cache()).unwrap(), b"something else");
+    assert_eq!(std::fs::read(&first).unwrap(), b"something else");
     // Where nothing can be written, searching goes on.
-    std::fs::remove_file(notes.cache()).unwrap();
-    std::fs::create_dir(notes.cache()).unwrap();
+    std::fs::remove_file(&first).unwrap();
+    std::fs::create_dir(&first).unwrap();
     assert_eq!(quiet_again(&notes, &query, "embeddings are not saved"), said);
+}
+
+/// A file that the user names for the embeddings is not taken from another model.
+#[test]
+fn a_named_cache_belongs_to_one_model() {
+    let notes = Notes::new("hello world\nthe cat sat\n");
+    let cache = notes.0.path().join("kept.safetensors");
+    let search = |more: &[&str]| {
+        let mut command = notes.search(more);
+        command.arg("--cache").arg(&cache);
+        command
+    };
+    succeeds(&mut search(&["the cat"]));
+    let bytes = std::fs::read(&cache).unwrap();
+    fails(
+        &mut search(&["the cat", "--dtype", "f64"]),
+        "kept.safetensors: was made with another model, dtype or prompt",
+    );
+    assert_eq!(std::fs::read(&cache).unwrap(), bytes);
+    fails(search(&["a", "--file"]).arg(&cache), "cannot share one --cache");
+}
+
+/// What stands at the end of a line that the model cannot take whole is found, and shown.
+#[test]
+fn long_lines_are_searched_in_windows() {
+    let sentence = |i: usize| format!("The weather in the park was fine on day {i} of the year. ");
+    let filler = |range: std::ops::Range<usize>| range.map(sentence).collect::<String>();
+    let secret = "The secret password of the vault is swordfish.";
+    let long = format!("{}{secret} {}", filler(0..60), filler(60..90));
+    let notes = Notes::new(format!("I like dogs.\n{long}\nStocks fell sharply today.\n"));
+    let mut command = example("search");
+    command.args(["--json", "-k", "2", "What is the password of the vault?", "--file"]).arg(notes.file());
+    let (said, note) = both(&mut command, "");
+    assert_eq!(note, "", "nothing was cut");
+    let hits: Vec<serde_json::Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((hits.len(), &hits[0]["lines"]), (2, &serde_json::json!([2])), "a line is one hit: {said}");
+    let window = hits[0]["window"].as_str().unwrap();
+    assert!(window.contains(secret) && window.len() < long.len() / 4 && hits[0]["text"] == long.trim(), "{window}");
+    let shown = succeeds(example("search").args(["-k", "1", "the password", "--file"]).arg(notes.file()));
+    assert!(shown.contains(secret) && shown.contains("     2  … ") && shown.trim_end().ends_with(" …"), "{shown}");
+    // A query that is too long is said to be.
+    let query = filler(0..40);
+    let note = both(example("search").args(["-k", "1", &query, "--file"]).arg(notes.file()), "").1;
+    assert_eq!(note, "note: 1 of 1 text was cut at 128 tokens (--max-length)\n");
+}
+
+#[test]
+fn files_and_folders_are_searched_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::create_dir_all(path("docs/deep/.git")).unwrap();
+    std::fs::write(path("docs/one.txt"), "\u{feff}The rent is due on Friday.\nI like dogs.\n").unwrap();
+    std::fs::write(path("docs/deep/two.md"), "The rent is due on a Friday!\r\nStocks fell.\n").unwrap();
+    std::fs::write(path("docs/deep/.git/hidden.txt"), "The rent, hidden.\n").unwrap();
+    std::fs::write(path("docs/image.png"), b"\x89PNG\0\xff").unwrap();
+    std::fs::write(path("other.txt"), "before\nThe rent is due on Friday.\nafter\n").unwrap();
+    let search = |more: &[&str]| {
+        let mut command = example("search");
+        command.current_dir(&folder).args(["--file", "docs", "--file", "other.txt"]).args(more);
+        both(&mut command, "")
+    };
+    let (said, note) = search(&["-k", "1", "-C", "1", "When is the rent due?"]);
+    assert_eq!(note, "note: docs: skipped 1 file without text in UTF-8\n");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    let best = "docs/one.txt:1  The rent is due on Friday. (and 2 similar)";
+    assert!(lines[0].ends_with(best) && lines[1].trim_start() == "2- I like dogs.", "{said}");
+    // Each has its own saved embeddings, and they are not searched themselves.
+    let kept = |folder: &str, start: &str| {
+        let files = std::fs::read_dir(path(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+        files.filter(|name| name.to_str().unwrap().starts_with(start)).count()
+    };
+    assert_eq!((kept("docs", ".search-"), kept(".", "other.txt.search-")), (1, 1));
+    assert_eq!(search(&["-k", "1", "-C", "1", "When is the rent due?"]), (said, note));
+    // A threshold, also one that nothing reaches.
+    let (said, _) = search(&["--min-score", "0.4", "When is the rent due?"]);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let (said, note) = search(&["--min-score", "0.999", "zebra"]);
+    assert!(said.is_empty() && note.contains("note: no line is near enough to `zebra`"), "{note}");
+    let search = |more: &[&str]| {
+        let mut command = example("search");
+        command.current_dir(&folder).args(more).stdin(Stdio::null());
+        command
+    };
+    std::fs::create_dir(path("empty")).unwrap();
+    fails(&mut search(&["a", "--file", "empty"]), "empty: no line to search");
+    fails(&mut search(&["a", "--file", "docs", "--file", "docs"]), "docs: is given twice");
+    fails(&mut search(&["a", "--file", "docs", "--min-score", "2"]), "expected a number from -1 to 1");
+    fails(&mut search(&["a", "--file", "docs", "-C", "x"]), "invalid value 'x'");
 }
 
 /// The output of a run that prints `part` to standard error; a second run prints nothing there if the first could write.
@@ -173,7 +291,7 @@ fn killed_search_keeps_its_progress_and_resumes() {
     let mut kept = 0;
     for _ in 0..4 {
         let mut child = notes.search(&["--save-every", "0", "the cat"]).stdout(Stdio::null()).spawn().unwrap();
-        let size = || std::fs::metadata(notes.cache()).map(|file| file.len()).unwrap_or(0);
+        let size = || notes.caches().first().map_or(0, |path| std::fs::metadata(path).map_or(0, |file| file.len()));
         let before = size();
         while size() == before {
             assert_eq!(child.try_wait().unwrap(), None, "it was done before it could be killed");
@@ -215,5 +333,5 @@ fn mistakes_are_one_clear_error() {
     fails(&mut Notes::new("").search(&["a"]), "notes.txt: no line to search");
     fails(&mut Notes::new(b"one\ntwo \xFF\n").search(&["a"]), "notes.txt: line 2 is not UTF-8");
     fails(&mut example("search"), "no query");
-    assert!(!notes.cache().exists());
+    assert!(notes.caches().is_empty());
 }

@@ -55,9 +55,11 @@ impl Lines {
         Ok(Self { path: path.to_path_buf(), reader: BufReader::with_capacity(BUFFER, reader), number: 0 })
     }
 
-    /// Whether a line can be read without waiting for more of a pipe.
+    /// Whether a line that is not blank can be read without waiting for more of a pipe.
     pub fn has_arrived(&self) -> bool {
-        self.reader.buffer().contains(&b'\n')
+        let buffer = self.reader.buffer();
+        let complete = buffer.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+        buffer[..complete].split(|&byte| byte == b'\n').any(|line| !line.trim_ascii().is_empty())
     }
 
     fn line(&mut self) -> Result<Option<String>> {

@@ -1,0 +1,154 @@
+//! `encode`: streams, files of other programs, comparisons, texts that are cut, numbers that are none.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
+use candle_core::{DType, Device, Tensor};
+
+use super::Scratch;
+use crate::programs::{fails, succeeds};
+
+/// A line that comes through a pipe is answered before the next one comes.
+#[test]
+fn json_lines_stream() {
+    let scratch = Scratch::new();
+    let mut command = scratch.run(&["encode", "--json", "--file", "-"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut all = Vec::new();
+    for text in ["a cat", "a dog"] {
+        stdin.write_all(format!("{text}\n\n").as_bytes()).unwrap();
+        let line = answers.next().unwrap().unwrap();
+        assert!(line.starts_with(&format!("{{\"text\":\"{text}\",\"embedding\":[")), "{line}");
+        all.push(line);
+    }
+    drop(stdin);
+    assert!(answers.next().is_none() && child.wait().unwrap().success());
+    // The same lines as from arguments.
+    let lines = succeeds(&mut scratch.run(&["encode", "--json", "a cat", "a dog"]));
+    assert_eq!(lines.lines().collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn embeddings_are_written_for_numpy_and_safetensors() {
+    let scratch = Scratch::new();
+    let json = succeeds(&mut scratch.run(&["encode", "--json", "--file", "notes.txt"]));
+    let want: Vec<f32> = json
+        .lines()
+        .flat_map(|line| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap()["embedding"].as_array().unwrap().clone()
+        })
+        .map(|number| number.as_f64().unwrap() as f32)
+        .collect();
+    let said = succeeds(&mut scratch.run(&["encode", "--file", "notes.txt", "--output", "e.npy"]));
+    assert_eq!(said, "e.npy: 2 texts, 128 numbers each by the embedded model\n");
+    // Read by candle's own reader of the format.
+    let numbers = |tensor: Tensor| {
+        assert_eq!((tensor.dims(), tensor.dtype()), ([2, 128].as_slice(), DType::F32));
+        tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+    };
+    assert_eq!(numbers(Tensor::read_npy(scratch.path("e.npy")).unwrap()), want);
+    succeeds(&mut scratch.run(&["encode", "--file", "notes.txt", "--output", "e.safetensors"]));
+    let mut tensors = candle_core::safetensors::load(scratch.path("e.safetensors"), &Device::Cpu).unwrap();
+    assert_eq!(numbers(tensors.remove("embeddings").unwrap()), want);
+    // Again over themselves, and through a pipe.
+    succeeds(&mut scratch.run(&["encode", "--file", "notes.txt", "--output", "e.safetensors"]));
+    let output = scratch.run(&["encode", "--file", "notes.txt", "--output", "e.npy"]).output().unwrap();
+    assert!(output.status.success());
+
+    let encode = |output: &str| scratch.run(&["encode", "--file", "notes.txt", "--output", output]);
+    fails(&mut encode("e.txt"), "e.txt: expected a name that ends in .npy or .safetensors");
+    fails(&mut encode("no/e.npy"), "no/e.npy: its folder does not exist");
+    let weights = "all-MiniLM-L6-v2/model.safetensors";
+    let before = std::fs::read(scratch.path(weights)).unwrap();
+    fails(
+        &mut encode(weights),
+        "model.safetensors: exists and is not tensors of this command; its content would be lost",
+    );
+    assert_eq!(std::fs::read(scratch.path(weights)).unwrap(), before);
+    fails(&mut scratch.run(&["encode", "a", "--json", "--output", "f.npy"]), "cannot be used with");
+}
+
+#[test]
+fn files_and_pairs_are_compared() {
+    let scratch = Scratch::new();
+    let nearest = succeeds(&mut scratch.run(&["encode", "--against", "notes.txt", "When is the rent due?", "a cat"]));
+    let lines: Vec<&str> = nearest.lines().collect();
+    assert!(
+        lines[0].ends_with("The rent is due on Friday.") && lines[1].ends_with("A cat sat on the sofa."),
+        "{nearest}"
+    );
+    std::fs::write(scratch.path("pairs.tsv"), "a cat\ta cat\n\nA kitten naps.\tStocks fell sharply.\n").unwrap();
+    let pairs = succeeds(&mut scratch.run(&["encode", "--pairs", "pairs.tsv"]));
+    assert!(pairs.starts_with(" 1.000  a cat ") && pairs.lines().count() == 2, "{pairs}");
+    fails(&mut scratch.run(&["encode", "--pairs", "notes.txt"]), "notes.txt: line 1 has 0 tabs, expected two texts");
+    fails(&mut scratch.run(&["encode", "--against", "no.txt", "a"]), "no.txt: No such file");
+    fails(&mut scratch.run(&["encode", "--pairs", "pairs.tsv", "a"]), "cannot be used with");
+}
+
+#[test]
+fn texts_that_are_cut_are_counted() {
+    let scratch = Scratch::new();
+    let long = "one two three four five six seven eight nine ten ".repeat(40);
+    std::fs::write(scratch.path("long.txt"), format!("\u{feff}short\r\n\n{long}\n{long}x\n")).unwrap();
+    let run = |more: &[&str]| {
+        let output = scratch.run(&[&["encode", "--file", "long.txt", "--json"], more].concat()).output().unwrap();
+        assert!(output.status.success());
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (lines, note) = run(&[]);
+    assert_eq!(note, "note: 2 of 3 texts were cut at 128 tokens (--max-length)\n");
+    assert!(lines.starts_with("{\"text\":\"short\","), "no byte order mark, no line break: {}", &lines[..40]);
+    let (shorter, note) = run(&["--max-length", "8"]);
+    assert_eq!(note, "note: 2 of 3 texts were cut at 8 tokens (--max-length)\n");
+    assert_eq!(lines.lines().next(), shorter.lines().next());
+    assert_ne!(lines.lines().nth(1), shorter.lines().nth(1));
+    fails(
+        &mut scratch.run(&["encode", "a", "--max-length", "1000"]),
+        "max_length = 1000 is not allowed: expected at most",
+    );
+    fails(&mut scratch.run(&["encode", "a", "--max-length", "2"]), "the maximum length is 2, expected at least 3");
+    std::fs::write(scratch.path("blank.txt"), "\u{feff}\n \n").unwrap();
+    fails(&mut scratch.run(&["encode", "--file", "blank.txt"]), "blank.txt: no text: every line is blank");
+    std::fs::write(scratch.path("latin.txt"), b"one\ntw\xf6\n").unwrap();
+    fails(&mut scratch.run(&["encode", "--file", "latin.txt"]), "latin.txt: line 2 is not UTF-8");
+}
+
+/// A wide character takes two columns.
+#[test]
+fn tables_are_aligned() {
+    let scratch = Scratch::new();
+    let table = succeeds(&mut scratch.run(&["encode", "猫が眠っている", "a cat", &"狗".repeat(40)]));
+    let lines: Vec<&str> = table.lines().skip(1).collect();
+    let width = |line: &str| unicode_width(line);
+    assert!(lines.windows(2).all(|pair| width(pair[0]) == width(pair[1])), "{table}");
+    assert!(succeeds(&mut scratch.run(&["encode", "one"])).starts_with("1 text, "));
+}
+
+fn unicode_width(line: &str) -> usize {
+    console::measure_text_width(line)
+}
+
+/// NaN in the weights is an error of every command, which names the text and the tensor.
+#[test]
+fn damaged_weights_are_an_error_everywhere() {
+    let scratch = Scratch::new();
+    let path = scratch.path("all-MiniLM-L6-v2/model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+    let name = tensors.keys().find(|name| name.ends_with("layer.1.output.dense.bias")).unwrap().clone();
+    let bias = tensors[&name].affine(0.0, f64::NAN).unwrap();
+    tensors.insert(name.clone(), bias);
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let with = |arguments: &[&str]| scratch.run(&[arguments, &["--model", "all-MiniLM-L6-v2"]].concat());
+    let text = "the embedding of text 0, `a cat`, is not finite: it holds NaN or an infinity";
+    let tensor = format!("NaN or infinities in `{name}` of all-MiniLM-L6-v2");
+    for arguments in
+        [&["encode", "a cat"][..], &["encode", "--json", "a cat"], &["encode", "--output", "e.npy", "a cat"]]
+    {
+        fails(&mut with(arguments), text);
+        fails(&mut with(arguments), &tensor);
+    }
+    fails(&mut with(&["search", "--file", "notes.txt", "a"]), &tensor);
+    assert!(!scratch.names().iter().any(|name| name.contains(".search-") || name == "e.npy"));
+}

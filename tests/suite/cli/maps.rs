@@ -1,0 +1,74 @@
+//! `attention-map`: where it writes, and what it refuses.
+
+use super::Scratch;
+use crate::programs::{fails, succeeds};
+
+/// A file is replaced only by one of its kind.
+#[test]
+fn outputs_destroy_nothing() {
+    let scratch = Scratch::new();
+    let map = |arguments: &[&str]| scratch.run(&[&["attention-map", "a cat"], arguments].concat());
+    succeeds(&mut map(&["--html", "map.html", "--svg", "map.svg"]));
+    let page = std::fs::read_to_string(scratch.path("map.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>"));
+    // Over itself, and over an empty file.
+    std::fs::write(scratch.path("empty"), "").unwrap();
+    succeeds(&mut map(&["--html", "map.html", "--svg", "empty"]));
+    let names = scratch.names();
+    let lost = "its content would be lost";
+    fails(&mut map(&["--html", "notes.txt"]), &format!("notes.txt: exists and is not an HTML page; {lost}"));
+    fails(&mut map(&["--svg", "map.html"]), &format!("map.html: exists and is not an SVG picture; {lost}"));
+    fails(&mut map(&["--html", "all-MiniLM-L6-v2"]), "is a folder, expected a file to write");
+    fails(&mut map(&["--html", "no/map.html"]), "no/map.html: its folder does not exist");
+    fails(&mut map(&["--html", "new.html", "--svg", "new.html"]), "new.html: is the same as new.html");
+    // All outputs are checked before one is written.
+    fails(&mut map(&["--html", "new.html", "--svg", "notes.txt"]), lost);
+    fails(&mut map(&["--html", "new.html", "--layer", "99"]), "--layer 99: the model has layers 0 to 1");
+    fails(&mut map(&["--head", "99"]), "--head 99: layer 0 has heads 0 to 3");
+    assert_eq!(scratch.names(), names, "nothing new");
+    // Standard output.
+    assert_eq!(succeeds(&mut map(&["--html", "-"])), page);
+    assert_eq!(succeeds(&mut map(&["--html", "/dev/stdout"])), page);
+    assert_eq!(scratch.names(), names);
+}
+
+#[test]
+#[cfg(unix)]
+fn links_are_followed_and_devices_are_written_to() {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    let scratch = Scratch::new();
+    let map = |path: &str| scratch.run(&["attention-map", "a cat", "--html", path]);
+    std::fs::create_dir(scratch.path("far")).unwrap();
+    for (link, target) in [("one.html", "far/one.html"), ("two.html", "one.html")] {
+        symlink(target, scratch.path(link)).unwrap();
+        succeeds(&mut map(link));
+        assert!(scratch.path(link).is_symlink() && !scratch.path("far/one.html").is_symlink());
+    }
+    let mode = std::fs::metadata(scratch.path("far/one.html")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o600, 0o600, "ordinary permissions: {mode:o}");
+    std::fs::write(scratch.path("ordinary"), "").unwrap();
+    assert_eq!(mode, std::fs::metadata(scratch.path("ordinary")).unwrap().permissions().mode());
+    symlink("circle", scratch.path("circle")).unwrap();
+    fails(&mut map("circle"), "circle: too many links");
+    // A null device of its own, where the test may make one; else the system's, which it must not harm.
+    let null = scratch.path("null");
+    let made = std::process::Command::new("mknod").arg(&null).args(["c", "1", "3"]).status();
+    if made.is_ok_and(|status| status.success()) {
+        succeeds(&mut map("null"));
+        assert!(std::fs::metadata(&null).unwrap().file_type().is_char_device());
+    }
+    // A pipe with a name.
+    let pipe = scratch.path("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read_to_string(pipe).unwrap()
+    });
+    succeeds(&mut map("pipe"));
+    assert!(reader.join().unwrap().starts_with("<!doctype html>"));
+    assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    #[cfg(target_os = "linux")]
+    fails(&mut map("/dev/full"), "/dev/full: No space left on device");
+    #[cfg(target_os = "linux")]
+    fails(&mut map("/proc/map.html"), "/proc/map.html: ");
+}

@@ -1,0 +1,107 @@
+//! Every command with a reader that goes away, and on a full disk.
+
+use std::fs::OpenOptions;
+use std::process::{Command, Output, Stdio};
+
+use super::Scratch;
+
+/// One line for each command that prints.
+fn printing() -> Vec<Vec<String>> {
+    let weights = concat!(env!("CARGO_MANIFEST_DIR"), "/weights");
+    let lines = [
+        "--version",
+        "--help",
+        "encode a b",
+        "encode --json a b",
+        "encode --file texts.txt",
+        "encode --against notes.txt a",
+        "search --file notes.txt rent",
+        "search --file notes.txt --json rent",
+        &format!("inspect {weights}"),
+        &format!("inspect {weights} --json"),
+        "attention-map cat",
+        "attention-map cat --html -",
+        "attention-map cat --svg -",
+        "completions bash",
+        "man",
+    ];
+    lines.iter().map(|line| line.split(' ').map(str::to_string).collect()).collect()
+}
+
+fn run(scratch: &Scratch, line: &[String], change: impl FnOnce(&mut Command)) -> Output {
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    let mut command = scratch.run(&line);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    change(&mut command);
+    command.output().unwrap()
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let scratch = Scratch::new();
+    for line in printing() {
+        // The reading end is closed before the program starts.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = run(&scratch, &line, |command| {
+            command.stdout(writer);
+        });
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !stderr.contains("panic"), "{line:?}: {:?} {stderr}", output.status);
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_one_line() {
+    let scratch = Scratch::new();
+    let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for line in printing() {
+        let output = run(&scratch, &line, |command| {
+            command.stdout(full());
+        });
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        // clap prints its own help and version, and does not look whether they arrive.
+        if line[0].starts_with("--") {
+            assert!(!stderr.contains("panic"), "{line:?}: {stderr}");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(2), "{line:?}: {stderr}");
+        assert_eq!(stderr, "error: standard output: No space left on device (os error 28)\n", "{line:?}");
+        // Nor does it matter where errors and notes go.
+        let both = run(&scratch, &line, |command| {
+            command.stdout(full()).stderr(full());
+        });
+        assert_eq!(both.status.code(), Some(2), "{line:?}");
+    }
+    let mut wrong = scratch.run(&["encode", "--model", "nope", "a"]);
+    assert_eq!(wrong.stderr(full()).status().unwrap().code(), Some(2));
+}
+
+/// No program uses a macro that panics on a closed pipe.
+#[test]
+fn what_is_printed_goes_through_one_place() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin");
+    let (mut folders, mut files) = (vec![std::path::PathBuf::from(folder)], 0);
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    folders.push(examples.into());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+                let panics: Vec<&str> = code
+                    .filter(|line| ["println!(", "print!(", "dbg!("].iter().any(|word| line.contains(word)))
+                    .collect();
+                assert!(panics.is_empty(), "{} prints by a macro that panics: {panics:?}", path.display());
+                files += 1;
+            }
+        }
+    }
+    assert!(files > 20);
+}
