@@ -3,6 +3,7 @@
 //! golden values.
 
 mod absurd;
+mod browser;
 mod cache_edits;
 mod cache_programs;
 mod cached_rotation;
@@ -62,4 +63,5 @@ mod train;
 mod train_program;
 mod visualize;
 mod visualize_page;
+mod visualize_tokens;
 mod writing;

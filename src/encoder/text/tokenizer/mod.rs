@@ -53,6 +53,25 @@ pub(crate) struct Tokens {
     pub types: Vec<u32>,
 }
 
+/// The end of a text, which was cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rest {
+    /// Number of tokens that were cut.
+    pub tokens: usize,
+    /// The byte of the text where they start.
+    pub start: usize,
+}
+
+/// A text or a pair with the places of its tokens.
+#[cfg(feature = "visualize")]
+pub(crate) struct Located {
+    pub encoding: Encoding,
+    /// Each text as it was read. The places are in bytes of it.
+    pub texts: Vec<String>,
+    /// What was cut from each text.
+    pub rests: Vec<Option<Rest>>,
+}
+
 impl Tokens {
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -95,18 +114,24 @@ impl Tokenizer {
     pub(crate) fn encode(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
         let tokens = |text: &Text| {
             let (first, second) = self.read(*text, prompt);
-            let encoding = self.encoding(&first, second.as_deref(), OffsetType::None)?;
+            let limit = Some((self.max_length, TruncationDirection::Right));
+            let (encoding, _) = self.encoding(&first, second.as_deref(), OffsetType::None, limit)?;
             Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
         };
         texts.maybe_par_iter().map(tokens).collect()
     }
 
-    /// The tokens with their places, in bytes of the texts as they were read, which come second.
+    /// The tokens with their places, and what was cut.
     #[cfg(feature = "visualize")]
-    pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<(Encoding, Vec<String>)> {
+    pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<Located> {
         let (first, second) = self.read(text, "");
-        let encoding = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
-        Ok((encoding, [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect()))
+        // Without a limit, because the tokens that are cut are counted too.
+        let (encoding, rests) = self.encoding(&first, second.as_deref(), OffsetType::Byte, None)?;
+        Ok(Located {
+            encoding,
+            texts: [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect(),
+            rests,
+        })
     }
 
     /// A text or a pair as the tokenizer reads it.
@@ -120,7 +145,14 @@ impl Tokenizer {
         (cased(first), second.map(|text| cased(Cow::Borrowed(text))))
     }
 
-    fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<Encoding> {
+    /// The tokens of a text or a pair, and what was cut of the first `limit` tokens of each text.
+    fn encoding(
+        &self,
+        first: &str,
+        second: Option<&str>,
+        offsets: OffsetType,
+        limit: Option<(usize, TruncationDirection)>,
+    ) -> Result<(Encoding, Vec<Option<Rest>>)> {
         for text in [Some(first), second].into_iter().flatten() {
             if text.len() > MAX_TEXT_BYTES {
                 let expected = format!("at most {MAX_TEXT_BYTES}: cut it, only its first tokens are used");
@@ -129,9 +161,11 @@ impl Tokenizer {
         }
         guarded(|| {
             let room = self.room(second.is_some())?;
-            let first = self.sequence(first, 0, offsets)?;
-            let second = second.map(|text| self.sequence(text, 1, offsets)).transpose()?;
+            let first = self.sequence(first, 0, offsets, limit)?;
+            let second = second.map(|text| self.sequence(text, 1, offsets, limit)).transpose()?;
             let (of_first, of_second) = kept(first.len(), second.as_ref().map_or(0, Encoding::len), room);
+            let mut rests = vec![rest(&first, of_first)];
+            rests.extend(second.as_ref().map(|second| rest(second, of_second)));
             let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
             let joined = match self.inner.tokenizer.get_post_processor() {
                 Some(processor) => processor.process(first, second, true)?,
@@ -146,18 +180,23 @@ impl Tokenizer {
                     let allowed = self.max_length;
                     Err(format!("its post-processor made {} tokens, expected at most {allowed}", joined.len()).into())
                 }
-                false => Ok(joined),
+                false => Ok((joined, rests)),
             }
         })
     }
 
-    /// The tokens of one text without special ones, at least as many as are kept of it.
-    fn sequence(&self, text: &str, type_id: u32, offsets: OffsetType) -> tokenizers::Result<Encoding> {
+    /// The tokens of one text without special ones, at least as many as the limit if there are so many.
+    fn sequence(
+        &self,
+        text: &str,
+        type_id: u32,
+        offsets: OffsetType,
+        limit: Option<(usize, TruncationDirection)>,
+    ) -> tokenizers::Result<Encoding> {
         let normalizer = Stepwise::new(&self.inner.normalizer, text.len());
         let mut parts = self.inner.tokenizer.get_added_vocabulary().extract_and_normalize(Some(&normalizer), text);
         normalizer.result()?;
         self.inner.pre_tokenizer.apply(&mut parts)?;
-        let limit = Some((self.max_length, TruncationDirection::Right));
         self.inner.tokenizer.get_model().tokenize_in_pretokenized(&mut parts, limit)?;
         parts.into_encoding(None, type_id, offsets)
     }
@@ -208,6 +247,12 @@ fn kept(first: usize, second: usize, room: usize) -> (usize, usize) {
         _ => (room / 2, room - room / 2),
     };
     if first > second { (long, short) } else { (short, long) }
+}
+
+/// What remains of a text after its first `count` tokens.
+fn rest(encoding: &Encoding, count: usize) -> Option<Rest> {
+    let (start, _) = encoding.get_offsets().get(count)?;
+    Some(Rest { tokens: encoding.len() - count, start: *start })
 }
 
 /// The first `count` tokens. The library's `truncate` would keep the rest.
@@ -303,7 +348,7 @@ mod tests {
                     same(pair.into(), theirs.encode_fast(pair, true).unwrap());
                     #[cfg(feature = "visualize")]
                     {
-                        let (ours, _) = ours.encode_with_offsets(pair.into()).unwrap();
+                        let ours = ours.encode_with_offsets(pair.into()).unwrap().encoding;
                         let theirs = theirs.encode(pair, true).unwrap();
                         assert_eq!(ours.get_offsets(), theirs.get_offsets());
                         assert_eq!(ours.get_tokens(), theirs.get_tokens());
