@@ -60,9 +60,7 @@ impl TextBatcher {
             AttentionMaps::new(&names, &names).with_title(&title(text, &located)).with_marks(&marks, &marks)?;
         if located.rests.iter().any(Option::is_some) {
             let total = encoding.len() + located.rests.iter().flatten().map(|rest| rest.tokens).sum::<usize>();
-            let texts = located.texts.iter().zip(&located.rests);
-            let cut: Vec<&str> =
-                texts.map(|(text, rest)| rest.and_then(|rest| text.get(rest.start..)).unwrap_or("")).collect();
+            let cut: Vec<&str> = (0..located.texts.len()).map(|i| located.split(i).1).collect();
             maps = maps.with_truncation(total, &cut)?;
         }
         for (layer, observed) in forwarded.observed {
@@ -87,6 +85,12 @@ fn name(located: &Located, i: usize) -> String {
 }
 
 impl Located {
+    /// What was read of a text, and what was cut.
+    fn split(&self, i: usize) -> (&str, &str) {
+        let text = &self.texts[i];
+        text.split_at(self.rests[i].map_or(text.len(), |rest| text.floor_char_boundary(rest.start)))
+    }
+
     fn is_special(&self, i: usize) -> bool {
         self.encoding.get_special_tokens_mask()[i] == 1
     }
@@ -131,8 +135,8 @@ fn title(text: Text, located: &Located) -> String {
         Text::One(text) => vec![text],
         Text::Pair(first, second) => vec![first, second],
     };
-    let read = |i: usize| match located.rests[i].and_then(|rest| located.texts[i].get(..rest.start)) {
-        Some(read) => format!("{} …", read.trim_end()),
+    let read = |i: usize| match located.rests[i] {
+        Some(_) => format!("{} …", located.split(i).0.trim_end()),
         None => texts[i].to_string(),
     };
     (0..texts.len()).map(read).collect::<Vec<_>>().join(" | ")

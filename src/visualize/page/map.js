@@ -165,12 +165,19 @@ function reveal({ query, key }) {
   box.scrollLeft = within(box.scrollLeft, column, box.clientWidth - map.left);
 }
 
+let remembering = 0;
 /** Changes the size of cells, keeping in place what is at a point of the screen, by default the middle of the box. */
-async function zoom(size, event = null) {
+function zoom(size, event = null) {
+  if (!current || state.view !== "map") return;
   const box = byId("map-room"), frame = box.getBoundingClientRect(), before = map.cell;
   const x = (event ? event.clientX - frame.left : box.clientWidth / 2) - map.left;
   const y = (event ? event.clientY - frame.top : box.clientHeight / 2) - map.top;
   const [column, row] = [(box.scrollLeft + x) / before, (box.scrollTop + y) / before];
-  await choose({ zoom: size === "fit" ? size : Math.round(Math.max(Math.min(size, LARGEST_CELL), map.fit) * 10) / 10 });
+  state.zoom = size === "fit" ? size : Math.round(Math.max(Math.min(size, LARGEST_CELL), map.fit) * 10) / 10;
+  drawMap();
   [box.scrollLeft, box.scrollTop] = [column * map.cell - x, row * map.cell - y];
+  drawMap();
+  // Browsers limit how often the address changes, and a pinch has many steps.
+  clearTimeout(remembering);
+  remembering = setTimeout(() => choose({}), 200);
 }
