@@ -309,7 +309,7 @@ fn address_restores_everything_and_keys_reach_everything() {
 #[test]
 #[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
 fn phone_has_targets_for_fingers_and_no_overflow() {
-    let maps = marked(44, &softmax(25, &[12, 44, 44]));
+    let maps = marked(44, &softmax(25, &[12, 44, 44])).with_truncation(1014, &["the rest", ""]).unwrap();
     let script = r##"
       const small = () => [...document.querySelectorAll("button, select, summary, [role=option]")].filter(visible)
         .filter((target) => { const box = target.getBoundingClientRect(); return box.width < 43.99 || box.height < 43.99; }).map((t) => t.outerHTML);

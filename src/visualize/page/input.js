@@ -42,8 +42,12 @@ function stepToken(by) {
 }
 
 // The map.
-byId("map").addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") point(current && cellAt(event), event); });
-byId("map").addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") point(null); });
+byId("map").addEventListener("pointermove", (event) => {
+  if (event.pointerType === "mouse") point(current && cellAt(event), event);
+});
+byId("map").addEventListener("pointerleave", (event) => {
+  if (event.pointerType === "mouse") point(null);
+});
 byId("map").addEventListener("click", (event) => {
   const at = current && cellAt(event);
   if (!at) return;
@@ -54,7 +58,7 @@ document.addEventListener("pointerdown", (event) => { if (cell && event.target !
 byId("map").addEventListener("keydown", (event) => {
   const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const step = (tokens, place, by) => tokens.shown[Math.min(Math.max(tokens.shown.indexOf(place) + by, 0), tokens.shown.length - 1)];
+  const step = ({ shown }, place, by) => shown[Math.min(Math.max(shown.indexOf(place) + by, 0), shown.length - 1)];
   if (down !== undefined) {
     const start = { query: queries.shown[0], key: keys.shown[0] };
     start[state.direction === "from" ? "query" : "key"] = state.token;
@@ -130,7 +134,8 @@ byId("layer").addEventListener("change", (event) => choose({ layer: Number(event
 byId("head").addEventListener("change", (event) => choose({ head: Number(event.target.value) }));
 const side = () => (byId(asks(state.direction).id).dir === "rtl" ? -1 : 1);
 const shortcuts = {
-  ArrowLeft: () => stepToken(-side()), ArrowRight: () => stepToken(side()), Home: () => stepToken(-Infinity), End: () => stepToken(Infinity),
+  ArrowLeft: () => stepToken(-side()), ArrowRight: () => stepToken(side()),
+  Home: () => stepToken(-Infinity), End: () => stepToken(Infinity),
   j: () => stepHead(1), k: () => stepHead(-1), J: () => stepLayer(1), K: () => stepLayer(-1),
   d: turn.direction, v: turn.view, s: turn.special,
   "+": buttons["zoom-in"], "-": buttons["zoom-out"], "0": buttons["zoom-fit"],

@@ -48,7 +48,8 @@ function drawMap() {
   if (canvas.width !== pixels[0] || canvas.height !== pixels[1]) [canvas.width, canvas.height] = pixels;
   canvas.style.width = `${wide}px`;
   canvas.style.height = `${high}px`;
-  canvas.setAttribute("aria-label", `Map of layer ${data.layers[state.layer].layer}, head ${heads()[state.head]}: arrow keys move from cell to cell`);
+  const name = `Map of layer ${data.layers[state.layer].layer}, head ${heads()[state.head]}`;
+  canvas.setAttribute("aria-label", `${name}: arrow keys move from cell to cell`);
   pen.setTransform(sharp, 0, 0, sharp, 0, 0);
   pen.clearRect(0, 0, wide, high);
   pen.save();
@@ -67,17 +68,13 @@ function drawCells(pen, sharp) {
   pen.drawImage(image(current), 0, 0, across, down);
   pen.strokeStyle = style("--line");
   pen.strokeRect(0, 0, across, down);
-  const line = (at, alongRow) => alongRow ? [0, at * map.cell, across, 0] : [at * map.cell, 0, 0, down];
   pen.strokeStyle = style("--second");
   pen.setLineDash([6, 4]);
-  for (const [tokens, alongRow] of [[queries, true], [keys, false]]) {
-    if (border(tokens) === null) continue;
-    const [x, y, w, h] = line(border(tokens), alongRow);
-    pen.beginPath();
-    pen.moveTo(x, y);
-    pen.lineTo(x + w, y + h);
-    pen.stroke();
-  }
+  pen.beginPath();
+  const [row2, column2] = [border(queries), border(keys)];
+  if (row2 !== null) { pen.moveTo(0, row2 * map.cell); pen.lineTo(across, row2 * map.cell); }
+  if (column2 !== null) { pen.moveTo(column2 * map.cell, 0); pen.lineTo(column2 * map.cell, down); }
+  pen.stroke();
   pen.setLineDash([]);
   pen.strokeStyle = pen.fillStyle = style("--mark");
   pen.lineWidth = 2;
