@@ -54,7 +54,8 @@ pub(crate) struct Tokens {
 }
 
 /// The end of a text, which was cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg(feature = "visualize")]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Rest {
     /// Number of tokens that were cut.
     pub tokens: usize,
@@ -114,8 +115,7 @@ impl Tokenizer {
     pub(crate) fn encode(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
         let tokens = |text: &Text| {
             let (first, second) = self.read(*text, prompt);
-            let limit = Some((self.max_length, TruncationDirection::Right));
-            let (encoding, _) = self.encoding(&first, second.as_deref(), OffsetType::None, limit)?;
+            let (encoding, _) = self.encoding(&first, second.as_deref(), OffsetType::None)?;
             Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
         };
         texts.maybe_par_iter().map(tokens).collect()
@@ -125,13 +125,18 @@ impl Tokenizer {
     #[cfg(feature = "visualize")]
     pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<Located> {
         let (first, second) = self.read(text, "");
-        // Without a limit, because the tokens that are cut are counted too.
-        let (encoding, rests) = self.encoding(&first, second.as_deref(), OffsetType::Byte, None)?;
-        Ok(Located {
-            encoding,
-            texts: [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect(),
-            rests,
-        })
+        let (encoding, kept) = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
+        let texts: Vec<String> = [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect();
+        let rests = texts.iter().zip(kept).map(|(text, kept)| self.rest(text, kept)).collect::<Result<_>>()?;
+        Ok(Located { encoding, texts, rests })
+    }
+
+    /// What remains of a text after its first `kept` tokens.
+    #[cfg(feature = "visualize")]
+    fn rest(&self, text: &str, kept: usize) -> Result<Option<Rest>> {
+        let whole = guarded(|| self.sequence(text, 0, OffsetType::Byte, None))?;
+        let start = whole.get_offsets().get(kept).map(|(start, _)| *start);
+        Ok(start.map(|start| Rest { tokens: whole.len() - kept, start }))
     }
 
     /// A text or a pair as the tokenizer reads it.
@@ -145,14 +150,8 @@ impl Tokenizer {
         (cased(first), second.map(|text| cased(Cow::Borrowed(text))))
     }
 
-    /// The tokens of a text or a pair, and what was cut of the first `limit` tokens of each text.
-    fn encoding(
-        &self,
-        first: &str,
-        second: Option<&str>,
-        offsets: OffsetType,
-        limit: Option<(usize, TruncationDirection)>,
-    ) -> Result<(Encoding, Vec<Option<Rest>>)> {
+    /// The tokens of a text or a pair, and how many are kept of each text.
+    fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<(Encoding, Vec<usize>)> {
         for text in [Some(first), second].into_iter().flatten() {
             if text.len() > MAX_TEXT_BYTES {
                 let expected = format!("at most {MAX_TEXT_BYTES}: cut it, only its first tokens are used");
@@ -161,11 +160,11 @@ impl Tokenizer {
         }
         guarded(|| {
             let room = self.room(second.is_some())?;
+            let limit = Some((self.max_length, TruncationDirection::Right));
             let first = self.sequence(first, 0, offsets, limit)?;
             let second = second.map(|text| self.sequence(text, 1, offsets, limit)).transpose()?;
             let (of_first, of_second) = kept(first.len(), second.as_ref().map_or(0, Encoding::len), room);
-            let mut rests = vec![rest(&first, of_first)];
-            rests.extend(second.as_ref().map(|second| rest(second, of_second)));
+            let kept = if second.is_some() { vec![of_first, of_second] } else { vec![of_first] };
             let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
             let joined = match self.inner.tokenizer.get_post_processor() {
                 Some(processor) => processor.process(first, second, true)?,
@@ -180,12 +179,12 @@ impl Tokenizer {
                     let allowed = self.max_length;
                     Err(format!("its post-processor made {} tokens, expected at most {allowed}", joined.len()).into())
                 }
-                false => Ok((joined, rests)),
+                false => Ok((joined, kept)),
             }
         })
     }
 
-    /// The tokens of one text without special ones, at least as many as the limit if there are so many.
+    /// The tokens of one text without special ones: all, or at least as many as the limit.
     fn sequence(
         &self,
         text: &str,
@@ -247,12 +246,6 @@ fn kept(first: usize, second: usize, room: usize) -> (usize, usize) {
         _ => (room / 2, room - room / 2),
     };
     if first > second { (long, short) } else { (short, long) }
-}
-
-/// What remains of a text after its first `count` tokens.
-fn rest(encoding: &Encoding, count: usize) -> Option<Rest> {
-    let (start, _) = encoding.get_offsets().get(count)?;
-    Some(Rest { tokens: encoding.len() - count, start: *start })
 }
 
 /// The first `count` tokens. The library's `truncate` would keep the rest.
@@ -329,6 +322,8 @@ mod tests {
             let truncation = TruncationParams { max_length, ..Default::default() };
             theirs.with_truncation(Some(truncation)).unwrap();
             theirs.with_padding(None);
+            let mut whole = theirs.clone();
+            whole.with_truncation(None).unwrap();
             let same = |text: Text, want: Encoding| {
                 let tokens = ours.encode(&[text], "").unwrap().remove(0);
                 assert_eq!(
@@ -348,7 +343,7 @@ mod tests {
                     same(pair.into(), theirs.encode_fast(pair, true).unwrap());
                     #[cfg(feature = "visualize")]
                     {
-                        let ours = ours.encode_with_offsets(pair.into()).unwrap().encoding;
+                        let Located { encoding: ours, rests, .. } = ours.encode_with_offsets(pair.into()).unwrap();
                         let theirs = theirs.encode(pair, true).unwrap();
                         assert_eq!(ours.get_offsets(), theirs.get_offsets());
                         assert_eq!(ours.get_tokens(), theirs.get_tokens());
@@ -357,6 +352,8 @@ mod tests {
                             (0..encoding.len()).map(|i| encoding.token_to_sequence(i)).collect::<Vec<_>>()
                         };
                         assert_eq!(of(&ours), of(&theirs));
+                        let cut: usize = rests.iter().flatten().map(|rest| rest.tokens).sum();
+                        assert_eq!(ours.len() + cut, whole.encode(pair, true).unwrap().len());
                     }
                 }
             }
