@@ -6,13 +6,16 @@ use candle_core::{D, DType, Tensor};
 
 use crate::error::{Error, Result};
 use crate::visualize::label::visible;
+use crate::visualize::tokens::{Axis, TokenMarks, Truncation, grouped};
 
 /// Attention weights of one or more layers and heads, with labels for the queries and keys.
 #[derive(Debug, Clone)]
 pub struct AttentionMaps {
     pub(super) title: String,
-    pub(super) queries: Vec<String>,
-    pub(super) keys: Vec<String>,
+    pub(super) model: String,
+    pub(super) queries: Axis,
+    pub(super) keys: Axis,
+    pub(super) truncation: Option<Truncation>,
     pub(super) layers: Vec<LayerMaps>,
 }
 
@@ -35,8 +38,8 @@ impl AttentionMaps {
     /// Maps without layers; `queries` and `keys` are the labels of the tokens, the same for self-attention. Invisible
     /// characters are replaced by visible ones.
     pub fn new<T: AsRef<str>>(queries: &[T], keys: &[T]) -> Self {
-        let shown = |tokens: &[T]| tokens.iter().map(|token| visible(token.as_ref())).collect();
-        Self { title: String::new(), queries: shown(queries), keys: shown(keys), layers: Vec::new() }
+        let (queries, keys) = (Axis::new(queries), Axis::new(keys));
+        Self { title: String::new(), model: String::new(), queries, keys, truncation: None, layers: Vec::new() }
     }
 
     /// Sets the title of the picture, usually the text.
@@ -44,6 +47,44 @@ impl AttentionMaps {
     pub fn with_title(mut self, title: &str) -> Self {
         self.title = visible(title);
         self
+    }
+
+    /// Sets the name of the model that is shown, such as `sentence-transformers/all-MiniLM-L6-v2`.
+    #[must_use]
+    pub fn with_model(mut self, name: &str) -> Self {
+        self.model = visible(name);
+        self
+    }
+
+    /// Marks the tokens: special ones, pieces that continue a word, tokens of the second text of a pair.
+    ///
+    /// # Errors
+    /// [`Error::Value`] unless there are as many marks as queries, and as many as keys.
+    pub fn with_marks(mut self, queries: &[TokenMarks], keys: &[TokenMarks]) -> Result<Self> {
+        let axes = [(&mut self.queries, queries, "queries"), (&mut self.keys, keys, "keys")];
+        for (axis, marks, name) in axes {
+            if marks.len() != axis.len() {
+                let expected = format!("{}, one per label", axis.len());
+                return Err(Error::value(format!("the number of marks of the {name}"), marks.len(), expected));
+            }
+            axis.marks = marks.to_vec();
+        }
+        Ok(self)
+    }
+
+    /// Says that the queries are only a part of `total_tokens` tokens, and what was cut: the rest of the text or, for a
+    /// pair, of each of both texts. The title should not have what was cut.
+    ///
+    /// # Errors
+    /// [`Error::Value`] if there are not more tokens than queries.
+    pub fn with_truncation<T: AsRef<str>>(mut self, total_tokens: usize, cut: &[T]) -> Result<Self> {
+        if total_tokens <= self.queries.len() {
+            let expected = format!("more than the {} that are shown", self.queries.len());
+            return Err(Error::value("the number of tokens before the cut", total_tokens, expected));
+        }
+        let cut = cut.iter().map(|text| visible(text.as_ref())).collect();
+        self.truncation = Some(Truncation { total_tokens, cut });
+        Ok(self)
     }
 
     /// Adds a layer with all its heads: attention weights `(heads, queries, keys)` or `(1, heads, queries, keys)` of any float
@@ -105,14 +146,35 @@ impl AttentionMaps {
         }
     }
 
-    /// The labels of the queries, as they are shown.
+    /// The labels of the queries, as they are shown, without the mark of a piece that continues a word.
     pub fn queries(&self) -> &[String] {
-        &self.queries
+        &self.queries.names
     }
 
-    /// The labels of the keys, as they are shown.
+    /// The labels of the keys, as they are shown, without the mark of a piece that continues a word.
     pub fn keys(&self) -> &[String] {
-        &self.keys
+        &self.keys.names
+    }
+
+    /// Number of tokens before the text was cut; `None` if nothing was cut.
+    pub fn total_tokens(&self) -> Option<usize> {
+        self.truncation.as_ref().map(|truncation| truncation.total_tokens)
+    }
+
+    /// What was cut, in words: "first 256 of 1,014 tokens". Of a pair, not only the first tokens are left.
+    pub(super) fn truncation_note(&self) -> Option<String> {
+        let (shown, total) = (grouped(self.queries.len()), grouped(self.total_tokens()?));
+        Some(match self.queries.border() {
+            Some(_) => format!("{shown} of {total} tokens"),
+            None => format!("first {shown} of {total} tokens"),
+        })
+    }
+
+    /// What was cut and the model's name, for a line below the title of a picture; empty if there is nothing to say. The
+    /// name comes last, because a narrow picture shortens the line.
+    pub(super) fn subtitle(&self) -> String {
+        let model = Some(self.model.clone()).filter(|model| !model.is_empty());
+        [self.truncation_note(), model].into_iter().flatten().collect::<Vec<_>>().join(" · ")
     }
 
     /// The indices of the layers, in the order in which they were added, each with the indices of its heads.

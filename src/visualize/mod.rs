@@ -25,6 +25,8 @@ mod maps;
 mod png;
 mod svg;
 mod terminal;
+mod tokens;
 
 pub use maps::AttentionMaps;
 pub use terminal::TerminalColor;
+pub use tokens::TokenMarks;

@@ -9,15 +9,20 @@ use crate::visualize::colormap;
 use crate::visualize::colormap::{color, level};
 use crate::visualize::label::{fit, width};
 use crate::visualize::maps::{AttentionMaps, LayerMaps};
+use crate::visualize::tokens::{Axis, TokenMarks};
 
 /// Number of color levels.
 const LEVELS: usize = 48;
 /// Maximum number of cells per side; with more tokens, a cell shows the largest weight of a block of tokens.
-const CELLS: usize = 64;
-/// Labels are written if a cell has at least this many pixels.
-const LABELED_CELL: usize = 8;
+const CELLS: usize = 128;
+/// The pixels of a cell: at least as many as a label needs.
+const MIN_CELL: usize = 8;
+const MAX_CELL: usize = 16;
 /// Maximum length of a label, in columns.
 const LABEL: usize = 14;
+/// Colors of the labels of special tokens and of the second text.
+const SPECIAL: &str = "#64748b";
+const SECOND: &str = "#7e22ce";
 /// Pixels between heads, and around the picture.
 const GAP: usize = 14;
 const MARGIN: usize = 16;
@@ -34,7 +39,7 @@ struct Arrangement {
     columns: usize,
     /// Number of heads per line.
     across: usize,
-    /// Font size of labels; 0 if there is no room for them.
+    /// Font size of labels.
     font: f64,
     left: usize,
     top: usize,
@@ -45,12 +50,13 @@ impl Arrangement {
         let longest = maps.queries.len().max(maps.keys.len());
         let block = longest.div_ceil(CELLS);
         let (rows, columns) = (maps.queries.len().div_ceil(block), maps.keys.len().div_ceil(block));
-        let cell = (208 / rows.max(columns)).clamp(3, 16);
-        let font = if block == 1 && cell >= LABELED_CELL { (cell as f64 * 0.85).min(11.0) } else { 0.0 };
-        let room = |names: &[String]| {
-            let columns = names.iter().map(|name| width(name).min(LABEL)).max().unwrap_or(0);
-            if font > 0.0 { (columns as f64 * font * 0.62) as usize + 8 } else { 28 }
+        let cell = (208 / rows.max(columns)).clamp(MIN_CELL, MAX_CELL);
+        let font = (cell as f64 * 0.85).min(11.0);
+        let room = |axis: &Axis| {
+            let columns = labels(axis, block).iter().map(|(name, _)| width(name)).max().unwrap_or(0);
+            (columns as f64 * font * 0.62) as usize + 8
         };
+        let title = if maps.subtitle().is_empty() { 30 } else { 46 };
         let across = (heads as f64 * rows as f64 / columns as f64).sqrt().ceil() as usize;
         let across = across.clamp(1, heads.min(6));
         Self {
@@ -61,7 +67,7 @@ impl Arrangement {
             across,
             font,
             left: MARGIN + room(&maps.queries),
-            top: MARGIN + 30 + room(&maps.keys),
+            top: MARGIN + title + room(&maps.keys),
         }
     }
 
@@ -75,14 +81,15 @@ impl Arrangement {
         let (right, _) = self.corner(self.across - 1);
         let (_, bottom) = self.corner(heads - 1);
         let wide = right + self.columns * self.cell + MARGIN;
-        (wide.max(self.left + 260), bottom + self.rows * self.cell + 18 + 52 + MARGIN)
+        (wide.max(self.left + 260), bottom + self.rows * self.cell + 18 + 66 + MARGIN)
     }
 }
 
 impl AttentionMaps {
     /// The heads of a layer as an SVG picture on white, at most six per line, with queries downwards and keys to the right.
-    /// All heads share one scale: the color depends on the square root of a weight's ratio to the largest of the layer. With
-    /// more than 64 tokens, a cell shows the largest weight of a block of tokens.
+    /// All heads share one scale: the color depends on the square root of a weight's ratio to the largest of the layer.
+    /// Each token has its label; `##` marks one that continues a word. With more than 128 tokens, a cell shows the largest
+    /// weight of a block of tokens, and its label is the number and the name of the first of them.
     ///
     /// # Errors
     /// [`Error::Value`](crate::Error::Value) for a layer that was not added.
@@ -104,11 +111,17 @@ impl AttentionMaps {
             MARGIN + 10,
             escape(fit(&title, room as usize))
         );
+        if !self.subtitle().is_empty() {
+            let room = (wide - 2 * MARGIN) as f64 / (11.0 * 0.62);
+            let (y, subtitle) = (MARGIN + 26, fit(&self.subtitle(), room as usize));
+            let _ = writeln!(svg, "<text x=\"{MARGIN}\" y=\"{y}\" fill=\"{SPECIAL}\">{}</text>", escape(subtitle));
+        }
         let largest = colormap::largest(&layer.weights);
         for at in 0..layer.heads.len() {
             self.write_head(&mut svg, &layout, layer, at, largest);
         }
-        write_legend(&mut svg, layout.left, high - MARGIN - 34, largest);
+        write_legend(&mut svg, layout.left, high - MARGIN - 48, largest);
+        self.write_caption(&mut svg, &layout, high - MARGIN);
         svg.push_str("</svg>\n");
         Ok(svg)
     }
@@ -137,19 +150,41 @@ impl AttentionMaps {
             y + high + 14,
             layer.heads[at]
         );
+        // Where the second text starts.
+        let start = |axis: &Axis| Some(axis.border()? as f64 * layout.cell as f64 / layout.block as f64);
+        let down = start(&self.queries).map(|from| format!("M{x} {}h{wide}", y as f64 + from));
+        let across = start(&self.keys).map(|from| format!("M{} {y}v{high}", x as f64 + from));
+        for path in down.into_iter().chain(across) {
+            let _ = writeln!(svg, "<path d=\"{path}\" stroke=\"{SECOND}\" stroke-dasharray=\"4 3\"/>");
+        }
         if at.is_multiple_of(layout.across) {
-            write_labels(
-                svg,
-                layout,
-                &self.queries,
-                |middle| format!("translate({} {})", x - 5, y as f64 + middle),
-                "end",
-            );
+            let place = |middle: f64| format!("translate({} {})", x - 5, y as f64 + middle);
+            write_labels(svg, layout, &self.queries, place, "end");
         }
         if at < layout.across {
             let place = |middle: f64| format!("translate({} {}) rotate(-90)", x as f64 + middle, y - 5);
             write_labels(svg, layout, &self.keys, place, "start");
         }
+    }
+
+    /// Writes what the marks of the labels mean, those that there are.
+    fn write_caption(&self, svg: &mut String, layout: &Arrangement, y: usize) {
+        let any = |mark: fn(&TokenMarks) -> bool| self.queries.any(mark) || self.keys.any(mark);
+        let block = match layout.block {
+            1 => None,
+            block => Some(format!("one cell: the largest of {block} × {block} weights")),
+        };
+        let marks = [
+            any(|marks| marks.special).then(|| format!("<tspan fill=\"{SPECIAL}\">gray: special</tspan>")),
+            any(|marks| marks.second).then(|| format!("<tspan fill=\"{SECOND}\">violet: second text</tspan>")),
+            any(|marks| marks.continues).then(|| "##: continues a word".to_string()),
+            block,
+        ];
+        let marks: Vec<String> = marks.into_iter().flatten().collect();
+        if marks.is_empty() {
+            return;
+        }
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"{y}\" font-size=\"10\">{}</text>", layout.left, marks.join(" · "));
     }
 
     /// Per level, the path of all runs of cells with that level.
@@ -173,21 +208,23 @@ impl AttentionMaps {
     }
 }
 
-/// Writes one label per cell, or the first and last index if there is no room.
-fn write_labels(svg: &mut String, layout: &Arrangement, names: &[String], place: impl Fn(f64) -> String, anchor: &str) {
-    let middle = |i: usize, font: f64| (i as f64 + 0.5) * layout.cell as f64 + font * 0.35;
-    if layout.font > 0.0 {
-        let _ = writeln!(svg, "<g font-size=\"{:.1}\" text-anchor=\"{anchor}\">", layout.font);
-        for (i, name) in names.iter().enumerate() {
-            let name = fit(name, LABEL);
-            let _ = writeln!(svg, "<text transform=\"{}\">{}</text>", place(middle(i, layout.font)), escape(name));
-        }
-    } else {
-        let _ = writeln!(svg, "<g font-size=\"9\" text-anchor=\"{anchor}\">");
-        let last = names.len() - 1;
-        for (cell, name) in [(0, 0), (last / layout.block, last)] {
-            let _ = writeln!(svg, "<text transform=\"{}\">{name}</text>", place(middle(cell, 9.0)));
-        }
+/// One label per cell, with its color.
+fn labels(axis: &Axis, block: usize) -> Vec<(String, Option<&'static str>)> {
+    let named = axis.labels().into_iter().zip(&axis.marks).enumerate().step_by(block);
+    let label = |(i, (name, marks)): (usize, (String, &TokenMarks))| {
+        let name = if block > 1 { format!("{i} {name}") } else { name };
+        let color = if marks.special { Some(SPECIAL) } else { marks.second.then_some(SECOND) };
+        (fit(&name, LABEL), color)
+    };
+    named.map(label).collect()
+}
+
+fn write_labels(svg: &mut String, layout: &Arrangement, axis: &Axis, place: impl Fn(f64) -> String, anchor: &str) {
+    let _ = writeln!(svg, "<g font-size=\"{:.1}\" text-anchor=\"{anchor}\">", layout.font);
+    for (i, (name, color)) in labels(axis, layout.block).iter().enumerate() {
+        let middle = (i as f64 + 0.5) * layout.cell as f64 + layout.font * 0.35;
+        let fill = color.map_or(String::new(), |color| format!(" fill=\"{color}\""));
+        let _ = writeln!(svg, "<text transform=\"{}\"{fill}>{}</text>", place(middle), escape(name));
     }
     svg.push_str("</g>\n");
 }

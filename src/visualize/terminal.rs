@@ -66,59 +66,80 @@ fn nearest(rgb: [u8; 3]) -> u8 {
 /// Maximum length of the label of a query, in columns, and of a key, in lines.
 const LABEL: usize = 14;
 
+/// Weights of the legend, as levels of color: with shades alone there are no others.
+const LEGEND: [f32; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
+
 impl AttentionMaps {
     /// A head for a terminal with `columns` columns. Each row ends with the largest weight and its key. Keys that do not fit
-    /// side by side follow below.
+    /// side by side follow below. The last line is the legend: some weights, each beside its color. `##` marks a token that
+    /// continues a word; a line and a bar come before the tokens of the second text of a pair.
     ///
     /// # Errors
     /// [`Error::Value`](crate::Error::Value) for a layer or head that was not added.
     pub fn terminal(&self, layer: usize, head: usize, color: TerminalColor, columns: usize) -> Result<String> {
         let weights = self.weights(layer, head)?;
         let largest = colormap::largest(weights);
-        let names: Vec<String> = self.queries.iter().map(|name| fit(name, LABEL)).collect();
+        let names: Vec<String> = self.queries.labels().iter().map(|name| fit(name, LABEL)).collect();
+        let keys: Vec<String> = self.keys.labels().iter().map(|name| fit(name, LABEL)).collect();
         let left = names.iter().map(|name| width(name)).max().unwrap_or(0);
-        // Label, space, cells, two spaces, weight, space, label.
-        let room = (columns.saturating_sub(left + 1 + 9 + LABEL) / 2).max(8);
+        // Label, space, cells, bar, two spaces, weight, space, label.
+        let room = (columns.saturating_sub(left + 1 + 10 + LABEL) / 2).max(8);
 
         let mut text = format!("layer {layer}, head {head}: rows look at columns\n");
-        let starts: Vec<usize> = (0..self.keys.len()).step_by(room).collect();
+        match self.subtitle() {
+            none if none.is_empty() => {}
+            subtitle => text.extend([&fit(&subtitle, columns.max(40)), "\n"]),
+        }
+        let starts: Vec<usize> = (0..keys.len()).step_by(room).collect();
         for &start in &starts {
-            let end = (start + room).min(self.keys.len());
-            self.write_keys(&mut text, left, start, end);
-            for (name, row) in names.iter().zip(weights.chunks(self.keys.len())) {
+            let end = (start + room).min(keys.len());
+            let bar = |key: usize| if self.keys.border() == Some(key) { "│" } else { "" };
+            write_keys(&mut text, &keys[start..end], left, |i| bar(start + i));
+            for (query, (name, row)) in names.iter().zip(weights.chunks(keys.len())).enumerate() {
+                if self.queries.border() == Some(query) {
+                    let _ = writeln!(text, "{} second text", "─".repeat(left));
+                }
                 let _ = write!(text, "{}{name} ", " ".repeat(left - width(name)));
-                text.extend(row[start..end].iter().map(|&weight| color.cell(level(weight, largest))));
+                for (key, &weight) in row.iter().enumerate().take(end).skip(start) {
+                    if !bar(key).is_empty() {
+                        text.extend([color.end(), bar(key)]);
+                    }
+                    text.push_str(&color.cell(level(weight, largest)));
+                }
                 text.push_str(color.end());
-                if end == self.keys.len() {
+                if end == keys.len() {
                     let most = colormap::largest(row);
                     let key = row.iter().position(|&weight| weight == most).unwrap_or(0);
-                    let _ = write!(text, "  {most:.4} {}", fit(&self.keys[key], LABEL));
+                    let _ = write!(text, "  {most:.4} {}", keys[key]);
                 }
                 text.truncate(text.trim_end_matches(' ').len());
                 text.push('\n');
             }
         }
-        let scale: String = (0..=8).map(|step| color.cell(step as f32 / 8.0)).collect();
-        let _ = writeln!(text, "{} 0 {scale}{} {largest:.4}", " ".repeat(left.saturating_sub(2)), color.end());
+        text.push_str(&" ".repeat(left));
+        for level in LEGEND {
+            let _ = write!(text, " {}{} {:.4}", color.cell(level), color.end(), level * level * largest);
+        }
+        text.push('\n');
         Ok(text)
     }
+}
 
-    /// Writes the labels of keys downwards, ending on the same line.
-    fn write_keys(&self, text: &mut String, left: usize, start: usize, end: usize) {
-        let names: Vec<_> = self.keys[start..end].iter().map(|name| letters(&fit(name, LABEL))).collect();
-        let height = names.iter().map(Vec::len).max().unwrap_or(0);
-        for line in 0..height {
-            text.push_str(&" ".repeat(left + 1));
-            for name in &names {
-                let (letter, wide) = match (line + name.len()).checked_sub(height) {
-                    Some(at) => (name[at].0.as_str(), name[at].1),
-                    None => ("", 0),
-                };
-                text.push_str(letter);
-                text.push_str(&" ".repeat(2usize.saturating_sub(wide)));
-            }
-            text.truncate(text.trim_end_matches(' ').len());
-            text.push('\n');
+/// Writes the labels of keys downwards, ending on the same line, with what `before` puts before each.
+fn write_keys(text: &mut String, names: &[String], left: usize, before: impl Fn(usize) -> &'static str) {
+    let names: Vec<_> = names.iter().map(|name| letters(name)).collect();
+    let height = names.iter().map(Vec::len).max().unwrap_or(0);
+    for line in 0..height {
+        text.push_str(&" ".repeat(left + 1));
+        for (i, name) in names.iter().enumerate() {
+            let (letter, wide) = match (line + name.len()).checked_sub(height) {
+                Some(at) => (name[at].0.as_str(), name[at].1),
+                None => ("", 0),
+            };
+            text.extend([before(i), letter]);
+            text.push_str(&" ".repeat(2usize.saturating_sub(wide)));
         }
+        text.truncate(text.trim_end_matches(' ').len());
+        text.push('\n');
     }
 }

@@ -3,6 +3,7 @@
 //! golden values.
 
 mod absurd;
+mod browser;
 mod cache_edits;
 mod cache_programs;
 mod cached_rotation;
@@ -64,4 +65,5 @@ mod train;
 mod train_program;
 mod visualize;
 mod visualize_page;
+mod visualize_tokens;
 mod writing;

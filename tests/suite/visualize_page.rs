@@ -1,59 +1,12 @@
 //! The page in a browser: what a reader does changes what it shows, and the numbers shown are the tensor's.
 
-use std::process::Command;
-
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use candle_attention::visualize::AttentionMaps;
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use serde_json::Value;
 
+use crate::browser::{run, run_on_phone};
 use crate::visualize::{HOSTILE, softmax};
-
-/// Helpers for the scripts of the tests: wait, click, read.
-const HELP: &str = r##"
-const byId = (id) => document.getElementById(id);
-window.requestAnimationFrame = (draw) => setTimeout(draw); // headless, time runs without frames
-const rest = () => new Promise((done) => setTimeout(done, 50));
-const key = async (target, key) => { target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true })); await rest(); };
-const click = async (target) => { target.click(); await rest(); };
-const pick = async (id, value) => { byId(id).value = value; byId(id).dispatchEvent(new Event("change", { bubbles: true })); await rest(); };
-const hover = async (target, type, x, y) => { target.dispatchEvent(new PointerEvent(type, { pointerType: "mouse", clientX: x, clientY: y, bubbles: true })); await rest(); };
-const list = () => [...byId("list").tBodies[0].rows].map((row) => [row.cells[0].textContent, Number(row.cells[1].textContent), row.cells[2].textContent]);
-const look = () => ({
-  layer: byId("layer").selectedOptions[0].text, head: byId("head").selectedOptions[0].text, name: byId("list-name").textContent,
-  most: byId("most").textContent, list: list(), readout: byId("readout").textContent, hash: location.hash,
-  current: document.querySelector("#overview [aria-current=true]").title,
-});
-const seen = {};
-"##;
-
-/// Opens the page in Chromium, runs `script` when it is ready, and returns what the script put into `seen`.
-fn run(maps: &AttentionMaps, hash: &str, script: &str) -> Value {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("page.html");
-    let program = format!(
-        "<script>addEventListener('error', (e) => {{ document.documentElement.dataset.error = e.message; }});(async () => {{\n\
-         {HELP}\nwhile (!('ready' in document.documentElement.dataset)) await rest();\n{script}\n\
-         const bytes = new TextEncoder().encode(JSON.stringify(seen));\nconst pre = document.createElement('pre');\n\
-         pre.id = 'seen';\npre.textContent = btoa(Array.from(bytes, (b) => String.fromCharCode(b)).join(''));\n\
-         document.body.append(pre);\n}})();</script></body>"
-    );
-    std::fs::write(&file, maps.html().unwrap().replace("</body>", &program)).unwrap();
-    let browser = std::env::var("CHROMIUM").unwrap_or_else(|_| "chromium".to_string());
-    let output = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"])
-        .args(["--virtual-time-budget=60000", "--dump-dom"])
-        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
-        .arg(format!("file://{}{hash}", file.display()))
-        .output()
-        .expect("chromium starts: set CHROMIUM to its path");
-    let page = String::from_utf8(output.stdout).unwrap();
-    let Some((_, rest)) = page.split_once("<pre id=\"seen\">") else {
-        panic!("the script did not end: {}{}", &page[..page.len().min(600)], String::from_utf8_lossy(&output.stderr));
-    };
-    serde_json::from_slice(&STANDARD.decode(rest.split_once('<').unwrap().0).unwrap()).unwrap()
-}
+use crate::visualize_tokens::marks;
 
 /// The list that the page should show for a query: key, index, weight, largest first.
 fn want(keys: &[String], weights: &Tensor, head: usize, query: usize) -> Value {
@@ -145,4 +98,257 @@ fn hostile_tokens_are_shown_as_text() {
     let row: Vec<String> = row.iter().map(|weight| format!("{weight:.4}")).collect();
     assert_eq!(seen["numbers"], serde_json::json!(row));
     assert_eq!(seen["title"], serde_json::json!([HOSTILE[0], HOSTILE[0]]));
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn ticks_of_the_legend_are_the_weights_of_the_colors() {
+    let row = [0.0, 0.05, 0.2, 0.45, 0.8f32];
+    let weights: Vec<f32> = (0..5).flat_map(|query| (0..5).map(move |key| row[(query + key) % 5])).collect();
+    let weights = Tensor::from_vec(weights, (1, 5, 5), &Device::Cpu).unwrap();
+    let tokens: Vec<String> = (0..5).map(|i| format!("t{i}")).collect();
+    let maps = AttentionMaps::new(&tokens, &tokens).with_layer(0, &weights).unwrap();
+    let script = r##"
+      const measure = () => {
+        const found = cells(), ramp = byId("ramp"), box = ramp.getBoundingClientRect();
+        return [...byId("ticks").children].map((tick) => {
+          const line = tick.getBoundingClientRect(), x = Math.min((line.left + line.right) / 2, box.right - 0.5);
+          const weight = tick.textContent === "0" ? "0.0000" : tick.textContent, same = found.filter((at) => at.weight === weight);
+          return { weight, ramp: pixel(ramp, x, box.top + 5), cells: same.map((at) => pixel(byId("map"), at.x, at.y)) };
+        });
+      };
+      await hover(byId("map"), "pointerleave");
+      seen.light = measure(); await click(byId("theme")); seen.dark = measure();
+    "##;
+    let seen = run(&maps, "#theme=light", script);
+    for theme in ["light", "dark"] {
+        for (tick, weight) in
+            seen[theme].as_array().unwrap().iter().zip(["0.0000", "0.0500", "0.2000", "0.4500", "0.8000"])
+        {
+            assert_eq!(tick["weight"], weight, "{theme}");
+            let cells = tick["cells"].as_array().unwrap();
+            assert_eq!(cells.len(), 5, "{theme} {weight}");
+            for cell in cells {
+                // A tick may be half a pixel of the ramp, of 256, from its color.
+                let near = |i: usize| (cell[i].as_i64().unwrap() - tick["ramp"][i].as_i64().unwrap()).abs() <= 2;
+                assert!((0..4).all(near), "{theme} {weight}: {cell} is not {}", tick["ramp"]);
+            }
+        }
+    }
+    assert_ne!(seen["light"][3]["ramp"], seen["dark"][3]["ramp"]);
+}
+
+/// Maps of `[CLS] t1 … [SEP]` with a word of two pieces and a second text.
+fn marked(n: usize, weights: &Tensor) -> AttentionMaps {
+    let name = |i: usize| match i {
+        0 => "[CLS]".to_string(),
+        i if i == n - 1 => "[SEP]".to_string(),
+        i => format!("t{i}"),
+    };
+    let (tokens, marks) = ((0..n).map(name).collect::<Vec<_>>(), marks(n, &[3], n / 2));
+    let maps = AttentionMaps::new(&tokens, &tokens).with_title("a text").with_model("a/model");
+    maps.with_marks(&marks, &marks).unwrap().with_layer(0, weights).unwrap().with_layer(5, weights).unwrap()
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn special_tokens_hide_and_both_directions_list() {
+    let weights = softmax(23, &[3, 8, 8]);
+    let script = r##"
+      seen.from = look(); seen.names = [byId("model").textContent, document.title, byId("view-name").textContent];
+      await click(byId("to")); seen.to = look();
+      await click(byId("special")); seen.hidden = look(); seen.cells = cells().length;
+      seen.tokens = lineNames("queries"); seen.note = byId("hidden-weight").textContent;
+      await click(byId("from")); seen.left = byId("hidden-weight").textContent;
+      await click(byId("view-lines")); seen.lines = [lineNames("line-queries"), lineNames("line-keys")];
+      await key(document.body, "Home"); seen.first = location.hash;
+      await click(byId("special")); seen.shown = lineNames("line-queries");
+      await key(document.body, "v"); seen.all = cells().length;
+      seen.parts = [...document.querySelectorAll("#queries .text-name")].map((item) => item.textContent);
+    "##;
+    let seen = run(&marked(8, &weights), "#layer=5&head=1&token=2", script);
+    let label = |i: usize| ["[CLS]", "t1", "t2", "##t3", "t4", "t5", "t6", "[SEP]"][i];
+    let head: Vec<Vec<f32>> = weights.get(1).unwrap().to_vec2().unwrap();
+    let units = |query: usize, key: usize| (f64::from(head[query][key]) * 10_000.0).round_ties_even() as i64;
+    let list = |shown: &[usize], unit: &dyn Fn(usize) -> i64| -> Value {
+        let mut order = shown.to_vec();
+        order.sort_by_key(|&i| (-unit(i), i));
+        order.iter().map(|&i| serde_json::json!([label(i), i, format!("{:.4}", unit(i) as f64 / 1e4)])).collect()
+    };
+    let (all, ordinary) = ([0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6]);
+    assert_eq!(seen["names"], serde_json::json!(["a/model", "a text · a/model", "Layer 5, head 1"]));
+    assert_eq!(seen["from"]["list"], list(&all, &|key| units(2, key)));
+    assert_eq!(seen["to"]["list"], list(&all, &|query| units(query, 2)));
+    assert_eq!(seen["to"]["name"], "“\u{2068}t2\u{2069}” (2) is looked at by");
+    assert_eq!(seen["to"]["hash"], "#layer=5&head=1&token=2&direction=to");
+    assert_eq!(seen["hidden"]["list"], list(&ordinary, &|query| units(query, 2)));
+    let most = ordinary.iter().flat_map(|&q| ordinary.iter().map(move |&k| units(q, k))).max().unwrap();
+    assert_eq!(seen["hidden"]["most"], format!("{:.4}", most as f64 / 1e4));
+    assert_eq!(
+        seen["to"]["most"],
+        format!("{:.4}", weights.get(1).unwrap().max_all().unwrap().to_scalar::<f32>().unwrap())
+    );
+    assert_eq!((&seen["cells"], &seen["all"]), (&36.into(), &64.into()));
+    assert_eq!(seen["tokens"], serde_json::json!(["First text", "t1", "t2", "t3", "Second text", "t4", "t5", "t6"]));
+    let left = format!("{:.4} of its attention goes to special tokens", (units(2, 0) + units(2, 7)) as f64 / 1e4);
+    assert!(seen["left"].as_str().unwrap().starts_with(&left) && seen["note"] != "", "{}", seen["left"]);
+    let names: Vec<&str> = ordinary.map(label).into();
+    assert_eq!(seen["lines"], serde_json::json!([names, names]));
+    assert_eq!(seen["first"], "#layer=5&head=1&token=1&view=lines&special=hidden");
+    assert_eq!(seen["shown"].as_array().unwrap().len(), 8);
+    assert_eq!(seen["parts"], serde_json::json!(["First text", "Second text"]));
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn lines_of_two_heads_have_their_colors() {
+    // Head 0: each token looks at itself; head 1: at the token as far from the end as it is from the start.
+    let weight = |head: usize, query: usize, key: usize| match key == if head == 0 { query } else { 3 - query } {
+        true => [1.0, 0.5f32][head],
+        false => 0.0,
+    };
+    let weights = (0..32).map(|i| weight(i / 16, i / 4 % 4, i % 4)).collect();
+    let weights = Tensor::from_vec(weights, (2, 4, 4), &Device::Cpu).unwrap();
+    let tokens: Vec<String> = (0..4).map(|i| format!("t{i}")).collect();
+    let maps = AttentionMaps::new(&tokens, &tokens).with_layer(0, &weights).unwrap();
+    let script = r##"
+      const color = (head) => {
+        const probe = document.createElement("canvas").getContext("2d");
+        probe.fillStyle = byId("heads").children[head].style.getPropertyValue("--head");
+        probe.fillRect(0, 0, 1, 1);
+        return [...probe.getImageData(0, 0, 1, 1).data];
+      };
+      const look2 = () => {
+        const canvas = byId("lines"), box = canvas.getBoundingClientRect(), x = (box.left + box.right) / 2, row = box.height / 4;
+        return { straight: pixel(canvas, x, box.top + row / 2), crossed: pixel(canvas, box.left + box.width / 4, box.top + 1.25 * row),
+          pressed: [...byId("heads").children].map((button) => button.getAttribute("aria-pressed")),
+          ticks: [...byId("lines-ticks").children].map((tick) => tick.textContent), hash: location.hash };
+      };
+      await click(byId("view-lines")); seen.one = look2(); seen.colors = [color(0), color(1)];
+      await click(byId("heads").children[1]); seen.two = look2();
+      await click(byId("heads").children[0]); seen.other = look2();
+      await click(byId("heads").children[0]); await click(byId("lines-only")); seen.token = look2();
+      await key(byId("line-queries"), "ArrowDown"); seen.down = location.hash;
+      await click(byId("line-keys").children[3]); seen.key = [location.hash, list()];
+      await click(byId("heads-one")); seen.last = location.hash;
+      await click(byId("heads-all")); seen.every = location.hash;
+    "##;
+    let seen = run(&maps, "", script);
+    let near = |pixel: &Value, color: usize, alpha: i64| {
+        let off = |i: usize| (pixel[i].as_i64().unwrap() - seen["colors"][color][i].as_i64().unwrap()).abs();
+        (0..3).all(|i| off(i) <= 4) && (pixel[3].as_i64().unwrap() - alpha).abs() <= 70
+    };
+    let shown = |step: &str| (&seen[step]["straight"], &seen[step]["crossed"]);
+    assert!(near(shown("one").0, 0, 255) && shown("one").1[3] == 0, "{}", seen["one"]);
+    assert!(near(shown("two").0, 0, 255) && near(shown("two").1, 1, 128), "{}", seen["two"]);
+    // Alone, the fainter head is the scale.
+    assert!(shown("other").0[3] == 0 && near(shown("other").1, 1, 255), "{}", seen["other"]);
+    assert!(near(shown("token").0, 0, 255), "{}", seen["token"]);
+    assert_eq!(seen["two"]["pressed"], serde_json::json!(["true", "true"]));
+    assert_eq!(seen["two"]["ticks"], serde_json::json!(["0", "0.2500", "0.5000", "0.7500", "1.0000"]));
+    assert_eq!(seen["two"]["hash"], "#layer=0&head=1&token=0&view=lines&heads=0.1");
+    assert_eq!(seen["other"]["hash"], "#layer=0&head=1&token=0&view=lines");
+    assert_eq!(seen["down"], "#layer=0&head=0&token=1&view=lines&heads=1.0&lines=token");
+    assert_eq!(seen["key"][0], "#layer=0&head=0&token=3&direction=to&view=lines&heads=1.0&lines=token");
+    assert_eq!(seen["key"][1][0], serde_json::json!(["t3", 3, "1.0000"]));
+    assert_eq!(seen["last"], "#layer=0&head=0&token=3&direction=to&view=lines&lines=token");
+    assert_eq!(seen["every"], "#layer=0&head=0&token=3&direction=to&view=lines&heads=0.1&lines=token");
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn address_restores_everything_and_keys_reach_everything() {
+    let maps = marked(20, &softmax(24, &[4, 20, 20])).with_truncation(1014, &["", "the rest"]).unwrap();
+    let hash = "#layer=5&head=2&token=7&direction=to&view=lines&heads=0.2.3&lines=token&special=hidden&zoom=30&list=all&theme=dark";
+    let script = r##"
+      const pressed = (id) => byId(id).getAttribute("aria-pressed");
+      seen.restored = { ...look(), rows: list().length, theme: document.documentElement.dataset.theme,
+        pressed: ["to", "from", "view-lines", "special", "lines-only"].map(pressed), heads: [...byId("heads").children].map((b) => b.getAttribute("aria-pressed")) };
+      seen.cut = byId("cut").innerText.split("\n").filter((line) => line.trim());
+      for (const press of ["v", "d", "s"]) await key(document.body, press);
+      seen.turned = location.hash;
+      const size = () => byId("map-space").getBoundingClientRect().width;
+      seen.sizes = [size()];
+      for (const press of ["+", "-", "-", "0"]) { await key(document.body, press); seen.sizes.push(size()); }
+      const map = byId("map"); map.focus();
+      for (const press of ["ArrowDown", "ArrowDown", "ArrowRight", "Enter"]) await key(map, press);
+      seen.cell = [byId("readout").textContent, location.hash];
+      await key(map, "Escape"); seen.escaped = byId("readout").textContent;
+      const controls = () => [...document.querySelectorAll("button, select, summary, canvas[tabindex], [role=listbox]")].filter(visible)
+        .filter((control) => !control.disabled && !control.closest("#overview"));
+      const name = (control) => control.getAttribute("aria-label") ?? control.labels?.[0]?.textContent ?? byId(control.getAttribute("aria-labelledby"))?.textContent ?? control.textContent;
+      const unreachable = () => controls().filter((control) => { control.focus(); return document.activeElement !== control || !name(control).trim(); }).map((c) => c.outerHTML);
+      seen.unreachable = unreachable(); seen.count = controls().length;
+      await key(document.body, "v"); seen.unreachable.push(...unreachable());
+      location.hash = "#layer=0&head=1&token=3"; await rest(); await rest(); seen.old = look();
+    "##;
+    let seen = run(&maps, hash, script);
+    let restored = &seen["restored"];
+    assert_eq!((&restored["hash"], &restored["rows"], &restored["theme"]), (&hash.into(), &18.into(), &"dark".into()));
+    assert_eq!(restored["pressed"], serde_json::json!(["true", "false", "true", "false", "true"]));
+    assert_eq!(restored["heads"], serde_json::json!(["true", "false", "true", "true"]));
+    assert_eq!((&restored["layer"], &restored["head"]), (&"5".into(), &"2".into()));
+    let cut = ["Read by the model: 20 of 1,014 tokens.", "Not read of the second text", "the rest"];
+    assert_eq!(seen["cut"], serde_json::json!(cut));
+    assert_eq!(seen["turned"], "#layer=5&head=2&token=7&heads=0.2.3&lines=token&zoom=30&list=all&theme=dark");
+    let size = |i: usize| seen["sizes"][i].as_f64().unwrap();
+    assert!(size(1) > size(0) && size(2) < size(1) && size(3) < size(2) && size(4) <= size(3), "{}", seen["sizes"]);
+    let cell = seen["cell"][0].as_str().unwrap();
+    assert!(cell.starts_with("“\u{2068}t8\u{2069}” (8) → “\u{2068}t1\u{2069}” (1): 0."), "{cell}");
+    assert!(seen["cell"][1].as_str().unwrap().starts_with("#layer=5&head=2&token=8&"), "{}", seen["cell"]);
+    assert_eq!(seen["escaped"], "");
+    assert!(
+        seen["unreachable"].as_array().unwrap().is_empty() && seen["count"].as_u64().unwrap() > 12,
+        "{}",
+        seen["unreachable"]
+    );
+    assert_eq!((&seen["old"]["layer"], &seen["old"]["head"]), (&"0".into(), &"1".into()));
+    assert_eq!(seen["old"]["hash"], "#layer=0&head=1&token=3");
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn phone_has_targets_for_fingers_and_no_overflow() {
+    let maps = marked(44, &softmax(25, &[12, 44, 44])).with_truncation(1014, &["the rest", ""]).unwrap();
+    let script = r##"
+      const small = () => [...document.querySelectorAll("button, select, summary, [role=option]")].filter(visible)
+        .filter((target) => { const box = target.getBoundingClientRect(); return box.width < 43.99 || box.height < 43.99; }).map((t) => t.outerHTML);
+      const overflow = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;
+      seen.wide = innerWidth; seen.small = small(); seen.overflow = [overflow()];
+      await click(byId("zoom-fit")); seen.bare = cells().length;
+      for (let i = 0; i < 5; i++) await click(byId("zoom-in"));
+      const map = byId("map"), box = map.getBoundingClientRect(), inked = (x0, x1) => {
+        let found = 0;
+        for (let x = x0; x < x1; x += 2) for (let y = box.top + 120; y < box.bottom - 5; y++) if (pixel(map, x, y)[3] > 128) found++;
+        return found;
+      };
+      seen.zoomed = cells(); seen.names = inked(box.left, box.left + 40);
+      map.scrollIntoView({ block: "start" }); window.scrollBy(0, -200); await rest();
+      const tap = async (part) => {
+        const box = map.getBoundingClientRect(), y = part * innerHeight, x = box.left + 200;
+        map.dispatchEvent(new MouseEvent("click", { clientX: x, clientY: y, bubbles: true }));
+        await rest(); await rest();
+        const said = byId("readout").getBoundingClientRect();
+        return { text: byId("readout").textContent, y, top: said.top, bottom: said.bottom, screen: innerHeight };
+      };
+      seen.low = await tap(0.8); seen.high = await tap(0.45);
+      const room = byId("overview-room"), frame = room.getBoundingClientRect();
+      seen.overview = { scroll: room.scrollWidth - room.clientWidth, heads: room.querySelectorAll("button").length,
+        outside: [...room.querySelectorAll("button")].filter((b) => b.getBoundingClientRect().right > frame.right + 0.01).length };
+      await click(byId("view-lines")); seen.small.push(...small()); seen.overflow.push(overflow());
+    "##;
+    let seen = run_on_phone(&maps, script);
+    assert_eq!(seen["wide"], 390);
+    assert!(seen["small"].as_array().unwrap().is_empty(), "{}", seen["small"]);
+    assert_eq!(seen["overflow"], serde_json::json!([0, 0]));
+    assert!(seen["bare"].as_u64().unwrap() > 1500, "{}", seen["bare"]);
+    let zoomed = seen["zoomed"].as_array().unwrap().len();
+    assert!((20..600).contains(&zoomed) && seen["names"].as_u64().unwrap() > 50, "{zoomed} {}", seen["names"]);
+    for tap in [&seen["low"], &seen["high"]] {
+        let number = |name: &str| tap[name].as_f64().unwrap();
+        assert!(tap["text"].as_str().unwrap().contains('→'), "{tap}");
+        assert!(number("top") >= 0.0 && number("bottom") <= number("screen"), "{tap}");
+        assert!(number("y") < number("top") - 44.0 || number("y") > number("bottom") + 44.0, "{tap}");
+    }
+    assert_eq!(seen["overview"], serde_json::json!({"scroll": 0, "heads": 24, "outside": 0}));
 }

@@ -1,12 +1,12 @@
-//! Attention maps with tokens and titles of any characters: they come out of the page, the picture and the terminal as
-//! text, and the weights as they were given.
+//! Attention maps with tokens, titles and names of models of any characters, and marks of any number: they come out of the
+//! page, the picture and the terminal as text, and the weights as they were given.
 
 use std::io::Read;
 
 use arbitrary::{Result, Unstructured};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use candle_attention::visualize::{AttentionMaps, TerminalColor};
+use candle_attention::visualize::{AttentionMaps, TerminalColor, TokenMarks};
 use candle_core::{Device, Tensor};
 use serde_json::Value;
 
@@ -39,6 +39,8 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
             Err(error) => drop(message_of(error)),
         }
     }
+    let model = text(u, 12)?;
+    let maps = described(u, maps.with_model(&model))?;
     let pages = maps.html();
     if added.is_empty() {
         pages.err().map(message_of).expect("an error without layers");
@@ -52,6 +54,42 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
     let columns = *u.choose(&[80, 0, 1, 20, usize::MAX])?;
     terminal(&maps.terminal(*layer, heads[0], color, columns).expect("lines"), color);
     Ok(())
+}
+
+/// The maps with marks and with what was cut, where their numbers fit.
+fn described(u: &mut Unstructured, maps: AttentionMaps) -> Result<AttentionMaps> {
+    let marks = |u: &mut Unstructured, fitting: usize| -> Result<Vec<TokenMarks>> {
+        let count = if rarely(u, 8)? { u.int_in_range(0..=6)? } else { fitting };
+        let mark = |u: &mut Unstructured| -> Result<TokenMarks> {
+            let bits: u8 = u.arbitrary()?;
+            let marks = TokenMarks::default().with_special(bits & 1 != 0);
+            Ok(marks.with_continues(bits & 2 != 0).with_second(bits & 4 != 0))
+        };
+        (0..count).map(|_| mark(u)).collect()
+    };
+    let (of_queries, of_keys) = (marks(u, maps.queries().len())?, marks(u, maps.keys().len())?);
+    let fits = of_queries.len() == maps.queries().len() && of_keys.len() == maps.keys().len();
+    let maps = match maps.clone().with_marks(&of_queries, &of_keys) {
+        Ok(with) => with,
+        Err(error) => {
+            assert!(!fits);
+            drop(message_of(error));
+            maps
+        }
+    };
+    let total = *u.choose(&[0, 1, 4, 80, 1_014, usize::MAX])?;
+    let cut = (0..u.int_in_range(0..=3)?).map(|_| text(u, 12)).collect::<Result<Vec<_>>>()?;
+    match maps.clone().with_truncation(total, &cut) {
+        Ok(with) => {
+            assert_eq!(with.total_tokens(), Some(total));
+            Ok(with)
+        }
+        Err(error) => {
+            assert!(total <= maps.queries().len());
+            drop(message_of(error));
+            Ok(maps)
+        }
+    }
 }
 
 /// Numbers from 0 to 1, of which some are too large, NaN, or nearly nothing.
@@ -96,8 +134,17 @@ fn page(maps: &AttentionMaps, title: &str, added: &[(usize, Vec<usize>, Vec<f32>
     let head = between(page, "<title>", "</title>");
     let parsed = format!("<title>{head}</title>");
     let parsed = roxmltree::Document::parse(&parsed).expect("a title without markup");
-    let expected = if shown.is_empty() { "Attention" } else { shown };
-    assert_eq!(parsed.root_element().text(), Some(expected));
+    let model = data["model"].as_str().expect("a model");
+    let names: Vec<&str> = [shown, model].into_iter().filter(|name| !name.is_empty()).collect();
+    let expected = if names.is_empty() { "Attention".to_string() } else { names.join(" · ") };
+    assert_eq!(parsed.root_element().text(), Some(expected.as_str()));
+    assert!(is_printable(model));
+    assert_eq!(count(&data["query_marks"]), maps.queries().len());
+    assert!(data["key_marks"].is_null() || count(&data["key_marks"]) == maps.keys().len());
+    assert_eq!(data["truncation"].is_null(), maps.total_tokens().is_none());
+    for cut in data["truncation"]["cut"].as_array().into_iter().flatten() {
+        assert!(is_printable(cut["text"].as_str().expect("a text")));
+    }
     for (i, (layer, heads, weights)) in added.iter().enumerate() {
         assert_eq!(
             (&data["layers"][i]["layer"], heads.len()),
@@ -125,7 +172,7 @@ fn count(list: &Value) -> usize {
 /// The picture is XML, its labels are text, and nothing in it is an element that was not meant.
 fn picture(maps: &AttentionMaps, heads: &[usize], svg: &str) {
     let document = roxmltree::Document::parse(svg).expect("XML");
-    let known = ["svg", "rect", "text", "g", "path", "defs", "linearGradient", "stop"];
+    let known = ["svg", "rect", "text", "g", "path", "defs", "linearGradient", "stop", "tspan"];
     let elements = document.descendants().filter(roxmltree::Node::is_element);
     elements.for_each(|element| assert!(known.contains(&element.tag_name().name())));
     assert!(document.descendants().all(|node| !node.is_comment() && !node.is_pi()));
@@ -137,8 +184,9 @@ fn picture(maps: &AttentionMaps, heads: &[usize], svg: &str) {
     // With few tokens each has its label, cut at a number of columns.
     if maps.queries().len() <= 16 && maps.keys().len() <= 16 {
         for label in maps.queries() {
-            let starts = |text: &&str| text.trim_end_matches('…').chars().zip(label.chars()).all(|(a, b)| a == b);
-            assert!(texts.iter().any(starts), "{label}");
+            let starts = |text: &str| text.trim_end_matches('…').chars().zip(label.chars()).all(|(a, b)| a == b);
+            let found = |text: &&str| starts(text) || text.strip_prefix("##").is_some_and(starts);
+            assert!(texts.iter().any(found), "{label}");
         }
     }
 }

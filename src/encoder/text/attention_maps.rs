@@ -6,11 +6,11 @@ use crate::attention::ObserveOptions;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::options::ForwardOptions;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::tokenizer::{Text, Tokens};
+use crate::encoder::text::tokenizer::{Located, Text, Tokens};
 use crate::error::Result;
 use crate::macros::setters;
 use crate::mask::AttentionMask;
-use crate::visualize::AttentionMaps;
+use crate::visualize::{AttentionMaps, TokenMarks};
 
 /// Selects which attention weights [`SentenceEncoder::attention`](crate::encoder::SentenceEncoder::attention) and the
 /// `attention` of the task models return. Default: all layers and heads.
@@ -39,7 +39,8 @@ impl<'a> MapOptions<'a> {
 impl TextBatcher {
     /// The attention weights of `model` for a text or a pair of texts.
     pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
-        let (encoding, read) = self.tokenizer.encode_with_offsets(text)?;
+        let located = self.tokenizer.encode_with_offsets(text)?;
+        let encoding = &located.encoding;
         let tokens =
             Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated: false };
         let (padded, types) = self.padded(model, &[&tokens])?;
@@ -54,12 +55,15 @@ impl TextBatcher {
         // One text: nothing is padded.
         let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::full(), &forward)?;
 
-        let tokens: Vec<String> = (0..encoding.len()).map(|i| name(&encoding, &read, i)).collect();
-        let title = match text {
-            Text::One(text) => text.to_string(),
-            Text::Pair(first, second) => format!("{first} | {second}"),
-        };
-        let mut maps = AttentionMaps::new(&tokens, &tokens).with_title(&title);
+        let names: Vec<String> = (0..encoding.len()).map(|i| name(&located, i)).collect();
+        let marks = marks(&located);
+        let mut maps =
+            AttentionMaps::new(&names, &names).with_title(&title(text, &located)).with_marks(&marks, &marks)?;
+        if located.rests.iter().any(Option::is_some) {
+            let total = encoding.len() + located.rests.iter().flatten().map(|rest| rest.tokens).sum::<usize>();
+            let cut: Vec<&str> = (0..located.texts.len()).map(|i| located.split(i).1).collect();
+            maps = maps.with_truncation(total, &cut)?;
+        }
         for (layer, observed) in forwarded.observed {
             // A layer whose heads are all pruned has no attention weights.
             let Some(weights) = observed.attention_weights.filter(|weights| weights.elem_count() > 0) else { continue };
@@ -73,13 +77,68 @@ impl TextBatcher {
 }
 
 /// A token as it is written in its text; a special token by its own name.
-fn name(encoding: &Encoding, texts: &[String], i: usize) -> String {
-    let (start, end) = encoding.get_offsets()[i];
-    let special = encoding.get_special_tokens_mask()[i] == 1;
-    let text = encoding.token_to_sequence(i).filter(|_| !special).and_then(|of| texts.get(of));
-    match text.and_then(|text| text.get(start..end)).filter(|part| !part.is_empty()) {
+fn name(located: &Located, i: usize) -> String {
+    match located.part(i).filter(|part| !part.is_empty()) {
         Some(part) if part.trim().is_empty() => part.to_string(),
         Some(part) => part.trim().to_string(),
-        None => encoding.get_tokens()[i].clone(),
+        None => located.encoding.get_tokens()[i].clone(),
     }
+}
+
+impl Located {
+    /// What was read of a text, and what was cut.
+    fn split(&self, i: usize) -> (&str, &str) {
+        let text = &self.texts[i];
+        text.split_at(self.rests[i].map_or(text.len(), |rest| text.floor_char_boundary(rest.start)))
+    }
+
+    fn is_special(&self, i: usize) -> bool {
+        self.encoding.get_special_tokens_mask()[i] == 1
+    }
+
+    /// The part of a text that a token stands for.
+    fn part(&self, i: usize) -> Option<&str> {
+        let (start, end) = self.encoding.get_offsets()[i];
+        let text = self.encoding.token_to_sequence(i).filter(|_| !self.is_special(i)).and_then(|of| self.texts.get(of));
+        text.and_then(|text| text.get(start..end))
+    }
+
+    /// Whether a token continues the word of the token before it. What a tokenizer takes for one word may have spaces.
+    fn continues(&self, i: usize) -> bool {
+        let Some(before) = i.checked_sub(1).filter(|&before| !self.is_special(before) && !self.is_special(i)) else {
+            return false;
+        };
+        let same = |of: fn(&Encoding, usize) -> Option<usize>| of(&self.encoding, i) == of(&self.encoding, before);
+        let word = |encoding: &Encoding, i: usize| encoding.get_word_ids()[i].map(|word| word as usize);
+        let ((_, end), (start, _)) = (self.encoding.get_offsets()[before], self.encoding.get_offsets()[i]);
+        let spaced = self.part(i).is_some_and(|part| part.starts_with(char::is_whitespace));
+        same(|encoding, i| encoding.token_to_sequence(i)) && same(word) && start <= end && !spaced
+    }
+}
+
+/// The marks of the tokens. A special token is of the text before it.
+fn marks(located: &Located) -> Vec<TokenMarks> {
+    let mut second = false;
+    let mark = |i: usize| {
+        let special = located.is_special(i);
+        if let Some(of) = located.encoding.token_to_sequence(i).filter(|_| !special) {
+            second = of == 1;
+        }
+        let continues = located.continues(i);
+        TokenMarks::default().with_special(special).with_continues(continues).with_second(second)
+    };
+    (0..located.encoding.len()).map(mark).collect()
+}
+
+/// The text or both texts. What was cut is left out.
+fn title(text: Text, located: &Located) -> String {
+    let texts = match text {
+        Text::One(text) => vec![text],
+        Text::Pair(first, second) => vec![first, second],
+    };
+    let read = |i: usize| match located.rests[i] {
+        Some(_) => format!("{} …", located.split(i).0.trim_end()),
+        None => texts[i].to_string(),
+    };
+    (0..texts.len()).map(read).collect::<Vec<_>>().join(" | ")
 }

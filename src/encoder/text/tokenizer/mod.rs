@@ -56,6 +56,36 @@ pub(crate) struct Tokens {
     pub truncated: bool,
 }
 
+/// What is kept of a text or a pair.
+struct Kept {
+    encoding: Encoding,
+    /// Number of tokens that are kept of each text, without special ones.
+    #[cfg_attr(not(feature = "visualize"), expect(dead_code))]
+    counts: Vec<usize>,
+    /// Whether tokens were cut off.
+    truncated: bool,
+}
+
+/// The end of a text, which was cut.
+#[cfg(feature = "visualize")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rest {
+    /// Number of tokens that were cut.
+    pub tokens: usize,
+    /// The byte of the text where they start.
+    pub start: usize,
+}
+
+/// A text or a pair with the places of its tokens.
+#[cfg(feature = "visualize")]
+pub(crate) struct Located {
+    pub encoding: Encoding,
+    /// Each text as it was read. The places are in bytes of it.
+    pub texts: Vec<String>,
+    /// What was cut from each text.
+    pub rests: Vec<Option<Rest>>,
+}
+
 impl Tokens {
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -108,18 +138,28 @@ impl Tokenizer {
     pub(crate) fn encode(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
         let tokens = |text: &Text| {
             let (first, second) = self.read(*text, prompt);
-            let (encoding, truncated) = self.encoding(&first, second.as_deref(), OffsetType::None)?;
+            let Kept { encoding, truncated, .. } = self.encoding(&first, second.as_deref(), OffsetType::None)?;
             Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated })
         };
         texts.maybe_par_iter().map(tokens).collect()
     }
 
-    /// The tokens with their places, in bytes of the texts as they were read, which come second.
+    /// The tokens with their places, and what was cut.
     #[cfg(feature = "visualize")]
-    pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<(Encoding, Vec<String>)> {
+    pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<Located> {
         let (first, second) = self.read(text, "");
-        let (encoding, _) = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
-        Ok((encoding, [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect()))
+        let Kept { encoding, counts, .. } = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
+        let texts: Vec<String> = [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect();
+        let rests = texts.iter().zip(counts).map(|(text, kept)| self.rest(text, kept)).collect::<Result<_>>()?;
+        Ok(Located { encoding, texts, rests })
+    }
+
+    /// What remains of a text after its first `kept` tokens.
+    #[cfg(feature = "visualize")]
+    fn rest(&self, text: &str, kept: usize) -> Result<Option<Rest>> {
+        let whole = guarded(|| self.sequence(text, 0, OffsetType::Byte, None))?;
+        let start = whole.get_offsets().get(kept).map(|(start, _)| *start);
+        Ok(start.map(|start| Rest { tokens: whole.len() - kept, start }))
     }
 
     /// A text or a pair as the tokenizer reads it.
@@ -133,8 +173,8 @@ impl Tokenizer {
         (cased(first), second.map(|text| cased(Cow::Borrowed(text))))
     }
 
-    /// The tokens, and whether some were cut off.
-    fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<(Encoding, bool)> {
+    /// The tokens of a text or a pair, and what is kept of each text.
+    fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<Kept> {
         for text in [Some(first), second].into_iter().flatten() {
             if text.len() > MAX_TEXT_BYTES {
                 let expected = format!("at most {MAX_TEXT_BYTES}: cut it, only its first tokens are used");
@@ -143,10 +183,13 @@ impl Tokenizer {
         }
         guarded(|| {
             let room = self.room(second.is_some())?;
-            let first = self.sequence(first, 0, offsets)?;
-            let second = second.map(|text| self.sequence(text, 1, offsets)).transpose()?;
+            let limit = Some((self.max_length, TruncationDirection::Right));
+            let first = self.sequence(first, 0, offsets, limit)?;
+            let second = second.map(|text| self.sequence(text, 1, offsets, limit)).transpose()?;
             let found = (first.len(), second.as_ref().map_or(0, Encoding::len));
             let (of_first, of_second) = kept(found.0, found.1, room);
+            let truncated = (of_first, of_second) != found;
+            let counts = if second.is_some() { vec![of_first, of_second] } else { vec![of_first] };
             let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
             let joined = match self.inner.tokenizer.get_post_processor() {
                 Some(processor) => processor.process(first, second, true)?,
@@ -161,18 +204,23 @@ impl Tokenizer {
                     let allowed = self.max_length;
                     Err(format!("its post-processor made {} tokens, expected at most {allowed}", joined.len()).into())
                 }
-                false => Ok((joined, (of_first, of_second) != found)),
+                false => Ok(Kept { encoding: joined, counts, truncated }),
             }
         })
     }
 
-    /// The tokens of one text without special ones, at least as many as are kept of it.
-    fn sequence(&self, text: &str, type_id: u32, offsets: OffsetType) -> tokenizers::Result<Encoding> {
+    /// The tokens of one text without special ones: all, or at least as many as the limit.
+    fn sequence(
+        &self,
+        text: &str,
+        type_id: u32,
+        offsets: OffsetType,
+        limit: Option<(usize, TruncationDirection)>,
+    ) -> tokenizers::Result<Encoding> {
         let normalizer = Stepwise::new(&self.inner.normalizer, text.len());
         let mut parts = self.inner.tokenizer.get_added_vocabulary().extract_and_normalize(Some(&normalizer), text);
         normalizer.result()?;
         self.inner.pre_tokenizer.apply(&mut parts)?;
-        let limit = Some((self.max_length, TruncationDirection::Right));
         self.inner.tokenizer.get_model().tokenize_in_pretokenized(&mut parts, limit)?;
         parts.into_encoding(None, type_id, offsets)
     }
@@ -299,6 +347,8 @@ mod tests {
             let truncation = TruncationParams { max_length, ..Default::default() };
             theirs.with_truncation(Some(truncation)).unwrap();
             theirs.with_padding(None);
+            let mut whole = theirs.clone();
+            whole.with_truncation(None).unwrap();
             let same = |text: Text, want: Encoding| {
                 let tokens = ours.encode(&[text], "").unwrap().remove(0);
                 assert_eq!(
@@ -318,7 +368,7 @@ mod tests {
                     same(pair.into(), theirs.encode_fast(pair, true).unwrap());
                     #[cfg(feature = "visualize")]
                     {
-                        let (ours, _) = ours.encode_with_offsets(pair.into()).unwrap();
+                        let Located { encoding: ours, rests, .. } = ours.encode_with_offsets(pair.into()).unwrap();
                         let theirs = theirs.encode(pair, true).unwrap();
                         assert_eq!(ours.get_offsets(), theirs.get_offsets());
                         assert_eq!(ours.get_tokens(), theirs.get_tokens());
@@ -327,6 +377,8 @@ mod tests {
                             (0..encoding.len()).map(|i| encoding.token_to_sequence(i)).collect::<Vec<_>>()
                         };
                         assert_eq!(of(&ours), of(&theirs));
+                        let cut: usize = rests.iter().flatten().map(|rest| rest.tokens).sum();
+                        assert_eq!(ours.len() + cut, whole.encode(pair, true).unwrap().len());
                     }
                 }
             }

@@ -18,7 +18,7 @@ impl Tokenizer {
     pub(crate) fn windows(&self, text: &str, prompt: &str) -> Result<Vec<Range<usize>>> {
         // A text that touches its prompt may be split into one more token.
         let room = guarded(|| {
-            let of_prompt = if prompt.is_empty() { 0 } else { self.sequence(prompt, 0, OffsetType::None)?.len() + 1 };
+            let of_prompt = if prompt.is_empty() { 0 } else { self.sequence(prompt, 0, OffsetType::None, None)?.len() + 1 };
             Ok(self.room(false)?.saturating_sub(of_prompt).max(1))
         })?;
         let (mut windows, mut start) = (Vec::new(), 0);
@@ -44,7 +44,7 @@ impl Tokenizer {
         }
         let seen = &text[..text.floor_char_boundary(room.saturating_mul(MAX_BYTES_PER_TOKEN))];
         let read = if self.lower_case { seen.to_lowercase() } else { seen.to_string() };
-        let offsets = guarded(|| Ok(self.sequence(&read, 0, OffsetType::Byte)?.get_offsets().to_vec()))?;
+        let offsets = guarded(|| Ok(self.sequence(&read, 0, OffsetType::Byte, None)?.get_offsets().to_vec()))?;
         let cut = match offsets.get(room) {
             Some(&(start, _)) => in_original(seen, start.min(read.len()), self.lower_case),
             None if seen.len() < text.len() => seen.len(),

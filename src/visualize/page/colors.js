@@ -1,0 +1,48 @@
+// Colors of weights and of heads, and the legend of the weights.
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+const dark = () => (state.theme ?? (system.matches ? "dark" : "light")) === "dark";
+const style = (name) => getComputedStyle(document.body).getPropertyValue(name);
+
+/** The color at a level from 0 to 1. */
+function color(level) {
+  const ramp = dark() ? data.dark : data.light;
+  const at = Math.min(Math.max(level, 0), 1) * (ramp.length - 1);
+  const low = Math.min(Math.floor(at), ramp.length - 2);
+  return ramp[low].map((a, i) => Math.round(a + (ramp[low + 1][i] - a) * (at - low)));
+}
+// The colors of 256 levels: as canvas pixels, and as a background with a legible color of text on it.
+const palette = new Uint32Array(256), inks = [];
+function mix() {
+  const bytes = new Uint8ClampedArray(palette.buffer);
+  for (let i = 0; i < 256; i++) {
+    const [r, g, b] = color(i / 255);
+    bytes.set([r, g, b, 255], 4 * i);
+    inks[i] = [`rgb(${r} ${g} ${b})`, 0.299 * r + 0.587 * g + 0.114 * b > 118 ? "#101418" : "#f6f8fa"];
+  }
+}
+/** The palette's index for a weight: the square root of its ratio to the largest, because most weights are small. */
+const shade = (weight, most) => (most > 0 ? Math.round(255 * Math.sqrt(Math.min(weight / most, 1))) : 0);
+
+/** An image with one pixel per weight. */
+function picture(numbers, columns, rows, most) {
+  const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < pixels.length; i++) pixels[i] = palette[shade(numbers[i], most)];
+  return image;
+}
+
+// Neighboring heads get distant hues.
+const headColor = (head) => `hsl(${Math.round(215 + head * 137.5) % 360} 75% ${dark() ? 66 : 38}%)`;
+
+const TICKS = [0, 0.25, 0.5, 0.75, 1];
+function drawTicks(id, weightAt) {
+  byId(id).replaceChildren(...TICKS.map((at) => element("span", "", at === 0 ? "0" : text(weightAt(at)))));
+}
+/** The legend: color `i` of the palette is pixel `i` of the ramp, and each tick is the weight that has the color above it. */
+function drawLegend() {
+  const image = new ImageData(256, 1);
+  new Uint32Array(image.data.buffer).set(palette);
+  const pen = byId("ramp").getContext("2d");
+  for (let y = 0; y < byId("ramp").height; y++) pen.putImageData(image, 0, y);
+  drawTicks("ticks", (level) => current.most * level * level);
+}
