@@ -84,25 +84,9 @@ impl Trainer {
         folder: impl AsRef<Path>,
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Self> {
-        config.validate()?;
-        if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
-            return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
-        }
-        if teacher.is_none() && config.kind == StudentKind::Static {
-            let allowed = "encoder if there is no teacher, because static vectors see no context";
-            return Err(Error::config("kind", "static", allowed));
-        }
-        if let Some(width) = teacher.map(Teacher::embedding_size).filter(|width| *width < config.hidden_size) {
-            let allowed = format!("at most {width}, the teacher's embedding size");
-            return Err(Error::config("hidden_size", config.hidden_size, allowed));
-        }
         let folder = folder.as_ref().to_path_buf();
+        let Start { asked, key, saved } = Start::new(config, texts, teacher, &folder)?;
         create_folder(&folder)?;
-        let key = key(texts, teacher);
-        let asked = TrainConfig { warmup_steps: Some(config.resolved_warmup_steps()), ..config };
-        let path = folder.join(state::FILE);
-        let saved = if is_present(&path)? { Some(State::open(&path, &asked, &key)?) } else { None };
-
         let tokenizer = match &saved {
             Some(saved) => saved.tokenizer(asked.vocab_size)?,
             None => vocabulary::train(texts, asked.vocab_size)?,
@@ -240,18 +224,21 @@ impl Trainer {
         write::check_writable(folder.as_ref(), &self.mark()?, &self.small_files()?)
     }
 
-    /// The check of [`check_writable`](Self::check_writable) before a run is made, and so before its teacher encodes.
+    /// Checks before any work, so before the teacher encodes, what [`new`](Self::new) and, if there is an `output`,
+    /// [`check_writable`](Self::check_writable) would refuse. It writes nothing.
     ///
     /// # Errors
-    /// An invalid configuration; [`Error::File`] for a folder that this run did not write.
-    pub fn check_output(
+    /// An invalid configuration; a saved run in `folder` of another configuration, other texts or another teacher;
+    /// [`Error::File`] for an `output` that this run did not write.
+    pub fn check(
         config: &TrainConfig,
         texts: &[String],
         teacher: Option<&Teacher>,
         folder: impl AsRef<Path>,
+        output: Option<&Path>,
     ) -> Result<()> {
-        config.validate()?;
-        write::check_folder(folder.as_ref(), &write::mark(config, &key(texts, teacher))?)
+        let start = Start::new(config.clone(), texts, teacher, folder.as_ref())?;
+        output.map_or(Ok(()), |output| write::check_folder(output, &write::mark(&start.asked, &start.key)?))
     }
 
     fn mark(&self) -> Result<String> {
@@ -266,8 +253,33 @@ impl Trainer {
     }
 }
 
-/// A fingerprint of the texts and the teacher.
-fn key(texts: &[String], teacher: Option<&Teacher>) -> String {
-    let of_teacher = teacher.map_or("", |teacher| &teacher.key);
-    texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]).collect::<Fingerprint>().hex()
+/// What is known of a run before any work.
+struct Start {
+    asked: TrainConfig,
+    key: String,
+    saved: Option<State>,
+}
+
+impl Start {
+    fn new(config: TrainConfig, texts: &[String], teacher: Option<&Teacher>, folder: &Path) -> Result<Self> {
+        config.validate()?;
+        if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
+            return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
+        }
+        if teacher.is_none() && config.kind == StudentKind::Static {
+            let allowed = "encoder if there is no teacher, because static vectors see no context";
+            return Err(Error::config("kind", "static", allowed));
+        }
+        if let Some(width) = teacher.map(Teacher::embedding_size).filter(|width| *width < config.hidden_size) {
+            let allowed = format!("at most {width}, the teacher's embedding size");
+            return Err(Error::config("hidden_size", config.hidden_size, allowed));
+        }
+        let of_teacher = teacher.map_or("", |teacher| &teacher.key);
+        let parts = texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]);
+        let key = parts.collect::<Fingerprint>().hex();
+        let asked = TrainConfig { warmup_steps: Some(config.resolved_warmup_steps()), ..config };
+        let path = folder.join(state::FILE);
+        let saved = if is_present(&path)? { Some(State::open(&path, &asked, &key)?) } else { None };
+        Ok(Self { asked, key, saved })
+    }
 }

@@ -18,11 +18,11 @@ fn notes(command: &mut Command) -> String {
     said
 }
 
-/// Two steps with the text of the folder, without settings of the output and the run.
-fn short(folder: &Folder) -> Command {
+/// A run with the text of the folder, without settings of the output and the run.
+fn short(folder: &Folder, steps: &str) -> Command {
     let mut command = example("train");
     command.arg("--text").arg(folder.path("text.txt"));
-    command.args("--steps 2 --hidden-size 8 --heads 2 --layers 1 --batch-size 8".split(' '));
+    command.args("--hidden-size 8 --heads 2 --layers 1 --batch-size 8".split(' ')).args(["--steps", steps]);
     command
 }
 
@@ -30,8 +30,8 @@ fn short(folder: &Folder) -> Command {
 fn the_run_is_beside_the_output_and_can_be_prolonged() {
     let folder = Folder::new();
     let run = |steps: &str| {
-        let mut command = short(&folder);
-        command.arg("--output").arg(folder.path("model")).args(["--steps", steps]);
+        let mut command = short(&folder, steps);
+        command.arg("--output").arg(folder.path("model"));
         command
     };
     let said = notes(&mut run("2"));
@@ -53,9 +53,12 @@ fn the_run_is_beside_the_output_and_can_be_prolonged() {
     assert!(said.contains("step 2 of 6") && said.contains("step 6: mean loss of the last 6 steps "), "{said}");
     assert_ne!(weights(), before);
     fails(&mut run("5"), "run.safetensors: is of another run: steps was 6, now 5, and a run cannot be shortened");
-    fails(run("6").args(["--seed", "1"]), "model: holds the model of another run");
+    fails(run("6").args(["--seed", "1"]), "run.safetensors: is of another run: seed was 0, now 1");
+    let mut other = run("6");
+    other.arg("--run").arg(folder.path("other.run")).args(["--seed", "1"]);
+    fails(&mut other, "model: holds the model of another run, with other settings, texts or teacher");
     // Another model in the same place of work has a run of its own.
-    succeeds(short(&folder).args(["--seed", "1", "--output"]).arg(folder.path("other/")));
+    succeeds(short(&folder, "2").args(["--seed", "1", "--output"]).arg(folder.path("other/")));
     assert!(folder.path("other/model.safetensors").exists() && folder.path("other.run").exists());
 }
 
@@ -67,7 +70,7 @@ fn an_output_that_is_something_else_is_refused() {
     damaged_teacher(&folder.path("teacher"));
     std::fs::write(folder.path("file"), "mine").unwrap();
     let run = |output: &str| {
-        let mut command = short(&folder);
+        let mut command = short(&folder, "2");
         command.arg("--output").arg(folder.path(output)).arg("--teacher").arg(folder.path("teacher"));
         command
     };
@@ -81,7 +84,7 @@ fn an_output_that_is_something_else_is_refused() {
     fails(&mut run("file/model"), "file/model: ");
     fails(run("model").arg("--plot").arg(folder.path("text.txt")), "which this command reads");
     #[cfg(target_os = "linux")]
-    fails(short(&folder).args(["--output", "/proc/model"]), "/proc/model");
+    fails(short(&folder, "2").args(["--output", "/proc/model"]), "/proc/model");
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink(folder.path("teacher"), folder.path("link")).unwrap();
@@ -89,8 +92,8 @@ fn an_output_that_is_something_else_is_refused() {
     }
     // The folder of the texts.
     let here = folder.path("");
-    let mut command = short(&folder);
-    command.arg("--run").arg(folder.path("run")).arg("--output").arg(&here);
+    let mut command = short(&folder, "2");
+    command.arg("--run").arg(Folder::new().path("run")).arg("--output").arg(&here);
     fails(&mut command, "is a folder that this run did not make");
     std::fs::create_dir(folder.path("work")).unwrap();
     std::fs::write(folder.path("work/record.json"), "{\"mine\": 1}").unwrap();
@@ -118,7 +121,7 @@ fn sizes_that_are_too_large_are_errors() {
             fails(command.args([option, number]), &format!("{field} = {number} is not allowed"));
         }
     }
-    let mut command = short(&folder);
+    let mut command = short(&folder, "2");
     command.arg("--output").arg(folder.path("model"));
     fails(
         command.args(["--warmup-steps", "1"]),
@@ -132,7 +135,7 @@ fn a_damaged_teacher_is_named_and_nothing_of_it_is_kept() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path("teacher")).unwrap();
     damaged_teacher(&folder.path("teacher"));
-    let mut command = short(&folder);
+    let mut command = short(&folder, "2");
     command.arg("--output").arg(folder.path("model")).arg("--teacher").arg(folder.path("teacher"));
     fails(
         &mut command,
@@ -150,7 +153,7 @@ fn texts_that_cannot_be_used_are_named() {
     write("two.txt", b"one\ntwo\n");
     write("latin.txt", b"one\ncaf\xe9\n");
     let eval = |eval: &str| {
-        let mut command = short(&folder);
+        let mut command = short(&folder, "2");
         command.arg("--output").arg(folder.path("model")).arg("--teacher").arg(fixture("tiny-bert"));
         command.arg("--eval").arg(folder.path(eval));
         command
@@ -159,7 +162,7 @@ fn texts_that_cannot_be_used_are_named() {
     fails(&mut eval("empty.txt"), "empty.txt: holds no text, expected one text per line");
     fails(&mut eval("two.txt"), "two.txt: holds 2 texts, expected at least 3, to compare pairs");
     fails(&mut eval("latin.txt"), "latin.txt: line 2 is not UTF-8");
-    fails(eval("held.txt").arg("--text").arg(folder.path("none.txt")), "");
+    fails(&mut folder.train("none.txt", &[]), "none.txt: No such file");
     fails(&mut folder.train("one.txt", &[]), "one.txt: holds 1 text, expected at least 2");
     fails(&mut folder.train("latin.txt", &[]), "latin.txt: line 2 is not UTF-8");
     assert!(!folder.path("model.run").exists());

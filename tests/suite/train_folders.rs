@@ -41,7 +41,7 @@ fn a_foreign_folder_is_refused() {
     let path = |name: &str| folder.path().join(name);
     let trainer = trainer(config(), None, &path("run"));
     let refuses = |name: &str, part: &str| {
-        says(Trainer::check_output(&config(), &texts(), None, path(name)), &[name, part]);
+        says(Trainer::check(&config(), &texts(), None, path("run"), Some(&path(name))), &[name, part]);
         says(trainer.check_writable(path(name)), &[name, part]);
         says(trainer.write(path(name), DType::F32), &[name, part]);
     };

@@ -98,8 +98,8 @@ fn an_interrupt_while_the_teacher_encodes_ends_at_once() {
     let folder = Folder::new();
     let line = |i: usize| format!("the cat {i} and a sofa and {} rivers behind the bank of {}\n", i % 97, i % 89);
     std::fs::write(folder.path("long.txt"), (0..30_000).map(line).collect::<String>()).unwrap();
-    let mut command = folder.train("long.txt", &["--steps", "2", "--teacher"]);
-    let mut process = Process::start(command.arg(fixture("tiny-bert")));
+    let train = || folder.train("long.txt", &["--steps", "2", "--teacher"]);
+    let mut process = Process::start(train().arg(fixture("tiny-bert")));
     process.wait_for("encoding with the teacher: 1024 of 30000 texts, ");
     process.interrupt();
     let (status, said) = process.end();
@@ -109,7 +109,7 @@ fn an_interrupt_while_the_teacher_encodes_ends_at_once() {
     let kept = names.filter(|name| name.to_string_lossy().starts_with("teacher-")).count();
     assert!((1..30).contains(&kept), "{kept}");
     // The same command does not encode them again.
-    let mut process = Process::start(&mut command);
+    let mut process = Process::start(train().arg(fixture("tiny-bert")));
     process.wait_for(&format!("encoding with the teacher: {} of 30000 texts, ", 1024 * (kept + 1)));
     process.interrupt();
     process.end();

@@ -36,13 +36,13 @@ impl Folder {
         command.arg("--run").arg(self.path("run"));
         command
             .args("--vocab-size 80 --hidden-size 8 --heads 2 --layers 1 --batch-size 8 --max-positions 16".split(' '));
-        command.args(["--max-length", "16", "--save-every", "2"]).args(arguments);
+        command.args(["--max-length", "16"]).args(arguments);
         command
     }
 
     /// Four steps with a teacher.
     pub fn taught(&self) -> Command {
-        let mut command = self.train("text.txt", &["--steps", "4", "--teacher"]);
+        let mut command = self.train("text.txt", &["--steps", "4", "--save-every", "2", "--teacher"]);
         command.arg(fixture("tiny-bert")).arg("--eval").arg(self.path("held.txt"));
         command
     }

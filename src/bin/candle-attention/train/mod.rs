@@ -176,19 +176,18 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     let run_folder = places::run_folder(&arguments.output, arguments.run.as_deref())?;
     let inputs: Vec<&Path> = [Some(text), arguments.eval.as_deref()].into_iter().flatten().collect();
     let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, &inputs)).transpose()?;
-    places::check_run(&run_folder, teacher_folder)?;
     if !arguments.static_vectors {
         places::check_output(&arguments.output, &run_folder, teacher_folder)?;
     }
+    places::check_run(&run_folder, teacher_folder)?;
     // A file of this name that is no record of a run is not replaced.
     Record::open(&run_folder, config.steps, config.steps)?;
     let held_back = arguments.eval.as_deref().map(measure::read).transpose()?.unwrap_or_default();
     let texts = arguments.texts(text, &held_back)?;
     let open = |folder| Teacher::open(folder, arguments.teacher_dtype);
     let teacher = teacher_folder.map(open).transpose()?;
-    if !arguments.static_vectors {
-        Trainer::check_output(&config, &texts, teacher.as_ref(), &arguments.output)?;
-    }
+    let output = (!arguments.static_vectors).then_some(arguments.output.as_path());
+    Trainer::check(&config, &texts, teacher.as_ref(), &run_folder, output)?;
 
     let run = places::RunFolder::lock(&run_folder)?;
     let interrupt = Interrupt::new(&run_folder)?;

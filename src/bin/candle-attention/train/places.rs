@@ -32,7 +32,7 @@ pub fn check_run(run: &Path, teacher: Option<&Path>) -> Result<()> {
 }
 
 /// Checks that the folder of the model can be written, and is apart from the teacher and the run. Whether this run may
-/// write to a folder that exists, `Trainer::check_output` knows.
+/// write to a folder that exists, `Trainer::check` knows.
 pub fn check_output(output: &Path, run: &Path, teacher: Option<&Path>) -> Result<()> {
     let wrong = |reason: String| Err(about(output, &reason).into());
     if let Some(teacher) = teacher
