@@ -83,6 +83,9 @@ fn an_output_that_is_something_else_is_refused() {
     fails(&mut run("file"), "file: is a file, expected a folder");
     fails(&mut run("file/model"), "file/model: ");
     fails(run("model").arg("--plot").arg(folder.path("text.txt")), "which this command reads");
+    std::fs::create_dir(folder.path("empty")).unwrap();
+    let mut command = run("empty");
+    fails(command.arg("--plot").arg(folder.path("empty/curve.svg")), "cannot be in the folder of the model");
     #[cfg(target_os = "linux")]
     fails(short(&folder, "2").args(["--output", "/proc/model"]), "/proc/model");
     #[cfg(unix)]

@@ -76,9 +76,9 @@ pub struct Train {
 
 const EXAMPLES: &str = "\
 Examples:
-  candle-attention train --text texts.txt --output words --steps 20 --vocab-size 400 --hidden-size 16
+  candle-attention train --text texts.txt --output words --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16
   candle-attention train --text texts.txt --eval held_back.txt --teacher all-MiniLM-L6-v2 \\
-      --output student --steps 20 --vocab-size 400 --hidden-size 16 --plot student.svg";
+      --output student --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16 --plot student.svg";
 
 /// The settings of `TrainConfig` that the command line can change.
 #[derive(clap::Args)]
@@ -177,7 +177,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     let inputs: Vec<&Path> = [Some(text), arguments.eval.as_deref()].into_iter().flatten().collect();
     let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, &inputs)).transpose()?;
     if !arguments.static_vectors {
-        places::check_output(&arguments.output, &run_folder, teacher_folder)?;
+        places::check_output(&arguments.output, &run_folder, teacher_folder, arguments.plot.as_deref())?;
     }
     places::check_run(&run_folder, teacher_folder)?;
     // A file of this name that is no record of a run is not replaced.

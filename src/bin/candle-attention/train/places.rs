@@ -31,9 +31,9 @@ pub fn check_run(run: &Path, teacher: Option<&Path>) -> Result<()> {
     check_writable(run)
 }
 
-/// Checks that the folder of the model can be written, and is apart from the teacher and the run. Whether this run may
+/// Checks that the folder of the model can be written, and is apart from the teacher, the run and the picture. Whether this run may
 /// write to a folder that exists, `Trainer::check` knows.
-pub fn check_output(output: &Path, run: &Path, teacher: Option<&Path>) -> Result<()> {
+pub fn check_output(output: &Path, run: &Path, teacher: Option<&Path>, plot: Option<&Path>) -> Result<()> {
     let wrong = |reason: String| Err(about(output, &reason).into());
     if let Some(teacher) = teacher
         && is_inside(output, teacher)
@@ -42,6 +42,11 @@ pub fn check_output(output: &Path, run: &Path, teacher: Option<&Path>) -> Result
     }
     if is_inside(run, output) {
         return wrong(format!("the folder of the run, {}, cannot be in the one of the model", run.display()));
+    }
+    if let Some(plot) = plot
+        && is_inside(plot, output)
+    {
+        return wrong(format!("the picture, {}, cannot be in the folder of the model", plot.display()));
     }
     check_writable(output)
 }

@@ -32,7 +32,8 @@ impl Progress {
 
     /// The steps after `start`.
     pub fn of_steps(start: usize, count: usize, every: Duration) -> Result<Self> {
-        let style = ProgressStyle::with_template("{bar:30} step {human_pos} of {human_len}, {msg}, {eta} left")?;
+        // At most 80 columns.
+        let style = ProgressStyle::with_template("{bar:10} {pos} of {len} steps, {msg}, {eta} left")?;
         let bar = ProgressBar::new(count as u64).with_style(style).with_position(start as u64);
         bar.reset_eta();
         Ok(Self::new(bar, "training", "steps", start, every))
@@ -48,10 +49,10 @@ impl Progress {
     /// So many are done; `state` is what else to say, such as a loss.
     pub fn at(&self, done: usize, state: &str) {
         let Some((every, last)) = &self.lines else {
-            self.bar.set_position(done as u64);
             if !state.is_empty() {
                 self.bar.set_message(state.to_string());
             }
+            self.bar.set_position(done as u64);
             return;
         };
         if last.get().elapsed() < *every {
