@@ -74,6 +74,9 @@ fn an_output_that_is_something_else_is_refused() {
         command.arg("--output").arg(folder.path(output)).arg("--teacher").arg(folder.path("teacher"));
         command
     };
+    let mut command = short(&folder, "2");
+    command.arg("--output").arg(folder.path("model")).env("HF_HUB_OFFLINE", "1");
+    fails(command.args(["--teacher", "no-owner/no-name"]), "no-owner/no-name: no such folder, and as a hub id: ");
     fails(&mut run("teacher"), "teacher: the model cannot be written to ");
     fails(&mut run("teacher/student"), "teacher/student: the model cannot be written to ");
     fails(run("model").arg("--run").arg(folder.path("teacher/run")), "teacher/run: the run cannot be in ");

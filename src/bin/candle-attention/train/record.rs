@@ -17,7 +17,7 @@ const POINTS: usize = 100;
 /// The mean loss of the last steps.
 pub struct Mean {
     steps: usize,
-    loss: f64,
+    loss: f32,
 }
 
 impl std::fmt::Display for Mean {
@@ -29,7 +29,7 @@ impl std::fmt::Display for Mean {
     }
 }
 
-/// The measurements of a run up to a step.
+/// The measurements of a run up to a step. In f32: serde_json reads an f64 that it wrote with another last digit.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub struct Record {
     #[serde(skip)]
@@ -41,9 +41,9 @@ pub struct Record {
     #[serde(default)]
     recent: Vec<(usize, f32)>,
     /// Steps, each with the mean loss of the last steps.
-    losses: Vec<(usize, f64)>,
+    losses: Vec<(usize, f32)>,
     /// Steps, each with Spearman's correlation and the share of nearest neighbors found on the held-back texts.
-    pub held_back: Vec<(usize, f64, f64)>,
+    pub held_back: Vec<(usize, f32, f32)>,
 }
 
 impl Record {
@@ -76,7 +76,7 @@ impl Record {
     pub fn mean(&self, number: usize) -> Mean {
         let last = self.recent.iter().rev().take_while(|(step, _)| step + WINDOW > number);
         let (steps, sum) = last.fold((0, 0.0), |(steps, sum), (_, loss)| (steps + 1, sum + f64::from(*loss)));
-        Mean { steps, loss: sum / steps.max(1) as f64 }
+        Mean { steps, loss: (sum / steps.max(1) as f64) as f32 }
     }
 
     /// Saves the record after a step in the folder of the run.
@@ -110,15 +110,15 @@ impl Record {
             legend,
             lines,
         };
-        let losses: Vec<(f64, f64)> = self.losses.iter().map(|&(step, loss)| (step as f64, loss)).collect();
+        let losses: Vec<(f64, f64)> = self.losses.iter().map(|&(step, loss)| (step as f64, f64::from(loss))).collect();
         let most = losses.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let losses = Line { name: "mean loss of 50 steps", points: losses };
         // A loss may be 0; the length of an axis may not.
         let mut charts = vec![chart("loss", most.max(1e-9) * 1.05, UpperRight, vec![losses])];
         if !self.held_back.is_empty() {
-            let line = |name, of: fn(&(usize, f64, f64)) -> f64| Line {
+            let line = |name, of: fn(&(usize, f32, f32)) -> f32| Line {
                 name,
-                points: self.held_back.iter().map(|point| (point.0 as f64, of(point))).collect(),
+                points: self.held_back.iter().map(|point| (point.0 as f64, f64::from(of(point)))).collect(),
             };
             let lines = vec![
                 line("Spearman's correlation with the teacher", |point| point.1),

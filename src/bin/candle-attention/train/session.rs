@@ -72,7 +72,7 @@ impl Session<'_> {
         if let Some(held_back) = self.held_back {
             let Agreement { spearman, top_1_in_10 } = held_back.compare(&trainer.encode(&held_back.texts)?)?;
             line += &format!(", held back: Spearman {spearman:.3}, top 1 in 10 {top_1_in_10:.3}");
-            record.held_back.push((number, spearman, top_1_in_10));
+            record.held_back.push((number, spearman as f32, top_1_in_10 as f32));
         }
         Ok(line)
     }
