@@ -32,4 +32,6 @@ pub(crate) use new_folder::{NewFolder, check_absent, write_new_folder};
 pub(crate) use read::open_regular;
 pub(crate) use read::{is_present, read_limited};
 pub(crate) use stored_file::StoredFile;
+#[cfg(feature = "train")]
+pub(crate) use temporary::is_temporary;
 pub(crate) use tensors::write_tensors;

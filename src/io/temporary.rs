@@ -113,7 +113,8 @@ pub(super) fn remove_abandoned(folder: &Path, age: Duration) {
     }
 }
 
-fn is_temporary(name: &OsStr) -> bool {
+/// Whether a file or folder of this name is temporary.
+pub(crate) fn is_temporary(name: &OsStr) -> bool {
     let random = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
     random.is_some_and(|random| random.len() == RANDOM && random.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }

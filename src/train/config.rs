@@ -4,6 +4,12 @@ use crate::encoder::BertConfig;
 use crate::error::{Error, Result};
 use crate::macros::setters;
 
+/// The warm-up is never longer than one step in this many.
+pub(super) const STEPS_PER_WARMUP_STEP: usize = 10;
+
+/// The default warm-up of a long run, in steps.
+const WARMUP_STEPS: usize = 250;
+
 /// Standard deviation of freshly initialized matrices.
 pub(super) const INITIALIZER_RANGE: f64 = 0.05;
 
@@ -24,7 +30,8 @@ pub enum StudentKind {
 pub struct TrainConfig {
     /// Kind of model.
     pub kind: StudentKind,
-    /// Size of the WordPiece vocabulary, including the five special tokens.
+    /// Largest size of the WordPiece vocabulary, including the five special tokens. If the texts give fewer tokens, the
+    /// vocabulary has those: [`Trainer::config`](crate::train::Trainer::config) has its size.
     pub vocab_size: usize,
     /// Dimension of the hidden states and of the embeddings.
     pub hidden_size: usize,
@@ -42,8 +49,9 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// Total number of steps.
     pub steps: usize,
-    /// Number of steps in which the learning rate rises linearly from 0; after them it falls to 0 along a cosine.
-    pub warmup_steps: usize,
+    /// Number of steps in which the learning rate rises linearly from 0; after them it falls to 0 along a cosine. At most a
+    /// tenth of the steps; if `None`, 250 or a tenth of the steps, whichever is less.
+    pub warmup_steps: Option<usize>,
     /// Peak learning rate.
     pub learning_rate: f64,
     /// Decoupled weight decay of matrices; biases and norms have none.
@@ -69,7 +77,7 @@ impl Default for TrainConfig {
             max_length: 64,
             batch_size: 128,
             steps: 9_000,
-            warmup_steps: 250,
+            warmup_steps: None,
             learning_rate: 2e-3,
             weight_decay: 0.01,
             max_grad_norm: 1.0,
@@ -83,7 +91,7 @@ impl TrainConfig {
     setters! {
         /// Sets the kind of model.
         with_kind, kind: StudentKind = kind;
-        /// Sets the size of the vocabulary.
+        /// Sets the largest size of the vocabulary.
         with_vocab_size, vocab_size: usize = vocab_size;
         /// Sets the dimension of the hidden states.
         with_hidden_size, hidden_size: usize = hidden_size;
@@ -102,7 +110,7 @@ impl TrainConfig {
         /// Sets the total number of steps.
         with_steps, steps: usize = steps;
         /// Sets the number of warmup steps.
-        with_warmup_steps, warmup_steps: usize = warmup_steps;
+        with_warmup_steps, warmup_steps: usize = Some(warmup_steps);
         /// Sets the peak learning rate.
         with_learning_rate, learning_rate: f64 = learning_rate;
         /// Sets the weight decay of matrices.
@@ -115,40 +123,9 @@ impl TrainConfig {
         with_seed, seed: u64 = seed;
     }
 
-    /// Checks all fields.
-    ///
-    /// # Errors
-    /// [`Error::Config`], with the field, its value and the allowed values.
-    pub fn validate(&self) -> Result<()> {
-        let at_least = [
-            ("vocab_size", self.vocab_size, 6),
-            ("max_length", self.max_length, 3),
-            // A similarity needs two texts.
-            ("batch_size", self.batch_size, 2),
-            ("steps", self.steps, 1),
-        ];
-        for (field, found, least) in at_least {
-            if found < least {
-                return Err(Error::config(field, found, format!("at least {least}")));
-            }
-        }
-        if self.max_length > self.max_position_embeddings {
-            let allowed = format!("at most max_position_embeddings = {}", self.max_position_embeddings);
-            return Err(Error::config("max_length", self.max_length, allowed));
-        }
-        let positive = [("learning_rate", self.learning_rate), ("max_grad_norm", self.max_grad_norm)];
-        let not_negative = [("weight_decay", self.weight_decay), ("similarity_weight", self.similarity_weight)];
-        for (field, found) in positive {
-            if !(found.is_finite() && found > 0.0) {
-                return Err(Error::config(field, found, "a number above 0"));
-            }
-        }
-        for (field, found) in not_negative {
-            if !(found.is_finite() && found >= 0.0) {
-                return Err(Error::config(field, found, "a number of at least 0"));
-            }
-        }
-        self.bert()?.validate()
+    /// The number of warm-up steps.
+    pub fn resolved_warmup_steps(&self) -> usize {
+        self.warmup_steps.unwrap_or_else(|| WARMUP_STEPS.min(self.steps / STEPS_PER_WARMUP_STEP))
     }
 
     /// The `config.json` of the model.
@@ -179,11 +156,12 @@ impl TrainConfig {
 
     /// The learning rate of a step, which counts from 0.
     pub(super) fn learning_rate_at(&self, step: usize) -> f64 {
-        if step < self.warmup_steps {
-            return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;
+        let warmup_steps = self.resolved_warmup_steps();
+        if step < warmup_steps {
+            return self.learning_rate * (step + 1) as f64 / warmup_steps as f64;
         }
-        let all = self.steps.saturating_sub(self.warmup_steps).max(1);
-        let done = (step - self.warmup_steps) as f64 / all as f64;
+        let all = self.steps.saturating_sub(warmup_steps).max(1);
+        let done = (step - warmup_steps) as f64 / all as f64;
         self.learning_rate * 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos())
     }
 }
@@ -201,5 +179,17 @@ mod tests {
         for (got, want) in rates.zip(want) {
             assert!((got - want).abs() < 1e-12, "{got}, want {want}");
         }
+    }
+
+    #[test]
+    fn the_warm_up_is_at_most_a_tenth_of_the_steps() {
+        for (steps, want) in [(1, 0), (19, 1), (100, 10), (2_500, 250), (9_000, 250)] {
+            let config = TrainConfig::default().with_steps(steps);
+            config.validate().unwrap();
+            assert_eq!(config.resolved_warmup_steps(), want, "{steps}");
+            let error = config.with_warmup_steps(steps / 10 + 1).validate().unwrap_err().to_string();
+            assert!(error.contains(&format!("at most {}, a tenth of the {steps} steps", steps / 10)), "{error}");
+        }
+        assert!(TrainConfig::default().with_steps(5).learning_rate_at(0) > 0.0);
     }
 }

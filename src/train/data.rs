@@ -18,14 +18,14 @@ const MAX_LINE_BYTES: usize = 1 << 24;
 /// file.
 ///
 /// # Errors
-/// [`Error::Io`] for a file that cannot be read, [`Error::File`] for one that is no regular file, holds no text, is not
-/// UTF-8 or has a line of more than 16 MiB.
+/// [`Error::Io`] for a file that cannot be read, [`Error::File`] for one that is no regular file, holds no text or
+/// only texts in `held_back`, is not UTF-8 or has a line of more than 16 MiB.
 pub fn read_texts(path: impl AsRef<Path>, held_back: &[String]) -> Result<Vec<String>> {
     let path = path.as_ref();
     let (file, _) = open_regular(path)?;
     let mut file = BufReader::new(file);
     let mut seen: HashSet<String> = held_back.iter().map(|text| text.trim().to_string()).collect();
-    let (mut texts, mut line) = (Vec::new(), Vec::new());
+    let (mut texts, mut line, mut any) = (Vec::new(), Vec::new(), false);
     for number in 1.. {
         line.clear();
         let most = MAX_LINE_BYTES as u64 + 1;
@@ -38,12 +38,14 @@ pub fn read_texts(path: impl AsRef<Path>, held_back: &[String]) -> Result<Vec<St
         }
         let text = std::str::from_utf8(&line).map_err(|_| Error::file(path, format!("line {number} is not UTF-8")))?;
         let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { text }.trim();
+        any |= !text.is_empty();
         if !text.is_empty() && seen.insert(text.to_string()) {
             texts.push(text.to_string());
         }
     }
     if texts.is_empty() {
-        return Err(Error::file(path, "no text to train on: expected one text per line"));
+        let held_back = "all of its texts are held back for measuring, none is left to train on";
+        return Err(Error::file(path, if any { held_back } else { "holds no text, expected one text per line" }));
     }
     Ok(texts)
 }

@@ -19,6 +19,7 @@ mod run;
 mod state;
 mod student;
 mod teacher;
+mod validate;
 mod vocabulary;
 mod write;
 

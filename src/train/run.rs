@@ -32,6 +32,8 @@ use crate::train::{vocabulary, write};
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
 pub struct Trainer {
+    /// As it was asked for: the vocabulary may be larger than what the texts give.
+    asked: TrainConfig,
     config: TrainConfig,
     tokenizer: Tokenizer,
     ids: Vec<Vec<u32>>,
@@ -40,6 +42,8 @@ pub struct Trainer {
     objective: Objective,
     optimizer: AdamW,
     step: usize,
+    /// The number of steps that the saved run had, if this one has more.
+    prolonged_from: Option<usize>,
     folder: PathBuf,
     /// Fingerprint of the texts and the teacher.
     key: String,
@@ -63,12 +67,16 @@ impl Trainer {
     /// A run on these texts. With a teacher, the student learns the teacher's embeddings, and each word embedding starts as
     /// the teacher's embedding of the word; without one, it learns to predict masked words.
     ///
-    /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it.
+    /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it. With more
+    /// steps than the saved run had, it is prolonged: from here on the learning rate is that of the longer run at this step,
+    /// so it jumps up again if it had fallen already.
+    ///
     /// `on_progress` is called with the number of texts that the teacher has encoded so far, and of all texts.
     ///
     /// # Errors
-    /// An invalid configuration; a vocabulary larger than the texts give; a student wider than its teacher; a saved run
-    /// of another configuration, other texts or another teacher; files that cannot be read or written.
+    /// An invalid configuration; a vocabulary too small for the characters of the texts; a student wider than its teacher;
+    /// [`Error::NotFinite`] for a teacher that gives NaN, of which nothing is kept; a saved run of another configuration,
+    /// other texts or another teacher; files that cannot be read or written.
     pub fn new(
         config: TrainConfig,
         texts: &[String],
@@ -76,26 +84,14 @@ impl Trainer {
         folder: impl AsRef<Path>,
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Self> {
-        config.validate()?;
-        if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
-            return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
-        }
-        if teacher.is_none() && config.kind == StudentKind::Static {
-            let allowed = "encoder if there is no teacher, because static vectors see no context";
-            return Err(Error::config("kind", "static", allowed));
-        }
         let folder = folder.as_ref().to_path_buf();
+        let Start { asked, key, saved } = Start::new(config, texts, teacher, &folder)?;
         create_folder(&folder)?;
-        let of_teacher = teacher.map_or("", |teacher| &teacher.key);
-        let parts = texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]);
-        let key = parts.collect::<Fingerprint>().hex();
-        let path = folder.join(state::FILE);
-        let saved = if is_present(&path)? { Some(State::open(&path, &config, &key)?) } else { None };
-
         let tokenizer = match &saved {
-            Some(saved) => saved.tokenizer(config.vocab_size)?,
-            None => vocabulary::train(texts, config.vocab_size)?,
+            Some(saved) => saved.tokenizer(asked.vocab_size)?,
+            None => vocabulary::train(texts, asked.vocab_size)?,
         };
+        let config = TrainConfig { vocab_size: tokenizer.get_vocab_size(true), ..asked.clone() };
         let objective = match teacher {
             Some(teacher) => {
                 let embeddings = teacher.encode_once(texts, &folder, on_progress)?;
@@ -120,11 +116,25 @@ impl Trainer {
         }
         let ids = vocabulary::encode(&tokenizer, texts, config.max_length)?;
         let batches = Batches::new(ids.iter().map(Vec::len).collect(), config.batch_size, config.seed);
+        let prolonged_from = saved.as_ref().map(|saved| saved.steps).filter(|steps| *steps < config.steps);
         let step = saved.map_or(0, |saved| saved.step);
-        Ok(Self { config, tokenizer, ids, batches, student, objective, optimizer, step, folder, key })
+        Ok(Self {
+            asked,
+            config,
+            tokenizer,
+            ids,
+            batches,
+            student,
+            objective,
+            optimizer,
+            step,
+            prolonged_from,
+            folder,
+            key,
+        })
     }
 
-    /// The configuration.
+    /// The configuration, with the size of the vocabulary and the number of warm-up steps that the run has.
     pub fn config(&self) -> &TrainConfig {
         &self.config
     }
@@ -137,6 +147,11 @@ impl Trainer {
     /// Number of completed steps.
     pub fn steps_done(&self) -> usize {
         self.step
+    }
+
+    /// The number of steps that the saved run had, if this one has more.
+    pub fn prolonged_from(&self) -> Option<usize> {
+        self.prolonged_from
     }
 
     /// Trains on one batch; `None` once all steps are done.
@@ -170,7 +185,7 @@ impl Trainer {
     /// If the file cannot be written; the save before is then still there.
     pub fn save(&self) -> Result<()> {
         let tokenizer = vocabulary::to_json(&self.tokenizer)?;
-        state::save(&self.folder.join(state::FILE), &self.config, &self.key, self.step, tokenizer, &self.optimizer)
+        state::save(&self.folder.join(state::FILE), &self.asked, &self.key, self.step, tokenizer, &self.optimizer)
     }
 
     /// One unit vector per text, `(texts, hidden_size)`, by the student in its current state.
@@ -186,8 +201,10 @@ impl Trainer {
     /// Writes the model in its current state, with weights in `dtype`, to a folder that transformers, sentence-transformers
     /// and [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) read.
     ///
-    /// A new folder appears complete or not at all. In a folder that holds the same model, only the weights are replaced,
-    /// atomically: a kill, a full disk or a power failure leaves the old ones or the new ones. Other files there stay.
+    /// A new folder appears complete or not at all. In a folder that this run wrote, only the weights are replaced,
+    /// atomically: a kill, a full disk or a power failure leaves the old ones or the new ones. Other files there stay. What
+    /// the run wrote is recognized by `candle_attention_run` in the metadata of the weights: a fingerprint of the
+    /// configuration except the number of steps, the texts and the teacher.
     ///
     /// # Errors
     /// Those of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
@@ -195,16 +212,37 @@ impl Trainer {
         let small = self.small_files()?;
         let weights = self.student.variables().into_iter();
         let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
-        write::write_folder(folder.as_ref(), &small, &weights.collect::<Result<_>>()?)
+        write::write_folder(folder.as_ref(), self.mark()?, &small, &weights.collect::<Result<_>>()?)
     }
 
-    /// Checks that [`write`](Self::write) may write to `folder`: there is no other model in it, of another configuration or
-    /// with another tokenizer. Call it before a long training.
+    /// Checks that [`write`](Self::write) may write to `folder`: there is nothing, an empty folder, or a model that this run
+    /// wrote. Call it before a long training.
     ///
     /// # Errors
-    /// [`Error::Config`] for static vectors; [`Error::File`] for a file of another model.
+    /// [`Error::Config`] for static vectors; [`Error::File`] for a folder or a file that the run did not write.
     pub fn check_writable(&self, folder: impl AsRef<Path>) -> Result<()> {
-        write::check_writable(folder.as_ref(), &self.small_files()?)
+        write::check_writable(folder.as_ref(), &self.mark()?, &self.small_files()?)
+    }
+
+    /// Checks before any work, so before the teacher encodes, what [`new`](Self::new) and, if there is an `output`,
+    /// [`check_writable`](Self::check_writable) would refuse. It writes nothing.
+    ///
+    /// # Errors
+    /// An invalid configuration; a saved run in `folder` of another configuration, other texts or another teacher;
+    /// [`Error::File`] for an `output` that this run did not write.
+    pub fn check(
+        config: &TrainConfig,
+        texts: &[String],
+        teacher: Option<&Teacher>,
+        folder: impl AsRef<Path>,
+        output: Option<&Path>,
+    ) -> Result<()> {
+        let start = Start::new(config.clone(), texts, teacher, folder.as_ref())?;
+        output.map_or(Ok(()), |output| write::check_folder(output, &write::mark(&start.asked, &start.key)?))
+    }
+
+    fn mark(&self) -> Result<String> {
+        write::mark(&self.asked, &self.key)
     }
 
     fn small_files(&self) -> Result<write::SmallFiles> {
@@ -212,5 +250,36 @@ impl Trainer {
             return Err(Error::config("kind", "static", "encoder, because static vectors are for comparison only"));
         }
         write::small_files(&self.config, &self.tokenizer)
+    }
+}
+
+/// What is known of a run before any work.
+struct Start {
+    asked: TrainConfig,
+    key: String,
+    saved: Option<State>,
+}
+
+impl Start {
+    fn new(config: TrainConfig, texts: &[String], teacher: Option<&Teacher>, folder: &Path) -> Result<Self> {
+        config.validate()?;
+        if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
+            return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
+        }
+        if teacher.is_none() && config.kind == StudentKind::Static {
+            let allowed = "encoder if there is no teacher, because static vectors see no context";
+            return Err(Error::config("kind", "static", allowed));
+        }
+        if let Some(width) = teacher.map(Teacher::embedding_size).filter(|width| *width < config.hidden_size) {
+            let allowed = format!("at most {width}, the teacher's embedding size");
+            return Err(Error::config("hidden_size", config.hidden_size, allowed));
+        }
+        let of_teacher = teacher.map_or("", |teacher| &teacher.key);
+        let parts = texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]);
+        let key = parts.collect::<Fingerprint>().hex();
+        let asked = TrainConfig { warmup_steps: Some(config.resolved_warmup_steps()), ..config };
+        let path = folder.join(state::FILE);
+        let saved = if is_present(&path)? { Some(State::open(&path, &asked, &key)?) } else { None };
+        Ok(Self { asked, key, saved })
     }
 }

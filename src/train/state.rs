@@ -21,6 +21,8 @@ pub(super) const FILE: &str = "run.safetensors";
 /// A saved run.
 pub(super) struct State {
     pub step: usize,
+    /// The number of steps that the run had when it was saved.
+    pub steps: usize,
     path: PathBuf,
     tokenizer: String,
     checkpoint: Checkpoint,
@@ -28,7 +30,12 @@ pub(super) struct State {
 
 const KINDS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
 
+/// Names of the fields of the configuration that change when a run is prolonged.
+const STEPS: &str = "steps";
+const WARMUP_STEPS: &str = "warmup_steps";
+
 /// Writes everything that the next step depends on except the texts and the teacher, of which `key` is a fingerprint.
+/// `config` is what was asked for: its vocabulary may be larger than the one of the tokenizer.
 pub(super) fn save(
     path: &Path,
     config: &TrainConfig,
@@ -73,7 +80,8 @@ fn instructions() -> String {
 }
 
 impl State {
-    /// Opens a saved run; an error if it has another configuration, other texts or another teacher.
+    /// Opens a saved run; an error if it has another configuration, other texts or another teacher. With more steps than
+    /// before, the run is prolonged, and its warm-up may be another one.
     pub fn open(path: &Path, config: &TrainConfig, key: &str) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
         let metadata = checkpoint.metadata().clone();
@@ -87,9 +95,14 @@ impl State {
         // Written and parsed as the saved one was, because a float may lose its last bit on the way.
         let ours = json(&serde_json::to_string(config).map_err(|e| Error::file(path, e))?)?;
         let theirs = json(entry("config")?)?;
+        let steps = theirs[STEPS].as_u64().and_then(|steps| usize::try_from(steps).ok()).unwrap_or(config.steps);
+        if steps > config.steps {
+            return Err(other(format!("steps was {steps}, now {}, and a run cannot be shortened", config.steps)));
+        }
+        let free = |field: &str| steps < config.steps && [STEPS, WARMUP_STEPS].contains(&field);
         for (field, now) in ours.as_object().into_iter().flatten() {
             let then = &theirs[field];
-            if then != now {
+            if then != now && !free(field) {
                 return Err(other(format!("{field} was {then}, now {now}")));
             }
         }
@@ -99,14 +112,14 @@ impl State {
             ));
         }
         let step = entry("step")?.parse().map_err(|e| Error::file(path, e))?;
-        Ok(Self { step, path: path.to_path_buf(), tokenizer: entry("tokenizer")?.clone(), checkpoint })
+        Ok(Self { step, steps, path: path.to_path_buf(), tokenizer: entry("tokenizer")?.clone(), checkpoint })
     }
 
-    /// The tokenizer of the run.
-    pub fn tokenizer(&self, size: usize) -> Result<Tokenizer> {
+    /// The tokenizer of the run, of at most `most` tokens.
+    pub fn tokenizer(&self, most: usize) -> Result<Tokenizer> {
         let reason =
             "its tokenizer is none that this version of the crate trains; remove the file to start from the beginning";
-        from_json(&self.tokenizer, size)?.ok_or_else(|| Error::file(&self.path, reason))
+        from_json(&self.tokenizer, most)?.ok_or_else(|| Error::file(&self.path, reason))
     }
 
     /// The weights, by name: all that the model has, and no others.

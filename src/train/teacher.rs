@@ -12,7 +12,10 @@ use crate::error::{Error, Result};
 use crate::io::{Fingerprint, create_folder, is_present, write_atomic, write_tensors};
 use crate::train::student::unit;
 
-/// Number of texts that are encoded between two calls of the progress function.
+/// Number of texts whose embeddings are in one cache file. As many are encoded between two calls of the progress function,
+/// and are lost by an interrupt.
+const CACHED: usize = 1024;
+/// Number of embeddings whose products are summed at once.
 const CHUNK: usize = 4096;
 /// Name of the tensor in a cache file.
 const EMBEDDINGS: &str = "embeddings";
@@ -48,36 +51,53 @@ impl Teacher {
         unit(&self.encoder.encode(&texts, &EncodeOptions::default().with_batch_size(64))?.to_dtype(DType::F32)?)
     }
 
-    /// The vectors of [`encode`](Self::encode) rounded to f16, cached in a file in `folder`.
+    /// Dimension of the embeddings.
+    pub(super) fn embedding_size(&self) -> usize {
+        self.encoder.embedding_size()
+    }
+
+    /// The vectors of [`encode`](Self::encode) rounded to f16, cached in files in `folder`, each when its texts are encoded.
     pub(super) fn encode_once(
         &self,
         texts: &[String],
         folder: &Path,
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Tensor> {
-        let path = self.cache_path(texts, folder);
-        if is_present(&path)? {
-            let kept = Checkpoint::open(&path)?;
-            let entry = kept.entry(EMBEDDINGS)?;
-            let shape = [texts.len(), self.encoder.embedding_size()];
-            if *entry.shape != shape || entry.dtype != Dtype::F16 {
-                let found = format!("has dtype {} and shape {:?}", entry.dtype, entry.shape);
-                let reason = format!("`{EMBEDDINGS}` {found}, expected F16 {shape:?}; remove the file");
-                return Err(Error::file(&path, reason));
+        let mut parts = Vec::with_capacity(texts.len().div_ceil(CACHED));
+        for (i, texts_of_part) in texts.chunks(CACHED).enumerate() {
+            let path = self.cache_path(texts_of_part, folder);
+            if is_present(&path)? {
+                parts.push(self.cached(&path, texts_of_part.len())?);
+                continue;
             }
-            return kept.tensor(EMBEDDINGS, &Device::Cpu);
-        }
-        let mut parts = Vec::with_capacity(texts.len().div_ceil(CHUNK));
-        for (i, chunk) in texts.chunks(CHUNK).enumerate() {
-            parts.push(self.encode(chunk)?.to_dtype(DType::F16)?);
+            let embeddings = self.encode(texts_of_part)?.to_dtype(DType::F16)?;
+            create_folder(folder)?;
+            let tensors = BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]);
+            write_atomic(&path, |file| write_tensors(file, &path, &tensors, &HashMap::new()))?;
+            parts.push(embeddings);
             if let Some(on_progress) = on_progress {
-                on_progress(i * CHUNK + chunk.len(), texts.len());
+                on_progress(i * CACHED + texts_of_part.len(), texts.len());
             }
         }
-        let embeddings = Tensor::cat(&parts, 0)?;
-        create_folder(folder)?;
-        let tensors = BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]);
-        write_atomic(&path, |file| write_tensors(file, &path, &tensors, &HashMap::new()))?;
+        Ok(Tensor::cat(&parts, 0)?)
+    }
+
+    /// The embeddings of a cache file, checked.
+    fn cached(&self, path: &Path, texts: usize) -> Result<Tensor> {
+        let file = Checkpoint::open(path)?;
+        let entry = file.entry(EMBEDDINGS)?;
+        let shape = [texts, self.embedding_size()];
+        if *entry.shape != shape || entry.dtype != Dtype::F16 {
+            let found = format!("has dtype {} and shape {:?}", entry.dtype, entry.shape);
+            let reason = format!("`{EMBEDDINGS}` {found}, expected F16 {shape:?}; remove the file");
+            return Err(Error::file(path, reason));
+        }
+        let embeddings = file.tensor(EMBEDDINGS, &Device::Cpu)?;
+        // 0 times a number that is not finite is NaN.
+        if (embeddings.to_dtype(DType::F32)? * 0.0)?.sum_all()?.to_scalar::<f32>()? != 0.0 {
+            let reason = "its embeddings of the teacher hold NaN or an infinity; remove the file";
+            return Err(Error::file(path, reason));
+        }
         Ok(embeddings)
     }
 
@@ -89,12 +109,9 @@ impl Teacher {
 
 /// An orthonormal basis `(d, width)` in f32 of the directions in which vectors `(n, d)` keep most of their inner products:
 /// the leading eigenvectors of the second moments, found by orthogonal iteration (Golub and Van Loan, Matrix Computations,
-/// 8.2.4).
+/// 8.2.4). `width` is at most `d`.
 pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
     let (n, d) = embeddings.dims2()?;
-    if width > d {
-        return Err(Error::config("hidden_size", width, format!("at most {d}, the teacher's embedding size")));
-    }
     let mut moments = Tensor::zeros((d, d), DType::F32, &Device::Cpu)?;
     for start in (0..n).step_by(CHUNK) {
         let rows = embeddings.narrow(0, start, CHUNK.min(n - start))?.to_dtype(DType::F32)?;

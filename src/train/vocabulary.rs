@@ -29,8 +29,8 @@ fn normalizer() -> BertNormalizer {
     BertNormalizer::new(true, true, None, true)
 }
 
-/// Trains a lower-case WordPiece vocabulary of `size` tokens on the texts.
-pub(super) fn train(texts: &[String], size: usize) -> Result<Tokenizer> {
+/// Trains a lower-case WordPiece vocabulary on the texts: of `most` tokens, or of all that the texts give if these are fewer.
+pub(super) fn train(texts: &[String], most: usize) -> Result<Tokenizer> {
     let words = |text: &str| {
         let mut text = NormalizedString::from(text);
         normalizer().normalize(&mut text)?;
@@ -41,10 +41,12 @@ pub(super) fn train(texts: &[String], size: usize) -> Result<Tokenizer> {
     };
     // The trainer numbers characters in a random order and breaks ties between merges by these numbers. Only special tokens
     // are numbered in the order given, so all characters are passed as special tokens: the vocabulary is then reproducible.
-    let letters = letters(texts, words)?;
+    let (letters, characters) = letters(texts, words)?;
     let within = letters.iter().map(|letter| format!("##{letter}"));
     let given = SPECIAL.map(String::from).into_iter().chain(letters.iter().map(char::to_string)).chain(within);
-    let given = given.map(|token| AddedToken::from(token, true)).collect();
+    let given: Vec<AddedToken> = given.map(|token| AddedToken::from(token, true)).collect();
+    // The trainer allocates for as many tokens as it is told. Each merge leaves one character less to be merged.
+    let size = most.min(given.len().saturating_add(characters));
     let trainer = WordPieceTrainer::builder().vocab_size(size).special_tokens(given).show_progress(false);
     let mut trainer = trainer.limit_alphabet(letters.len()).initial_alphabet(letters.into_iter().collect()).build();
     trainer.feed(texts.iter(), words).map_err(tokenizer_error)?;
@@ -53,13 +55,9 @@ pub(super) fn train(texts: &[String], size: usize) -> Result<Tokenizer> {
 
     let tokenizer = tokenizer(model)?;
     let found = tokenizer.get_vocab_size(true);
-    if found != size {
-        let allowed = if found < size {
-            format!("at most {found}, all that the texts give")
-        } else {
-            format!("at least {found}, for the characters of the texts")
-        };
-        return Err(Error::config("vocab_size", size, allowed));
+    if found > most {
+        let allowed = format!("at least {found}, for the characters of the texts");
+        return Err(Error::config("vocab_size", most, allowed));
     }
     Ok(tokenizer)
 }
@@ -83,18 +81,19 @@ fn tokenizer(model: WordPiece) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// The characters that get tokens of their own, sorted.
-fn letters(texts: &[String], words: impl Fn(&str) -> tokenizers::Result<Vec<String>>) -> Result<Vec<char>> {
+/// The characters that get tokens of their own, sorted, and the number of all characters of the texts.
+fn letters(texts: &[String], words: impl Fn(&str) -> tokenizers::Result<Vec<String>>) -> Result<(Vec<char>, usize)> {
     let mut counts: HashMap<char, usize> = HashMap::new();
     for text in texts {
         for word in words(text).map_err(tokenizer_error)? {
             word.chars().for_each(|letter| *counts.entry(letter).or_default() += 1);
         }
     }
+    let characters = counts.values().sum();
     let by_count: BTreeMap<_, _> = counts.into_iter().map(|(letter, n)| ((std::cmp::Reverse(n), letter), ())).collect();
     let mut letters: Vec<char> = by_count.into_keys().map(|(_, letter)| letter).take(ALPHABET).collect();
     letters.sort_unstable();
-    Ok(letters)
+    Ok((letters, characters))
 }
 
 /// The token ids of each text, including the special tokens, truncated to `max_length`.
@@ -127,9 +126,9 @@ struct Saved {
     model: WordPiece,
 }
 
-/// The tokenizer that [`to_json`] wrote. Only a vocabulary of `size` tokens is read and the rest is made anew, because a
+/// The tokenizer that [`to_json`] wrote. Only a vocabulary of at most `most` tokens is read and the rest is made anew, because a
 /// `tokenizer.json` can make the tokenizers crate panic or compute without end; `None` if it then is another one.
-pub(super) fn from_json(json: &str, size: usize) -> Result<Option<Tokenizer>> {
+pub(super) fn from_json(json: &str, most: usize) -> Result<Option<Tokenizer>> {
     let Ok(Saved { model }) = serde_json::from_str(json) else { return Ok(None) };
     // A word limit of its own makes a long word take for ever, and a prefix of its own gives other tokens.
     let made = WordPiece::builder().unk_token(SPECIAL[1].to_string()).build().map_err(tokenizer_error)?;
@@ -137,8 +136,9 @@ pub(super) fn from_json(json: &str, size: usize) -> Result<Option<Tokenizer>> {
         (model.unk_token.clone(), model.continuing_subword_prefix.clone(), model.max_input_chars_per_word)
     };
     let is_special = |id: usize| model.id_to_token(id as u32).as_deref() == Some(SPECIAL[id]);
+    let size = model.get_vocab_size();
     let ids = || (0..size).all(|id| model.id_to_token(id as u32).is_some()) && (0..SPECIAL.len()).all(is_special);
-    if model.get_vocab_size() != size || settings(&model) != settings(&made) || !ids() {
+    if !(SPECIAL.len()..=most).contains(&size) || settings(&model) != settings(&made) || !ids() {
         return Ok(None);
     }
     let tokenizer = tokenizer(model)?;

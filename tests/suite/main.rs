@@ -62,6 +62,10 @@ mod soak;
 mod sources;
 mod task_heads;
 mod train;
+mod train_arguments;
+mod train_folders;
+#[cfg(unix)]
+mod train_process;
 mod train_program;
 mod visualize;
 mod visualize_page;

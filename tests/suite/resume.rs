@@ -19,7 +19,7 @@ fn trainer(run: &Path, teacher: Option<&Teacher>) -> Trainer {
         (0..300).map(|i| format!("the cat {} sat on {} mats and {} sofas", i % 97, i % 89, i % 83)).collect();
     let config = TrainConfig::default().with_vocab_size(120).with_hidden_size(if teacher.is_some() { 24 } else { 128 });
     let config = config.with_num_hidden_layers(1).with_intermediate_size(192).with_max_position_embeddings(24);
-    let config = config.with_max_length(24).with_batch_size(64).with_steps(8).with_warmup_steps(2);
+    let config = config.with_max_length(24).with_batch_size(64).with_steps(20).with_warmup_steps(2);
     Trainer::new(config, &texts, teacher, run, None).unwrap()
 }
 

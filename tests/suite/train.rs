@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::common::{LAYER, assert_close, fixture, max_diff, says};
 
 /// Texts of three topics with disjoint words.
-fn texts() -> Vec<String> {
+pub fn texts() -> Vec<String> {
     let topics = [
         ["cat", "kitten", "sofa", "sleeps", "purrs", "naps"],
         ["stocks", "market", "bank", "fell", "rose", "money"],
@@ -24,21 +24,21 @@ fn texts() -> Vec<String> {
     topics.into_iter().flat_map(|topic| (0..30).map(move |i| text(topic, i))).collect()
 }
 
-fn config() -> TrainConfig {
+pub fn config() -> TrainConfig {
     let config = TrainConfig::default().with_vocab_size(90).with_hidden_size(8).with_num_attention_heads(2);
     let config = config.with_num_hidden_layers(1).with_intermediate_size(12).with_max_position_embeddings(20);
-    config.with_max_length(16).with_batch_size(16).with_steps(20).with_warmup_steps(4).with_learning_rate(1e-2)
+    config.with_max_length(16).with_batch_size(16).with_steps(20).with_warmup_steps(2).with_learning_rate(1e-2)
 }
 
-fn teacher() -> Teacher {
+pub fn teacher() -> Teacher {
     Teacher::open(fixture("tiny-bert"), DType::F32).unwrap()
 }
 
-fn trainer(config: TrainConfig, teacher: Option<&Teacher>, folder: &Path) -> Trainer {
+pub fn trainer(config: TrainConfig, teacher: Option<&Teacher>, folder: &Path) -> Trainer {
     Trainer::new(config, &texts(), teacher, folder, None).unwrap()
 }
 
-fn steps(trainer: &mut Trainer, count: usize) -> Vec<Step> {
+pub fn steps(trainer: &mut Trainer, count: usize) -> Vec<Step> {
     (0..count).map_while(|_| trainer.step().unwrap()).collect()
 }
 
@@ -144,7 +144,10 @@ fn mistakes_are_one_clear_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("empty.txt"), "\n \n").unwrap();
-    says(read_texts(path("empty.txt"), &[]), &["empty.txt: no text to train on"]);
+    says(read_texts(path("empty.txt"), &[]), &["empty.txt: holds no text, expected one text per line"]);
+    std::fs::write(path("all.txt"), "one\n\ntwo\n").unwrap();
+    let held_back = ["one", "two"].map(str::to_string);
+    says(read_texts(path("all.txt"), &held_back), &["all.txt: all of its texts are held back"]);
     says(read_texts(path("no.txt"), &[]), &["no.txt: No such file"]);
     says(Teacher::open(path("no teacher"), DType::F32), &["no teacher", "No such file"]);
 
@@ -152,12 +155,17 @@ fn mistakes_are_one_clear_error() {
     let new = |config: TrainConfig, texts: &[String], teacher: Option<&Teacher>| {
         Trainer::new(config, texts, teacher, path("run"), None).map(|_| ())
     };
-    let large = new(config().with_vocab_size(5_000), &texts(), None);
-    says(large, &["vocab_size = 5000 is not allowed: expected at most ", "all that the texts give"]);
+    let large = new(config().with_vocab_size(99_999_999_999), &texts(), None);
+    says(large, &["vocab_size = 99999999999 is not allowed: expected a model of at most 268435456 parameters"]);
+    says(
+        new(config().with_warmup_steps(3), &texts(), None),
+        &["warmup_steps = 3", "at most 2, a tenth of the 20 steps"],
+    );
     says(new(config().with_vocab_size(10), &texts(), None), &["vocab_size = 10", "expected at least"]);
     says(new(config(), &texts()[..1], None), &["the number of texts is 1, expected at least 2"]);
     let wide = new(config().with_hidden_size(32), &texts(), Some(&teacher));
     says(wide, &["hidden_size = 32 is not allowed: expected at most 24, the teacher's embedding size"]);
+    assert_eq!(std::fs::read_dir(path("run")).unwrap().count(), 0, "the teacher has encoded nothing");
     says(new(config().with_kind(StudentKind::Static), &texts(), None), &["kind = static"]);
     says(new(config().with_hidden_size(9), &texts(), None), &["num_attention_heads"]);
     says(
@@ -171,7 +179,10 @@ fn mistakes_are_one_clear_error() {
     let saved = trainer(config(), Some(&teacher), &path("run"));
     saved.save().unwrap();
     let other = "run.safetensors: is of another run: ";
-    says(new(config().with_steps(21), &texts(), Some(&teacher)), &[other, "steps was 20, now 21"]);
+    let shorter = new(config().with_steps(19).with_warmup_steps(1), &texts(), Some(&teacher));
+    says(shorter, &[other, "steps was 20, now 19, and a run cannot be shortened"]);
+    says(new(config().with_warmup_steps(1), &texts(), Some(&teacher)), &[other, "warmup_steps was 2, now 1"]);
+    says(new(config().with_steps(30).with_seed(1), &texts(), Some(&teacher)), &[other, "seed was 0, now 1"]);
     says(new(config(), &texts()[1..], Some(&teacher)), &[other, "the texts or the teacher were others"]);
     says(new(config(), &texts(), None), &[other, "the texts or the teacher were others"]);
     let statics = Trainer::new(config().with_kind(StudentKind::Static), &texts(), Some(&teacher), path("s"), None);
@@ -245,26 +256,6 @@ fn a_saved_run_is_whole_or_an_error() {
         std::os::unix::fs::symlink("not mounted/run.safetensors", &path).unwrap();
         says(new(), &["run.safetensors: No such file"]);
     }
-}
-
-#[test]
-fn a_model_never_mixes_with_another_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    let write = |config: TrainConfig, run: &str| {
-        let trainer = trainer(config, None, &path(run));
-        trainer.check_writable(path("model")).and_then(|()| trainer.write(path("model"), DType::F32))
-    };
-    write(config(), "first").unwrap();
-    let first = std::fs::read(path("model/model.safetensors")).unwrap();
-    std::fs::write(path("model/README.md"), "mine").unwrap();
-    let other = "config.json: belongs to another model: remove its folder, or write to another folder";
-    says(write(config().with_num_attention_heads(4), "other"), &[other]);
-    assert!(std::fs::read(path("model/model.safetensors")).unwrap() == first);
-    // The same model with other weights.
-    write(config().with_seed(1), "second").unwrap();
-    assert!(std::fs::read(path("model/model.safetensors")).unwrap() != first);
-    assert_eq!(std::fs::read(path("model/README.md")).unwrap(), b"mine");
 }
 
 #[test]

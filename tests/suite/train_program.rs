@@ -9,10 +9,10 @@ use crate::common::fixture;
 use crate::programs::{example, fails, succeeds};
 
 /// A temporary folder with a text and the outputs of runs.
-struct Folder(tempfile::TempDir);
+pub struct Folder(tempfile::TempDir);
 
 impl Folder {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
         let words = ["cat", "sofa", "bank", "river", "stock", "trait", "crate", "piano"];
         let line = |i: usize| format!("the {} and a {} {i}\n", words[i % 8], words[i * 5 % 7]);
@@ -21,27 +21,28 @@ impl Folder {
         folder
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn text(&self, name: &str) -> String {
+    pub fn text(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    fn train(&self, text: &str, arguments: &[&str]) -> Command {
+    /// A run of a tiny model.
+    pub fn train(&self, text: &str, arguments: &[&str]) -> Command {
         let mut command = example("train");
         command.arg("--text").arg(self.path(text)).arg("--output").arg(self.path("model"));
         command.arg("--run").arg(self.path("run"));
         command
             .args("--vocab-size 80 --hidden-size 8 --heads 2 --layers 1 --batch-size 8 --max-positions 16".split(' '));
-        command.args(["--max-length", "16", "--save-every", "2"]).args(arguments);
+        command.args(["--max-length", "16"]).args(arguments);
         command
     }
 
     /// Four steps with a teacher.
-    fn taught(&self) -> Command {
-        let mut command = self.train("text.txt", &["--steps", "4", "--teacher"]);
+    pub fn taught(&self) -> Command {
+        let mut command = self.train("text.txt", &["--steps", "4", "--save-every", "2", "--teacher"]);
         command.arg(fixture("tiny-bert")).arg("--eval").arg(self.path("held.txt"));
         command
     }
@@ -64,8 +65,8 @@ fn train_writes_a_model_that_encode_runs() {
 
     let other = "run.safetensors: is of another run: the texts or the teacher";
     fails(&mut folder.train("text.txt", &["--steps", "4"]), other);
-    fails(&mut folder.train("empty.txt", &[]), "empty.txt: no text to train on");
-    fails(&mut folder.train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher: No such file");
+    fails(&mut folder.train("empty.txt", &[]), "empty.txt: holds no text, expected one text per line");
+    fails(&mut folder.train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher");
     fails(example("train").args(["--output", "model"]), "--text");
 }
 

@@ -152,7 +152,7 @@ fn texts() -> Vec<String> {
 fn config() -> TrainConfig {
     let config = TrainConfig::default().with_vocab_size(50).with_hidden_size(8).with_num_attention_heads(2);
     let config = config.with_num_hidden_layers(1).with_intermediate_size(12).with_max_position_embeddings(16);
-    config.with_max_length(16).with_batch_size(8).with_steps(6).with_warmup_steps(1)
+    config.with_max_length(16).with_batch_size(8).with_steps(6)
 }
 
 fn numbers(count: usize) -> Tensor {

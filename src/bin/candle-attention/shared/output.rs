@@ -127,6 +127,11 @@ impl Output {
         matches!(self.target, Target::Stdout)
     }
 
+    /// Whether this is a file, which each write replaces; a pipe would get one content after the other.
+    pub fn is_file(&self) -> bool {
+        matches!(self.target, Target::File(_))
+    }
+
     /// As the user named it.
     pub fn path(&self) -> &Path {
         &self.path

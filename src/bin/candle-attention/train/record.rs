@@ -6,39 +6,44 @@ use plotters::prelude::SeriesLabelPosition::{LowerRight, UpperRight};
 
 use super::super::shared::output::{Kind, Output};
 use super::super::shared::plot::{self, Chart, Line};
-use super::super::shared::{Result, read};
+use super::super::shared::{Result, about, read};
 
-/// A running mean.
-#[derive(Default)]
-pub struct Mean {
-    sum: f64,
-    count: f64,
-}
+/// Steps whose losses are averaged: the loss of one batch says little.
+const WINDOW: usize = 50;
 
-impl Mean {
-    /// Adds a loss.
-    pub fn add(&mut self, loss: f32) {
-        self.sum += f64::from(loss);
-        self.count += 1.0;
-    }
-
-    pub fn value(&self) -> f64 {
-        self.sum / self.count
-    }
-}
-
-/// Points of a curve; every save adds one more.
+/// Points of a curve.
 const POINTS: usize = 100;
 
-/// The measurements of a run up to a step.
+/// The mean loss of the last steps.
+pub struct Mean {
+    steps: usize,
+    loss: f32,
+}
+
+impl std::fmt::Display for Mean {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self.steps {
+            1 => write!(f, "loss {:.4}", self.loss),
+            steps => write!(f, "mean loss of the last {steps} steps {:.4}", self.loss),
+        }
+    }
+}
+
+/// The measurements of a run up to a step. In f32: serde_json reads an f64 that it wrote with another last digit.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub struct Record {
     #[serde(skip)]
     steps: usize,
-    /// Steps, each with the mean loss since the point before.
-    pub losses: Vec<(usize, f64)>,
-    /// Steps, each with Spearman's correlation and the share of nearest neighbors found on the held-out texts.
-    pub held_back: Vec<(usize, f64, f64)>,
+    /// The step of the last save.
+    #[serde(skip)]
+    saved: usize,
+    /// The last steps, each with its loss: enough for the means after this save and after the one before.
+    #[serde(default)]
+    recent: Vec<(usize, f32)>,
+    /// Steps, each with the mean loss of the last steps.
+    losses: Vec<(usize, f32)>,
+    /// Steps, each with Spearman's correlation and the share of nearest neighbors found on the held-back texts.
+    pub held_back: Vec<(usize, f32, f32)>,
 }
 
 impl Record {
@@ -47,30 +52,54 @@ impl Record {
     /// The record of a run of `steps` steps, cut to what was measured up to `step`; empty for a new run.
     pub fn open(run: &Path, step: usize, steps: usize) -> Result<Self> {
         let path = run.join(Self::FILE);
-        if step == 0 || !path.exists() {
-            return Ok(Self { steps, losses: Vec::new(), held_back: Vec::new() });
+        if !path.exists() {
+            return Ok(Self { steps, saved: step, recent: Vec::new(), losses: Vec::new(), held_back: Vec::new() });
         }
         let record = serde_json::from_str(&read::text(&path)?);
-        let mut record: Self = record.map_err(|e| format!("{}: {e}", path.display()))?;
-        record.steps = steps;
+        let mut record: Self = record.map_err(|e| about(&path, &format!("is not the record of a run: {e}")))?;
+        (record.steps, record.saved) = (steps, step);
+        record.recent.retain(|(number, _)| *number <= step);
         record.losses.retain(|(number, _)| *number <= step);
         record.held_back.retain(|(number, ..)| *number <= step);
         Ok(record)
     }
 
-    /// Saves the record in the folder of the run.
-    pub fn save(&self, run: &Path) -> Result<()> {
+    /// Adds the loss of a step.
+    pub fn add(&mut self, number: usize, loss: f32) {
+        self.recent.push((number, loss));
+        if self.has_point(number) {
+            self.losses.push((number, self.mean(number).loss));
+        }
+    }
+
+    /// The mean loss of the last steps up to `number`.
+    pub fn mean(&self, number: usize) -> Mean {
+        let last = self.recent.iter().rev().take_while(|(step, _)| step + WINDOW > number);
+        let (steps, sum) = last.fold((0, 0.0), |(steps, sum), (_, loss)| (steps + 1, sum + f64::from(*loss)));
+        Mean { steps, loss: (sum / steps.max(1) as f64) as f32 }
+    }
+
+    /// Saves the record after a step in the folder of the run.
+    pub fn save(&mut self, run: &Path, step: usize) -> Result<()> {
+        // A kill before the run is saved leaves the run of the save before.
+        let before = std::mem::replace(&mut self.saved, step);
+        self.recent.retain(|(number, _)| number + WINDOW > before);
         Output::new(&run.join(Self::FILE), Kind::Json, &[])?.write(serde_json::to_string(self)?.as_bytes())
     }
 
-    /// Whether the curve gets a point at this step.
-    pub fn has_point(&self, number: usize) -> bool {
-        number.is_multiple_of(self.steps.div_ceil(POINTS))
+    /// Whether there is a curve to draw.
+    pub fn has_losses(&self) -> bool {
+        !self.losses.is_empty()
     }
 
-    /// Draws the losses, and the measurements on held-out texts if there are any.
+    /// Whether the curve gets a point at this step.
+    fn has_point(&self, number: usize) -> bool {
+        number.is_multiple_of(self.steps.div_ceil(POINTS)) || number == self.steps
+    }
+
+    /// Draws the losses, and the measurements on held-back texts if there are any.
     pub fn draw(&self, output: &Output) -> Result<()> {
-        if self.losses.is_empty() {
+        if !self.has_losses() {
             return Err(format!("{}: the run has no record of its losses", output.path().display()).into());
         }
         let chart = |y_name, y_end, legend, lines| Chart {
@@ -81,15 +110,15 @@ impl Record {
             legend,
             lines,
         };
-        let losses: Vec<(f64, f64)> = self.losses.iter().map(|&(step, loss)| (step as f64, loss)).collect();
+        let losses: Vec<(f64, f64)> = self.losses.iter().map(|&(step, loss)| (step as f64, f64::from(loss))).collect();
         let most = losses.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
-        let losses = Line { name: "mean loss", points: losses };
+        let losses = Line { name: "mean loss of 50 steps", points: losses };
         // A loss may be 0; the length of an axis may not.
         let mut charts = vec![chart("loss", most.max(1e-9) * 1.05, UpperRight, vec![losses])];
         if !self.held_back.is_empty() {
-            let line = |name, of: fn(&(usize, f64, f64)) -> f64| Line {
+            let line = |name, of: fn(&(usize, f32, f32)) -> f32| Line {
                 name,
-                points: self.held_back.iter().map(|point| (point.0 as f64, of(point))).collect(),
+                points: self.held_back.iter().map(|point| (point.0 as f64, f64::from(of(point)))).collect(),
             };
             let lines = vec![
                 line("Spearman's correlation with the teacher", |point| point.1),
