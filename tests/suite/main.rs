@@ -3,6 +3,7 @@
 //! golden values.
 
 mod absurd;
+mod attend_program;
 mod cache_edits;
 mod cache_programs;
 mod cached_rotation;
@@ -26,6 +27,8 @@ mod frozen;
 mod gradients;
 mod heads;
 mod hidden;
+#[cfg(feature = "cli")]
+mod head_programs;
 mod hostile;
 mod hostile_folders;
 mod hostile_headers;
@@ -34,6 +37,7 @@ mod hostile_tokenizers;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;
+mod inspect_program;
 mod jina;
 #[cfg(unix)]
 mod kills;
@@ -49,6 +53,7 @@ mod part;
 mod plans;
 mod positions;
 mod programs;
+mod prune_program;
 mod ragged;
 mod resume;
 mod right_or_refused;
