@@ -19,7 +19,8 @@ use clap::Parser;
 use serde_json::{Value, json};
 use shared::{Result, print};
 use tokens::{
-    Config, Tensors, check_output, copies, frozen, frozen_linear, logits_output, pieces, read_text, save_logits, save_model,
+    Config, Tensors, check_output, copies, frozen, frozen_linear, logits_output, pieces, read_text, save_logits,
+    save_model,
 };
 
 /// Trains a small GPT on the bytes of a text and writes it as a GPT-2: config.json and model.safetensors.

@@ -167,10 +167,8 @@ impl Case {
             (input, tensor.dims().to_vec(), bytes)
         });
         let view = |dtype, shape: &[usize], bytes| TensorView::new(dtype, shape.to_vec(), bytes).unwrap();
-        let mut views: Vec<(&str, TensorView)> = inputs
-            .iter()
-            .map(|(input, shape, bytes)| (*input, view(safetensors::Dtype::F32, shape, bytes)))
-            .collect();
+        let mut views: Vec<(&str, TensorView)> =
+            inputs.iter().map(|(input, shape, bytes)| (*input, view(safetensors::Dtype::F32, shape, bytes))).collect();
         views.push((name, view(dtype, shape, mask)));
         std::fs::write(self.path("in.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     }
@@ -280,6 +278,12 @@ fn attend_finds_the_configuration_beside_the_weights() {
     for checkpoint in [fixture("tiny-bert"), fixture("tiny-bert/model.safetensors")] {
         assert!(succeeds(&mut attend(checkpoint)).contains("layout bert, 4 heads of 6"));
     }
+    // An output that is not finite is written, with a word about it.
+    let nan = Tensor::full(f32::NAN, (1, 5, 24), &Device::Cpu).unwrap();
+    candle_core::safetensors::save(&HashMap::from([("query", nan)]), path("in.safetensors")).unwrap();
+    let said = attend(fixture("tiny-bert")).output().unwrap().stderr;
+    let want = "note: the output holds NaN or infinities, the weights of the layer are finite\n";
+    assert_eq!(String::from_utf8(said).unwrap(), want);
     fails(&mut attend(PathBuf::from("/no/such/folder")), "/no/such/folder: No such file");
     fails(&mut attend(PathBuf::from("./nope")), "./nope: No such file");
 }

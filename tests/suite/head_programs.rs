@@ -89,7 +89,8 @@ fn fill_mask_takes_the_same_mask_for_every_model() {
     let text = "the [MASK] sat on the [MASK]";
     let printed = succeeds(&mut run("fill-mask", model.path(), &["-k", "1", text]));
     assert_eq!(printed, format!("{text}\n  mask 1\n   0.0432  text\n  mask 2\n   0.0444  ##x\n"));
-    let said = lines(&succeeds(&mut run("fill-mask", model.path(), &["--json", "-k", "3", "the [MASK] sat on the mat"])));
+    let said =
+        lines(&succeeds(&mut run("fill-mask", model.path(), &["--json", "-k", "3", "the [MASK] sat on the mat"])));
     let best = &said[0]["masks"][0];
     assert_eq!((&best[0]["token"], &best[0]["id"]), (&"7".into(), &46.into()));
     assert_eq!(best.as_array().unwrap().len(), 3);
@@ -114,11 +115,8 @@ fn fill_mask_takes_the_same_mask_for_every_model() {
 #[test]
 fn the_commands_survive_a_reader_that_leaves_and_a_full_disk() {
     use crate::programs::{fails_on_a_full_disk, reader_leaves};
-    let [cross, labels, masked] = [
-        folder(1, json!({"id2label": {"0": "LABEL_0"}})),
-        folder(2, json!({})),
-        folder(0, json!({})),
-    ];
+    let [cross, labels, masked] =
+        [folder(1, json!({"id2label": {"0": "LABEL_0"}})), folder(2, json!({})), folder(0, json!({}))];
     let commands = || {
         [
             run("rerank", cross.path(), &["a", "b"]),

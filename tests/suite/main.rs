@@ -25,10 +25,10 @@ mod family_keys;
 mod fixtures;
 mod frozen;
 mod gradients;
-mod heads;
-mod hidden;
 #[cfg(feature = "cli")]
 mod head_programs;
+mod heads;
+mod hidden;
 mod hostile;
 mod hostile_folders;
 mod hostile_headers;

@@ -65,7 +65,9 @@ impl Command for FillMask {
         let masked: Vec<String> = texts.iter().map(|text| text.replace(MASK, mask)).collect();
         if let Some(i) = masked.iter().position(|text| !text.contains(mask)) {
             let (number, text) = (i + 1, print::one_line(&texts[i], WIDTH));
-            return Err(format!("text {number}, `{text}`, has no mask: write {MASK} where a word is to be found").into());
+            return Err(
+                format!("text {number}, `{text}`, has no mask: write {MASK} where a word is to be found").into()
+            );
         }
         let inputs: Vec<&str> = masked.iter().map(String::as_str).collect();
         let filled =

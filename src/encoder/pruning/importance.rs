@@ -55,7 +55,9 @@ impl SentenceEncoder {
         while done < order.len() {
             let longest = tokens[order[done]].len();
             let most_tokens = match method {
-                ImportanceMethod::Gradient => options.max_batch_tokens.min(GRADIENT_BYTES / self.bytes_per_token(longest)),
+                ImportanceMethod::Gradient => {
+                    options.max_batch_tokens.min(GRADIENT_BYTES / self.bytes_per_token(longest))
+                }
                 ImportanceMethod::Ablation | ImportanceMethod::Entropy => options.max_batch_tokens,
             };
             let count = (most_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);

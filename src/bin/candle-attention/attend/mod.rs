@@ -111,9 +111,13 @@ fn attend(arguments: &Attend) -> Result<()> {
     }
     let attended = layer.attend_with(&call, &options)?;
     let shape = attended.output.dims().to_vec();
+    let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
     let mut results = HashMap::from([("output".to_string(), attended.output)]);
     results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
     output.write_tensors(results)?;
+    if !finite {
+        note_not_finite(&checkpoint, &arguments.prefix)?;
+    }
     let position = match &config.position {
         Position::None => String::new(),
         position => format!(", position {position}"),
@@ -127,6 +131,17 @@ fn attend(arguments: &Attend) -> Result<()> {
         config.resolved_num_key_value_heads(),
     )?;
     Ok(out.flush()?)
+}
+
+/// Says that the output is not finite, and which tensor of the layer is not, if one is.
+fn note_not_finite(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
+    let path = checkpoint.path().unwrap_or(Path::new(""));
+    let why = match checkpoint.non_finite(prefix)?.first() {
+        Some(name) => format!("and so does `{}` of {}", name.escape_debug(), path.display()),
+        None => "the weights of the layer are finite".to_string(),
+    };
+    print::note(format_args!("the output holds NaN or infinities, {why}"));
+    Ok(())
 }
 
 /// The config.json that the layer is read by; `None` with --heads.

@@ -32,7 +32,7 @@ use rows::{Row, Texts};
     name = "prune",
     after_help = "Examples:
   candle-attention prune --file texts.txt --model all-MiniLM-L6-v2 --share 0.25 --output smaller --runs 0
-  candle-attention prune --file texts.txt --model all-MiniLM-L6-v2 --by entropy --runs 1 --plot pruned.svg"
+  candle-attention prune --file texts.txt --model all-MiniLM-L6-v2 --by entropy --runs 1 --plot pruned.svg --masked --output masked"
 )]
 pub struct Prune {
     #[command(flatten)]
@@ -155,10 +155,18 @@ fn prune(arguments: &Prune) -> Result<()> {
             judge: judge.texts.len(),
             cosine: rows.iter().find(|row| all - row.heads == chosen).map(|row| row.cosine),
         };
-        let written = write::Written { name: arguments.model.name(), folder: &folder, target: output, all };
+        let name = name(arguments.model.name());
+        let written = write::Written { name: &name, folder: &folder, target: output, all };
         written.write(&mut out, &importance.least_important(chosen), arguments.masked, &measured)?;
     }
     Ok(out.flush()?)
+}
+
+/// The name of a model for its card: a hub id, or the last part of a folder's path.
+fn name(model: &str) -> String {
+    let folder = std::fs::canonicalize(model).ok();
+    let name = folder.as_deref().and_then(|folder| folder.file_name());
+    name.map_or(model.to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 fn texts(arguments: &Prune) -> Result<Vec<String>> {
@@ -179,8 +187,7 @@ fn draw(rows: &[Row], output: &Output) -> Result<()> {
         name,
         points: rows.iter().filter_map(|row| Some((row.share * 100.0, of(row)?))).collect(),
     };
-    let lines =
-        [line("cosine to the whole model's vectors", |row| Some(row.cosine)), line("time", |row| row.time)];
+    let lines = [line("cosine to the whole model's vectors", |row| Some(row.cosine)), line("time", |row| row.time)];
     let chart = Chart {
         x_name: "heads pruned, %",
         y_name: "of the whole model",

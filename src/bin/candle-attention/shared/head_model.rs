@@ -59,8 +59,7 @@ impl<M> Opened<'_, M> {
         run: impl FnOnce(&M, &EncodeOptions) -> candle_attention::Result<R>,
     ) -> Result<R> {
         let options = self.batches.options(None);
-        let bar =
-            if count > options.batch_size { bar::bar(count, "reading", "texts")? } else { ProgressBar::hidden() };
+        let bar = if count > options.batch_size { bar::bar(count, "reading", "texts")? } else { ProgressBar::hidden() };
         let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
         let cut = Cell::new(0);
         let on_truncated = |_: usize| cut.set(cut.get() + 1);
