@@ -6,6 +6,7 @@ mod shared;
 #[allow(dead_code)] // Every program uses a part of it.
 mod tokens;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -16,8 +17,11 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{AdamW, Init, Linear, Optimizer, VarBuilder, VarMap, loss::cross_entropy};
 use clap::Parser;
 use serde_json::{Value, json};
-use shared::Result;
-use tokens::{Tensors, copies, frozen, frozen_linear, pieces, read_text, save_logits, save_model, size};
+use shared::{Result, print};
+use tokens::{
+    Config, Tensors, check_output, copies, frozen, frozen_linear, logits_output, pieces, read_text, save_logits,
+    save_model,
+};
 
 /// Trains a small GPT on the bytes of a text and writes it as a GPT-2: config.json and model.safetensors.
 ///
@@ -55,11 +59,11 @@ pub struct Gpt {
 impl Gpt {
     /// The model of `vb`, new if that is a `VarMap`. `attention` makes the layer of a block.
     fn build(
-        json: &Value,
+        config: &Config,
         vb: VarBuilder,
         attention: impl Fn(VarBuilder) -> Result<MultiHeadAttention>,
     ) -> Result<Self> {
-        let (vb, n, normal) = (vb.pp("transformer"), size(json, "n_embd")?, Init::Randn { mean: 0.0, stdev: 0.05 });
+        let (vb, n, normal) = (vb.pp("transformer"), config.size("n_embd")?, Init::Randn { mean: 0.0, stdev: 0.05 });
         // GPT-2 stores the weight of a linear layer as (in, out).
         let conv1d = |input: usize, out: usize, vb: VarBuilder| -> Result<Linear> {
             Ok(Linear::new(vb.get_with_hints((input, out), "weight", normal)?.t()?, Some(vb.get(out, "bias")?)))
@@ -70,24 +74,26 @@ impl Gpt {
             Ok(Block { ln_1: norm("ln_1")?, attention: attention(vb.pp("attn"))?, ln_2: norm("ln_2")?, mlp })
         };
         let wte = vb.get_with_hints((256, n), "wte.weight", normal)?;
-        let wpe = vb.get_with_hints((size(json, "n_positions")?, n), "wpe.weight", normal)?;
-        let blocks = (0..size(json, "n_layer")?).map(|i| block(vb.pp("h").pp(i))).collect::<Result<_>>()?;
+        let wpe = vb.get_with_hints((config.size("n_positions")?, n), "wpe.weight", normal)?;
+        let blocks = (0..config.size("n_layer")?).map(|i| block(vb.pp("h").pp(i))).collect::<Result<_>>()?;
         Ok(Self { wte, wpe, blocks, ln_f: layer_norm(n, 1e-5, vb.pp("ln_f"))? })
     }
 
     /// A new model on variables.
     pub fn new(json: &Value, variables: &VarMap) -> Result<Self> {
-        let config = AttentionConfig::new(size(json, "n_embd")?, size(json, "n_head")?);
+        let sizes = Config::new("config.json", json.clone());
+        let config = AttentionConfig::new(sizes.size("n_embd")?, sizes.size("n_head")?);
         let config = config.with_mask(AttentionMask::causal()).with_dropout(0.1);
         let vb = VarBuilder::from_varmap(variables, DType::F32, &Device::Cpu);
-        Self::build(json, vb, |vb| Ok(MultiHeadAttention::new(&config, vb)?))
+        Self::build(&sizes, vb, |vb| Ok(MultiHeadAttention::new(&config, vb)?))
     }
 
     /// The model of a folder that [`write`](Self::write) or transformers has written.
     pub fn load(folder: &Path) -> Result<Self> {
-        let json = shared::read::json(&folder.join("config.json"))?;
+        let config = Config::of_folder(folder)?;
+        config.expect("model_type", "gpt2")?;
         let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);
-        Self::build(&json, vb, |vb| Ok(ModelAttention::load(&json, vb)?.layer))
+        Self::build(&config, vb, |vb| Ok(ModelAttention::load(&config.json, vb)?.layer))
     }
 
     /// The scores of the byte after each of ids `(b, s)`: `(b, s, 256)`. With `train`, dropout is applied.
@@ -134,8 +140,11 @@ impl Gpt {
 fn main() -> ExitCode {
     shared::program::run(|| {
         let tokens::Training { text, output, steps, logits } = Arguments::parse().training;
-        let [train, held_out] = &read_text(&text, &output)?;
         let (json, variables, s) = (config(32, 2, 4, 64), VarMap::new(), 64);
+        check_output(&output, &json)?;
+        let logits = logits_output(logits.as_deref(), &text)?;
+        let [train, held_out] = &read_text(&text)?;
+        let mut out = print::stdout_beside_files();
         let model = Gpt::new(&json, &variables)?;
         let mut optimizer = AdamW::new_lr(variables.all_vars(), 3e-3)?;
         let evaluation = pieces(held_out, 8, s, 0)?;
@@ -144,10 +153,14 @@ fn main() -> ExitCode {
             optimizer.backward_step(&loss)?;
             if step % 50 == 0 || step == steps {
                 let held_out = model.frozen()?.loss(&evaluation, false)?.to_scalar::<f32>()?;
-                println!("step {step}: loss {:.3}, held out {held_out:.3}", loss.to_scalar::<f32>()?);
+                writeln!(out, "step {step}: loss {:.3}, held out {held_out:.3}", loss.to_scalar::<f32>()?)?;
+                out.flush()?;
             }
         }
         save_model(&output, &json, model.tensors(&variables)?)?;
-        save_logits(logits, &evaluation, |ids| Gpt::load(&output)?.forward(ids, false))
+        match logits {
+            Some(logits) => save_logits(&logits, &evaluation, |ids| Gpt::load(&output)?.forward(ids, false)),
+            None => Ok(()),
+        }
     })
 }

@@ -15,10 +15,8 @@ use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias};
 use clap::Parser;
-use serde_json::Value;
 use shared::Result;
-use shared::read::json;
-use tokens::{expect, lm_head, number, size};
+use tokens::{Config, check_ids, lm_head};
 
 /// Continues rows of token ids by greedy decoding with a key-value cache, and prints the new ids of each row.
 ///
@@ -41,13 +39,13 @@ struct Layer {
 }
 
 impl Layer {
-    fn load(json: &Value, vb: VarBuilder) -> Result<Self> {
-        let (hidden, inner) = (size(json, "hidden_size")?, size(json, "intermediate_size")?);
-        let eps = number(json, "rms_norm_eps")?;
+    fn load(config: &Config, vb: VarBuilder) -> Result<Self> {
+        let (hidden, inner) = (config.size("hidden_size")?, config.size("intermediate_size")?);
+        let eps = config.number("rms_norm_eps")?;
         Ok(Self {
             input_norm: rms_norm(hidden, eps, vb.pp("input_layernorm"))?,
             // With grouped heads, norms of queries and keys, rotary positions, and the mask of this layer.
-            attention: ModelAttention::load(json, vb.pp("self_attn"))?,
+            attention: ModelAttention::load(&config.json, vb.pp("self_attn"))?,
             mlp_norm: rms_norm(hidden, eps, vb.pp("post_attention_layernorm"))?,
             gate_proj: linear_no_bias(hidden, inner, vb.pp("mlp.gate_proj"))?,
             up_proj: linear_no_bias(hidden, inner, vb.pp("mlp.up_proj"))?,
@@ -74,23 +72,24 @@ pub struct Qwen3 {
     layers: Vec<Layer>,
     norm: RmsNorm,
     lm_head: Linear,
+    config: Config,
 }
 
 impl Qwen3 {
     /// Loads the model of a folder.
     pub fn load(folder: &Path) -> Result<Self> {
-        let json = json(&folder.join("config.json"))?;
-        expect(&json, "model_type", "qwen3")?;
-        expect(&json, "hidden_act", "silu")?;
+        let config = Config::of_folder(folder)?;
+        config.expect("model_type", "qwen3")?;
+        config.expect("hidden_act", "silu")?;
         let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);
-        let (vocab, hidden) = (size(&json, "vocab_size")?, size(&json, "hidden_size")?);
+        let (vocab, hidden) = (config.size("vocab_size")?, config.size("hidden_size")?);
         let model = vb.pp("model");
         let embed_tokens = embedding(vocab, hidden, model.pp("embed_tokens"))?;
         let lm_head = lm_head(&embed_tokens, &vb)?;
-        let layers = 0..size(&json, "num_hidden_layers")?;
-        let layers = layers.map(|i| Layer::load(&json, model.pp("layers").pp(i))).collect::<Result<_>>()?;
-        let norm = rms_norm(hidden, number(&json, "rms_norm_eps")?, model.pp("norm"))?;
-        Ok(Self { embed_tokens, layers, norm, lm_head })
+        let layers = 0..config.size("num_hidden_layers")?;
+        let layers = layers.map(|i| Layer::load(&config, model.pp("layers").pp(i))).collect::<Result<_>>()?;
+        let norm = rms_norm(hidden, config.number("rms_norm_eps")?, model.pp("norm"))?;
+        Ok(Self { embed_tokens, layers, norm, lm_head, config })
     }
 
     /// Empty caches, one for each layer.
@@ -111,6 +110,7 @@ impl Qwen3 {
 
     /// The `count` ids that follow each row.
     pub fn generate(&self, mut rows: Vec<Vec<u32>>, count: usize) -> Result<Vec<Vec<u32>>> {
+        check_ids(&rows, &self.config)?;
         let (mut caches, mut generated) = (self.caches(), vec![Vec::new(); rows.len()]);
         for _ in 0..count {
             let best = self.forward(&rows, &mut caches)?.argmax(D::Minus1)?.to_vec2::<u32>()?;

@@ -15,10 +15,8 @@ use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CrossCa
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias};
 use clap::Parser;
-use serde_json::Value;
 use shared::Result;
-use shared::read::json;
-use tokens::{expect, lm_head, number, size};
+use tokens::{Config, check_ids, lm_head};
 
 /// Reads rows of token ids and prints what the decoder makes of each, by greedy decoding with caches.
 ///
@@ -41,20 +39,20 @@ struct Block {
 }
 
 impl Block {
-    fn load(json: &Value, decoder: bool, vb: VarBuilder) -> Result<Self> {
-        let (hidden, ff, eps) = (size(json, "d_model")?, size(json, "d_ff")?, number(json, "layer_norm_epsilon")?);
-        let (inner, gate) = match json["feed_forward_proj"].as_str() {
-            None | Some("relu") => ("wi", None),
-            Some("gated-gelu") => ("wi_0", Some("wi_1")),
-            Some(other) => return Err(format!("config.json: `feed_forward_proj` is {other}: not known here").into()),
+    fn load(config: &Config, decoder: bool, vb: VarBuilder) -> Result<Self> {
+        let (hidden, ff, eps) = (config.size("d_model")?, config.size("d_ff")?, config.number("layer_norm_epsilon")?);
+        let (inner, gate) = match config.json.get("feed_forward_proj").map(|name| name.as_str()) {
+            None | Some(Some("relu")) => ("wi", None),
+            Some(Some("gated-gelu")) => ("wi_0", Some("wi_1")),
+            Some(_) => return Err(config.wrong("feed_forward_proj", "\"relu\" or \"gated-gelu\"")),
         };
         let parts = if decoder { 3 } else { 2 };
         let dense = vb.pp(parts - 1).pp("DenseReluDense");
         // Only block 0 has a table of relative biases. By its prefix, another block finds it there.
         Ok(Self {
             norms: (0..parts).map(|i| Ok(rms_norm(hidden, eps, vb.pp(i).pp("layer_norm"))?)).collect::<Result<_>>()?,
-            attention: ModelAttention::load(json, vb.pp("0.SelfAttention"))?,
-            cross: decoder.then(|| ModelAttention::load(json, vb.pp("1.EncDecAttention"))).transpose()?,
+            attention: ModelAttention::load(&config.json, vb.pp("0.SelfAttention"))?,
+            cross: decoder.then(|| ModelAttention::load(&config.json, vb.pp("1.EncDecAttention"))).transpose()?,
             inner: linear_no_bias(hidden, ff, dense.pp(inner))?,
             gate: gate.map(|gate| linear_no_bias(hidden, ff, dense.pp(gate))).transpose()?,
             output: linear_no_bias(ff, hidden, dense.pp("wo"))?,
@@ -79,27 +77,30 @@ pub struct T5 {
     lm_head: Linear,
     output_scale: f64,
     start: u32,
+    config: Config,
 }
 
 impl T5 {
     /// Loads the model of a folder.
     pub fn load(folder: &Path) -> Result<Self> {
-        let json = json(&folder.join("config.json"))?;
-        expect(&json, "model_type", "t5")?;
+        let config = Config::of_folder(folder)?;
+        config.expect("model_type", "t5")?;
         let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);
-        let (hidden, eps) = (size(&json, "d_model")?, number(&json, "layer_norm_epsilon")?);
-        let shared = embedding(size(&json, "vocab_size")?, hidden, vb.pp("shared"))?;
+        let (hidden, eps) = (config.size("d_model")?, config.number("layer_norm_epsilon")?);
+        let shared = embedding(config.size("vocab_size")?, hidden, vb.pp("shared"))?;
         let stack = |name: &str, layers: &str| -> Result<_> {
-            let block = |i| Block::load(&json, name == "decoder", vb.pp(name).pp("block").pp(i).pp("layer"));
-            let blocks = (0..size(&json, layers)?).map(block).collect::<Result<_>>()?;
+            let block = |i| Block::load(&config, name == "decoder", vb.pp(name).pp("block").pp(i).pp("layer"));
+            let blocks = (0..config.size(layers)?).map(block).collect::<Result<_>>()?;
             Ok((blocks, rms_norm(hidden, eps, vb.pp(name).pp("final_layer_norm"))?))
         };
         // T5 1.0 scales the output, 1.1 does not; before transformers 5, tied embeddings meant 1.0.
+        let json = &config.json;
         let scaled = json["scale_decoder_outputs"].as_bool().or(json["tie_word_embeddings"].as_bool());
         let output_scale = if scaled.unwrap_or(true) { (hidden as f64).powf(-0.5) } else { 1.0 };
         let (encoder, decoder) = (stack("encoder", "num_layers")?, stack("decoder", "num_decoder_layers")?);
-        let start = size(&json, "decoder_start_token_id")? as u32;
-        Ok(Self { lm_head: lm_head(&shared, &vb)?, shared, encoder, decoder, output_scale, start })
+        let start = u32::try_from(config.size("decoder_start_token_id")?)?;
+        check_ids(&[vec![start]], &config)?;
+        Ok(Self { lm_head: lm_head(&shared, &vb)?, shared, encoder, decoder, output_scale, start, config })
     }
 
     /// What the encoder makes of padded rows, `(b, s, d_model)`.
@@ -138,6 +139,7 @@ impl T5 {
 
     /// The first `count` ids that the decoder makes of each row.
     pub fn generate(&self, rows: &[Vec<u32>], count: usize) -> Result<Vec<Vec<u32>>> {
+        check_ids(rows, &self.config)?;
         let tokens = PaddedIds::new(rows, 0, &Device::Cpu)?;
         let mut caches = self.caches(&self.encode(&tokens)?)?;
         let mut generated = vec![Tensor::full(self.start, (rows.len(), 1), &Device::Cpu)?];

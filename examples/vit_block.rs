@@ -3,6 +3,8 @@
 #[allow(dead_code)] // Every program uses a part of it.
 #[path = "../src/bin/candle-attention/shared/mod.rs"]
 mod shared;
+#[allow(dead_code)] // Every program uses a part of it.
+mod tokens;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,8 @@ use candle_attention::norm::LayerNorm;
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Activation, Conv2d, Conv2dConfig, Linear};
 use clap::Parser;
-use shared::{Result, print};
+use shared::{Result, about, print};
+use tokens::Config;
 
 /// Embeds the patches of images, runs the first block of a ViT on them and prints the shape of the result.
 ///
@@ -33,11 +36,18 @@ pub struct Embeddings {
     projection: Conv2d,
     cls_token: Tensor,
     position_embeddings: Tensor,
+    /// The shape of an image: channels, height and width.
+    image: [usize; 3],
 }
 
 impl Embeddings {
     /// pixels `(b, 3, height, width)` → `(b, 1 + patches, hidden_size)`.
     pub fn forward(&self, pixels: &Tensor) -> Result<Tensor> {
+        let [channels, height, width] = self.image;
+        if pixels.rank() != 4 || pixels.dims()[1..] != self.image {
+            let expected = format!("(b, {channels}, {height}, {width}), as config.json has the images");
+            return Err(format!("`pixels` has shape {:?}, expected {expected}", pixels.dims()).into());
+        }
         let patches = self.projection.forward(pixels)?.flatten_from(2)?.transpose(1, 2)?; // (b, patches, hidden_size)
         let (b, _, hidden_size) = patches.dims3()?;
         let cls = self.cls_token.broadcast_as((b, 1, hidden_size))?;
@@ -67,8 +77,8 @@ impl Block {
 
 /// Loads the embeddings and the first block of the model in a folder.
 pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
-    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json"))?)?;
-    let number = |key: &str| json[key].as_f64().ok_or(format!("config.json: `{key}` is not a number"));
+    let config = Config::of_folder(folder)?;
+    config.expect("model_type", "vit")?;
     let (checkpoint, device) = (Checkpoint::open(folder)?, Device::Cpu);
     let weights = checkpoint.at("", DType::F32, &device);
     let weight = |name: &str| weights.get(name, &weights.shape(name)?.unwrap_or_default());
@@ -76,24 +86,29 @@ pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
         Ok((weight(&format!("{name}.weight"))?, weight(&format!("{name}.bias"))?))
     };
     let linear = |name: &str| weight_and_bias(name).map(|(weight, bias)| Linear::new(weight, Some(bias)));
-    let eps = number("layer_norm_eps")?;
-    let size = number("hidden_size")? as usize;
+    let (eps, size) = (config.number("layer_norm_eps")?, config.size("hidden_size")?);
+    let (image, patch) = (config.size("image_size")?, config.size("patch_size")?);
+    if patch == 0 {
+        return Err(config.wrong("patch_size", "at least 1"));
+    }
     let norm = |name: &str| LayerNorm::load(size, eps, weights.child(name));
 
     let (patch_weight, patch_bias) = weight_and_bias("embeddings.patch_embeddings.projection")?; // (hidden_size, 3, patch, patch)
-    let stride = Conv2dConfig { stride: number("patch_size")? as usize, ..Conv2dConfig::default() };
+    let stride = Conv2dConfig { stride: patch, ..Conv2dConfig::default() };
     let embeddings = Embeddings {
         projection: Conv2d::new(patch_weight, Some(patch_bias), stride),
         cls_token: weight("embeddings.cls_token")?,
         position_embeddings: weight("embeddings.position_embeddings")?,
+        image: [config.size("num_channels")?, image, image],
     };
     let block = Block {
         norm_before: norm("encoder.layer.0.layernorm_before")?,
-        attention: checkpoint.attention("encoder.layer.0.attention", &json, DType::F32, &device)?.layer,
+        attention: checkpoint.attention("encoder.layer.0.attention", &config.json, DType::F32, &device)?.layer,
         norm_after: norm("encoder.layer.0.layernorm_after")?,
         intermediate: linear("encoder.layer.0.intermediate.dense")?,
         output: linear("encoder.layer.0.output.dense")?,
-        activation: serde_json::from_value(json["hidden_act"].clone())?,
+        activation: serde_json::from_value(config.json["hidden_act"].clone())
+            .map_err(|_| config.wrong("hidden_act", "an activation that candle supports"))?,
     };
     Ok((embeddings, block))
 }
@@ -103,7 +118,8 @@ fn main() -> ExitCode {
         let Arguments { model, images } = Arguments::parse();
         let (embeddings, block) = load(&model)?;
         let pixels = Checkpoint::open(&images)?.tensor("pixels", &Device::Cpu)?.to_dtype(DType::F32)?;
-        let output = block.forward(&embeddings.forward(&pixels)?)?;
+        let embedded = embeddings.forward(&pixels).map_err(|e| about(&images, &e))?;
+        let output = block.forward(&embedded)?;
         let mut out = print::stdout();
         writeln!(out, "pixels {:?} → patches {:?}", pixels.dims(), output.dims())?;
         Ok(out.flush()?)

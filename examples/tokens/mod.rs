@@ -1,4 +1,6 @@
-//! What the examples that compose a whole model share: rows of token ids on the command line, and keys of config.json.
+//! What the examples that compose a whole model share: rows of token ids on the command line, config.json, training.
+
+mod config;
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -10,7 +12,8 @@ use candle_nn::{Embedding, Linear, VarBuilder, VarMap};
 use serde_json::Value;
 
 use super::shared::output::{Kind, Output};
-use super::shared::{Result, about, print, read};
+use super::shared::{Result, about, output_folder, print, read};
+pub use config::Config;
 
 /// A model and the rows of token ids that it gets.
 #[derive(clap::Args)]
@@ -52,33 +55,27 @@ impl Arguments {
 pub struct Training {
     /// The text; its last tenth is kept for the evaluation
     pub text: PathBuf,
-    /// The folder to write
+    /// The folder to write: a new or an empty one, or one with a model of the same sizes that this program wrote
     pub output: PathBuf,
     /// The number of steps, of 8 pieces of text each
     #[arg(long, default_value_t = 200)]
     pub steps: usize,
     /// Also write `ids` and the `logits` of the written model to this safetensors file, to compare with transformers
+    /// [default: not written]
     #[arg(long)]
     pub logits: Option<PathBuf>,
 }
 
-/// A number of config.json.
-pub fn number(json: &Value, key: &str) -> Result<f64> {
-    Ok(json[key].as_f64().ok_or_else(|| format!("config.json: `{key}` is not a number"))?)
-}
-
-/// A size or a count of config.json.
-pub fn size(json: &Value, key: &str) -> Result<usize> {
-    let size = json[key].as_u64().and_then(|size| usize::try_from(size).ok());
-    Ok(size.ok_or_else(|| format!("config.json: `{key}` is not a size"))?)
-}
-
-/// Checks that a key of config.json says what the example computes.
-pub fn expect(json: &Value, key: &str, expected: &str) -> Result<()> {
-    match &json[key] {
-        Value::String(found) if found == expected => Ok(()),
-        found => Err(format!("config.json: `{key}` is {found}, expected \"{expected}\"").into()),
+/// Checks that every row has ids, and each of them is in the vocabulary.
+pub fn check_ids(rows: &[Vec<u32>], config: &Config) -> Result<()> {
+    let vocab_size = config.size("vocab_size")?;
+    for (number, row) in (1..).zip(rows) {
+        if let Some(id) = row.iter().find(|id| **id as usize >= vocab_size) {
+            let expected = format!("less than {vocab_size}, the vocab_size of {}", config.path().display());
+            return Err(format!("row {number}: id {id}, expected {expected}").into());
+        }
     }
+    Ok(())
 }
 
 /// The head that scores the vocabulary: the model's own, or its token embeddings.
@@ -107,10 +104,24 @@ pub fn copies(variables: &VarMap) -> Result<Tensors> {
     variables.iter().map(|(name, variable)| Ok((name.clone(), frozen(variable)?))).collect()
 }
 
-/// The bytes of a text but for its last tenth, and that tenth. Makes the folder of the model, so that a path that cannot
-/// be one costs no time.
-pub fn read_text(path: &Path, output: &Path) -> Result<[Vec<u8>; 2]> {
-    std::fs::create_dir_all(output).map_err(|error| about(output, &error))?;
+/// Checks before the training that the model can be written to this folder: there is none, it is empty, or it holds a model
+/// of this configuration.
+pub fn check_output(folder: &Path, config: &Value) -> Result<()> {
+    let Ok(metadata) = folder.metadata() else { return output_folder::check_new(folder) };
+    if !metadata.is_dir() {
+        return Err(about(folder, &"is a file, expected a folder").into());
+    }
+    let stated = folder.join("config.json");
+    let is_empty = std::fs::read_dir(folder).map_err(|error| about(folder, &error))?.next().is_none();
+    if !is_empty && (!stated.exists() || read::json(&stated)? != *config) {
+        return Err(about(folder, &"holds other files: remove it, or write to another folder").into());
+    }
+    tempfile::tempfile_in(folder).map_err(|error| about(folder, &error))?;
+    Ok(())
+}
+
+/// The bytes of a text but for its last tenth, and that tenth.
+pub fn read_text(path: &Path) -> Result<[Vec<u8>; 2]> {
     let mut train = read::text(path)?.into_bytes();
     let held_out = train.split_off(train.len() - train.len() / 10);
     Ok([train, held_out])
@@ -128,20 +139,22 @@ pub fn pieces(text: &[u8], rows: usize, s: usize, step: usize) -> Result<Tensor>
 /// Writes config.json and model.safetensors, as transformers reads them. Each file is replaced as a whole; two models must
 /// not mix, so another model's folder is refused.
 pub fn save_model(folder: &Path, config: &Value, tensors: Tensors) -> Result<()> {
-    let path = folder.join("config.json");
-    if path.exists() && read::json(&path)? != *config {
-        return Err(about(&path, &"belongs to another model: remove its folder, or write to another one").into());
-    }
+    check_output(folder, config)?;
+    std::fs::create_dir_all(folder).map_err(|error| about(folder, &error))?;
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     write_tensors(folder.join("model.safetensors"), tensors, metadata)?;
     // Last: without it nothing loads the folder.
+    let path = folder.join("config.json");
     Output::new(&path, Kind::Json, &[])?.write(serde_json::to_string_pretty(config)?.as_bytes())
 }
 
-/// Writes ids `(b, s)`, without the last of each row, and what `logits` makes of them, if there is a path to write to.
-pub fn save_logits(path: Option<PathBuf>, ids: &Tensor, logits: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
+/// The file for the logits, checked before the training.
+pub fn logits_output(path: Option<&Path>, text: &Path) -> Result<Option<Output>> {
+    path.map(|path| Output::new(path, Kind::Tensors("candle-attention logits 1"), &[text])).transpose()
+}
+
+/// Writes ids `(b, s)`, without the last of each row, and what `logits` makes of them.
+pub fn save_logits(output: &Output, ids: &Tensor, logits: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
     let ids = ids.narrow(1, 0, ids.dim(1)? - 1)?.contiguous()?;
-    let tensors = HashMap::from([("logits".into(), logits(&ids)?), ("ids".into(), ids)]);
-    Output::new(&path, Kind::Tensors("candle-attention logits 1"), &[])?.write_tensors(tensors)
+    output.write_tensors(HashMap::from([("logits".into(), logits(&ids)?), ("ids".into(), ids)]))
 }

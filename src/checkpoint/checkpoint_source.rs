@@ -62,14 +62,21 @@ impl WeightSource for CheckpointSource {
 impl CheckpointSource {
     /// Checks that there is a floating-point tensor of this shape, and returns its full name.
     pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
+        let full_name = self.full_name(name);
+        let entry = self.checkpoint.entry(&full_name)?;
+        if *entry.shape != *shape {
+            return Err(wrong_shape(full_name, &entry.shape, shape));
+        }
+        self.check_dtype(name)?;
+        Ok(full_name)
+    }
+
+    /// Checks that there is a floating-point tensor of this name.
+    pub(crate) fn check_dtype(&self, name: &str) -> Result<()> {
         use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
-        let entry = self.checkpoint.entry(&name)?;
-        if *entry.shape != *shape {
-            return Err(wrong_shape(name, &entry.shape, shape));
-        }
-        match entry.dtype {
-            F16 | BF16 | F32 | F64 => Ok(name),
+        match self.checkpoint.entry(&name)?.dtype {
+            F16 | BF16 | F32 | F64 => Ok(()),
             // Quantized weights need scales that a cast would leave out.
             dtype => {
                 let expected = "f16, bf16, f32 or f64".to_string();

@@ -132,7 +132,11 @@ impl Checkpoint {
         }
         info.dtype = dtypes.join(", ");
         match detect(&source) {
-            Ok(layout) => (info.layout, info.families) = (layout.name, layout.families),
+            Ok(layout) => {
+                (info.layout, info.families) = (layout.name, layout.families);
+                let unread = layout.required().into_iter().find_map(|name| source.check_dtype(name).err());
+                info.problem = unread.map(|error| error.to_string());
+            }
             Err(error) => info.problem = Some(error.to_string()),
         }
         if let (Some(model), None) = (model, &info.problem) {

@@ -168,10 +168,10 @@ impl Checkpoint {
         self.inner.tensors.contains_key(name)
     }
 
-    /// Reads one tensor as it is stored.
+    /// Reads one tensor as it is stored; booleans, which candle has no dtype for, as u8 of 0 and 1.
     ///
     /// # Errors
-    /// If no tensor has this name, candle lacks its dtype, its file has changed or cannot be read, or there is no memory
+    /// If no tensor has this name, which is said with the file, candle lacks its dtype, its file has changed or cannot be read, or there is no memory
     /// for it.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         let (shard, entry) = self.stored(name)?;
@@ -190,8 +190,18 @@ impl Checkpoint {
 
     /// The shard that holds a tensor, and what its header states.
     pub(crate) fn stored(&self, name: &str) -> Result<(&Shard, &Entry)> {
-        let (shard, entry) = self.inner.tensors.get(name).ok_or_else(|| missing(name.to_string()))?;
+        let (shard, entry) = self.inner.tensors.get(name).ok_or_else(|| self.missing(name))?;
         Ok((&self.inner.shards[*shard], entry))
+    }
+
+    /// The error for a tensor that is not there; it names the file.
+    fn missing(&self, name: &str) -> Error {
+        match self.path() {
+            Some(path) => {
+                Error::MissingTensor { name: name.to_string(), why: format!("{} does not hold it", path.display()) }
+            }
+            None => missing(name.to_string()),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::checkpoint::header::Entry;
 use crate::checkpoint::shard::Shard;
 use crate::error::{Error, Result};
 
-/// Reads the tensor `name` of a shard as it is stored.
+/// Reads the tensor `name` of a shard as it is stored; booleans, which candle lacks, as u8.
 pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Device) -> Result<Tensor> {
     match entry.dtype {
         Dtype::F64 => numbers::<f64>(shard, name, entry, device),
@@ -20,7 +20,7 @@ pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Dev
         Dtype::BF16 => numbers::<bf16>(shard, name, entry, device),
         Dtype::I64 => numbers::<i64>(shard, name, entry, device),
         Dtype::U32 => numbers::<u32>(shard, name, entry, device),
-        Dtype::U8 => numbers::<u8>(shard, name, entry, device),
+        Dtype::U8 | Dtype::BOOL => numbers::<u8>(shard, name, entry, device),
         // What candle makes of rarer formats is left to it, for the price of a second copy.
         dtype => {
             let bytes = shard.read::<u8>(name, entry)?;

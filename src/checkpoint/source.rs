@@ -67,7 +67,7 @@ impl WeightSource for VarBuilder<'_> {
 
     fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
         if !self.contains(name) {
-            return Err(missing(self.full_name(name)));
+            return Err(missing_in(self, name));
         }
         // A `VarMap` returns a tensor only for its shape.
         Ok(self.get_unchecked_dtype(name, self.dtype()).ok().map(|t| t.dims().to_vec()))
@@ -75,12 +75,21 @@ impl WeightSource for VarBuilder<'_> {
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         if !self.contains(name) {
-            return Err(missing(self.full_name(name)));
+            return Err(missing_in(self, name));
         }
         VarBuilder::get(self, shape, name).map_err(|error| match WeightSource::shape(self, name) {
             Ok(Some(found)) if found != shape => wrong_shape(self.full_name(name), &found, shape),
             _ => Error::Candle(error),
         })
+    }
+}
+
+/// The error for a tensor that a `VarBuilder` does not hold: that of its checkpoint, which names the file, if it has one.
+fn missing_in(vb: &VarBuilder, name: &str) -> Error {
+    // Not `get`, which makes a variable of a `VarMap`.
+    match vb.get_unchecked_dtype(name, vb.dtype()).as_ref().map_err(|error| Error::find_in(error)) {
+        Err(Some(Error::MissingTensor { name, why })) => Error::MissingTensor { name: name.clone(), why: why.clone() },
+        _ => missing(vb.full_name(name)),
     }
 }
 

@@ -24,7 +24,7 @@ pub use hub::{HubOptions, download};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
-pub use pruning::prune::write_pruned;
+pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
 pub use sentence::fingerprint::fingerprint;
 #[cfg(feature = "visualize")]

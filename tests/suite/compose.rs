@@ -185,9 +185,18 @@ fn the_program_gpt_trains_and_writes() {
     let ids = logits.tensor("ids", &Device::Cpu).unwrap();
     let want = Gpt::load(&model).unwrap().forward(&ids, false).unwrap();
     assert_close("logits", &logits.tensor("logits", &Device::Cpu).unwrap(), &want, LAYER);
+    // The same model may be written again. What is another's is refused before the training, and nothing new is left.
+    let path = |name: &str| folder.path().join(name);
+    succeeds(example("gpt").args([&text, &model]).args(["--steps", "1"]));
+    std::fs::create_dir(path("other")).unwrap();
+    std::fs::write(path("other/notes.txt"), "notes").unwrap();
+    fails(example("gpt").args([&text, &path("other")]), "other: holds other files");
+    fails(example("gpt").args([&text, &text]), "text.txt: is a file, expected a folder");
+    fails(example("gpt").args([&text, &path("new")]).arg("--logits").arg(&text), "which this command reads");
     std::fs::write(&text, "short").unwrap();
-    fails(example("gpt").args([&text, &model]), "a part of the text has");
-    fails(example("gpt").args(["/no/such/text", "x"]), "/no/such/text: No such file");
+    fails(example("gpt").args([&text, &path("new")]), "a part of the text has");
+    fails(example("gpt").arg("/no/such/text").arg(path("new")), "/no/such/text: No such file");
+    assert!(!path("new").exists());
 }
 
 #[test]
@@ -203,12 +212,79 @@ fn vit_block_equals_the_one_of_transformers() {
     assert_eq!(said, "pixels [2, 3, 12, 12] → patches [2, 10, 24]\n");
 }
 
+/// A copy of a fixture whose config.json has another value at a key.
+fn with_key(name: &str, key: &str, value: serde_json::Value) -> tempfile::TempDir {
+    let (from, to) = (fixture(name), tempfile::tempdir().unwrap());
+    std::fs::copy(from.join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
+    let json = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    json[key] = value;
+    std::fs::write(to.path().join("config.json"), json.to_string()).unwrap();
+    to
+}
+
 #[test]
 fn missing_files_and_keys_are_errors() {
-    fails(example("qwen3").args(["/no/such/folder", "1"]), "No such file");
-    fails(example("qwen3").arg(fixture("compose/qwen3")).arg("64"), "index");
-    fails(example("qwen3").arg(fixture("compose/qwen3")).arg("5,x"), "`x` is no token id");
+    let qwen3 = || {
+        let mut command = example("qwen3");
+        command.arg(fixture("compose/qwen3"));
+        command
+    };
+    for program in ["qwen3", "t5", "vit_block"] {
+        fails(example(program).args(["/no/such/folder", "1"]), "/no/such/folder: no such folder");
+        fails(example(program).args(["Cargo.toml", "1"]), "Cargo.toml: is a file, expected a model folder");
+    }
+    fails(qwen3().args(["1,2", "3,64"]), "row 2: id 64, expected less than 64, the vocab_size of ");
+    fails(qwen3().arg("5,x"), "`x` is no token id");
+    fails(example("t5").arg(fixture("compose/t5")).arg("99999"), "row 1: id 99999, expected less than ");
     fails(example("qwen3").arg(fixture("compose/vit")).arg("1"), "`model_type` is \"vit\", expected \"qwen3\"");
     fails(example("t5").arg(fixture("compose/qwen3")).arg("1"), "`model_type` is \"qwen3\", expected \"t5\"");
-    fails(example("vit_block").arg(fixture("compose/qwen3")).arg("x"), "`layer_norm_eps` is not a number");
+    fails(example("vit_block").arg(fixture("compose/qwen3")).arg("x"), "`model_type` is \"qwen3\", expected \"vit\"");
+
+    let deeper = with_key("compose/qwen3", "num_hidden_layers", 7.into());
+    fails(example("qwen3").arg(deeper.path()).arg("1"), "model.safetensors does not hold it");
+    let negative = with_key("compose/qwen3", "num_hidden_layers", (-3).into());
+    let said = "config.json: `num_hidden_layers` is -3, expected a whole number from 0";
+    fails(example("qwen3").arg(negative.path()).arg("1"), said);
+    let no_eps = with_key("compose/vit", "layer_norm_eps", serde_json::Value::Null);
+    fails(example("vit_block").arg(no_eps.path()).arg("x"), "config.json: `layer_norm_eps` is null, expected a number");
+    std::fs::write(no_eps.path().join("config.json"), "{\"model_type\":").unwrap();
+    for program in ["qwen3", "t5", "vit_block"] {
+        fails(example(program).arg(no_eps.path()).arg("1"), "config.json: EOF while parsing");
+    }
+
+    let images = no_eps.path().join("images.safetensors");
+    let pixels = Tensor::zeros((1, 3, 20, 20), DType::F32, &Device::Cpu).unwrap();
+    candle_core::safetensors::save(&std::collections::HashMap::from([("pixels", pixels)]), &images).unwrap();
+    let said = "images.safetensors: `pixels` has shape [1, 3, 20, 20], expected (b, 3, 12, 12)";
+    fails(example("vit_block").arg(fixture("compose/vit")).arg(&images), said);
+    let golden = fixture("compose/qwen3/golden.safetensors");
+    fails(example("vit_block").arg(fixture("compose/vit")).arg(golden), "golden.safetensors does not hold it");
+}
+
+#[cfg(unix)]
+#[test]
+fn the_programs_survive_a_reader_that_leaves_and_a_full_disk() {
+    use crate::programs::{fails_on_a_full_disk, reader_leaves};
+    let pixels = fixture("compose/vit/golden.safetensors");
+    let commands = || {
+        let [mut qwen3, mut t5, mut vit] = ["qwen3", "t5", "vit_block"].map(example);
+        qwen3.arg(fixture("compose/qwen3")).arg("1,2");
+        t5.arg(fixture("compose/t5")).arg("1,2");
+        vit.arg(fixture("compose/vit")).arg(&pixels);
+        [qwen3, t5, vit]
+    };
+    commands().iter_mut().for_each(reader_leaves);
+    commands().iter_mut().for_each(fails_on_a_full_disk);
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, "the cat sat on the mat and the dog sat on the log. ".repeat(40)).unwrap();
+    let gpt = |output: &str| {
+        let mut command = example("gpt");
+        command.arg(&text).arg(folder.path().join(output)).args(["--steps", "1"]);
+        command
+    };
+    reader_leaves(&mut gpt("model"));
+    Gpt::load(&folder.path().join("model")).unwrap();
+    fails_on_a_full_disk(&mut gpt("other"));
 }

@@ -3,6 +3,7 @@
 //! golden values.
 
 mod absurd;
+mod attend_program;
 mod browser;
 mod cache_edits;
 mod cache_programs;
@@ -27,6 +28,8 @@ mod family_keys;
 mod fixtures;
 mod frozen;
 mod gradients;
+#[cfg(feature = "cli")]
+mod head_programs;
 mod heads;
 mod hidden;
 mod hostile;
@@ -37,6 +40,7 @@ mod hostile_tokenizers;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;
+mod inspect_program;
 mod jina;
 #[cfg(unix)]
 mod kills;
@@ -52,6 +56,7 @@ mod part;
 mod plans;
 mod positions;
 mod programs;
+mod prune_program;
 mod ragged;
 mod resume;
 mod right_or_refused;

@@ -47,3 +47,27 @@ pub fn fails(command: &mut Command, part: &str) {
     assert!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
     assert!(stderr.starts_with("error: ") && stderr.contains(part), "`{stderr}` does not contain `{part}`");
 }
+
+/// Runs a command whose reader leaves before anything is printed, as `| head -0` does: exit code 0, and no word about it.
+#[cfg(unix)]
+#[track_caller]
+pub fn reader_leaves(command: &mut Command) {
+    use std::process::Stdio;
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(running.stdout.take());
+    let output = running.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("panicked") && !stderr.contains("error"), "{stderr}");
+}
+
+/// Asserts that a command whose standard output is on a full disk has exit code 2 and says so.
+#[cfg(unix)]
+#[track_caller]
+pub fn fails_on_a_full_disk(command: &mut Command) {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = command.stdout(full).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("error: standard output: No space left"), "{stderr}");
+}

@@ -79,7 +79,7 @@ impl Command for AttentionMap {
         let first = self.text.as_str();
         let text = self.pair.as_deref().map_or(Text::One(first), |second| Text::Pair(first, second));
         let maps = encoder.attention(text, &options).map_err(|e| explained(e, folder.as_deref()))?;
-        // PAGE: with_model
+        let maps = maps.with_model(self.model.name());
 
         // All pictures are made before one is written.
         let html = outputs.html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));

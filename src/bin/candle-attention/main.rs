@@ -2,11 +2,14 @@
 
 mod attend;
 mod attention_map;
+mod classify;
 mod completions;
 mod encode;
+mod fill_mask;
 mod inspect;
 mod man;
 mod prune;
+mod rerank;
 mod search;
 mod shared;
 #[cfg(test)]
@@ -33,6 +36,9 @@ struct Program {
 enum Commands {
     Encode(encode::Encode),
     Search(search::Search),
+    Rerank(rerank::Rerank),
+    Classify(classify::Classify),
+    FillMask(fill_mask::FillMask),
     Inspect(inspect::Inspect),
     Attend(attend::Attend),
     AttentionMap(attention_map::AttentionMap),
@@ -47,6 +53,9 @@ impl Command for Program {
         match self.command {
             Commands::Encode(command) => command.run(),
             Commands::Search(command) => command.run(),
+            Commands::Rerank(command) => command.run(),
+            Commands::Classify(command) => command.run(),
+            Commands::FillMask(command) => command.run(),
             Commands::Inspect(command) => command.run(),
             Commands::Attend(command) => command.run(),
             Commands::AttentionMap(command) => command.run(),

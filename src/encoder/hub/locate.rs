@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::encoder::hub::model_id::check_id;
-#[cfg(any(test, not(feature = "hub")))]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The folder of a model that is named by a path or by a hub id, as programs take it on their command line.
 ///
@@ -14,11 +12,15 @@ use crate::error::Result;
 /// `show_progress`.
 ///
 /// # Errors
-/// A name that is neither a folder nor a hub id; [`Error::Hub`](crate::Error::Hub) if the download fails, or if the
+/// A file; a name that is neither a folder nor a hub id; [`Error::Hub`](crate::Error::Hub) if the download fails, or if the
 /// crate was built without its feature `hub`.
 pub fn locate_model(model: &str, revision: Option<&str>, show_progress: bool) -> Result<PathBuf> {
-    if Path::new(model).is_dir() {
-        return Ok(model.into());
+    let path = Path::new(model);
+    if path.is_dir() {
+        return Ok(path.into());
+    }
+    if path.exists() {
+        return Err(Error::file(path, "not a folder, expected a model folder or a hub id"));
     }
     check_id(model)?;
     from_hub(model, revision, show_progress)
@@ -53,6 +55,12 @@ mod tests {
     fn name_that_is_neither_folder_nor_id_is_an_error() {
         let error = locate_model("/no/such/folder", None, false).unwrap_err();
         assert!(matches!(error, Error::Value { .. }), "{error}");
+    }
+
+    #[test]
+    fn file_is_not_taken_for_a_hub_id() {
+        let error = locate_model("Cargo.toml", None, false).unwrap_err().to_string();
+        assert!(error.contains("Cargo.toml: not a folder"), "{error}");
     }
 
     #[test]

@@ -11,11 +11,18 @@ use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result};
 use crate::pruning::{HeadImportance, ImportanceMethod, PrunedHeads};
 
+/// The memory that the activations of one batch may take while gradients are computed, in bytes. A text that needs more
+/// runs alone.
+const GRADIENT_BYTES: usize = 1 << 28;
+
 impl SentenceEncoder {
     /// The importance of each head of each layer for the embeddings of `texts`. Progress is reported in texts.
     ///
+    /// How texts are put into batches changes the scores by rounding only. [`ImportanceMethod::Gradient`] keeps the
+    /// activations of all layers, so its batches are smaller than `options` allows: about 256 MiB of activations each.
+    ///
     /// # Errors
-    /// No text; those of [`encode`](Self::encode).
+    /// No text; those of [`encode`](Self::encode); [`Error::NotFinite`] with the first head whose score is not finite.
     pub fn head_importance(
         &self,
         texts: &[&str],
@@ -30,26 +37,62 @@ impl SentenceEncoder {
         let heads = self.model.heads();
         let prompt = self.prompt(options.prompt_name)?;
         let uncounted = self.uncounted(prompt)?;
-        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let encodings = self.batcher.tokenizer.encode(&texts, prompt)?;
-        let longest = encodings.iter().map(Tokens::len).max().unwrap_or(0).max(1);
-        let size = (options.max_batch_tokens / longest).clamp(1, options.batch_size);
-        let mut measure =
-            Measure { encoder: self, sums: heads.iter().map(|count| vec![0.0; *count]).collect(), uncounted, signs: 1 };
-        for (i, batch) in encodings.chunks(size).enumerate() {
-            let batch: Vec<&Tokens> = batch.iter().collect();
+        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
+        let tokens = self.batcher.tokenizer_for(options.max_length, &self.model)?.encode(&sequences, prompt)?;
+        if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
+            return Err(Error::value(format!("the number of tokens of text {i}"), 0, "at least 1"));
+        }
+        if let Some(on_truncated) = options.on_truncated {
+            tokens.iter().enumerate().filter(|(_, tokens)| tokens.truncated).for_each(|(i, _)| on_truncated(i));
+        }
+        // Texts of similar length need the least padding; the first of a batch is its longest.
+        let mut order: Vec<usize> = (0..tokens.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
+        let sums = heads.iter().map(|count| vec![0.0; *count]).collect();
+        let mut measure = Measure { encoder: self, sums, uncounted };
+        let signs = Signs::of_texts(texts.len(), self.embedding_size());
+        let mut done = 0;
+        while done < order.len() {
+            let longest = tokens[order[done]].len();
+            let most_tokens = match method {
+                ImportanceMethod::Gradient => {
+                    options.max_batch_tokens.min(GRADIENT_BYTES / self.bytes_per_token(longest))
+                }
+                ImportanceMethod::Ablation | ImportanceMethod::Entropy => options.max_batch_tokens,
+            };
+            let count = (most_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
+            let texts_of_batch = &order[done..done + count];
+            let batch: Vec<&Tokens> = texts_of_batch.iter().map(|&i| &tokens[i]).collect();
             match method {
-                ImportanceMethod::Gradient => measure.by_gradient(&batch)?,
+                ImportanceMethod::Gradient => {
+                    let signs: Vec<Signs> = texts_of_batch.iter().map(|&i| signs[i]).collect();
+                    measure.by_gradient(&batch, &signs)?;
+                }
                 ImportanceMethod::Ablation => measure.by_ablation(&batch)?,
                 ImportanceMethod::Entropy => measure.by_entropy(&batch)?,
             }
+            done += count;
             if let Some(on_progress) = options.on_progress {
-                on_progress(i * size + batch.len(), texts.len());
+                on_progress(done, texts.len());
             }
         }
-        let scores =
-            measure.sums.into_iter().map(|layer| layer.into_iter().map(|sum| sum / texts.len() as f64).collect());
-        Ok(HeadImportance::new(scores.collect()))
+        let mean = |layer: Vec<f64>| layer.into_iter().map(|sum| sum / texts.len() as f64).collect();
+        let scores: Vec<Vec<f64>> = measure.sums.into_iter().map(mean).collect();
+        for (layer, scores) in scores.iter().enumerate() {
+            if let Some(head) = scores.iter().position(|score| !score.is_finite()) {
+                return Err(Error::NotFinite { what: format!("the importance of head {head} of layer {layer}") });
+            }
+        }
+        Ok(HeadImportance::new(scores))
+    }
+
+    /// About how much memory the activations and gradients of one token take, in a text of `length` tokens.
+    fn bytes_per_token(&self, length: usize) -> usize {
+        let config = self.model.config();
+        // Tensors of each width that a layer keeps, as measured: states, what the feed-forward part is between its two
+        // matrices, and scores.
+        let widths = 24 * config.hidden_size + 8 * config.intermediate_size + 8 * config.num_attention_heads * length;
+        (config.num_hidden_layers * widths * self.batcher.dtype.size_in_bytes()).max(1)
     }
 
     /// The same encoder without these heads.
@@ -74,12 +117,11 @@ struct Measure<'a> {
     sums: Vec<Vec<f64>>,
     /// Tokens at the start of each text that pooling leaves out.
     uncounted: usize,
-    /// The state of the random signs.
-    signs: u64,
 }
 
 impl Measure<'_> {
-    fn by_gradient(&mut self, batch: &[&Tokens]) -> Result<()> {
+    /// `signs` are those of each text.
+    fn by_gradient(&mut self, batch: &[&Tokens], signs: &[Signs]) -> Result<()> {
         let dtype = self.encoder.batcher.dtype;
         let device = self.encoder.model.device();
         // One factor for each text, so that the gradients of different texts do not cancel.
@@ -87,7 +129,8 @@ impl Measure<'_> {
         let masks = self.encoder.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Var>>>()?;
         let factors: Vec<Tensor> = masks.iter().map(|mask| mask.as_tensor().clone()).collect();
         let (_, embeddings) = self.embed(batch, &ForwardOptions::default().with_head_masks(&factors))?;
-        let signs: Vec<f32> = (0..embeddings.elem_count()).map(|_| self.sign()).collect();
+        let size = embeddings.dim(1)?;
+        let signs: Vec<f32> = signs.iter().flat_map(|signs| signs.take(size)).collect();
         let signs = Tensor::from_vec(signs, embeddings.dims(), device)?.to_dtype(embeddings.dtype())?;
         let grads = (embeddings * signs)?.sum_all()?.backward()?;
         for (sums, mask) in self.sums.iter_mut().zip(&masks) {
@@ -151,13 +194,33 @@ impl Measure<'_> {
         let of_layer = |(layer, heads): (usize, &Vec<f64>)| (0..heads.len()).map(move |head| (layer, head));
         self.sums.iter().enumerate().flat_map(of_layer).collect()
     }
+}
 
-    /// The next of a fixed sequence of random signs (xorshift64*, Vigna 2016).
-    fn sign(&mut self) -> f32 {
-        self.signs ^= self.signs >> 12;
-        self.signs ^= self.signs << 25;
-        self.signs ^= self.signs >> 27;
-        if self.signs.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 63 == 0 { 1.0 } else { -1.0 }
+/// A place in a fixed sequence of random signs (xorshift64*, Vigna 2016). Each text has its own, whatever its batch.
+#[derive(Clone, Copy)]
+struct Signs(u64);
+
+impl Signs {
+    /// The places of the signs of `count` texts, `size` signs each.
+    fn of_texts(count: usize, size: usize) -> Vec<Self> {
+        let mut next = Self(1);
+        let mut of_text = || {
+            let of_text = next;
+            (&mut next).take(size).for_each(drop);
+            of_text
+        };
+        (0..count).map(|_| of_text()).collect()
+    }
+}
+
+impl Iterator for Signs {
+    type Item = f32;
+
+    fn next(&mut self) -> Option<f32> {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        Some(if self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 63 == 0 { 1.0 } else { -1.0 })
     }
 }
 

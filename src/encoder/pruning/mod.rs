@@ -2,3 +2,4 @@
 
 pub(crate) mod importance;
 pub(crate) mod prune;
+pub(crate) mod write;

@@ -37,7 +37,17 @@ fn each_method_ranks_heads() {
     assert!(ranking.windows(2).all(|pair| pair[0].score <= pair[1].score));
     assert_eq!(by_ablation.least_important(2).count(), 2);
 
-    // Independent of the batch size: the gradients of different texts do not cancel.
+    // Independent of the batches: the gradients of different texts do not cancel, and each text has its own signs.
+    let all_by_gradient = |options: EncodeOptions| {
+        let importance = whole.head_importance(&TEXTS, ImportanceMethod::Gradient, &options).unwrap();
+        importance.scores().concat()
+    };
+    let want = all_by_gradient(EncodeOptions::default());
+    for options in [EncodeOptions::default().with_batch_size(2), EncodeOptions::default().with_max_batch_tokens(9)] {
+        let near = |(got, want): (&f64, &f64)| (got - want).abs() <= 1e-6 * want;
+        let got = all_by_gradient(options);
+        assert!(got.iter().zip(&want).all(near), "{got:?}, want {want:?}");
+    }
     let by_gradient = |batch_size: usize| {
         let options = EncodeOptions::default().with_batch_size(batch_size);
         whole.head_importance(&TEXTS[..1], ImportanceMethod::Gradient, &options).unwrap()

@@ -2,7 +2,7 @@
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::{Checkpoint, ModelConfig};
-use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, write_pruned};
+use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, PruneOptions, write_pruned, write_pruned_with};
 use candle_attention::pruning::PrunedHeads;
 use candle_core::{DType, Tensor};
 
@@ -82,7 +82,20 @@ fn models_of_other_families_are_pruned() {
         write_pruned(&folder, &path, &heads).unwrap();
         let ids = Tensor::new(&[[5u32, 9, 7, 11, 6]], &CPU).unwrap();
         let run = |model: &BertModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
-        assert_within(name, &run(&load(&path)), &run(&whole.prune_heads(&heads).unwrap()), 1e-6);
+        let want = run(&whole.prune_heads(&heads).unwrap());
+        assert_within(name, &run(&load(&path)), &want, 1e-6);
+        // Of its size, with these heads zeroed; also of a model that is pruned already.
+        let options = PruneOptions::default().with_masked(true);
+        let masked = target.path().join(format!("{name}-masked"));
+        assert_eq!(write_pruned_with(&folder, &masked, &heads, &options).unwrap(), heads);
+        assert_eq!(load(&masked).heads(), whole.heads());
+        assert_within(name, &run(&load(&masked)), &want, 1e-6);
+        let (once, twice) = (target.path().join(format!("{name}-once")), target.path().join(format!("{name}-twice")));
+        write_pruned(&folder, &once, &heads).unwrap();
+        let more: PrunedHeads = [(1, 0)].into_iter().collect();
+        write_pruned_with(&once, &twice, &more, &options).unwrap();
+        let want = run(&load(&once).prune_heads(&more).unwrap());
+        assert_within(name, &run(&load(&twice)), &want, 1e-6);
         let json: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap();
         let checkpoint = Checkpoint::open(&path).unwrap();

@@ -1,7 +1,10 @@
 //! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars, charts.
 
 pub mod bar;
+pub mod checkpoint;
 pub mod device;
+#[cfg(feature = "encoder")]
+pub mod head_model;
 #[cfg(feature = "encoder")]
 pub mod model;
 pub mod output;

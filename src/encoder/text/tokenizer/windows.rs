@@ -18,7 +18,8 @@ impl Tokenizer {
     pub(crate) fn windows(&self, text: &str, prompt: &str) -> Result<Vec<Range<usize>>> {
         // A text that touches its prompt may be split into one more token.
         let room = guarded(|| {
-            let of_prompt = if prompt.is_empty() { 0 } else { self.sequence(prompt, 0, OffsetType::None, None)?.len() + 1 };
+            let of_prompt =
+                if prompt.is_empty() { 0 } else { self.sequence(prompt, 0, OffsetType::None, None)?.len() + 1 };
             Ok(self.room(false)?.saturating_sub(of_prompt).max(1))
         })?;
         let (mut windows, mut start) = (Vec::new(), 0);

@@ -1,0 +1,92 @@
+//! The options of the commands that run a model with a task head, and the texts that they read.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+
+use candle_attention::encoder::EncodeOptions;
+use candle_core::{DType, Device};
+use indicatif::ProgressBar;
+
+use super::model::{Batches, explained, locate};
+use super::{Result, about, bar, device, print, read};
+
+#[derive(clap::Args)]
+pub struct HeadModel {
+    /// A model folder, or a hub id. It is required: the model that is embedded in this program has no head
+    #[arg(long, value_name = "FOLDER|ID")]
+    model: String,
+    /// The branch, tag or commit of a hub model [default: main]
+    #[arg(long)]
+    revision: Option<String>,
+    /// Compute in f32, f64, f16 or bf16
+    #[arg(long, default_value = "f32", value_parser = device::dtype)]
+    dtype: DType,
+    /// Run on cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    device: Device,
+    #[command(flatten)]
+    batches: Batches,
+}
+
+/// A model and how it is run.
+pub struct Opened<'a, M> {
+    pub model: M,
+    folder: PathBuf,
+    batches: &'a Batches,
+}
+
+impl HeadModel {
+    /// Loads the model, by `load` from its folder.
+    pub fn open<M>(
+        &self,
+        load: impl FnOnce(&Path, DType, &Device) -> candle_attention::Result<M>,
+    ) -> Result<Opened<'_, M>> {
+        let folder = locate(&self.model, self.revision.as_deref())?;
+        let model = load(&folder, self.dtype, &self.device).map_err(|error| match error.to_string() {
+            message if message.contains(&self.model) => message,
+            message => format!("{}: {message}", self.model),
+        })?;
+        Ok(Opened { model, folder, batches: &self.batches })
+    }
+}
+
+impl<M> Opened<'_, M> {
+    /// Runs the model on `count` texts, by `run` with the options for it: with a progress bar for many texts, and a note
+    /// about those that were cut.
+    pub fn run<R>(
+        &self,
+        count: usize,
+        run: impl FnOnce(&M, &EncodeOptions) -> candle_attention::Result<R>,
+    ) -> Result<R> {
+        let options = self.batches.options(None);
+        let bar = if count > options.batch_size { bar::bar(count, "reading", "texts")? } else { ProgressBar::hidden() };
+        let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
+        let cut = Cell::new(0);
+        let on_truncated = |_: usize| cut.set(cut.get() + 1);
+        let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
+        let made = run(&self.model, &options).map_err(|error| explained(error, Some(&self.folder)))?;
+        bar.finish_and_clear();
+        if cut.get() > 0 {
+            let (cut, of) = (cut.get(), print::count(count, "text"));
+            let were = if cut == 1 { "was" } else { "were" };
+            print::note(format_args!("{cut} of {of} {were} cut: longer than the model reads (--max-length)"));
+        }
+        Ok(made)
+    }
+}
+
+/// The texts of the command line, or the lines of a file that are not blank.
+pub fn texts(given: &[String], file: Option<&Path>, of_one: &str) -> Result<Vec<String>> {
+    let Some(path) = file else {
+        return match given.is_empty() {
+            true => Err(format!("no {of_one}: give {of_one}s as arguments, or --file with a file of them").into()),
+            false => Ok(given.to_vec()),
+        };
+    };
+    let text = read::text(path)?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    match lines.map(str::to_string).collect::<Vec<_>>() {
+        lines if lines.is_empty() => Err(about(path, &format!("no {of_one}: it has no line with text")).into()),
+        lines => Ok(lines),
+    }
+}

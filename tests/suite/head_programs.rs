@@ -1,0 +1,141 @@
+//! The commands that run models with a task head: `rerank`, `classify` and `fill-mask`.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::common::fixture;
+use crate::programs::{fails, program, succeeds};
+use crate::task_heads::{FOX, folder};
+
+fn run(command: &str, model: &Path, arguments: &[&str]) -> Command {
+    let mut program = program(command);
+    program.arg("--model").arg(model).args(arguments);
+    program
+}
+
+fn lines(printed: &str) -> Vec<Value> {
+    printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Exit code 0, what is on standard error.
+fn notes(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    stderr
+}
+
+#[test]
+fn rerank_sorts_documents() {
+    let model = folder(1, json!({"id2label": {"0": "LABEL_0"}}));
+    let documents = ["the cat sat", "on the mat", "hello", "a dog runs"];
+    let printed = succeeds(&mut run("rerank", model.path(), &documents));
+    let shown: Vec<&str> = printed.lines().map(|line| line.split_at(13).1).collect();
+    assert_eq!(shown, ["hello", "a dog runs", "on the mat"], "{printed}");
+    assert!(printed.starts_with("  1  0.5844  hello"), "{printed}");
+
+    let file = model.path().join("documents.txt");
+    std::fs::write(&file, "on the mat\n\n  \nhello\na dog runs\n").unwrap();
+    let from_file = ["the cat sat", "--json", "-k", "2", "--file", file.to_str().unwrap()];
+    let hits = lines(&succeeds(&mut run("rerank", model.path(), &from_file)));
+    assert_eq!(hits.len(), 2);
+    assert_eq!((&hits[0]["rank"], &hits[0]["index"], &hits[0]["document"]), (&1.into(), &1.into(), &"hello".into()));
+    assert!((hits[0]["score"].as_f64().unwrap() - 0.584386).abs() < 1e-5, "{hits:?}");
+
+    let said = notes(&mut run("rerank", model.path(), &["hello", FOX, "a"]));
+    assert_eq!(said, "note: 1 of 2 texts was cut: longer than the model reads (--max-length)\n");
+    fails(&mut run("rerank", model.path(), &["the cat sat"]), "no document: give documents as arguments, or --file");
+    fails(&mut run("rerank", model.path(), &["a", "b", "-k", "0"]), "0 is not in 1..");
+    fails(&mut run("rerank", model.path(), &["a", "--file", "no.txt"]), "no.txt: No such file");
+    fails(&mut run("rerank", Path::new("./nope"), &["a", "b"]), "./nope");
+    fails(program("rerank").args(["a", "b"]), "--model");
+    let two = folder(2, json!({}));
+    let said = two.path().display().to_string();
+    fails(&mut run("rerank", two.path(), &["a", "b"]), &said);
+    fails(&mut run("rerank", &fixture("tiny-bert"), &["a", "b"]), "this is no sequence classifier");
+}
+
+#[test]
+fn classify_prints_the_labels_of_texts_and_pairs() {
+    let model = folder(3, json!({"id2label": {"0": "no", "1": "maybe", "2": "yes"}}));
+    let printed = succeeds(&mut run("classify", model.path(), &["the cat sat on the mat", "hello world"]));
+    let want = "the cat sat on the mat\n   0.6722  no\n   0.1765  maybe\n   0.1513  yes\nhello world\n   0.8203  no\n";
+    assert!(printed.starts_with(want), "{printed}");
+    let said = lines(&succeeds(&mut run(
+        "classify",
+        model.path(),
+        &["the cat sat", "--pair", "on the mat", "--json", "--top-k", "1"],
+    )));
+    assert_eq!((&said[0]["text"], &said[0]["pair"]), (&"the cat sat".into(), &"on the mat".into()));
+    assert_eq!(said[0]["labels"].as_array().unwrap().len(), 1);
+    assert!((said[0]["labels"][0]["score"].as_f64().unwrap() - 0.44882038).abs() < 1e-5, "{said:?}");
+
+    let said = notes(&mut run("classify", model.path(), &["a", "--max-length", "3", "the cat sat", FOX]));
+    assert_eq!(said, "note: 2 of 3 texts were cut: longer than the model reads (--max-length)\n");
+    let file = model.path().join("texts.txt");
+    std::fs::write(&file, "\n \n").unwrap();
+    fails(&mut run("classify", model.path(), &["--file", file.to_str().unwrap()]), "texts.txt: no text");
+    fails(&mut run("classify", model.path(), &[]), "no text: give texts as arguments, or --file");
+    fails(&mut run("classify", model.path(), &["a", "--batch-size", "0"]), "batch_size = 0");
+    fails(&mut run("classify", model.path(), &["a", "--max-length", "99999"]), "max_length = 99999");
+    fails(&mut run("classify", folder(0, json!({})).path(), &["a"]), "no head for sequence classification");
+}
+
+#[test]
+fn fill_mask_takes_the_same_mask_for_every_model() {
+    let model = folder(0, json!({}));
+    let text = "the [MASK] sat on the [MASK]";
+    let printed = succeeds(&mut run("fill-mask", model.path(), &["-k", "1", text]));
+    assert_eq!(printed, format!("{text}\n  mask 1\n   0.0432  text\n  mask 2\n   0.0444  ##x\n"));
+    let said =
+        lines(&succeeds(&mut run("fill-mask", model.path(), &["--json", "-k", "3", "the [MASK] sat on the mat"])));
+    let best = &said[0]["masks"][0];
+    assert_eq!((&best[0]["token"], &best[0]["id"]), (&"7".into(), &46.into()));
+    assert_eq!(best.as_array().unwrap().len(), 3);
+
+    fails(&mut run("fill-mask", model.path(), &[text, "the cat"]), "text 2, `the cat`, has no mask: write [MASK]");
+    let with_labels = folder(1, json!({"id2label": {"0": "LABEL_0"}}));
+    fails(&mut run("fill-mask", with_labels.path(), &[text]), "no head for masked");
+
+    // A model whose mask token is another.
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        let path = model.path().join(file);
+        let renamed = std::fs::read_to_string(&path).unwrap().replace("[MASK]", "<mask>");
+        std::fs::write(&path, renamed).unwrap();
+    }
+    for text in [text, "the <mask> sat on the <mask>"] {
+        let again = succeeds(&mut run("fill-mask", model.path(), &["-k", "1", text]));
+        assert_eq!(again.split_once('\n').unwrap().1, printed.split_once('\n').unwrap().1);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn the_commands_survive_a_reader_that_leaves_and_a_full_disk() {
+    use crate::programs::{fails_on_a_full_disk, reader_leaves};
+    let [cross, labels, masked] =
+        [folder(1, json!({"id2label": {"0": "LABEL_0"}})), folder(2, json!({})), folder(0, json!({}))];
+    let commands = || {
+        [
+            run("rerank", cross.path(), &["a", "b"]),
+            run("classify", labels.path(), &["a", "--json"]),
+            run("fill-mask", masked.path(), &["a [MASK]"]),
+        ]
+    };
+    commands().iter_mut().for_each(reader_leaves);
+    commands().iter_mut().for_each(fails_on_a_full_disk);
+}
+
+/// A head whose weights are NaN is named, and no score is printed.
+#[test]
+fn damaged_heads_are_named() {
+    let model = folder(2, json!({}));
+    let path = model.path().join("model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&path, &candle_core::Device::Cpu).unwrap();
+    let nan = candle_core::Tensor::full(f32::NAN, 2, &candle_core::Device::Cpu).unwrap();
+    tensors.insert("classifier.bias".to_string(), nan);
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    fails(&mut run("classify", model.path(), &["a"]), "NaN or infinities in `classifier.bias`");
+}
