@@ -26,6 +26,9 @@ impl Scratch {
         std::fs::write(scratch.path("held_back.txt"), (60..90).map(line).collect::<String>()).unwrap();
         std::fs::write(scratch.path("notes.txt"), "The rent is due on Friday.\nA cat sat on the sofa.\n").unwrap();
         copy_folder(tiny().path(), &scratch.path("all-MiniLM-L6-v2"));
+        for (name, labels) in [("cross-encoder", 1), ("sentiment", 2), ("bert-base-uncased", 0)] {
+            copy_folder(crate::task_heads::folder(labels, serde_json::json!({})).path(), &scratch.path(name));
+        }
         let query = Tensor::ones((1, 5, 24), DType::F32, &Device::Cpu).unwrap();
         candle_core::safetensors::save(&[("query", query)].into(), scratch.path("in.safetensors")).unwrap();
         scratch
