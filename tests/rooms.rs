@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The rooms from the ground up. `error`, `macros`, `io`, `tensor` and `weights` need no attention; `kernels` work on
 /// slices and addresses; `ops`, `mask`, `position` and `config` describe a call; `sdpa` computes it and `attention` makes
 /// a layer of it; `families` and `checkpoint` load layers, `norm` has the norms between them; the rest uses whole models.
-const ORDER: [&str; 20] = [
+const ORDER: [&str; 21] = [
     "error",
     "macros",
     "io",
@@ -32,6 +32,8 @@ const ORDER: [&str; 20] = [
     "encoder",
     "search",
     "train",
+    // The program, a crate of its own, uses all of them.
+    "bin",
 ];
 
 /// The longest file, in lines.

@@ -2,11 +2,9 @@
 
 use std::io::Write;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use clap_complete::Shell;
 
-use super::Program;
-use super::shared::program::Command;
 use super::shared::{Result, print};
 
 /// Print the completion script for a shell.
@@ -23,11 +21,12 @@ pub struct Completions {
     shell: Shell,
 }
 
-impl Command for Completions {
-    fn run(self) -> Result<()> {
+impl Completions {
+    /// Prints the script for a program.
+    pub fn run(self, mut program: clap::Command) -> Result<()> {
         // Into memory first: `generate` panics where it cannot write.
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Program::command(), "candle-attention", &mut script);
+        clap_complete::generate(self.shell, &mut program, "candle-attention", &mut script);
         let mut out = print::stdout();
         out.write_all(&script)?;
         Ok(out.flush()?)

@@ -18,7 +18,7 @@ mod train;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use shared::Result;
 use shared::program::{self, Command};
 
@@ -61,8 +61,8 @@ impl Command for Program {
             Commands::AttentionMap(command) => command.run(),
             Commands::Prune(command) => command.run(),
             Commands::Train(command) => command.run(),
-            Commands::Completions(command) => command.run(),
-            Commands::Man(command) => command.run(),
+            Commands::Completions(command) => command.run(Self::command()),
+            Commands::Man(command) => command.run(Self::command()),
         }
     }
 }

@@ -4,11 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use candle_attention::checkpoint::write_file;
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use clap_mangen::Man;
 
-use super::Program;
-use super::shared::program::Command;
 use super::shared::{Result, about, output_folder, print};
 
 /// Print the man page, or write those of all commands to a folder.
@@ -25,9 +23,9 @@ pub struct ManPages {
     output: Option<PathBuf>,
 }
 
-impl Command for ManPages {
-    fn run(self) -> Result<()> {
-        let mut program = Program::command();
+impl ManPages {
+    /// Prints or writes the pages of a program.
+    pub fn run(self, mut program: clap::Command) -> Result<()> {
         // With the names and options of all commands.
         program.build();
         let mut out = print::stdout();

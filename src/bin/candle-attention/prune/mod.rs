@@ -134,14 +134,13 @@ fn prune(arguments: &Prune) -> Result<()> {
     let chosen = share.map(|share| (share * all as f64).round() as usize);
     let rank: Vec<&str> = texts.iter().step_by(2).map(String::as_str).collect();
     let judge: Vec<&str> = texts.iter().skip(1).step_by(2).map(String::as_str).collect();
-    let named = |error: Box<dyn std::error::Error>| match error.downcast::<candle_attention::Error>() {
-        Ok(error) => explained(*error, folder.as_deref()),
-        Err(other) => other,
-    };
-    let importance = heads::importance(arguments, &encoder, &rank).map_err(named)?;
+    let named = |error| explained(error, folder.as_deref());
+    let options = arguments.batches.options(arguments.model.prompt_name.as_deref());
+    let importance = heads::importance(&encoder, &rank, arguments.by.method(), &options).map_err(named)?;
+    let importance = if arguments.by_layer { importance.normalized_by_layer() } else { importance };
     heads::print(&mut out, &importance)?;
     out.flush()?;
-    let judge = Texts { texts: &judge, options: arguments.batches.options(arguments.model.prompt_name.as_deref()) };
+    let judge = Texts { texts: &judge, options };
     let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, arguments.runs).map_err(named)?;
     out.flush()?;
     if let Some(output) = &plot {

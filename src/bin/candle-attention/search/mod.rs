@@ -103,10 +103,7 @@ impl Command for Search {
         for (source, corpus) in sources.iter().zip(&corpora) {
             let mut index = Index::new(&corpus.windows, encoder.embedding_size(), model.as_str())?;
             let filled = cache.fill(&mut index, source, &model, &encoder, &options, self.save_every);
-            filled.map_err(|error| match error.downcast::<candle_attention::Error>() {
-                Ok(error) => explained(*error, folder.as_deref()),
-                Err(error) => error,
-            })?;
+            filled.map_err(|error| explained(error, folder.as_deref()))?;
             searched.push(Searched { source, corpus, index });
         }
         self.answer(&encoder, &searched)

@@ -103,8 +103,9 @@ pub fn note_truncated(cut: usize, of: usize, encoder: &SentenceEncoder, options:
 }
 
 /// Names the tensors that make numbers which are not finite, if that is the error and they are in the model's own weights.
-pub fn explained(error: Error, folder: Option<&Path>) -> Box<dyn std::error::Error> {
-    let Error::NotFinite { .. } = &error else { return error.into() };
+pub fn explained(error: impl Into<Box<dyn std::error::Error>>, folder: Option<&Path>) -> Box<dyn std::error::Error> {
+    let error = error.into();
+    let Some(Error::NotFinite { .. }) = error.downcast_ref() else { return error };
     let damaged = folder.and_then(|folder| Some((folder, Checkpoint::open(folder).ok()?.non_finite("").ok()?)));
     match damaged {
         Some((folder, tensors)) if !tensors.is_empty() => {
@@ -113,6 +114,6 @@ pub fn explained(error: Error, folder: Option<&Path>) -> Box<dyn std::error::Err
             format!("{error}: NaN or infinities in `{}`{others} of {}", tensors[0].escape_debug(), folder.display())
                 .into()
         }
-        _ => error.into(),
+        _ => error,
     }
 }

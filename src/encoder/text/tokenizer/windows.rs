@@ -97,9 +97,10 @@ mod tests {
             let windows = tokenizer.windows(&text, prompt).unwrap();
             assert!(windows.len() > 10);
             let parts: Vec<&str> = windows.iter().map(|window| &text[window.clone()]).collect();
-            for part in &parts {
+            for (i, part) in parts.iter().enumerate() {
                 let tokens = tokenizer.encode(&[(*part).into()], prompt).unwrap().remove(0);
-                assert!(!tokens.truncated && tokens.len() * 2 > max_length.min(tokens.len() * 2 + 1), "{part}");
+                let is_full = tokens.len() * 2 > max_length || i + 1 == parts.len();
+                assert!(!tokens.truncated && is_full, "{part}: {} tokens", tokens.len());
             }
             assert!(words.iter().all(|word| parts.iter().any(|part| part.split(' ').any(|other| other == word))));
             assert!(windows.windows(2).all(|pair| pair[0].start < pair[1].start && pair[1].start <= pair[0].end));
@@ -109,8 +110,11 @@ mod tests {
     #[test]
     fn a_text_that_fits_is_one_window_and_one_without_spaces_is_cut() {
         let tokenizer = tokenizer(16, false);
-        assert_eq!(tokenizer.windows("  a cat sleeps ", "").unwrap(), [2..14]);
-        assert_eq!(tokenizer.windows("", "").unwrap(), [0..0]);
+        let only = |text: &str| match &tokenizer.windows(text, "").unwrap()[..] {
+            [window] => text[window.clone()].to_string(),
+            windows => panic!("{windows:?}"),
+        };
+        assert_eq!((only("  a cat sleeps ").as_str(), only("").as_str()), ("a cat sleeps", ""));
         let long = "ab日".repeat(2000);
         let windows = tokenizer.windows(&long, "").unwrap();
         assert!(windows.len() > 10 && windows.last().unwrap().end == long.len());
