@@ -72,8 +72,7 @@ byId("map").addEventListener("keydown", (event) => {
   event.stopPropagation();
 });
 byId("map").addEventListener("blur", () => point(null));
-byId("map-room").addEventListener("scroll", schedule);
-byId("lines-room").addEventListener("scroll", schedule);
+for (const room of ["map-room", "lines-room"]) byId(room).addEventListener("scroll", () => { if (current) drawView(); });
 byId("map-room").addEventListener("wheel", (event) => {
   if (!event.ctrlKey) return; // a pinch on a touch pad
   event.preventDefault();

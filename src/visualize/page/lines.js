@@ -40,9 +40,9 @@ function toggleHead(head) {
   else if (rest.length) choose({ heads: rest, head: state.head === head ? rest[0] : state.head });
 }
 
-function drawLines() {
-  const canvas = byId("lines"), box = byId("lines-room"), pen = canvas.getContext("2d"), sharp = devicePixelRatio || 1;
-  const asker = asking(), other = answers(asker.direction), focused = hovered !== null || state.lines === "token";
+/** What belongs to the lines but the lines themselves: the tokens, the buttons and the legend. */
+function drawSides() {
+  const asker = asking();
   for (const [direction, tokens] of [["from", queries], ["to", keys]]) {
     [...lists[direction].children].forEach((item, place) => {
       item.hidden = !state.special && tokens.has(place, SPECIAL);
@@ -51,6 +51,17 @@ function drawLines() {
     });
   }
   lists[state.direction].setAttribute("aria-activedescendant", lists[state.direction].children[state.token].id);
+  drawHeads();
+  byId("lines-only").setAttribute("aria-pressed", state.lines === "token");
+  byId("lines-ramp").style.setProperty("--head", headColor(state.head));
+  drawTicks("lines-ticks", (opacity) => mostOfLines() * opacity);
+}
+/** The weight of an opaque line. */
+const mostOfLines = () => Math.max(...loaded.map((head) => head.most));
+
+function drawLines() {
+  const canvas = byId("lines"), box = byId("lines-room"), pen = canvas.getContext("2d"), sharp = devicePixelRatio || 1;
+  const { direction, token: asked } = asking(), focused = hovered !== null || state.lines === "token";
   const height = lists.from.querySelector(".token:not([hidden])").offsetHeight;
   const rows = Math.max(queries.shown.length, keys.shown.length);
   const [wide, high] = [canvas.parentElement.clientWidth, Math.min(box.clientHeight, rows * height)];
@@ -58,26 +69,23 @@ function drawLines() {
   [canvas.style.width, canvas.style.height] = [`${wide}px`, `${high}px`];
   pen.setTransform(sharp, 0, 0, sharp, 0, 0);
   pen.lineWidth = 1.5;
-  const most = Math.max(...loaded.map((head) => head.most)), end = (i) => (i + 0.5) * height - box.scrollTop;
+  const most = mostOfLines(), scroll = box.scrollTop, end = (i) => (i + 0.5) * height - scroll;
   const isOut = (y) => y < -height || y > high + height;
-  const askers = focused ? [asker.token] : asks(asker.direction).shown;
+  const [left, right] = direction === "from" ? [0, wide] : [wide, 0];
+  const tokens = asks(direction), others = answers(direction).shown;
   for (const { numbers, head } of loaded) {
     pen.strokeStyle = headColor(head);
-    for (const token of askers) {
-      const start = end(asks(asker.direction).shown.indexOf(token));
-      other.shown.forEach((place, i) => {
-        pen.globalAlpha = most > 0 ? Math.min(weightOf(numbers, { direction: asker.direction, token }, place) / most, 1) : 0;
-        if (pen.globalAlpha < FAINTEST || (isOut(start) && isOut(end(i)))) return;
+    for (const token of focused ? [asked] : tokens.shown) {
+      const start = end(tokens.shown.indexOf(token));
+      others.forEach((place, i) => {
+        const opacity = most > 0 ? weightOf(numbers, { direction, token }, place) / most : 0;
+        if (opacity < FAINTEST || (isOut(start) && isOut(end(i)))) return;
+        pen.globalAlpha = Math.min(opacity, 1);
         pen.beginPath();
-        pen.moveTo(asker.direction === "from" ? 0 : wide, start);
-        pen.lineTo(asker.direction === "from" ? wide : 0, end(i));
+        pen.moveTo(left, start);
+        pen.lineTo(right, end(i));
         pen.stroke();
       });
     }
   }
-  pen.globalAlpha = 1;
-  drawHeads();
-  byId("lines-only").setAttribute("aria-pressed", state.lines === "token");
-  byId("lines-ramp").style.setProperty("--head", headColor(state.head));
-  drawTicks("lines-ticks", (opacity) => most * opacity);
 }

@@ -4,6 +4,11 @@ function draw() {
   if (!current) return;
   drawTokens();
   drawList();
+  if (state.view === "lines") drawSides();
+  drawView();
+}
+/** What changes when its box scrolls. */
+function drawView() {
   if (state.view === "map") drawMap();
   else drawLines();
 }
