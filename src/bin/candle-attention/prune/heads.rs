@@ -3,21 +3,24 @@
 use std::io::Write;
 
 use super::super::shared::{Result, bar};
-use super::Prune;
-use candle_attention::encoder::SentenceEncoder;
-use candle_attention::pruning::{HeadImportance, RankedHead};
+use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention::pruning::{HeadImportance, ImportanceMethod, RankedHead};
 
 /// How many of the least and the most important heads are listed.
 const LISTED: usize = 8;
 
 /// The importance of each head for these texts.
-pub fn importance(arguments: &Prune, encoder: &SentenceEncoder, texts: &[&str]) -> Result<HeadImportance> {
+pub fn importance(
+    encoder: &SentenceEncoder,
+    texts: &[&str],
+    method: ImportanceMethod,
+    options: &EncodeOptions,
+) -> Result<HeadImportance> {
     let bar = bar::bar(texts.len(), "ranking heads by", "texts")?;
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let options = arguments.batches.options(arguments.model.prompt_name.as_deref()).with_on_progress(&on_progress);
-    let importance = encoder.head_importance(texts, arguments.by.method(), &options)?;
+    let importance = encoder.head_importance(texts, method, &options.with_on_progress(&on_progress))?;
     bar.finish_and_clear();
-    Ok(if arguments.by_layer { importance.normalized_by_layer() } else { importance })
+    Ok(importance)
 }
 
 /// Prints a table of all heads, and the least and the most important ones.

@@ -138,10 +138,12 @@ fn prune(arguments: &Prune) -> Result<()> {
         Ok(error) => explained(*error, folder.as_deref()),
         Err(other) => other,
     };
-    let importance = heads::importance(arguments, &encoder, &rank).map_err(named)?;
+    let options = arguments.batches.options(arguments.model.prompt_name.as_deref());
+    let importance = heads::importance(&encoder, &rank, arguments.by.method(), &options).map_err(named)?;
+    let importance = if arguments.by_layer { importance.normalized_by_layer() } else { importance };
     heads::print(&mut out, &importance)?;
     out.flush()?;
-    let judge = Texts { texts: &judge, options: arguments.batches.options(arguments.model.prompt_name.as_deref()) };
+    let judge = Texts { texts: &judge, options };
     let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, arguments.runs).map_err(named)?;
     out.flush()?;
     if let Some(output) = &plot {
