@@ -171,8 +171,8 @@ impl Checkpoint {
     /// Reads one tensor as it is stored; booleans, which candle has no dtype for, as u8 of 0 and 1.
     ///
     /// # Errors
-    /// If no tensor has this name, which is said with the file, candle lacks its dtype, its file has changed or cannot be read, or there is no memory
-    /// for it.
+    /// If no tensor has this name, candle lacks its dtype, its file has changed or cannot be read, or there is no memory
+    /// for it. The error of a missing tensor names the file, unless the checkpoint is in memory.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         let (shard, entry) = self.stored(name)?;
         read_tensor(shard, name, entry, device)

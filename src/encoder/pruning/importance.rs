@@ -19,7 +19,7 @@ impl SentenceEncoder {
     /// The importance of each head of each layer for the embeddings of `texts`. Progress is reported in texts.
     ///
     /// How texts are put into batches changes the scores by rounding only. [`ImportanceMethod::Gradient`] keeps the
-    /// activations of all layers, so its batches are smaller than `options` allows: about 256 MiB of activations each.
+    /// activations of all layers, so its batches are smaller than `options` allows: an estimated 256 MiB of activations each.
     ///
     /// # Errors
     /// No text; those of [`encode`](Self::encode); [`Error::NotFinite`] with the first head whose score is not finite.
@@ -86,11 +86,11 @@ impl SentenceEncoder {
         Ok(HeadImportance::new(scores))
     }
 
-    /// About how much memory the activations and gradients of one token take, in a text of `length` tokens.
+    /// An estimate of the memory that the activations and gradients of one token take, in a text of `length` tokens.
     fn bytes_per_token(&self, length: usize) -> usize {
         let config = self.model.config();
-        // Tensors of each width that a layer keeps, as measured: states, what the feed-forward part is between its two
-        // matrices, and scores.
+        // About so many tensors of each width does a layer keep: states, what is between the two matrices of the
+        // feed-forward part, and scores.
         let widths = 24 * config.hidden_size + 8 * config.intermediate_size + 8 * config.num_attention_heads * length;
         (config.num_hidden_layers * widths * self.batcher.dtype.size_in_bytes()).max(1)
     }
