@@ -98,7 +98,7 @@ impl<'a> Corpus<'a> {
 
 /// Each distinct line that is not blank, without the spaces around it, with its places.
 fn distinct_lines(documents: &[Document]) -> Vec<(&str, Vec<Place>)> {
-    let (mut lines, mut known): (Vec<(&str, Vec<Place>)>, HashMap<&str, usize>) = (Vec::new(), HashMap::new());
+    let (mut lines, mut known) = (Vec::new(), HashMap::new());
     for (document, Document { text, .. }) in documents.iter().enumerate() {
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.trim();
