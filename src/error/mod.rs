@@ -95,7 +95,7 @@ pub enum Error {
     },
 
     /// A result holds NaN or an infinity: weights are damaged or the dtype is too narrow.
-    #[error("{} is not finite: it holds NaN or an infinity", phrase(what))]
+    #[error("NaN or an infinity in {}", phrase(what))]
     NotFinite {
         /// What was computed, with the text that it belongs to.
         what: String,

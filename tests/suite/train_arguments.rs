@@ -143,10 +143,7 @@ fn a_damaged_teacher_is_named_and_nothing_of_it_is_kept() {
     damaged_teacher(&folder.path("teacher"));
     let mut command = short(&folder, "2");
     command.arg("--output").arg(folder.path("model")).arg("--teacher").arg(folder.path("teacher"));
-    fails(
-        &mut command,
-        "is not finite: it holds NaN or an infinity: NaN or infinities in `embeddings.LayerNorm.bias` of ",
-    );
+    fails(&mut command, "`: it comes from `embeddings.LayerNorm.bias` of ");
     assert!(!folder.path("model.run").exists() && !folder.path("model").exists());
 }
 

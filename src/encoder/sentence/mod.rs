@@ -119,9 +119,7 @@ impl SentenceEncoder {
         }
         let embeddings = Tensor::cat(&rows, 0)?;
         match first_not_finite(&embeddings)? {
-            Some(i) => {
-                Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`,", cut_to(texts[i], 80)) })
-            }
+            Some(i) => Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)) }),
             None => Ok(embeddings),
         }
     }

@@ -1,13 +1,15 @@
 //! Attention maps of the layers of an encoder.
 
+use candle_core::D;
 use tokenizers::Encoding;
 
 use crate::attention::ObserveOptions;
 use crate::encoder::model::bert::BertModel;
+use crate::encoder::model::hidden_states::first_not_finite;
 use crate::encoder::model::options::ForwardOptions;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::{Located, Text, Tokens};
-use crate::error::Result;
+use crate::error::{Error, Result, cut_to};
 use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::visualize::{AttentionMaps, TokenMarks};
@@ -67,6 +69,10 @@ impl TextBatcher {
         for (layer, observed) in forwarded.observed {
             // A layer whose heads are all pruned has no attention weights.
             let Some(weights) = observed.attention_weights.filter(|weights| weights.elem_count() > 0) else { continue };
+            if first_not_finite(&weights.flatten_to(D::Minus2)?)?.is_some() {
+                let text = cut_to(&located.texts[0], 80);
+                return Err(Error::NotFinite { what: format!("the attention weights of layer {layer} for `{text}`") });
+            }
             maps = match &options.heads {
                 Some(heads) => maps.with_heads(layer, heads, &weights)?,
                 None => maps.with_layer(layer, &weights)?,

@@ -60,7 +60,7 @@ impl<'a> EncodeOptions<'a> {
 pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> Result<()> {
     let Some(i) = numbers.iter().position(|row| row.iter().any(|number| !number.is_finite())) else { return Ok(()) };
     let (Text::One(text) | Text::Pair(text, _)) = texts[i];
-    Err(Error::NotFinite { what: format!("{what} of text {i}, `{}`,", cut_to(text, 80)) })
+    Err(Error::NotFinite { what: format!("{what} of text {i}, `{}`", cut_to(text, 80)) })
 }
 
 /// Rejects a prompt: models with a task head have none.

@@ -136,13 +136,13 @@ fn damaged_weights_are_an_error_everywhere() {
     let scratch = Scratch::new();
     let path = scratch.path("all-MiniLM-L6-v2/model.safetensors");
     let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
-    let name = tensors.keys().find(|name| name.ends_with("layer.1.output.dense.bias")).unwrap().clone();
+    let name = tensors.keys().find(|name| name.ends_with("layer.0.output.dense.bias")).unwrap().clone();
     let bias = tensors[&name].affine(0.0, f64::NAN).unwrap();
     tensors.insert(name.clone(), bias);
     candle_core::safetensors::save(&tensors, &path).unwrap();
     let with = |arguments: &[&str]| scratch.run(&[arguments, &["--model", "all-MiniLM-L6-v2"]].concat());
-    let text = "the embedding of text 0, `a cat`, is not finite: it holds NaN or an infinity";
-    let tensor = format!("NaN or infinities in `{name}` of all-MiniLM-L6-v2");
+    let text = "NaN or an infinity in the embedding of text 0, `a cat`";
+    let tensor = format!("it comes from `{name}` of all-MiniLM-L6-v2");
     for arguments in
         [&["encode", "a cat"][..], &["encode", "--json", "a cat"], &["encode", "--output", "e.npy", "a cat"]]
     {
@@ -150,5 +150,10 @@ fn damaged_weights_are_an_error_everywhere() {
         fails(&mut with(arguments), &tensor);
     }
     fails(&mut with(&["search", "--file", "notes.txt", "a"]), &tensor);
-    assert!(!scratch.names().iter().any(|name| name.contains(".search-") || name == "e.npy"));
+    fails(&mut with(&["attention-map", "--layer", "1", "--html", "map.html", "a cat"]), &tensor);
+    fails(
+        &mut with(&["attention-map", "--layer", "1", "a cat"]),
+        "NaN or an infinity in the attention weights of layer 1 for `a cat`",
+    );
+    assert!(!scratch.names().iter().any(|name| name.contains(".search-") || name == "e.npy" || name == "map.html"));
 }

@@ -22,6 +22,12 @@ fn printing() -> Vec<Vec<String>> {
         "attention-map cat",
         "attention-map cat --html -",
         "attention-map cat --svg -",
+        "rerank --model cross-encoder who cat dog",
+        "rerank --model cross-encoder who --file notes.txt --json",
+        "classify --model sentiment film",
+        "fill-mask --model bert-base-uncased [MASK]",
+        "attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors --output out.safetensors",
+        "prune --model all-MiniLM-L6-v2 --file texts.txt --limit 6 --runs 0",
         "completions bash",
         "man",
     ];
@@ -49,6 +55,16 @@ fn a_closed_pipe_is_no_error() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && !stderr.contains("panic"), "{line:?}: {:?} {stderr}", output.status);
     }
+    // A command that writes files goes on.
+    assert!(scratch.path("out.safetensors").exists());
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let prune = "prune --model all-MiniLM-L6-v2 --file texts.txt --limit 6 --runs 0 --output pruned";
+    let line: Vec<String> = prune.split(' ').map(str::to_string).collect();
+    let output = run(&scratch, &line, |command| {
+        command.stdout(writer);
+    });
+    assert!(output.status.success() && scratch.path("pruned/model.safetensors").exists());
 }
 
 #[test]

@@ -111,8 +111,7 @@ pub fn explained(error: impl Into<Box<dyn std::error::Error>>, folder: Option<&P
         Some((folder, tensors)) if !tensors.is_empty() => {
             let others =
                 if tensors.len() > 1 { format!(" and {} more tensors", tensors.len() - 1) } else { String::new() };
-            format!("{error}: NaN or infinities in `{}`{others} of {}", tensors[0].escape_debug(), folder.display())
-                .into()
+            format!("{error}: it comes from `{}`{others} of {}", tensors[0].escape_debug(), folder.display()).into()
         }
         _ => error,
     }
