@@ -45,7 +45,7 @@ fn rerank_sorts_documents() {
     assert!((hits[0]["score"].as_f64().unwrap() - 0.584386).abs() < 1e-5, "{hits:?}");
 
     let said = notes(&mut run("rerank", model.path(), &["hello", FOX, "a"]));
-    assert_eq!(said, "note: 1 of 2 texts was cut: longer than the model reads (--max-length)\n");
+    assert_eq!(said, "note: 1 of 2 texts was cut at the model's maximum length (--max-length)\n");
     fails(&mut run("rerank", model.path(), &["the cat sat"]), "no document: give documents as arguments, or --file");
     fails(&mut run("rerank", model.path(), &["a", "b", "-k", "0"]), "0 is not in 1..");
     fails(&mut run("rerank", model.path(), &["a", "--file", "no.txt"]), "no.txt: No such file");
@@ -73,7 +73,7 @@ fn classify_prints_the_labels_of_texts_and_pairs() {
     assert!((said[0]["labels"][0]["score"].as_f64().unwrap() - 0.44882038).abs() < 1e-5, "{said:?}");
 
     let said = notes(&mut run("classify", model.path(), &["a", "--max-length", "3", "the cat sat", FOX]));
-    assert_eq!(said, "note: 2 of 3 texts were cut: longer than the model reads (--max-length)\n");
+    assert_eq!(said, "note: 2 of 3 texts were cut at the model's maximum length (--max-length)\n");
     let file = model.path().join("texts.txt");
     std::fs::write(&file, "\n \n").unwrap();
     fails(&mut run("classify", model.path(), &["--file", file.to_str().unwrap()]), "texts.txt: no text");

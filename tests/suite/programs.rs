@@ -24,6 +24,19 @@ pub fn program(subcommand: &str) -> Command {
     command
 }
 
+/// Copies a folder with all that is in it.
+pub fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        match path.is_dir() {
+            true => copy_folder(&path, &target),
+            false => assert!(std::fs::copy(&path, &target).is_ok()),
+        }
+    }
+}
+
 /// Without the settings of whoever runs the tests.
 fn without_environment(mut command: Command) -> Command {
     command.env_remove("HF_HUB_OFFLINE").env_remove("TRANSFORMERS_OFFLINE").env_remove("HF_TOKEN");

@@ -9,7 +9,7 @@ use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{assert_within, fixture};
-use crate::programs::{example, fails, succeeds};
+use crate::programs::{copy_folder, example, fails, succeeds};
 
 const TEXTS: &str = "a cat sat\n\nthe dog ran\nthe cat and the dog\na mat\n";
 
@@ -45,20 +45,8 @@ impl Folder {
     /// A copy of the tiny BERT.
     fn model(&self, name: &str) -> PathBuf {
         let path = self.path(name);
-        copy(&fixture("tiny-bert"), &path);
+        copy_folder(&fixture("tiny-bert"), &path);
         path
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let target = to.join(path.file_name().unwrap());
-        match path.is_dir() {
-            true => copy(&path, &target),
-            false => assert!(std::fs::copy(&path, &target).is_ok()),
-        }
     }
 }
 
@@ -187,7 +175,7 @@ fn damaged_weights_are_named() {
 #[cfg(unix)]
 #[test]
 fn prune_writes_although_nobody_reads_what_it_prints() {
-    use crate::programs::{fails_on_a_full_disk, reader_leaves};
+    use crate::programs::{copy_folder, fails_on_a_full_disk, reader_leaves};
     let folder = Folder::new();
     std::os::unix::fs::symlink("drawn.svg", folder.path("link.svg")).unwrap();
     reader_leaves(&mut folder.prune(&["--output", "smaller", "--plot", "link.svg"]));

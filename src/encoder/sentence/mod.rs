@@ -125,8 +125,8 @@ impl SentenceEncoder {
     }
 
     /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
-    /// over a long text, to embed each. Each begins and ends at a word if there is one, and repeats the last quarter of the
-    /// one before. A text that fits is one window, without the spaces around it.
+    /// over a long text, to embed each. Each begins and ends at a word if there is one, and repeats the words in the last
+    /// quarter of the one before. A text that fits is one window, without the spaces around it.
     ///
     /// # Errors
     /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`] if

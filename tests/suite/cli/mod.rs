@@ -5,12 +5,13 @@ mod help;
 mod maps;
 mod streams;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::encoder::tiny;
+use crate::programs::copy_folder;
 
 /// A folder with the files that the examples of the help name.
 pub struct Scratch(tempfile::TempDir);
@@ -51,18 +52,5 @@ impl Scratch {
         let mut names: Vec<String> = files.collect();
         names.sort();
         names
-    }
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let target = to.join(path.file_name().unwrap());
-        if path.is_dir() {
-            copy_folder(&path, &target)
-        } else {
-            let _ = std::fs::copy(&path, target).unwrap();
-        }
     }
 }

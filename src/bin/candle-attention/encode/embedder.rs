@@ -40,7 +40,7 @@ impl<'a> Embedder<'a> {
         let cut = Cell::new(0);
         let embeddings = self.chunk(texts, &cut, &|done, _| bar.set_position(done as u64))?;
         bar.finish_and_clear();
-        note_truncated(cut.get(), texts.len(), &self.encoder, &self.options);
+        note_truncated(cut.get(), texts.len(), Some(self.max_length()));
         Ok(embeddings)
     }
 
@@ -64,8 +64,12 @@ impl<'a> Embedder<'a> {
         if count == 0 {
             return Err("no text: every line is blank, or there is none".into());
         }
-        note_truncated(cut.get(), count, &self.encoder, &self.options);
+        note_truncated(cut.get(), count, Some(self.max_length()));
         Ok(())
+    }
+
+    fn max_length(&self) -> usize {
+        self.options.max_length.unwrap_or(self.encoder.max_seq_length())
     }
 
     fn chunk(&self, texts: &[&str], cut: &Cell<usize>, on_progress: &dyn Fn(usize, usize)) -> Result<Tensor> {

@@ -179,7 +179,7 @@ impl Search {
 
     fn vector(&self, encoder: &SentenceEncoder, query: &str) -> Result<Vec<f32>> {
         let options = self.batches.options(self.query_prompt_name.as_deref());
-        let on_truncated = |_: usize| note_truncated(1, 1, encoder, &options);
+        let on_truncated = |_: usize| note_truncated(1, 1, options.max_length.or(Some(encoder.max_seq_length())));
         let vector = encoder.encode(&[query], &options.with_on_truncated(&on_truncated))?;
         Ok(vector.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.get(0)?.to_vec1()?)
     }

@@ -7,8 +7,8 @@ use candle_attention::encoder::EncodeOptions;
 use candle_core::{DType, Device};
 use indicatif::ProgressBar;
 
-use super::model::{Batches, explained, locate};
-use super::{Result, about, bar, device, print, read};
+use super::model::{Batches, explained, locate, note_truncated};
+use super::{Result, about, bar, device, read};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
@@ -66,11 +66,7 @@ impl<M> Opened<'_, M> {
         let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
         let made = run(&self.model, &options).map_err(|error| explained(error, Some(&self.folder)))?;
         bar.finish_and_clear();
-        if cut.get() > 0 {
-            let (cut, of) = (cut.get(), print::count(count, "text"));
-            let were = if cut == 1 { "was" } else { "were" };
-            print::note(format_args!("{cut} of {of} {were} cut: longer than the model reads (--max-length)"));
-        }
+        note_truncated(cut.get(), count, options.max_length);
         Ok(made)
     }
 }

@@ -93,12 +93,12 @@ impl Batches {
     }
 }
 
-/// Prints how many texts were cut, if any were, and where.
-pub fn note_truncated(cut: usize, of: usize, encoder: &SentenceEncoder, options: &EncodeOptions) {
+/// Prints how many texts were cut, if any were, and at how many tokens, if that is known.
+pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
     if cut > 0 {
-        let (most, of) = (options.max_length.unwrap_or(encoder.max_seq_length()), print::count(of, "text"));
-        let were = if cut == 1 { "was" } else { "were" };
-        print::note(format_args!("{cut} of {of} {were} cut at {most} tokens (--max-length)"));
+        let (of, were) = (print::count(of, "text"), if cut == 1 { "was" } else { "were" });
+        let at = at.map_or("the model's maximum length".to_string(), |at| print::count(at, "token"));
+        print::note(format_args!("{cut} of {of} {were} cut at {at} (--max-length)"));
     }
 }
 

@@ -13,8 +13,8 @@ const MAX_BYTES_PER_TOKEN: usize = 32;
 
 impl Tokenizer {
     /// Byte ranges of `text` that fit into the maximum length beside `prompt`, in order: each begins and ends at a word if
-    /// there is one, and repeats the last quarter of the one before, so that no sentence of that length is split in all of
-    /// them. A text that fits is one window. Text around the words is in none.
+    /// there is one, and repeats the words in the last quarter of the one before, so that no sentence of that length is
+    /// split in all of them. A text that fits is one window. Text around the words is in none.
     pub(crate) fn windows(&self, text: &str, prompt: &str) -> Result<Vec<Range<usize>>> {
         // A text that touches its prompt may be split into one more token.
         let room = guarded(|| {
@@ -103,7 +103,12 @@ mod tests {
                 assert!(!tokens.truncated && is_full, "{part}: {} tokens", tokens.len());
             }
             assert!(words.iter().all(|word| parts.iter().any(|part| part.split(' ').any(|other| other == word))));
-            assert!(windows.windows(2).all(|pair| pair[0].start < pair[1].start && pair[1].start <= pair[0].end));
+            // Where the last quarter of a window has no two words, the next one begins after it.
+            let gap =
+                |pair: &[Range<usize>]| text.get(pair[0].end..pair[1].start).unwrap_or_default().trim().to_string();
+            assert!(windows.windows(2).all(|pair| pair[0].start < pair[1].start && gap(pair).is_empty()));
+            let overlaps = windows.windows(2).filter(|pair| pair[1].start < pair[0].end).count();
+            assert!(overlaps * 2 > windows.len(), "{overlaps} of {}", windows.len());
         }
     }
 
