@@ -175,7 +175,7 @@ fn damaged_weights_are_named() {
 #[cfg(unix)]
 #[test]
 fn prune_writes_although_nobody_reads_what_it_prints() {
-    use crate::programs::{copy_folder, fails_on_a_full_disk, reader_leaves};
+    use crate::programs::{fails_on_a_full_disk, reader_leaves};
     let folder = Folder::new();
     std::os::unix::fs::symlink("drawn.svg", folder.path("link.svg")).unwrap();
     reader_leaves(&mut folder.prune(&["--output", "smaller", "--plot", "link.svg"]));
