@@ -23,7 +23,7 @@ use progress::Progress;
 use record::Record;
 use session::Session;
 
-/// Trains a small text encoder from scratch.
+/// Train a small text encoder from scratch.
 ///
 /// The run is saved from time to time and after Ctrl-C. The same command then continues it, with the same losses bit for bit;
 /// with more --steps, a finished run is prolonged. With --eval and without --text, the model in --output is only measured.

@@ -108,7 +108,7 @@ mod tests {
                 |pair: &[Range<usize>]| text.get(pair[0].end..pair[1].start).unwrap_or_default().trim().to_string();
             assert!(windows.windows(2).all(|pair| pair[0].start < pair[1].start && gap(pair).is_empty()));
             let overlaps = windows.windows(2).filter(|pair| pair[1].start < pair[0].end).count();
-            assert!(overlaps * 2 > windows.len(), "{overlaps} of {}", windows.len());
+            assert!(max_length < 40 || overlaps * 2 > windows.len(), "{overlaps} of {}", windows.len());
         }
     }
 
