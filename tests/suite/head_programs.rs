@@ -73,7 +73,7 @@ fn classify_prints_the_labels_of_texts_and_pairs() {
     assert!((said[0]["labels"][0]["score"].as_f64().unwrap() - 0.44882038).abs() < 1e-5, "{said:?}");
 
     let said = notes(&mut run("classify", model.path(), &["a", "--max-length", "3", "the cat sat", FOX]));
-    assert_eq!(said, "note: 2 of 3 texts were cut at the model's maximum length (--max-length)\n");
+    assert_eq!(said, "note: 2 of 3 texts were cut at 3 tokens (--max-length)\n");
     let file = model.path().join("texts.txt");
     std::fs::write(&file, "\n \n").unwrap();
     fails(&mut run("classify", model.path(), &["--file", file.to_str().unwrap()]), "texts.txt: no text");

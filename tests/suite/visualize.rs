@@ -287,7 +287,7 @@ fn attention_map_prints_and_writes() {
     let svg = std::fs::read_to_string(path("a.svg")).unwrap();
     assert!(roxmltree::Document::parse(&svg).is_ok());
 
-    fails(&mut tiny(&["--layer", "7"]), "a layer to observe is 7");
+    fails(&mut tiny(&["--layer", "7"]), "--layer 7: the model has layers 0 to 1");
     fails(&mut tiny(&["--head", "99"]), "99");
     fails(&mut tiny(&["--batch-size", "4"]), "unexpected argument '--batch-size'");
     fails(tiny(&[]).arg("--svg").arg(path("no/a.svg")), "its folder does not exist");

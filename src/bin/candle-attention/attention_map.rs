@@ -25,7 +25,7 @@ use super::shared::{Result, print};
 pub struct AttentionMap {
     #[command(flatten)]
     model: Model,
-    /// The text
+    /// The text whose attention is shown
     text: String,
     /// A second text, encoded together with the first as a cross-encoder does
     #[arg(long, value_name = "TEXT")]
