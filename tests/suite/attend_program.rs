@@ -284,6 +284,16 @@ fn attend_finds_the_configuration_beside_the_weights() {
     let said = attend(fixture("tiny-bert")).output().unwrap().stderr;
     let want = "note: the output holds NaN or infinities, the weights of the layer are finite\n";
     assert_eq!(String::from_utf8(said).unwrap(), want);
+    // Damaged weights are an error, and nothing is written.
+    std::fs::remove_file(path("out.safetensors")).unwrap();
+    std::fs::create_dir(path("damaged")).unwrap();
+    std::fs::copy(fixture("tiny-bert/config.json"), path("damaged/config.json")).unwrap();
+    let mut tensors = candle_core::safetensors::load(fixture("tiny-bert/model.safetensors"), &Device::Cpu).unwrap();
+    let name = "encoder.layer.0.attention.self.value.bias";
+    tensors.insert(name.to_string(), Tensor::full(f32::NAN, 24, &Device::Cpu).unwrap());
+    candle_core::safetensors::save(&tensors, path("damaged/model.safetensors")).unwrap();
+    fails(&mut attend(path("damaged")), &format!("model.safetensors: NaN or an infinity in `{name}`"));
+    assert!(!path("out.safetensors").exists());
     fails(&mut attend(PathBuf::from("/no/such/folder")), "/no/such/folder: No such file");
     fails(&mut attend(PathBuf::from("./nope")), "./nope: No such file");
 }

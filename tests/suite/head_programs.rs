@@ -131,11 +131,16 @@ fn the_commands_survive_a_reader_that_leaves_and_a_full_disk() {
 /// A head whose weights are NaN is named, and no score is printed.
 #[test]
 fn damaged_heads_are_named() {
-    let model = folder(2, json!({}));
-    let path = model.path().join("model.safetensors");
-    let mut tensors = candle_core::safetensors::load(&path, &candle_core::Device::Cpu).unwrap();
-    let nan = candle_core::Tensor::full(f32::NAN, 2, &candle_core::Device::Cpu).unwrap();
-    tensors.insert("classifier.bias".to_string(), nan);
-    candle_core::safetensors::save(&tensors, &path).unwrap();
-    fails(&mut run("classify", model.path(), &["a"]), "it comes from `classifier.bias`");
+    // The sigmoid of an infinity would be 1.
+    for (number, settings) in
+        [(f32::NAN, json!({})), (f32::INFINITY, json!({"problem_type": "multi_label_classification"}))]
+    {
+        let model = folder(2, settings);
+        let path = model.path().join("model.safetensors");
+        let mut tensors = candle_core::safetensors::load(&path, &candle_core::Device::Cpu).unwrap();
+        let bias = candle_core::Tensor::full(number, 2, &candle_core::Device::Cpu).unwrap();
+        tensors.insert("classifier.bias".to_string(), bias);
+        candle_core::safetensors::save(&tensors, &path).unwrap();
+        fails(&mut run("classify", model.path(), &["a"]), "it comes from `classifier.bias`");
+    }
 }

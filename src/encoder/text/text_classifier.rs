@@ -178,7 +178,9 @@ impl TextClassifier {
         without_prompt(options.prompt_name)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
         let numbers = self.batcher.run(&self.head.model, &texts, "", options, |_, hidden| {
-            rows(&function(self, self.head.logits(&hidden)?)?)
+            let logits = self.head.logits(&hidden)?;
+            // The sigmoid of an infinity would be finite: it becomes NaN here.
+            rows(&(function(self, logits.clone())? + (logits * 0.0)?)?)
         })?;
         check_finite("the scores", &texts, &numbers)?;
         Ok(numbers)

@@ -109,14 +109,17 @@ fn attend(arguments: &Attend) -> Result<()> {
     if arguments.plan {
         writeln!(out, "{}", layer.plan(&call, &options)?)?;
     }
-    let attended = layer.attend_with(&call, &options)?;
+    let attended = layer.attend_with(&call, &options).map_err(|e| about(&arguments.input, &e))?;
     let shape = attended.output.dims().to_vec();
     let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
+    if !finite {
+        check_weights(&checkpoint, &arguments.prefix)?;
+    }
     let mut results = HashMap::from([("output".to_string(), attended.output)]);
     results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
     output.write_tensors(results)?;
     if !finite {
-        note_not_finite(&checkpoint, &arguments.prefix)?;
+        print::note(format_args!("the output holds NaN or infinities, the weights of the layer are finite"));
     }
     let position = match &config.position {
         Position::None => String::new(),
@@ -133,15 +136,15 @@ fn attend(arguments: &Attend) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Says that the output is not finite, and which tensor of the layer is not, if one is.
-fn note_not_finite(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
-    let path = checkpoint.path().unwrap_or(Path::new(""));
-    let why = match checkpoint.non_finite(prefix)?.first() {
-        Some(name) => format!("and so does `{}` of {}", name.escape_debug(), path.display()),
-        None => "the weights of the layer are finite".to_string(),
-    };
-    print::note(format_args!("the output holds NaN or infinities, {why}"));
-    Ok(())
+/// An error if the weights of the layer hold NaN or infinities. In the inputs they may be what is to be compared.
+fn check_weights(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
+    match checkpoint.non_finite(prefix)?.first() {
+        Some(name) => {
+            let reason = format!("NaN or an infinity in `{}`", name.escape_debug());
+            Err(about(checkpoint.path().unwrap_or(Path::new("")), &reason).into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// The config.json that the layer is read by; `None` with --heads.

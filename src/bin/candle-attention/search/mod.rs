@@ -128,6 +128,9 @@ impl Search {
             let reason = format!("{} and {} cannot share one --cache", first.display(), last.display());
             return Err(reason.into());
         }
+        if self.queries.iter().any(|query| query.trim().is_empty()) {
+            return Err("a query is blank: expected some words".into());
+        }
         for (i, path) in self.file.iter().enumerate() {
             if self.file[..i].contains(path) {
                 return Err(about(path, &"is given twice").into());
