@@ -11,6 +11,9 @@ use crate::error::Result;
 /// letters; a longer word, which is one unknown token, is cut here. It bounds the work for a text without spaces.
 const MAX_BYTES_PER_TOKEN: usize = 32;
 
+/// The bytes of a token that are guessed for the first window.
+const GUESSED_BYTES_PER_TOKEN: usize = 8;
+
 impl Tokenizer {
     /// Byte ranges of `text` that fit into the maximum length beside `prompt`, in order: each begins and ends at a word if
     /// there is one, and repeats the words in the last quarter of the one before, so that no sentence of that length is
@@ -23,9 +26,11 @@ impl Tokenizer {
             Ok(self.room(false)?.saturating_sub(of_prompt).max(1))
         })?;
         let (mut windows, mut start) = (Vec::new(), 0);
+        // How many bytes to read for a window: half more than the one before had.
+        let mut guess = room.saturating_mul(GUESSED_BYTES_PER_TOKEN);
         loop {
             let rest = &text[start..];
-            let Some(cut) = self.first_beyond(rest, room)? else {
+            let Some(cut) = self.first_beyond(rest, room, &mut guess)? else {
                 windows.push(trimmed(text, start..text.len()));
                 return Ok(windows);
             };
@@ -37,22 +42,29 @@ impl Tokenizer {
         }
     }
 
-    /// The byte at which the token after the first `room` tokens begins; `None` if there is none.
-    fn first_beyond(&self, text: &str, room: usize) -> Result<Option<usize>> {
+    /// The byte at which the token after the first `room` tokens begins; `None` if there is none. The first `guess` bytes are
+    /// tokenized, and more only if they have too few tokens.
+    fn first_beyond(&self, text: &str, room: usize, guess: &mut usize) -> Result<Option<usize>> {
         // A token has at least one byte. A normalizer may lengthen a text; then it is cut later, where that is reported.
         if text.len() <= room {
             return Ok(None);
         }
-        let seen = &text[..text.floor_char_boundary(room.saturating_mul(MAX_BYTES_PER_TOKEN))];
-        let read = if self.lower_case { seen.to_lowercase() } else { seen.to_string() };
-        let offsets = guarded(|| Ok(self.sequence(&read, 0, OffsetType::Byte, None)?.get_offsets().to_vec()))?;
-        let cut = match offsets.get(room) {
-            Some(&(start, _)) => in_original(seen, start.min(read.len()), self.lower_case),
-            None if seen.len() < text.len() => seen.len(),
-            None => return Ok(None),
+        let most = room.saturating_mul(MAX_BYTES_PER_TOKEN);
+        let cut = loop {
+            let seen = &text[..text.floor_char_boundary((*guess).min(most))];
+            let read = if self.lower_case { seen.to_lowercase() } else { seen.to_string() };
+            let offsets = guarded(|| Ok(self.sequence(&read, 0, OffsetType::Byte, None)?.get_offsets().to_vec()))?;
+            match offsets.get(room) {
+                Some(&(start, _)) => break in_original(seen, start.min(read.len()), self.lower_case),
+                None if seen.len() == text.len() => return Ok(None),
+                None if *guess >= most => break seen.len(),
+                None => *guess = guess.saturating_mul(2),
+            }
         };
         // At least one character, so that every window is longer than nothing.
-        Ok(Some(cut.max(text.chars().next().map_or(1, char::len_utf8))))
+        let cut = cut.max(text.chars().next().map_or(1, char::len_utf8));
+        *guess = cut + cut / 2;
+        Ok(Some(cut))
     }
 }
 
