@@ -14,7 +14,7 @@ use crate::train::student::unit;
 
 /// Number of texts whose embeddings are in one cache file. As many are encoded between two calls of the progress function,
 /// and are lost by an interrupt.
-const CACHED: usize = 1024;
+const CACHED: usize = 256;
 /// Number of embeddings whose products are summed at once.
 const CHUNK: usize = 4096;
 /// Name of the tensor in a cache file.

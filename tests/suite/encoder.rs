@@ -10,6 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::common::{Golden, LAYER, Random, assert_close, fixture, max_diff, numbers, says};
+use crate::programs::copy_folder;
 
 const CPU: Device = Device::Cpu;
 
@@ -20,17 +21,6 @@ fn texts() -> Vec<String> {
 fn encode(encoder: &SentenceEncoder, options: &EncodeOptions) -> Tensor {
     let texts = texts();
     encoder.encode(&texts.iter().map(String::as_str).collect::<Vec<_>>(), options).unwrap()
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy_folder(&entry.path(), &target),
-            false => std::fs::copy(entry.path(), target).map(|_| ()).unwrap(),
-        }
-    }
 }
 
 /// A copy of the tiny model to change things in.
@@ -46,6 +36,30 @@ fn load(folder: &Path) -> Result<SentenceEncoder, Error> {
 
 fn config() -> BertConfig {
     BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap()
+}
+
+/// An embedding or attention weights with NaN are an error that names the text.
+#[test]
+fn results_that_are_not_finite_are_errors() {
+    let folder = tiny();
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&path, &CPU).unwrap();
+    let name = tensors.keys().find(|name| name.ends_with("layer.0.output.dense.bias")).unwrap().clone();
+    tensors.insert(name, Tensor::full(f32::NAN, 24, &CPU).unwrap());
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let encoder = load(folder.path()).unwrap();
+    let error = encoder.encode(&["a cat", "a dog"], &EncodeOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+    assert_eq!(error.to_string(), "NaN or an infinity in the embedding of text 0, `a cat`");
+    #[cfg(feature = "visualize")]
+    {
+        let maps = |layer: usize| {
+            let options = candle_attention::encoder::MapOptions::default();
+            encoder.attention("a cat", &options.with_layers(&[layer]))
+        };
+        assert!(maps(0).is_ok());
+        says(maps(1), &["NaN or an infinity in the attention weights of layer 1 for `a cat`"]);
+    }
 }
 
 #[test]

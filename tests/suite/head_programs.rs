@@ -95,7 +95,7 @@ fn fill_mask_takes_the_same_mask_for_every_model() {
     assert_eq!((&best[0]["token"], &best[0]["id"]), (&"7".into(), &46.into()));
     assert_eq!(best.as_array().unwrap().len(), 3);
 
-    fails(&mut run("fill-mask", model.path(), &[text, "the cat"]), "text 2, `the cat`, has no mask: write [MASK]");
+    fails(&mut run("fill-mask", model.path(), &[text, "the cat"]), "`the cat` has no mask: write [MASK]");
     let with_labels = folder(1, json!({"id2label": {"0": "LABEL_0"}}));
     fails(&mut run("fill-mask", with_labels.path(), &[text]), "no head for masked");
 
@@ -141,6 +141,6 @@ fn damaged_heads_are_named() {
         let bias = candle_core::Tensor::full(number, 2, &candle_core::Device::Cpu).unwrap();
         tensors.insert("classifier.bias".to_string(), bias);
         candle_core::safetensors::save(&tensors, &path).unwrap();
-        fails(&mut run("classify", model.path(), &["a"]), "it comes from `classifier.bias`");
+        fails(&mut run("classify", model.path(), &["a"]), "NaN or an infinity in `classifier.bias`");
     }
 }

@@ -138,7 +138,7 @@ fn prune_rejects_wrong_input_and_writes_nothing() {
     std::fs::write(folder.path("notes.txt"), "notes").unwrap();
     fails(&mut folder.prune(&["--output", "there"]), "there: exists already");
     fails(&mut folder.prune(&["--plot", "no/plot.svg"]), "no/plot.svg: its folder does not exist");
-    fails(&mut folder.prune(&["--plot", "texts.txt"]), "texts.txt: is texts.txt, which this command reads");
+    fails(&mut folder.prune(&["--plot", "texts.txt"]), "texts.txt: is what this command reads");
     fails(&mut folder.prune(&["--plot", "notes.txt"]), "notes.txt: exists and is not an SVG picture");
     fails(&mut folder.prune(&["--share", "1.5"]), "--share is 1.5, expected 0 to 1");
     fails(&mut folder.prune(&["--limit", "1"]), "texts.txt: 1 text, expected at least 2");
@@ -166,7 +166,7 @@ fn damaged_weights_are_named() {
         let output = folder.prune_model(&model, &["--by", by, "--output", "smaller"]).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{stderr}");
-        assert!(stderr.contains(&format!("it comes from `{name}` of ")), "{by}: {stderr}");
+        assert!(stderr.contains(&format!("NaN or an infinity in `{name}`")), "{by}: {stderr}");
         assert!(!folder.path("smaller").exists());
     }
 }

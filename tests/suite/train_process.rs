@@ -100,7 +100,7 @@ fn an_interrupt_while_the_teacher_encodes_ends_at_once() {
     std::fs::write(folder.path("long.txt"), (0..30_000).map(line).collect::<String>()).unwrap();
     let train = || folder.train("long.txt", &["--steps", "2", "--teacher"]);
     let mut process = Process::start(train().arg(fixture("tiny-bert")));
-    process.wait_for("encoding with the teacher: 1024 of 30000 texts, ");
+    process.wait_for("encoding with the teacher: 256 of 30000 texts, ");
     process.interrupt();
     let (status, said) = process.end();
     assert_eq!(status.code(), Some(130), "{said}");
@@ -110,7 +110,7 @@ fn an_interrupt_while_the_teacher_encodes_ends_at_once() {
     assert!((1..30).contains(&kept), "{kept}");
     // The same command does not encode them again.
     let mut process = Process::start(train().arg(fixture("tiny-bert")));
-    process.wait_for(&format!("encoding with the teacher: {} of 30000 texts, ", 1024 * (kept + 1)));
+    process.wait_for(&format!("encoding with the teacher: {} of 30000 texts, ", 256 * (kept + 1)));
     process.interrupt();
     process.end();
 }

@@ -7,7 +7,7 @@ use candle_attention::encoder::{MapOptions, Text};
 use candle_attention::visualize::TerminalColor;
 use clap::Parser;
 
-use super::shared::model::{Model, explained};
+use super::shared::model::Model;
 use super::shared::output::{Kind, Output, check_distinct};
 use super::shared::program::Command;
 use super::shared::{Result, print};
@@ -78,12 +78,12 @@ impl Command for AttentionMap {
         }
         let first = self.text.as_str();
         let text = self.pair.as_deref().map_or(Text::One(first), |second| Text::Pair(first, second));
-        let maps = encoder.attention(text, &options).map_err(|e| explained(e, folder.as_deref()))?;
+        let maps = encoder.attention(text, &options)?;
         let maps = maps.with_model(self.model.name());
 
         // All pictures are made before one is written.
-        let html = outputs.html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));
-        let svg = outputs.svg.as_ref().map(|output| Ok((output, maps.svg(layer)?.into_bytes())));
+        let html = outputs.html.as_ref().map(|output| Ok((output, output.marked(&maps.html()?))));
+        let svg = outputs.svg.as_ref().map(|output| Ok((output, output.marked(&maps.svg(layer)?))));
         #[cfg(feature = "png")]
         let png = outputs.png.as_ref().map(|output| Ok((output, maps.png(layer, 2.0)?)));
         #[cfg(not(feature = "png"))]

@@ -33,7 +33,7 @@ pub struct Classify {
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
     /// The number of labels to print per text, the most probable first
-    #[arg(short = 'k', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
     /// Print one {"text": …, "labels": [{"label": …, "score": …}]} per line, in input order [default: a table]
     #[arg(long)]

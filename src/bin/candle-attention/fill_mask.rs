@@ -30,7 +30,7 @@ pub struct FillMask {
     #[arg(long, conflicts_with = "texts")]
     file: Option<PathBuf>,
     /// The number of tokens to print per mask, the most probable first
-    #[arg(short = 'k', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
     /// Print one {"text": …, "masks": [[{"token": …, "id": …, "score": …}]]} per line, in input order [default: a table]
     #[arg(long)]
@@ -64,10 +64,8 @@ impl Command for FillMask {
         let mask = opened.model.mask_token();
         let masked: Vec<String> = texts.iter().map(|text| text.replace(MASK, mask)).collect();
         if let Some(i) = masked.iter().position(|text| !text.contains(mask)) {
-            let (number, text) = (i + 1, print::one_line(&texts[i], WIDTH));
-            return Err(
-                format!("text {number}, `{text}`, has no mask: write {MASK} where a word is to be found").into()
-            );
+            let text = print::one_line(&texts[i], WIDTH);
+            return Err(format!("`{text}` has no mask: write {MASK} where a word is to be found").into());
         }
         let inputs: Vec<&str> = masked.iter().map(String::as_str).collect();
         let filled =

@@ -32,7 +32,7 @@ pub struct Rerank {
     #[arg(long, conflicts_with = "documents")]
     file: Option<PathBuf>,
     /// The number of documents to print, the best first
-    #[arg(short = 'k', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
     /// Print one {"rank": …, "score": …, "index": …, "document": …} per line; `index` counts documents from 0 [default: a
     /// table]

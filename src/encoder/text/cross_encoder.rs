@@ -65,7 +65,11 @@ impl CrossEncoder {
     fn new(classifier: TextClassifier, folder: ModelFolder) -> Result<Self> {
         if classifier.labels().len() != 1 {
             let found = format!("{} labels", classifier.labels().len());
-            return Err(Error::value("the head of a cross-encoder", found, "one (`TextClassifier` takes more)"));
+            return Err(Error::value(
+                "the head of a cross-encoder",
+                found,
+                "one; a model with more labels is a classifier (`TextClassifier`, `classify`)",
+            ));
         }
         Ok(Self { classifier, sigmoid: sigmoid(folder)? })
     }

@@ -57,7 +57,10 @@ fn embeddings_are_written_for_numpy_and_safetensors() {
     let output = scratch.run(&["encode", "--file", "notes.txt", "--output", "e.npy"]).output().unwrap();
     assert!(output.status.success());
 
+    // An array that NumPy wrote is not replaced.
+    Tensor::ones((2, 3), DType::F32, &Device::Cpu).unwrap().write_npy(scratch.path("mine.npy")).unwrap();
     let encode = |output: &str| scratch.run(&["encode", "--file", "notes.txt", "--output", output]);
+    fails(&mut encode("mine.npy"), "mine.npy: exists and is not a NumPy array of this program");
     fails(&mut encode("e.txt"), "e.txt: expected a name that ends in .npy or .safetensors");
     fails(&mut encode("no/e.npy"), "no/e.npy: its folder does not exist");
     let weights = "all-MiniLM-L6-v2/model.safetensors";
@@ -130,7 +133,7 @@ fn unicode_width(line: &str) -> usize {
     console::measure_text_width(line)
 }
 
-/// NaN in the weights is an error of every command, which names the text and the tensor.
+/// NaN in the weights is an error of every command, which names the tensor.
 #[test]
 fn damaged_weights_are_an_error_everywhere() {
     let scratch = Scratch::new();
@@ -141,19 +144,13 @@ fn damaged_weights_are_an_error_everywhere() {
     tensors.insert(name.clone(), bias);
     candle_core::safetensors::save(&tensors, &path).unwrap();
     let with = |arguments: &[&str]| scratch.run(&[arguments, &["--model", "all-MiniLM-L6-v2"]].concat());
-    let text = "NaN or an infinity in the embedding of text 0, `a cat`";
-    let tensor = format!("it comes from `{name}` of all-MiniLM-L6-v2");
+    let tensor = format!("all-MiniLM-L6-v2: NaN or an infinity in `{name}`");
     for arguments in
         [&["encode", "a cat"][..], &["encode", "--json", "a cat"], &["encode", "--output", "e.npy", "a cat"]]
     {
-        fails(&mut with(arguments), text);
         fails(&mut with(arguments), &tensor);
     }
     fails(&mut with(&["search", "--file", "notes.txt", "a"]), &tensor);
     fails(&mut with(&["attention-map", "--layer", "1", "--html", "map.html", "a cat"]), &tensor);
-    fails(
-        &mut with(&["attention-map", "--layer", "1", "a cat"]),
-        "NaN or an infinity in the attention weights of layer 1 for `a cat`",
-    );
     assert!(!scratch.names().iter().any(|name| name.contains(".search-") || name == "e.npy" || name == "map.html"));
 }

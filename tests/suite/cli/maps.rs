@@ -16,16 +16,28 @@ fn outputs_destroy_nothing() {
     succeeds(&mut map(&["--html", "map.html", "--svg", "empty"]));
     let names = scratch.names();
     let lost = "its content would be lost";
-    fails(&mut map(&["--html", "notes.txt"]), &format!("notes.txt: exists and is not an HTML page; {lost}"));
-    fails(&mut map(&["--svg", "map.html"]), &format!("map.html: exists and is not an SVG picture; {lost}"));
+    fails(
+        &mut map(&["--html", "notes.txt"]),
+        &format!("notes.txt: exists and is not an HTML page of this program; {lost}"),
+    );
+    fails(
+        &mut map(&["--svg", "map.html"]),
+        &format!("map.html: exists and is not an SVG picture of this program; {lost}"),
+    );
     fails(&mut map(&["--html", "all-MiniLM-L6-v2"]), "is a folder, expected a file to write");
     fails(&mut map(&["--html", "no/map.html"]), "no/map.html: its folder does not exist");
-    fails(&mut map(&["--html", "new.html", "--svg", "new.html"]), "new.html: is the same as new.html");
+    fails(&mut map(&["--html", "new.html", "--svg", "new.html"]), "new.html: is named for two outputs");
     // All outputs are checked before one is written.
     fails(&mut map(&["--html", "new.html", "--svg", "notes.txt"]), lost);
     fails(&mut map(&["--html", "new.html", "--layer", "99"]), "--layer 99: the model has layers 0 to 1");
     fails(&mut map(&["--head", "99"]), "--head 99: layer 0 has heads 0 to 3");
     assert_eq!(scratch.names(), names, "nothing new");
+    // A page that somebody else wrote, and a picture.
+    std::fs::write(scratch.path("mine.html"), "<!doctype html>\n<p>Mine.</p>\n").unwrap();
+    std::fs::write(scratch.path("mine.svg"), "<svg xmlns=\"http://www.w3.org/2000/svg\"></svg>\n").unwrap();
+    fails(&mut map(&["--html", "mine.html"]), "mine.html: exists and is not an HTML page of this program");
+    fails(&mut map(&["--svg", "mine.svg"]), "mine.svg: exists and is not an SVG picture of this program");
+    let names = scratch.names();
     // Standard output.
     assert_eq!(succeeds(&mut map(&["--html", "-"])), page);
     assert_eq!(succeeds(&mut map(&["--html", "/dev/stdout"])), page);
@@ -57,6 +69,19 @@ fn links_are_followed_and_devices_are_written_to() {
         succeeds(&mut map("null"));
         assert!(std::fs::metadata(&null).unwrap().file_type().is_char_device());
     }
+    // Nor does a pipe as output wait where the command also reads a file.
+    let pipe = scratch.path("tensors");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn(move || std::fs::read(pipe).unwrap().len());
+    let attend = "attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors";
+    let mut attend: Vec<&str> = attend.split(' ').collect();
+    attend.extend(["--output", "tensors"]);
+    succeeds(&mut scratch.run(&attend));
+    assert!(reader.join().unwrap() > 100);
+    // Tensors on standard output have no other lines among them.
+    *attend.last_mut().unwrap() = "-";
+    let output = scratch.run(&attend).output().unwrap();
+    assert!(safetensors::SafeTensors::deserialize(&output.stdout).is_ok() && !output.stderr.is_empty());
     // A pipe with a name.
     let pipe = scratch.path("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());

@@ -22,7 +22,7 @@ use inputs::Inputs;
 /// These tensors of the input file are read:
 ///
 ///   query              (b, s_q, dim)
-///   key, value         (b, s_kv, dim) [default: key is the query, value is the key]
+///   key, value         (b, s_kv, dim) [default: key is the query, value is the key; a value needs a key]
 ///   attention_mask     (b, s_kv) of booleans, integers or floats: 1 = attend, 0 = hidden, as in transformers
 ///   attn_mask          (s_q, s_kv), (b, s_q, s_kv) or (b, h, s_q, s_kv), as in torch's scaled_dot_product_attention:
 ///                      booleans, True = attend (nn.MultiheadAttention has the opposite), or floats, added to the scores
@@ -105,7 +105,8 @@ fn attend(arguments: &Attend) -> Result<()> {
 
     let call = AttentionInputs::new(&inputs.query, &inputs.key, &inputs.value, &mask);
     let options = AttentionOptions::default().with_return_attention_weights(arguments.weights);
-    let mut out = print::stdout_beside_files();
+    // Lines would damage tensors on standard output.
+    let mut out = print::unless_taken(output.is_stdout());
     if arguments.plan {
         writeln!(out, "{}", layer.plan(&call, &options)?)?;
     }

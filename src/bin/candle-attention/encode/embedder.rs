@@ -2,13 +2,12 @@
 
 use std::cell::Cell;
 use std::io::Write;
-use std::path::PathBuf;
 
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 use indicatif::ProgressBar;
 
-use super::super::shared::model::{Batches, Model, explained, note_truncated};
+use super::super::shared::model::{Batches, Model, note_truncated};
 use super::super::shared::read::Lines;
 use super::super::shared::{Result, bar, print};
 
@@ -17,7 +16,6 @@ const CHUNK: usize = 256;
 
 pub struct Embedder<'a> {
     encoder: SentenceEncoder,
-    folder: Option<PathBuf>,
     options: EncodeOptions<'a>,
 }
 
@@ -31,7 +29,7 @@ impl<'a> Embedder<'a> {
     pub fn load(model: &'a Model, batches: &Batches) -> Result<Self> {
         let folder = model.folder()?;
         let encoder = model.load(folder.as_deref())?;
-        Ok(Self { encoder, folder, options: batches.options(model.prompt_name.as_deref()) })
+        Ok(Self { encoder, options: batches.options(model.prompt_name.as_deref()) })
     }
 
     /// Embeddings `(texts, dimensions)` in f32 on the CPU.
@@ -75,7 +73,7 @@ impl<'a> Embedder<'a> {
     fn chunk(&self, texts: &[&str], cut: &Cell<usize>, on_progress: &dyn Fn(usize, usize)) -> Result<Tensor> {
         let on_truncated = |_: usize| cut.set(cut.get() + 1);
         let options = self.options.with_on_progress(on_progress).with_on_truncated(&on_truncated);
-        let embeddings = self.encoder.encode(texts, &options).map_err(|e| explained(e, self.folder.as_deref()))?;
+        let embeddings = self.encoder.encode(texts, &options)?;
         Ok(embeddings.to_dtype(DType::F32)?.to_device(&Device::Cpu)?)
     }
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use candle_core::Tensor;
 
-use super::super::shared::output::Output;
+use super::super::shared::output::{NPY_MARK, Output};
 use super::super::shared::{Result, print};
 
 /// Writes embeddings `(texts, dimensions)`, and says so unless they go to standard output.
@@ -32,7 +32,8 @@ fn npy(matrix: &Tensor) -> Result<Vec<u8>> {
     let dictionary = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
     // After the magic string, two bytes of version and two of the length; it ends in a line break.
     let before = b"\x93NUMPY\x01\x00".len() + 2;
-    let padding = (before + dictionary.len() + 1).next_multiple_of(ALIGNMENT) - (before + dictionary.len() + 1);
+    let least = before + dictionary.len() + NPY_MARK + 1;
+    let padding = least.next_multiple_of(ALIGNMENT) - least + NPY_MARK;
     let header = format!("{dictionary}{}\n", " ".repeat(padding));
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     bytes.extend((header.len() as u16).to_le_bytes());

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use plotters::prelude::SeriesLabelPosition;
 
-use super::shared::model::{Batches, Model, explained};
+use super::shared::model::{Batches, Model};
 use super::shared::output::{Kind, Output};
 use super::shared::plot::{self, Chart, Line};
 use super::shared::program::Command;
@@ -127,21 +127,21 @@ fn prune(arguments: &Prune) -> Result<()> {
     let encoder = arguments.model.load(folder.as_deref())?;
     // What is printed must not stop what is written.
     let writes = plot.is_some() || arguments.output.is_some();
-    let mut out = if writes { print::stdout_beside_files() } else { print::stdout() };
+    let is_taken = plot.as_ref().is_some_and(Output::is_stdout);
+    let mut out = if writes { print::unless_taken(is_taken) } else { Box::new(print::stdout()) };
 
     let all: usize = encoder.heads().iter().sum();
     let share = arguments.share.or(arguments.output.as_ref().map(|_| DEFAULT_SHARE));
     let chosen = share.map(|share| (share * all as f64).round() as usize);
     let rank: Vec<&str> = texts.iter().step_by(2).map(String::as_str).collect();
     let judge: Vec<&str> = texts.iter().skip(1).step_by(2).map(String::as_str).collect();
-    let named = |error| explained(error, folder.as_deref());
     let options = arguments.batches.options(arguments.model.prompt_name.as_deref());
-    let importance = heads::importance(&encoder, &rank, arguments.by.method(), &options).map_err(named)?;
+    let importance = heads::importance(&encoder, &rank, arguments.by.method(), &options)?;
     let importance = if arguments.by_layer { importance.normalized_by_layer() } else { importance };
     heads::print(&mut out, &importance)?;
     out.flush()?;
     let judge = Texts { texts: &judge, options };
-    let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, arguments.runs).map_err(named)?;
+    let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, arguments.runs)?;
     out.flush()?;
     if let Some(output) = &plot {
         draw(&rows, output)?;
@@ -195,5 +195,5 @@ fn draw(rows: &[Row], output: &Output) -> Result<()> {
         legend: SeriesLabelPosition::LowerLeft,
         lines: lines.into_iter().filter(|line| !line.points.is_empty()).collect(),
     };
-    output.write(plot::svg(&[chart], 400)?.as_bytes())
+    output.write(&output.marked(&plot::svg(&[chart], 400)?))
 }

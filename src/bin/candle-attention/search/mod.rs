@@ -13,7 +13,7 @@ use candle_attention::search::Index;
 use candle_core::{DType, Device};
 use clap::Parser;
 
-use super::shared::model::{Batches, Model, explained, note_truncated};
+use super::shared::model::{Batches, Model, note_truncated};
 use super::shared::program::Command;
 use super::shared::{Result, about};
 use cache::Cache;
@@ -47,7 +47,7 @@ pub struct Search {
     #[arg(long)]
     file: Vec<PathBuf>,
     /// The number of lines to find
-    #[arg(short = 'k', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
     /// Show only lines with at least this cosine similarity, from -1 to 1 [default: all]
     #[arg(long, allow_negative_numbers = true, value_parser = score)]
@@ -102,8 +102,7 @@ impl Command for Search {
         let mut searched = Vec::new();
         for (source, corpus) in sources.iter().zip(&corpora) {
             let mut index = Index::new(&corpus.windows, encoder.embedding_size(), model.as_str())?;
-            let filled = cache.fill(&mut index, source, &model, &encoder, &options, self.save_every);
-            filled.map_err(|error| explained(error, folder.as_deref()))?;
+            cache.fill(&mut index, source, &model, &encoder, &options, self.save_every)?;
             searched.push(Searched { source, corpus, index });
         }
         self.answer(&encoder, &searched)

@@ -1,13 +1,13 @@
 //! The options of the commands that run a model with a task head, and the texts that they read.
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_attention::encoder::EncodeOptions;
 use candle_core::{DType, Device};
 use indicatif::ProgressBar;
 
-use super::model::{Batches, explained, locate, note_truncated};
+use super::model::{Batches, check_weights, locate, note_truncated};
 use super::{Result, about, bar, device, read};
 
 #[derive(clap::Args)]
@@ -31,7 +31,6 @@ pub struct HeadModel {
 /// A model and how it is run.
 pub struct Opened<'a, M> {
     pub model: M,
-    folder: PathBuf,
     batches: &'a Batches,
 }
 
@@ -46,7 +45,8 @@ impl HeadModel {
             message if message.contains(&self.model) => message,
             message => format!("{}: {message}", self.model),
         })?;
-        Ok(Opened { model, folder, batches: &self.batches })
+        check_weights(&folder)?;
+        Ok(Opened { model, batches: &self.batches })
     }
 }
 
@@ -64,7 +64,7 @@ impl<M> Opened<'_, M> {
         let cut = Cell::new(0);
         let on_truncated = |_: usize| cut.set(cut.get() + 1);
         let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
-        let made = run(&self.model, &options).map_err(|error| explained(error, Some(&self.folder)))?;
+        let made = run(&self.model, &options)?;
         bar.finish_and_clear();
         note_truncated(cut.get(), count, options.max_length);
         Ok(made)

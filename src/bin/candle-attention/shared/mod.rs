@@ -18,5 +18,6 @@ pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// An error message that begins with the file that it is about.
 pub fn about(path: &std::path::Path, error: &dyn std::fmt::Display) -> String {
-    format!("{}: {error}", path.display())
+    let name = path.display();
+    if path.as_os_str() == "-" { format!("standard input: {error}") } else { format!("{name}: {error}") }
 }

@@ -55,10 +55,10 @@ impl Model {
 
     /// Loads the model of [`folder`](Self::folder).
     pub fn load(&self, folder: Option<&Path>) -> Result<SentenceEncoder> {
-        Ok(match folder {
-            Some(folder) => SentenceEncoder::from_folder(folder, self.dtype, &self.device)?,
-            None => SentenceEncoder::embedded(self.dtype, &self.device)?,
-        })
+        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(self.dtype, &self.device)?) };
+        let encoder = SentenceEncoder::from_folder(folder, self.dtype, &self.device)?;
+        check_weights(folder)?;
+        Ok(encoder)
     }
 }
 
@@ -102,17 +102,14 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
     }
 }
 
-/// Names the tensors that make numbers which are not finite, if that is the error and they are in the model's own weights.
-pub fn explained(error: impl Into<Box<dyn std::error::Error>>, folder: Option<&Path>) -> Box<dyn std::error::Error> {
-    let error = error.into();
-    let Some(Error::NotFinite { .. }) = error.downcast_ref() else { return error };
-    let damaged = folder.and_then(|folder| Some((folder, Checkpoint::open(folder).ok()?.non_finite("").ok()?)));
-    match damaged {
-        Some((folder, tensors)) if !tensors.is_empty() => {
-            let others =
-                if tensors.len() > 1 { format!(" and {} more tensors", tensors.len() - 1) } else { String::new() };
-            format!("{error}: it comes from `{}`{others} of {}", tensors[0].escape_debug(), folder.display()).into()
-        }
-        _ => error,
+/// Checks that all weights of a model are finite. One infinity may be hidden by a softmax, and still change every result.
+pub fn check_weights(folder: &Path) -> Result<()> {
+    // Some models have their weights in a folder of their own; what is computed with them is checked.
+    let Ok(checkpoint) = Checkpoint::open(folder) else { return Ok(()) };
+    let damaged = checkpoint.non_finite("")?;
+    let others = if damaged.len() > 1 { format!(" and {} more tensors", damaged.len() - 1) } else { String::new() };
+    match damaged.first() {
+        Some(name) => Err(about(folder, &format!("NaN or an infinity in `{}`{others}", name.escape_debug())).into()),
+        None => Ok(()),
     }
 }

@@ -1,12 +1,13 @@
 //! Files that a command writes, checked before any work so that nothing is destroyed.
 //!
-//! A file is replaced only by one of its own kind: `--html notes.txt` is refused. A link is followed. A device or a pipe is
-//! written to, and `-` is standard output. Anything that the command reads is refused. That a file can be written is tried
-//! by a temporary file beside it, before the command works for minutes.
+//! A file is replaced only if this program wrote it, which a mark inside tells: `--html notes.txt` is refused, and so is a page
+//! that somebody else wrote. A link is followed. A device or a pipe is written to, and `-` is standard output. Anything that
+//! the command reads is refused. That a file can be written is tried by a temporary file beside it, before the command works
+//! for minutes.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{write_file, write_tensors};
@@ -30,29 +31,36 @@ pub enum Kind {
 /// The longest start of a file that is looked at, in bytes.
 const START: u64 = 4096;
 
+/// The end of the pages and pictures that this program writes.
+const MARK: &str = "<!-- written by candle-attention -->\n";
+
+/// A header of an array ends in at least this many spaces if this program wrote it: NumPy's own has fewer.
+pub const NPY_MARK: usize = 64;
+
 impl Kind {
     fn name(self) -> &'static str {
         match self {
-            Self::Html => "an HTML page",
-            Self::Svg => "an SVG picture",
+            Self::Html => "an HTML page of this program",
+            Self::Svg => "an SVG picture of this program",
             Self::Png => "a PNG picture",
-            Self::Npy => "a NumPy array",
+            Self::Npy => "a NumPy array of this program",
             Self::Json => "JSON",
             Self::Tensors(_) => "tensors of this command",
         }
     }
 
-    /// Whether a file with this start is of this kind. An empty file holds nothing to lose.
-    fn begins(self, start: &[u8]) -> bool {
-        let text = String::from_utf8_lossy(start).to_ascii_lowercase();
-        let text = text.trim_start();
-        text.is_empty()
+    /// Whether a file with this start and this end may be replaced. An empty file holds nothing to lose.
+    fn is_own(self, start: &[u8], end: &[u8]) -> bool {
+        start.trim_ascii().is_empty()
             || match self {
-                Self::Html => text.starts_with("<!doctype html") || text.starts_with("<html"),
-                Self::Svg => text.starts_with("<svg") || text.starts_with("<?xml"),
+                Self::Html => start.starts_with(b"<!doctype html>") && end.ends_with(MARK.as_bytes()),
+                Self::Svg => start.starts_with(b"<svg ") && end.ends_with(MARK.as_bytes()),
                 Self::Png => start.starts_with(b"\x89PNG"),
-                Self::Npy => start.starts_with(b"\x93NUMPY"),
-                Self::Json => text.starts_with(['{', '[']),
+                Self::Npy => {
+                    let header = start.split(|&byte| byte == b'\n').next().unwrap_or_default();
+                    start.starts_with(b"\x93NUMPY") && header.ends_with(&[b' '; NPY_MARK])
+                }
+                Self::Json => start.trim_ascii_start().starts_with(b"{"),
                 Self::Tensors(format) => {
                     let header = start.get(8..).unwrap_or_default();
                     let entry = format!("\"format\":\"{format}\"");
@@ -93,7 +101,7 @@ impl Output {
             }
             return output(Target::Stdout);
         }
-        let Ok(metadata) = std::fs::metadata(path) else {
+        let Ok(metadata) = path.metadata() else {
             let target = behind_links(path)?;
             try_to_write(&target).map_err(|e| about(path, &e))?;
             return output(Target::File(target));
@@ -101,18 +109,22 @@ impl Output {
         if metadata.is_dir() {
             return wrong("is a folder, expected a file to write".to_string());
         }
-        if let Some(input) = inputs.iter().find(|input| same_file::is_same_file(path, input).unwrap_or(false)) {
-            let input = input.display();
-            return wrong(format!("is {input}, which this command reads; its content would be lost"));
-        }
         // A file behind `/dev/fd/3` is one that the caller has open: replaced, it would not be the caller's any more.
         if !metadata.is_file() || path.starts_with("/dev") || path.starts_with("/proc") {
             return output(Target::Stream);
         }
-        let mut start = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(START).read_to_end(&mut start));
-        read.map_err(|e| about(path, &e))?;
-        if !kind.begins(&start) {
+        // To compare two files opens them, which waits for the other end of a pipe.
+        let is_same = |input: &&&Path| input.is_file() && same_file::is_same_file(path, input).unwrap_or(false);
+        if let Some(input) = inputs.iter().find(is_same) {
+            let name = if *input == path {
+                "what this command reads".to_string()
+            } else {
+                format!("{}, which this command reads", input.display())
+            };
+            return wrong(format!("is {name}; its content would be lost"));
+        }
+        let (start, end) = ends(path).map_err(|e| about(path, &e))?;
+        if !kind.is_own(&start, &end) {
             return wrong(format!("exists and is not {}; its content would be lost", kind.name()));
         }
         // A file that is read-only is not replaced, although its folder would allow it.
@@ -135,6 +147,12 @@ impl Output {
     /// As the user named it.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A page or a picture with the mark of this program at its end, to be written.
+    pub fn marked(&self, text: &str) -> Vec<u8> {
+        let end = if text.ends_with('\n') { "" } else { "\n" };
+        [text, end, MARK].concat().into_bytes()
     }
 
     /// Writes bytes: a file atomically, a stream as they are.
@@ -184,7 +202,11 @@ pub fn check_distinct(outputs: &[&Output]) -> Result<()> {
         if let Some(other) =
             outputs[..i].iter().find(|other| target(other).is_some() && target(other) == target(output))
         {
-            return Err(about(&output.path, &format!("is the same as {}", other.path.display())).into());
+            let reason = match other.path == output.path {
+                true => "is named for two outputs".to_string(),
+                false => format!("is the same file as {}", other.path.display()),
+            };
+            return Err(about(&output.path, &reason).into());
         }
     }
     Ok(())
@@ -209,9 +231,25 @@ fn behind_links(path: &Path) -> Result<PathBuf> {
     Err(about(path, &"too many links").into())
 }
 
-/// Tries to make a file in the folder of `target`, and removes it.
-fn try_to_write(target: &Path) -> std::io::Result<()> {
-    tempfile::tempfile_in(folder_of(target)).map(|_| ())
+/// The first and the last bytes of a file.
+fn ends(path: &Path) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
+    let mut file = File::open(path)?;
+    let (mut start, mut end) = (Vec::new(), Vec::new());
+    Read::by_ref(&mut file).take(START).read_to_end(&mut start)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(MARK.len() as u64)))?;
+    file.take(START).read_to_end(&mut end)?;
+    Ok((start, end))
+}
+
+/// Tries to make a file in the folder of `target`, and removes it. The error does not have its name.
+fn try_to_write(target: &Path) -> std::result::Result<(), String> {
+    tempfile::tempfile_in(folder_of(target)).map(|_| ()).map_err(|e| without_path(&e))
+}
+
+/// An error without the name of the temporary file that it is about.
+pub fn without_path(error: &std::io::Error) -> String {
+    error.to_string().split(" at path ").next().unwrap_or_default().to_string()
 }
 
 /// The folder of a path; the current one for a bare name.

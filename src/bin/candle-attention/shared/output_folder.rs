@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::output::folder_of;
+use super::output::{folder_of, without_path};
 use super::{Result, about};
 
 /// Checks that a folder can be made at `path`: there is nothing, not even a link that leads nowhere, and the folder around
@@ -16,6 +16,9 @@ pub fn check_new(path: &Path) -> Result<()> {
 
 /// Checks that the folder around `path` can be written, or the nearest one that exists.
 pub fn check_parent(path: &Path) -> Result<()> {
+    if path.as_os_str() == "-" {
+        return Err("-: standard output cannot hold a folder; for a folder of this name write ./-".into());
+    }
     if path.file_name().is_none() {
         return Err(about(path, &"is not the name of a folder to make").into());
     }
@@ -25,6 +28,6 @@ pub fn check_parent(path: &Path) -> Result<()> {
     }
     match tempfile::tempdir_in(&around) {
         Ok(_) => Ok(()),
-        Err(e) => Err(about(path, &e.kind()).into()),
+        Err(e) => Err(about(path, &without_path(&e)).into()),
     }
 }

@@ -23,6 +23,25 @@ pub fn stdout_beside_files() -> Stdout {
     Stdout { ends: false, ..stdout() }
 }
 
+/// Standard output of a command that also writes files, or standard error if one of these files is standard output.
+pub fn unless_taken(is_taken: bool) -> Box<dyn Write> {
+    if is_taken { Box::new(Stderr) } else { Box::new(stdout_beside_files()) }
+}
+
+/// Standard error. If it is closed or its disk is full, there is nobody to tell.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let _ = std::io::stderr().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
 impl Stdout {
     fn checked<T: Default>(&mut self, result: Result<T>) -> Result<T> {
         match named(result, "standard output") {
@@ -61,7 +80,7 @@ pub fn named<T>(result: Result<T>, name: &str) -> Result<T> {
 
 /// Prints one line to standard error. If that is closed or its disk is full, there is nobody to tell.
 pub fn to_stderr(line: Arguments) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(Stderr, "{line}");
 }
 
 /// Prints one line that begins with `note: ` to standard error.

@@ -19,7 +19,12 @@ pub struct Interrupted(pub String);
 
 /// Parses the arguments of a program that has one command, and runs it.
 pub fn main<C: Command + clap::Parser>() -> ExitCode {
-    run(|| C::parse().run())
+    run(|| match C::try_parse() {
+        Ok(command) => command.run(),
+        Err(mistake) if mistake.use_stderr() => mistake.exit(),
+        // Help and version.
+        Err(answer) => Ok(print::named(answer.print(), "standard output")?),
+    })
 }
 
 /// Runs a program. An error is one line on standard error, and exit code 2. A reader of standard output that has closed

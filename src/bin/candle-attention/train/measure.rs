@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use super::super::shared::{Result, about, model, print};
+use super::super::shared::{Result, about, print};
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
 use candle_attention::train::{Agreement, Teacher, agreement, read_texts};
 use candle_core::{DType, Device, Tensor};
@@ -32,8 +32,7 @@ impl HeldBack {
     pub fn open(eval: Option<&Path>, teacher: Option<&Path>) -> Result<Option<Self>> {
         let (Some(eval), Some(teacher)) = (eval, teacher) else { return Ok(None) };
         let texts = read(eval)?;
-        let theirs = Teacher::open(teacher, DType::F32)?.encode(&texts);
-        let theirs = theirs.map_err(|error| model::explained(error, Some(teacher)))?;
+        let theirs = Teacher::open(teacher, DType::F32)?.encode(&texts)?;
         Ok(Some(Self { texts, theirs }))
     }
 
@@ -55,8 +54,7 @@ impl HeldBack {
     pub fn report(&self, folder: &Path, on_stderr: bool) -> Result<()> {
         let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
         let texts: Vec<&str> = self.texts.iter().map(String::as_str).collect();
-        let ours = encoder.encode(&texts, &EncodeOptions::default());
-        let ours = ours.map_err(|error| model::explained(error, Some(folder)))?;
+        let ours = encoder.encode(&texts, &EncodeOptions::default())?;
         let Agreement { spearman, top_1_in_10 } = self.compare(&ours)?;
         let group = format!("the teacher's nearest of {} among the ten nearest", GROUP.min(texts.len()));
         let lines = [

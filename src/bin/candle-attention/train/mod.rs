@@ -43,7 +43,8 @@ pub struct Train {
     /// The dtype in which the teacher encodes the training texts; measurements are in f32
     #[arg(long, default_value = "f32", value_parser = device::dtype)]
     teacher_dtype: DType,
-    /// A file of texts to measure on, one per line; these texts are not trained on [default: none]
+    /// A file of texts to measure on, one per line; these texts are not trained on. It needs --teacher [default:
+    /// none]
     #[arg(long, value_name = "FILE", requires = "teacher")]
     eval: Option<PathBuf>,
     /// The folder to write the model to: a new or an empty one, or the one that this run wrote before
@@ -186,6 +187,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     let texts = arguments.texts(text, &held_back)?;
     let open = |folder| Teacher::open(folder, arguments.teacher_dtype);
     let teacher = teacher_folder.map(open).transpose()?;
+    teacher_folder.map(model::check_weights).transpose()?;
     let output = (!arguments.static_vectors).then_some(arguments.output.as_path());
     Trainer::check(&config, &texts, teacher.as_ref(), &run_folder, output)?;
 
@@ -196,7 +198,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     let on_progress = |done: usize, _: usize| progress.at(done, "");
     let trainer = Trainer::new(config, &texts, teacher.as_ref(), run.path(), Some(&on_progress));
     progress.finish();
-    let mut trainer = trainer.map_err(|error| model::explained(error, teacher_folder))?;
+    let mut trainer = trainer?;
     drop(teacher);
     if !arguments.static_vectors {
         trainer.check_writable(&arguments.output)?;

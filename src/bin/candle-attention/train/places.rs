@@ -3,10 +3,13 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
+use super::super::shared::output::without_path;
 use super::super::shared::{Result, about, output_folder};
 
 /// The name of the lock in the folder of a run.
 const LOCK: &str = "lock";
+/// The name of the saved run, which runs of earlier versions have without a lock.
+const SAVED: &str = "run.safetensors";
 
 /// The folder of the run: as it is given, or beside the output.
 pub fn run_folder(output: &Path, given: Option<&Path>) -> Result<PathBuf> {
@@ -27,6 +30,10 @@ pub fn check_run(run: &Path, teacher: Option<&Path>) -> Result<()> {
         && is_inside(run, teacher)
     {
         return Err(about(run, &format!("the run cannot be in {}, the teacher", teacher.display())).into());
+    }
+    let mut files = run.read_dir().into_iter().flatten();
+    if files.next().is_some() && ![LOCK, SAVED].iter().any(|name| run.join(name).exists()) {
+        return Err(about(run, &"is a folder that no run made, expected a new or an empty one").into());
     }
     check_writable(run)
 }
@@ -62,7 +69,7 @@ fn check_writable(path: &Path) -> Result<()> {
     if !metadata.is_dir() {
         return Err(about(path, &"is a file, expected a folder").into());
     }
-    tempfile::tempfile_in(path).map(|_| ()).map_err(|e| about(path, &e.kind()).into())
+    tempfile::tempfile_in(path).map(|_| ()).map_err(|e| about(path, &without_path(&e)).into())
 }
 
 /// Whether a path, which need not exist, is a folder or in it.

@@ -126,6 +126,6 @@ impl Record {
             ];
             charts.push(chart("texts held back", 1.0, LowerRight, lines));
         }
-        output.write(plot::svg(&charts, 300)?.as_bytes())
+        output.write(&output.marked(&plot::svg(&charts, 300)?))
     }
 }
