@@ -141,7 +141,9 @@ fn prune_rejects_wrong_input_and_writes_nothing() {
     fails(&mut folder.prune(&["--plot", "texts.txt"]), "texts.txt: is what this command reads");
     fails(&mut folder.prune(&["--plot", "notes.txt"]), "notes.txt: exists and is not an SVG picture");
     fails(&mut folder.prune(&["--share", "1.5"]), "--share is 1.5, expected 0 to 1");
-    fails(&mut folder.prune(&["--limit", "1"]), "texts.txt: 1 text, expected at least 2");
+    fails(&mut folder.prune(&["--limit", "1"]), "--limit is 1, expected at least 2 texts");
+    let inside = fixture("tiny-bert").join("smaller").display().to_string();
+    fails(&mut folder.prune(&["--output", &inside]), "the model that is pruned");
     fails(&mut folder.prune(&["--masked"]), "--output");
     fails(&mut folder.prune(&["--batch-size", "0"]), "batch_size");
     fails(&mut folder.prune_model(&folder.path("nope"), &[]), "nope");

@@ -116,6 +116,9 @@ fn prune(arguments: &Prune) -> Result<()> {
     if let Some(output) = &arguments.output {
         output_folder::check_new(output)?;
     }
+    if arguments.limit < 2 {
+        return Err(format!("--limit is {}, expected at least 2 texts", arguments.limit).into());
+    }
     let texts = texts(arguments)?;
     let folder = arguments.model.folder()?;
     if folder.is_none() && arguments.output.is_some() {
@@ -123,6 +126,12 @@ fn prune(arguments: &Prune) -> Result<()> {
             "--output needs --model: the embedded model has no folder (in this repository it is the folder `weights`)"
                 .into(),
         );
+    }
+    if let (Some(folder), Some(output)) = (&folder, &arguments.output)
+        && output_folder::is_inside(output, folder)
+    {
+        let reason = format!("cannot be written into {}, the model that is pruned", folder.display());
+        return Err(about(output, &reason).into());
     }
     let encoder = arguments.model.load(folder.as_deref())?;
     // What is printed must not stop what is written.

@@ -31,3 +31,18 @@ pub fn check_parent(path: &Path) -> Result<()> {
         Err(e) => Err(about(path, &without_path(&e)).into()),
     }
 }
+
+/// Whether a path, which need not exist, is a folder or in it.
+pub fn is_inside(path: &Path, folder: &Path) -> bool {
+    path_behind_links(path).starts_with(path_behind_links(folder))
+}
+
+/// The path behind all links, as far as it exists.
+fn path_behind_links(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let existing = absolute.ancestors().find_map(|part| Some((part, std::fs::canonicalize(part).ok()?)));
+    match existing {
+        Some((part, found)) => absolute.strip_prefix(part).map_or(found.clone(), |rest| found.join(rest)),
+        None => absolute,
+    }
+}

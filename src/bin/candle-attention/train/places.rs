@@ -4,7 +4,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
 use super::super::shared::output::without_path;
-use super::super::shared::{Result, about, output_folder};
+use super::super::shared::output_folder::{self, is_inside};
+use super::super::shared::{Result, about};
 
 /// The name of the lock in the folder of a run.
 const LOCK: &str = "lock";
@@ -70,21 +71,6 @@ fn check_writable(path: &Path) -> Result<()> {
         return Err(about(path, &"is a file, expected a folder").into());
     }
     tempfile::tempfile_in(path).map(|_| ()).map_err(|e| about(path, &without_path(&e)).into())
-}
-
-/// Whether a path, which need not exist, is a folder or in it.
-fn is_inside(path: &Path, folder: &Path) -> bool {
-    path_behind_links(path).starts_with(path_behind_links(folder))
-}
-
-/// The path behind all links, as far as it exists.
-fn path_behind_links(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    let existing = absolute.ancestors().find_map(|part| Some((part, std::fs::canonicalize(part).ok()?)));
-    match existing {
-        Some((part, found)) => absolute.strip_prefix(part).map_or(found.clone(), |rest| found.join(rest)),
-        None => absolute,
-    }
 }
 
 /// The folder of a run, which no other process writes meanwhile.
