@@ -234,7 +234,7 @@ fn attend_destroys_nothing() {
     use crate::programs::{fails_on_a_full_disk, reader_leaves};
     let case = Case::new("d2l_torch.safetensors", "toy", &[]);
     let before = std::fs::read(case.path("in.safetensors")).unwrap();
-    fails(&mut case.command_to("in.safetensors", &["--heads", "5"]), "which this command reads");
+    fails(&mut case.command_to("in.safetensors", &["--heads", "5"]), "what this command reads");
     std::os::unix::fs::symlink("in.safetensors", case.path("link.safetensors")).unwrap();
     fails(&mut case.command_to("link.safetensors", &["--heads", "5"]), "which this command reads");
     assert_eq!(std::fs::read(case.path("in.safetensors")).unwrap(), before);

@@ -315,7 +315,7 @@ fn mistakes_are_one_clear_error() {
     let tiny = fixture("tiny-bert");
     fails(&mut on(&tiny, &[]), "no query: give one as an argument");
     fails(&mut notes.search(&["a", " "]), "a query is blank");
-    fails(&mut on(&tiny, &["a"]), "-: no line to search");
+    fails(&mut on(&tiny, &["a"]), "standard input: no line to search");
     fails(&mut on(&tiny, &["a", "--file", "no.txt"]), "no.txt: No such file");
     fails(&mut notes.search(&["a", "-k", "0"]), "0 is not in 1..");
     fails(&mut notes.search(&["a", "--batch-size", "0"]), "batch_size = 0");
