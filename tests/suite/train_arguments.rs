@@ -103,8 +103,10 @@ fn an_output_that_is_something_else_is_refused() {
     fails(&mut command, "is a folder that this run did not make");
     std::fs::create_dir(folder.path("work")).unwrap();
     std::fs::write(folder.path("work/record.json"), "{\"mine\": 1}").unwrap();
+    fails(run("model").arg("--run").arg(folder.path("work")), "work: is a folder that no run made");
+    std::fs::write(folder.path("work/lock"), "").unwrap();
     fails(run("model").arg("--run").arg(folder.path("work")), "work/record.json: is not the record of a run");
-    for made in ["model", "model.run", "run", "file.run", "teacher.run", "work/lock"] {
+    for made in ["model", "model.run", "run", "file.run", "teacher.run"] {
         assert!(!folder.path(made).exists(), "{made}");
     }
     assert_eq!(folder.text("file"), "mine");

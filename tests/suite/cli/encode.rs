@@ -52,7 +52,9 @@ fn embeddings_are_written_for_numpy_and_safetensors() {
     succeeds(&mut scratch.run(&["encode", "--file", "notes.txt", "--output", "e.safetensors"]));
     let mut tensors = candle_core::safetensors::load(scratch.path("e.safetensors"), &Device::Cpu).unwrap();
     assert_eq!(numbers(tensors.remove("embeddings").unwrap()), want);
-    // Again over themselves, and through a pipe.
+    let stdout = scratch.run(&["encode", "--file", "notes.txt", "--output", "-"]).output().unwrap();
+    assert_eq!(stdout.stdout, std::fs::read(scratch.path("e.npy")).unwrap());
+    // Again over themselves.
     succeeds(&mut scratch.run(&["encode", "--file", "notes.txt", "--output", "e.safetensors"]));
     let output = scratch.run(&["encode", "--file", "notes.txt", "--output", "e.npy"]).output().unwrap();
     assert!(output.status.success());

@@ -39,7 +39,8 @@ pub struct Encode {
     /// Print one {"text": …, "embedding": […]} per line, in input order, as soon as it is computed
     #[arg(long, conflicts_with_all = ["output", "against", "pairs"])]
     json: bool,
-    /// Write the embeddings (texts, dimensions) in f32 to this .npy or .safetensors file (tensor `embeddings`)
+    /// Write the embeddings (texts, dimensions) in f32 to this .npy or .safetensors file (tensor `embeddings`); `-` is
+    /// standard output, in NumPy's format, as are devices and pipes without such a name
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "pairs"])]
     output: Option<PathBuf>,
     /// Print for each text the nearest line of this file, and their similarity
@@ -120,11 +121,13 @@ fn pairs<'a>(path: &Path, text: &'a str) -> Result<Vec<(&'a str, &'a str)>> {
     if pairs.is_empty() { Err(about(path, &"no pair of texts").into()) } else { Ok(pairs) }
 }
 
-/// The file to write, whose format is that of its name.
+/// The file to write, whose format is that of its name; NumPy's for a stream without one.
 fn output(path: &Path, inputs: &[&Path]) -> Result<Output> {
+    let is_stream = path.as_os_str() == "-" || path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir());
     let kind = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("npy") => Kind::Npy,
         Some("safetensors") => Kind::Tensors("candle-attention embeddings 1"),
+        Some("npy") => Kind::Npy,
+        _ if is_stream => Kind::Npy,
         _ => return Err(about(path, &"expected a name that ends in .npy or .safetensors").into()),
     };
     Output::new(path, kind, inputs)

@@ -5,12 +5,12 @@ use std::io::Write;
 
 use candle_core::Tensor;
 
-use super::super::shared::output::{NPY_MARK, Output};
+use super::super::shared::output::{Kind, NPY_MARK, Output};
 use super::super::shared::{Result, print};
 
 /// Writes embeddings `(texts, dimensions)`, and says so unless they go to standard output.
 pub fn embeddings(output: &Output, embeddings: &Tensor, made: &str) -> Result<()> {
-    if output.path().extension().is_some_and(|extension| extension == "npy") {
+    if output.kind() == Kind::Npy {
         output.write(&npy(embeddings)?)?;
     } else {
         output.write_tensors(HashMap::from([("embeddings".to_string(), embeddings.clone())]))?;

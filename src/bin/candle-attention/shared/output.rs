@@ -144,6 +144,11 @@ impl Output {
         matches!(self.target, Target::File(_))
     }
 
+    /// What is written.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// As the user named it.
     pub fn path(&self) -> &Path {
         &self.path
