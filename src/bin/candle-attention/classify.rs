@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::shared::head_model::{HeadModel, texts};
+use super::shared::head_model::HeadModel;
 use super::shared::program::Command;
-use super::shared::{Result, print};
+use super::shared::{Result, print, read};
 use candle_attention::encoder::{Label, Text, TextClassifier};
 use clap::Parser;
 
@@ -61,7 +61,7 @@ const LABEL: usize = 60;
 
 impl Command for Classify {
     fn run(self) -> Result<()> {
-        let texts = texts(&self.texts, self.file.as_deref(), "text")?;
+        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let pair = self.pair.as_deref();
         let opened = self.model.open(|folder, dtype, device| TextClassifier::from_folder(folder, dtype, device))?;
         let read = |text| pair.map_or(Text::One(text), |pair| Text::Pair(text, pair));

@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::shared::head_model::{HeadModel, texts};
+use super::shared::head_model::HeadModel;
 use super::shared::program::Command;
-use super::shared::{Result, print};
+use super::shared::{Result, print, read};
 use candle_attention::encoder::{FillMask as Model, MaskPrediction};
 use clap::Parser;
 
@@ -59,7 +59,7 @@ const TOKEN: usize = 40;
 
 impl Command for FillMask {
     fn run(self) -> Result<()> {
-        let texts = texts(&self.texts, self.file.as_deref(), "text")?;
+        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let opened = self.model.open(|folder, dtype, device| Model::from_folder(folder, dtype, device))?;
         let mask = opened.model.mask_token();
         let masked: Vec<String> = texts.iter().map(|text| text.replace(MASK, mask)).collect();

@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::shared::head_model::{HeadModel, texts};
+use super::shared::head_model::HeadModel;
 use super::shared::program::Command;
-use super::shared::{Result, print};
+use super::shared::{Result, print, read};
 use candle_attention::encoder::CrossEncoder;
 use clap::Parser;
 
@@ -53,7 +53,7 @@ const WIDTH: usize = 90;
 
 impl Command for Rerank {
     fn run(self) -> Result<()> {
-        let documents = texts(&self.documents, self.file.as_deref(), "document")?;
+        let documents = read::texts_given(&self.documents, self.file.as_deref(), "document")?;
         let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
         let opened = self.model.open(|folder, dtype, device| CrossEncoder::from_folder(folder, dtype, device))?;
         let ranked = opened.run(documents.len(), |model, options| model.rank(&self.query, &documents, options))?;

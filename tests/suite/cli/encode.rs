@@ -61,8 +61,15 @@ fn embeddings_are_written_for_numpy_and_safetensors() {
 
     // An array that NumPy wrote is not replaced.
     Tensor::ones((2, 3), DType::F32, &Device::Cpu).unwrap().write_npy(scratch.path("mine.npy")).unwrap();
+    // Nor one with as many spaces as its header may have.
+    let mut header = b"\x93NUMPY\x01\x00".to_vec();
+    let text = format!("{{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }}{}\n", " ".repeat(84));
+    header.extend((text.len() as u16).to_le_bytes());
+    header.extend(text.bytes());
+    std::fs::write(scratch.path("spaces.npy"), header).unwrap();
     let encode = |output: &str| scratch.run(&["encode", "--file", "notes.txt", "--output", output]);
     fails(&mut encode("mine.npy"), "mine.npy: exists and is not a NumPy array of this program");
+    fails(&mut encode("spaces.npy"), "spaces.npy: exists and is not a NumPy array of this program");
     fails(&mut encode("e.txt"), "e.txt: expected a name that ends in .npy or .safetensors");
     fails(&mut encode("no/e.npy"), "no/e.npy: its folder does not exist");
     let weights = "all-MiniLM-L6-v2/model.safetensors";

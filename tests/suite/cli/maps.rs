@@ -92,6 +92,14 @@ fn links_are_followed_and_devices_are_written_to() {
     succeeds(&mut map("pipe"));
     assert!(reader.join().unwrap().starts_with("<!doctype html>"));
     assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    // A file in a folder of `/dev` is a file like others.
+    #[cfg(target_os = "linux")]
+    if let Ok(shared) = tempfile::tempdir_in("/dev/shm") {
+        let path = shared.path().join("notes.txt");
+        std::fs::write(&path, "notes").unwrap();
+        fails(&mut map(path.to_str().unwrap()), "its content would be lost");
+        assert_eq!(std::fs::read(&path).unwrap(), b"notes");
+    }
     #[cfg(target_os = "linux")]
     fails(&mut map("/dev/full"), "/dev/full: No space left on device");
     #[cfg(target_os = "linux")]

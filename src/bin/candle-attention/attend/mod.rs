@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::shared::checkpoint::locate;
+use super::shared::checkpoint::{check_weights, locate};
 use super::shared::output::{Kind, Output, folder_of};
 use super::shared::program::Command;
 use super::shared::{Result, about, device, print, read};
@@ -113,8 +113,9 @@ fn attend(arguments: &Attend) -> Result<()> {
     let attended = layer.attend_with(&call, &options).map_err(|e| about(&arguments.input, &e))?;
     let shape = attended.output.dims().to_vec();
     let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
+    // NaN in the inputs may be what is to be compared; in the weights it is damage.
     if !finite {
-        check_weights(&checkpoint, &arguments.prefix)?;
+        check_weights(checkpoint.path().unwrap_or(&path), &checkpoint, &arguments.prefix)?;
     }
     let mut results = HashMap::from([("output".to_string(), attended.output)]);
     results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
@@ -135,17 +136,6 @@ fn attend(arguments: &Attend) -> Result<()> {
         config.resolved_num_key_value_heads(),
     )?;
     Ok(out.flush()?)
-}
-
-/// An error if the weights of the layer hold NaN or infinities. In the inputs they may be what is to be compared.
-fn check_weights(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
-    match checkpoint.non_finite(prefix)?.first() {
-        Some(name) => {
-            let reason = format!("NaN or an infinity in `{}`", name.escape_debug());
-            Err(about(checkpoint.path().unwrap_or(Path::new("")), &reason).into())
-        }
-        None => Ok(()),
-    }
 }
 
 /// The config.json that the layer is read by; `None` with --heads.

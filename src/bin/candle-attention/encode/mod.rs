@@ -65,8 +65,8 @@ impl Command for Encode {
             let text = read::text(path)?;
             return table::pairs(&Embedder::load(&self.model, &self.batches)?, &pairs(path, &text)?);
         }
-        let texts = self.texts()?;
-        let against = self.against.as_deref().map(read_lines).transpose()?;
+        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
+        let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
         let embedder = Embedder::load(&self.model, &self.batches)?;
         if self.json {
             return embedder.stream(texts.into_iter());
@@ -83,27 +83,6 @@ impl Command for Encode {
             Some(output) => write::embeddings(&output, &embeddings, &made),
             None => table::similarities(&texts, &embeddings, &made),
         }
-    }
-}
-
-impl Encode {
-    fn texts(&self) -> Result<Vec<String>> {
-        let Some(path) = &self.file else {
-            return match self.texts.is_empty() {
-                true => Err("no text: give texts as arguments, or --file with a file (`-` for standard input)".into()),
-                false => Ok(self.texts.clone()),
-            };
-        };
-        read_lines(path)
-    }
-}
-
-/// The lines of a file that are not blank.
-fn read_lines(path: &Path) -> Result<Vec<String>> {
-    let texts = Lines::open(path)?.collect::<Result<Vec<String>>>()?;
-    match texts.is_empty() {
-        true => Err(about(path, &"no text: every line is blank, or there is none").into()),
-        false => Ok(texts),
     }
 }
 

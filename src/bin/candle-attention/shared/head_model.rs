@@ -1,4 +1,4 @@
-//! The options of the commands that run a model with a task head, and the texts that they read.
+//! The options of the commands that run a model with a task head.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -8,7 +8,7 @@ use candle_core::{DType, Device};
 use indicatif::ProgressBar;
 
 use super::model::{Batches, check_weights, locate, note_truncated};
-use super::{Result, about, bar, device, read};
+use super::{Result, bar, device};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
@@ -68,21 +68,5 @@ impl<M> Opened<'_, M> {
         bar.finish_and_clear();
         note_truncated(cut.get(), count, options.max_length);
         Ok(made)
-    }
-}
-
-/// The texts of the command line, or the lines of a file that are not blank.
-pub fn texts(given: &[String], file: Option<&Path>, of_one: &str) -> Result<Vec<String>> {
-    let Some(path) = file else {
-        return match given.is_empty() {
-            true => Err(format!("no {of_one}: give {of_one}s as arguments, or --file with a file of them").into()),
-            false => Ok(given.to_vec()),
-        };
-    };
-    let text = read::text(path)?;
-    let lines = text.lines().filter(|line| !line.trim().is_empty());
-    match lines.map(str::to_string).collect::<Vec<_>>() {
-        lines if lines.is_empty() => Err(about(path, &format!("no {of_one}: it has no line with text")).into()),
-        lines => Ok(lines),
     }
 }

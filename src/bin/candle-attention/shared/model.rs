@@ -8,7 +8,7 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder, locate_model};
 use candle_core::{DType, Device};
 
-use super::{Result, about, device, print};
+use super::{Result, about, checkpoint, device, print};
 
 #[derive(clap::Args)]
 pub struct Model {
@@ -106,10 +106,5 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
 pub fn check_weights(folder: &Path) -> Result<()> {
     // Some models have their weights in a folder of their own; what is computed with them is checked.
     let Ok(checkpoint) = Checkpoint::open(folder) else { return Ok(()) };
-    let damaged = checkpoint.non_finite("")?;
-    let others = if damaged.len() > 1 { format!(" and {} more tensors", damaged.len() - 1) } else { String::new() };
-    match damaged.first() {
-        Some(name) => Err(about(folder, &format!("NaN or an infinity in `{}`{others}", name.escape_debug())).into()),
-        None => Ok(()),
-    }
+    checkpoint::check_weights(folder, &checkpoint, "")
 }

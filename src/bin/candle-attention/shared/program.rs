@@ -11,8 +11,11 @@ pub trait Command {
     fn run(self) -> Result<()>;
 }
 
-/// The error of a command that saved its work after an interrupt (Ctrl-C). The exit code is 130, as that of a program
-/// which the interrupt ends: 128 and the number of the signal.
+/// The exit code after an interrupt (Ctrl-C), as that of a program which the interrupt ends: 128 and the number of the
+/// signal.
+pub const INTERRUPTED: u8 = 130;
+
+/// The error of a command that saved its work after an interrupt.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Interrupted(pub String);
@@ -36,7 +39,7 @@ pub fn run(main: impl FnOnce() -> Result<()>) -> ExitCode {
         Err(error) if is_closed_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
             print::to_stderr(format_args!("error: {}", error.to_string().lines().next().unwrap_or("unknown")));
-            ExitCode::from(if error.is::<Interrupted>() { 130 } else { 2 })
+            ExitCode::from(if error.is::<Interrupted>() { INTERRUPTED } else { 2 })
         }
     }
 }

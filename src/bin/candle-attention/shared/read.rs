@@ -93,6 +93,27 @@ impl Iterator for Lines {
     }
 }
 
+/// The lines of a file that are not blank; at least one. `of_one` is what a line is, such as `text`.
+pub fn texts(path: &Path, of_one: &str) -> Result<Vec<String>> {
+    let texts = Lines::open(path)?.collect::<Result<Vec<String>>>()?;
+    match texts.is_empty() {
+        true => Err(about(path, &format!("no {of_one}: every line is blank, or there is none")).into()),
+        false => Ok(texts),
+    }
+}
+
+/// The texts of the command line, or those of a file; at least one.
+pub fn texts_given(given: &[String], file: Option<&Path>, of_one: &str) -> Result<Vec<String>> {
+    match file {
+        Some(path) => texts(path, of_one),
+        None if given.is_empty() => {
+            let file = "--file with a file of them (`-` for standard input)";
+            Err(format!("no {of_one}: give {of_one}s as arguments, or {file}").into())
+        }
+        None => Ok(given.to_vec()),
+    }
+}
+
 /// Reads a JSON file.
 pub fn json(path: &Path) -> Result<serde_json::Value> {
     let metadata = std::fs::metadata(path).map_err(|e| about(path, &e))?;

@@ -5,10 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::super::shared::program::INTERRUPTED;
 use super::super::shared::{Result, print};
-
-/// The exit code of a program that an interrupt ends: 128 and the number of the signal.
-const EXIT_CODE: i32 = 130;
 
 /// Listens for Ctrl-C as long as the program runs.
 pub struct Interrupt {
@@ -27,7 +25,7 @@ impl Interrupt {
         ctrlc::set_handler(move || {
             if asked.swap(true, Ordering::SeqCst) || !training.load(Ordering::SeqCst) {
                 print::to_stderr(format_args!("{line}"));
-                std::process::exit(EXIT_CODE);
+                std::process::exit(INTERRUPTED.into());
             }
         })?;
         Ok(interrupt)

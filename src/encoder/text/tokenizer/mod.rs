@@ -148,9 +148,12 @@ impl Tokenizer {
     #[cfg(feature = "visualize")]
     pub(crate) fn encode_with_offsets(&self, text: Text) -> Result<Located> {
         let (first, second) = self.read(text, "");
-        let Kept { encoding, counts, .. } = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
+        let Kept { encoding, counts, truncated } = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
         let texts: Vec<String> = [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect();
-        let rests = texts.iter().zip(counts).map(|(text, kept)| self.rest(text, kept)).collect::<Result<_>>()?;
+        let rests = match truncated {
+            true => texts.iter().zip(counts).map(|(text, kept)| self.rest(text, kept)).collect::<Result<_>>()?,
+            false => vec![None; texts.len()],
+        };
         Ok(Located { encoding, texts, rests })
     }
 
