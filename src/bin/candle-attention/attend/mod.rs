@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::shared::checkpoint::{check_weights, locate};
+use super::shared::checkpoint::locate;
 use super::shared::output::{Kind, Output, folder_of};
 use super::shared::program::Command;
-use super::shared::{Result, about, device, print, read};
+use super::shared::{Result, about, device, print, read, weights};
 use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Position};
 use candle_core::{DType, Device};
@@ -115,7 +115,7 @@ fn attend(arguments: &Attend) -> Result<()> {
     let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
     // NaN in the inputs may be what is to be compared; in the weights it is damage.
     if !finite {
-        check_weights(checkpoint.path().unwrap_or(&path), &checkpoint, &arguments.prefix)?;
+        weights::check_finite(checkpoint.path().unwrap_or(&path), &checkpoint, &arguments.prefix)?;
     }
     let mut results = HashMap::from([("output".to_string(), attended.output)]);
     results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));

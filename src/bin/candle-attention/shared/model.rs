@@ -8,7 +8,7 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder, locate_model};
 use candle_core::{DType, Device};
 
-use super::{Result, about, checkpoint, device, print};
+use super::{Result, about, device, print, weights};
 
 #[derive(clap::Args)]
 pub struct Model {
@@ -106,5 +106,5 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
 pub fn check_weights(folder: &Path) -> Result<()> {
     // Some models have their weights in a folder of their own; what is computed with them is checked.
     let Ok(checkpoint) = Checkpoint::open(folder) else { return Ok(()) };
-    checkpoint::check_weights(folder, &checkpoint, "")
+    weights::check_finite(folder, &checkpoint, "")
 }
