@@ -7,7 +7,7 @@ use crate::checkpoint::WeightSource;
 use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
 #[cfg(feature = "encoder")]
-use crate::kernels::cpu::Isa;
+use crate::kernels::cpu::{Isa, Team};
 use crate::ops;
 use crate::ops::{NormParameters, PendingBias};
 use crate::tensor::MapTensors;
@@ -130,8 +130,8 @@ impl Norm {
 
     /// Replaces the rows `xs` by `norm(xs + residual)`.
     #[cfg(feature = "encoder")]
-    pub(crate) fn forward_rows(&self, isa: Isa, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
-        self.parameters().normalize_rows(isa, xs, residual)
+    pub(crate) fn forward_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+        self.parameters().normalize_rows(isa, team, xs, residual)
     }
 
     fn parameters(&self) -> NormParameters<'_> {

@@ -6,10 +6,13 @@ use super::cuda;
 use super::fused::{fits_fused, supports_fused};
 use super::problem::Norm;
 use crate::error::Result;
-use crate::kernels::cpu::{Isa, residual_norm};
+use crate::kernels::cpu::{Isa, RowNorm, Team};
 use crate::tensor::{
     broadcast_rows, compute_dtype, element_count, last_dim_contiguous, with_f32_slice, with_f32_slices,
 };
+
+/// The work of a norm for each value, in multiply-adds of a product that takes as long.
+const NORM_WORK: usize = 16;
 
 /// The parameters of a normalization, as in [`Norm`]; the weight `(size)`.
 #[derive(Clone, Copy)]
@@ -23,12 +26,13 @@ pub(crate) struct NormParameters<'a> {
 
 impl NormParameters<'_> {
     /// Replaces the rows `xs` by the norm of `xs`, or of `xs + residual`, by the CPU kernel.
-    pub(crate) fn normalize_rows(&self, isa: Isa, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+    pub(crate) fn normalize_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+        let (eps, rms) = (self.eps as f32, self.rms);
         let mut run = |weight: &[f32], bias: &[f32]| match self.offset {
-            0.0 => residual_norm(isa, xs, residual, weight, bias, self.eps as f32, self.rms),
+            0.0 => RowNorm { weight, bias, eps, rms }.apply(isa, team, xs, residual),
             offset => {
                 let weight: Vec<f32> = weight.iter().map(|weight| weight + offset).collect();
-                residual_norm(isa, xs, residual, &weight, bias, self.eps as f32, self.rms)
+                RowNorm { weight: &weight, bias, eps, rms }.apply(isa, team, xs, residual)
             }
         };
         match self.bias {
@@ -101,7 +105,8 @@ impl Norm<'_> {
         let sum = self.sum()?;
         let mut rows = with_f32_slice(&sum, <[f32]>::to_vec)?;
         let Self { weight, bias, eps, rms, offset, .. } = *self;
-        NormParameters { weight, bias, eps, rms, offset }.normalize_rows(Isa::detect()?, &mut rows, None)?;
+        let norm = NormParameters { weight, bias, eps, rms, offset };
+        Team::with(NORM_WORK * rows.len(), |team| norm.normalize_rows(Isa::detect()?, team, &mut rows, None))?;
         let ys = Tensor::from_vec(rows, sum.shape(), &Device::Cpu)?.to_dtype(sum.dtype())?;
         Ok((self.keep_sum.then_some(sum), ys))
     }

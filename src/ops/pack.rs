@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::{Error, Result};
 use crate::kernels::Activation;
-use crate::kernels::cpu::{Element, Isa, PackedWeights};
+use crate::kernels::cpu::{Element, Isa, PackedWeights, Team};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, try_reserve, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 
@@ -41,6 +41,10 @@ fn multiply_as<A: Element + WithDType, O: Element + WithDType>(xs: &Tensor, weig
         check_allocation::<A>("a copy of the input of a product", element_count("xs", xs.dims())?)?;
     }
     let xs = xs.to_dtype(A::DTYPE)?;
-    with_slice(&xs, |xs| weights.multiply::<A, O>(xs, rows, Activation::Identity, &mut ys))??;
+    with_slice(&xs, |xs| {
+        Team::with(weights.multiply_adds(rows), |team| {
+            weights.multiply::<A, O>(team, xs, rows, Activation::Identity, &mut ys)
+        })
+    })??;
     Ok(Tensor::from_vec(ys, (b, s, weights.out_features()), &Device::Cpu)?)
 }

@@ -176,10 +176,14 @@ impl PositionScheme for Rotary {
             let (sequence, after) = rest.split_at_mut(length * width);
             rest = after;
             // One table for all sequences, unless the angles depend on their length.
-            let of = if self.scaling.depends_on_length() { length } else { longest };
+            let depends = self.scaling.depends_on_length();
+            let of = if depends { length } else { longest };
             let cos_sin = batch.cache.get_or_compute(
                 usize::MAX,
-                |key: &(Self, usize, usize)| (&key.0, key.1, key.2) == (self, head_dim, of),
+                |key: &(Self, usize, usize)| {
+                    let long_enough = if depends { key.2 == of } else { key.2 >= of };
+                    (&key.0, key.1) == (self, head_dim) && long_enough
+                },
                 || Ok(((self.clone(), head_dim, of), Arc::new(self.f32_cos_sin(head_dim, of)))),
             )?;
             cos_sin.rotate_sequence(sequence, width, heads, head_dim);

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
 use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa};
+use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Team};
 use crate::mask::AttnShape;
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
@@ -71,7 +71,7 @@ fn run<T: Element + WithDType>(
         bf16: T::DTYPE == DType::BF16,
     };
     let mut output = Vec::new();
-    kernels::attend(Isa::detect()?, &attention, &mut output)?;
+    Team::with(attention.multiply_adds(), |team| kernels::attend(Isa::detect()?, team, &attention, &mut output))?;
     Ok(Tensor::from_vec(output, (tensor_batch, tokens, h, call.d_v), &Device::Cpu)?)
 }
 

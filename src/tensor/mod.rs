@@ -28,4 +28,4 @@ pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_a
 pub(crate) use dtype::{compute_dtype, for_cpu_element};
 pub(crate) use freeze::{Freeze, Frozen, MapTensors};
 pub(crate) use select::select;
-pub(crate) use size::{check_allocation, element_count, try_reserve};
+pub(crate) use size::{check_allocation, element_count, try_reserve, zeros};

@@ -26,6 +26,11 @@ pub(crate) fn try_reserve<T>(what: &str, vec: &mut Vec<T>, count: usize) -> Resu
     vec.try_reserve_exact(count).map_err(|_| no_memory::<T>(what, count))
 }
 
+/// `count` zeros for `what`, from the system where it has pages of them.
+pub(crate) fn zeros<T: bytemuck::Zeroable>(what: &str, count: usize) -> Result<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(count).map_err(|()| no_memory::<T>(what, count))
+}
+
 /// Checks that an operation of candle, which aborts otherwise, can allocate `count` elements for `what`.
 pub(crate) fn check_allocation<T>(what: &str, count: usize) -> Result<()> {
     match count.checked_mul(size_of::<T>()) {

@@ -9,10 +9,12 @@
 
 mod cpu;
 mod padded;
+mod share;
 mod tensor;
 mod unpadded;
 
 pub(crate) use cpu::Buffers;
+pub(crate) use share::share_sequences;
 
 use candle_core::{Device, Tensor, WithDType};
 
@@ -23,7 +25,10 @@ use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::ragged::{BatchCache, offsets};
 use crate::sdpa::{AttentionOutput, Backend};
-use crate::tensor::{for_cpu_element, same_dtype_and_device, with_slice};
+use crate::tensor::{element_count, for_cpu_element, same_dtype_and_device, with_slice, zeros};
+
+/// Values of the hidden states that one thread takes at a time: 1 MB in f32, half of the L2 cache of a core.
+pub(crate) const CHUNK_VALUES: usize = 1 << 18;
 
 impl MultiHeadAttention {
     /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)` holds the sequences one after
@@ -131,11 +136,25 @@ impl MultiHeadAttention {
         offsets: &[usize],
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let mut output = Vec::<T>::new();
         // Packed before `xs` is locked: packing locks the weights.
         self.qkv.packed()?;
         self.o_proj.packed()?;
-        with_slice(xs, |xs: &[T]| self.attend_ragged_cpu(xs, offsets, mask, &mut Buffers::default(), &mut output))??;
+        let output = with_slice(xs, |xs: &[T]| self.attend_ragged_rows(xs, offsets, mask))??;
         Ok(Tensor::from_vec(output, (xs.dim(0)?, self.config.resolved_output_size()), &Device::Cpu)?)
+    }
+
+    /// [`attend_ragged_cpu`](Self::attend_ragged_cpu) on all threads.
+    fn attend_ragged_rows<T: Element>(&self, xs: &[T], offsets: &[usize], mask: &AttentionMask) -> Result<Vec<T>> {
+        let (input, size) = (self.config.resolved_query_size(), self.config.resolved_output_size());
+        let tokens = offsets.last().copied().unwrap_or(0);
+        let mut output = zeros("the output of attention", element_count("the output", &[tokens, size])?)?;
+        let work = self.ragged_multiply_adds(offsets)?;
+        share_sequences(offsets, CHUNK_VALUES / input.max(1), work, &mut output, |team, sequences, output| {
+            let part = &offsets[sequences.start..=sequences.end];
+            let starts: Vec<usize> = part.iter().map(|start| start - part[0]).collect();
+            let xs = &xs[part[0] * input..part[part.len() - 1] * input];
+            self.attend_ragged_cpu(team, xs, &starts, mask, &Buffers::default(), output)
+        })?;
+        Ok(output)
     }
 }

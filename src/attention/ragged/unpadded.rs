@@ -2,11 +2,10 @@
 
 use candle_core::{Device, Tensor, WithDType};
 
-use super::cpu::Buffers;
 use crate::attention::{AttentionInputs, MultiHeadAttention};
 use crate::error::Result;
 use crate::kernels::Activation;
-use crate::kernels::cpu::Element;
+use crate::kernels::cpu::{Element, Team};
 use crate::mask::AttentionMask;
 use crate::position::ragged::offsets;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
@@ -50,13 +49,12 @@ impl MultiHeadAttention {
                 ragged.extend_from_slice(&xs[..length * width]);
             }
         })?;
-        let mut ys = Vec::<T>::new();
-        self.attend_ragged_cpu(&ragged, &offsets, band, &mut Buffers::default(), &mut ys)?;
+        let ys = self.attend_ragged_rows(&ragged, &offsets, band)?;
         // A fully masked query gives zeros before the output projection, and so its bias after it.
         let width = self.config.resolved_output_size();
         let mut masked = Vec::<T>::new();
         let packed = self.o_proj.packed()?;
-        packed.multiply(&vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked)?;
+        packed.multiply(Team::ALONE, &vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked)?;
         let mut output = Vec::with_capacity(b * s * width);
         for (&length, &start) in lengths.iter().zip(&offsets) {
             output.extend_from_slice(&ys[start * width..][..length * width]);

@@ -147,6 +147,12 @@ impl Block {
         stream.add(branch, second.output.as_ref(), None)
     }
 
+    /// Multiply-adds of the block for a ragged batch on f32 rows.
+    pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
+        let tokens = offsets.last().copied().unwrap_or(0);
+        Ok(self.attention.ragged_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
+    }
+
     /// Whether the block runs on f32 rows on the CPU.
     pub fn supports_rows(&self) -> bool {
         self.attention.supports_cpu_ragged() && self.feed_forward.supports_rows()
@@ -175,6 +181,7 @@ mod tests {
     use crate::encoder::model::row_stream::RowStream;
     use crate::encoder::model::tensor_stream::{Batch, TensorStream};
     use crate::families::block::FeedForwardNames;
+    use crate::kernels::cpu::{AlignedVec, Team};
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;
@@ -309,9 +316,11 @@ mod tests {
                 };
 
                 assert!(block.supports_rows());
-                let mut stream = RowStream::new(xs.flatten_all().unwrap().to_vec1().unwrap(), &offsets).unwrap();
+                let mut hidden = AlignedVec::zeros("hidden states", tokens * WIDTH).unwrap();
+                hidden.copy_from_slice(&xs.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+                let mut stream = RowStream::new(Team::ALONE, hidden, &offsets).unwrap();
                 block.forward(&mut stream, index).unwrap();
-                let got = Tensor::from_vec(stream.hidden, (tokens, WIDTH), &Device::Cpu).unwrap();
+                let got = Tensor::from_slice(&stream.hidden, (tokens, WIDTH), &Device::Cpu).unwrap();
                 check(&got, &Tensor::cat(&want, 0).unwrap(), "f32 rows");
 
                 let mut stream = TensorStream::new(xs.unsqueeze(0).unwrap(), Batch::ragged(&LENGTHS), 0.0);

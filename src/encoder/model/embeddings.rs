@@ -6,8 +6,8 @@ use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
 use crate::families::block::{AbsolutePositions, EmbeddingScale};
-use crate::kernels::cpu::Element;
-use crate::tensor::{MapTensors, for_cpu_element, with_slice, with_slices};
+use crate::kernels::cpu::{AlignedVec, Element};
+use crate::tensor::{MapTensors, element_count, for_cpu_element, with_slice, with_slices};
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
 /// are not part of attention.
@@ -124,14 +124,19 @@ impl Embeddings {
     }
 
     /// A ragged batch as f32 rows on the CPU, `(tokens, width)`.
-    pub fn of_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
+    pub fn of_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<AlignedVec<f32>> {
         for_cpu_element!(self.words.dtype(), T => self.rows_of::<T>(ids, types, lengths))
     }
 
-    fn rows_of<T: Element + WithDType>(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Vec<f32>> {
+    fn rows_of<T: Element + WithDType>(
+        &self,
+        ids: &[u32],
+        types: &[u32],
+        lengths: &[usize],
+    ) -> Result<AlignedVec<f32>> {
         let width = self.words.dim(1)?;
         let positions = self.ragged_positions(ids, lengths);
-        let mut sums = vec![0.0; ids.len() * width];
+        let mut sums = AlignedVec::zeros("hidden states", element_count("hidden states", &[ids.len(), width])?)?;
         let none = Tensor::zeros((0, width), T::DTYPE, &Device::Cpu)?;
         let mut buffer = vec![0.0; width];
         let tables =

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::attention::ragged::{CHUNK_VALUES, share_sequences};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::block::Block;
 use crate::encoder::model::embeddings::check_ids;
@@ -10,6 +11,7 @@ use crate::encoder::model::tensor_stream::{Batch, TensorStream};
 use crate::error::{Error, Result};
 use crate::ops::Linear;
 use crate::position::ragged::offsets;
+use crate::tensor::{element_count, zeros};
 
 impl BertModel {
     /// Whether [`forward_ragged`](Self::forward_ragged) can run: not in f64; on the CPU with weights that are no
@@ -41,10 +43,26 @@ impl BertModel {
         if !self.supports_rows() {
             return self.forward_ragged_tensor(ids, token_type_ids, lengths);
         }
-        let hidden = self.embeddings.of_rows(ids, token_type_ids, lengths)?;
-        let mut stream = RowStream::new(hidden, &offsets)?;
-        self.run(&mut stream)?;
-        Ok(Tensor::from_vec(stream.hidden, (ids.len(), self.config.hidden_size), &Device::Cpu)?)
+        let width = self.config.hidden_size;
+        let mut output = zeros("hidden states", element_count("hidden states", &[ids.len(), width])?)?;
+        let limit = CHUNK_VALUES / width.max(1);
+        share_sequences(&offsets, limit, self.multiply_adds(&offsets)?, &mut output, |team, sequences, output| {
+            let tokens = offsets[sequences.start]..offsets[sequences.end];
+            let starts: Vec<usize> =
+                offsets[sequences.start..=sequences.end].iter().map(|start| start - tokens.start).collect();
+            let types = &token_type_ids[tokens.clone()];
+            let hidden = self.embeddings.of_rows(&ids[tokens], types, &lengths[sequences])?;
+            let mut stream = RowStream::new(team, hidden, &starts)?;
+            self.run(&mut stream)?;
+            output.copy_from_slice(&stream.hidden);
+            Ok(())
+        })?;
+        Ok(Tensor::from_vec(output, (ids.len(), width), &Device::Cpu)?)
+    }
+
+    /// Multiply-adds of all layers for a ragged batch.
+    fn multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
+        self.blocks.iter().try_fold(0usize, |sum, block| Ok(sum.saturating_add(block.ragged_multiply_adds(offsets)?)))
     }
 
     fn check_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize], offsets: &[usize]) -> Result<()> {

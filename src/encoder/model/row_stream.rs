@@ -1,11 +1,11 @@
 //! Hidden states as f32 rows in reused buffers: ragged batches on the CPU.
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::ragged::Buffers as AttentionBuffers;
-use crate::encoder::model::feed_forward::{FeedForward, FeedForwardBuffers};
+use crate::attention::ragged::Buffers;
+use crate::encoder::model::feed_forward::FeedForward;
 use crate::encoder::model::stream::Stream;
 use crate::error::Result;
-use crate::kernels::cpu::Isa;
+use crate::kernels::cpu::{AlignedVec, Isa, Team};
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
 use crate::ops::{Activation, Linear};
@@ -13,31 +13,38 @@ use crate::ops::{Activation, Linear};
 /// Hidden states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and
 /// all layers share their buffers. Inference only.
 pub(crate) struct RowStream<'a> {
-    pub hidden: Vec<f32>,
+    pub hidden: AlignedVec<f32>,
     isa: Isa,
+    team: Team<'a>,
     /// Where each sequence starts, and where the last one ends.
     offsets: &'a [usize],
     /// The norm of `hidden`, if that is the input of the next sub-layer.
-    normalized: Vec<f32>,
+    normalized: AlignedVec<f32>,
     input_is_normalized: bool,
     /// Memory of the last branch, for the next one.
-    branch: Vec<f32>,
-    attention: AttentionBuffers,
-    feed_forward: FeedForwardBuffers,
+    branch: AlignedVec<f32>,
+    buffers: Buffers,
 }
 
 impl<'a> RowStream<'a> {
-    pub fn new(hidden: Vec<f32>, offsets: &'a [usize]) -> Result<Self> {
+    pub fn new(team: Team<'a>, hidden: AlignedVec<f32>, offsets: &'a [usize]) -> Result<Self> {
         Ok(Self {
             hidden,
             isa: Isa::detect()?,
+            team,
             offsets,
-            normalized: Vec::new(),
+            normalized: AlignedVec::default(),
             input_is_normalized: false,
-            branch: Vec::new(),
-            attention: AttentionBuffers::default(),
-            feed_forward: FeedForwardBuffers::default(),
+            branch: AlignedVec::default(),
+            buffers: Buffers::default(),
         })
+    }
+
+    /// Memory for a branch of `size` values.
+    fn new_branch(&mut self, size: usize) -> Result<AlignedVec<f32>> {
+        let mut branch = std::mem::take(&mut self.branch);
+        branch.resize("hidden states", size)?;
+        Ok(branch)
     }
 
     fn tokens(&self) -> usize {
@@ -46,51 +53,51 @@ impl<'a> RowStream<'a> {
 }
 
 impl Stream for RowStream<'_> {
-    type Branch = Vec<f32>;
+    type Branch = AlignedVec<f32>;
 
     fn set_input(&mut self, norm: Option<&Norm>) -> Result<()> {
         self.input_is_normalized = norm.is_some();
         let Some(norm) = norm else { return Ok(()) };
-        self.normalized.clear();
-        self.normalized.extend_from_slice(&self.hidden);
-        norm.forward_rows(self.isa, &mut self.normalized, None)
+        self.normalized.resize("hidden states", self.hidden.len())?;
+        self.normalized.copy_from_slice(&self.hidden);
+        norm.forward_rows(self.isa, self.team, &mut self.normalized, None)
     }
 
-    fn attend(&mut self, _: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<Vec<f32>> {
-        let mut branch = std::mem::take(&mut self.branch);
+    fn attend(&mut self, _: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<AlignedVec<f32>> {
+        let mut branch = self.new_branch(self.tokens() * attention.config().resolved_output_size())?;
         let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        attention.attend_ragged_cpu(input, self.offsets, mask, &mut self.attention, &mut branch)?;
+        attention.attend_ragged_cpu(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
         Ok(branch)
     }
 
-    fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<Vec<f32>> {
-        let (tokens, mut branch) = (self.tokens(), std::mem::take(&mut self.branch));
+    fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<AlignedVec<f32>> {
+        let mut branch = self.new_branch(self.hidden.len())?;
         let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        feed_forward.forward_rows(input, tokens, &mut self.feed_forward, &mut branch)?;
+        feed_forward.forward_rows(self.team, input, self.tokens(), &self.buffers.scratch, &mut branch)?;
         Ok(branch)
     }
 
-    fn normalize_branch(&mut self, mut branch: Vec<f32>, norm: &Norm) -> Result<Vec<f32>> {
-        norm.forward_rows(self.isa, &mut branch, None)?;
+    fn normalize_branch(&mut self, mut branch: AlignedVec<f32>, norm: &Norm) -> Result<AlignedVec<f32>> {
+        norm.forward_rows(self.isa, self.team, &mut branch, None)?;
         Ok(branch)
     }
 
-    fn normalize_sum(&mut self, mut branch: Vec<f32>, norm: &Norm) -> Result<Vec<f32>> {
-        norm.forward_rows(self.isa, &mut branch, Some(&self.hidden))?;
+    fn normalize_sum(&mut self, mut branch: AlignedVec<f32>, norm: &Norm) -> Result<AlignedVec<f32>> {
+        norm.forward_rows(self.isa, self.team, &mut branch, Some(&self.hidden))?;
         Ok(branch)
     }
 
-    fn add(&mut self, branch: Vec<f32>, output: Option<&Norm>, input: Option<&Norm>) -> Result<()> {
+    fn add(&mut self, branch: AlignedVec<f32>, output: Option<&Norm>, input: Option<&Norm>) -> Result<()> {
         match output {
-            Some(norm) => norm.forward_rows(self.isa, &mut self.hidden, Some(&branch))?,
-            None => self.hidden.iter_mut().zip(&branch).for_each(|(x, y)| *x += y),
+            Some(norm) => norm.forward_rows(self.isa, self.team, &mut self.hidden, Some(&branch))?,
+            None => self.hidden.iter_mut().zip(&*branch).for_each(|(x, y)| *x += y),
         }
         self.branch = branch;
         self.set_input(input)
     }
 
     fn normalize(&mut self, norm: &Norm) -> Result<()> {
-        norm.forward_rows(self.isa, &mut self.hidden, None)
+        norm.forward_rows(self.isa, self.team, &mut self.hidden, None)
     }
 
     fn drop_out(&mut self) -> Result<()> {
@@ -98,8 +105,9 @@ impl Stream for RowStream<'_> {
     }
 
     fn project(&mut self, projection: &Linear) -> Result<()> {
-        let mut projected = Vec::new();
-        projection.packed()?.multiply(&self.hidden, self.tokens(), Activation::Identity, &mut projected)?;
+        let (tokens, projection) = (self.tokens(), projection.packed()?);
+        let mut projected = AlignedVec::zeros("hidden states", tokens * projection.out_features())?;
+        projection.multiply_into(self.team, &self.hidden, tokens, Activation::Identity, &mut projected)?;
         self.hidden = projected;
         Ok(())
     }

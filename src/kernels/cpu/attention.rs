@@ -8,8 +8,6 @@
 //! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
 //! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
-use rayon::prelude::*;
-
 use super::element::Element;
 use super::isa::Isa;
 use super::isa::bf16_dot::Bf16Dot;
@@ -21,16 +19,16 @@ use super::problem::AttentionProblem;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::scratch::ScratchPool;
 use super::shared_out::SharedOut;
+use super::team::Team;
 use super::tile_bf16::TileBf16;
 use super::tile_f32::TileF32;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::{element_count, try_reserve};
 
 /// Queries that are multiplied with a key block before the next key block is fetched.
 const QUERY_BLOCK: usize = 64;
-/// Multiply-adds below which a second thread costs more than it gains.
-const MIN_PARALLEL_WORK: usize = 1 << 18;
-
+/// f32 values in a cache line.
+const LINE: usize = 16;
 /// Part of the queries of one sequence, for the query heads of one key-value head.
 #[derive(Clone, Copy)]
 struct Task {
@@ -44,35 +42,45 @@ struct Task {
 ///
 /// # Errors
 /// If the sizes, views and masks of the problem contradict each other, and if there is not enough memory.
-pub(crate) fn attend<T: Element>(isa: Isa, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
+pub(crate) fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
     to.clear();
     let size = problem.checked_output_size()?;
-    if size == 0 {
-        return Ok(());
-    }
     try_reserve("the output of attention", to, size)?;
-    let out = SharedOut(to.as_mut_ptr());
+    if size > 0 {
+        run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr()))?;
+    }
+    // SAFETY: each task that returns `Ok` has written all of its own, and together they are all.
+    unsafe { to.set_len(size) };
+    Ok(())
+}
+
+/// [`attend`] into memory that is there, `to` `(queries, h, d_v)`.
+///
+/// # Errors
+/// Those of [`attend`], and if `to` has another size.
+pub(crate) fn attend_into<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
+    let size = problem.checked_output_size()?;
+    if to.len() != size {
+        return Err(Error::shape("the output of attention", &[to.len()], format!("[{size}]")));
+    }
+    if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr())) }
+}
+
+/// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`. `out`
+/// is memory for all of them.
+fn run_tasks<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, out: SharedOut<T>) -> Result<()> {
     let pool = ScratchPool::default();
-    let run = |task: &Task| {
+    let tasks = tasks(problem, team.threads())?;
+    team.try_for_each(tasks.len(), |i| {
         let mut result = Ok(());
-        let kernel = TaskKernel { problem, task: *task, pool: &pool, out, result: &mut result };
+        let kernel = TaskKernel { problem, task: tasks[i], pool: &pool, out, result: &mut result };
         if problem.bf16 && isa.has_bf16_dot() {
             isa.run_bf16(kernel)
         } else {
             isa.run(kernel)
         }
         result
-    };
-    let tasks = tasks(problem)?;
-    if tasks.len() > 1 && problem.multiply_adds() >= MIN_PARALLEL_WORK {
-        tasks.par_iter().try_for_each(run)?;
-    } else {
-        tasks.iter().try_for_each(run)?;
-    }
-    // SAFETY: the tasks cover all queries, and all heads because `h_kv` divides `h`, which `checked_output_size` has
-    // checked. Each task that returns `Ok` has written all of its own.
-    unsafe { to.set_len(size) };
-    Ok(())
+    })
 }
 
 /// Size in f32 values of the memory that one thread needs beside inputs and outputs: the packed keys and values, and
@@ -83,17 +91,17 @@ pub(crate) fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
     keys.saturating_add(QUERY_BLOCK.saturating_mul(widths)).saturating_add(8 * KEY_BLOCK)
 }
 
-fn tasks<T>(problem: &AttentionProblem<T>) -> Result<Vec<Task>> {
+fn tasks<T>(problem: &AttentionProblem<T>, threads: usize) -> Result<Vec<Task>> {
     let batch = problem.batch;
-    let heads = batch.sequences() * problem.h_kv;
+    let heads = batch.sequences().len() * problem.h_kv;
     // Every task packs its keys again. So there are only as many tasks as keep all threads busy, and no short ones.
-    let wanted = (2 * rayon::current_num_threads()).div_ceil(heads.max(1));
+    let wanted = if threads == 1 { 1 } else { (2 * threads).div_ceil(heads.max(1)) };
     let tasks_of_head = |(b, h_kv): (usize, usize)| {
         let s_q = batch.s_q(b);
         let queries = s_q.div_ceil(wanted.min(s_q.div_ceil(2 * QUERY_BLOCK)).max(1)).next_multiple_of(QUERY_BLOCK);
         (0..s_q).step_by(queries.max(1)).map(move |from| Task { b, h_kv, from, to: s_q.min(from + queries) })
     };
-    let heads = || (0..batch.sequences()).flat_map(|b| (0..problem.h_kv).map(move |h_kv| (b, h_kv)));
+    let heads = || batch.sequences().flat_map(|b| (0..problem.h_kv).map(move |h_kv| (b, h_kv)));
     // Many sequences may be one row of memory, and their output small.
     let mut tasks = Vec::new();
     try_reserve("the tasks of attention", &mut tasks, heads().map(|head| tasks_of_head(head).len()).sum())?;
@@ -142,7 +150,10 @@ impl<'a> Scratch<'a> {
         let (width, width_v) = (C::key_width(d), C::value_width(d_v));
         let what = "the scratch memory of attention";
         // All of the sum but a small constant is at most this product: then nothing in it wraps around.
-        element_count(what, &[keys.saturating_add(2 * QUERY_BLOCK), width.saturating_add(width_v), 2])?;
+        element_count(
+            what,
+            &[keys.saturating_add(2 * QUERY_BLOCK), width.saturating_add(width_v).saturating_add(LINE), 2],
+        )?;
         let keys = keys.next_multiple_of(C::PANEL);
         let sizes = [
             keys * width,
@@ -153,7 +164,8 @@ impl<'a> Scratch<'a> {
             QUERY_BLOCK,
             C::SCORES,
             2 * d + width + 3 * width_v,
-        ];
+        ]
+        .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
         Ok((sizes, sizes.iter().sum()))
     }
 

@@ -3,8 +3,6 @@
 //! An element of the result is a sum over the input features in order, whatever the other rows are. So the result of a
 //! row is bitwise the same alone and in any batch, on any number of threads.
 
-use rayon::prelude::*;
-
 use super::element::Element;
 use super::gemm_bf16::run_bf16;
 use super::gemm_f32::run_f32;
@@ -12,14 +10,17 @@ use super::gemm_task::GemmTask;
 use super::packing::{PackedWeights, Panels};
 use super::scratch::ScratchPool;
 use super::shared_out::SharedOut;
+use super::team::Team;
 use crate::error::{Error, Result};
 use crate::kernels::Activation;
 use crate::tensor::{element_count, try_reserve};
 
 /// Rows that one task multiplies with a panel before the next panel is fetched.
 const ROW_BLOCK: usize = 64;
-/// Multiply-adds below which a second thread costs more than it gains.
-const MIN_PARALLEL_WORK: usize = 1 << 23;
+/// The fewest multiply-adds of a task: some microseconds, many times what taking a task costs.
+const MIN_TASK_WORK: usize = 1 << 18;
+/// Tasks for each thread: more than one, so that a thread that loses its core to another program does not hold up all.
+const TASKS_PER_THREAD: usize = 3;
 
 impl PackedWeights {
     /// Computes `a Wᵀ + b` and its activation for `a` `(rows, in_features)`. `out` becomes `(rows, out_features)`.
@@ -28,28 +29,61 @@ impl PackedWeights {
     /// If `a` has another size, and if there is not enough memory.
     pub(crate) fn multiply<A: Element, O: Element>(
         &self,
+        team: Team,
         a: &[A],
         rows: usize,
         activation: Activation,
         out: &mut Vec<O>,
     ) -> Result<()> {
         out.clear();
-        if a.len() != element_count("the input of a product", &[rows, self.in_features])? {
-            return Err(Error::shape("the input of a product", &[a.len()], format!("{rows} × {}", self.in_features)));
-        }
-        let size = element_count("the output of a product", &[rows, self.out_features])?;
-        if size == 0 {
-            return Ok(());
-        }
+        let size = self.output_size(a, rows)?;
         try_reserve("the output of a product", out, size)?;
-        self.run_tasks(a, rows, activation, SharedOut(out.as_mut_ptr()))?;
+        self.run_tasks(team, a, rows, activation, SharedOut(out.as_mut_ptr()))?;
         // SAFETY: the tasks cover all rows and panels, and each task that returns `Ok` has written all of its own.
         unsafe { out.set_len(size) };
         Ok(())
     }
 
+    /// [`multiply`](Self::multiply) into memory that is there, `out` `(rows, out_features)`.
+    ///
+    /// # Errors
+    /// If `a` or `out` has another size, and if there is not enough memory.
+    pub(crate) fn multiply_into<A: Element, O: Element>(
+        &self,
+        team: Team,
+        a: &[A],
+        rows: usize,
+        activation: Activation,
+        out: &mut [O],
+    ) -> Result<()> {
+        let size = self.output_size(a, rows)?;
+        if out.len() != size {
+            return Err(Error::shape(
+                "the output of a product",
+                &[out.len()],
+                format!("{rows} × {}", self.out_features),
+            ));
+        }
+        self.run_tasks(team, a, rows, activation, SharedOut(out.as_mut_ptr()))
+    }
+
+    /// Multiply-adds of a product with `rows` rows.
+    pub(crate) fn multiply_adds(&self, rows: usize) -> usize {
+        rows.saturating_mul(self.out_features).saturating_mul(self.in_features)
+    }
+
+    /// Checks the size of the input of a product, and gives that of its output.
+    fn output_size<A>(&self, a: &[A], rows: usize) -> Result<usize> {
+        if a.len() != element_count("the input of a product", &[rows, self.in_features])? {
+            return Err(Error::shape("the input of a product", &[a.len()], format!("{rows} × {}", self.in_features)));
+        }
+        element_count("the output of a product", &[rows, self.out_features])
+    }
+
+    /// `a` has `rows` rows, and `out` is memory for as many.
     fn run_tasks<A: Element, O: Element>(
         &self,
+        team: Team,
         a: &[A],
         rows: usize,
         activation: Activation,
@@ -57,14 +91,15 @@ impl PackedWeights {
     ) -> Result<()> {
         let panels = self.bias.len() / self.panel_width;
         let row_blocks = rows.div_ceil(ROW_BLOCK);
-        let work = rows.saturating_mul(self.out_features).saturating_mul(self.in_features);
-        let parallel = work >= MIN_PARALLEL_WORK && rayon::current_num_threads() > 1;
-        // If there are few row blocks, the threads divide the panels instead.
-        let wanted = if parallel { 4 * rayon::current_num_threads() } else { 1 };
+        // If there are few row blocks, the threads divide the panels, too.
+        let wanted = match team.threads() {
+            1 => 1,
+            threads => (TASKS_PER_THREAD * threads).min(self.multiply_adds(rows) / MIN_TASK_WORK),
+        };
         let groups = wanted.div_ceil(row_blocks.max(1)).min(panels).max(1);
         let group = panels.div_ceil(groups);
         let pool = ScratchPool::default();
-        let run = |index: usize| {
+        team.try_for_each(row_blocks * groups, |index| {
             let (block, part) = (index / groups, index % groups);
             let task = GemmTask {
                 weights: self,
@@ -81,8 +116,6 @@ impl PackedWeights {
                 Panels::F32(panels) => run_f32(self.isa, task, panels),
                 Panels::Bf16(panels) => run_bf16(self.isa, task, panels),
             }
-        };
-        let tasks = 0..row_blocks * groups;
-        if parallel { tasks.into_par_iter().try_for_each(run) } else { tasks.into_iter().try_for_each(run) }
+        })
     }
 }

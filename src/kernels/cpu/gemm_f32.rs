@@ -34,26 +34,31 @@ impl<A: Element, O: Element> Kernel for GemmF32<'_, A, O> {
         for panel in task.first..task.last {
             let terms = &panels[panel * width * k..][..width * k];
             let mut row = 0;
+            // Only the first tile fetches the panel from afar; the others find it in the cache.
+            if MR <= rows {
+                tile::<S, A, O, MR, NR, true>(s, &task, a, terms, (panel, 0));
+                row = MR;
+            }
             while row + MR <= rows {
-                tile::<S, A, O, MR, NR>(s, &task, &a[row * k..], terms, (panel, row));
+                tile::<S, A, O, MR, NR, false>(s, &task, &a[row * k..], terms, (panel, row));
                 row += MR;
             }
             // The remaining rows, by four and by one.
             while MR > 4 && row + 4 <= rows {
-                tile::<S, A, O, 4, NR>(s, &task, &a[row * k..], terms, (panel, row));
+                tile::<S, A, O, 4, NR, true>(s, &task, &a[row * k..], terms, (panel, row));
                 row += 4;
             }
             while row < rows {
-                tile::<S, A, O, 1, NR>(s, &task, &a[row * k..], terms, (panel, row));
+                tile::<S, A, O, 1, NR, true>(s, &task, &a[row * k..], terms, (panel, row));
                 row += 1;
             }
         }
     }
 }
 
-/// Computes `MR` rows of a task, from `row`.
+/// Computes `MR` rows of a task, from `row`. `PREFETCH`: whether the panel comes from memory.
 #[inline(always)]
-fn tile<S: Simd, A: Element, O: Element, const MR: usize, const NR: usize>(
+fn tile<S: Simd, A: Element, O: Element, const MR: usize, const NR: usize, const PREFETCH: bool>(
     s: S,
     task: &GemmTask<A, O>,
     a: &[f32],
@@ -64,7 +69,7 @@ fn tile<S: Simd, A: Element, O: Element, const MR: usize, const NR: usize>(
     assert!(a.len() >= MR * k && terms.len() == width * k);
     let a = StridedRows { at: a.as_ptr(), stride: k };
     // SAFETY: the assertion checks the lengths.
-    let sums = unsafe { microkernel::<S, MR, NR>(s, k, a, terms.as_ptr(), width) };
+    let sums = unsafe { microkernel::<S, MR, NR, PREFETCH>(s, k, a, terms.as_ptr(), width) };
     for (r, sums) in sums.into_iter().enumerate() {
         // SAFETY: rows `row .. row + MR` are rows of this task, and a register tile is one panel wide.
         unsafe { task.store(s, panel, task.from + row + r, &sums) };

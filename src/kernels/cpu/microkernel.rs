@@ -9,14 +9,20 @@ pub(super) struct StridedRows {
     pub stride: usize,
 }
 
+/// How far ahead of its use B is prefetched, in bytes. Processors fetch ahead themselves, but not past the end of a page
+/// of 4 KiB. For one short text, whose product reads each weight once, this makes the product more than twice as fast.
+const PREFETCH_BYTES: usize = 2048;
+
 /// `A · B` for `MR` rows of A and `NR` vectors of columns of B, over `k` terms.
 ///
 /// The terms are added in order, so an element does not depend on which other elements are computed with it.
 ///
+/// `PREFETCH`: whether B is fetched into the cache ahead of its use, because it comes from memory.
+///
 /// # Safety
 /// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values, `b_stride` values apart.
 #[inline(always)]
-pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize>(
+pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize, const PREFETCH: bool>(
     s: S,
     k: usize,
     a: StridedRows,
@@ -29,7 +35,11 @@ pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize>(
         unsafe {
             let mut columns = [s.splat(0.0); NR];
             for (n, column) in columns.iter_mut().enumerate() {
-                *column = s.load(b.add(term * b_stride + n * S::LANES));
+                let from = b.add(term * b_stride + n * S::LANES);
+                *column = s.load(from);
+                if PREFETCH && (n * S::LANES).is_multiple_of(16) {
+                    s.prefetch(from.wrapping_byte_add(PREFETCH_BYTES));
+                }
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let x = s.splat(*a.at.add(r * a.stride + term));

@@ -23,6 +23,7 @@
 //! score tiles and online softmax; and packing and products beside them. Nothing here takes a `Tensor`, an
 //! attention mask of the API, or a configuration.
 
+mod aligned;
 mod attention;
 mod element;
 mod gemm;
@@ -43,16 +44,20 @@ mod score_tile;
 mod scratch;
 mod shared_out;
 mod strided;
+mod team;
 #[cfg(test)]
 pub(super) mod tests;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
 mod tile_bf16;
 mod tile_f32;
 
-pub(crate) use attention::{attend, scratch_floats};
+pub(crate) use aligned::AlignedVec;
+pub(crate) use attention::{attend, attend_into, scratch_floats};
 pub(crate) use element::Element;
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
-pub(crate) use norm::residual_norm;
+pub(crate) use norm::RowNorm;
 pub(crate) use packing::PackedWeights;
 pub(crate) use problem::{AttentionProblem, Batch, HeadsView};
+pub(crate) use scratch::ScratchPool;
+pub(crate) use team::Team;

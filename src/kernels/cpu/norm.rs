@@ -1,72 +1,65 @@
 //! Layer and RMS normalization, with the residual addition before it, in one pass over rows of activations.
 
-use rayon::prelude::*;
-
 use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::Simd;
+use super::team::Team;
 use crate::error::{Error, Result};
 
-/// Rows that one thread takes at a time.
-const ROW_CHUNK: usize = 64;
+/// Values that one thread takes at a time, in whole rows.
+const TASK_VALUES: usize = 1 << 14;
 
-/// Normalization of `xs`, or of `xs + residual`, in place: layer normalization
-/// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or with `rms` the same without a mean
-/// ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
-///
-/// `xs` and `residual` are rows of `weight.len()` values. Values are centered before their squares are summed, so that
-/// a large mean costs no precision.
-///
-/// # Errors
-/// If the sizes differ.
-pub(crate) fn residual_norm(
-    isa: Isa,
-    xs: &mut [f32],
-    residual: Option<&[f32]>,
-    weight: &[f32],
-    bias: &[f32],
-    eps: f32,
-    rms: bool,
-) -> Result<()> {
-    let width = weight.len();
-    if bias.len() != width {
-        return Err(Error::shape("the bias of a norm", &[bias.len()], format!("[{width}]")));
-    }
-    if !xs.len().is_multiple_of(width) {
-        return Err(Error::shape("the input of a norm", &[xs.len()], format!("rows of {width} values")));
-    }
-    if let Some(residual) = residual.filter(|residual| residual.len() != xs.len()) {
-        return Err(Error::shape("the residual of a norm", &[residual.len()], format!("[{}]", xs.len())));
-    }
-    if xs.is_empty() {
-        return Ok(());
-    }
-    let norm = |(chunk, xs): (usize, &mut [f32])| {
-        let at = chunk * ROW_CHUNK * width;
-        let residual = residual.map(|residual| &residual[at..at + xs.len()]);
-        isa.run(ResidualNorm { xs, residual, weight, bias, eps, rms });
-    };
-    if xs.len() > 4 * ROW_CHUNK * width && rayon::current_num_threads() > 1 {
-        xs.par_chunks_mut(ROW_CHUNK * width).enumerate().for_each(norm);
-    } else {
-        xs.chunks_mut(ROW_CHUNK * width).enumerate().for_each(norm);
-    }
-    Ok(())
+/// The parameters of a normalization: layer normalization ([Ba 2016](https://arxiv.org/abs/1607.06450)), or with `rms`
+/// the same without a mean ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
+#[derive(Clone, Copy)]
+pub(crate) struct RowNorm<'a> {
+    /// `(width)`.
+    pub weight: &'a [f32],
+    /// `(width)`.
+    pub bias: &'a [f32],
+    pub eps: f32,
+    pub rms: bool,
 }
 
-struct ResidualNorm<'a> {
+impl RowNorm<'_> {
+    /// Normalizes `xs`, or `xs + residual`, in place. `xs` and `residual` are rows of `weight.len()` values. Values are
+    /// centered before their squares are summed, so that a large mean costs no precision.
+    ///
+    /// # Errors
+    /// If the sizes differ.
+    pub(crate) fn apply(self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+        let width = self.weight.len();
+        if self.bias.len() != width {
+            return Err(Error::shape("the bias of a norm", &[self.bias.len()], format!("[{width}]")));
+        }
+        if !xs.len().is_multiple_of(width) {
+            return Err(Error::shape("the input of a norm", &[xs.len()], format!("rows of {width} values")));
+        }
+        if let Some(residual) = residual.filter(|residual| residual.len() != xs.len()) {
+            return Err(Error::shape("the residual of a norm", &[residual.len()], format!("[{}]", xs.len())));
+        }
+        if xs.is_empty() {
+            return Ok(());
+        }
+        let step = (TASK_VALUES / width).max(1) * width;
+        team.try_for_chunks(xs, step, |task, xs| {
+            let residual = residual.map(|residual| &residual[task * step..][..xs.len()]);
+            isa.run(NormTask { norm: self, xs, residual });
+            Ok(())
+        })
+    }
+}
+
+struct NormTask<'a> {
+    norm: RowNorm<'a>,
     xs: &'a mut [f32],
     residual: Option<&'a [f32]>,
-    weight: &'a [f32],
-    bias: &'a [f32],
-    eps: f32,
-    rms: bool,
 }
 
-impl Kernel for ResidualNorm<'_> {
+impl Kernel for NormTask<'_> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        let Self { xs, residual, weight, bias, eps, rms } = self;
+        let Self { norm: RowNorm { weight, bias, eps, rms }, xs, residual } = self;
         let width = weight.len();
         for (row, xs) in xs.chunks_exact_mut(width).enumerate() {
             if let Some(residual) = residual {
@@ -83,19 +76,33 @@ impl Kernel for ResidualNorm<'_> {
     }
 }
 
+/// Sums that are added side by side: one alone would wait for each addition before the next.
+const SUMS: usize = 4;
+
 /// `Σ (x - offset)`, or `Σ (x - offset)²` if `squares`.
 #[inline(always)]
 fn sum<S: Simd>(s: S, xs: &[f32], offset: f32, squares: bool) -> f32 {
-    let (mut sums, offsets) = (s.splat(0.0), s.splat(offset));
-    let vectors = xs.chunks_exact(S::LANES);
+    let (mut sums, offsets) = ([s.splat(0.0); SUMS], s.splat(offset));
+    let mut blocks = xs.chunks_exact(SUMS * S::LANES);
+    for block in &mut blocks {
+        for (sum, vector) in sums.iter_mut().zip(block.chunks_exact(S::LANES)) {
+            *sum = add_term(s, *sum, s.sub(s.load_slice(vector), offsets), squares);
+        }
+    }
+    let vectors = blocks.remainder().chunks_exact(S::LANES);
     let mut rest = 0.0;
     for x in vectors.remainder() {
         let x = x - offset;
         rest += if squares { x * x } else { x };
     }
     for vector in vectors {
-        let x = s.sub(s.load_slice(vector), offsets);
-        sums = if squares { s.mul_add(x, x, sums) } else { s.add(sums, x) };
+        sums[0] = add_term(s, sums[0], s.sub(s.load_slice(vector), offsets), squares);
     }
-    s.reduce_add(sums) + rest
+    s.reduce_add(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]))) + rest
+}
+
+/// `sum + x`, or `sum + x²` if `squares`.
+#[inline(always)]
+fn add_term<S: Simd>(s: S, sum: S::V, x: S::V, squares: bool) -> S::V {
+    if squares { s.mul_add(x, x, sum) } else { s.add(sum, x) }
 }

@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use bytemuck::Pod;
+
+use super::aligned::AlignedVec;
 use super::isa::Isa;
 use super::isa::bf16_dot::{Bf16x2, bf16x2};
 use crate::error::{Error, Result};
-use crate::tensor::{element_count, try_reserve};
+use crate::tensor::element_count;
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
 ///
@@ -21,14 +24,14 @@ pub(crate) struct PackedWeights {
     pub(super) panel_width: usize,
     pub(super) panels: Panels,
     /// One value per output feature, zero-padded to whole panels.
-    pub(super) bias: Vec<f32>,
+    pub(super) bias: AlignedVec<f32>,
 }
 
 #[derive(Clone)]
 pub(super) enum Panels {
-    F32(Vec<f32>),
+    F32(AlignedVec<f32>),
     /// For inputs that are rounded to bf16, with f32 sums.
-    Bf16(Vec<Bf16x2>),
+    Bf16(AlignedVec<Bf16x2>),
 }
 
 impl PackedWeights {
@@ -114,15 +117,11 @@ fn whole_panels(out_features: usize, panel_width: usize) -> Result<usize> {
     out_features.checked_next_multiple_of(panel_width).ok_or_else(wraps)
 }
 
-fn zeros<T: Copy + Default>(dims: &[usize]) -> Result<Vec<T>> {
-    let size = element_count("packed weights", dims)?;
-    let mut zeros = Vec::new();
-    try_reserve("packed weights", &mut zeros, size)?;
-    zeros.resize(size, T::default());
-    Ok(zeros)
+fn zeros<T: Pod>(dims: &[usize]) -> Result<AlignedVec<T>> {
+    AlignedVec::zeros("packed weights", element_count("packed weights", dims)?)
 }
 
-fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) -> Result<Vec<f32>> {
+fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) -> Result<AlignedVec<f32>> {
     let mut padded = zeros(&[whole_panels(out_features, panel_width)?])?;
     if let Some(bias) = bias {
         if bias.len() != out_features {
@@ -135,7 +134,7 @@ fn padded_bias(bias: Option<&[f32]>, out_features: usize, panel_width: usize) ->
 
 /// Packs bf16 weights, given in f32, as pairs. The pairs of an output feature are zero-padded to a multiple of
 /// `pair_step`.
-fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: usize) -> Result<Vec<Bf16x2>> {
+fn pack_bf16(weight: &[f32], in_features: usize, panel_width: usize, pair_step: usize) -> Result<AlignedVec<Bf16x2>> {
     let out_features = weight.len() / in_features.max(1);
     let pairs = in_features.div_ceil(2).next_multiple_of(pair_step);
     let mut panels = zeros(&[whole_panels(out_features, panel_width)?, pairs])?;

@@ -1,5 +1,7 @@
 //! The attention problem: one call of the kernel, with its operands as views of memory.
 
+use std::ops::Range;
+
 use super::mask::Mask;
 use super::strided::check_view;
 use crate::error::{Error, Result};
@@ -48,17 +50,17 @@ impl<T> AttentionProblem<'_, T> {
             return Err(Error::value("the head dimension", d, "at least 1"));
         }
         batch.check(appended)?;
-        let sequences = batch.sequences();
+        let sequences = batch.masked_sequences();
         let size = match batch {
             Batch::Padded { b, s_q, .. } => element_count("the output of attention", &[b, s_q, h, d_v])?,
-            Batch::Ragged { .. } => element_count("the output of attention", &[batch.queries(), h, d_v])?,
+            _ => element_count("the output of attention", &[batch.queries(), h, d_v])?,
         };
         if size == 0 {
             return Ok(0);
         }
         let (rows, queries, keys) = match batch {
             Batch::Padded { b, s_q, s_kv } => (b, s_q, s_kv.saturating_add(appended)),
-            Batch::Ragged { .. } => (1, batch.queries(), batch.queries()),
+            _ => (1, batch.queries(), batch.queries()),
         };
         self.q.check("queries", [rows, queries, h], d)?;
         self.k.check("keys", [rows, keys, h_kv], d)?;
@@ -68,7 +70,7 @@ impl<T> AttentionProblem<'_, T> {
         }
         let longest = |length: &dyn Fn(usize) -> usize| match batch {
             Batch::Padded { .. } => length(0),
-            Batch::Ragged { .. } => (0..sequences).map(length).max().unwrap_or(0),
+            _ => (0..sequences).map(length).max().unwrap_or(0),
         };
         let dims = [sequences, h, longest(&|b| batch.s_q(b)), longest(&|b| batch.s_kv(b))];
         self.mask.check(dims)?;
@@ -76,15 +78,12 @@ impl<T> AttentionProblem<'_, T> {
     }
 
     /// Multiply-adds of the whole call without a mask.
-    pub(super) fn multiply_adds(&self) -> usize {
-        let keys = |b: usize| self.batch.s_kv(b).saturating_add(self.appended);
-        let pairs = match self.batch {
-            Batch::Padded { b, s_q, .. } => b.saturating_mul(s_q).saturating_mul(keys(0)),
-            Batch::Ragged { .. } => {
-                let pairs = (0..self.batch.sequences()).map(|b| self.batch.s_q(b).saturating_mul(keys(b)));
-                pairs.fold(0, usize::saturating_add)
-            }
-        };
+    pub(crate) fn multiply_adds(&self) -> usize {
+        let pairs = self.batch.sequences().map(|b| {
+            let keys = self.batch.s_kv(b).saturating_add(self.appended);
+            self.batch.s_q(b).saturating_mul(keys)
+        });
+        let pairs = pairs.fold(0, usize::saturating_add);
         pairs.saturating_mul(self.h).saturating_mul(self.d.saturating_add(self.d_v))
     }
 }
@@ -118,26 +117,52 @@ pub(crate) enum Batch<'a> {
     Padded { b: usize, s_q: usize, s_kv: usize },
     /// Self-attention over a ragged batch: sequence `i` is the tokens `offsets[i] .. offsets[i + 1]`.
     Ragged { offsets: &'a [usize] },
+    /// The sequences `first .. last` of a ragged batch. Views and output hold only their tokens; masks are those of the
+    /// whole batch.
+    Part { offsets: &'a [usize], first: usize, last: usize },
 }
 
 impl Batch<'_> {
     /// Checks that the sequences of a ragged batch follow each other from token 0 on, and that there are keys to append.
     fn check(&self, appended: usize) -> Result<()> {
-        let Self::Ragged { offsets } = self else { return Ok(()) };
+        let Some(offsets) = self.offsets() else { return Ok(()) };
         if appended > 0 {
             return Err(Error::value("the number of appended keys", appended, "0 in a ragged batch"));
         }
         if offsets.first().is_some_and(|first| *first != 0) || !offsets.is_sorted() {
             return Err(Error::value("the list of offsets", format!("{offsets:?}"), "a rising list from 0"));
         }
-        Ok(())
+        match *self {
+            Self::Part { first, last, .. } if first > last || last >= offsets.len() => {
+                let expected = format!("two of the {} offsets in order", offsets.len());
+                Err(Error::value("the part of a ragged batch", format!("{first} to {last}"), expected))
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// The number of sequences.
-    pub(in crate::kernels) fn sequences(&self) -> usize {
+    /// The offsets of all sequences of a ragged batch.
+    fn offsets(&self) -> Option<&[usize]> {
+        match self {
+            Self::Padded { .. } => None,
+            Self::Ragged { offsets } | Self::Part { offsets, .. } => Some(offsets),
+        }
+    }
+
+    /// The sequences to compute, by their numbers in the batch.
+    pub(in crate::kernels) fn sequences(&self) -> Range<usize> {
+        match *self {
+            Self::Padded { b, .. } => 0..b,
+            Self::Ragged { offsets } => 0..offsets.len().saturating_sub(1),
+            Self::Part { first, last, .. } => first..last,
+        }
+    }
+
+    /// The number of sequences that masks cover.
+    fn masked_sequences(&self) -> usize {
         match self {
             Self::Padded { b, .. } => *b,
-            Self::Ragged { offsets } => offsets.len().saturating_sub(1),
+            Self::Ragged { offsets } | Self::Part { offsets, .. } => offsets.len().saturating_sub(1),
         }
     }
 
@@ -145,7 +170,7 @@ impl Batch<'_> {
     pub(in crate::kernels) fn s_q(&self, b: usize) -> usize {
         match self {
             Self::Padded { s_q, .. } => *s_q,
-            Self::Ragged { offsets } => offsets[b + 1] - offsets[b],
+            Self::Ragged { offsets } | Self::Part { offsets, .. } => offsets[b + 1] - offsets[b],
         }
     }
 
@@ -153,7 +178,7 @@ impl Batch<'_> {
     pub(in crate::kernels) fn s_kv(&self, b: usize) -> usize {
         match self {
             Self::Padded { s_kv, .. } => *s_kv,
-            Self::Ragged { .. } => self.s_q(b),
+            Self::Ragged { .. } | Self::Part { .. } => self.s_q(b),
         }
     }
 
@@ -161,23 +186,25 @@ impl Batch<'_> {
     pub(super) fn start(&self, b: usize) -> (usize, usize) {
         match self {
             Self::Padded { .. } => (b, 0),
-            Self::Ragged { offsets } => (0, offsets[b]),
+            Self::Ragged { .. } | Self::Part { .. } => (0, self.queries_before(b)),
         }
     }
 
     /// The number of queries of all sequences before `b`.
     pub(super) fn queries_before(&self, b: usize) -> usize {
-        match self {
+        match *self {
             Self::Padded { s_q, .. } => b * s_q,
             Self::Ragged { offsets } => offsets[b],
+            Self::Part { offsets, first, .. } => offsets[b] - offsets[first],
         }
     }
 
     /// The number of queries of all sequences.
     pub(in crate::kernels) fn queries(&self) -> usize {
-        match self {
+        match *self {
             Self::Padded { b, s_q, .. } => b * s_q,
             Self::Ragged { offsets } => offsets.last().copied().unwrap_or(0),
+            Self::Part { offsets, first, last } => offsets[last] - offsets[first],
         }
     }
 }

@@ -3,8 +3,15 @@
 use std::mem::MaybeUninit;
 
 /// The start of an output. Copies of it go to all threads.
-#[derive(Clone, Copy)]
 pub(super) struct SharedOut<T>(pub *mut T);
+
+impl<T> Clone for SharedOut<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedOut<T> {}
 
 // SAFETY: the pointer is used by `part` and by kernels only, whose callers promise that no two threads write one
 // element and that the memory outlives the threads' work.
@@ -13,6 +20,11 @@ unsafe impl<T: Send> Send for SharedOut<T> {}
 unsafe impl<T: Send> Sync for SharedOut<T> {}
 
 impl<T> SharedOut<T> {
+    /// The start. A method, because a closure that names the field captures only the pointer, which no thread may share.
+    pub(super) fn start(self) -> *mut T {
+        self.0
+    }
+
     /// The elements `start .. start + count`. They need not be initialized.
     ///
     /// # Safety

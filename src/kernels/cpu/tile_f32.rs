@@ -78,7 +78,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
             // SAFETY: the assertion checks the lengths. `start` is a multiple of `panel` below `count`, and `count` is
             // at most `KEY_BLOCK`, which is a multiple of `panel`.
             unsafe {
-                let sums = microkernel::<S, MR, NR>(s, d, a, keys.as_ptr().add(start * d), panel);
+                let sums = microkernel::<S, MR, NR, false>(s, d, a, keys.as_ptr().add(start * d), panel);
                 for (r, sums) in sums.into_iter().enumerate() {
                     for (n, sum) in sums.into_iter().enumerate() {
                         s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
@@ -146,7 +146,7 @@ unsafe fn accumulate_columns<S: Simd, const MR: usize, const NV: usize>(
     let a = StridedRows { at: attention_weights.as_ptr(), stride: KEY_BLOCK };
     // SAFETY: the caller promises it.
     unsafe {
-        let added = microkernel::<S, MR, NV>(s, count, a, values.as_ptr().add(column), width_v);
+        let added = microkernel::<S, MR, NV, false>(s, count, a, values.as_ptr().add(column), width_v);
         for (r, added) in added.into_iter().enumerate() {
             for (n, added) in added.into_iter().enumerate() {
                 let at = output.as_mut_ptr().add(r * width_v + column + n * S::LANES);

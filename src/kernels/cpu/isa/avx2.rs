@@ -73,6 +73,11 @@ unsafe impl Simd for Avx2 {
         self.to_array(a).into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
     }
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: a prefetch never faults; every x86-64 processor has the instruction.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m256 {
         // SAFETY: the caller promises 8 values; `self` proves that the processor has AVX2.
         unsafe { _mm256_loadu_ps(from) }

@@ -42,6 +42,11 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// `LANES` values can be written at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::V);
 
+    /// Asks for the cache line at `at`, which need not be memory of the process. Does nothing where there is no such
+    /// instruction.
+    #[inline(always)]
+    fn prefetch(self, _at: *const f32) {}
+
     /// The first `LANES` values of a slice. The length check costs nothing where the compiler knows the length, as in
     /// `chunks_exact(LANES)`.
     #[inline(always)]

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use super::masks::MaskTensors;
 use super::reference::{Sizes, naive, problem, qkv};
 use super::{Random, downcast, isas, upcast};
+use crate::kernels::cpu::Team;
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::mask::{Distances, Lengths, Mask, MaskStructure};
@@ -14,7 +15,7 @@ fn check<T: Element>(problem: &AttentionProblem<T>, tolerance: f64, what: &str) 
     let want = naive(problem);
     for isa in isas() {
         let mut got = downcast::<T>(&vec![f32::NAN; want.len()]); // elements that are not written stay NaN
-        attend(isa, problem, &mut got).unwrap();
+        attend(isa, Team::ALONE, problem, &mut got).unwrap();
         for (i, (got, want)) in upcast(&got).iter().zip(&want).enumerate() {
             let error = (f64::from(*got) - want).abs();
             assert!(error <= tolerance + tolerance * want.abs(), "{what}, {}: [{i}] {got}, want {want}", isa.name());
@@ -140,8 +141,8 @@ fn check_batch_invariance(bf16: bool) {
         for isa in isas() {
             let mut together = vec![0.0; 3 * padded * 2 * d];
             let mut one = vec![0.0; length * 2 * d];
-            attend(isa, &batch, &mut together).unwrap();
-            attend(isa, &alone, &mut one).unwrap();
+            attend(isa, Team::ALONE, &batch, &mut together).unwrap();
+            attend(isa, Team::ALONE, &alone, &mut one).unwrap();
             assert_eq!(part(&together), one, "{} of {length} in {padded}", isa.name());
             // The first two sequences as a ragged batch.
             let offsets = [0, padded, padded + length];
@@ -151,12 +152,13 @@ fn check_batch_invariance(bf16: bool) {
             let mut ragged = problem(sizes, [&q_2, &k_2, &v_2], Mask::default());
             (ragged.batch, ragged.bf16) = (Batch::Ragged { offsets: &offsets }, bf16);
             let mut two = vec![0.0; (padded + length) * 2 * d];
-            attend(isa, &ragged, &mut two).unwrap();
+            attend(isa, Team::ALONE, &ragged, &mut two).unwrap();
             assert_eq!(part_of(&together), two, "{} ragged", isa.name());
-            let serial = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+            let team_of_three = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
             let mut again = vec![0.0; 3 * padded * 2 * d];
-            serial.install(|| attend(isa, &batch, &mut again)).unwrap();
-            assert_eq!(together, again, "{} on one thread", isa.name());
+            let run = || Team::with(usize::MAX, |team| attend(isa, team, &batch, &mut again));
+            team_of_three.install(run).unwrap();
+            assert_eq!(together, again, "{} by three threads", isa.name());
         }
     }
 }
@@ -172,7 +174,7 @@ fn nan_in_a_visible_key_gives_nan() {
     for (isa, bf16) in isas().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
         let mut output = vec![0.0; 16];
         call.bf16 = bf16;
-        attend(isa, &call, &mut output).unwrap();
+        attend(isa, Team::ALONE, &call, &mut output).unwrap();
         assert!(output[..8].iter().all(|x| x.is_nan()), "{}", isa.name());
         assert!(output[8..].iter().all(|x| x.is_finite()), "{}", isa.name());
     }

@@ -7,6 +7,7 @@ use super::{Random, downcast, isas, upcast};
 use crate::kernels::Activation;
 use crate::kernels::cpu::isa::Isa;
 use crate::kernels::cpu::packing::PackedWeights;
+use crate::kernels::cpu::team::Team;
 
 #[test]
 fn products_of_odd_sizes_match_the_reference() {
@@ -46,7 +47,7 @@ fn check(
 ) {
     let portable = Isa::all().into_iter().find(|isa| isa.name() == "portable").unwrap();
     let mut got = vec![f32::NAN; rows * n]; // elements that are not written stay NaN
-    packed.multiply(a, rows, activation, &mut got).unwrap();
+    packed.multiply(Team::ALONE, a, rows, activation, &mut got).unwrap();
     for (i, got) in got.iter().enumerate() {
         let (row, column) = (i / n, i % n);
         let pairs = a[row * k..][..k].iter().zip(&w[column * k..][..k]);
@@ -60,6 +61,6 @@ fn check(
     // A row alone gives the same bits.
     let mut alone = vec![f32::NAN; n];
     let last = rows - 1;
-    packed.multiply(&a[last * k..], 1, activation, &mut alone).unwrap();
+    packed.multiply(Team::ALONE, &a[last * k..], 1, activation, &mut alone).unwrap();
     assert_eq!(alone, got[last * n..], "{what}");
 }

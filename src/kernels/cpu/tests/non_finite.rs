@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use super::masks::MaskTensors;
 use super::reference::{Sizes, mask_term, problem, qkv};
 use super::{Random, downcast, isas, upcast};
+use crate::kernels::cpu::Team;
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::isa::Isa;
@@ -67,7 +68,7 @@ fn check_masks<T: Element>(use_bf16: bool) {
             check(sizes, mask, [&q, &k, &v], spoiled, isa.name(), |mut call| {
                 call.bf16 = use_bf16;
                 let mut output = Vec::new();
-                attend(isa, &call, &mut output).unwrap();
+                attend(isa, Team::ALONE, &call, &mut output).unwrap();
                 output
             });
         }
@@ -86,7 +87,7 @@ fn on_all_threads<T: Element>(isa: Isa, call: &AttentionProblem<T>) -> Vec<u32> 
     let mut outputs = [1, 2, 3, 16].into_iter().map(|threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let mut output = Vec::new();
-        pool.install(|| attend(isa, call, &mut output)).unwrap();
+        pool.install(|| Team::with(usize::MAX, |team| attend(isa, team, call, &mut output))).unwrap();
         let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
         upcast(&output).into_iter().map(bits).collect::<Vec<_>>()
     });

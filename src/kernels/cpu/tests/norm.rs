@@ -1,7 +1,8 @@
 //! Layer and RMS normalization.
 
 use super::{Random, isas};
-use crate::kernels::cpu::norm::residual_norm;
+use crate::kernels::cpu::norm::RowNorm;
+use crate::kernels::cpu::team::Team;
 
 #[test]
 fn rows_of_odd_sizes_match_the_reference() {
@@ -12,7 +13,8 @@ fn rows_of_odd_sizes_match_the_reference() {
         for isa in isas() {
             for (residual, rms) in [None, Some(&residual[..])].into_iter().flat_map(|r| [(r, false), (r, true)]) {
                 let mut got = xs.clone();
-                residual_norm(isa, &mut got, residual, &weight, &bias, 1e-5, rms).unwrap();
+                let norm = RowNorm { weight: &weight, bias: &bias, eps: 1e-5, rms };
+                norm.apply(isa, Team::ALONE, &mut got, residual).unwrap();
                 for (row, got) in got.chunks(width).enumerate() {
                     let value = |i: usize| {
                         let at = row * width + i;

@@ -5,10 +5,11 @@ use super::{Random, isas};
 use crate::kernels::Activation;
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
-use crate::kernels::cpu::norm::residual_norm;
+use crate::kernels::cpu::norm::RowNorm;
 use crate::kernels::cpu::packing::PackedWeights;
 use crate::kernels::cpu::problem::{AttentionProblem, Batch};
 use crate::kernels::cpu::scratch::{MAX_KEPT_BYTES, kept_bytes};
+use crate::kernels::cpu::team::Team;
 
 const SIZES: Sizes = Sizes { b: 1, s_q: 4, s_kv: 4, appended: 0, h: 2, h_kv: 2, d: 4, d_v: 4 };
 /// So many of anything exceed memory; times 128 it wraps around to 128 in 64 bits.
@@ -22,7 +23,7 @@ fn error(change: impl Fn(&mut AttentionProblem<f32>)) -> String {
     let mut output = vec![1.0; 3];
     // Instruction sets pack differently, so another size may be the first that is too large.
     let errors = isas().into_iter().map(|isa| {
-        let error = attend(isa, &call, &mut output).unwrap_err().to_string();
+        let error = attend(isa, Team::ALONE, &call, &mut output).unwrap_err().to_string();
         assert!(output.is_empty(), "nothing is returned beside the error");
         error
     });
@@ -94,7 +95,7 @@ fn a_call_without_output_does_nothing() {
     for batch in batches {
         call.batch = batch;
         let mut output = vec![1.0];
-        attend(isas()[0], &call, &mut output).unwrap();
+        attend(isas()[0], Team::ALONE, &call, &mut output).unwrap();
         assert!(output.is_empty());
     }
 }
@@ -108,13 +109,15 @@ fn products_check_their_sizes() {
             let mut output = vec![1.0f32];
             // The number of elements wraps around to the length of the slice.
             for (a, rows) in [(&[][..], ABSURD - 1), (&[1.0f32; 128], ABSURD), (&[1.0; 127], 1), (&[], usize::MAX)] {
-                let error = weights.multiply(a, rows, Activation::Identity, &mut output).unwrap_err().to_string();
+                let error =
+                    weights.multiply(Team::ALONE, a, rows, Activation::Identity, &mut output).unwrap_err().to_string();
                 assert!(error.contains("the input of a product") && output.is_empty(), "{error}");
             }
             // No input feature: a weight without memory.
             let wide = pack(isa, &[], None, 8, 0).unwrap();
-            let error =
-                wide.multiply(&[0f32; 0], 1 << (usize::BITS - 3), Activation::Identity, &mut output).unwrap_err();
+            let error = wide
+                .multiply(Team::ALONE, &[0f32; 0], 1 << (usize::BITS - 3), Activation::Identity, &mut output)
+                .unwrap_err();
             assert!(error.to_string().contains("the output of a product"), "{error}");
             for (out, input) in [(half, half), (usize::MAX, 0), (usize::MAX, 1), (3, 5)] {
                 assert!(pack(isa, &[], None, out, input).is_err(), "{out} × {input}");
@@ -122,7 +125,8 @@ fn products_check_their_sizes() {
             assert!(pack(isa, &[1.0; 6], Some(&[1.0]), 2, 3).unwrap_err().to_string().contains("a bias"));
         }
         let norm = |xs: &mut [f32], residual: Option<&[f32]>, weight: &[f32], bias: &[f32]| {
-            residual_norm(isa, xs, residual, weight, bias, 1e-5, false).map_err(|error| error.to_string())
+            let norm = RowNorm { weight, bias, eps: 1e-5, rms: false };
+            norm.apply(isa, Team::ALONE, xs, residual).map_err(|error| error.to_string())
         };
         assert!(norm(&mut [1.0; 6], None, &[1.0; 3], &[0.0; 2]).unwrap_err().contains("bias"));
         assert!(norm(&mut [1.0; 5], None, &[1.0; 3], &[0.0; 3]).unwrap_err().contains("input"));
@@ -142,7 +146,7 @@ fn scratch_memory_above_the_limit_goes_back() {
         (call.k.strides, call.v.strides, call.bf16) = ([0; 3], [0; 3], bf16);
         for isa in isas() {
             let mut output = Vec::new();
-            attend(isa, &call, &mut output).unwrap();
+            attend(isa, Team::ALONE, &call, &mut output).unwrap();
             assert!(output.iter().all(|x| (x - 0.5).abs() < 1e-2), "{}", isa.name());
         }
     };

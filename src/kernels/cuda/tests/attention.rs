@@ -70,12 +70,12 @@ impl Emulator {
 }
 
 fn shape<T: Element>(call: &AttentionProblem<T>) -> ProblemShape {
-    let longest = |length: &dyn Fn(usize) -> usize| (0..call.batch.sequences()).map(length).max().unwrap_or(0);
+    let longest = |length: &dyn Fn(usize) -> usize| call.batch.sequences().map(length).max().unwrap_or(0);
     ProblemShape {
         dtype: dtype::<T>(),
         d: call.d,
         d_v: call.d_v,
-        work_items: call.batch.sequences() * call.h_kv,
+        work_items: call.batch.sequences().len() * call.h_kv,
         query_rows: longest(&|b| call.batch.s_q(b)) * (call.h / call.h_kv),
         keys: longest(&|b| call.batch.s_kv(b)) + call.appended,
         features: features(call),
@@ -113,7 +113,7 @@ fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usi
     };
     let (s_q, s_kv, rows) = match call.batch {
         Batch::Padded { s_q, s_kv, .. } => (s_q, s_kv, None),
-        Batch::Ragged { offsets: starts } => {
+        Batch::Ragged { offsets: starts } | Batch::Part { offsets: starts, .. } => {
             let longest = starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
             (longest, longest, Some(ints(starts)))
         }
@@ -146,7 +146,7 @@ fn params<T: Element>(call: &AttentionProblem<T>, memory: &mut Memory, size: usi
         v_strides: signed(call.v.strides),
         bias_strides: mask.bias.first().map_or([0; 4], |bias| four(bias.strides)),
         keep_strides: mask.keep.first().map_or([0; 4], |keep| four(keep.strides)),
-        b: call.batch.sequences() as i32,
+        b: call.batch.sequences().len() as i32,
         h: call.h as i32,
         h_kv: call.h_kv as i32,
         s_q: s_q as i32,
