@@ -157,16 +157,22 @@ impl MultiHeadAttention {
         let inputs = &inputs.under(&*mask);
         let sdpa_options = self.sdpa_options(inputs, options);
         let call = self.call(inputs, &sdpa_options, s_kv)?;
-        if let Some((lengths, band)) = inputs.mask.as_padding()
-            && options.head_mask.is_none()
+        if options.head_mask.is_none()
             && options.positions.is_none()
+            && options.grid.is_none()
             && self.supports_unpadding(inputs, &call, &sdpa_options)
         {
-            inputs.mask.check(call.shape)?;
-            return Ok(AttentionOutput {
-                output: self.attend_unpadded(inputs.query, lengths, &band)?,
-                attention_weights: None,
-            });
+            let output = match inputs.mask.as_padding() {
+                _ if inputs.mask.is_windowed() => Some(self.attend_whole(inputs.query, &inputs.mask)?),
+                Some((lengths, band)) => {
+                    inputs.mask.check(call.shape)?;
+                    Some(self.attend_unpadded(inputs.query, lengths, &band)?)
+                }
+                None => None,
+            };
+            if let Some(output) = output {
+                return Ok(AttentionOutput { output, attention_weights: None });
+            }
         }
         let ready = self.transformed(inputs, call.dtype, options)?;
         let sdpa_options = sdpa_options.with_mask(&*ready.mask);

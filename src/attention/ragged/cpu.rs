@@ -25,9 +25,9 @@ pub(crate) struct Buffers {
     cache: BatchCache,
 }
 
-/// Bytes of queries, keys, values and context that one thread computes at a time. They stay in the L2 cache, which has
-/// 1 to 2 MB a core, beside a panel of the weights.
-const GROUP_BYTES: usize = 3 << 19;
+/// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache, which
+/// has 1 to 2 MB a core; with fewer the weights are read more often.
+const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
     /// Whether [`attend_ragged_cpu`](Self::attend_ragged_cpu) supports the layer: its weights are fixed and on the CPU,

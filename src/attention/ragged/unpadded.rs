@@ -1,4 +1,4 @@
-//! Padded batches on the CPU: padding is removed before attention and added after it.
+//! Batches `(b, s, width)` on the CPU as ragged ones: padding is removed before attention and added after it.
 
 use candle_core::{Device, Tensor, WithDType};
 
@@ -21,6 +21,14 @@ impl MultiHeadAttention {
     ) -> bool {
         let [q, k, v] = [inputs.query, inputs.key, inputs.value].map(Tensor::id);
         q == k && q == v && self.supports_cpu_ragged() && runs_on_cpu_kernel(call, options)
+    }
+
+    /// Self-attention over a batch without padding `xs` `(b, s, query_size)` → `(b, s, output_size)`, causal or within a
+    /// window.
+    pub(in crate::attention) fn attend_whole(&self, xs: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+        let (b, s, width) = xs.dims3()?;
+        let output = self.attend_ragged(&xs.reshape((b * s, width))?, &vec![s; b], mask)?;
+        Ok(output.reshape((b, s, self.config.resolved_output_size()))?)
     }
 
     /// Self-attention over a padded batch `xs` `(b, s, query_size)` → `(b, s, output_size)` under

@@ -12,7 +12,7 @@ use super::element::Element;
 use super::isa::Isa;
 use super::isa::bf16_dot::Bf16Dot;
 use super::isa::kernel::{Bf16Kernel, Kernel};
-use super::isa::simd::Simd;
+use super::isa::simd::{MAX_LANES, Simd};
 use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
@@ -163,7 +163,7 @@ impl<'a> Scratch<'a> {
             QUERY_BLOCK,
             QUERY_BLOCK,
             C::SCORES,
-            2 * d + width + 3 * width_v,
+            (MAX_LANES + 2) * d + width + 3 * width_v,
         ]
         .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
         Ok((sizes, sizes.iter().sum()))

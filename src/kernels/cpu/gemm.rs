@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::kernels::Activation;
 use crate::tensor::{element_count, try_reserve};
 
-/// Rows that one task multiplies with a panel before the next panel is fetched.
-const ROW_BLOCK: usize = 64;
+/// Input values that one task multiplies with a panel before the next panel is fetched: 1 MB in f32, half of the L2 cache.
+const BLOCK_VALUES: usize = 1 << 18;
 /// The fewest multiply-adds of a task: some microseconds, many times what taking a task costs.
 const MIN_TASK_WORK: usize = 1 << 18;
 /// Tasks for each thread: more than one, so that a thread that loses its core to another program does not hold up all.
@@ -90,7 +90,8 @@ impl PackedWeights {
         out: SharedOut<O>,
     ) -> Result<()> {
         let panels = self.bias.len() / self.panel_width;
-        let row_blocks = rows.div_ceil(ROW_BLOCK);
+        let row_block = (BLOCK_VALUES / self.in_features.max(1)).next_multiple_of(8).clamp(64, 128);
+        let row_blocks = rows.div_ceil(row_block);
         // If there are few row blocks, the threads divide the panels, too.
         let wanted = match team.threads() {
             1 => 1,
@@ -106,8 +107,8 @@ impl PackedWeights {
                 a,
                 out,
                 pool: &pool,
-                from: block * ROW_BLOCK,
-                to: rows.min((block + 1) * ROW_BLOCK),
+                from: block * row_block,
+                to: rows.min((block + 1) * row_block),
                 first: (part * group).min(panels),
                 last: ((part + 1) * group).min(panels),
                 activation,

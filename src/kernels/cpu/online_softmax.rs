@@ -60,12 +60,8 @@ pub(super) fn online_softmax_update<S: Simd, T>(
         row[pos.count..].fill(f32::NEG_INFINITY);
         apply_mask(&problem.mask, pos, pos.query + r, &mut row[..pos.count]);
         // Loops, not closures: a closure does not inherit the target features of the function around it.
-        let mut largest = s.splat(f32::NEG_INFINITY);
-        for scores in row.chunks_exact(S::LANES) {
-            largest = s.max(s.load_slice(scores), largest);
-        }
         let old_max = state.row_max[r];
-        let new_max = s.reduce_max(largest).max(old_max);
+        let new_max = largest(s, row).max(old_max);
         if new_max == f32::NEG_INFINITY && !row.iter().any(|x| x.is_nan()) {
             // No key seen so far: all attention weights of the tile are 0.
             row.fill(0.0);
@@ -85,6 +81,23 @@ pub(super) fn online_softmax_update<S: Simd, T>(
         }
         state.row_max[r] = new_max;
     }
+}
+
+/// The largest value; NaN is left out. The length of `row` is a multiple of `LANES`.
+#[inline(always)]
+fn largest<S: Simd>(s: S, row: &[f32]) -> f32 {
+    // Side by side: one alone would wait for each comparison before the next.
+    let mut largest = [s.splat(f32::NEG_INFINITY); 4];
+    let blocks = row.chunks_exact(4 * S::LANES);
+    for scores in blocks.remainder().chunks_exact(S::LANES) {
+        largest[0] = s.max(s.load_slice(scores), largest[0]);
+    }
+    for block in blocks {
+        for (largest, scores) in largest.iter_mut().zip(block.chunks_exact(S::LANES)) {
+            *largest = s.max(s.load_slice(scores), *largest);
+        }
+    }
+    s.reduce_max(s.max(s.max(largest[0], largest[1]), s.max(largest[2], largest[3])))
 }
 
 /// Multiplies scores with `factor`, then applies the softcap `cap · tanh(score / cap)`. The length of `row` is a

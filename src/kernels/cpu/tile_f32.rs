@@ -1,7 +1,7 @@
 //! Score tiles in f32.
 
 use super::element::Element;
-use super::isa::simd::Simd;
+use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::{StridedRows, microkernel};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 
@@ -37,11 +37,27 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     /// A panel holds the first value of each key, then the second, and so on.
     #[inline(always)]
     fn pack_keys<T: Element>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
-        for (panel, to) in to.chunks_exact_mut(Self::PANEL * keys.d).enumerate() {
-            for lane in 0..Self::PANEL {
-                let key = keys.as_f32(panel * Self::PANEL + lane, buffer);
-                for (column, x) in to.chunks_exact_mut(Self::PANEL).zip(key) {
-                    column[lane] = *x;
+        let (s, d) = (self.0, keys.d);
+        let whole = d / S::LANES * S::LANES;
+        assert!(Self::PANEL.is_multiple_of(S::LANES) && buffer.len() >= S::LANES * d);
+        for (panel, to) in to.chunks_exact_mut(Self::PANEL * d).enumerate() {
+            for first in (0..Self::PANEL).step_by(S::LANES) {
+                let mut rows = [std::ptr::null(); MAX_LANES];
+                for ((lane, row), buffer) in rows.iter_mut().take(S::LANES).enumerate().zip(buffer.chunks_exact_mut(d))
+                {
+                    *row = keys.as_f32(panel * Self::PANEL + first + lane, buffer).as_ptr();
+                }
+                for at in (0..whole).step_by(S::LANES) {
+                    let part = rows.map(|row| row.wrapping_add(at));
+                    // SAFETY: `LANES` of the `d` values of a key from `at` on; in `to` there are `d` rows of `PANEL`
+                    // values, and those from `at` and `first` on have `LANES` more.
+                    unsafe { s.transpose(&part, to.as_mut_ptr().add(at * Self::PANEL + first), Self::PANEL) };
+                }
+                for at in whole..d {
+                    for (to, row) in to[at * Self::PANEL + first..][..S::LANES].iter_mut().zip(rows) {
+                        // SAFETY: one of the `d` values of a key.
+                        *to = unsafe { *row.add(at) };
+                    }
                 }
             }
         }

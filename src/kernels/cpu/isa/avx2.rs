@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::kernel::{InstructionSet, Kernel};
-use super::simd::{Simd, register_ops};
+use super::simd::{MAX_LANES, Simd, register_ops};
 
 /// AVX2 and FMA.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +71,30 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     fn reduce_max(self, a: __m256) -> f32 {
         self.to_array(a).into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+    }
+    /// Three steps: pairs of rows, then fours of them within each half of a register, then halves between registers.
+    #[inline(always)]
+    unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
+        // SAFETY: the caller promises 8 values at each of 8 rows and places; `self` proves that the processor has AVX2.
+        unsafe {
+            let (mut pairs, mut fours) = ([_mm256_setzero_ps(); 8], [_mm256_setzero_ps(); 8]);
+            for i in (0..8).step_by(2) {
+                let (a, b) = (_mm256_loadu_ps(rows[i]), _mm256_loadu_ps(rows[i + 1]));
+                (pairs[i], pairs[i + 1]) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            }
+            for i in [0, 4] {
+                for j in 0..2 {
+                    let (a, b) = (_mm256_castps_pd(pairs[i + j]), _mm256_castps_pd(pairs[i + j + 2]));
+                    fours[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+                    fours[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+                }
+            }
+            for j in 0..4 {
+                let (a, b) = (fours[j], fours[4 + j]);
+                _mm256_storeu_ps(to.add(j * stride), _mm256_permute2f128_ps::<0x20>(a, b));
+                _mm256_storeu_ps(to.add((4 + j) * stride), _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+        }
     }
     #[inline(always)]
     fn prefetch(self, at: *const f32) {

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::kernel::{InstructionSet, Kernel};
-use super::simd::{Simd, register_ops};
+use super::simd::{MAX_LANES, Simd, register_ops};
 
 /// AVX-512F.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +68,35 @@ unsafe impl Simd for Avx512 {
             reduce_max(a) = _mm512_reduce_max_ps(a);
     }
 
+    /// Four steps: pairs of rows, then fours of them within each quarter of a register, then quarters among registers.
+    #[inline(always)]
+    unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
+        // SAFETY: the caller promises 16 values at each of 16 rows and places; `self` proves that the processor has
+        // AVX-512.
+        unsafe {
+            let (mut pairs, mut fours) = ([_mm512_setzero_ps(); 16], [_mm512_setzero_ps(); 16]);
+            for i in (0..16).step_by(2) {
+                let (a, b) = (_mm512_loadu_ps(rows[i]), _mm512_loadu_ps(rows[i + 1]));
+                (pairs[i], pairs[i + 1]) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            }
+            for i in (0..16).step_by(4) {
+                for j in 0..2 {
+                    let (a, b) = (_mm512_castps_pd(pairs[i + j]), _mm512_castps_pd(pairs[i + j + 2]));
+                    fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                    fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                }
+            }
+            for j in 0..4 {
+                let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
+                let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
+                let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
+                _mm512_storeu_ps(to.add(j * stride), _mm512_shuffle_f32x4::<0x88>(even[0], even[1]));
+                _mm512_storeu_ps(to.add((4 + j) * stride), _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]));
+                _mm512_storeu_ps(to.add((8 + j) * stride), _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]));
+                _mm512_storeu_ps(to.add((12 + j) * stride), _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]));
+            }
+        }
+    }
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
         // SAFETY: a prefetch never faults; every x86-64 processor has the instruction.

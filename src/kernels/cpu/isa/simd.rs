@@ -1,5 +1,8 @@
 //! The SIMD operations that each instruction set implements: vectors of f32 and what the kernels do with them.
 
+/// The most lanes that vectors have.
+pub(crate) const MAX_LANES: usize = 16;
+
 /// Vectors of f32. A value is a capability token: see [`InstructionSet`](super::kernel::InstructionSet).
 ///
 /// The trait has only what the kernels need, so that a new instruction set is quickly written. All operations act on
@@ -42,6 +45,21 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// `LANES` values can be written at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::V);
 
+    /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` goes to `to + c · stride + r`.
+    ///
+    /// # Safety
+    /// `LANES` values can be read at each of the first `LANES` pointers, and written at `LANES` places `stride` values
+    /// apart from `to` on.
+    #[inline(always)]
+    unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
+        for (r, row) in rows.iter().take(Self::LANES).enumerate() {
+            for c in 0..Self::LANES {
+                // SAFETY: the caller promises it.
+                unsafe { *to.add(c * stride + r) = *row.add(c) };
+            }
+        }
+    }
+
     /// Asks for the cache line at `at`, which need not be memory of the process. Does nothing where there is no such
     /// instruction.
     #[inline(always)]
@@ -67,8 +85,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// Lane 0.
     #[inline(always)]
     fn first_lane(self, a: Self::V) -> f32 {
-        const { assert!(Self::LANES <= 16) };
-        let mut lanes = [0.0; 16];
+        const { assert!(Self::LANES <= MAX_LANES) };
+        let mut lanes = [0.0; MAX_LANES];
         self.store_slice(&mut lanes, a);
         lanes[0]
     }
