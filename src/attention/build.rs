@@ -38,9 +38,9 @@ impl MultiHeadAttention {
             if tensor.dims() != want {
                 return Err(Error::shape(name, tensor.dims(), format!("{want:?}")));
             }
-            same_dtype_and_device(name, tensor, qkv.weight())
+            same_dtype_and_device(name, tensor, qkv.like())
         };
-        fits("o_proj weight", o_proj.weight(), &[config.resolved_output_size(), context])?;
+        same_dtype_and_device("o_proj weight", o_proj.like(), qkv.like())?;
         if let Some([k, v]) = &bias_kv {
             fits("bias_k", k, &rows[1..2])?;
             fits("bias_v", v, &rows[2..])?;
@@ -72,7 +72,7 @@ impl MultiHeadAttention {
                 }
             }
         }
-        check_position(config, &position, qkv.weight())?;
+        check_position(config, &position, qkv.like())?;
         let config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
         Ok(Self {
             config,
@@ -89,14 +89,15 @@ impl MultiHeadAttention {
 
     /// The weights (parameters) of the layer, for example to write them in any layout
     /// ([`write_layers`](crate::checkpoint::write_layers)). Projections are separate; shapes are those of
-    /// [`AttentionWeights`]. Tensors that are variables stay connected to them.
+    /// [`AttentionWeights`]. Tensors that are variables stay connected to them. A [frozen](Self::frozen) layer on the CPU
+    /// keeps its projections packed and nothing else: each call makes new tensors of them, with the same bits.
     ///
     /// # Errors
-    /// The device fails to reorder weights that are stored in another order.
+    /// The device fails to reorder weights that are stored in another order, or is out of memory.
     pub fn weights(&self) -> Result<AttentionWeights> {
         Ok(AttentionWeights {
             qkv: self.qkv.weights()?,
-            o: self.o_proj.weights().clone(),
+            o: self.o_proj.weights()?,
             bias_kv: self.bias_kv.clone(),
             score: self.score.clone(),
             qk_norm: self.qk_norm.clone(),
