@@ -21,7 +21,8 @@ impl MultiHeadAttention {
     /// Other tensors count as fixed: on the CPU they are packed for the kernels at the first call, and later changes in
     /// place have no effect. That holds for `Var::as_detached_tensor` too, which shares the memory of the variable but
     /// does not say so. For the inference of a layer that is being trained, build it from its variables and call
-    /// [`frozen`](Self::frozen).
+    /// [`frozen`](Self::frozen). What is packed is a second copy beside the tensors, which may belong to others too; a frozen
+    /// layer has only one.
     ///
     /// # Errors
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.

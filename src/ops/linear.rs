@@ -1,4 +1,8 @@
 //! The linear layer `y = x Wᵀ + b`, on the CPU with weights that are packed once.
+//!
+//! A layer for inference may keep what is packed and nothing beside it ([`Linear::pack`]). That is an explicit step of
+//! what owns its tensors, a frozen copy or an encoder of a checkpoint: a tensor that others hold too is not freed by
+//! dropping a handle, and one that others change must not be missed.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

@@ -261,7 +261,7 @@ mod resident {
         };
         let hidden = model.forward_ragged(&[1, 2, 3, 4, 5], &[0; 5], &[2, 3]).unwrap();
         model.forward(&Tensor::new(&[[1u32, 2, 3]], &CPU).unwrap(), None, &AttentionMask::full()).unwrap();
-        assert_eq!(hidden.dims(), [5, HIDDEN]);
+        assert_eq!(hidden.dim(0).unwrap(), 5);
         println!("resident {} peak {}", status("VmRSS") - before, status("VmHWM").saturating_sub(before));
     }
 
@@ -302,12 +302,12 @@ mod resident {
                 // Beside that, the tensors of one sub-layer.
                 assert!(peak < packed + 0.5, "{dtype:?}: {peak:.2} copies at the peak");
             }
-            // What is measured here is seen: tensors that may be shared are kept beside what is packed.
-            let [resident, _] = copies(folder.path(), dtype, "tensors", Some("portable"));
-            assert!(resident > packed + 0.9, "{dtype:?}: {resident:.2} copies");
         }
         let folder = tempfile::tempdir().unwrap();
         write_model(folder.path(), DType::F32);
+        // A second copy would be seen: tensors that may be shared are kept beside what is packed.
+        let [resident, _] = copies(folder.path(), DType::F32, "tensors", None);
+        assert!(resident > 1.9, "{resident:.2} copies");
         // The variables are dropped with their model.
         let [resident, peak] = copies(folder.path(), DType::F32, "frozen", None);
         assert!(resident < 1.3 && peak < 2.5, "{resident:.2} copies, {peak:.2} at the peak");
