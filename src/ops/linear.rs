@@ -140,6 +140,7 @@ impl Linear {
     }
 
     /// Whether there are no tensors of the weights any more.
+    #[cfg(feature = "encoder")]
     pub(crate) fn is_only_packed(&self) -> bool {
         self.tensors().is_none()
     }
