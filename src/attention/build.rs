@@ -21,7 +21,8 @@ impl MultiHeadAttention {
     /// Other tensors count as fixed: on the CPU they are packed for the kernels at the first call, and later changes in
     /// place have no effect. That holds for `Var::as_detached_tensor` too, which shares the memory of the variable but
     /// does not say so. For the inference of a layer that is being trained, build it from its variables and call
-    /// [`frozen`](Self::frozen).
+    /// [`frozen`](Self::frozen). What is packed is a second copy beside the tensors, which may belong to others too; a frozen
+    /// layer has only one.
     ///
     /// # Errors
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.
@@ -38,9 +39,9 @@ impl MultiHeadAttention {
             if tensor.dims() != want {
                 return Err(Error::shape(name, tensor.dims(), format!("{want:?}")));
             }
-            same_dtype_and_device(name, tensor, qkv.weight())
+            same_dtype_and_device(name, tensor, qkv.like())
         };
-        fits("o_proj weight", o_proj.weight(), &[config.resolved_output_size(), context])?;
+        same_dtype_and_device("o_proj weight", o_proj.like(), qkv.like())?;
         if let Some([k, v]) = &bias_kv {
             fits("bias_k", k, &rows[1..2])?;
             fits("bias_v", v, &rows[2..])?;
@@ -72,7 +73,7 @@ impl MultiHeadAttention {
                 }
             }
         }
-        check_position(config, &position, qkv.weight())?;
+        check_position(config, &position, qkv.like())?;
         let config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
         Ok(Self {
             config,
@@ -89,14 +90,15 @@ impl MultiHeadAttention {
 
     /// The weights (parameters) of the layer, for example to write them in any layout
     /// ([`write_layers`](crate::checkpoint::write_layers)). Projections are separate; shapes are those of
-    /// [`AttentionWeights`]. Tensors that are variables stay connected to them.
+    /// [`AttentionWeights`]. Tensors that are variables stay connected to them. A [frozen](Self::frozen) layer on the CPU
+    /// keeps its projections packed and nothing else: each call makes new tensors of them, with the same bits.
     ///
     /// # Errors
-    /// The device fails to reorder weights that are stored in another order.
+    /// The device fails to reorder weights that are stored in another order, or is out of memory.
     pub fn weights(&self) -> Result<AttentionWeights> {
         Ok(AttentionWeights {
             qkv: self.qkv.weights()?,
-            o: self.o_proj.weights().clone(),
+            o: self.o_proj.weights()?,
             bias_kv: self.bias_kv.clone(),
             score: self.score.clone(),
             qk_norm: self.qk_norm.clone(),

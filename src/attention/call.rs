@@ -26,12 +26,12 @@ impl MultiHeadAttention {
             h_kv: config.resolved_num_key_value_heads(),
             d: config.resolved_head_dim(),
             d_v: config.resolved_value_head_dim(),
-            dtype: accumulate_dtype(self.qkv.weight()),
+            dtype: accumulate_dtype(self.qkv.like()),
             device: DeviceKind::of(inputs.query.device()),
             tracks_gradient: tracked || self.tracks_gradient() || inputs.mask.tracks_gradient(),
         };
         // Elements that would be rounded before their next product anyway are not kept in f32.
-        if self.qkv.weight().dtype() == DType::BF16
+        if self.qkv.like().dtype() == DType::BF16
             && sdpa::runs_on_cpu_kernel(&call, options)
             && self.qkv.rounds_to_bf16()?
         {
@@ -158,6 +158,6 @@ impl MultiHeadAttention {
             let s = if name == "query" { "s_q" } else { "s_kv" };
             return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
         }
-        same_dtype_and_device(name, tensor, self.qkv.weight())
+        same_dtype_and_device(name, tensor, self.qkv.like())
     }
 }

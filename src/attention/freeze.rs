@@ -8,13 +8,16 @@ use crate::tensor::{Freeze, Frozen, MapTensors};
 use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
-    /// The layer as it is now, for inference: its weights are copies that nobody else can change, so they are packed for
-    /// the kernels once, at the first call.
+    /// The layer as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they are
+    /// packed for the kernels at once, and the packed projections are all that the copy keeps of them.
     ///
     /// A layer of variables runs candle's differentiable operations on their present values. Its frozen copy runs the
     /// fused kernels, and is a snapshot: it does not follow the variables. `frozen` is cheap to call before each
     /// evaluation: if no weight has changed since the last call, on this layer or a clone of it, the result is the same
-    /// copy with what it has packed. The last copy is kept, which takes as much memory as the weights.
+    /// copy with what it has packed. The last copy is kept as long as the layer is.
+    ///
+    /// It also halves the memory of a layer that was loaded for inference, if the layer itself is dropped:
+    /// `MultiHeadAttention::load(&config, source)?.frozen()?`.
     ///
     /// ```
     /// use candle_attention::{AttentionConfig, MultiHeadAttention};
@@ -44,6 +47,11 @@ impl MultiHeadAttention {
 impl Freeze for MultiHeadAttention {
     fn frozen_state(&mut self) -> &mut Frozen<Self> {
         &mut self.frozen
+    }
+
+    fn pack(&mut self) -> Result<()> {
+        self.qkv.pack()?;
+        self.o_proj.pack()
     }
 }
 

@@ -112,12 +112,17 @@ impl MultiHeadAttention {
 
     /// The device of the weights, which the inputs must share.
     pub fn device(&self) -> &Device {
-        self.qkv.weight().device()
+        self.qkv.like().device()
     }
 
     /// The dtype of the weights, which the inputs must share.
     pub fn dtype(&self) -> DType {
-        self.qkv.weight().dtype()
+        self.qkv.like().dtype()
+    }
+
+    /// Whether the layer is a [frozen](Self::frozen) copy.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.is_itself()
     }
 
     /// Self-attention under the mask of the configuration, `(b, s, hidden_size)` → `(b, s, output_size)`; with `train`,
@@ -206,7 +211,7 @@ impl MultiHeadAttention {
     fn without_heads(&self, query: &Tensor) -> Result<AttentionOutput> {
         let (b, s_q, _) = query.dims3()?;
         let shape = (b, s_q, self.config.resolved_output_size());
-        let output = match &self.o_proj.weights().bias {
+        let output = match self.o_proj.bias()? {
             Some(bias) => bias.broadcast_as(shape)?,
             None => Tensor::zeros(shape, query.dtype(), query.device())?,
         };

@@ -140,7 +140,7 @@ impl MultiHeadAttention {
         let call = self.call(&inputs_by_position, &sdpa, s_kv)?;
         positioned.check(call.shape)?;
         // The dtype in which the eager backend computes.
-        let wide = accumulate_dtype(self.qkv.weight());
+        let wide = accumulate_dtype(self.qkv.like());
         let ready = self.transformed(&inputs_by_position, wide, options)?;
         let output = if call.dtype == wide {
             let sdpa = sdpa.with_mask(&*ready.mask);

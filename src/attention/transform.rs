@@ -64,7 +64,7 @@ impl MultiHeadAttention {
             return self.qkv.forward(xs, sizes, dtype);
         }
         // Rounded once, after the transformations.
-        let [q, k, v] = self.qkv.forward(xs, sizes, accumulate_dtype(self.qkv.weight()))?;
+        let [q, k, v] = self.qkv.forward(xs, sizes, accumulate_dtype(self.qkv.like()))?;
         let (q, k) = (self.normalized(&self.clipped(q)?, 0)?, self.normalized(&self.clipped(k)?, 1)?);
         let [q, k] = config.position.scheme().rotate(q, k, tokens)?;
         Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, self.clipped(v)?.to_dtype(dtype)?])
@@ -72,7 +72,7 @@ impl MultiHeadAttention {
 
     /// The queries alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions.
     pub(super) fn project_queries(&self, query: &Tensor, dtype: DType) -> Result<Tensor> {
-        let wide = accumulate_dtype(self.qkv.weight());
+        let wide = accumulate_dtype(self.qkv.like());
         let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
         Ok(self.normalized(&self.clipped(q)?, 0)?.to_dtype(dtype)?)
     }
@@ -80,7 +80,7 @@ impl MultiHeadAttention {
     /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with the
     /// extra keys.
     pub(super) fn project_memory(&self, key: &Tensor, value: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
-        let wide = accumulate_dtype(self.qkv.weight());
+        let wide = accumulate_dtype(self.qkv.like());
         let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];
         let [k, v] = self.qkv.key_value([key, value], sizes, wide)?;
         let k = self.normalized(&self.clipped(k)?, 1)?.to_dtype(dtype)?;

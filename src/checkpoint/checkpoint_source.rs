@@ -47,6 +47,10 @@ impl WeightSource for CheckpointSource {
         Ok(Some(self.checkpoint.entry(&self.full_name(name))?.shape.to_vec()))
     }
 
+    fn gives_own_tensors(&self) -> bool {
+        true
+    }
+
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
             let what = format!("what tensor `{}` is read as", self.full_name(name));

@@ -35,6 +35,15 @@ pub trait WeightSource: Sized {
     /// If the tensor is missing, has another shape, or cannot be read; the error holds the full name.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
 
+    /// Whether every call of [`get`](Self::get) reads a tensor that nobody else holds, as a checkpoint on disk does. An
+    /// encoder that is loaded from such a source for the CPU keeps its projections packed for the kernels and nothing
+    /// else: the weights take memory once. From other sources, tensors may be shared or variables, so they are kept.
+    ///
+    /// The default is `false`, which is right for every source.
+    fn gives_own_tensors(&self) -> bool {
+        false
+    }
+
     /// Reads a tensor that must have the shape `stored`, and reshapes it to `shape`.
     ///
     /// # Errors

@@ -1,15 +1,19 @@
 //! The linear layer `y = x Wᵀ + b`, on the CPU with weights that are packed once.
+//!
+//! A layer for inference may keep what is packed and nothing beside it ([`Linear::pack`]). That is an explicit step of
+//! what owns its tensors, a frozen copy or an encoder of a checkpoint: a tensor that others hold too is not freed by
+//! dropping a handle, and one that others change must not be missed.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, DType, Device, Tensor, TensorId};
 
 use crate::error::{Error, Result};
 use crate::kernels::Activation;
 use crate::kernels::cpu::PackedWeights;
 use crate::ops::fused::supports_fused;
-use crate::ops::pack::{multiply, pack};
+use crate::ops::pack::{multiply, pack, unpack, unpack_bias};
 use crate::ops::problem::Activated;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::weights::LinearWeights;
@@ -17,9 +21,26 @@ use crate::weights::LinearWeights;
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`.
 #[derive(Clone)]
 pub(crate) struct Linear {
-    weights: LinearWeights,
+    weights: Weights,
     /// The weights as the CPU kernel reads them, packed on first use.
     packed: Arc<OnceLock<PackedWeights>>,
+    /// That of the weight the layer was made of.
+    id: TensorId,
+    /// `(out, in)`.
+    dims: [usize; 2],
+}
+
+#[derive(Clone)]
+enum Weights {
+    /// Tensors, which may be variables or belong to others too.
+    Tensors(LinearWeights),
+    /// What is packed, and nothing beside it.
+    Packed { has_bias: bool, like: Tensor },
+}
+
+/// A tensor without elements, for its dtype and its device, the CPU.
+pub(super) fn empty(dtype: DType) -> Result<Tensor> {
+    Ok(Tensor::zeros(0, dtype, &Device::Cpu)?)
 }
 
 impl Linear {
@@ -36,26 +57,92 @@ impl Linear {
             check("bias", bias, &[out])?;
             same_dtype_and_device(&format!("{name} bias"), bias, &weights.weight)?;
         }
-        Ok(Self { weights, packed: Arc::default() })
+        let id = weights.weight.id();
+        Ok(Self { weights: Weights::Tensors(weights), packed: Arc::default(), id, dims: [out, input] })
     }
 
-    pub(crate) fn weight(&self) -> &Tensor {
-        &self.weights.weight
+    pub(crate) fn out_features(&self) -> usize {
+        self.dims[0]
     }
 
-    pub(crate) fn weights(&self) -> &LinearWeights {
-        &self.weights
+    pub(crate) fn in_features(&self) -> usize {
+        self.dims[1]
+    }
+
+    /// A tensor with the dtype and the device of the weights.
+    pub(crate) fn like(&self) -> &Tensor {
+        match &self.weights {
+            Weights::Tensors(weights) => &weights.weight,
+            Weights::Packed { like, .. } => like,
+        }
+    }
+
+    /// What tells the weights of this layer from all others: layers that share them have the same.
+    pub(crate) fn id(&self) -> TensorId {
+        self.id
+    }
+
+    /// The weights: the tensors of the layer, or new ones if the layer holds nothing but what is packed.
+    pub(crate) fn weights(&self) -> Result<LinearWeights> {
+        match &self.weights {
+            Weights::Tensors(weights) => Ok(weights.clone()),
+            Weights::Packed { has_bias, like } => {
+                unpack(self.packed()?, 0..self.out_features(), *has_bias, like.dtype())
+            }
+        }
+    }
+
+    /// The bias, if there is one, as [`weights`](Self::weights) has it.
+    pub(crate) fn bias(&self) -> Result<Option<Tensor>> {
+        match &self.weights {
+            Weights::Tensors(weights) => Ok(weights.bias.clone()),
+            Weights::Packed { has_bias: false, .. } => Ok(None),
+            Weights::Packed { like, .. } => unpack_bias(self.packed()?, 0..self.out_features(), like.dtype()).map(Some),
+        }
+    }
+
+    pub(crate) fn has_bias(&self) -> bool {
+        match &self.weights {
+            Weights::Tensors(weights) => weights.bias.is_some(),
+            Weights::Packed { has_bias, .. } => *has_bias,
+        }
     }
 
     pub(crate) fn tracks_gradient(&self) -> bool {
-        self.weights.tracks_gradient()
+        self.tensors().is_some_and(LinearWeights::tracks_gradient)
+    }
+
+    /// The tensors of the layer, unless it holds nothing but what is packed.
+    pub(super) fn tensors(&self) -> Option<&LinearWeights> {
+        match &self.weights {
+            Weights::Tensors(weights) => Some(weights),
+            Weights::Packed { .. } => None,
+        }
     }
 
     /// Whether the CPU kernel can multiply with these weights. Weights that track a gradient are never packed, because
     /// they may change; and a build that uses Accelerate or MKL leaves products to them.
     pub(crate) fn can_pack(&self) -> bool {
         let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
-        own && self.weight().device().is_cpu() && self.weight().dtype() != DType::F64 && !self.tracks_gradient()
+        own && self.like().device().is_cpu() && self.like().dtype() != DType::F64 && !self.tracks_gradient()
+    }
+
+    /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only for
+    /// tensors that nobody else holds, or nothing is won and changes of them are lost.
+    pub(crate) fn pack(&mut self) -> Result<()> {
+        if let Weights::Tensors(weights) = &self.weights
+            && self.can_pack()
+        {
+            self.packed()?;
+            self.weights = Weights::Packed { has_bias: weights.bias.is_some(), like: empty(weights.weight.dtype())? };
+        }
+        Ok(())
+    }
+
+    /// Whether there are no tensors of the weights any more.
+    #[cfg(feature = "encoder")]
+    pub(crate) fn is_only_packed(&self) -> bool {
+        self.tensors().is_none()
     }
 
     /// Whether the weights have been packed.
@@ -68,7 +155,8 @@ impl Linear {
         if let Some(packed) = self.packed.get() {
             return Ok(packed);
         }
-        let packed = pack(&[&self.weights])?;
+        // Only tensors can be without a packed form.
+        let packed = pack(&[&self.weights()?])?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
@@ -78,33 +166,25 @@ impl Linear {
             return multiply(xs, self.packed()?, dtype);
         }
         let (b, s, _) = xs.dims3()?;
+        let LinearWeights { weight, bias } = self.weights()?;
         // Round to a half type once, after the bias, as a fused `addmm` does.
-        let ys = self.product(xs)?;
-        let ys = match &self.weights.bias {
+        let ys = product(xs, &weight)?;
+        let ys = match &bias {
             Some(bias) => add_bias(ys, bias)?,
             None => ys,
         };
-        Ok(ys.to_dtype(dtype)?.reshape((b, s, self.weight().dim(0)?))?)
+        Ok(ys.to_dtype(dtype)?.reshape((b, s, self.out_features()))?)
     }
 
     /// [`forward`](Self::forward) in the dtype of `xs`. Where a GPU can add the bias in its next kernel, it is left out.
     pub(crate) fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
-        match &self.weights.bias {
-            Some(bias) if supports_fused(xs, &[Some(self.weight()), Some(bias)]) => {
+        match self.tensors() {
+            Some(LinearWeights { weight, bias: Some(bias) }) if supports_fused(xs, &[Some(weight), Some(bias)]) => {
                 let (b, s, _) = xs.dims3()?;
-                Ok(PendingBias { ys: self.product(xs)?.reshape((b, s, ()))?, bias: Some(bias.clone()) })
+                Ok(PendingBias { ys: product(xs, weight)?.reshape((b, s, ()))?, bias: Some(bias.clone()) })
             }
             _ => Ok(self.forward(xs, xs.dtype())?.into()),
         }
-    }
-
-    /// `xs` `(b, s, in)` → `(b · s, out)` without the bias, in [`accumulate_dtype`].
-    fn product(&self, xs: &Tensor) -> Result<Tensor> {
-        let (b, s, input) = xs.dims3()?;
-        let wide = accumulate_dtype(self.weight());
-        check_product(xs, self.weight())?;
-        let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
-        Ok(xs.matmul(&self.weight().to_dtype(wide)?.t()?)?)
     }
 
     /// `activation(self(xs)) · gate(xs)`, `(b, s, in)` → `(b, s, out)`, with one fused kernel after the products; `None`
@@ -119,26 +199,29 @@ impl Linear {
         gate: Option<&Self>,
         both: Option<(&Self, usize)>,
     ) -> Result<Option<Tensor>> {
-        let parts = [Some(self), gate].into_iter().flatten();
-        let tensors: Vec<_> = parts.flat_map(|part| [Some(part.weight()), part.weights.bias.as_ref()]).collect();
-        if !supports_fused(xs, &tensors) {
+        // Weights that are packed are on the CPU, which has no such kernel.
+        let (Some(own), factor) = (self.tensors(), gate.map(Self::tensors)) else { return Ok(None) };
+        let factor = factor.flatten();
+        let parts = [Some(own), factor].into_iter().flatten();
+        let tensors: Vec<_> = parts.flat_map(|part| [Some(&part.weight), part.bias.as_ref()]).collect();
+        if gate.is_some() != factor.is_some() || !supports_fused(xs, &tensors) {
             return Ok(None);
         }
         let (b, s, _) = xs.dims3()?;
-        let out = self.weight().dim(0)?;
-        let (ys, factors) = match both {
+        let out = self.out_features();
+        let (ys, factors) = match both.and_then(|(both, half)| Some((both.tensors()?, half))) {
             Some((both, half)) => {
-                let all = both.product(xs)?;
+                let all = product(xs, &both.weight)?;
                 (all.narrow(1, half * out, out)?, Some(all.narrow(1, (1 - half) * out, out)?))
             }
-            None => (self.product(xs)?, gate.map(|gate| gate.product(xs)).transpose()?),
+            None => (product(xs, &own.weight)?, factor.map(|factor| product(xs, &factor.weight)).transpose()?),
         };
         let activated = Activated {
             activation,
             xs: &ys,
-            bias: self.weights.bias.as_ref(),
+            bias: own.bias.as_ref(),
             gate: factors.as_ref(),
-            gate_bias: gate.and_then(|gate| gate.weights.bias.as_ref()),
+            gate_bias: factor.and_then(|factor| factor.bias.as_ref()),
         };
         let Some(ys) = activated.fused()? else { return Ok(None) };
         Ok(Some(ys.reshape((b, s, out))?))
@@ -153,15 +236,26 @@ impl MapTensors for LinearWeights {
 
 impl MapTensors for Linear {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self { weights: self.weights.map_tensors(f)?, packed: Arc::default() })
+        let weights = self.weights()?.map_tensors(f)?;
+        let id = weights.weight.id();
+        Ok(Self { weights: Weights::Tensors(weights), packed: Arc::default(), id, dims: self.dims })
     }
 }
 
 impl fmt::Debug for Linear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (weight, bias) = (&self.weights.weight, if self.weights.bias.is_some() { ", bias" } else { "" });
-        write!(f, "Linear({:?}, {}{bias})", weight.dims(), weight.dtype().as_str())
+        let bias = if self.has_bias() { ", bias" } else { "" };
+        write!(f, "Linear({:?}, {}{bias})", self.dims, self.like().dtype().as_str())
     }
+}
+
+/// `xs` `(b, s, in)` times `weight` `(out, in)` → `(b · s, out)`, in [`accumulate_dtype`].
+fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let (b, s, input) = xs.dims3()?;
+    let wide = accumulate_dtype(weight);
+    check_product(xs, weight)?;
+    let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
+    Ok(xs.matmul(&weight.to_dtype(wide)?.t()?)?)
 }
 
 /// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have any
@@ -221,10 +315,11 @@ fn add_bias(ys: Tensor, bias: &Tensor) -> Result<Tensor> {
 }
 
 /// The dtype in which products are accumulated, and in which queries, keys and values are kept: on the CPU f32 for half
-/// types, because candle's matmul would round each partial sum; GPUs accumulate half types in f32 themselves.
-pub(crate) fn accumulate_dtype(weight: &Tensor) -> DType {
-    match weight.dtype() {
-        DType::F16 | DType::BF16 if weight.device().is_cpu() => DType::F32,
+/// types, because candle's matmul would round each partial sum; GPUs accumulate half types in f32 themselves. `like` has
+/// the dtype and the device of the weights.
+pub(crate) fn accumulate_dtype(like: &Tensor) -> DType {
+    match like.dtype() {
+        DType::F16 | DType::BF16 if like.device().is_cpu() => DType::F32,
         dtype => dtype,
     }
 }

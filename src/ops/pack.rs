@@ -1,36 +1,67 @@
-//! Weights packed for the CPU kernels, and products with them.
+//! Weights packed for the CPU kernels, products with them, and the tensors that they came from.
 
-use candle_core::{DType, Device, Tensor, WithDType};
+use std::ops::Range;
 
-use crate::error::{Error, Result};
+use candle_core::{D, DType, Device, Tensor, WithDType};
+
+use crate::error::Result;
 use crate::kernels::Activation;
-use crate::kernels::cpu::{Element, Isa, PackedWeights, Team};
-use crate::tensor::{check_allocation, element_count, for_cpu_element, try_reserve, with_f32_slice, with_slice};
+use crate::kernels::cpu::{Element, Isa, PackedWeights, Packer, Team};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 
 /// Packs the outputs of one or more layers of the same input, one after the other.
 pub(super) fn pack(parts: &[&LinearWeights]) -> Result<PackedWeights> {
-    let input = parts[0].weight.dim(1)?;
-    let (mut weights, mut biases) = (Vec::new(), Vec::new());
+    let mut out = 0;
     for part in parts {
-        with_f32_slice(&part.weight, |weight| {
-            try_reserve("packed weights", &mut weights, weight.len())?;
-            weights.extend_from_slice(weight);
-            Ok::<_, Error>(())
-        })??;
-        match &part.bias {
-            Some(bias) => with_f32_slice(bias, |bias| biases.extend_from_slice(bias))?,
-            None => biases.resize(biases.len() + part.weight.dim(0)?, 0.0),
-        }
+        out += part.weight.dim(0)?;
     }
-    let pack = if parts[0].weight.dtype() == DType::BF16 { PackedWeights::new_bf16 } else { PackedWeights::new };
-    pack(Isa::detect()?, &weights, Some(&biases), biases.len(), input)
+    let (dtype, input) = (parts[0].weight.dtype(), parts[0].weight.dim(1)?);
+    let mut packer = Packer::new(Isa::detect()?, dtype == DType::BF16, out, input)?;
+    for LinearWeights { weight, bias } in parts {
+        // Before the weight is locked: nothing else may be read then.
+        let bias = bias.as_ref().map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
+        let (bias, outputs) = (bias.as_deref(), weight.dim(0)?);
+        for_cpu_element!(dtype, T => with_slice(weight, |weight: &[T]| packer.push(outputs, weight, bias))?)?;
+    }
+    packer.finish()
+}
+
+/// The weights of a range of outputs as they were packed, in their `dtype`: every bit of a number is the same.
+pub(super) fn unpack(
+    packed: &PackedWeights,
+    outputs: Range<usize>,
+    has_bias: bool,
+    dtype: DType,
+) -> Result<LinearWeights> {
+    let shape = (outputs.len(), packed.in_features());
+    let bias = has_bias.then(|| unpack_bias(packed, outputs.clone(), dtype)).transpose()?;
+    let weight = for_cpu_element!(dtype, T => Tensor::from_vec(packed.unpack::<T>(outputs)?, shape, &Device::Cpu)?);
+    Ok(LinearWeights { weight, bias })
+}
+
+/// The bias of a range of outputs as it was packed, in its `dtype`.
+pub(super) fn unpack_bias(packed: &PackedWeights, outputs: Range<usize>, dtype: DType) -> Result<Tensor> {
+    Ok(Tensor::new(packed.bias(outputs), &Device::Cpu)?.to_dtype(dtype)?)
 }
 
 /// `xs` `(b, s, in)` times packed weights, plus their bias → `(b, s, out)` in `dtype`.
 pub(super) fn multiply(xs: &Tensor, weights: &PackedWeights, dtype: DType) -> Result<Tensor> {
     let ys = for_cpu_element!(xs.dtype(), A => for_cpu_element!(dtype, O => multiply_as::<A, O>(xs, weights)));
     Ok(ys?.to_dtype(dtype)?)
+}
+
+/// [`multiply`] for a range of the outputs alone: the same bits as in the whole product.
+pub(super) fn multiply_outputs(
+    xs: &Tensor,
+    weights: &PackedWeights,
+    outputs: Range<usize>,
+    dtype: DType,
+) -> Result<Tensor> {
+    let size = outputs.len();
+    let (part, before) = weights.outputs(outputs)?;
+    let ys = multiply(xs, &part, dtype)?;
+    if before == 0 { Ok(ys) } else { Ok(ys.narrow(D::Minus1, before, size)?.contiguous()?) }
 }
 
 fn multiply_as<A: Element + WithDType, O: Element + WithDType>(xs: &Tensor, weights: &PackedWeights) -> Result<Tensor> {

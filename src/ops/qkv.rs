@@ -1,29 +1,50 @@
 //! The fused projection of queries, keys and values.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, DType, Tensor, TensorId};
 
 use crate::error::Result;
 use crate::kernels::cpu::{Isa, PackedWeights};
-use crate::ops::linear::Linear;
-use crate::ops::pack::{multiply, pack};
+use crate::ops::linear::{Linear, empty};
+use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
 use crate::tensor::same_dtype_and_device;
 use crate::weights::{LinearWeights, QkvWeights};
 
 /// The projections of queries, keys and values: one product for all three where they share their input.
+///
+/// On the CPU their weights are packed in one, too, and that is the only packed copy: what needs the queries alone, or
+/// keys and values alone, multiplies with a part of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Qkv {
-    parts: Box<[Linear; 3]>,
+    weights: Weights,
+    /// All three packed in one, on first use.
+    packed: Arc<OnceLock<PackedWeights>>,
+    /// That of the weight of the queries that the layer was made of.
+    id: TensorId,
+    /// The numbers of outputs of q, k and v.
+    rows: [usize; 3],
+    h_kv: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Weights {
+    Layers(Box<Layers>),
+    /// What is packed, and nothing beside it.
+    Packed {
+        has_bias: [bool; 3],
+        like: Tensor,
+    },
+}
+
+#[derive(Debug, Clone)]
+struct Layers {
+    parts: [Linear; 3],
     /// All three in one layer, if they are stored so; `parts` are then views of it.
     stored: Option<Linear>,
     /// The weights as they are stored, if their rows are in another order and may change: they are reordered per call.
     unordered: Option<QkvWeights>,
-    /// All three packed in one, on first use.
-    packed: Arc<OnceLock<PackedWeights>>,
-    /// The numbers of outputs of q, k and v.
-    rows: [usize; 3],
-    h_kv: usize,
 }
 
 const NAMES: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
@@ -38,10 +59,10 @@ impl Qkv {
                 let part = |i: usize, weights| Linear::new(NAMES[i], weights, rows[i], inputs[i]);
                 let parts = [part(0, q)?, part(1, k)?, part(2, v)?];
                 for (part, name) in parts.iter().zip(NAMES) {
-                    same_dtype_and_device(&format!("{name} weight"), part.weight(), parts[0].weight())?;
+                    same_dtype_and_device(&format!("{name} weight"), part.like(), parts[0].like())?;
                 }
                 // One large product costs a GPU less than three. On the CPU they are packed into one on first use.
-                let all = if parts[0].weight().device().is_cpu() { None } else { concat(&parts)? };
+                let all = if parts[0].like().device().is_cpu() { None } else { concat(&parts)? };
                 match all {
                     Some(all) => views(all, rows, inputs[0])?,
                     None => (parts, None),
@@ -50,28 +71,61 @@ impl Qkv {
         };
         let may_change = weights.needs_reordering() && weights.tracks_gradient();
         let unordered = may_change.then_some(weights);
-        Ok(Self { parts: Box::new(parts), stored, unordered, packed: Arc::default(), rows, h_kv })
+        let id = parts[0].id();
+        let weights = Weights::Layers(Box::new(Layers { parts, stored, unordered }));
+        Ok(Self { weights, packed: Arc::default(), id, rows, h_kv })
     }
 
-    /// The weight of the queries, which has the dtype and the device of all.
-    pub(crate) fn weight(&self) -> &Tensor {
-        self.parts[0].weight()
+    /// A tensor with the dtype and the device of the weights.
+    pub(crate) fn like(&self) -> &Tensor {
+        match &self.weights {
+            Weights::Layers(layers) => layers.parts[0].like(),
+            Weights::Packed { like, .. } => like,
+        }
+    }
+
+    /// What tells these weights from those of all other layers; clones have the same.
+    pub(crate) fn id(&self) -> TensorId {
+        self.id
     }
 
     /// Whether any weight tracks operations.
     pub(crate) fn tracks_gradient(&self) -> bool {
-        self.unordered.is_some() || self.parts.iter().any(Linear::tracks_gradient)
+        match &self.weights {
+            Weights::Layers(layers) => layers.unordered.is_some() || layers.parts.iter().any(Linear::tracks_gradient),
+            Weights::Packed { .. } => false,
+        }
     }
 
     /// Whether queries, keys and values of one input can come from one product with packed weights.
     pub(crate) fn can_pack(&self) -> bool {
-        let input = |part: &Linear| part.weight().dims()[1];
-        self.parts.iter().all(|part| part.can_pack() && input(part) == input(&self.parts[0]))
+        let Weights::Layers(layers) = &self.weights else { return true };
+        let input = layers.parts[0].in_features();
+        layers.parts.iter().all(|part| part.can_pack() && part.in_features() == input)
+    }
+
+    /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
+    pub(crate) fn pack(&mut self) -> Result<()> {
+        let in_one = self.can_pack();
+        if in_one {
+            self.packed()?;
+        }
+        let Weights::Layers(layers) = &mut self.weights else { return Ok(()) };
+        if !in_one {
+            return layers.parts.iter_mut().try_for_each(Linear::pack);
+        }
+        let has_bias = layers.parts.each_ref().map(Linear::has_bias);
+        self.weights = Weights::Packed { has_bias, like: empty(layers.parts[0].like().dtype())? };
+        Ok(())
     }
 
     /// Whether the weights have been packed, all three in one or one by one.
     pub(crate) fn is_packed(&self) -> bool {
-        self.packed.get().is_some() || self.parts.iter().any(Linear::is_packed)
+        let parts = match &self.weights {
+            Weights::Layers(layers) => &layers.parts[..],
+            Weights::Packed { .. } => &[],
+        };
+        self.packed.get().is_some() || parts.iter().any(Linear::is_packed)
     }
 
     /// The packed weights of all three; call only if [`can_pack`](Self::can_pack).
@@ -79,14 +133,19 @@ impl Qkv {
         if let Some(packed) = self.packed.get() {
             return Ok(packed);
         }
-        let packed = pack(&self.parts.each_ref().map(Linear::weights))?;
+        // Only layers can be without a packed form.
+        let parts = [self.part_weights(0)?, self.part_weights(1)?, self.part_weights(2)?];
+        let packed = pack(&parts.each_ref())?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
     /// Whether the inputs of packed weights are rounded to bf16; `false` where none are packed.
     pub(crate) fn rounds_to_bf16(&self) -> Result<bool> {
-        let bf16 = self.weight().dtype() == DType::BF16 && self.parts.iter().all(Linear::can_pack);
-        Ok(bf16 && Isa::detect()?.has_bf16_dot())
+        let can_pack = match &self.weights {
+            Weights::Layers(layers) => layers.parts.iter().all(Linear::can_pack),
+            Weights::Packed { .. } => true,
+        };
+        Ok(can_pack && self.like().dtype() == DType::BF16 && Isa::detect()?.has_bf16_dot())
     }
 
     /// Projects `[query, key, value]`, each `(b, s, in)`, and splits the results into heads: `(b, s, h, d)` in `dtype`.
@@ -100,26 +159,28 @@ impl Qkv {
         if one_input && self.can_pack() && !q.track_op() {
             return self.split_outputs(&multiply(q, self.packed()?, dtype)?, sizes);
         }
-        if let Some(all) = self.stored.as_ref().filter(|_| one_input) {
+        if let Weights::Layers(layers) = &self.weights
+            && let Some(all) = layers.stored.as_ref().filter(|_| one_input)
+        {
             return self.split_outputs(&all.forward(q, dtype)?, sizes);
         }
-        let part = |i: usize, xs: &Tensor| split_heads(&self.parts[i].forward(xs, dtype)?, sizes[i]);
+        let part = |i: usize, xs: &Tensor| split_heads(&self.forward_part(i, xs, dtype)?, sizes[i]);
         Ok([part(0, q)?, part(1, k)?, part(2, v)?])
     }
 
     /// The weights as three layers.
     pub(crate) fn weights(&self) -> Result<QkvWeights> {
-        match self.reordered()? {
-            Some(ordered) => ordered.weights(),
-            None => Ok(QkvWeights::Split(Box::new(self.parts.each_ref().map(|part| part.weights().clone())))),
+        if let Some(ordered) = self.reordered()? {
+            return ordered.weights();
         }
+        Ok(QkvWeights::Split(Box::new([self.part_weights(0)?, self.part_weights(1)?, self.part_weights(2)?])))
     }
 
     /// The queries alone, as [`forward`](Self::forward) gives them.
     pub(crate) fn query(&self, xs: &Tensor, size: usize, dtype: DType) -> Result<Tensor> {
         match self.reordered()? {
             Some(ordered) => ordered.query(xs, size, dtype),
-            None => split_heads(&self.parts[0].forward(xs, dtype)?, size),
+            None => split_heads(&self.forward_part(0, xs, dtype)?, size),
         }
     }
 
@@ -128,29 +189,53 @@ impl Qkv {
         match self.reordered()? {
             Some(ordered) => ordered.key_value([k, v], sizes, dtype),
             None => Ok([
-                split_heads(&self.parts[1].forward(k, dtype)?, sizes[0])?,
-                split_heads(&self.parts[2].forward(v, dtype)?, sizes[1])?,
+                split_heads(&self.forward_part(1, k, dtype)?, sizes[0])?,
+                split_heads(&self.forward_part(2, v, dtype)?, sizes[1])?,
             ]),
         }
     }
 
-    /// The projection of queries (0), keys (1) or values (2).
-    pub(crate) fn part(&self, i: usize) -> Result<Linear> {
+    /// The queries (0), keys (1) or values (2) of `xs` `(b, s, in)`, not split into heads: `(b, s, out)` in `dtype`.
+    pub(crate) fn project(&self, i: usize, xs: &Tensor, dtype: DType) -> Result<Tensor> {
         match self.reordered()? {
-            Some(ordered) => ordered.part(i),
-            None => {
-                // A layer of its own, so that what it packs is not kept here beside the weights packed in one.
-                let part = &self.parts[i];
-                let (out, input) = part.weight().dims2()?;
-                Linear::new(NAMES[i], part.weights().clone(), out, input)
+            Some(ordered) => ordered.forward_part(i, xs, dtype),
+            None => self.forward_part(i, xs, dtype),
+        }
+    }
+
+    /// [`project`](Self::project) with weights whose rows are in order.
+    fn forward_part(&self, i: usize, xs: &Tensor, dtype: DType) -> Result<Tensor> {
+        if self.can_pack() && !xs.track_op() {
+            return multiply_outputs(xs, self.packed()?, self.outputs(i), dtype);
+        }
+        match &self.weights {
+            Weights::Layers(layers) => layers.parts[i].forward(xs, dtype),
+            Weights::Packed { .. } => {
+                Linear::new(NAMES[i], self.part_weights(i)?, self.rows[i], self.packed()?.in_features())?
+                    .forward(xs, dtype)
             }
         }
     }
 
+    /// The weights of queries (0), keys (1) or values (2), in order.
+    fn part_weights(&self, i: usize) -> Result<LinearWeights> {
+        match &self.weights {
+            Weights::Layers(layers) => layers.parts[i].weights(),
+            Weights::Packed { has_bias, like } => unpack(self.packed()?, self.outputs(i), has_bias[i], like.dtype()),
+        }
+    }
+
+    /// Which outputs of all three are those of queries (0), keys (1) or values (2).
+    fn outputs(&self, i: usize) -> Range<usize> {
+        let start = self.rows[..i].iter().sum();
+        start..start + self.rows[i]
+    }
+
     /// The same projections with their rows in order, if they are reordered per call.
     fn reordered(&self) -> Result<Option<Self>> {
-        let Some(weights) = &self.unordered else { return Ok(None) };
-        let inputs = [self.parts[0].weight().dim(1)?; 3];
+        let Weights::Layers(layers) = &self.weights else { return Ok(None) };
+        let Some(weights) = &layers.unordered else { return Ok(None) };
+        let inputs = [layers.parts[0].in_features(); 3];
         let ordered = match weights.packed(self.rows, self.h_kv)? {
             Some(all) => QkvWeights::Packed(all),
             None => QkvWeights::Split(Box::new(weights.split(self.rows, self.h_kv)?)),
@@ -160,7 +245,7 @@ impl Qkv {
 
     /// `ys` `(b, s, rows of q, k and v)` → queries, keys and values by head.
     fn split_outputs(&self, ys: &Tensor, sizes: [usize; 3]) -> Result<[Tensor; 3]> {
-        let start = |i: usize| self.rows[..i].iter().sum::<usize>();
+        let start = |i: usize| self.outputs(i).start;
         if sizes[1] != sizes[2] {
             let part = |i: usize| split_heads(&ys.narrow(D::Minus1, start(i), self.rows[i])?, sizes[i]);
             return Ok([part(0)?, part(1)?, part(2)?]);
@@ -175,21 +260,23 @@ impl Qkv {
 /// The layers of q, k and v as views of one layer, and that layer.
 fn views(all: LinearWeights, rows: [usize; 3], input: usize) -> Result<([Linear; 3], Option<Linear>)> {
     let all = Linear::new("packed q, k, v", all, rows.iter().sum(), input)?;
-    let [q, k, v] = all.weights().split(rows)?;
+    let [q, k, v] = all.weights()?.split(rows)?;
     let view = |i: usize, weights| Linear::new(NAMES[i], weights, rows[i], input);
     Ok(([view(0, q)?, view(1, k)?, view(2, v)?], Some(all)))
 }
 
 /// Three layers as one, if their inputs have one size, they track no gradient, and all or none have a bias.
 fn concat(parts: &[Linear; 3]) -> Result<Option<LinearWeights>> {
-    let first = parts[0].weights();
-    let fits = |part: &LinearWeights| {
-        part.weight.dims()[1] == first.weight.dims()[1]
-            && part.bias.is_some() == first.bias.is_some()
+    let fits = |part: &Linear| {
+        part.in_features() == parts[0].in_features()
+            && part.has_bias() == parts[0].has_bias()
             && !part.tracks_gradient()
     };
-    let parts = parts.each_ref().map(Linear::weights);
-    if parts.into_iter().all(fits) { LinearWeights::concat(&parts).map(Some) } else { Ok(None) }
+    if !parts.iter().all(fits) {
+        return Ok(None);
+    }
+    let weights = [parts[0].weights()?, parts[1].weights()?, parts[2].weights()?];
+    LinearWeights::concat(&weights.each_ref()).map(Some)
 }
 
 /// `(b, s, h · d)` → `(b, s, h, d)`.
@@ -204,6 +291,13 @@ mod tests {
 
     use super::*;
 
+    fn parts(qkv: &Qkv) -> &[Linear; 3] {
+        match &qkv.weights {
+            Weights::Layers(layers) => &layers.parts,
+            Weights::Packed { .. } => panic!("packed"),
+        }
+    }
+
     /// Runs on the CPU what layers on a GPU do, in f64 because f64 weights are never packed.
     #[test]
     fn concatenated_projections_equal_separate_ones() {
@@ -212,7 +306,7 @@ mod tests {
         let (rows, input, sizes) = ([12, 6, 10], 7, [3, 3, 5]);
         let dense = |i: usize| LinearWeights::new(random(&[rows[i], input]), Some(random(&[rows[i]])));
         let split = Qkv::new(QkvWeights::Split(Box::new([0, 1, 2].map(dense))), rows, [input; 3], 2).unwrap();
-        let one = concat(&split.parts).unwrap().unwrap();
+        let one = concat(parts(&split)).unwrap().unwrap();
         let one = Qkv::new(QkvWeights::Packed(one), rows, [input; 3], 2).unwrap();
         let (xs, ys) = (random(&[2, 4, input]), random(&[2, 5, input]));
         for inputs in [[&xs; 3], [&xs, &ys, &ys]] {
@@ -227,6 +321,6 @@ mod tests {
         let mut odd = [0, 1, 2].map(dense);
         odd[1].bias = None;
         let odd = Qkv::new(QkvWeights::Split(Box::new(odd)), rows, [input; 3], 2).unwrap();
-        assert!(concat(&odd.parts).unwrap().is_none(), "a bias for some of them is not invented for the others");
+        assert!(concat(parts(&odd)).unwrap().is_none(), "a bias for some of them is not invented for the others");
     }
 }

@@ -112,7 +112,7 @@ impl Disentangled {
     /// The embeddings projected as keys `(embeddings, h · d)`, for `c2p`, and as queries, for `p2c`.
     fn project(&self, call: &ScoreCall) -> Result<Vec<Option<Tensor>>> {
         let weights = call.state.weights();
-        let dtype = accumulate_dtype(call.qkv.weight());
+        let dtype = accumulate_dtype(call.qkv.like());
         let mut embeddings = weights.require(EMBEDDINGS)?.to_dtype(dtype)?.unsqueeze(0)?; // (1, embeddings, hidden)
         if let (Some(eps), Some(weight)) = (self.norm_eps, weights.get(NORM[0])) {
             let bias = weights.get(NORM[1]);
@@ -135,11 +135,14 @@ impl Disentangled {
             if !needed {
                 return Ok(None);
             }
-            let projection = match linear_weights(weights, names) {
-                Some(own) => Linear::new(names[0], own.clone(), own.weight.dim(0)?, width)?,
-                None => call.qkv.part(shared)?,
+            let projected = match linear_weights(weights, names) {
+                Some(own) => {
+                    let out = own.weight.dim(0)?;
+                    Linear::new(names[0], own, out, width)?.forward(&embeddings, dtype)?
+                }
+                None => call.qkv.project(shared, &embeddings, dtype)?,
             };
-            Ok(Some(projection.forward(&embeddings, dtype)?.squeeze(0)?))
+            Ok(Some(projected.squeeze(0)?))
         };
         Ok(vec![project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
     }

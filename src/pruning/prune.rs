@@ -8,6 +8,7 @@ use crate::attention::MultiHeadAttention;
 use crate::config::{AttentionConfig, NormOver};
 use crate::error::{Error, Result};
 use crate::tensor;
+use crate::tensor::Freeze;
 use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
@@ -40,7 +41,11 @@ impl MultiHeadAttention {
         }
         let kept = Kept::new(config, heads);
         let weights = kept.weights(config, self.weights()?)?;
-        Self::from_weights(&kept.config(config), weights)
+        let mut pruned = Self::from_weights(&kept.config(config), weights)?;
+        if self.is_frozen() {
+            pruned.freeze_in_place()?;
+        }
+        Ok(pruned)
     }
 }
 

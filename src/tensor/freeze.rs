@@ -4,6 +4,9 @@
 //! tensors of its own. It is kept, and compared with the variables when the next one is asked for: reading all weights
 //! costs less than packing them again. A counter of changes would cost nothing, but candle keeps none, and a missed
 //! change would give wrong numbers.
+//!
+//! On the CPU a frozen copy keeps its projections packed and nothing beside that. What is loaded from a source that
+//! gives every caller tensors of its own, such as a file, is frozen from the start, without a copy.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -49,10 +52,27 @@ impl<T> Default for Frozen<T> {
     }
 }
 
+impl<T> Frozen<T> {
+    /// Whether the layer or model is a frozen copy itself.
+    pub(crate) fn is_itself(&self) -> bool {
+        matches!(self, Self::Itself)
+    }
+}
+
 /// A layer or model that can be frozen.
 pub(crate) trait Freeze: MapTensors + Clone {
     /// Where the last frozen copy is.
     fn frozen_state(&mut self) -> &mut Frozen<Self>;
+
+    /// Packs the weights of projections where the CPU can, and gives their tensors back.
+    fn pack(&mut self) -> Result<()>;
+
+    /// Makes a layer or model of tensors that nobody else holds a frozen one.
+    fn freeze_in_place(&mut self) -> Result<()> {
+        self.pack()?;
+        *self.frozen_state() = Frozen::Itself;
+        Ok(())
+    }
 
     /// A copy whose tensors nobody else can change, the last one if the weights are still the same. `last` is the
     /// [`frozen_state`](Self::frozen_state) of `self`.
@@ -60,7 +80,7 @@ pub(crate) trait Freeze: MapTensors + Clone {
         let Frozen::Last(last) = last else { return Ok(self.clone()) };
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(frozen) = &*last
-            && same_elements(&tensors(self)?, &tensors(frozen)?)?
+            && has_weights(frozen, tensors(self)?)?
         {
             return Ok(frozen.clone());
         }
@@ -74,7 +94,8 @@ pub(crate) trait Freeze: MapTensors + Clone {
                 Ok(none.insert(tensor.detach().force_contiguous()?).clone())
             }
         })?;
-        *copy.frozen_state() = Frozen::Itself;
+        drop(copies);
+        copy.freeze_in_place()?;
         *last = Some(copy.clone());
         Ok(copy)
     }
@@ -89,28 +110,34 @@ fn tensors(whole: &impl MapTensors) -> Result<Vec<Tensor>> {
     Ok(all)
 }
 
-fn same_elements(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
-    if a.len() != b.len() {
+/// Whether the weights of `last` are `now`, bit for bit.
+fn has_weights(last: &impl MapTensors, now: Vec<Tensor>) -> Result<bool> {
+    let (mut now, mut same) = (now.into_iter(), true);
+    last.map_tensors(&mut |tensor| {
+        let Some(now) = now.next() else {
+            same = false;
+            return Ok(tensor.clone());
+        };
+        same = same && same_elements(&now, tensor)?;
+        // Packed weights are unpacked for this comparison: returned here, all of them would be in memory together.
+        Ok(now)
+    })?;
+    Ok(same && now.next().is_none())
+}
+
+fn same_elements(a: &Tensor, b: &Tensor) -> Result<bool> {
+    if a.dims() != b.dims() || a.dtype() != b.dtype() || !a.device().same_device(b.device()) {
         return Ok(false);
     }
-    for (a, b) in a.iter().zip(b) {
-        if a.dims() != b.dims() || a.dtype() != b.dtype() || !a.device().same_device(b.device()) {
-            return Ok(false);
-        }
-        let same = match a.dtype() {
-            // A NaN differs from itself here; then there is one more copy than necessary.
-            _ if !a.device().is_cpu() => a.ne(b)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0,
-            DType::F32 => same_on_cpu(a, b, f32::to_bits)?,
-            DType::F64 => same_on_cpu(a, b, f64::to_bits)?,
-            DType::F16 => same_on_cpu(a, b, f16::to_bits)?,
-            DType::BF16 => same_on_cpu(a, b, bf16::to_bits)?,
-            _ => false,
-        };
-        if !same {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    Ok(match a.dtype() {
+        // A NaN differs from itself here; then there is one more copy than necessary.
+        _ if !a.device().is_cpu() => a.ne(b)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0,
+        DType::F32 => same_on_cpu(a, b, f32::to_bits)?,
+        DType::F64 => same_on_cpu(a, b, f64::to_bits)?,
+        DType::F16 => same_on_cpu(a, b, f16::to_bits)?,
+        DType::BF16 => same_on_cpu(a, b, bf16::to_bits)?,
+        _ => false,
+    })
 }
 
 /// Whether all elements have the same bits.
@@ -139,6 +166,10 @@ mod tests {
     impl Freeze for Pair {
         fn frozen_state(&mut self) -> &mut Frozen<Self> {
             &mut self.1
+        }
+
+        fn pack(&mut self) -> Result<()> {
+            Ok(())
         }
     }
 

@@ -49,6 +49,7 @@ mod layouts;
 mod locks;
 mod manifest;
 mod masks;
+mod memory;
 mod minilm;
 mod model_types;
 mod norms;

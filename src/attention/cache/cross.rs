@@ -42,7 +42,7 @@ pub struct CrossCache {
     pub(super) values: Tensor,
     /// Tokens of the memory.
     len: usize,
-    /// The query weight of the layer that projected the keys.
+    /// The id of the projections that made the keys.
     layer: TensorId,
 }
 
@@ -94,7 +94,7 @@ impl MultiHeadAttention {
         }
         self.check_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
-        let layer = self.qkv.weight().id();
+        let layer = self.qkv.id();
         Ok(CrossCache { keys: k.contiguous()?, values: v.contiguous()?, len: keys.dim(1)?, layer })
     }
 
@@ -127,7 +127,7 @@ impl MultiHeadAttention {
     pub(super) fn check_cross(&self, queries: &Tensor, cache: &CrossCache, options: &AttentionOptions) -> Result<()> {
         self.check_options(queries, options)?;
         self.check_input("query", queries, self.config.resolved_query_size())?;
-        if cache.layer != self.qkv.weight().id() {
+        if cache.layer != self.qkv.id() {
             return Err(Error::value(
                 "the cache for cross-attention",
                 "one of another layer",

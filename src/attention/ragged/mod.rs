@@ -126,7 +126,7 @@ impl MultiHeadAttention {
             let expected = format!("equal ones for {}", self.config.position);
             return Err(Error::value("the list of lengths", format!("{lengths:?}"), expected));
         }
-        same_dtype_and_device("xs", xs, self.qkv.weight())?;
+        same_dtype_and_device("xs", xs, self.qkv.like())?;
         Ok(offsets)
     }
 

@@ -47,6 +47,12 @@ impl Freeze for SequenceClassifier {
     fn frozen_state(&mut self) -> &mut Frozen<Self> {
         &mut self.frozen
     }
+
+    fn pack(&mut self) -> Result<()> {
+        self.first.pack()?;
+        self.last.pack()?;
+        self.model.freeze_in_place()
+    }
 }
 
 impl MapTensors for SequenceClassifier {
@@ -88,7 +94,8 @@ impl SequenceClassifier {
         };
         let last = source.child(names.last);
         let bias = !names.optional_bias || first.contains("bias");
-        Ok(Self {
+        let own = source.gives_own_tensors();
+        let mut head = Self {
             means: means(config, names.pooling_key)?,
             first: Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?,
             activation: match names.activation {
@@ -101,7 +108,11 @@ impl SequenceClassifier {
             labels,
             frozen: Frozen::default(),
             model: BertModel::load(config, source)?,
-        })
+        };
+        if own {
+            head.freeze_in_place()?;
+        }
+        Ok(head)
     }
 
     /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since: see

@@ -40,6 +40,14 @@ impl Freeze for MaskedLm {
     fn frozen_state(&mut self) -> &mut Frozen<Self> {
         &mut self.frozen
     }
+
+    fn pack(&mut self) -> Result<()> {
+        self.first.pack()?;
+        // Tied to the word embeddings, the decoder is packed all the same: a lookup reads rows and a product reads panels.
+        // These are the only weights that a frozen model holds twice.
+        self.decoder.pack()?;
+        self.model.freeze_in_place()
+    }
 }
 
 impl MapTensors for MaskedLm {
@@ -85,9 +93,10 @@ impl MaskedLm {
         let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(true);
         let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
         let norm = config.norm(&config.row().block, width, &source.child(names.norm))?;
+        let own = source.gives_own_tensors();
         let model = BertModel::load(config, source)?;
         let weight = weight.unwrap_or_else(|| model.embeddings.words.clone());
-        Ok(Self {
+        let mut head = Self {
             first: Linear::new(names.first, weights, width, hidden)?,
             activation: match names.activation {
                 HeadActivation::Hidden => config.hidden_act,
@@ -99,7 +108,11 @@ impl MaskedLm {
             decoder: Linear::new(names.decoder, LinearWeights { weight, bias }, vocabulary, width)?,
             frozen: Frozen::default(),
             model,
-        })
+        };
+        if own {
+            head.freeze_in_place()?;
+        }
+        Ok(head)
     }
 
     /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since: see

@@ -17,7 +17,7 @@ use crate::mask::AttentionMask;
 use crate::norm::Norm;
 use crate::ops::Linear;
 use crate::position::{LayerSizes, PositionParameter};
-use crate::tensor::Frozen;
+use crate::tensor::{Freeze, Frozen};
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden states.
 ///
@@ -30,6 +30,11 @@ use crate::tensor::Frozen;
 ///
 /// # DTypes
 /// f16, bf16, f32 or f64, that of the weights. Sums are accumulated in f32 for half types.
+///
+/// # Memory
+/// On the CPU, what is loaded from a checkpoint keeps the weights of its projections packed for the kernels, and that is
+/// their only copy; so does what [`frozen`](Self::frozen) returns. Weights from other sources, which may be shared or
+/// variables, are kept as they are, and packed beside that at the first call if they are no variables.
 ///
 /// # Training
 /// Loaded from variables (see [`Checkpoint::to_varmap`](crate::checkpoint::Checkpoint::to_varmap)), each parameter gets
@@ -90,9 +95,10 @@ impl BertModel {
             blocks.push(block);
         }
         let (width, projection) = (config.embedding_size(), source.child(row.projection));
+        let own = source.gives_own_tensors();
         let norm =
             |name: Option<&str>, size| name.map(|name| config.norm(&row.block, size, &source.child(name))).transpose();
-        Ok(Self {
+        let mut model = Self {
             config: config.clone(),
             embeddings,
             embeddings_norm: norm(row.embeddings_norm, width)?,
@@ -105,7 +111,11 @@ impl BertModel {
             blocks,
             final_norm: norm(row.final_norm, config.hidden_size)?,
             frozen: Frozen::default(),
-        })
+        };
+        if own {
+            model.freeze_in_place()?;
+        }
+        Ok(model)
     }
 
     /// The configuration.

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::families::block::{Block as BlockRow, BlockNorms};
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
-use crate::tensor::{MapTensors, select};
+use crate::tensor::{Freeze, MapTensors, select};
 use crate::weights::AttentionWeights;
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the family
@@ -112,13 +112,23 @@ impl Block {
         if let Some((name, table)) = shared_bias {
             weights.position.insert(*name, unpruned(table, &config.pruned_heads.of_layer(index))?);
         }
+        let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
+        if source.gives_own_tensors() {
+            attention.freeze_in_place()?;
+        }
         Ok(Self {
-            attention: MultiHeadAttention::from_weights(&attention, weights)?,
+            attention,
             mask,
             attention_norms,
             feed_forward: FeedForward::load(config, row.feed_forward, &source)?,
             feed_forward_norms,
         })
+    }
+
+    /// Packs the weights of projections and gives their tensors back; nobody else may hold these.
+    pub fn pack(&mut self) -> Result<()> {
+        self.attention.freeze_in_place()?;
+        self.feed_forward.pack()
     }
 
     pub fn attention(&self) -> &MultiHeadAttention {

@@ -22,10 +22,18 @@ const BLOCK_VALUES: usize = 3 << 17;
 pub(crate) struct FeedForward {
     activated: Linear,
     plain: Option<Linear>,
-    /// Both as one matrix, if they are stored so, and the index of the activated half.
-    both: Option<(Linear, usize)>,
+    both: Option<Both>,
     activation: Activation,
     last: Linear,
+}
+
+/// The gate and what it multiplies, where they are stored as the halves of one matrix.
+#[derive(Debug, Clone)]
+struct Both {
+    /// The whole, of which both are views. `None` once they are packed, each for itself.
+    whole: Option<Linear>,
+    /// The index of the activated half.
+    activated: usize,
 }
 
 impl FeedForward {
@@ -38,29 +46,57 @@ impl FeedForward {
             let bias = matches!(names, FeedForwardNames::Plain { .. }) || source.contains("bias");
             read_linear(&source, out, input, bias)
         };
-        let dense = |name: &str, weights| Linear::new(&source.full_name(name), weights, inner, hidden);
-        let (activated, plain, both, last) = match names {
-            FeedForwardNames::Plain { first, last } => (dense(first, read(first, inner, hidden)?)?, None, None, last),
-            FeedForwardNames::Apart { activated, plain, last } => {
-                let read = |name| dense(name, read(name, inner, hidden)?);
-                (read(activated)?, Some(read(plain)?), None, last)
+        // Packed one after another, so that never all tensors and all packed weights are in memory.
+        let own = source.gives_own_tensors();
+        let dense = |name: &str, out, input| -> Result<Linear> {
+            let mut linear = Linear::new(&source.full_name(name), read(name, out, input)?, out, input)?;
+            if own {
+                linear.pack()?;
             }
-            FeedForwardNames::Halves { both, activated, last } => {
+            Ok(linear)
+        };
+        let activation = config.hidden_act;
+        Ok(match names {
+            FeedForwardNames::Plain { first, last } => {
+                let activated = dense(first, inner, hidden)?;
+                Self { activated, plain: None, both: None, activation, last: dense(last, hidden, inner)? }
+            }
+            FeedForwardNames::Apart { activated, plain, last } => {
+                let (activated, plain) = (dense(activated, inner, hidden)?, dense(plain, inner, hidden)?);
+                Self { activated, plain: Some(plain), both: None, activation, last: dense(last, hidden, inner)? }
+            }
+            FeedForwardNames::Halves { both, activated: half, last } => {
                 let weights = read(both, 2 * inner, hidden)?;
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
-                let [first, second] = halves(&whole, activated)?;
-                (first, Some(second), Some((whole, activated)), last)
+                let [activated, plain] = halves(&whole, half)?;
+                let both = Some(Both { whole: Some(whole), activated: half });
+                let last = dense(last, hidden, inner)?;
+                let mut loaded = Self { activated, plain: Some(plain), both, activation, last };
+                if own {
+                    loaded.pack()?;
+                }
+                loaded
             }
-        };
-        let weights = read(last, hidden, inner)?;
-        let last = Linear::new(&source.full_name(last), weights, hidden, inner)?;
-        Ok(Self { activated, plain, both, activation: config.hidden_act, last })
+        })
+    }
+
+    /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
+    pub fn pack(&mut self) -> Result<()> {
+        for linear in [&mut self.activated, &mut self.last].into_iter().chain(&mut self.plain) {
+            linear.pack()?;
+        }
+        if let Some(both) = &mut self.both
+            && self.activated.is_only_packed()
+        {
+            both.whole = None;
+        }
+        Ok(())
     }
 
     /// xs `(b, s, hidden)` → the same, with the last bias pending where a GPU adds it in the next operation.
     pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
         if let Some(activation) = ops::Activation::from_candle(self.activation)
-            && let both = self.both.as_ref().map(|(both, half)| (both, *half))
+            && let both = self.both.as_ref().and_then(|both| Some((both.whole.as_ref()?, both.activated)))
             && let Some(inner) = self.activated.forward_activated(xs, activation, self.plain.as_ref(), both)?
         {
             return self.last.forward_pending_bias(&inner);
@@ -75,7 +111,7 @@ impl FeedForward {
 
     /// Whether the weights of both are the same tensors.
     pub fn shares_weights_with(&self, other: &Self) -> bool {
-        self.last.weight().id() == other.last.weight().id()
+        self.last.id() == other.last.id()
     }
 
     pub fn supports_rows(&self) -> bool {
@@ -162,21 +198,33 @@ impl FeedForward {
 
 /// The activated half of a layer and the other one, as views, which follow its weights if these change.
 fn halves(both: &Linear, activated: usize) -> Result<[Linear; 2]> {
-    let (out, input) = both.weight().dims2()?;
+    let (out, input, weights) = (both.out_features(), both.in_features(), both.weights()?);
     let half = |which: usize| {
-        let weights = both.weights().narrow(which * (out / 2), out / 2)?;
+        let weights = weights.narrow(which * (out / 2), out / 2)?;
         Linear::new("a half of the feed-forward", weights, out / 2, input)
     };
     Ok([half(activated)?, half(1 - activated)?])
 }
 
+/// The inverse of [`halves`].
+fn joined([first, second]: [&Linear; 2], activated: usize) -> Result<Linear> {
+    let mut weights = [first.weights()?, second.weights()?];
+    weights.rotate_right(activated);
+    let (out, input) = (first.out_features() + second.out_features(), first.in_features());
+    Linear::new("the feed-forward", LinearWeights::concat(&weights.each_ref())?, out, input)
+}
+
 impl MapTensors for FeedForward {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let (activation, last) = (self.activation, self.last.map_tensors(f)?);
-        if let Some((both, half)) = &self.both {
-            let both = both.map_tensors(f)?;
-            let [activated, plain] = halves(&both, *half)?;
-            return Ok(Self { activated, plain: Some(plain), both: Some((both, *half)), activation, last });
+        if let (Some(both), Some(plain)) = (&self.both, &self.plain) {
+            let whole = match &both.whole {
+                Some(whole) => whole.map_tensors(f)?,
+                None => joined([&self.activated, plain], both.activated)?.map_tensors(f)?,
+            };
+            let [activated, plain] = halves(&whole, both.activated)?;
+            let both = Some(Both { whole: Some(whole), activated: both.activated });
+            return Ok(Self { activated, plain: Some(plain), both, activation, last });
         }
         Ok(Self {
             activated: self.activated.map_tensors(f)?,

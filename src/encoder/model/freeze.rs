@@ -5,11 +5,12 @@ use candle_core::Tensor;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::block::Block;
 use crate::error::Result;
+use crate::ops::Linear;
 use crate::tensor::{Freeze, Frozen, MapTensors};
 
 impl BertModel {
-    /// The model as it is now, for inference: its weights are copies that nobody else can change, so they are packed for
-    /// the kernels once. Like [`MultiHeadAttention::frozen`](crate::MultiHeadAttention::frozen), it is a snapshot that
+    /// The model as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they are
+    /// packed for the kernels at once, and the packed projections are all that the copy keeps of them. Like [`MultiHeadAttention::frozen`](crate::MultiHeadAttention::frozen), it is a snapshot that
     /// does not follow the variables, and it is the copy of the last call if no weight has changed since.
     ///
     /// # Errors
@@ -22,6 +23,18 @@ impl BertModel {
 impl Freeze for BertModel {
     fn frozen_state(&mut self) -> &mut Frozen<Self> {
         &mut self.frozen
+    }
+
+    fn pack(&mut self) -> Result<()> {
+        for index in 0..self.blocks.len() {
+            let (earlier, rest) = self.blocks.split_at_mut(index);
+            // ALBERT's layers share their weights, and so what is packed of them.
+            match earlier.iter().find(|earlier| earlier.shares_weights_with(&rest[0])) {
+                Some(earlier) => rest[0] = earlier.clone(),
+                None => rest[0].pack()?,
+            }
+        }
+        self.projection.as_mut().map_or(Ok(()), Linear::pack)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::encoder::model::bert::BertModel;
 use crate::error::Result;
 use crate::pruning::PrunedHeads;
-use crate::tensor::Frozen;
+use crate::tensor::{Freeze, Frozen};
 
 impl BertModel {
     /// The model without these heads, by their numbers in this model: what it computes with a mask of 0 for them, for
@@ -22,6 +22,9 @@ impl BertModel {
             if !of_layer.is_empty() {
                 *layer = layer.with_attention(layer.attention().prune_heads(&of_layer)?);
             }
+        }
+        if self.frozen.is_itself() {
+            pruned.freeze_in_place()?;
         }
         Ok(pruned)
     }

@@ -195,7 +195,7 @@ impl Pipeline {
     /// The size of an embedding for hidden states of `width`.
     pub(crate) fn output_size(&self, width: usize) -> usize {
         let dense = self.steps.iter().rev().find_map(|step| match step {
-            Step::Dense { dense, .. } => Some(dense.weight().dims()[0]),
+            Step::Dense { dense, .. } => Some(dense.out_features()),
             Step::Normalize => None,
         });
         dense.unwrap_or_else(|| self.pooling.output_size(width))
@@ -228,7 +228,9 @@ fn load_dense(path: PathBuf, width: usize, device: &Device) -> Result<(Step, usi
     let out = config.out_features;
     let bias = config.bias.then(|| source.get("bias", &[out])).transpose()?;
     let weights = LinearWeights { weight: source.get("weight", &[out, width])?, bias };
-    Ok((Step::Dense { dense: Linear::new("dense module", weights, out, width)?, activation }, out))
+    let mut dense = Linear::new("dense module", weights, out, width)?;
+    dense.pack()?;
+    Ok((Step::Dense { dense, activation }, out))
 }
 
 impl Step {

@@ -59,6 +59,16 @@ impl<T: Pod> AlignedVec<T> {
         Ok(zeros)
     }
 
+    /// A copy of `elements`.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub(crate) fn copy_of(what: &str, elements: &[T]) -> Result<Self> {
+        let mut copy = Self::zeros(what, elements.len())?;
+        copy.copy_from_slice(elements);
+        Ok(copy)
+    }
+
     /// Makes it `len` elements of any content, without copying the old ones. What it had for a larger `len` it keeps.
     ///
     /// # Errors

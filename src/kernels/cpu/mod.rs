@@ -38,6 +38,7 @@ mod microkernel;
 mod non_finite;
 mod norm;
 mod online_softmax;
+mod packer;
 mod packing;
 mod problem;
 mod score_tile;
@@ -50,6 +51,7 @@ pub(super) mod tests;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
 mod tile_bf16;
 mod tile_f32;
+mod unpack;
 
 pub(crate) use aligned::AlignedVec;
 pub(crate) use attention::{attend, attend_into, scratch_floats};
@@ -57,6 +59,7 @@ pub(crate) use element::Element;
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
 pub(crate) use norm::RowNorm;
+pub(crate) use packer::Packer;
 pub(crate) use packing::PackedWeights;
 pub(crate) use problem::{AttentionProblem, Batch, HeadsView};
 pub(crate) use scratch::ScratchPool;

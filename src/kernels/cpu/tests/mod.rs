@@ -12,6 +12,7 @@ mod norm;
 pub(in crate::kernels) mod reference;
 mod score_tiles;
 mod sizes;
+mod unpack;
 
 use super::element::Element;
 use super::isa::Isa;
