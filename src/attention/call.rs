@@ -28,6 +28,7 @@ impl MultiHeadAttention {
             d_v: config.resolved_value_head_dim(),
             dtype: accumulate_dtype(self.qkv.like()),
             device: DeviceKind::of(inputs.query.device()),
+            distance_embeddings: config.position.scheme().distance_embedding_count(),
             tracks_gradient: tracked || self.tracks_gradient() || inputs.mask.tracks_gradient(),
         };
         // Elements that would be rounded before their next product anyway are not kept in f32.

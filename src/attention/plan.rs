@@ -5,7 +5,6 @@ use candle_core::Tensor;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::Result;
 use crate::mask::AttentionMask;
-use crate::position::RaggedSupport;
 use crate::sdpa;
 use crate::sdpa::Plan;
 
@@ -48,7 +47,8 @@ impl MultiHeadAttention {
         let mut call = self.call(&inputs, &sdpa_options, s)?;
         (call.shape.b, call.shape.s_q) = (b, s);
         let appended = sdpa_options.appended_keys > 0;
-        let unpadded = !appended && self.config.position.scheme().ragged_support() >= RaggedSupport::Tensors;
+        let on_tensors = self.config.position.scheme().ragged_support().on_tensors();
+        let unpadded = !appended && (on_tensors || self.supports_cpu_ragged());
         if unpadded
             && !options.need_padding(self.config.dropout)
             && sdpa::ragged_backend(&call, &sdpa_options)?.is_some()

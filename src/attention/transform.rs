@@ -9,9 +9,9 @@ use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::attention::positions::sequence_lengths;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, Disentangled, DistanceEmbeddings};
 use crate::ops::{Norm, accumulate_dtype};
-use crate::position::{ScoreCall, TokenPositions};
+use crate::position::{EmbeddingCall, TokenPositions};
 use crate::weights::NormWeights;
 
 /// Queries, keys and values `(b, s, heads, d)` ready for attention, extra keys included, and the whole mask.
@@ -23,8 +23,8 @@ pub(super) struct Transformed<'a> {
 }
 
 impl MultiHeadAttention {
-    /// Projects and transforms the inputs of a padded call. Their mask has the position bias already, to which biases
-    /// that depend on the content are added here.
+    /// Projects and transforms the inputs of a padded call. Their mask has the position bias already, to which what
+    /// depends on queries and keys is added here.
     pub(super) fn transformed<'a>(
         &self,
         inputs: &'a AttentionInputs,
@@ -41,13 +41,21 @@ impl MultiHeadAttention {
             ..TokenPositions::default()
         };
         let [q, k, v] = self.project(inputs, dtype, &tokens)?;
-        let scale = self.config.resolved_scale();
-        let call = ScoreCall { q: &q, k: &k, qkv: &self.qkv, scale, state: &self.position };
-        let mask = match self.config.position.scheme().score_bias(&call)? {
-            Some(bias) => Cow::Owned(AttentionMask::clone(&inputs.mask).and(AttentionMask::additive(&bias)?)),
+        let mask = match self.distance_embeddings(q.dim(1)?, s_kv)? {
+            Some(embeddings) => {
+                let scale = self.config.resolved_scale();
+                let products = Disentangled { q: q.clone(), k: k.clone(), embeddings, scale };
+                Cow::Owned(AttentionMask::clone(&inputs.mask).and(AttentionMask::of_term(products)))
+            }
             None => Cow::Borrowed(&*inputs.mask),
         };
         Ok(Transformed { q, k: self.append(k, 0)?, v: self.append(v, 1)?, mask })
+    }
+
+    /// The embeddings of the distances of a call whose last query stands at the last key, if the scheme has some.
+    pub(super) fn distance_embeddings(&self, s_q: usize, s_kv: usize) -> Result<Option<DistanceEmbeddings>> {
+        let call = EmbeddingCall { s_q, s_kv, qkv: &self.qkv, state: &self.position };
+        self.config.position.scheme().distance_embeddings(&call)
     }
 
     /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped, normalized and rotated.

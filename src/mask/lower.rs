@@ -22,8 +22,13 @@ impl AttentionMask {
 
     /// The mask for fused kernels, its tensors on `device`.
     pub(crate) fn lower(&self, shape: AttnShape, device: &Device) -> Result<LoweredMask> {
+        self.lower_for(shape, device, device.is_cpu())
+    }
+
+    /// [`lower`](Self::lower) for kernels that read biases by distance, or for those that read them as tensors.
+    pub(super) fn lower_for(&self, shape: AttnShape, device: &Device, reads_distances: bool) -> Result<LoweredMask> {
         let call = self.call(shape);
-        let mut lowered = LoweredMask::default();
+        let mut lowered = LoweredMask { reads_distances, ..LoweredMask::default() };
         lowered.structure.starts.clone_from(&self.starts);
         self.terms.iter().try_for_each(|term| term.lower(&mut lowered, &call, device))?;
         Ok(lowered)
@@ -86,6 +91,11 @@ impl AttentionMask {
     /// Whether the mask changes scores of visible keys.
     pub(crate) fn adds_to_scores(&self) -> bool {
         self.terms.iter().any(|term| term.adds_to_scores())
+    }
+
+    /// The number of embeddings of distances that queries and keys are compared with.
+    pub(crate) fn distance_embeddings(&self) -> usize {
+        self.terms.iter().map(|term| term.distance_embeddings()).max().unwrap_or(0)
     }
 
     /// Whether a gradient flows into the mask.

@@ -3,7 +3,9 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
+use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{Broadcast, Distances, Lengths, Mask, MaskStructure};
+use crate::mask::distance_embeddings::DistanceEmbeddings;
 use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.
@@ -27,6 +29,25 @@ pub(crate) struct LoweredMask {
     pub keep: Vec<Tensor>,
     /// f32 tensors that broadcast to `(b, h, s_q, s_kv)`, 4-D; a value at or below the lowest finite f32 hides the key.
     pub bias: Vec<Tensor>,
+    /// Whether the kernel reads the next two. Otherwise what they describe comes as tensors.
+    pub reads_distances: bool,
+    pub tables: Vec<DistanceTable>,
+    pub embeddings: Option<DistanceEmbeddings>,
+}
+
+/// A bias per head and distance: `(h, distances)`, of which the first is the distance `first`.
+#[derive(Debug)]
+pub(crate) struct DistanceTable {
+    pub values: Vec<f32>,
+    pub first: i64,
+    pub distances: usize,
+}
+
+impl DistanceTable {
+    /// The argument of the CPU kernel.
+    fn kernel_table(&self) -> kernels::DistanceTable<'_> {
+        kernels::DistanceTable { values: &self.values, first: self.first, distances: self.distances }
+    }
 }
 
 impl LoweredMask {
@@ -49,8 +70,20 @@ impl LoweredMask {
             segments: self.segments.iter().map(|ids| ids.each_ref().map(Memory::of)).collect(),
             keep: self.keep.iter().map(Memory::of).collect(),
             bias: self.bias.iter().map(Memory::of).collect(),
+            tables: &self.tables,
+            embeddings: self.embeddings.as_ref().map(|of| {
+                let [c2p, p2c] = [&of.c2p, &of.p2c].map(|values| values.as_ref().map(Memory::of));
+                EmbeddingMemory { c2p, p2c, of }
+            }),
         }
     }
+}
+
+/// Embeddings of distances `of`, whose tensors are not locked yet, or are.
+struct EmbeddingMemory<'a, T> {
+    c2p: Option<T>,
+    p2c: Option<T>,
+    of: &'a DistanceEmbeddings,
 }
 
 /// A lowered mask whose tensors are not locked yet: see [`Memory`].
@@ -59,6 +92,8 @@ pub(crate) struct MaskMemory<'a> {
     segments: Vec<[Memory<'a>; 2]>,
     keep: Vec<Memory<'a>>,
     bias: Vec<Memory<'a>>,
+    tables: &'a [DistanceTable],
+    embeddings: Option<EmbeddingMemory<'a, Memory<'a>>>,
 }
 
 impl<'a> MaskMemory<'a> {
@@ -69,6 +104,8 @@ impl<'a> MaskMemory<'a> {
             segments: self.segments.iter().map(|[q, k]| Ok([q.lock()?, k.lock()?])).collect::<Result<_>>()?,
             keep: self.keep.iter().map(Memory::lock).collect::<Result<_>>()?,
             bias: self.bias.iter().map(Memory::lock).collect::<Result<_>>()?,
+            tables: self.tables,
+            embeddings: self.embeddings.as_ref().map(EmbeddingMemory::lock).transpose()?,
         })
     }
 }
@@ -79,6 +116,30 @@ pub(crate) struct MaskSlices<'a> {
     segments: Vec<[Slice<'a, i64>; 2]>,
     keep: Vec<Slice<'a, u8>>,
     bias: Vec<Slice<'a, f32>>,
+    tables: &'a [DistanceTable],
+    embeddings: Option<EmbeddingMemory<'a, Slice<'a, f32>>>,
+}
+
+impl<'a> EmbeddingMemory<'a, Memory<'a>> {
+    fn lock(&self) -> Result<EmbeddingMemory<'a, Slice<'a, f32>>> {
+        let lock = |memory: &Option<Memory<'a>>| memory.as_ref().map(Memory::lock).transpose();
+        Ok(EmbeddingMemory { c2p: lock(&self.c2p)?, p2c: lock(&self.p2c)?, of: self.of })
+    }
+}
+
+impl EmbeddingMemory<'_, Slice<'_, f32>> {
+    /// The argument of the CPU kernel; the tensors are contiguous.
+    fn kernel_embeddings(&self) -> kernels::DistanceEmbeddings<'_> {
+        let DistanceEmbeddings { c2p, p2c, count, indices, first } = self.of;
+        let elements = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::elem_count);
+        kernels::DistanceEmbeddings {
+            c2p: self.c2p.as_ref().map(|values| &values.data()[..elements(c2p)]),
+            p2c: self.p2c.as_ref().map(|values| &values.data()[..elements(p2c)]),
+            count: *count,
+            indices,
+            first: *first,
+        }
+    }
 }
 
 impl MaskSlices<'_> {
@@ -89,6 +150,8 @@ impl MaskSlices<'_> {
             segments: self.segments.iter().map(|[q, k]| [ids_along(q, 2), ids_along(k, 3)]).collect(),
             keep: self.keep.iter().map(|keep| Broadcast { data: keep.data(), strides: keep.strides() }).collect(),
             bias: self.bias.iter().map(|bias| Broadcast { data: bias.data(), strides: bias.strides() }).collect(),
+            tables: self.tables.iter().map(DistanceTable::kernel_table).collect(),
+            embeddings: self.embeddings.as_ref().map(EmbeddingMemory::kernel_embeddings),
         }
     }
 }

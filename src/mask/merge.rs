@@ -43,7 +43,7 @@ pub(crate) struct MergedMask {
 impl AttentionMask {
     /// The mask for the CUDA kernels, its tensors on `device`.
     pub(crate) fn merge(&self, shape: AttnShape, device: &Device) -> Result<MergedMask> {
-        let LoweredMask { structure, segments, keep, bias } = self.lower(shape, device)?;
+        let LoweredMask { structure, segments, keep, bias, .. } = self.lower_for(shape, device, false)?;
         let limit = |limit: Option<usize>| limit.map_or(-1, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
         let mut merged = MergedMask {
             starts: structure.starts.map(|starts| to_i32_positions("where a chunk starts", &starts)).transpose()?,

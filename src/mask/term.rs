@@ -84,6 +84,11 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         true
     }
 
+    /// The number of embeddings of distances that the term compares queries and keys with.
+    fn distance_embeddings(&self) -> usize {
+        0
+    }
+
     /// Whether a gradient flows into the term.
     fn tracks_gradient(&self) -> bool {
         false

@@ -6,9 +6,10 @@ use candle_core::{D, Tensor};
 use candle_nn::Init;
 
 use super::parameters::{LayerSizes, PositionParameter, Presence};
-use super::scheme::{PositionScheme, ScoreCall};
+use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
 use crate::error::{Error, Result};
 use crate::macros::setters;
+use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, Norm, accumulate_dtype};
 use crate::weights::{LinearWeights, PositionWeights};
 
@@ -110,7 +111,7 @@ impl Disentangled {
     }
 
     /// The embeddings projected as keys `(embeddings, h · d)`, for `c2p`, and as queries, for `p2c`.
-    fn project(&self, call: &ScoreCall) -> Result<Vec<Option<Tensor>>> {
+    fn project(&self, call: &EmbeddingCall) -> Result<Vec<Option<Tensor>>> {
         let weights = call.state.weights();
         let dtype = accumulate_dtype(call.qkv.like());
         let mut embeddings = weights.require(EMBEDDINGS)?.to_dtype(dtype)?.unsqueeze(0)?; // (1, embeddings, hidden)
@@ -142,7 +143,7 @@ impl Disentangled {
                 }
                 None => call.qkv.project(shared, &embeddings, dtype)?,
             };
-            Ok(Some(projected.squeeze(0)?))
+            Ok(Some(projected.squeeze(0)?.contiguous()?))
         };
         Ok(vec![project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
     }
@@ -224,43 +225,22 @@ impl PositionScheme for Disentangled {
         true
     }
 
-    fn score_bias(&self, call: &ScoreCall) -> Result<Option<Tensor>> {
-        let (s_q, s_kv) = (call.q.dim(1)? as i64, call.k.dim(1)? as i64);
-        let start = s_kv - s_q;
+    fn ragged_support(&self) -> RaggedSupport {
+        RaggedSupport::CpuBuffersOnly
+    }
+
+    fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
         let fixed = !call.state.tracks_gradient() && !call.qkv.tracks_gradient();
         let mut projected = call.state.derived(fixed, || self.project(call))?.into_iter();
-        let (keys, queries) = (projected.next().flatten(), projected.next().flatten());
-        // Each distance only once, in the order in which the other side meets it; the first is only for the skew.
-        let mut terms = Vec::new();
-        if let Some(keys) = keys {
-            // Query i meets key j at `j - i` tokens, from the last query and the first key on.
-            let rows = (0..s_q + s_kv).map(|c| self.embedding_index(start - (c - s_q)));
-            terms.push(skewed_scores(call.q, &keys, rows.collect(), s_kv as usize)?);
-        }
-        if let Some(queries) = queries {
-            let rows = (0..s_q + s_kv).map(|c| self.embedding_index(start + (c - s_kv)));
-            terms.push(skewed_scores(call.k, &queries, rows.collect(), s_q as usize)?.transpose(2, 3)?);
-        }
-        let sum = match terms.as_slice() {
-            [] => return Ok(None),
-            [only] => only.clone(),
-            [c2p, p2c, ..] => (c2p + p2c)?,
-        };
-        Ok(Some((sum * call.scale)?))
+        let (c2p, p2c) = (projected.next().flatten(), projected.next().flatten());
+        // Query 0 stands at the key `s_kv - s_q`, the last query at the last key.
+        let first = 1 - call.s_kv as i64;
+        let distances = first..call.s_q as i64;
+        let indices = distances.map(|distance| self.embedding_index(-distance)).collect();
+        Ok(Some(DistanceEmbeddings { c2p, p2c, count: self.embeddings(), indices, first }))
     }
-}
 
-/// The products of every token of xs `(b, s, h, d)` with the embeddings `(embeddings, h · d)` of its distances to
-/// `others` tokens: `(b, h, s, others)`. Token `i` meets token `j` at `rows[s + j - i]`. Differentiable.
-fn skewed_scores(xs: &Tensor, embeddings: &Tensor, rows: Vec<u32>, others: usize) -> Result<Tensor> {
-    let (b, s, h, d) = xs.dims4()?;
-    let n = rows.len();
-    let dtype = embeddings.dtype();
-    let rows = Tensor::from_vec(rows, n, xs.device())?;
-    let embeddings = embeddings.index_select(&rows, 0)?.reshape((n, h, d))?.permute((1, 2, 0))?; // (h, d, n)
-    let xs = xs.to_dtype(dtype)?.permute((2, 0, 1, 3))?.contiguous()?.reshape((h, b * s, d))?;
-    let scores = xs.matmul(&embeddings.contiguous()?)?; // (h, b · s, n)
-    // Each row starts one element before the row above it: with one element less per row, that is a rectangle.
-    let skewed = scores.reshape((h, b, s * n))?.narrow(D::Minus1, s, s * (n - 1))?.reshape((h, b, s, n - 1))?;
-    Ok(skewed.narrow(D::Minus1, 0, others)?.transpose(0, 1)?)
+    fn distance_embedding_count(&self) -> usize {
+        self.embeddings()
+    }
 }

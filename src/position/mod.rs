@@ -7,7 +7,6 @@
 //! backend, so a new scheme works everywhere at once; fast paths for ragged batches are opt-in.
 
 mod alibi;
-mod bias_table;
 mod disentangled;
 mod explicit;
 mod parameters;
@@ -35,7 +34,7 @@ pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotation::RotaryStyle;
-pub(crate) use scheme::{BiasCall, PositionScheme, RaggedSupport, ScoreCall, TokenPositions};
+pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, RaggedSupport, TokenPositions};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
 use tests::LearnedSlope;

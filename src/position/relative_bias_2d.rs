@@ -4,11 +4,11 @@ use std::fmt;
 
 use candle_nn::Init;
 
-use super::bias_table::bias_from_table;
 use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{BiasCall, PositionScheme};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
+use crate::tensor::bias_from_table;
 
 const TABLE: &str = "relative_position_bias_table";
 

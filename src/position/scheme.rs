@@ -8,7 +8,7 @@ use super::explicit::ExplicitPositions;
 use super::parameters::{LayerSizes, PositionParameter, PositionState};
 use super::ragged::{BatchCache, RaggedBatch};
 use crate::error::Result;
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, DistanceEmbeddings};
 use crate::ops::Qkv;
 
 /// Positions of the tokens of one call.
@@ -47,34 +47,48 @@ pub(crate) struct BiasCall<'a> {
     pub cache: Option<&'a BatchCache>,
 }
 
-/// A call with its queries `(b, s_q, h, d)` and keys `(b, s_kv, h, d)`, for biases that depend on their content.
-pub(crate) struct ScoreCall<'a> {
-    pub q: &'a Tensor,
-    pub k: &'a Tensor,
+/// A call of `s_q` queries over `s_kv` keys, of which the last query stands at the last key, for embeddings of distances.
+pub(crate) struct EmbeddingCall<'a> {
+    pub s_q: usize,
+    pub s_kv: usize,
     /// The projections of the layer.
     pub qkv: &'a Qkv,
-    /// The factor on the scores.
-    pub scale: f64,
     pub state: &'a PositionState,
 }
 
-/// The fastest way to run a ragged batch that gives right results. Each includes those before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// The ways to run a ragged batch that give right results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RaggedSupport {
-    /// The batch is padded first: right for every scheme.
+    /// The batch is padded first: right for every scheme, and included in the others.
     Padded,
     /// Tensor operations: [`rotate`](PositionScheme::rotate) and [`bias`](PositionScheme::bias) handle
     /// [`TokenPositions::ragged`] and [`BiasCall::cache`].
     Tensors,
     /// Buffers of the CPU kernel, too: a scheme that rotates implements
-    /// [`rotate_in_place`](PositionScheme::rotate_in_place), and a bias is a distance penalty or `(1, h, s, s)`.
+    /// [`rotate_in_place`](PositionScheme::rotate_in_place), and a bias is by distance or `(1, h, s, s)`.
     CpuBuffers,
+    /// Buffers of the CPU kernel, but no tensor operations: for [embeddings of
+    /// distances](PositionScheme::distance_embeddings), which the CPU kernel reads.
+    CpuBuffersOnly,
+}
+
+impl RaggedSupport {
+    /// Whether tensor operations run it without padding.
+    pub(crate) fn on_tensors(self) -> bool {
+        matches!(self, Self::Tensors | Self::CpuBuffers)
+    }
+
+    /// Whether the buffers of the CPU kernel run it.
+    pub(crate) fn on_cpu_buffers(self) -> bool {
+        matches!(self, Self::CpuBuffers | Self::CpuBuffersOnly)
+    }
 }
 
 /// The behavior of a position scheme towards attention, pruning and checkpoints.
 ///
 /// The defaults are right for every scheme that does not override them. A scheme implements at least
-/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias) or [`score_bias`](Self::score_bias).
+/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias) or
+/// [`distance_embeddings`](Self::distance_embeddings).
 pub(crate) trait PositionScheme: fmt::Display {
     /// Checks the fields of the scheme for a layer of these sizes.
     fn validate(&self, _sizes: &LayerSizes) -> Result<()> {
@@ -151,8 +165,13 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok(None)
     }
 
-    /// A bias `(b, h, s_q, s_kv)` of the scores that depends on queries and keys, too. Differentiable.
-    fn score_bias(&self, _call: &ScoreCall) -> Result<Option<Tensor>> {
+    /// Embeddings of distances, whose products with queries and keys are added to the scores. Differentiable.
+    fn distance_embeddings(&self, _call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
         Ok(None)
+    }
+
+    /// The number of [`distance_embeddings`](Self::distance_embeddings).
+    fn distance_embedding_count(&self) -> usize {
+        0
     }
 }

@@ -5,11 +5,10 @@ use std::fmt;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Init;
 
-use super::bias_table::bias_from_table;
 use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
 use crate::error::{Error, Result};
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, RelativeBias};
 
 const TABLE: &str = "relative_attention_bias.weight";
 
@@ -66,17 +65,18 @@ impl T5RelativeBias {
         start + far.min(buckets - 1)
     }
 
-    /// The bias `(sequences, h, s_q, s_kv)` from a table `(num_buckets, h)`. `starts`: the key at which query 0 of each
-    /// sequence stands.
-    fn bias_tensor(&self, table: &Tensor, starts: &[i64], s_q: usize, s_kv: usize) -> Result<Tensor> {
-        let mut buckets = Vec::with_capacity(starts.len() * s_q * s_kv);
-        for start in starts {
-            // Each distance only once: a logarithm per query and key takes longer than a GPU needs for the whole layer.
-            let last = start + s_q as i64 - 1;
-            let by_distance: Vec<u32> = (-last..s_kv as i64 - start).map(|ahead| self.bucket(ahead) as u32).collect();
-            (0..s_q).for_each(|i| buckets.extend_from_slice(&by_distance[s_q - 1 - i..][..s_kv]));
+    /// The bias of a call from a table `(num_buckets, h)`. `starts`: the key at which query 0 of each sequence stands.
+    fn relative_bias(&self, table: &Tensor, starts: &[i64], s_q: usize, s_kv: usize) -> Result<AttentionMask> {
+        let last = starts.iter().max().copied().unwrap_or(0) + s_q as i64 - 1;
+        let end = s_kv as i64 - starts.iter().min().copied().unwrap_or(0);
+        // Each distance only once: a logarithm per query and key takes longer than a GPU needs for the whole layer.
+        let buckets: Vec<u32> = (-last..end).map(|ahead| self.bucket(ahead) as u32).collect();
+        let by_distance = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
+        let bias = RelativeBias::new(by_distance, -last);
+        if table.device().is_cpu() {
+            return Ok(AttentionMask::of_term(bias));
         }
-        bias_from_table(table, buckets, [starts.len(), s_q, s_kv])
+        AttentionMask::additive(&bias.tensor(starts, s_q, s_kv)?)
     }
 }
 
@@ -121,15 +121,15 @@ impl PositionScheme for T5RelativeBias {
             Some(cache) => cache.get_or_compute(
                 1,
                 |key: &(TensorId, usize)| *key == (table.id(), s_kv),
-                || Ok(((table.id(), s_kv), self.bias_tensor(&table.to_dtype(DType::F32)?, &[0], s_q, s_kv)?)),
+                || Ok(((table.id(), s_kv), self.relative_bias(&table.to_dtype(DType::F32)?, &[0], s_q, s_kv)?)),
             )?,
             None => {
                 let end = [s_kv as i64 - s_q as i64];
                 let starts: Vec<i64> =
                     call.starts.map_or_else(|| end.to_vec(), |starts| starts.iter().map(|&s| s as i64).collect());
-                self.bias_tensor(table, &starts, s_q, s_kv)?
+                self.relative_bias(table, &starts, s_q, s_kv)?
             }
         };
-        Ok(Some(AttentionMask::additive(&bias)?))
+        Ok(Some(bias))
     }
 }

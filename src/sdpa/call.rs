@@ -46,6 +46,8 @@ pub(crate) struct Call {
     pub d_v: usize,
     pub dtype: DType,
     pub device: DeviceKind,
+    /// The number of embeddings of distances that queries and keys are compared with.
+    pub distance_embeddings: usize,
     pub tracks_gradient: bool,
 }
 
@@ -100,6 +102,7 @@ impl Call {
             d_v,
             dtype: q.dtype(),
             device: DeviceKind::of(q.device()),
+            distance_embeddings: options.mask.distance_embeddings(),
             tracks_gradient: tracked || options.mask.tracks_gradient(),
         })
     }

@@ -27,7 +27,9 @@ pub(super) fn instructions(call: &Call) -> Result<&'static str> {
 pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let keys = call.shape.s_kv.saturating_add(options.appended_keys);
     let tasks = call.shape.b.saturating_mul(call.h_kv).saturating_mul(call.shape.s_q.div_ceil(128));
-    let scratch = kernels::scratch_floats(keys, call.d, call.d_v).saturating_mul(size_of::<f32>());
+    let scratch = kernels::scratch_floats(keys, call.d, call.d_v)
+        .saturating_add(kernels::distance_floats(call.distance_embeddings, keys, call.d))
+        .saturating_mul(size_of::<f32>());
     rayon::current_num_threads().min(tasks).saturating_mul(scratch)
 }
 

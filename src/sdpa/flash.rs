@@ -208,6 +208,7 @@ mod tests {
             d_v: 64,
             dtype: DType::BF16,
             device: DeviceKind::Cuda(GPU),
+            distance_embeddings: 0,
             tracks_gradient: false,
         }
     }

@@ -5,6 +5,7 @@
 //! simpler and would cost more than some of the kernels.
 
 mod allocation;
+mod bias_table;
 mod broadcast;
 mod check;
 mod contiguous;
@@ -17,6 +18,7 @@ mod select;
 mod size;
 
 pub(crate) use allocation::check_tensor_memory;
+pub(crate) use bias_table::bias_from_table;
 pub(crate) use broadcast::broadcast_rows;
 pub(crate) use check::same_dtype_and_device;
 pub(crate) use contiguous::last_dim_contiguous;

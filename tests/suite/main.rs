@@ -17,6 +17,7 @@ mod common;
 mod compose;
 mod cross_cache;
 mod debug;
+mod distances;
 mod embedded;
 mod empty;
 mod encoder;

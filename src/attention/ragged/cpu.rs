@@ -15,7 +15,6 @@ use crate::kernels::Activation;
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Mask, ScratchPool, Team};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::position::RaggedSupport;
 use crate::position::ragged::{BatchCache, RaggedBatch};
 
 /// What the layers of a model share in a forward pass.
@@ -41,7 +40,7 @@ impl MultiHeadAttention {
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
             && self.sinks.is_none()
-            && config.position.scheme().ragged_support() == RaggedSupport::CpuBuffers
+            && config.position.scheme().ragged_support().on_cpu_buffers()
             && !self.position.tracks_gradient()
             && self.qkv.can_pack()
             && self.o_proj.can_pack()
@@ -116,7 +115,8 @@ impl MultiHeadAttention {
         let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
         let mask = bias.into_iter().fold(self.with_own_mask(mask).into_owned(), AttentionMask::and);
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
-        let mask = mask.lower(shape, &Device::Cpu)?;
+        let mut mask = mask.lower(shape, &Device::Cpu)?;
+        mask.embeddings = self.distance_embeddings(longest, longest)?;
         let mask = mask.memory().lock()?;
 
         let limit = match team.threads() {

@@ -7,8 +7,8 @@ use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
+use crate::position::TokenPositions;
 use crate::position::ragged::{BatchCache, RaggedBatch};
-use crate::position::{RaggedSupport, TokenPositions};
 use crate::sdpa::{fused, ragged_backend};
 
 impl MultiHeadAttention {
@@ -24,7 +24,7 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
     ) -> Result<Option<PendingBias>> {
         let appended = self.bias_kv.is_some() || self.config.add_zero_attn;
-        if xs.dim(0)? == 0 || appended || self.config.position.scheme().ragged_support() < RaggedSupport::Tensors {
+        if xs.dim(0)? == 0 || appended || !self.config.position.scheme().ragged_support().on_tensors() {
             return Ok(None);
         }
         let batch = RaggedBatch { offsets, cache };

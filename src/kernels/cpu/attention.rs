@@ -8,13 +8,14 @@
 //! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
 //! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
+use super::distance_products::DistanceProducts;
 use super::element::Element;
 use super::isa::Isa;
 use super::isa::bf16_dot::Bf16Dot;
 use super::isa::kernel::{Bf16Kernel, Kernel};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::non_finite::{FiniteValues, all_finite};
-use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
+use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::scratch::ScratchPool;
@@ -142,11 +143,12 @@ struct Scratch<'a> {
     row_sum: &'a mut [f32],
     scores: &'a mut [f32],
     tokens: &'a mut [f32],
+    products: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
-    /// The size of each part for `keys` keys, and of all together.
-    fn sizes<C: ScoreTile>(keys: usize, d: usize, d_v: usize) -> Result<([usize; 8], usize)> {
+    /// The size of each part for `keys` keys and that many `products`, and of all together.
+    fn sizes<C: ScoreTile>(keys: usize, d: usize, d_v: usize, products: usize) -> Result<([usize; 9], usize)> {
         let (width, width_v) = (C::key_width(d), C::value_width(d_v));
         let what = "the scratch memory of attention";
         // All of the sum but a small constant is at most this product: then nothing in it wraps around.
@@ -164,18 +166,19 @@ impl<'a> Scratch<'a> {
             QUERY_BLOCK,
             C::SCORES,
             (MAX_LANES + 2) * d + width + 3 * width_v,
+            products,
         ]
         .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
         Ok((sizes, sizes.iter().sum()))
     }
 
-    fn divide(mut rest: &'a mut [f32], sizes: [usize; 8]) -> Self {
-        let [keys, values, queries, output, row_max, row_sum, scores, tokens] = sizes.map(|size| {
+    fn divide(mut rest: &'a mut [f32], sizes: [usize; 9]) -> Self {
+        let [keys, values, queries, output, row_max, row_sum, scores, tokens, products] = sizes.map(|size| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
             rest = after;
             part
         });
-        Self { keys, values, queries, output, row_max, row_sum, scores, tokens }
+        Self { keys, values, queries, output, row_max, row_sum, scores, tokens, products }
     }
 }
 
@@ -192,9 +195,10 @@ impl<T: Element> TaskKernel<'_, T> {
         let ranges = (from..to).map(|i| problem.mask.range(b, i, s_q, s_kv));
         let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
         let keys = if problem.appended > 0 { s_kv + problem.appended } else { visible };
-        let (sizes, total) = Scratch::sizes::<C>(keys, d, d_v)?;
+        let products = DistanceProducts::size::<C, T>(problem, QUERY_BLOCK, keys)?;
+        let (sizes, total) = Scratch::sizes::<C>(keys, d, d_v, products)?;
         let mut memory = self.pool.take(total)?;
-        let scratch = Scratch::divide(&mut memory, sizes);
+        let mut scratch = Scratch::divide(&mut memory, sizes);
         let packed_keys = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
         tile.pack_keys(packed_keys, scratch.tokens, scratch.keys);
         let values = Tokens { heads: &problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
@@ -202,9 +206,20 @@ impl<T: Element> TaskKernel<'_, T> {
         // The values without what is not finite, once an output is not.
         let (mut finite, mut values_were_checked) = (None::<FiniteValues<T>>, false);
 
+        let mut products = DistanceProducts::new::<C, T>(
+            problem,
+            b,
+            from..to,
+            [QUERY_BLOCK, keys],
+            std::mem::take(&mut scratch.products),
+        );
         let (query_factor, score_factor) = C::split_scale(problem.scale);
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
+            if let Some(products) = &mut products {
+                let memory = [&mut *scratch.tokens, &mut *scratch.queries, &mut *scratch.scores];
+                products.start_head(tile, problem, [h, h_kv], memory);
+            }
             let sink = problem.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
             let mut first = from;
             while first < to {
@@ -212,6 +227,10 @@ impl<T: Element> TaskKernel<'_, T> {
                 let used = rows.next_multiple_of(C::ROWS);
                 let queries = Tokens { heads: &problem.q, start, h, from: first, count: rows, d };
                 tile.pack_queries(queries, query_factor, scratch.tokens, &mut scratch.queries[..used * width]);
+                if let Some(products) = &mut products {
+                    let queries = &scratch.queries[..used * width];
+                    products.start_block(tile, d, first..first + rows, queries, scratch.scores);
+                }
                 // A sink is a score that was seen before the first key, with a value of 0.
                 scratch.output[..used * width_v].fill(0.0);
                 scratch.row_max[..used].fill(sink);
@@ -233,7 +252,8 @@ impl<T: Element> TaskKernel<'_, T> {
                             output: &mut scratch.output[range(width_v)],
                             width_v,
                         };
-                        online_softmax_update(s, problem, pos, score_factor, scratch.scores, &mut state);
+                        let products = products.as_ref().map(|products| TileProducts { products, row });
+                        online_softmax_update(s, problem, pos, score_factor, products, scratch.scores, &mut state);
                         let values = &scratch.values[C::values_offset(block, width_v)..];
                         tile.accumulate_values(rows, scratch.scores, values, count, state.output, width_v);
                     }

@@ -1,11 +1,13 @@
 //! The mask as the attention kernel reads it: rules over positions, and tensors as strided slices.
 //!
 //! Lengths, windows and distances stay rules ([`MaskStructure`]), because a rule costs no memory and gives the kernel the
-//! range of keys that a query can see before it computes a score: hidden key blocks are skipped. Only masks without such
-//! a rule are read from memory. The kernel owns these types; whoever calls it fills them.
+//! range of keys that a query can see before it computes a score: hidden key blocks are skipped. Learned biases by
+//! distance are read from memory that is linear in the length. Only masks without such a rule are read per pair of query
+//! and key. The kernel owns these types; whoever calls it fills them.
 
 use std::ops::Range;
 
+use super::distance_bias::{DistanceEmbeddings, DistanceTable};
 use super::strided::check_view;
 use crate::error::{Error, Result};
 
@@ -86,6 +88,10 @@ pub(crate) struct Mask<'a> {
     pub keep: Vec<Broadcast<'a, u8>>,
     /// Added to the scores; a value at or below the lowest finite f32 hides the key.
     pub bias: Vec<Broadcast<'a, f32>>,
+    /// Added to the scores by distance.
+    pub tables: Vec<DistanceTable<'a>>,
+    /// Products with queries and keys, added to the scores by distance.
+    pub embeddings: Option<DistanceEmbeddings<'a>>,
 }
 
 impl From<MaskStructure> for Mask<'_> {
@@ -95,9 +101,9 @@ impl From<MaskStructure> for Mask<'_> {
 }
 
 impl Mask<'_> {
-    /// Checks that every rule and tensor covers a call of these `dims` `[b, h, s_q, s_kv]`.
-    pub(super) fn check(&self, dims: [usize; 4]) -> Result<()> {
-        let [sequences, h, s_q, _] = dims;
+    /// Checks that every rule and tensor covers a call of these `dims` `[b, h, s_q, s_kv]` with heads of `d` values.
+    pub(super) fn check(&self, dims: [usize; 4], d: usize) -> Result<()> {
+        let [sequences, h, s_q, s_kv] = dims;
         let MaskStructure { lengths, distances, starts, .. } = &self.structure;
         let count = |name: &str, found: usize, expected: usize| match found == expected {
             true => Ok(()),
@@ -116,6 +122,15 @@ impl Mask<'_> {
         }
         distances.iter().try_for_each(|distances| count("slopes", distances.slopes.len(), h))?;
         starts.iter().try_for_each(|starts| count("starts", starts.len(), sequences))?;
+        if s_q > 0 && s_kv > 0 {
+            let default = [s_kv as i64 - s_q as i64];
+            let starts = starts.as_deref().unwrap_or(&default);
+            let last = starts.iter().max().map_or(0, |start| start.saturating_add_unsigned(s_q as u64 - 1));
+            let first = starts.iter().min().copied().unwrap_or(0);
+            let distances = last.saturating_neg()..(s_kv as i64).saturating_sub(first);
+            self.tables.iter().try_for_each(|table| table.check(h, distances.clone()))?;
+            self.embeddings.iter().try_for_each(|embeddings| embeddings.check([h, d], distances.clone()))?;
+        }
         let segments = self.segments.iter().flatten();
         segments.enumerate().try_for_each(|(i, ids)| {
             let [b, _, s_q, s_kv] = dims;
@@ -157,13 +172,29 @@ impl Mask<'_> {
 
     /// Whether scores inside the [`range`](Self::range) change too.
     pub(super) fn changes_scores(&self) -> bool {
-        let structured = !self.structure.distances.is_empty();
-        structured || !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty())
+        let by_distance = !(self.structure.distances.is_empty() && self.tables.is_empty());
+        by_distance || self.reads_tensors()
+    }
+
+    fn reads_tensors(&self) -> bool {
+        !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty())
     }
 
     /// Applies distances and tensors to the scores of query `i`, which stands at the key `position`, with the keys
     /// `from ..`.
+    #[inline(always)]
     pub(super) fn apply(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, from: usize) {
+        for table in &self.tables {
+            table.add(scores, h, position, from);
+        }
+        let tables_only = self.tables.len() == 1 && self.structure.distances.is_empty() && !self.reads_tensors();
+        if !tables_only {
+            self.apply_others(scores, (b, h, i), position, from);
+        }
+    }
+
+    /// [`apply`](Self::apply) but for the tables.
+    fn apply_others(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, from: usize) {
         for Distances { slopes, symmetric } in &self.structure.distances {
             for (score, j) in scores.iter_mut().zip(from as i64..) {
                 let distance = (position - j) as f32;
@@ -183,6 +214,9 @@ impl Mask<'_> {
                     *score = f32::NEG_INFINITY;
                 }
             }
+        }
+        for table in &self.tables {
+            table.hide(scores, h, position, from);
         }
         for keep in &self.keep {
             for (score, j) in scores.iter_mut().zip(from..) {

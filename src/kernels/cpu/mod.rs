@@ -19,12 +19,14 @@
 //! scores by one key block stays in the L1 cache. Blocks start at key 0 and have one size, so results do not depend on
 //! the batch.
 //!
-//! From the bottom up: [`isa`], [`math`], element types and the [`microkernel`]; then the attention problem, its masks,
-//! score tiles and online softmax; and packing and products beside them. Nothing here takes a `Tensor`, an
-//! attention mask of the API, or a configuration.
+//! From the bottom up: [`isa`], [`math`], element types and the [`microkernel`]; then the attention problem, its masks
+//! and biases by distance, score tiles and online softmax; and packing and products beside them. Nothing here takes a
+//! `Tensor`, an attention mask of the API, or a configuration.
 
 mod aligned;
 mod attention;
+mod distance_bias;
+mod distance_products;
 mod element;
 mod gemm;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
@@ -55,6 +57,8 @@ mod unpack;
 
 pub(crate) use aligned::AlignedVec;
 pub(crate) use attention::{attend, attend_into, scratch_floats};
+pub(crate) use distance_bias::{DistanceEmbeddings, DistanceTable};
+pub(crate) use distance_products::distance_floats;
 pub(crate) use element::Element;
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};

@@ -1,5 +1,6 @@
 //! Online softmax: the update for one tile of scores ([Milakov 2018](https://arxiv.org/abs/1805.02867)).
 
+use super::distance_products::DistanceProducts;
 use super::isa::simd::Simd;
 use super::mask::Mask;
 use super::math::activation::tanh;
@@ -42,6 +43,13 @@ pub(super) fn any_visible(mask: &Mask, pos: TilePos) -> bool {
     end > pos.s_kv || (pos.query..pos.query + pos.rows).any(sees_block)
 }
 
+/// The products with embeddings of distances that a tile reads: those of its queries start at a row of the query block.
+#[derive(Clone, Copy)]
+pub(super) struct TileProducts<'a> {
+    pub products: &'a DistanceProducts<'a>,
+    pub row: usize,
+}
+
 /// Masks a tile of scores `(rows, KEY_BLOCK)`, turns them into `e^(score - row_max)` with the updated `row_max`, and
 /// rescales `row_sum` and `output`, which were accumulated under the old one.
 #[inline(always)]
@@ -50,6 +58,7 @@ pub(super) fn online_softmax_update<S: Simd, T>(
     problem: &AttentionProblem<T>,
     pos: TilePos,
     score_factor: f32,
+    products: Option<TileProducts>,
     scores: &mut [f32],
     state: &mut SoftmaxState,
 ) {
@@ -58,7 +67,8 @@ pub(super) fn online_softmax_update<S: Simd, T>(
         let row = &mut row[..padded];
         scale_and_softcap(s, score_factor, problem.softcap, row);
         row[pos.count..].fill(f32::NEG_INFINITY);
-        apply_mask(&problem.mask, pos, pos.query + r, &mut row[..pos.count]);
+        let products = products.map(|of| (of.products, of.row + r, score_factor));
+        apply_mask(s, &problem.mask, pos, pos.query + r, products, &mut row[..pos.count]);
         // Loops, not closures: a closure does not inherit the target features of the function around it.
         let old_max = state.row_max[r];
         let new_max = largest(s, row).max(old_max);
@@ -118,9 +128,16 @@ fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>, row: &mut
 }
 
 /// Applies the mask to the scores of query `i`, and sets those with hidden keys to -inf. `row` holds the scores with
-/// the keys of the tile.
+/// the keys of the tile. `products` with embeddings of distances are those of a row of a query block, with their factor.
 #[inline(always)]
-fn apply_mask(mask: &Mask, pos: TilePos, i: usize, row: &mut [f32]) {
+fn apply_mask<S: Simd>(
+    s: S,
+    mask: &Mask,
+    pos: TilePos,
+    i: usize,
+    products: Option<(&DistanceProducts, usize, f32)>,
+    row: &mut [f32],
+) {
     let TilePos { b, h, s_q, s_kv, start, .. } = pos;
     // Keys from `s_kv` on are appended and always visible.
     let masked = row.len().min(s_kv.saturating_sub(start));
@@ -130,8 +147,14 @@ fn apply_mask(mask: &Mask, pos: TilePos, i: usize, row: &mut [f32]) {
     let (from, to) = (in_tile(range.start), in_tile(range.end));
     row[..from].fill(f32::NEG_INFINITY);
     row[to.max(from)..].fill(f32::NEG_INFINITY);
-    if mask.changes_scores() && from < to {
-        let position = mask.position(b, i, s_q, s_kv);
+    if from >= to {
+        return;
+    }
+    let position = mask.position(b, i, s_q, s_kv);
+    if let Some((products, query, factor)) = products {
+        products.add(s, query, position, start + from, factor, &mut row[from..to]);
+    }
+    if mask.changes_scores() {
         mask.apply(&mut row[from..to], (b, h, i), position, start + from);
     }
 }

@@ -73,7 +73,7 @@ impl<T> AttentionProblem<'_, T> {
             _ => (0..sequences).map(length).max().unwrap_or(0),
         };
         let dims = [sequences, h, longest(&|b| batch.s_q(b)), longest(&|b| batch.s_kv(b))];
-        self.mask.check(dims)?;
+        self.mask.check(dims, d)?;
         Ok(size)
     }
 

@@ -2,8 +2,10 @@
 
 mod additive;
 mod boolean;
+mod disentangled;
 mod distances;
 mod lengths;
+mod relative_bias;
 mod segments;
 #[cfg(test)]
 mod stripes;
@@ -11,8 +13,10 @@ mod window;
 
 pub(crate) use additive::Additive;
 pub(crate) use boolean::{Boolean, Polarity};
+pub(crate) use disentangled::Disentangled;
 pub(crate) use distances::Distances;
 pub(crate) use lengths::KeyLengths;
+pub(crate) use relative_bias::RelativeBias;
 pub(crate) use segments::Segments;
 #[cfg(test)]
 pub(crate) use stripes::Stripes;

@@ -121,7 +121,16 @@ mod tests {
             [DeviceKind::Cuda(GPU), DeviceKind::Cuda(Gpu::default()), DeviceKind::Metal].map(|device| (shape, device))
         }) {
             let h_kv = shape.h.min(2);
-            let call = Call { shape, h_kv, d: 8, d_v: 8, dtype: DType::BF16, device, tracks_gradient: false };
+            let call = Call {
+                shape,
+                h_kv,
+                d: 8,
+                d_v: 8,
+                dtype: DType::BF16,
+                device,
+                distance_embeddings: 0,
+                tracks_gradient: false,
+            };
             for mask in [AttentionMask::full(), AttentionMask::causal()] {
                 let backends = [None, Some(Backend::Cuda), Some(Backend::FlashAttn), Some(Backend::Metal)];
                 for options in backends.map(|backend| SdpaOptions::new(&mask).with_backend(backend)) {

@@ -16,7 +16,16 @@ use crate::tensor::with_slice;
 
 pub(super) fn call(b: usize, [h, h_kv]: [usize; 2], s_q: usize, s_kv: usize, d: usize) -> Call {
     let shape = AttnShape { b, h, s_q, s_kv };
-    Call { shape, h_kv, d, d_v: d, dtype: DType::F32, device: DeviceKind::Metal, tracks_gradient: false }
+    Call {
+        shape,
+        h_kv,
+        d,
+        d_v: d,
+        dtype: DType::F32,
+        device: DeviceKind::Metal,
+        distance_embeddings: 0,
+        tracks_gradient: false,
+    }
 }
 
 fn reason(call: Call, mask: &AttentionMask) -> String {

@@ -112,4 +112,14 @@ unsafe impl Simd for Avx512 {
         // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX-512F.
         unsafe { _mm512_storeu_ps(to, a) }
     }
+    #[inline(always)]
+    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> __m512 {
+        // SAFETY: the caller promises 16 indices and values at less than 2^31; `self` proves that the processor has
+        // AVX-512F.
+        unsafe {
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let steps = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step as i32));
+            _mm512_i32gather_ps::<4>(_mm512_add_epi32(_mm512_loadu_si512(indices.cast()), steps), from)
+        }
+    }
 }

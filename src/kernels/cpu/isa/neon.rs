@@ -78,6 +78,13 @@ unsafe impl Simd for Neon {
         // SAFETY: the caller promises room for 4 values; `self` proves that the processor has NEON.
         unsafe { vst1q_f32(to, a) }
     }
+    #[inline(always)]
+    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> float32x4_t {
+        // SAFETY: the caller promises 4 indices and the values at their places.
+        let gathered: [f32; 4] = std::array::from_fn(|i| unsafe { *from.add(i * step + *indices.add(i) as usize) });
+        // SAFETY: the array has 4 values; `self` proves that the processor has NEON.
+        unsafe { vld1q_f32(gathered.as_ptr()) }
+    }
 }
 
 /// Converts f16 to f32. Both slices have the same length.

@@ -107,4 +107,9 @@ unsafe impl Simd for Portable {
         // SAFETY: the caller promises room for `LANES` values.
         unsafe { to.cast::<Lanes>().write_unaligned(a) }
     }
+    #[inline(always)]
+    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Lanes {
+        // SAFETY: the caller promises `LANES` indices and the values at their places.
+        lanes(|i| unsafe { *from.add(i * step + *indices.add(i) as usize) })
+    }
 }

@@ -9,7 +9,7 @@ pub(crate) const MAX_LANES: usize = 16;
 /// each lane by itself, except the two reductions.
 ///
 /// # Safety
-/// `load` and `store` access `LANES` values at the pointer and nothing else.
+/// `load` and `store` access `LANES` values at the pointer and nothing else, and `gather` those that it describes.
 pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// A vector of `LANES` values.
     type V: Copy;
@@ -44,6 +44,11 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` values can be written at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::V);
+    /// In lane `i` the value at `from + i · step + indices[i]`.
+    ///
+    /// # Safety
+    /// `LANES` indices can be read, the values at these places too, and each place is less than 2^31 after `from`.
+    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Self::V;
 
     /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` goes to `to + c · stride + r`.
     ///

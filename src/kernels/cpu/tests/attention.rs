@@ -11,7 +11,7 @@ use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::mask::{Distances, Lengths, Mask, MaskStructure};
 use crate::kernels::cpu::problem::{AttentionProblem, Batch};
 
-fn check<T: Element>(problem: &AttentionProblem<T>, tolerance: f64, what: &str) {
+pub(super) fn check<T: Element>(problem: &AttentionProblem<T>, tolerance: f64, what: &str) {
     let want = naive(problem);
     for isa in isas() {
         let mut got = downcast::<T>(&vec![f32::NAN; want.len()]); // elements that are not written stay NaN

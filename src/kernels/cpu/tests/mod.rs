@@ -4,6 +4,7 @@
 pub(in crate::kernels::cpu) mod amx;
 mod attention;
 mod bf16_tiles;
+mod distances;
 mod functions;
 mod gemm;
 pub(in crate::kernels) mod masks;

@@ -1,6 +1,7 @@
 //! The reference for attention: loops over f64, with a mask rule of its own.
 
 use super::{Random, upcast};
+use crate::kernels::cpu::distance_bias::DistanceTable;
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::mask::{Lengths, Mask};
 use crate::kernels::cpu::problem::{AttentionProblem, Batch, HeadsView};
@@ -34,7 +35,11 @@ pub(in crate::kernels) fn naive<T: Element>(problem: &AttentionProblem<T>) -> Ve
                 let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let score = dot * f64::from(problem.scale);
                 let score = problem.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
-                if j < s_kv { score + mask_term(&problem.mask, [b, h, i, j], s_q, s_kv) } else { score }
+                if j >= s_kv {
+                    return score;
+                }
+                let products = embedded(&problem.mask, [b, h, i, j], [query, key], problem.h, s_kv as i64 - s_q as i64);
+                score + products * f64::from(problem.scale) + mask_term(&problem.mask, [b, h, i, j], s_q, s_kv)
             })
             .collect();
         let sink = problem.sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
@@ -67,13 +72,16 @@ pub(super) fn mask_term(mask: &Mask, [b, h, i, j]: [usize; 4], s_q: usize, s_kv:
     // Query 0 stands at the key `starts[b]`, or the last query at the last key.
     let first = structure.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
     let distance = first + i as i64 - j as i64;
+    let by_distance =
+        |table: &DistanceTable| table.values[h * table.distances + usize::try_from(-distance - table.first).unwrap()];
     let too_far = |limit: Option<usize>, distance: i64| limit.is_some_and(|limit| i128::from(distance) > limit as i128);
     let hidden = structure.lengths.iter().any(too_long)
         || too_far(structure.left, distance)
         || too_far(structure.right, -distance)
         || mask.segments.iter().any(|[queries, keys]| queries.data[at(queries.strides)] != keys.data[at(keys.strides)])
         || mask.keep.iter().any(|keep| keep.data[at(keep.strides)] == 0)
-        || mask.bias.iter().any(|bias| bias.data[at(bias.strides)] <= f32::MIN);
+        || mask.bias.iter().any(|bias| bias.data[at(bias.strides)] <= f32::MIN)
+        || mask.tables.iter().any(|table| by_distance(table) <= f32::MIN);
     if hidden {
         return f64::NEG_INFINITY;
     }
@@ -82,7 +90,21 @@ pub(super) fn mask_term(mask: &Mask, [b, h, i, j]: [usize; 4], s_q: usize, s_kv:
         let distance = if distances.symmetric { distance.abs() } else { distance };
         f64::from(distances.slopes[h]) * distance as f64
     });
-    bias - slopes.sum::<f64>()
+    let tables: f64 = mask.tables.iter().map(|table| f64::from(by_distance(table))).sum();
+    bias + tables - slopes.sum::<f64>()
+}
+
+/// The products of a query and a key with the embedding of their distance.
+fn embedded(mask: &Mask, [b, h, i, j]: [usize; 4], [query, key]: [&[f32]; 2], heads: usize, start: i64) -> f64 {
+    let Some(embeddings) = &mask.embeddings else { return 0.0 };
+    let start = mask.structure.starts.as_ref().map_or(start, |starts| starts[b]);
+    let place = j as i64 - (start + i as i64) - embeddings.first;
+    let embedding = embeddings.indices[usize::try_from(place).unwrap()] as usize;
+    let dot = |xs: &[f32], values: Option<&[f32]>| {
+        let values = values.map(|values| &values[(embedding * heads + h) * xs.len()..]);
+        xs.iter().zip(values.unwrap_or(&[])).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>()
+    };
+    dot(query, embeddings.c2p) + dot(key, embeddings.p2c)
 }
 
 fn heads<T>(data: &[T], s: usize, h: usize, d: usize) -> HeadsView<'_, T> {

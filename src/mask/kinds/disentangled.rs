@@ -1,0 +1,129 @@
+//! Scores of queries and keys with embeddings of their distance (DeBERTa).
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{D, DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::mask::dense::DenseMask;
+use crate::mask::distance_embeddings::DistanceEmbeddings;
+use crate::mask::kinds::Additive;
+use crate::mask::lowered::LoweredMask;
+use crate::mask::mask_tensor::MaskDims;
+use crate::mask::shape::AttnShape;
+use crate::mask::term::{MaskCall, MaskTerm};
+use crate::tensor::select;
+
+/// The products of queries and keys with embeddings of their distance are added to the scores.
+///
+/// Unlike other terms it depends on the queries and keys of the call: it holds the same tensors. It needs as many
+/// key-value heads as query heads, and all sequences of a call start alike.
+#[derive(Debug, Clone)]
+pub(crate) struct Disentangled {
+    /// `(b, s_q, h, d)`.
+    pub q: Tensor,
+    /// `(b, s_kv, h, d)`.
+    pub k: Tensor,
+    pub embeddings: DistanceEmbeddings,
+    /// The factor on the scores, and so on the products.
+    pub scale: f64,
+}
+
+impl Disentangled {
+    /// The products `(b, h, s_q, s_kv)`; differentiable.
+    fn additive(&self, call: &MaskCall) -> Result<Additive> {
+        let AttnShape { b, h, s_q, s_kv } = call.shape;
+        let start = call.start(0);
+        let (queries, keys) = (s_q as i64, s_kv as i64);
+        // Each distance only once, in the order in which the other side meets it; the first is only for the skew.
+        let mut terms = Vec::new();
+        if let Some(c2p) = &self.embeddings.c2p {
+            // Query i meets key j at `j - i` tokens, from the last query and the first key on.
+            let rows = (0..queries + keys).map(|c| self.embeddings.index(c - queries - start));
+            terms.push(skewed_scores(&self.q, c2p, rows.collect(), s_kv)?);
+        }
+        if let Some(p2c) = &self.embeddings.p2c {
+            let rows = (0..queries + keys).map(|c| self.embeddings.index(keys - c - start));
+            terms.push(skewed_scores(&self.k, p2c, rows.collect(), s_q)?.transpose(2, 3)?);
+        }
+        let sum = match terms.as_slice() {
+            [] => Tensor::zeros((b, h, s_q, s_kv), DType::F32, self.q.device())?,
+            [only] => only.clone(),
+            [c2p, p2c, ..] => (c2p + p2c)?,
+        };
+        Additive::new(&(sum * self.scale)?, MaskDims::Scores)
+    }
+}
+
+impl MaskTerm for Disentangled {
+    fn check(&self, AttnShape { b, h, s_q, s_kv }: AttnShape) -> Result<()> {
+        for (name, tensor, s) in [("the queries", &self.q, s_q), ("the keys", &self.k, s_kv)] {
+            if tensor.dims().get(..3) != Some(&[b, s, h]) {
+                let name = format!("{name} that distances are compared with");
+                return Err(Error::shape(name, tensor.dims(), format!("({b}, {s}, {h}, d)")));
+            }
+        }
+        Ok(())
+    }
+
+    fn dense(&self, call: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
+        self.additive(call)?.dense(call, dtype, device)
+    }
+
+    fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
+        if !lowered.reads_distances || lowered.embeddings.is_some() {
+            return self.additive(call)?.lower(lowered, call, device);
+        }
+        lowered.embeddings = Some(self.embeddings.clone());
+        Ok(())
+    }
+
+    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { q: self.q.narrow(1, queries.start, queries.len())?, ..self.clone() })))
+    }
+
+    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let embeddings = self.embeddings.of_heads(heads, self.q.dim(2)?)?;
+        Ok(Some(Arc::new(Self {
+            q: select(&self.q, heads, 2)?,
+            k: select(&self.k, heads, 2)?,
+            embeddings,
+            ..self.clone()
+        })))
+    }
+
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn distance_embeddings(&self) -> usize {
+        self.embeddings.count
+    }
+
+    fn tracks_gradient(&self) -> bool {
+        self.q.track_op() || self.k.track_op() || self.embeddings.tracks_gradient()
+    }
+}
+
+impl fmt::Display for Disentangled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "disentangled({} embeddings)", self.embeddings.count)
+    }
+}
+
+/// The products of every token of xs `(b, s, h, d)` with the embeddings `(embeddings, h · d)` of its distances to
+/// `others` tokens: `(b, h, s, others)`. Token `i` meets token `j` at `rows[s + j - i]`. Differentiable.
+fn skewed_scores(xs: &Tensor, embeddings: &Tensor, rows: Vec<u32>, others: usize) -> Result<Tensor> {
+    let (b, s, h, d) = xs.dims4()?;
+    let n = rows.len();
+    let dtype = embeddings.dtype();
+    let rows = Tensor::from_vec(rows, n, xs.device())?;
+    let embeddings = embeddings.index_select(&rows, 0)?.reshape((n, h, d))?.permute((1, 2, 0))?; // (h, d, n)
+    let xs = xs.to_dtype(dtype)?.permute((2, 0, 1, 3))?.contiguous()?.reshape((h, b * s, d))?;
+    let scores = xs.matmul(&embeddings.contiguous()?)?; // (h, b · s, n)
+    // Each row starts one element before the row above it: with one element less per row, that is a rectangle.
+    let skewed = scores.reshape((h, b, s * n))?.narrow(D::Minus1, s, s * (n - 1))?.reshape((h, b, s, n - 1))?;
+    Ok(skewed.narrow(D::Minus1, 0, others)?.transpose(0, 1)?)
+}

@@ -1,0 +1,102 @@
+//! Learned biases by distance (T5).
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::mask::dense::{DenseMask, lowest_finite};
+use crate::mask::kinds::Additive;
+use crate::mask::lowered::{DistanceTable, LoweredMask};
+use crate::mask::mask_tensor::MaskDims;
+use crate::mask::shape::AttnShape;
+use crate::mask::term::{MaskCall, MaskTerm};
+use crate::tensor::{bias_from_table, element_count, select, with_f32_slice};
+
+/// A bias per head and distance is added to the scores. The distance of a key after the query is positive. As in an
+/// additive tensor, `-inf` and the lowest finite value hide the key.
+#[derive(Debug, Clone)]
+pub(crate) struct RelativeBias {
+    /// `(distances, h)`.
+    table: Tensor,
+    /// The distance of row 0.
+    first: i64,
+}
+
+impl RelativeBias {
+    /// Biases `(distances, h)` of the distances from `first` on.
+    pub(crate) fn new(table: Tensor, first: i64) -> Self {
+        Self { table, first }
+    }
+
+    /// The bias `(sequences, h, s_q, s_kv)`, where query 0 of each sequence stands at the key `starts[i]`.
+    /// Differentiable.
+    pub(crate) fn tensor(&self, starts: &[i64], s_q: usize, s_kv: usize) -> Result<Tensor> {
+        element_count("a relative bias", &[starts.len(), s_q, s_kv, self.table.dim(1)?])?;
+        let positions = starts.iter().flat_map(|start| (0..s_q as i64).map(move |i| start + i));
+        let rows = positions.flat_map(|p| (0..s_kv as i64).map(move |j| (j - p - self.first) as u32));
+        bias_from_table(&self.table, rows.collect(), [starts.len(), s_q, s_kv])
+    }
+
+    fn additive(&self, call: &MaskCall) -> Result<Additive> {
+        Additive::new(&self.tensor(&call.starts, call.shape.s_q, call.shape.s_kv)?, MaskDims::Scores)
+    }
+}
+
+impl MaskTerm for RelativeBias {
+    fn check(&self, shape: AttnShape) -> Result<()> {
+        match self.table.dims() {
+            [_, h] if *h == shape.h => Ok(()),
+            dims => Err(Error::shape("the biases by distance", dims, format!("(distances, {}), the heads", shape.h))),
+        }
+    }
+
+    fn dense(&self, call: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
+        self.additive(call)?.dense(call, dtype, device)
+    }
+
+    fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
+        let AttnShape { h, s_q, s_kv, .. } = call.shape;
+        [call.starts.len(), h, s_q, s_kv]
+    }
+
+    fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
+        if !lowered.reads_distances {
+            return self.additive(call)?.lower(lowered, call, device);
+        }
+        let (distances, h) = self.table.dims2()?;
+        // f32 holds no lower value than the lowest of the dtype, which hides the key.
+        let lowest = lowest_finite(self.table.dtype()) as f32;
+        let values = with_f32_slice(&self.table.t()?, |biases| {
+            let values: Vec<f32> = biases.iter().map(|bias| if *bias <= lowest { f32::MIN } else { *bias }).collect();
+            values
+        })?;
+        debug_assert_eq!(values.len(), h * distances);
+        lowered.tables.push(DistanceTable { values, first: self.first, distances });
+        Ok(())
+    }
+
+    fn of_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(self.clone())))
+    }
+
+    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { table: select(&self.table, heads, 1)?, ..*self })))
+    }
+
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn tracks_gradient(&self) -> bool {
+        self.table.track_op()
+    }
+}
+
+impl fmt::Display for RelativeBias {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "relative bias({:?})", self.table.dims())
+    }
+}
