@@ -15,8 +15,10 @@ use crate::error::{Error, Result};
 use crate::kernels::Activation;
 use crate::tensor::{element_count, try_reserve};
 
-/// Input values that one task multiplies with a panel before the next panel is fetched: 1 MB in f32, half of the L2 cache.
+/// The input values of a task: 1 MB in f32, half of the L2 cache.
 const BLOCK_VALUES: usize = 1 << 18;
+/// The L1 cache of a core that has AMX.
+const L1_BYTES: usize = 48 << 10;
 /// The fewest multiply-adds of a task: some microseconds, many times what taking a task costs.
 const MIN_TASK_WORK: usize = 1 << 18;
 /// Tasks for each thread: more than one, so that a thread that loses its core to another program does not hold up all.
@@ -72,6 +74,18 @@ impl PackedWeights {
         rows.saturating_mul(self.out_features).saturating_mul(self.in_features)
     }
 
+    /// Rows that one task multiplies with a panel before the next panel is fetched, a multiple of all tiles.
+    fn row_block(&self) -> usize {
+        match &self.panels {
+            // Tiles of AMX are so fast that rows and panel have to come from the L1 cache, if they fit.
+            Panels::Bf16(_) if self.isa.bf16_tiles().blocks => {
+                let bytes = (32 + self.panel_width) * self.in_features * size_of::<half::bf16>();
+                if bytes <= L1_BYTES { 32 } else { 128 }
+            }
+            _ => (BLOCK_VALUES / self.in_features.max(1)).next_multiple_of(32).clamp(64, 128),
+        }
+    }
+
     /// Checks the size of the input of a product, and gives that of its output.
     fn output_size<A>(&self, a: &[A], rows: usize) -> Result<usize> {
         if a.len() != element_count("the input of a product", &[rows, self.in_features])? {
@@ -90,7 +104,7 @@ impl PackedWeights {
         out: SharedOut<O>,
     ) -> Result<()> {
         let panels = self.bias.len() / self.panel_width;
-        let row_block = (BLOCK_VALUES / self.in_features.max(1)).next_multiple_of(8).clamp(64, 128);
+        let row_block = self.row_block();
         let row_blocks = rows.div_ceil(row_block);
         // If there are few row blocks, the threads divide the panels, too.
         let wanted = match team.threads() {

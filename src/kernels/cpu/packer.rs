@@ -19,6 +19,8 @@ pub(crate) struct Packer {
     panel_width: usize,
     /// Input features of an output feature, or pairs of them.
     terms: usize,
+    /// Whether panels are made of blocks.
+    blocks: bool,
     panels: Memory,
     bias: AlignedVec<f32>,
     /// Output features that have been packed.
@@ -43,15 +45,20 @@ impl Packer {
     pub(crate) fn new(isa: Isa, are_bf16: bool, out_features: usize, in_features: usize) -> Result<Self> {
         element_count("a weight", &[out_features, in_features])?;
         let bf16 = are_bf16 && isa.has_bf16_dot();
-        let (panel_width, pair_step) = if bf16 { isa.bf16_tile_columns() } else { (isa.tile_columns(), 1) };
-        let terms = if bf16 { in_features.div_ceil(2).next_multiple_of(pair_step) } else { in_features };
+        let (panel_width, terms, blocks) = match bf16 {
+            true => {
+                let tiles = isa.bf16_tiles();
+                (tiles.columns, in_features.div_ceil(2).next_multiple_of(tiles.pair_step), tiles.blocks)
+            }
+            false => (isa.tile_columns(), in_features, false),
+        };
         let outputs = whole_panels(out_features, panel_width)?;
         let panels = match bf16 {
             true => Memory::Bf16(zeros(&[outputs, terms])?),
             false => Memory::F32(zeros(&[outputs, terms])?),
         };
         let (bias, row) = (zeros(&[outputs])?, zeros(&[in_features])?);
-        Ok(Self { isa, in_features, out_features, panel_width, terms, panels, bias, packed: 0, row })
+        Ok(Self { isa, in_features, out_features, panel_width, terms, blocks, panels, bias, packed: 0, row })
     }
 
     /// Packs the next `outputs` output features: `weight` `(outputs, in_features)` and `bias` `(outputs)`, zeros if there
@@ -84,14 +91,14 @@ impl Packer {
                 Memory::F32(panels) => {
                     let panel = &mut panels[from..][..size];
                     for (term, weight) in row.iter().enumerate() {
-                        panel[place_in_panel(term, column, width)] = *weight;
+                        panel[place_in_panel(self.blocks, term, column, width)] = *weight;
                     }
                 }
                 Memory::Bf16(panels) => {
                     let panel = &mut panels[from..][..size];
                     for (term, pair) in row.chunks(2).enumerate() {
                         let second = pair.get(1).copied().unwrap_or(0.0);
-                        panel[place_in_panel(term, column, width)] = bf16x2(pair[0], second);
+                        panel[place_in_panel(self.blocks, term, column, width)] = bf16x2(pair[0], second);
                     }
                 }
             }

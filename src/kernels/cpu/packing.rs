@@ -8,7 +8,7 @@ use bytemuck::Pod;
 
 use super::aligned::AlignedVec;
 use super::isa::Isa;
-use super::isa::bf16_dot::Bf16x2;
+use super::isa::bf16_dot::{Bf16x2, place_in_blocks};
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
 ///
@@ -30,7 +30,8 @@ pub(crate) struct PackedWeights {
 #[derive(Clone)]
 pub(super) enum Panels {
     F32(SharedPanels<f32>),
-    /// For inputs that are rounded to bf16, with f32 sums.
+    /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by 16
+    /// output features.
     Bf16(SharedPanels<Bf16x2>),
 }
 
@@ -68,11 +69,15 @@ impl<T: Pod> Deref for SharedPanels<T> {
     }
 }
 
-/// Where a panel holds `term`, an input feature or a pair of them, of its output feature `column`. Packing and
-/// unpacking know the order inside a panel from here only.
+/// Where a panel holds `term`, an input feature or a pair of them, of its output feature `column`: in rows of
+/// `panel_width`, one for each term, or in `blocks` of 16 terms by 16 outputs. Packing and unpacking know the order inside
+/// a panel from here only.
 #[inline(always)]
-pub(super) fn place_in_panel(term: usize, column: usize, panel_width: usize) -> usize {
-    term * panel_width + column
+pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_width: usize) -> usize {
+    match blocks {
+        true => place_in_blocks(term, column, panel_width),
+        false => term * panel_width + column,
+    }
 }
 
 impl PackedWeights {

@@ -1,7 +1,7 @@
 //! Score tiles in bf16: queries, keys, values and attention weights are rounded to bf16, sums are f32.
 
 use super::element::Element;
-use super::isa::bf16_dot::{Bf16Dot, Bf16Tile, VECTOR_COLUMNS, as_bf16x2, as_bf16x2_mut};
+use super::isa::bf16_dot::{Bf16Dot, Bf16Tile, TileLayout, VECTOR_COLUMNS, as_bf16x2, as_bf16x2_mut};
 use super::isa::simd::Simd;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::tile_f32::vectors_per_step;
@@ -98,8 +98,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
                 rows,
                 vectors,
                 pairs,
-                a_stride: pairs,
-                b_stride: Self::PANEL,
+                layout: TileLayout::Rows { a: pairs, b: Self::PANEL },
                 c_stride: KEY_BLOCK,
                 accumulate: false,
             };
@@ -134,8 +133,8 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         let mut column = 0;
         while column < width_v {
             let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS).min(D::MAX_VECTORS);
-            let (a_stride, b_stride, c_stride) = (KEY_BLOCK / 2, width_v, width_v);
-            let tile = Bf16Tile { rows, vectors, pairs, a_stride, b_stride, c_stride, accumulate: true };
+            let layout = TileLayout::Rows { a: KEY_BLOCK / 2, b: width_v };
+            let tile = Bf16Tile { rows, vectors, pairs, layout, c_stride: width_v, accumulate: true };
             // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within
             // `width_v`. Only `run_bf16` makes a value of this type.
             unsafe {

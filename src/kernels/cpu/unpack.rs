@@ -71,13 +71,13 @@ impl PackedWeights {
             Panels::F32(memory) => {
                 let panel = memory.panel(index, panels);
                 for (term, weight) in row.iter_mut().enumerate() {
-                    *weight = panel[place_in_panel(term, column, width)];
+                    *weight = panel[place_in_panel(false, term, column, width)];
                 }
             }
             Panels::Bf16(memory) => {
-                let panel = memory.panel(index, panels);
+                let (panel, blocks) = (memory.panel(index, panels), self.isa.bf16_tiles().blocks);
                 for (term, weights) in row.chunks_mut(2).enumerate() {
-                    let pair = panel[place_in_panel(term, column, width)];
+                    let pair = panel[place_in_panel(blocks, term, column, width)];
                     let halves = [pair as u16, (pair >> 16) as u16];
                     weights.iter_mut().zip(halves).for_each(|(weight, half)| *weight = bf16::from_bits(half).to_f32());
                 }

@@ -7,7 +7,7 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
 use super::avx512_bf16::Avx512Bf16;
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2};
+use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout};
 use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
 
 /// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
@@ -144,7 +144,8 @@ const TILE_PAIRS: usize = 16;
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
 
-/// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`). Tile registers 0 to 3 hold the
+/// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`), which lie in memory as rows or as
+/// blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3 hold the
 /// sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
 ///
 /// A product is one block of assembly, because the contents of registers do not last from one block to the next.
@@ -152,12 +153,19 @@ const TILE_ROWS: usize = 16;
 /// # Safety
 /// The conditions of [`Bf16Dot::multiply_tile`].
 #[inline(always)]
-unsafe fn microkernel<const TALL: bool, const WIDE: bool>(
+unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
     tile: Bf16Tile,
     a: *const Bf16x2,
     b: *const Bf16x2,
     c: *mut f32,
 ) {
+    // From one row to the next, from the upper rows of A to the lower ones, and of B from one step to the next.
+    let (a_stride, lower, b_stride, b_step) = match tile.layout {
+        TileLayout::Rows { a, b } => (a, TILE_ROWS * a, b, TILE_PAIRS * b),
+        TileLayout::Blocks => {
+            (TILE_PAIRS, TILE_ROWS * tile.pairs, TILE_PAIRS, Amx::MAX_VECTORS * TILE_PAIRS * TILE_PAIRS)
+        }
+    };
     #[cfg(test)]
     fill_with_nan();
     // SAFETY: each tile is 16 rows of 64 bytes at the stride of its matrix, inside the memory that the caller promises.
@@ -192,7 +200,7 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool>(
             "tileloadd tmm6, [{b} + {b_stride}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             ".if {wide}",
-            "tileloadd tmm7, [{b} + {b_stride} + 64]",
+            "tileloadd tmm7, [{b} + {b_stride} + {next}]",
             "tdpbf16ps tmm1, tmm4, tmm7",
             ".endif",
             ".if {tall}",
@@ -202,8 +210,8 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool>(
             ".if {tall} & {wide}",
             "tdpbf16ps tmm3, tmm5, tmm7",
             ".endif",
-            "add {a}, 64",
-            "add {lower_a}, 64",
+            "add {a}, {next}",
+            "add {lower_a}, {next}",
             "add {b}, {b_step}",
             "dec {steps}",
             "jnz 4b",
@@ -220,20 +228,39 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool>(
             ".endif",
             tall = const TALL as u8,
             wide = const WIDE as u8,
+            // From the first vector of B to the second, and of A from one step to the next: a row, or a block of 1 KiB.
+            next = const if BLOCKS { 4 * TILE_PAIRS * TILE_ROWS } else { 4 * TILE_PAIRS },
             accumulate = in(reg) usize::from(tile.accumulate),
             steps = inout(reg) tile.pairs / TILE_PAIRS => _,
             a = inout(reg) a => _,
-            lower_a = inout(reg) a.wrapping_add(TILE_ROWS * tile.a_stride) => _,
+            lower_a = inout(reg) a.wrapping_add(lower) => _,
             b = inout(reg) b => _,
             c = in(reg) c,
             lower_c = in(reg) c.wrapping_add(TILE_ROWS * tile.c_stride),
             // In bytes.
-            a_stride = in(reg) 4 * tile.a_stride,
-            b_stride = in(reg) 4 * tile.b_stride,
+            a_stride = in(reg) 4 * a_stride,
+            b_stride = in(reg) 4 * b_stride,
             c_stride = in(reg) 4 * tile.c_stride,
-            b_step = in(reg) 4 * TILE_PAIRS * tile.b_stride,
+            b_step = in(reg) 4 * b_step,
             options(nostack),
         );
+    }
+}
+
+/// Runs the [`microkernel`] of a tile's size.
+///
+/// # Safety
+/// The conditions of [`Bf16Dot::multiply_tile`]; `BLOCKS` is the layout of the tile.
+#[inline(always)]
+unsafe fn of_layout<const BLOCKS: bool>(tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (tile.rows > TILE_ROWS, tile.vectors > 1) {
+            (true, true) => microkernel::<true, true, BLOCKS>(tile, a, b, c),
+            (true, false) => microkernel::<true, false, BLOCKS>(tile, a, b, c),
+            (false, true) => microkernel::<false, true, BLOCKS>(tile, a, b, c),
+            (false, false) => microkernel::<false, false, BLOCKS>(tile, a, b, c),
+        }
     }
 }
 
@@ -267,6 +294,7 @@ unsafe impl Bf16Dot for Amx {
     const MAX_ROWS: usize = 2 * TILE_ROWS;
     const MAX_VECTORS: usize = 2;
     const PAIR_STEP: usize = TILE_PAIRS;
+    const TAKES_BLOCKS: bool = true;
 
     #[inline(always)]
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
@@ -277,11 +305,9 @@ unsafe impl Bf16Dot for Amx {
     unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
         // SAFETY: the caller's promise; `run_bf16` has configured the tiles.
         unsafe {
-            match (tile.rows > TILE_ROWS, tile.vectors > 1) {
-                (true, true) => microkernel::<true, true>(tile, a, b, c),
-                (true, false) => microkernel::<true, false>(tile, a, b, c),
-                (false, true) => microkernel::<false, true>(tile, a, b, c),
-                (false, false) => microkernel::<false, false>(tile, a, b, c),
+            match tile.layout {
+                TileLayout::Rows { .. } => of_layout::<false>(tile, a, b, c),
+                TileLayout::Blocks => of_layout::<true>(tile, a, b, c),
             }
         }
     }

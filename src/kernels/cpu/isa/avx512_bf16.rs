@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, VECTOR_COLUMNS, round_tail};
+use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, round_tail};
 use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
 
 /// AVX512-BF16 and AVX-512F.
@@ -55,6 +55,7 @@ impl Avx512Bf16 {
         b: *const Bf16x2,
         c: *mut f32,
     ) {
+        let TileLayout::Rows { a: a_stride, b: b_stride } = tile.layout else { unreachable!("takes no blocks") };
         // SAFETY: `r < ROWS`, `v < VECTORS` and `pair < pairs` stay inside the memory that the caller promises; `self`
         // proves that the processor has the instructions.
         unsafe {
@@ -69,10 +70,10 @@ impl Avx512Bf16 {
             for pair in 0..tile.pairs {
                 let mut columns = [_mm512_setzero_si512(); VECTORS];
                 for (v, column) in columns.iter_mut().enumerate() {
-                    *column = _mm512_loadu_si512(b.add(pair * tile.b_stride + v * VECTOR_COLUMNS).cast());
+                    *column = _mm512_loadu_si512(b.add(pair * b_stride + v * VECTOR_COLUMNS).cast());
                 }
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = _mm512_set1_epi32((*a.add(r * tile.a_stride + pair)).cast_signed());
+                    let x = _mm512_set1_epi32((*a.add(r * a_stride + pair)).cast_signed());
                     for (sum, column) in sums.iter_mut().zip(columns) {
                         *sum = _mm512_dpbf16_ps(*sum, cast_to_bf16(x), cast_to_bf16(column));
                     }
@@ -92,11 +93,12 @@ impl Avx512Bf16 {
     /// The conditions of [`Bf16Dot::multiply_tile`], with `VECTORS` vectors.
     #[inline(always)]
     unsafe fn rows<const VECTORS: usize>(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+        let TileLayout::Rows { a: a_stride, .. } = tile.layout else { unreachable!("takes no blocks") };
         let mut row = 0;
         while row < tile.rows {
             // SAFETY: each step takes at most the rows that are left.
             unsafe {
-                let (a, c) = (a.add(row * tile.a_stride), c.add(row * tile.c_stride));
+                let (a, c) = (a.add(row * a_stride), c.add(row * tile.c_stride));
                 row += match tile.rows - row {
                     8.. => {
                         self.microkernel::<8, VECTORS>(tile, a, b, c);
@@ -135,6 +137,7 @@ unsafe impl Bf16Dot for Avx512Bf16 {
     const MAX_ROWS: usize = 8;
     const MAX_VECTORS: usize = 3;
     const PAIR_STEP: usize = 1;
+    const TAKES_BLOCKS: bool = false;
 
     #[inline(always)]
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {

@@ -14,12 +14,30 @@ pub(crate) struct Bf16Tile {
     pub rows: usize,
     pub vectors: usize,
     pub pairs: usize,
-    /// From one row to the next: of A and B in pairs, of C in f32 values.
-    pub a_stride: usize,
-    pub b_stride: usize,
+    pub layout: TileLayout,
+    /// From one row of C to the next, in f32 values.
     pub c_stride: usize,
     /// Whether the product is added to C. Otherwise it replaces C.
     pub accumulate: bool,
+}
+
+/// How A and B lie in memory.
+#[derive(Clone, Copy)]
+pub(crate) enum TileLayout {
+    /// Row by row. From one row to the next there are `a` pairs of A, and `b` of B.
+    Rows { a: usize, b: usize },
+    /// As blocks of 16 rows by 16 pairs without gaps: those of A along its pairs, and then those of the next 16 rows; those
+    /// of B along the vectors of a tile with all of them, and then those of the next 16 pairs.
+    Blocks,
+}
+
+/// Rows, and also pairs, of a block of [`TileLayout::Blocks`].
+pub(crate) const BLOCK: usize = 16;
+
+/// Where the pair of a row of A is in [`TileLayout::Blocks`], for rows of `pairs` pairs.
+#[inline(always)]
+pub(crate) fn place_in_blocks(row: usize, pair: usize, pairs: usize) -> usize {
+    (row / BLOCK * pairs + pair / BLOCK * BLOCK + row % BLOCK) * BLOCK + pair % BLOCK
 }
 
 /// Instructions that multiply bf16 pairs. A value is a capability token: see
@@ -37,6 +55,8 @@ pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
     const MAX_VECTORS: usize;
     /// The number of pairs of a product must be a multiple of this.
     const PAIR_STEP: usize;
+    /// Whether A and B may be [`TileLayout::Blocks`], and are faster so.
+    const TAKES_BLOCKS: bool;
 
     /// Rounds to nearest, ties to even, and fills the rest of `to` with zeros.
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]);
@@ -44,8 +64,9 @@ pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
     /// Computes one tile of a product.
     ///
     /// # Safety
-    /// - A can be read for `MAX_ROWS` rows of `pairs` pairs, B for `pairs` rows of `16 · vectors` pairs, and C can be
-    ///   written (and read, to accumulate) for `MAX_ROWS` rows of `16 · vectors` values.
+    /// - A can be read for `MAX_ROWS` rows of `pairs` pairs, B for `pairs` rows of `16 · vectors` pairs, in the layout of
+    ///   the tile, which is one that these instructions take. Blocks of B are those of all vectors. C can be written (and
+    ///   read, to accumulate) for `MAX_ROWS` rows of `16 · vectors` values.
     /// - `rows` and `vectors` are from 1 to their largest; `pairs` is a multiple of `PAIR_STEP`.
     /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16).
     unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32);

@@ -162,13 +162,23 @@ impl Isa {
         columns
     }
 
-    /// Columns of the largest tile of bf16 products, and the step of their pairs. Only where
-    /// [`has_bf16_dot`](Self::has_bf16_dot).
-    pub(crate) fn bf16_tile_columns(self) -> (usize, usize) {
-        let (mut columns, mut step) = (0, 0);
-        self.run_bf16(Bf16TileColumns(&mut columns, &mut step));
-        (columns, step)
+    /// The tiles of bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
+    pub(crate) fn bf16_tiles(self) -> Bf16Tiles {
+        let mut tiles = Bf16Tiles::default();
+        self.run_bf16(FindBf16Tiles(&mut tiles));
+        tiles
     }
+}
+
+/// The tiles of an instruction set's bf16 products.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bf16Tiles {
+    /// Columns of the largest tile.
+    pub columns: usize,
+    /// The step of their pairs.
+    pub pair_step: usize,
+    /// Whether weights are packed as blocks of 16 pairs by 16 outputs.
+    pub blocks: bool,
 }
 
 struct TileColumns<'a>(&'a mut usize);
@@ -180,12 +190,13 @@ impl Kernel for TileColumns<'_> {
     }
 }
 
-struct Bf16TileColumns<'a>(&'a mut usize, &'a mut usize);
+struct FindBf16Tiles<'a>(&'a mut Bf16Tiles);
 
-impl Bf16Kernel for Bf16TileColumns<'_> {
+impl Bf16Kernel for FindBf16Tiles<'_> {
     #[inline(always)]
     fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
-        (*self.0, *self.1) = (D::MAX_VECTORS * VECTOR_COLUMNS, D::PAIR_STEP);
+        let columns = D::MAX_VECTORS * VECTOR_COLUMNS;
+        *self.0 = Bf16Tiles { columns, pair_step: D::PAIR_STEP, blocks: D::TAKES_BLOCKS };
     }
 }
 

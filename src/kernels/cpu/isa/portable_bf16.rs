@@ -3,7 +3,7 @@
 
 use half::bf16;
 
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, VECTOR_COLUMNS, round_tail};
+use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, place_in_blocks, round_tail};
 use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
 use super::portable::Portable;
 
@@ -42,6 +42,7 @@ unsafe impl Bf16Dot for PortableBf16 {
     const MAX_ROWS: usize = 32;
     const MAX_VECTORS: usize = 2;
     const PAIR_STEP: usize = 16;
+    const TAKES_BLOCKS: bool = true;
 
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
         round_tail(from, to, 0);
@@ -57,8 +58,14 @@ unsafe impl Bf16Dot for PortableBf16 {
                     let to = c.add(row * tile.c_stride + column);
                     let mut sum = if tile.accumulate { *to } else { 0.0 };
                     for pair in 0..tile.pairs {
-                        let x = upcast(*a.add(row * tile.a_stride + pair));
-                        let y = upcast(*b.add(pair * tile.b_stride + column));
+                        let (at_a, at_b) = match tile.layout {
+                            TileLayout::Rows { a, b } => (row * a + pair, pair * b + column),
+                            TileLayout::Blocks => (
+                                place_in_blocks(row, pair, tile.pairs),
+                                place_in_blocks(pair, column, Self::MAX_VECTORS * VECTOR_COLUMNS),
+                            ),
+                        };
+                        let (x, y) = (upcast(*a.add(at_a)), upcast(*b.add(at_b)));
                         sum += x[0] * y[0];
                         sum += x[1] * y[1];
                     }

@@ -1,7 +1,7 @@
 //! Tiles of bf16 products, of every size that an instruction set takes.
 
 use super::isas;
-use crate::kernels::cpu::isa::bf16_dot::{Bf16Dot, Bf16Tile, VECTOR_COLUMNS, bf16x2};
+use crate::kernels::cpu::isa::bf16_dot::{Bf16Dot, Bf16Tile, TileLayout, VECTOR_COLUMNS, bf16x2};
 use crate::kernels::cpu::isa::kernel::Bf16Kernel;
 use crate::kernels::cpu::isa::simd::Simd;
 
@@ -35,7 +35,8 @@ impl Bf16Kernel for Checks {
                 .map(|(term, column)| bf16x2(b_value(term, column), b_value(term + 1, column)))
                 .collect();
             for accumulate in [false, true] {
-                let tile = Bf16Tile { rows, vectors, pairs, a_stride, b_stride, c_stride, accumulate };
+                let layout = TileLayout::Rows { a: a_stride, b: b_stride };
+                let tile = Bf16Tile { rows, vectors, pairs, layout, c_stride, accumulate };
                 let mut c = vec![UNTOUCHED; (D::MAX_ROWS + 1) * c_stride];
                 // SAFETY: the sizes are those that the method documents, and this runs under `run_bf16`.
                 unsafe { dot.multiply_tile(tile, a.as_ptr(), b.as_ptr(), c.as_mut_ptr()) };
