@@ -16,6 +16,8 @@ mod unpadded;
 pub(crate) use cpu::Buffers;
 pub(crate) use share::share_sequences;
 
+use std::ops::Range;
+
 use candle_core::{Device, Tensor, WithDType};
 
 use crate::attention::{AttentionOptions, MultiHeadAttention};
@@ -149,7 +151,8 @@ impl MultiHeadAttention {
         let tokens = offsets.last().copied().unwrap_or(0);
         let mut output = zeros("the output of attention", element_count("the output", &[tokens, size])?)?;
         let work = self.ragged_multiply_adds(offsets)?;
-        share_sequences(offsets, CHUNK_VALUES / input.max(1), work, &mut output, |team, sequences, output| {
+        let rows = |sequences: &Range<usize>| (offsets[sequences.end] - offsets[sequences.start]) * size;
+        share_sequences(offsets, CHUNK_VALUES / input.max(1), work, &mut output, rows, |team, sequences, output| {
             let part = &offsets[sequences.start..=sequences.end];
             let starts: Vec<usize> = part.iter().map(|start| start - part[0]).collect();
             let xs = &xs[part[0] * input..part[part.len() - 1] * input];

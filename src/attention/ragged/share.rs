@@ -18,9 +18,9 @@ const CHUNKS_PER_THREAD: usize = 2;
 /// The fewest tokens of a chunk, if there are sequences for a larger one: each chunk reads all weights.
 const MIN_CHUNK_TOKENS: usize = 128;
 
-/// Calls `run` with a team, a range of the sequences between `offsets`, and the rows of `output` `(tokens, width)` that
-/// belong to them, until all sequences are done. A chunk has at most `limit` tokens, if no sequence has more. The batch
-/// takes `multiply_adds`.
+/// Calls `run` with a team, a range of the sequences between `offsets`, and their part of `output`, until all sequences are
+/// done. The parts follow each other, and `part` is the size of one. A chunk has at most `limit` tokens, if no sequence has
+/// more. The batch takes `multiply_adds`.
 ///
 /// # Errors
 /// The first error of a chunk.
@@ -29,18 +29,20 @@ pub(crate) fn share_sequences<O: Send>(
     limit: usize,
     multiply_adds: usize,
     output: &mut [O],
+    part: impl Fn(&Range<usize>) -> usize,
     run: impl Fn(Team, Range<usize>, &mut [O]) -> Result<()> + Sync,
 ) -> Result<()> {
-    let tokens = offsets.last().copied().unwrap_or(0);
-    let Some(width) = output.len().checked_div(tokens) else { return Ok(()) };
+    if offsets.last().is_none_or(|tokens| *tokens == 0) {
+        return Ok(());
+    }
     let threads = rayon::current_num_threads();
     if let Some(chunks) = chunks(offsets, limit, threads) {
         let mut rest = output;
         let mut parts = Vec::with_capacity(chunks.len());
         for sequences in chunks {
-            let (part, after) = rest.split_at_mut((offsets[sequences.end] - offsets[sequences.start]) * width);
+            let (own, after) = rest.split_at_mut(part(&sequences));
             rest = after;
-            parts.push((sequences, part));
+            parts.push((sequences, own));
         }
         let run = |(sequences, part)| run(Team::ALONE, sequences, part);
         return match threads {
@@ -102,7 +104,8 @@ mod tests {
                     seen.lock().unwrap().extend(sequences);
                     Ok(())
                 };
-                pool.install(|| share_sequences(&offsets, 400, 0, &mut output, run)).unwrap();
+                let part = |sequences: &Range<usize>| 2 * (offsets[sequences.end] - offsets[sequences.start]);
+                pool.install(|| share_sequences(&offsets, 400, 0, &mut output, part, run)).unwrap();
                 assert!(output.iter().all(|x| *x == 1));
                 let mut seen = seen.into_inner().unwrap();
                 seen.sort_unstable();

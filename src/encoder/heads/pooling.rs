@@ -1,5 +1,7 @@
 //! Pooling: the hidden states of a text as one vector.
 
+use std::ops::Range;
+
 use candle_core::{D, Tensor};
 
 use crate::error::{Error, Result};
@@ -66,6 +68,15 @@ impl Pooling {
     }
 }
 
+impl Pooling {
+    /// One text on the CPU: the rows of its tokens `(s, d)`, of which those in `counted` count → `(modes · d)`.
+    pub(crate) fn of_rows(&self, tokens: &[f32], d: usize, counted: Range<usize>, output: &mut [f32]) {
+        for (mode, output) in self.modes.iter().zip(output.chunks_exact_mut(d.max(1))) {
+            mode.of_rows(tokens, counted.clone(), output);
+        }
+    }
+}
+
 /// Prevents a division by zero for a text whose tokens are all excluded, as in sentence-transformers.
 const SMALLEST: f64 = 1e-9;
 
@@ -97,6 +108,46 @@ impl PoolingMode {
     }
 }
 
+impl PoolingMode {
+    /// [`pool`](Self::pool) of one text.
+    fn of_rows(self, tokens: &[f32], counted: Range<usize>, output: &mut [f32]) {
+        let row = |j: usize| &tokens[j * output.len()..][..output.len()];
+        let sum = |weight: fn(usize) -> f32| {
+            let mut sum = vec![0.0; output.len()];
+            for j in counted.clone() {
+                sum.iter_mut().zip(row(j)).for_each(|(sum, x)| *sum += weight(j) * x);
+            }
+            sum
+        };
+        let count = (counted.len() as f32).max(SMALLEST as f32);
+        let pooled = match self {
+            Self::Cls => row(0).to_vec(),
+            Self::LastToken => row(counted.clone().last().unwrap_or(0)).to_vec(),
+            Self::Max => {
+                let mut largest = vec![-1e9; output.len()];
+                for j in counted.clone() {
+                    largest.iter_mut().zip(row(j)).for_each(|(largest, x)| {
+                        *largest = if *largest >= *x { *largest } else { *x };
+                    });
+                }
+                largest
+            }
+            Self::Mean => divided(sum(|_| 1.0), count),
+            Self::MeanSqrtLen => divided(sum(|_| 1.0), count.sqrt()),
+            Self::WeightedMean => {
+                let weights: f32 = counted.clone().map(|j| (j + 1) as f32).sum();
+                divided(sum(|j| (j + 1) as f32), weights.max(SMALLEST as f32))
+            }
+        };
+        output.copy_from_slice(&pooled);
+    }
+}
+
+fn divided(mut xs: Vec<f32>, by: f32) -> Vec<f32> {
+    xs.iter_mut().for_each(|x| *x /= by);
+    xs
+}
+
 /// `Σ_s weights · tokens`: `(b, s, d)` and `(b, s)` → `(b, d)`.
 fn weighted_sum(tokens: &Tensor, weights: &Tensor) -> Result<Tensor> {
     Ok(tokens.broadcast_mul(&weights.unsqueeze(2)?)?.sum(1)?)
@@ -105,4 +156,29 @@ fn weighted_sum(tokens: &Tensor, weights: &Tensor) -> Result<Tensor> {
 /// Divides each row of `(b, d)` by its length, or by 1e-12 if that is larger (`torch.nn.functional.normalize`).
 pub(crate) fn l2_normalize(xs: &Tensor) -> Result<Tensor> {
     Ok(xs.broadcast_div(&xs.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(1e-12)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn rows_of_one_text_are_pooled_like_a_padded_batch() {
+        use PoolingMode::{Cls, LastToken, Max, Mean, MeanSqrtLen, WeightedMean};
+        let modes = vec![Cls, Max, Mean, MeanSqrtLen, WeightedMean, LastToken];
+        let (pooling, s, d) = (Pooling::new(modes).unwrap(), 7, 5);
+        let values: Vec<f32> = (0..s * d).map(|i| (i * 37 % 101) as f32 / 20.0 - 2.5).collect();
+        let tokens = Tensor::from_slice(&values, (1, s, d), &Device::Cpu).unwrap();
+        for counted in [0..s, 0..1, 2..s, 3..4, 4..4] {
+            let mask = Tensor::from_iter((0..s).map(|j| u8::from(counted.contains(&j))), &Device::Cpu).unwrap();
+            let want = pooling.forward(&tokens, &mask.unsqueeze(0).unwrap()).unwrap().squeeze(0).unwrap();
+            let mut got = vec![f32::NAN; 6 * d];
+            pooling.of_rows(&values, d, counted.clone(), &mut got);
+            for (got, want) in got.iter().zip(want.to_vec1::<f32>().unwrap()) {
+                assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{counted:?}: {got}, want {want}");
+            }
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Forward of a ragged batch: no padding, on the CPU over f32 rows, on GPUs over one tensor.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
 
 use crate::attention::ragged::{CHUNK_VALUES, share_sequences};
@@ -10,7 +12,7 @@ use crate::encoder::model::row_stream::RowStream;
 use crate::encoder::model::tensor_stream::{Batch, TensorStream};
 use crate::error::{Error, Result};
 use crate::ops::Linear;
-use crate::position::ragged::offsets;
+use crate::position::ragged::{lengths as lengths_between, offsets};
 use crate::tensor::{element_count, zeros};
 
 impl BertModel {
@@ -45,19 +47,62 @@ impl BertModel {
         }
         let width = self.config.hidden_size;
         let mut output = zeros("hidden states", element_count("hidden states", &[ids.len(), width])?)?;
-        let limit = CHUNK_VALUES / width.max(1);
-        share_sequences(&offsets, limit, self.multiply_adds(&offsets)?, &mut output, |team, sequences, output| {
+        let part = |sequences: &Range<usize>| (offsets[sequences.end] - offsets[sequences.start]) * width;
+        self.forward_chunks([ids, token_type_ids], &offsets, &mut output, part, |_, hidden, output| {
+            output.copy_from_slice(hidden);
+        })?;
+        Ok(Tensor::from_vec(output, (ids.len(), width), &Device::Cpu)?)
+    }
+
+    /// What `reduce` makes of the hidden states `(length, hidden_size)` of each sequence: `(sequences, size)`. The hidden
+    /// states of all sequences are never in memory at a time. `None` if the model does not run on f32 rows on the CPU.
+    ///
+    /// # Errors
+    /// Those of [`forward_ragged`](Self::forward_ragged).
+    pub(crate) fn reduce_ragged(
+        &self,
+        ids: &[u32],
+        token_type_ids: &[u32],
+        lengths: &[usize],
+        size: usize,
+        reduce: impl Fn(&[f32], &mut [f32]) + Sync,
+    ) -> Result<Option<Tensor>> {
+        if !self.supports_rows() {
+            return Ok(None);
+        }
+        let (offsets, width) = (offsets(lengths), self.config.hidden_size);
+        self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
+        let mut output = zeros("the output", element_count("the output", &[lengths.len(), size])?)?;
+        let part = |sequences: &Range<usize>| sequences.len() * size;
+        self.forward_chunks([ids, token_type_ids], &offsets, &mut output, part, |starts, hidden, output| {
+            for (ends, output) in starts.windows(2).zip(output.chunks_exact_mut(size.max(1))) {
+                reduce(&hidden[ends[0] * width..ends[1] * width], output);
+            }
+        })?;
+        Ok(Some(Tensor::from_vec(output, (lengths.len(), size), &Device::Cpu)?))
+    }
+
+    /// Calls `finish` with the starts of sequences in a chunk, its hidden states, and its part of `output`.
+    fn forward_chunks(
+        &self,
+        [ids, types]: [&[u32]; 2],
+        offsets: &[usize],
+        output: &mut [f32],
+        part: impl Fn(&Range<usize>) -> usize,
+        finish: impl Fn(&[usize], &[f32], &mut [f32]) + Sync,
+    ) -> Result<()> {
+        let limit = CHUNK_VALUES / self.config.hidden_size.max(1);
+        share_sequences(offsets, limit, self.multiply_adds(offsets)?, output, part, |team, sequences, output| {
             let tokens = offsets[sequences.start]..offsets[sequences.end];
             let starts: Vec<usize> =
                 offsets[sequences.start..=sequences.end].iter().map(|start| start - tokens.start).collect();
-            let types = &token_type_ids[tokens.clone()];
-            let hidden = self.embeddings.of_rows(&ids[tokens], types, &lengths[sequences])?;
+            let lengths: Vec<usize> = lengths_between(&starts).collect();
+            let hidden = self.embeddings.of_rows(&ids[tokens.clone()], &types[tokens], &lengths)?;
             let mut stream = RowStream::new(team, hidden, &starts)?;
             self.run(&mut stream)?;
-            output.copy_from_slice(&stream.hidden);
+            finish(&starts, &stream.hidden, output);
             Ok(())
-        })?;
-        Ok(Tensor::from_vec(output, (ids.len(), width), &Device::Cpu)?)
+        })
     }
 
     /// Multiply-adds of all layers for a ragged batch.

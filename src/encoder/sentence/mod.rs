@@ -17,7 +17,7 @@ use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
-use crate::encoder::text::tokenizer::Text;
+use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result, cut_to};
 use crate::tensor::compute_dtype;
 
@@ -112,7 +112,12 @@ impl SentenceEncoder {
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
         let batcher = &self.batcher;
-        let rows = batcher.run(&self.model, &sequences, prompt, options, |_, hidden| self.pool(&hidden, uncounted))?;
+        let rows = batcher.run_tokens(&self.model, &sequences, prompt, options, |batch| {
+            match self.pool_rows(batch, uncounted)? {
+                Some(vectors) => (0..batch.len()).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect(),
+                None => self.pool(&batcher.hidden(&self.model, batch)?, uncounted),
+            }
+        })?;
         if rows.is_empty() {
             let device = self.model.device();
             return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.batcher.dtype), device)?);
@@ -155,6 +160,18 @@ impl SentenceEncoder {
         let first = format!("{prompt}{first}");
         let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
         self.batcher.attention(&self.model, prompted, options)
+    }
+
+    /// The vectors of a batch `(b, embedding_size)`, each text pooled as soon as its hidden states are there. `None` where
+    /// the model does not run on f32 rows on the CPU. The first `uncounted` tokens of a text do not count.
+    fn pool_rows(&self, batch: &[&Tokens], uncounted: usize) -> Result<Option<Tensor>> {
+        let (pooling, width) = (&self.pipeline.pooling, self.model.config().hidden_size);
+        let pool = |hidden: &[f32], output: &mut [f32]| {
+            let length = hidden.len() / width;
+            pooling.of_rows(hidden, width, uncounted.min(length)..length, output);
+        };
+        let pooled = self.batcher.reduce(&self.model, batch, pooling.output_size(width), pool)?;
+        pooled.map(|pooled| self.pipeline.finish(pooled)).transpose()
     }
 
     /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.

@@ -188,7 +188,11 @@ impl Pipeline {
 
     /// hidden `(b, s, width)`, mask `(b, s)` with 1 = counts → `(b, size)`.
     pub(crate) fn forward(&self, hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let pooled = self.pooling.forward(hidden, mask)?;
+        self.finish(self.pooling.forward(hidden, mask)?)
+    }
+
+    /// What comes after pooling, `(b, width)` → `(b, size)`.
+    pub(crate) fn finish(&self, pooled: Tensor) -> Result<Tensor> {
         self.steps.iter().try_fold(pooled, |xs, step| step.forward(&xs))
     }
 

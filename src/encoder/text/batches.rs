@@ -71,6 +71,18 @@ impl TextBatcher {
         options: &EncodeOptions,
         mut run: impl FnMut(&[&Tokens], HiddenStates) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
+        self.run_tokens(model, texts, prompt, options, |batch| run(batch, self.hidden(model, batch)?))
+    }
+
+    /// [`run`](Self::run) with the tokens alone.
+    pub fn run_tokens<R>(
+        &self,
+        model: &BertModel,
+        texts: &[Text],
+        prompt: &str,
+        options: &EncodeOptions,
+        mut run: impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
+    ) -> Result<Vec<R>> {
         if options.batch_size == 0 {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }
@@ -91,7 +103,7 @@ impl TextBatcher {
                     on_progress(start + done, texts.len());
                 }
             };
-            all.extend(self.run_window(model, &tokens, options, progress, &mut run)?);
+            all.extend(self.run_window(&tokens, options, progress, &mut run)?);
         }
         Ok(all)
     }
@@ -109,11 +121,10 @@ impl TextBatcher {
     /// [`run`](Self::run) for texts that are tokenized. `progress` is called with the number of them that are done.
     fn run_window<R>(
         &self,
-        model: &BertModel,
         tokens: &[Tokens],
         options: &EncodeOptions,
         progress: impl Fn(usize),
-        run: &mut impl FnMut(&[&Tokens], HiddenStates) -> Result<Vec<R>>,
+        run: &mut impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
         // Sequences of similar length need the least padding.
         let mut order: Vec<usize> = (0..tokens.len()).collect();
@@ -126,7 +137,7 @@ impl TextBatcher {
             let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
             let batch: Vec<&Tokens> = order[done..done + count].iter().map(|&i| &tokens[i]).collect();
             let permit = self.semaphore.acquire();
-            let made = run(&batch, self.hidden(model, &batch)?)?;
+            let made = run(&batch)?;
             drop(permit);
             results.extend(order[done..].iter().copied().zip(made));
             progress(results.len());
@@ -137,7 +148,7 @@ impl TextBatcher {
 
     /// The hidden states of a batch: ragged where the model supports it, without any work on padding, and with the same
     /// result for a text in any batch; else padded.
-    fn hidden(&self, model: &BertModel, batch: &[&Tokens]) -> Result<HiddenStates> {
+    pub fn hidden(&self, model: &BertModel, batch: &[&Tokens]) -> Result<HiddenStates> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         if model.supports_ragged() {
             let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
@@ -147,6 +158,20 @@ impl TextBatcher {
         let (padded, types) = self.pad(model, &ids, &types)?;
         let tokens = model.forward(&padded.ids, Some(&types), &padded.mask())?;
         Ok(HiddenStates { tokens, lengths: padded.lengths })
+    }
+
+    /// What `reduce` makes of the hidden states `(length, hidden_size)` of each text: `(b, size)`. `None` if the model does
+    /// not run on f32 rows on the CPU.
+    pub fn reduce(
+        &self,
+        model: &BertModel,
+        batch: &[&Tokens],
+        size: usize,
+        reduce: impl Fn(&[f32], &mut [f32]) + Sync,
+    ) -> Result<Option<Tensor>> {
+        let Inputs { ids, types } = self.inputs(model, batch)?;
+        let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
+        model.reduce_ragged(&ids.concat(), &types.concat(), &lengths, size, reduce)
     }
 
     /// A batch as ids and segment types `(b, s)`, padded on the right.
