@@ -55,6 +55,7 @@ mod tile_bf16;
 mod tile_f32;
 mod unpack;
 
+#[cfg(feature = "encoder")]
 pub(crate) use aligned::AlignedVec;
 pub(crate) use attention::{attend, attend_into, scratch_floats};
 pub(crate) use distance_bias::{DistanceEmbeddings, DistanceTable};
