@@ -19,6 +19,7 @@ sentences.txt holds 1,000 sentences and paragraphs of The Rust Programming Langu
 Apache 2.0; in six of them the name of a host is paraphrased), 6 to 217 tokens of MiniLM's.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,8 @@ def main():
     subprocess.check_call(["cargo", "build", "--release", "-q"], cwd=BENCHES)
     if options.rust_peers:
         subprocess.check_call(["cargo", "build", "--release", "-q"], cwd=BENCHES / "rust-peers")
+    # No bars and advice of transformers between our lines.
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
