@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -67,7 +68,8 @@ class Files:
                 if not path.exists():
                     print(f"{home}: converting to {conversion}", file=sys.stderr, flush=True)
                     # Standard output is for the table.
-                    with contextlib.redirect_stdout(sys.stderr), torch.no_grad():
+                    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), torch.no_grad():
+                        warnings.simplefilter("ignore")
                         getattr(self, f"to_{conversion}")(source, path)
                 work[conversion] = str(path)
         work["description"] = str(self.path("work.json"))
