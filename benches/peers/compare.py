@@ -91,7 +91,7 @@ def report(options, rows):
     RESULTS.mkdir(exist_ok=True)
     path.write_text(tables.markdown(machine.description(), order, CALIBRATION))
     chart.draw(tables.times, order, path.with_suffix(".svg"))
-    print(f"{path} and its chart are written", file=sys.stderr)
+    print(f"merged into {path}", file=sys.stderr)
 
 
 def main():
