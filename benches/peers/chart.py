@@ -20,6 +20,8 @@ def draw(rows, order, path):
     figure, axes = plt.subplots(figsize=(8, 0.5 * len(names) + 1))
     for dtype, color, up in (("f32", "#3b6ea5", -0.2), ("bf16", "#c57b2c", 0.2)):
         of = {name: shown[name, dtype] for name in names if (name, dtype) in shown}
+        if not of:
+            continue
         places = [names.index(name) + up for name in of]
         axes.barh(places, of.values(), height=0.38, color=color, label=dtype)
         for place, ratio in zip(places, of.values()):
@@ -28,6 +30,7 @@ def draw(rows, order, path):
             axes.text(at, place, f"{ratio:.2f}", va="center", fontsize=7, color=text)
     axes.axvline(1, color="#444444", linewidth=1)
     axes.set_yticks(range(len(names)), [name.replace(", tokenizing included", "") for name in names], fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.1 * max([1.0, *shown.values()]))
     axes.set_xlabel(f"our time ÷ the best peer's (threads: {threads}); left of the line is faster", fontsize=9)

@@ -58,7 +58,8 @@ def arguments(documentation):
     options.minilm = options.minilm.resolve()
     options.cases = [case for case in all_cases() if not options.only or options.only.search(case.name)]
     if not options.cases:
-        parser.error(f"no case has {options.only.pattern!r} in its name; cases: {'; '.join(c.name for c in all_cases())}")
+        examples = "'layer 1×128×768', 'BERT-base 1×32', 'texts'"
+        parser.error(f"--only: no case's name matches {options.only.pattern!r}; these would: {examples}")
     options.peers = options.peers or [name for name in PEERS if options.rust_peers or name not in rust]
     if not any(peers_of(case, dtype, options.peers) for case in options.cases for dtype in options.dtypes):
         parser.error("none of these peers runs any of these cases in these dtypes")
