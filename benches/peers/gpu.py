@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ours import PROGRAM, Ours
+from sides import PROGRAM, Side
 
 SHAPES = [(1, 128), (32, 128), (8, 512), (1, 4096), (4, 4096), (1, 16384)]
 # hidden_size, num_attention_heads, num_hidden_layers, intermediate_size
@@ -62,7 +62,7 @@ class Comparison:
         self.options, self.folder, self.rows = options, folder, []
         self.synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
         # One process per backend: neither shares what the other has compiled or keeps in memory.
-        self.ours = {name: Ours(options.ours) for name in ("ours", "eager")}
+        self.ours = {name: Side(options.ours) for name in ("ours", "eager")}
         for ours in self.ours.values():
             ours.say("device", options.device)
         self.ours["eager"].say("backend", "eager")

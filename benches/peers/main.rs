@@ -9,6 +9,9 @@
 //! - `sentences FOLDER FILE DTYPE`: load a sentence encoder and the lines of a file
 //! - `run N`: run what is loaded N times and print the seconds of each run
 //! - `save PATH`: run it once and write `output`
+//! - `memory`: run it once and print the peak of resident memory meanwhile, in bytes (Linux)
+
+mod peak;
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -77,6 +80,12 @@ fn main() -> Result<()> {
                 let output = work()?.to_dtype(DType::F32)?.to_device(&CPU)?;
                 candle_core::safetensors::save(&HashMap::from([("output", output)]), path)?;
                 "saved".to_string()
+            }
+            ["memory"] => {
+                peak::reset()?;
+                std::hint::black_box(work()?);
+                target.device.synchronize()?;
+                peak::bytes()?.to_string()
             }
             _ => return Err(format!("unknown command: {line}").into()),
         };

@@ -1,0 +1,60 @@
+"""What is compared: the cases by name."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    # layer, encoder or sentences
+    kind: str
+    # The model of an encoder; for layers, nothing.
+    model: str = ""
+    # (b, s) of an encoder's input; (b, s, hidden_size, heads) of a layer.
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    # Peers that could run it but do not.
+    without: tuple[str, ...] = ()
+
+
+LAYERS = [
+    (10, 20, 512, 8),
+    (1, 16, 384, 12),
+    (1, 128, 768, 12),
+    (8, 128, 768, 12),
+    (1, 512, 768, 12),
+    (1, 2048, 768, 12),
+    (1, 4096, 512, 8),
+    (32, 128, 384, 12),
+]
+RAGGED = (32, 128, 384, 12)
+MINILM, BERT, MODERNBERT = "MiniLM-L6", "BERT-base", "ModernBERT-base"
+# About 4,000 English words are 5,400 tokens.
+ENCODERS = {
+    MINILM: [(1, 16), (1, 128), (8, 128), (32, 128), (4, 512)],
+    BERT: [(1, 32), (16, 256)],
+    MODERNBERT: [(1, 5400)],
+}
+# The shapes that candle-transformers is timed on too: it is slow, and has no ModernBERT here.
+CANDLE = [(MINILM, (8, 128)), (MINILM, (32, 128))]
+
+
+def ragged_lengths():
+    """Lengths of the ragged batch: mostly short."""
+    import torch
+
+    torch.manual_seed(1)
+    lengths = (8 + torch.randint(0, 121, (RAGGED[0],)) * torch.rand(RAGGED[0]) * 0.8).long()
+    lengths[0] = RAGGED[1]
+    return lengths
+
+
+def all_cases():
+    cases = [Case(f"layer {b}×{s}×{hidden}, {heads}", "layer", shape=(b, s, hidden, heads)) for b, s, hidden, heads in LAYERS]
+    cases.append(Case("layer, 32 ragged rows of 8 to 128 (mean 35), 384, 12", "layer", shape=RAGGED, ragged=True))
+    for model, shapes in ENCODERS.items():
+        for shape in shapes:
+            without = () if (model, shape) in CANDLE else ("candle-transformers",)
+            cases.append(Case(f"{model} {shape[0]}×{shape[1]}", "encoder", model, shape, without=without))
+    cases.append(Case("MiniLM-L6, 1,000 texts of 6 to 217 tokens, tokenizing included", "sentences", MINILM))
+    return cases

@@ -1,0 +1,104 @@
+"""One case: all sides are checked, then they take turns; or the memory of each is measured."""
+
+import statistics
+import time
+
+import numpy
+from safetensors.numpy import load_file
+
+from peers import INT8, OURS, REFERENCE, load, start
+
+# Largest difference from PyTorch's f32 output allowed before anything is timed.
+AGREE = {"f32": 5e-5, "bf16": 2e-1}
+# Seconds of rest before a turn, and of runs that are not counted in it.
+REST = 0.05
+WARM = 0.06
+
+
+class Comparison:
+    """The sides with one number of threads. They stay until `stop`, and load one case after another."""
+
+    def __init__(self, files, threads, rounds, expected):
+        self.files, self.threads, self.rounds = files, threads, rounds
+        # Case → expected output; shared by all comparisons.
+        self.expected = expected
+        self.sides = {}
+
+    def side(self, name):
+        if name not in self.sides:
+            self.sides[name] = start(name, self.threads)
+        return self.sides[name]
+
+    def stop(self):
+        for side in self.sides.values():
+            side.stop()
+
+    def output(self, case, side):
+        path = str(self.files.path("output.safetensors"))
+        side.say("save", path)
+        output = load_file(path)["output"]
+        if case.ragged and output.ndim == 3:
+            output = output[load_file(self.files.path("in.safetensors"))["keep"] == 1]
+        return output
+
+    def want(self, case):
+        if case.name not in self.expected:
+            name = REFERENCE[case.kind]
+            side = self.side(name)
+            load(side, name, self.files.work(case, "f32", self.threads, []))
+            self.expected[case.name] = self.output(case, side)
+        return self.expected[case.name]
+
+    def case(self, case, dtype, peers):
+        """The cells of the case's row."""
+        want = self.want(case)
+        names = [OURS, *peers]
+        work = self.files.work(case, dtype, self.threads, peers)
+        differences = {}
+        for name in names:
+            load(self.side(name), name, work)
+            got = self.output(case, self.side(name)).reshape(want.shape)
+            differences[name] = float(numpy.abs(got - want).max())
+            if name != INT8 and not differences[name] < AGREE[dtype]:
+                raise RuntimeError(f"{case.name}, {dtype}: {name} differs by {differences[name]}")
+        times = self.turns(names)
+        cells = {name: f"{statistics.median(seconds) * 1e3:.2f}" for name, seconds in times.items()}
+        exact = [name for name in peers if name != INT8]
+        if exact:
+            best = min(exact, key=lambda name: statistics.median(times[name]))
+            cells["ratio"] = ratio(times, best)
+        if INT8 in peers:
+            cells["to int8"] = ratio(times, INT8)
+            cells["int8 differs by"] = f"{differences[INT8]:.2g}"
+        return cells
+
+    def turns(self, names):
+        """Seconds of each side in each round but the first."""
+        times = {name: [] for name in names}
+        for turn in range(1 + self.rounds):
+            for name in names:
+                time.sleep(REST)
+                begin = time.perf_counter()
+                while time.perf_counter() - begin < WARM:
+                    seconds = self.side(name).run()
+                if seconds < WARM:
+                    seconds = self.side(name).run()
+                if turn:
+                    times[name].append(seconds)
+        return times
+
+
+def ratio(times, peer):
+    return f"{statistics.median(a / b for a, b in zip(times[OURS], times[peer])):.2f}"
+
+
+def memory(files, case, dtype, threads, peers):
+    """The cells of the case's row: for each side, the peak of a process of its own."""
+    work = files.work(case, dtype, threads, peers)
+    cells = {}
+    for name in (OURS, *peers):
+        side = start(name, threads)
+        load(side, name, work)
+        cells[name] = f"{side.memory() / 2**20:.0f}"
+        side.stop()
+    return cells

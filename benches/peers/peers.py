@@ -1,0 +1,85 @@
+"""The peers: what each can run, and how its process is started and told what to load."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sides import PROGRAM, RUST_PEERS, Side
+
+WORKER = Path(__file__).resolve().parent / "worker.py"
+OURS = "ours"
+INT8 = "OpenVINO int8"
+
+
+@dataclass(frozen=True)
+class Peer:
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("f32",)
+    # Part of the program in ../rust-peers.
+    rust: bool = False
+
+
+BOTH = ("f32", "bf16")
+# In the order of the table's columns.
+PEERS = {
+    "PyTorch": Peer(("layer",), BOTH),
+    "transformers": Peer(("encoder",), BOTH),
+    "sentence-transformers": Peer(("sentences",), BOTH),
+    "ONNX Runtime": Peer(("layer", "encoder", "sentences")),
+    "OpenVINO": Peer(("layer", "encoder", "sentences"), BOTH),
+    INT8: Peer(("encoder", "sentences"), BOTH),
+    "candle-transformers": Peer(("encoder",)),
+    "rten": Peer(("encoder",), rust=True),
+    "fastembed": Peer(("sentences",), rust=True),
+    "candding": Peer(("sentences",), rust=True),
+}
+# The peer of each kind whose f32 output is the expected one.
+REFERENCE = {"layer": "PyTorch", "encoder": "transformers", "sentences": "sentence-transformers"}
+
+
+def peers_of(case, dtype, chosen):
+    """The chosen peers that can run a case."""
+    return [
+        name
+        for name, peer in PEERS.items()
+        if name in chosen and case.kind in peer.kinds and dtype in peer.dtypes and name not in case.without
+    ]
+
+
+def start(name, threads):
+    """A process for a side, with as many threads as the others have, for the tokenizer too."""
+    limits = {key: str(threads) for key in ("RAYON_NUM_THREADS", "CANDLE_NUM_THREADS")}
+    if name in (OURS, "candle-transformers"):
+        return Side(PROGRAM, **limits)
+    if PEERS[name].rust:
+        return Side(RUST_PEERS, ORT_DYLIB_PATH=str(onnxruntime_library()), **limits)
+    return Side(sys.executable, WORKER, name, **limits)
+
+
+def load(side, name, work):
+    """Tells a side to load `work`, a description made by `Files.work`."""
+    if name == OURS:
+        inputs = {
+            "layer": ("weights", "heads", "input"),
+            "encoder": ("folder", "input"),
+            "sentences": ("folder", "texts"),
+        }
+        words = (work["kind"], *(work[key] for key in inputs[work["kind"]]), work["dtype"])
+    elif name == "candle-transformers":
+        words = ("candle", work["folder"], work["input"], work["dtype"])
+    elif name == "rten":
+        words = ("rten", work["onnx"], work["input"], work["threads"])
+    elif name == "fastembed":
+        words = ("fastembed", work["onnx"], work["folder"], work["texts"], work["threads"])
+    elif name == "candding":
+        words = ("candding", work["folder"], work["texts"])
+    else:
+        words = ("load", work["description"])
+    side.say(*words)
+
+
+def onnxruntime_library():
+    """The library inside the Python package of ONNX Runtime."""
+    import onnxruntime
+
+    return next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*"))
