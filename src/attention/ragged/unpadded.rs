@@ -9,7 +9,7 @@ use crate::kernels::cpu::{Element, Team};
 use crate::mask::AttentionMask;
 use crate::position::ragged::offsets;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
-use crate::tensor::{for_cpu_element, with_slice};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice};
 
 impl MultiHeadAttention {
     /// Whether [`attend_unpadded`](Self::attend_unpadded) can run a call whose mask is padding.
@@ -26,9 +26,16 @@ impl MultiHeadAttention {
     /// Self-attention over a batch without padding `xs` `(b, s, query_size)` → `(b, s, output_size)`, causal or within a
     /// window.
     pub(in crate::attention) fn attend_whole(&self, xs: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
-        let (b, s, width) = xs.dims3()?;
+        let ((b, s, width), size) = (xs.dims3()?, self.config.resolved_output_size());
+        let elements = element_count("xs", &[b, s, width])?;
+        if b * s == 0 {
+            return Ok(Tensor::zeros((b, s, size), xs.dtype(), xs.device())?);
+        }
+        if !xs.is_contiguous() {
+            check_allocation::<f64>("a copy of xs", elements)?;
+        }
         let output = self.attend_ragged(&xs.reshape((b * s, width))?, &vec![s; b], mask)?;
-        Ok(output.reshape((b, s, self.config.resolved_output_size()))?)
+        Ok(output.reshape((b, s, size))?)
     }
 
     /// Self-attention over a padded batch `xs` `(b, s, query_size)` → `(b, s, output_size)` under
