@@ -39,7 +39,7 @@ ENCODERS = {
 }
 # The shapes that candle-transformers is timed on too: it is slow, and has no ModernBERT here.
 CANDLE = [(MINILM, (8, 128)), (MINILM, (32, 128))]
-# A run takes half a minute or more: few rounds, and neither converted twice nor run with whole score matrices.
+# A run on one thread takes tens of seconds or more: few rounds, and neither converted twice nor run with whole score matrices.
 LONG = (MODERNBERT, (1, 5400))
 LONG_ROUNDS = 2
 LONG_WITHOUT = ("ONNX Runtime", "OpenVINO int8", "rten")
