@@ -15,6 +15,8 @@ class Case:
     ragged: bool = False
     # Peers that could run it but do not.
     without: tuple[str, ...] = ()
+    # Rounds at most; nothing for no limit.
+    rounds: int | None = None
 
 
 LAYERS = [
@@ -37,6 +39,10 @@ ENCODERS = {
 }
 # The shapes that candle-transformers is timed on too: it is slow, and has no ModernBERT here.
 CANDLE = [(MINILM, (8, 128)), (MINILM, (32, 128))]
+# A run on one thread takes tens of seconds or more: few rounds, and neither converted twice nor run with whole score matrices.
+LONG = (MODERNBERT, (1, 5400))
+LONG_ROUNDS = 2
+LONG_WITHOUT = ("ONNX Runtime", "OpenVINO int8", "rten")
 
 
 def ragged_lengths():
@@ -55,6 +61,10 @@ def all_cases():
     for model, shapes in ENCODERS.items():
         for shape in shapes:
             without = () if (model, shape) in CANDLE else ("candle-transformers",)
-            cases.append(Case(f"{model} {shape[0]}×{shape[1]}", "encoder", model, shape, without=without))
+            rounds = None
+            if (model, shape) == LONG:
+                without, rounds = (*without, *LONG_WITHOUT), LONG_ROUNDS
+            name = f"{model} {shape[0]}×{shape[1]}"
+            cases.append(Case(name, "encoder", model, shape, without=without, rounds=rounds))
     cases.append(Case("MiniLM-L6, 1,000 texts of 6 to 217 tokens, tokenizing included", "sentences", MINILM))
     return cases

@@ -61,7 +61,7 @@ class Comparison:
             differences[name] = float(numpy.abs(got - want).max())
             if name != INT8 and not differences[name] < AGREE[dtype]:
                 raise RuntimeError(f"{case.name}, {dtype}: {name} differs by {differences[name]}")
-        times = self.turns(names)
+        times = self.turns(names, min(self.rounds, case.rounds or self.rounds))
         cells = {name: f"{statistics.median(seconds) * 1e3:.2f}" for name, seconds in times.items()}
         exact = [name for name in peers if name != INT8]
         if exact:
@@ -72,10 +72,10 @@ class Comparison:
             cells["int8 differs by"] = f"{differences[INT8]:.2g}"
         return cells
 
-    def turns(self, names):
+    def turns(self, names, rounds):
         """Seconds of each side in each round but the first."""
         times = {name: [] for name in names}
-        for turn in range(1 + self.rounds):
+        for turn in range(1 + rounds):
             for name in names:
                 time.sleep(REST)
                 begin = time.perf_counter()

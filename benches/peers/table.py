@@ -7,7 +7,9 @@ COLUMNS = [*KEYS, OURS, *PEERS, "ratio", "to int8", "int8 differs by"]
 MEMORY = "## Peak resident memory"
 TIMES_LEGEND = """Median milliseconds of one run. Ratio: our time ÷ that of the best peer except int8, median over rounds.
 To int8: our time ÷ that of OpenVINO with int8 weights and activations (NNCF, {calibration} inputs; the rest in the row's dtype).
-Int8 differs by: the largest difference of its output from PyTorch's in f32. It is not held to a tolerance; the others are."""
+Int8 differs by: the largest difference of its output from PyTorch's in f32. It is not held to a tolerance; the others are.
+The ragged layer: peers compute it padded. ModernBERT: two rounds, and only ours, transformers and OpenVINO, because a run on
+one thread takes tens of seconds or more."""
 MEMORY_LEGEND = """MiB. Each figure is of a process of its own: the model is loaded, the peak of resident memory is reset
 to what is resident then, the case runs once, and the peak is read (VmHWM of Linux). It contains weights, libraries and, on
 the peers' sides, Python."""
