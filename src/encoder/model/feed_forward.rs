@@ -14,8 +14,8 @@ use crate::ops::{Linear, PendingBias};
 use crate::tensor::{MapTensors, element_count};
 use crate::weights::LinearWeights;
 
-/// Intermediate values of the rows that go through both products together: 1.5 MB in f32, most of the L2 cache of a core.
-const BLOCK_VALUES: usize = 3 << 17;
+/// Intermediate values of the rows that go through both products together: 1 MB in f32, half of the L2 cache of a core.
+const BLOCK_VALUES: usize = 1 << 18;
 
 /// The feed-forward part of a layer.
 #[derive(Debug, Clone)]
