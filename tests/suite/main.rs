@@ -59,6 +59,7 @@ mod plans;
 mod positions;
 mod programs;
 mod prune_program;
+mod quality;
 mod ragged;
 mod resume;
 mod right_or_refused;
