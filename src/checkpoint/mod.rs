@@ -50,6 +50,8 @@ pub use model_config::ModelConfig;
 pub use open::Checkpoint;
 #[cfg(feature = "hub")]
 pub(crate) use open::read_index;
+#[cfg(feature = "encoder")]
+pub(crate) use shared_tables::SharedTables;
 pub use source::WeightSource;
 pub use var_map_source::VarMapSource;
 pub use write::write_layers;

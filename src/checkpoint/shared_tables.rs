@@ -1,13 +1,15 @@
 //! Tables that the layers of a stack share: stored in the first layer (T5), or next to the layers (MPNet, BEiT, DeBERTa).
 
+use candle_core::Tensor;
+
 use crate::checkpoint::source::{WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layout::Layout;
 use crate::families::names::{DISTANCE_EMBEDDINGS, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
-use crate::position::{LayerSizes, Presence};
+use crate::position::{LayerSizes, PositionParameter, Presence};
 use crate::tensor::select;
-use crate::weights::AttentionWeights;
+use crate::weights::{AttentionWeights, PositionWeights};
 
 /// Upper bound of the elements of a table that is copied.
 const MAX_BIASES: usize = 1 << 24;
@@ -20,28 +22,63 @@ pub(crate) fn read_with_shared_tables<S: WeightSource>(
     source: &S,
 ) -> Result<(AttentionWeights, &'static Layout)> {
     let (mut weights, layout) = AttentionWeights::read(config, source)?;
-    // A tensor that layers share keeps all heads when one of the layers loses some.
-    let sizes = config.sizes();
-    let whole = LayerSizes { num_attention_heads: sizes.num_attention_heads + pruned.len(), ..sizes };
-    let kept = || (0..whole.num_attention_heads).filter(|head| !pruned.contains(head)).collect::<Vec<usize>>();
-    for parameter in config.position.scheme().parameters(&whole) {
-        if parameter.presence != Presence::Shared || weights.position.get(parameter.name).is_some() {
-            continue;
-        }
-        let name = shared_name(&source.full_name(""), parameter.name);
-        let tensor = source.root().get(&name, &parameter.shape)?;
-        let tensor = match parameter.head_axis.filter(|_| !pruned.is_empty()) {
-            // If only headers are read, it is a view without elements, as large as the header claims.
-            Some(_) if tensor.elem_count() > MAX_BIASES => {
-                let allowed = format!("at most {MAX_BIASES} elements if heads are pruned");
-                return Err(Error::shape(name, tensor.dims(), allowed));
-            }
-            Some(axis) => select(&tensor, &kept(), axis)?,
-            None => tensor,
-        };
-        weights.position.insert(parameter.name, tensor);
-    }
+    let tables = SharedTables::read(config, pruned.len(), &weights.position, source)?;
+    tables.insert_into(&mut weights.position, pruned)?;
     Ok((weights, layout))
+}
+
+/// The weights of a position scheme that the layers of a stack share.
+#[derive(Debug, Default)]
+pub(crate) struct SharedTables {
+    /// Each with the name of its tensor.
+    tables: Vec<(PositionParameter, String, Tensor)>,
+    /// The number of heads of a layer that has all of them.
+    heads: usize,
+}
+
+impl SharedTables {
+    /// Reads what the layer at `source`, which no longer has `pruned` of its heads, shares with others and is not in `own`.
+    pub fn read<S: WeightSource>(
+        config: &AttentionConfig,
+        pruned: usize,
+        own: &PositionWeights,
+        source: &S,
+    ) -> Result<Self> {
+        // A tensor that layers share keeps all heads when one of the layers loses some.
+        let sizes = config.sizes();
+        let heads = sizes.num_attention_heads + pruned;
+        let whole = LayerSizes { num_attention_heads: heads, ..sizes };
+        let mut tables = Vec::new();
+        for parameter in config.position.scheme().parameters(&whole) {
+            if parameter.presence == Presence::Shared && own.get(parameter.name).is_none() {
+                let name = shared_name(&source.full_name(""), parameter.name);
+                let tensor = source.root().get(&name, &parameter.shape)?;
+                tables.push((parameter, name, tensor));
+            }
+        }
+        Ok(Self { tables, heads })
+    }
+
+    /// Adds what `weights` does not have to them, without the `pruned` heads.
+    pub fn insert_into(&self, weights: &mut PositionWeights, pruned: &[usize]) -> Result<()> {
+        let kept = || (0..self.heads).filter(|head| !pruned.contains(head)).collect::<Vec<usize>>();
+        for (parameter, name, tensor) in &self.tables {
+            if weights.get(parameter.name).is_some() {
+                continue;
+            }
+            let tensor = match parameter.head_axis.filter(|_| !pruned.is_empty()) {
+                // If only headers are read, it is a view without elements, as large as the header claims.
+                Some(_) if tensor.elem_count() > MAX_BIASES => {
+                    let allowed = format!("at most {MAX_BIASES} elements if heads are pruned");
+                    return Err(Error::shape(name.clone(), tensor.dims(), allowed));
+                }
+                Some(axis) => select(tensor, &kept(), axis)?,
+                None => tensor.clone(),
+            };
+            weights.insert(parameter.name, tensor);
+        }
+        Ok(())
+    }
 }
 
 /// The name of a weight of a position scheme that the layers of a stack share: in the first layer (T5), or next to the

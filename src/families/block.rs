@@ -16,6 +16,8 @@ pub(crate) enum AbsolutePositions {
     AfterPad,
     /// As `AfterPad`, with this id whatever the padding token is (MPNet).
     After(u32),
+    /// `Table`, unless this config key is false (DeBERTa).
+    TableUnless(&'static str),
     /// None: positions are part of attention.
     None,
 }
@@ -116,10 +118,8 @@ pub(crate) struct Model {
     pub pair_types: bool,
     /// The norm of the embeddings.
     pub embeddings_norm: Option<&'static str>,
-    /// From the width of the embeddings to that of the model, if they differ.
-    pub projection: &'static str,
-    /// A table of relative position biases that all layers share.
-    pub relative_bias: Option<&'static str>,
+    /// From the width of the embeddings to that of the model, if they may differ.
+    pub projection: Option<&'static str>,
     /// Prefix of the blocks, which are numbered below it.
     pub layers: &'static str,
     /// The name of blocks within a group, in models whose groups of layers share their weights (ALBERT).
@@ -128,6 +128,8 @@ pub(crate) struct Model {
     pub block: Block,
     /// The norm after the last block.
     pub final_norm: Option<&'static str>,
+    /// What norms add to the variance if `layer_norm_eps` is absent.
+    pub layer_norm_eps: f64,
     /// The padding token if `pad_token_id` is absent.
     pub pad_token_id: u32,
     /// Keys of the family's `config.json`, each with BERT's name for it.

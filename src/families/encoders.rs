@@ -21,8 +21,7 @@ pub(crate) const BERT_MODEL: Model = Model {
     types: SegmentTypes::Always,
     pair_types: true,
     embeddings_norm: Some("embeddings.LayerNorm"),
-    projection: "embeddings_project",
-    relative_bias: None,
+    projection: Some("embeddings_project"),
     layers: "encoder.layer",
     shared_layers: None,
     block: Block {
@@ -35,6 +34,7 @@ pub(crate) const BERT_MODEL: Model = Model {
         feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
     },
     final_norm: None,
+    layer_norm_eps: 1e-12,
     pad_token_id: 0,
     renamed_keys: &[],
     gate: None,
@@ -129,6 +129,27 @@ const GTE: Family = Family {
     ..BASE
 };
 
+const DEBERTA: Family = Family {
+    model_types: &["deberta"],
+    scale: Scale::Disentangled,
+    model: Some(Model {
+        prefixes: &["deberta"],
+        positions: AbsolutePositions::TableUnless("position_biased_input"),
+        types: SegmentTypes::Optional(0),
+        projection: None,
+        layer_norm_eps: 1e-7,
+        renamed_keys: &[("attention_head_size", "head_dim")],
+        unsupported_keys: &["conv_kernel_size"],
+        classifier: Some(ClassifierHead {
+            pooler: false,
+            activation: HeadActivation::Stated("pooler_hidden_act"),
+            ..ClassifierHead::BERT
+        }),
+        ..BERT_MODEL
+    }),
+    ..BASE
+};
+
 /// Rows with a condition come before the general one of their `model_type`.
 pub(crate) const ENCODERS: &[Family] = &[
     JINA_CODE,
@@ -169,7 +190,6 @@ pub(crate) const ENCODERS: &[Family] = &[
             positions: AbsolutePositions::After(1),
             types: SegmentTypes::Never,
             pair_types: true,
-            relative_bias: Some("encoder.relative_attention_bias.weight"),
             block: Block {
                 norms: BlockNorms::Post { attention: "attention.LayerNorm", feed_forward: "output.LayerNorm" },
                 ..BERT_MODEL.block
@@ -221,7 +241,7 @@ pub(crate) const ENCODERS: &[Family] = &[
             prefixes: &["albert"],
             layers: "encoder.albert_layer_groups",
             shared_layers: Some("albert_layers"),
-            projection: "encoder.embedding_hidden_mapping_in",
+            projection: Some("encoder.embedding_hidden_mapping_in"),
             block: Block {
                 norms: BlockNorms::Post { attention: "attention.LayerNorm", feed_forward: "full_layer_layer_norm" },
                 feed_forward: FeedForwardNames::Plain { first: "ffn", last: "ffn_output" },
@@ -264,6 +284,7 @@ pub(crate) const ENCODERS: &[Family] = &[
                 ..BERT_MODEL.block
             },
             final_norm: Some("final_norm"),
+            layer_norm_eps: 1e-5,
             renamed_keys: &[
                 ("hidden_activation", "hidden_act"),
                 ("norm_eps", "layer_norm_eps"),
@@ -274,14 +295,14 @@ pub(crate) const ENCODERS: &[Family] = &[
                 pooler: false,
                 first: "head.dense",
                 optional_bias: true,
-                activation: HeadActivation::Stated,
+                activation: HeadActivation::Stated("classifier_activation"),
                 norm: Some("head.norm"),
                 pooling_key: Some("classifier_pooling"),
                 ..ClassifierHead::BERT
             }),
             masked_lm: Some(MaskedLmHead {
                 first: "head.dense",
-                activation: HeadActivation::Stated,
+                activation: HeadActivation::Stated("classifier_activation"),
                 norm: "head.norm",
                 decoder: "decoder",
                 bias: "decoder.bias",
@@ -335,6 +356,7 @@ pub(crate) const ENCODERS: &[Family] = &[
                 feed_forward: FeedForwardNames::Plain { first: "mlp.fc1", last: "mlp.fc2" },
                 ..NOMIC_MODEL.block
             },
+            layer_norm_eps: 1e-5,
             pad_token_id: 1,
             classifier: Some(ClassifierHead::ROBERTA),
             masked_lm: Some(MaskedLmHead::ROBERTA),
@@ -343,26 +365,25 @@ pub(crate) const ENCODERS: &[Family] = &[
         ..BASE
     },
     GTE,
-    // GTE's own code. Its whole models have other keys and tensors.
-    Family { model_types: &["new"], model: None, ..GTE },
+    // The same with the configuration of GTE's own code.
+    Family {
+        model_types: &["new"],
+        reads: &["mixed_b"],
+        positions: LayerPositions::Rotary(ROTARY),
+        needs: &[
+            ("position_embedding_type", "rope", "absolute positions"),
+            ("layer_norm_type", "layer_norm", "another kind of norm"),
+        ],
+        ..GTE
+    },
     Family {
         model_types: &["esm"],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated("rotary"), ..ROTARY }),
         causal: Causal::IfDecoder,
         ..BASE
     },
-    Family {
-        model_types: &["deberta"],
-        positions: LayerPositions::Disentangled { v2: false },
-        scale: Scale::Disentangled,
-        ..BASE
-    },
-    Family {
-        model_types: &["deberta-v2"],
-        positions: LayerPositions::Disentangled { v2: true },
-        scale: Scale::Disentangled,
-        ..BASE
-    },
+    Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
+    Family { model_types: &["deberta-v2"], positions: LayerPositions::Disentangled { v2: true }, ..DEBERTA },
     // A Llama that sees both ways.
     Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), ..BASE },
 ];

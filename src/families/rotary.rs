@@ -146,6 +146,9 @@ impl Layer<'_> {
             "dynamic" => {
                 RotaryScaling::Dynamic { factor: stated_factor()?, original_max_position_embeddings: longest()? }
             }
+            "ntk" if self.family.reads.contains(&"mixed_b") => {
+                RotaryScaling::Ntk { factor: stated_factor()?, mixed_b: float("mixed_b") }
+            }
             // Early files of Phi-3 call it so.
             "yarn" if scaling.get("short_factor").is_none() => {
                 let by = |mscale: f64, factor: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };

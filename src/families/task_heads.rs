@@ -12,8 +12,8 @@ pub(crate) enum HeadActivation {
     Tanh,
     /// That of the blocks, `hidden_act`.
     Hidden,
-    /// The config key `classifier_activation`, by default GELU.
-    Stated,
+    /// That of a config key, by default GELU.
+    Stated(&'static str),
 }
 
 /// A head for sequence classification, `last(norm(activation(first(x))))`, where `x` is the first token.

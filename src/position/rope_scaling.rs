@@ -31,6 +31,15 @@ pub enum RotaryScaling {
         /// The maximum length in training.
         original_max_position_embeddings: usize,
     },
+    /// NTK-aware scaling whatever the length of the sequence: a larger base, and all frequencies divided a little more; or,
+    /// with `mixed_b`, frequencies divided by factors that grow with their index
+    /// ([Su 2023](https://kexue.fm/archives/9706)). GTE's own code has both.
+    Ntk {
+        /// The new maximum length divided by the original one; 1 or less changes nothing.
+        factor: f64,
+        /// The power of the index by which the logarithms of the factors grow.
+        mixed_b: Option<f64>,
+    },
     /// YaRN ([Peng 2023](https://arxiv.org/abs/2309.00071)): low frequencies are divided as in `Linear`, high ones
     /// stay, those between are interpolated.
     Yarn {
@@ -78,6 +87,7 @@ impl fmt::Display for RotaryScaling {
             Self::None => f.write_str("none"),
             Self::Linear { factor } => write!(f, "linear {factor}"),
             Self::Dynamic { factor, .. } => write!(f, "dynamic {factor}"),
+            Self::Ntk { factor, .. } => write!(f, "ntk {factor}"),
             Self::Yarn { factor, .. } => write!(f, "yarn {factor}"),
             Self::LongRope { .. } => f.write_str("longrope"),
             Self::Llama3 { factor, .. } => write!(f, "llama3 {factor}"),
@@ -113,7 +123,7 @@ impl RotaryScaling {
                 }
                 (1.0, *original_max_position_embeddings)
             }
-            Self::Linear { factor } => (*factor, 1),
+            Self::Linear { factor } | Self::Ntk { factor, .. } => (*factor, 1),
             Self::Dynamic { factor, original_max_position_embeddings: original }
             | Self::Yarn { factor, original_max_position_embeddings: original, .. }
             | Self::Llama3 { factor, original_max_position_embeddings: original, .. } => (*factor, *original),
@@ -139,6 +149,9 @@ impl RotaryScaling {
             Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } if !is_range(*low, *high) => {
                 let allowed = format!("from 0 to {high}, high_freq_factor");
                 return Err(Error::config("rope_scaling low_freq_factor", low, allowed));
+            }
+            Self::Ntk { mixed_b: Some(power), .. } if !power.is_finite() => {
+                return Err(Error::config("rope_scaling mixed_b", power, "a finite number"));
             }
             Self::Dynamic { .. } if dim < 4 => {
                 return Err(Error::config("rotary dim", dim, "at least 4 for dynamic scaling"));
@@ -179,6 +192,16 @@ impl RotaryScaling {
                 let grown = factor * length / original as f64 - (factor - 1.0);
                 (of_base(theta * grown.powf(dim as f64 / (dim as f64 - 2.0))), 1.0)
             }
+            Self::Ntk { factor, .. } if factor <= 1.0 => (unscaled, 1.0),
+            Self::Ntk { factor, mixed_b: None } => {
+                let divisor = factor.powf(2.0 / dim as f64);
+                (of_base(theta * factor).into_iter().map(|f| f / divisor).collect(), 1.0)
+            }
+            Self::Ntk { factor, mixed_b: Some(power) } => {
+                let scale = factor.ln() / (dim as f64 / 2.0).powf(power);
+                let divided = |(i, f): (usize, f64)| f / (scale * ((i + 1) as f64).powf(power)).exp();
+                (unscaled.into_iter().enumerate().map(divided).collect(), 1.0)
+            }
             Self::Yarn { factor, beta_fast, beta_slow, attention_factor, truncate, .. } => {
                 let original = self.original();
                 // The fractional index of the frequency with so many rotations over the original length.
@@ -214,7 +237,7 @@ impl RotaryScaling {
 
     fn original(&self) -> f64 {
         match self {
-            Self::None | Self::Linear { .. } => 1.0,
+            Self::None | Self::Linear { .. } | Self::Ntk { .. } => 1.0,
             Self::Dynamic { original_max_position_embeddings: original, .. }
             | Self::Yarn { original_max_position_embeddings: original, .. }
             | Self::LongRope { original_max_position_embeddings: original, .. }

@@ -95,6 +95,19 @@ MODELS = {
     "albert_classifier": ("AlbertForSequenceClassification", TINY | SPECIAL | dict(embedding_size=6), None, []),
     "albert_mlm": ("AlbertForMaskedLM", TINY | SPECIAL | dict(embedding_size=6), None, []),
     "electra_mlm": ("ElectraForMaskedLM", TINY | dict(embedding_size=6), None, []),
+    "deberta": ("DebertaModel", TINY | dict(
+        layer_norm_eps=1e-3, type_vocab_size=2, relative_attention=True, max_relative_positions=6,
+        pos_att_type=["c2p", "p2c"]), "random",
+        [dict(layer_norm_eps=1e-12), dict(pos_att_type=["c2p"])]),
+    "deberta_v2": ("DebertaV2Model", TINY | dict(
+        num_hidden_layers=2, layer_norm_eps=1e-3, relative_attention=True, position_buckets=6,
+        norm_rel_ebd="layer_norm", share_att_key=True, position_biased_input=False, pos_att_type=["p2c", "c2p"]), None,
+        [dict(layer_norm_eps=1e-12), dict(norm_rel_ebd="none"), dict(pos_att_type=["p2c"])]),
+    "deberta_v2_cross_encoder": ("DebertaV2ForSequenceClassification", TINY | dict(
+        num_labels=1, relative_attention=True, position_buckets=6, norm_rel_ebd="layer_norm", share_att_key=True,
+        position_biased_input=False, pos_att_type=["p2c", "c2p"]), None, []),
+    "deberta_mlm": ("DebertaForMaskedLM", TINY | dict(
+        relative_attention=True, pos_att_type=["c2p", "p2c"]), None, []),
     "gte_classifier": ("GteForSequenceClassification", TINY | dict(num_labels=3), "zeros", []),
 }
 

@@ -321,7 +321,9 @@ fn config_json_gives_heads_and_scale() {
     let text = read("clip_text.text_model.encoder.layers.0.self_attn", clip);
     assert_eq!(text.is_ok(), shape.is_multiple_of(4));
 
-    says(read(bert, serde_json::json!({"model_type": "new"})), &["num_attention_heads = absent"]);
+    let new =
+        serde_json::json!({"model_type": "new", "position_embedding_type": "rope", "layer_norm_type": "layer_norm"});
+    says(read(bert, new), &["num_attention_heads = absent"]);
     says(read(bert, of("bert", "num_attention_heads", "4".into())), &["config key `num_attention_heads` is \"4\""]);
     says(read(bert, of("bert", "num_attention_heads", (-4).into())), &["config key `num_attention_heads` is -4"]);
     says(

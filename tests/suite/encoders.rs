@@ -164,7 +164,7 @@ fn nomic_with_its_own_config_keys_gives_the_same_states() {
 /// Gated, pre-norm and rotary models learn, too: each parameter gets a gradient.
 #[test]
 fn every_parameter_gets_a_gradient() {
-    for name in ["modernbert", "nomic_bert", "gte", "mpnet"] {
+    for name in ["modernbert", "nomic_bert", "gte", "mpnet", "deberta", "deberta_v2"] {
         let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
         let config = BertConfig::from_file(folder.join("config.json")).unwrap();
         let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F64, &CPU).unwrap();
@@ -180,6 +180,25 @@ fn every_parameter_gets_a_gradient() {
             assert!(name.ends_with("k.bias") || grad.iter().any(|n| n.abs() > 1e-6), "`{name}` has a zero gradient");
         }
     }
+}
+
+/// What this version does not run of DeBERTa and of GTE's own code is refused.
+#[test]
+fn other_deberta_and_gte_models_are_refused() {
+    let with = |name: &str, key: &str, value: Value| load(changed(name, &[], json!({ key: value })).path());
+    says(with("deberta_v2", "conv_kernel_size", json!(3)), &["conv_kernel_size = 3", "expected false, or absent"]);
+    says(with("deberta", "embedding_size", json!(4)), &["embedding_size = 4", "expected hidden_size = 8"]);
+    says(with("deberta", "position_biased_input", json!(3)), &["position_biased_input = 3", "true or false"]);
+    says(with("deberta_v2", "position_biased_input", json!(true)), &["embeddings.position_embeddings.weight"]);
+    says(with("deberta_v2", "position_buckets", json!(8)), &["encoder.rel_embeddings.weight", "[16, 8]"]);
+    says(with("new", "layer_norm_type", json!("rms_norm")), &["layer_norm_type", "rms_norm"]);
+    says(with("new", "position_embedding_type", json!("absolute")), &["position_embedding_type", "absolute"]);
+    says(with("new", "logn_attention_scale", json!(true)), &["logn_attention_scale = true"]);
+    says(with("new_ntk", "rope_scaling", json!({"type": "ntk"})), &["factor"]);
+    says(with("new_ntk", "rope_scaling", json!({"type": "ntk", "factor": -1.0})), &["rope_scaling factor = -1"]);
+    says(with("new_ntk", "rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 1e308})), &["rope_scaling"]);
+    // Only GTE's own code has this scaling.
+    says(with("gte", "rope_parameters", json!({"rope_type": "ntk", "factor": 2.0})), &["rope_type", "ntk"]);
 }
 
 /// Padding inside a text: it has the padding's position, and the tokens after it count on.
@@ -219,4 +238,9 @@ encoders! {
     nomic_bert
     jina_embeddings_v3
     gte
+    new
+    new_ntk
+    new_mixed_ntk
+    deberta
+    deberta_v2
 }

@@ -72,6 +72,8 @@ heads! {
     electra_classifier classifier(["LABEL_0", "LABEL_1"]);
     modernbert_classifier classifier(["LABEL_0", "LABEL_1", "LABEL_2"]);
     albert_classifier classifier(["LABEL_0", "LABEL_1"]);
+    deberta_v2_cross_encoder classifier(["LABEL_0"]);
+    deberta_mlm masked();
     bert_mlm masked();
     roberta_mlm masked();
     distilbert_mlm masked();

@@ -99,7 +99,7 @@ impl SequenceClassifier {
             means: means(config, names.pooling_key)?,
             first: Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?,
             activation: match names.activation {
-                HeadActivation::Stated => HeadActivation::Fixed(config.stated_activation("classifier_activation")?),
+                HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
                 HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
                 activation => activation,
             },

@@ -102,7 +102,7 @@ impl MaskedLm {
                 HeadActivation::Hidden => config.hidden_act,
                 HeadActivation::Fixed(activation) => activation,
                 HeadActivation::Tanh => return Err(Error::config("masked_lm activation", "tanh", "another")),
-                HeadActivation::Stated => config.stated_activation("classifier_activation")?,
+                HeadActivation::Stated(key) => config.stated_activation(key)?,
             },
             norm,
             decoder: Linear::new(names.decoder, LinearWeights { weight, bias }, vocabulary, width)?,

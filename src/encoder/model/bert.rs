@@ -4,7 +4,7 @@ use std::fmt;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{SharedTables, WeightSource};
 use crate::encoder::model::block::Block;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::embeddings::Embeddings;
@@ -16,8 +16,8 @@ use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
 use crate::ops::Linear;
-use crate::position::{LayerSizes, PositionParameter};
 use crate::tensor::{Freeze, Frozen};
+use crate::weights::PositionWeights;
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden states.
 ///
@@ -78,23 +78,20 @@ impl BertModel {
         let row = config.row_in(&source);
         let embeddings = Embeddings::load(config, &source)?;
         let prefixes = config.block_prefixes();
-        let (attention, _) = config.attention_of(&source.child(&prefixes[0]).child(row.block.attention), 0)?;
-        let whole = LayerSizes { num_attention_heads: config.num_attention_heads, ..attention.sizes() };
-        let parameters = attention.position.scheme().parameters(&whole);
-        let read = |(name, parameter): (&'static str, &PositionParameter)| -> Result<_> {
-            Ok((parameter.name, source.get(name, &parameter.shape)?))
-        };
-        let shared_bias = row.relative_bias.zip(parameters.first()).map(read).transpose()?;
+        let first = source.child(&prefixes[0]).child(row.block.attention);
+        let (attention, _) = config.attention_of(&first, 0)?;
+        let pruned = config.pruned_heads.of_layer(0).len();
+        let shared = SharedTables::read(&attention, pruned, &PositionWeights::default(), &first)?;
         let mut blocks: Vec<Block> = Vec::new();
         for (index, prefix) in prefixes.iter().enumerate() {
             // ALBERT's layers share their weights.
             let block = match prefixes[..index].iter().position(|earlier| earlier == prefix) {
                 Some(earlier) => blocks[earlier].clone(),
-                None => Block::load(config, &row.block, source.child(prefix), index, shared_bias.as_ref())?,
+                None => Block::load(config, &row.block, source.child(prefix), index, &shared)?,
             };
             blocks.push(block);
         }
-        let (width, projection) = (config.embedding_size(), source.child(row.projection));
+        let (width, projection) = (config.embedding_size(), row.projection.map(|name| source.child(name)));
         let own = source.gives_own_tensors();
         let norm =
             |name: Option<&str>, size| name.map(|name| config.norm(&row.block, size, &source.child(name))).transpose();
@@ -103,11 +100,10 @@ impl BertModel {
             embeddings,
             embeddings_norm: norm(row.embeddings_norm, width)?,
             // ALBERT has one even where the widths are the same.
-            projection: if width != config.hidden_size || projection.contains("weight") {
-                Some(load_linear(&projection, config.hidden_size, width)?)
-            } else {
-                None
-            },
+            projection: projection
+                .filter(|projection| width != config.hidden_size || projection.contains("weight"))
+                .map(|projection| load_linear(&projection, config.hidden_size, width))
+                .transpose()?,
             blocks,
             final_norm: norm(row.final_norm, config.hidden_size)?,
             frozen: Frozen::default(),

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{SharedTables, WeightSource};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::FeedForward;
 use crate::encoder::model::stream::Stream;
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::families::block::{Block as BlockRow, BlockNorms};
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
-use crate::tensor::{Freeze, MapTensors, select};
+use crate::tensor::{Freeze, MapTensors};
 use crate::weights::AttentionWeights;
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the family
@@ -77,14 +77,13 @@ impl Norms {
 }
 
 impl Block {
-    /// Reads block `index` from `source`. `shared_bias` is the name and the table of the position biases that all layers
-    /// share, where the family has one.
+    /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has some.
     pub fn load<S: WeightSource>(
         config: &BertConfig,
         row: &BlockRow,
         source: S,
         index: usize,
-        shared_bias: Option<&(&'static str, Tensor)>,
+        shared: &SharedTables,
     ) -> Result<Self> {
         let norm = |name: &str| config.norm(row, config.hidden_size, &source.child(name));
         let (mut attention_norms, mut feed_forward_norms) = (Norms::default(), Norms::default());
@@ -109,9 +108,7 @@ impl Block {
         let attention_source = source.child(row.attention);
         let (attention, mask) = config.attention_of(&attention_source, index)?;
         let (mut weights, _) = AttentionWeights::read(&attention, &attention_source)?;
-        if let Some((name, table)) = shared_bias {
-            weights.position.insert(*name, unpruned(table, &config.pruned_heads.of_layer(index))?);
-        }
+        shared.insert_into(&mut weights.position, &config.pruned_heads.of_layer(index))?;
         let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
         if source.gives_own_tensors() {
             attention.freeze_in_place()?;
@@ -167,15 +164,6 @@ impl Block {
     pub fn supports_rows(&self) -> bool {
         self.attention.supports_cpu_ragged() && self.feed_forward.supports_rows()
     }
-}
-
-/// A table `(_, heads)` without the columns of the `pruned` heads.
-fn unpruned(table: &Tensor, pruned: &[usize]) -> Result<Tensor> {
-    if pruned.is_empty() {
-        return Ok(table.clone());
-    }
-    let kept: Vec<usize> = (0..table.dim(1)?).filter(|head| !pruned.contains(head)).collect();
-    select(table, &kept, 1)
 }
 
 #[cfg(test)]
@@ -315,7 +303,7 @@ mod tests {
         for (which, row) in rows.iter().enumerate() {
             for index in [0, 1] {
                 let source = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
-                let block = Block::load(&config, row, source, index, None).unwrap();
+                let block = Block::load(&config, row, source, index, &SharedTables::default()).unwrap();
                 let sequence = |i: usize| xs.narrow(0, offsets[i], LENGTHS[i]).unwrap();
                 let want: Vec<Tensor> =
                     (0..LENGTHS.len()).map(|i| reference(row, index, &tensors, &sequence(i))).collect();

@@ -18,14 +18,14 @@ use crate::norm::Norm;
 use crate::pruning::PrunedHeads;
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
-/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE. The keys are BERT's; the
+/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3. The keys are BERT's; the
 /// keys of other families are renamed to them. Positions and masks that belong to attention are applied per layer.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(remote = "Self")]
 #[non_exhaustive]
 pub struct BertConfig {
     /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
-    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3` or `gte`.
+    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `deberta` or `deberta-v2`.
     pub model_type: String,
     /// Number of rows of the word embedding.
     pub vocab_size: usize,
@@ -44,8 +44,7 @@ pub struct BertConfig {
     /// Number of segment types; 0 in DistilBERT, MPNet and ModernBERT.
     #[serde(default)]
     pub type_vocab_size: usize,
-    /// Added to the variance in layer normalization.
-    #[serde(default = "eps")]
+    /// Added to the variance in layer normalization; default that of the family.
     pub layer_norm_eps: f64,
     /// Width of the embeddings; default `hidden_size` (ELECTRA and ALBERT have others).
     #[serde(default)]
@@ -99,10 +98,6 @@ impl<'de> Deserialize<'de> for BertConfig {
 
 fn absolute() -> String {
     "absolute".to_string()
-}
-
-fn eps() -> f64 {
-    1e-12
 }
 
 fn one() -> usize {
@@ -163,6 +158,10 @@ impl BertConfig {
             sizes.into_iter().find(|(field, size)| field.ends_with("_size") && *size > MAX_MODEL_SIZE)
         {
             return Err(Error::config(field, size, format!("at most {MAX_MODEL_SIZE}")));
+        }
+        if row.projection.is_none() && self.embedding_size() != self.hidden_size {
+            let allowed = format!("hidden_size = {}", self.hidden_size);
+            return Err(Error::config("embedding_size", self.embedding_size(), allowed));
         }
         let all = self.num_hidden_layers.saturating_mul(self.inner_group_num);
         if all > MAX_LAYERS {
@@ -254,9 +253,18 @@ impl BertConfig {
     /// The id of tokens that are not counted in positions; they all have that id as their position.
     pub(crate) fn uncounted(&self) -> Option<u32> {
         match self.row().positions {
-            AbsolutePositions::Table | AbsolutePositions::None => None,
+            AbsolutePositions::Table | AbsolutePositions::TableUnless(_) | AbsolutePositions::None => None,
             AbsolutePositions::AfterPad => Some(self.pad_token_id),
             AbsolutePositions::After(id) => Some(id),
+        }
+    }
+
+    /// Whether a table of positions is added to the words.
+    pub(crate) fn has_position_table(&self) -> Result<bool> {
+        match self.row().positions {
+            AbsolutePositions::None => Ok(false),
+            AbsolutePositions::TableUnless(key) => Ok(self.key_flag(key)?.unwrap_or(true)),
+            _ => Ok(true),
         }
     }
 

@@ -37,6 +37,7 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
             keys.insert((*ours).to_string(), value);
         }
     }
+    keys.entry("layer_norm_eps").or_insert(row.layer_norm_eps.into());
     keys.entry("pad_token_id").or_insert(row.pad_token_id.into());
     if let Some(types) = row.default_type_vocab_size() {
         keys.entry("type_vocab_size").or_insert(types.into());

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
-use crate::families::block::{AbsolutePositions, EmbeddingScale};
+use crate::families::block::EmbeddingScale;
 use crate::kernels::cpu::{AlignedVec, Element};
 use crate::tensor::{MapTensors, element_count, for_cpu_element, with_slice, with_slices};
 
@@ -50,9 +50,10 @@ impl Embeddings {
                 EmbeddingScale::One => None,
                 EmbeddingScale::SqrtHiddenSize => Some((config.hidden_size as f64).sqrt()),
             },
-            positions: match row.positions {
-                AbsolutePositions::None => None,
-                _ => Some(table(row.position_embeddings, config.max_position_embeddings)?),
+            positions: if config.has_position_table()? {
+                Some(table(row.position_embeddings, config.max_position_embeddings)?)
+            } else {
+                None
             },
             token_types: if config.has_types() {
                 Some(table(row.type_embeddings, config.type_vocab_size)?)

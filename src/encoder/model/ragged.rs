@@ -155,7 +155,18 @@ mod tests {
     #[test]
     fn tensor_stream_equals_row_stream() {
         let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        let encoders = ["albert", "distilbert", "electra", "gte", "modernbert", "mpnet", "nomic_bert", "roberta"];
+        let encoders = [
+            "albert",
+            "deberta",
+            "deberta_v2",
+            "distilbert",
+            "electra",
+            "gte",
+            "modernbert",
+            "mpnet",
+            "nomic_bert",
+            "roberta",
+        ];
         let encoders = encoders.map(|name| fixtures.join("encoders").join(name));
         for folder in encoders.into_iter().chain([fixtures.join("tiny-bert")]) {
             let config = BertConfig::from_file(folder.join("config.json")).unwrap();
