@@ -25,6 +25,7 @@ pub(crate) const BERT_MODEL: Model = Model {
     relative_bias: None,
     layers: "encoder.layer",
     shared_layers: None,
+    heads_can_be_pruned: true,
     block: Block {
         attention: "attention",
         norms: BlockNorms::Post { attention: "attention.output.LayerNorm", feed_forward: "output.LayerNorm" },
@@ -33,10 +34,14 @@ pub(crate) const BERT_MODEL: Model = Model {
         inner_norm: None,
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
+        feed_forward_bias: true,
     },
     final_norm: None,
     pad_token_id: 0,
     renamed_keys: &[],
+    default_keys: &[],
+    mask_must_be_stated: false,
+    activation_key: None,
     gate: None,
     unsupported_keys: &["is_decoder", "add_cross_attention"],
     classifier: Some(ClassifierHead::BERT),
@@ -363,6 +368,4 @@ pub(crate) const ENCODERS: &[Family] = &[
         scale: Scale::Disentangled,
         ..BASE
     },
-    // A Llama that sees both ways.
-    Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), ..BASE },
 ];

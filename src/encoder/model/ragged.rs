@@ -156,8 +156,10 @@ mod tests {
     fn tensor_stream_equals_row_stream() {
         let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         let encoders = ["albert", "distilbert", "electra", "gte", "modernbert", "mpnet", "nomic_bert", "roberta"];
-        let encoders = encoders.map(|name| fixtures.join("encoders").join(name));
-        for folder in encoders.into_iter().chain([fixtures.join("tiny-bert")]) {
+        let decoders = ["qwen3", "mistral", "gemma3_text", "eurobert"];
+        let encoders =
+            encoders.into_iter().chain(decoders).chain(["t5", "umt5"]).map(|name| fixtures.join("encoders").join(name));
+        for folder in encoders.chain([fixtures.join("tiny-bert")]) {
             let config = BertConfig::from_file(folder.join("config.json")).unwrap();
             // A `VarBuilder` may share its tensors, so the model keeps them, as it does on a GPU.
             let source = Checkpoint::open(&folder).unwrap().var_builder(DType::F32, &Device::Cpu);
