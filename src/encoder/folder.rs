@@ -106,6 +106,7 @@ pub(crate) struct TokenizerConfig {
     model_max_length: Option<f64>,
     model_input_names: Option<Vec<String>>,
     mask_token: Option<Token>,
+    truncation_side: Option<String>,
 }
 
 /// A special token: its text, or an object that holds it.
@@ -117,8 +118,14 @@ enum Token {
 }
 
 impl TokenizerConfig {
+    /// Reads the file. Its `padding_side` has no effect: texts are run without padding.
     pub fn load(folder: ModelFolder, transformer: &Path) -> Result<Self> {
-        folder.json_or_default(&transformer.join("tokenizer_config.json"))
+        let path = transformer.join("tokenizer_config.json");
+        let config: Self = folder.json_or_default(&path)?;
+        match config.truncation_side.as_deref() {
+            None | Some("right") => Ok(config),
+            Some(other) => Err(Error::file(&path, format!("truncation_side is `{other}`, expected `right`"))),
+        }
     }
 
     /// Whether the tokenizer gives segment types to the model.

@@ -1,7 +1,6 @@
 //! `Model`: the whole-model half of a family's row, from embeddings to the names of its blocks.
 //!
-//! The encoder builds its stack from these columns. They also describe pre-norm RMS blocks with a gated feed-forward, so
-//! a decoder-type embedding model is a row, not code.
+//! The encoder builds its stack from these columns. A decoder that embeds texts is a row too, not code.
 #![cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the encoder runs whole models"))]
 
 use crate::config::NormKind;
@@ -39,7 +38,6 @@ pub(crate) enum EmbeddingScale {
     /// No factor.
     One,
     /// `sqrt(hidden_size)` (Gemma).
-    #[allow(dead_code, reason = "for decoder-type embedding models")]
     SqrtHiddenSize,
 }
 
@@ -51,7 +49,6 @@ pub(crate) enum BlockNorms {
     /// Pre-norm, `x = x + f(norm(x))` ([Xiong 2020](https://arxiv.org/abs/2002.04745)).
     Pre { attention: &'static str, feed_forward: &'static str },
     /// Both sides, `x = x + after(f(before(x)))`, as `[before, after]` (Gemma 2).
-    #[allow(dead_code, reason = "for decoder-type embedding models")]
     Sandwich { attention: [&'static str; 2], feed_forward: [&'static str; 2] },
 }
 
@@ -84,6 +81,8 @@ pub(crate) struct Block {
     pub first_attention_norm: bool,
     /// Names of the projections.
     pub feed_forward: FeedForwardNames,
+    /// Whether a feed-forward part that is not gated has biases. In gated ones each bias is optional.
+    pub feed_forward_bias: bool,
 }
 
 /// A config key that names a gate instead of an activation (`swiglu`).
@@ -124,16 +123,23 @@ pub(crate) struct Model {
     pub layers: &'static str,
     /// The name of blocks within a group, in models whose groups of layers share their weights (ALBERT).
     pub shared_layers: Option<&'static str>,
+    /// Whether heads can be removed. In T5 a table with a column per head is part of a layer.
+    pub heads_can_be_pruned: bool,
     /// The blocks.
     pub block: Block,
     /// The norm after the last block.
     pub final_norm: Option<&'static str>,
-    /// What norms add to the variance if `layer_norm_eps` is absent.
-    pub layer_norm_eps: f64,
     /// The padding token if `pad_token_id` is absent.
     pub pad_token_id: u32,
     /// Keys of the family's `config.json`, each with BERT's name for it.
     pub renamed_keys: &'static [(&'static str, &'static str)],
+    /// Values of numeric keys that `config.json` may leave out, by BERT's names, as the family's config class has them.
+    pub default_keys: &'static [(&'static str, f64)],
+    /// Whether `is_causal` must be stated if the model's folder brings code of its own (`auto_map`): such code is often
+    /// there to see both ways (GTE's Qwen 2).
+    pub mask_must_be_stated: bool,
+    /// The key that names the activation with the prefix `gated-` if the feed-forward part is gated, and its default (T5).
+    pub activation_key: Option<(&'static str, &'static str)>,
     /// The key that names the gate of the feed-forward part.
     pub gate: Option<GateKey>,
     /// Keys that must be absent, null, false or 0: they switch on what is not implemented.

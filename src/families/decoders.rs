@@ -8,9 +8,9 @@ use crate::families::family::{
 /// A decoder whose attention knows nothing of positions.
 const DECODER: Family = Family { causal: Causal::Always, qk_norm: None, ..BASE };
 /// A decoder with Llama's rotary positions.
-const LLAMA: Family = rotary(ROTARY);
+pub(super) const LLAMA: Family = rotary(ROTARY);
 /// The same with Qwen 3's norms of each head.
-const QWEN3: Family = Family { qk_norm: Some((NormKind::Rms, NormOver::Head)), ..LLAMA };
+pub(super) const QWEN3: Family = Family { qk_norm: Some((NormKind::Rms, NormOver::Head)), ..LLAMA };
 /// The same with OLMo 2's norms over all heads.
 const OLMO2: Family =
     Family { qk_norm: Some((NormKind::Rms, NormOver::AllHeads)), defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA };
@@ -38,24 +38,23 @@ const fn mrope(theta: f64, order: Mrope) -> LayerPositions {
     LayerPositions::Rotary(RotaryRow { theta, mrope: Some(order), ..ROTARY })
 }
 
-const fn windows(layers: WindowLayers) -> Window {
+pub(super) const fn windows(layers: WindowLayers) -> Window {
     Window { layers, ..BASE.window }
 }
 
 /// All layers, if the configuration states a width.
-const EVERYWHERE: Window = windows(WindowLayers::All { switch: false });
+pub(super) const EVERYWHERE: Window = windows(WindowLayers::All { switch: false });
 /// Every second layer, beginning with the first.
 const ALTERNATING: Window = windows(WindowLayers::AllButLastOf { key: None, default: 2 });
 /// Three of four layers, by default.
 const PATTERN: Window = windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 4 });
 /// Upper layers, if windows are switched on (Qwen).
-const UPPER: Window = windows(WindowLayers::FromLayerNumber { switch: true });
+pub(super) const UPPER: Window = windows(WindowLayers::FromLayerNumber { switch: true });
 
-const QWEN2_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 28.0)];
+pub(super) const QWEN2_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 28.0)];
 const QWEN2_VL_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 80.0)];
 const GEMMA2_DEFAULTS: &[(&str, f64)] =
     &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0), ("attn_logit_softcapping", 50.0)];
-const GEMMA3_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0)];
 const EXAONE_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("rms_norm_eps", 1e-5)];
 const DOTS_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 62.0)];
 const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("attention_multiplier", 1.0)];
@@ -66,7 +65,6 @@ const GPT_NEOX_KEYS: &[&str] = &["rotary_emb_base", "rotary_pct"];
 pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &[
-            "llama",
             "arcee",
             "gemma",
             "seed_oss",
@@ -98,7 +96,7 @@ pub(crate) const DECODERS: &[Family] = &[
         ..GRANITE
     },
     Family {
-        model_types: &["mistral", "voxtral_realtime_text"],
+        model_types: &["voxtral_realtime_text"],
         window: EVERYWHERE,
         defaults: &[("sliding_window", 4096.0)],
         ..LLAMA
@@ -137,7 +135,6 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 8192.0)],
         ..LLAMA
     },
-    Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family {
         model_types: &["qwen2_moe"],
         window: windows(WindowLayers::SecondBelowLayerNumber),
@@ -158,7 +155,6 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 32_768.0), ("max_window_layers", 28.0)],
         ..LLAMA
     },
-    Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
     Family {
         model_types: &["qwen3_moe"],
         window: windows(WindowLayers::All { switch: true }),
@@ -228,21 +224,6 @@ pub(crate) const DECODERS: &[Family] = &[
         scale: Scale::QueryPreAttnScalar,
         softcap: true,
         defaults: GEMMA2_DEFAULTS,
-        ..LLAMA
-    },
-    Family {
-        model_types: &["gemma3", "gemma3_text"],
-        causal: Causal::UnlessBidirectional,
-        window: windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 6 }),
-        positions: LayerPositions::Rotary(RotaryRow {
-            theta: 1_000_000.0,
-            window_theta: Some(10_000.0),
-            scales_windowed: false,
-            ..ROTARY
-        }),
-        scale: Scale::QueryPreAttnScalar,
-        qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
-        defaults: GEMMA3_DEFAULTS,
         ..LLAMA
     },
     Family { model_types: &["olmo2"], ..OLMO2 },

@@ -24,6 +24,7 @@ pub(crate) const BERT_MODEL: Model = Model {
     projection: Some("embeddings_project"),
     layers: "encoder.layer",
     shared_layers: None,
+    heads_can_be_pruned: true,
     block: Block {
         attention: "attention",
         norms: BlockNorms::Post { attention: "attention.output.LayerNorm", feed_forward: "output.LayerNorm" },
@@ -32,11 +33,14 @@ pub(crate) const BERT_MODEL: Model = Model {
         inner_norm: None,
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
+        feed_forward_bias: true,
     },
     final_norm: None,
-    layer_norm_eps: 1e-12,
     pad_token_id: 0,
     renamed_keys: &[],
+    default_keys: &[("layer_norm_eps", 1e-12)],
+    mask_must_be_stated: false,
+    activation_key: None,
     gate: None,
     unsupported_keys: &["is_decoder", "add_cross_attention"],
     classifier: Some(ClassifierHead::BERT),
@@ -137,7 +141,7 @@ const DEBERTA: Family = Family {
         positions: AbsolutePositions::TableUnless("position_biased_input"),
         types: SegmentTypes::Optional(0),
         projection: None,
-        layer_norm_eps: 1e-7,
+        default_keys: &[("layer_norm_eps", 1e-7)],
         renamed_keys: &[("attention_head_size", "head_dim")],
         unsupported_keys: &["conv_kernel_size"],
         classifier: Some(ClassifierHead {
@@ -284,7 +288,7 @@ pub(crate) const ENCODERS: &[Family] = &[
                 ..BERT_MODEL.block
             },
             final_norm: Some("final_norm"),
-            layer_norm_eps: 1e-5,
+            default_keys: &[("layer_norm_eps", 1e-5)],
             renamed_keys: &[
                 ("hidden_activation", "hidden_act"),
                 ("norm_eps", "layer_norm_eps"),
@@ -356,7 +360,7 @@ pub(crate) const ENCODERS: &[Family] = &[
                 feed_forward: FeedForwardNames::Plain { first: "mlp.fc1", last: "mlp.fc2" },
                 ..NOMIC_MODEL.block
             },
-            layer_norm_eps: 1e-5,
+            default_keys: &[("layer_norm_eps", 1e-5)],
             pad_token_id: 1,
             classifier: Some(ClassifierHead::ROBERTA),
             masked_lm: Some(MaskedLmHead::ROBERTA),
@@ -384,6 +388,4 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
     Family { model_types: &["deberta-v2"], positions: LayerPositions::Disentangled { v2: true }, ..DEBERTA },
-    // A Llama that sees both ways.
-    Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), ..BASE },
 ];

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::error::{Error, Result};
 #[cfg(feature = "encoder")]
 use crate::families::block::Model;
+use crate::families::decoder_models::DECODER_MODELS;
 use crate::families::decoders::DECODERS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 #[cfg(feature = "encoder")]
@@ -18,7 +19,9 @@ use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, TEXT_ENCODERS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED].into_iter().flatten()
+    [ENCODERS, TEXT_ENCODERS, DECODER_MODELS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED]
+        .into_iter()
+        .flatten()
 }
 
 /// The row of an attention layer of this `model_type`.

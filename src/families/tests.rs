@@ -15,6 +15,7 @@ const WITHOUT_FIXTURE: &[(&str, &str)] = &[("new", "the attention of `gte`, unde
 /// Whole models without a folder in `tests/fixtures/encoders`, each with the test that builds one.
 const WITHOUT_MODEL: &[(&str, &str)] = &[
     ("bert", "`tests/fixtures/tiny-bert` and the embedded model"),
+    ("t5, gated-gelu", "`tests/fixtures/encoders/t5_gated`"),
     ("bert, alibi", "`tests/suite/jina.rs` builds Jina-BERT and Jina's model for code from seeds"),
 ];
 

@@ -1,5 +1,7 @@
 //! Layer normalization and RMS normalization of rows: one differentiable reference, and fused kernels on CPUs and GPUs.
 
+use std::ops::Range;
+
 use candle_core::{D, DType, Device, Tensor};
 
 use super::cuda;
@@ -14,6 +16,9 @@ use crate::tensor::{
 /// The work of a norm for each value, in multiply-adds of a product that takes as long.
 const NORM_WORK: usize = 16;
 
+/// Rows of which one thread normalizes parts at a time.
+const ROWS_PER_CHUNK: usize = 16;
+
 /// The parameters of a normalization, as in [`Norm`]; the weight `(size)`.
 #[derive(Clone, Copy)]
 pub(crate) struct NormParameters<'a> {
@@ -27,12 +32,34 @@ pub(crate) struct NormParameters<'a> {
 impl NormParameters<'_> {
     /// Replaces the rows `xs` by the norm of `xs`, or of `xs + residual`, by the CPU kernel.
     pub(crate) fn normalize_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+        self.run(|norm| norm.apply(isa, team, xs, residual))
+    }
+
+    /// Replaces the values `part` of each row of `width` values by their norm: `part` is one or more rows of the norm.
+    pub(crate) fn normalize_parts(
+        &self,
+        isa: Isa,
+        team: Team,
+        xs: &mut [f32],
+        width: usize,
+        part: Range<usize>,
+    ) -> Result<()> {
+        self.run(|norm| {
+            team.try_for_chunks(xs, ROWS_PER_CHUNK * width, |_, rows| {
+                let mut rows = rows.chunks_exact_mut(width);
+                rows.try_for_each(|row| norm.apply(isa, Team::ALONE, &mut row[part.clone()], None))
+            })
+        })
+    }
+
+    /// Calls `run` with the norm of the CPU kernel.
+    fn run(&self, mut run: impl FnMut(RowNorm) -> Result<()>) -> Result<()> {
         let (eps, rms) = (self.eps as f32, self.rms);
         let mut run = |weight: &[f32], bias: &[f32]| match self.offset {
-            0.0 => RowNorm { weight, bias, eps, rms }.apply(isa, team, xs, residual),
+            0.0 => run(RowNorm { weight, bias, eps, rms }),
             offset => {
                 let weight: Vec<f32> = weight.iter().map(|weight| weight + offset).collect();
-                RowNorm { weight: &weight, bias, eps, rms }.apply(isa, team, xs, residual)
+                run(RowNorm { weight: &weight, bias, eps, rms })
             }
         };
         match self.bias {

@@ -46,6 +46,12 @@ TINY = dict(vocab_size=17, max_position_embeddings=16, hidden_size=8, num_hidden
             intermediate_size=6)
 DISTIL = dict(dim=16, n_layers=2, n_heads=4, hidden_dim=20)
 SPECIAL = dict(bos_token_id=2, eos_token_id=3)
+# Decoders: fewer key-value heads than heads, heads of a size of their own.
+DECODER = BASE | dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+                      intermediate_size=22, rms_norm_eps=1e-3, pad_token_id=0) | SPECIAL
+T5 = dict(vocab_size=40, d_model=16, d_kv=6, d_ff=22, num_layers=2, num_heads=4, relative_attention_num_buckets=6,
+          relative_attention_max_distance=7, layer_norm_epsilon=1e-3)
+BOTH_KINDS = ["full_attention", "sliding_attention"]
 
 # name: (model class, config, types or None, configs that must change the answers)
 MODELS = {
@@ -71,6 +77,42 @@ MODELS = {
     "nomic_bert": ("NomicBertModel", BASE | BERT | dict(
         rope_parameters={"rope_type": "default", "rope_theta": 50.0}, layer_norm_eps=1e-3), "random",
         [dict(layer_norm_eps=1e-12), dict(rope_parameters=None)]),
+    "qwen3": ("Qwen3Model", DECODER | dict(
+        attention_bias=True, use_sliding_window=True, sliding_window=5, layer_types=BOTH_KINDS,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0,
+                         "original_max_position_embeddings": 10}), None,
+        [dict(rms_norm_eps=1e-6), dict(hidden_act="gelu"), dict(layer_types=["full_attention"] * 2),
+         dict(sliding_window=6), dict(rope_parameters={"rope_type": "default", "rope_theta": 50.0}),
+         dict(is_causal=False)]),
+    "qwen2": ("Qwen2Model", DECODER | dict(
+        head_dim=4, is_causal=False, rope_parameters={"rope_type": "default", "rope_theta": 50.0}), None,
+        [dict(rms_norm_eps=1e-6), dict(rope_parameters=None), dict(is_causal=True)]),
+    "mistral": ("MistralModel", DECODER | dict(
+        sliding_window=4, rope_parameters={"rope_type": "default", "rope_theta": 50.0}), None,
+        [dict(rms_norm_eps=1e-6), dict(rope_parameters=None), dict(sliding_window=None), dict(sliding_window=5)]),
+    "llama": ("LlamaModel", DECODER | dict(
+        attention_bias=True, mlp_bias=True,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 20}), None,
+        [dict(rms_norm_eps=1e-6), dict(rope_parameters={"rope_type": "default", "rope_theta": 50.0})]),
+    "gemma3_text": ("Gemma3TextModel", DECODER | dict(
+        use_bidirectional_attention=True, sliding_window=4, layer_types=BOTH_KINDS, query_pre_attn_scalar=9,
+        attention_bias=True, rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 400.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 40.0}}), None,
+        [dict(rms_norm_eps=1e-6), dict(hidden_activation="silu"), dict(use_bidirectional_attention=False),
+         dict(sliding_window=6), dict(query_pre_attn_scalar=6), dict(layer_types=["full_attention"] * 2),
+         dict(rope_parameters=None)]),
+    "eurobert": ("EuroBertModel", DECODER | dict(
+        attention_bias=True, mlp_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+        mask_token_id=4), None,
+        [dict(rms_norm_eps=1e-6), dict(rope_parameters=None)]),
+    "t5": ("T5EncoderModel", T5 | dict(feed_forward_proj="relu"), None,
+           [dict(layer_norm_epsilon=1e-6), dict(relative_attention_max_distance=40), dict(feed_forward_proj="gelu")]),
+    "t5_gated": ("T5EncoderModel", T5 | dict(feed_forward_proj="gated-gelu"), None,
+                 [dict(layer_norm_epsilon=1e-6)]),
+    "mt5": ("MT5EncoderModel", T5, None, [dict(layer_norm_epsilon=1e-6)]),
+    "umt5": ("UMT5EncoderModel", T5, None, [dict(layer_norm_epsilon=1e-6)]),
     "bert_cross_encoder": ("BertForSequenceClassification", HEAD | BERT | dict(num_labels=1), "pair", []),
     "roberta_classifier": ("RobertaForSequenceClassification", HEAD | BERT | dict(
         type_vocab_size=1, layer_norm_eps=1e-5,

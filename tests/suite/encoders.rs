@@ -164,7 +164,7 @@ fn nomic_with_its_own_config_keys_gives_the_same_states() {
 /// Gated, pre-norm and rotary models learn, too: each parameter gets a gradient.
 #[test]
 fn every_parameter_gets_a_gradient() {
-    for name in ["modernbert", "nomic_bert", "gte", "mpnet", "deberta", "deberta_v2"] {
+    for name in ["modernbert", "nomic_bert", "gte", "mpnet", "deberta", "deberta_v2", "qwen3", "gemma3_text", "t5"] {
         let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
         let config = BertConfig::from_file(folder.join("config.json")).unwrap();
         let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F64, &CPU).unwrap();
@@ -243,4 +243,14 @@ encoders! {
     new_mixed_ntk
     deberta
     deberta_v2
+    qwen3
+    qwen2
+    mistral
+    llama
+    gemma3_text
+    eurobert
+    t5
+    t5_gated
+    mt5
+    umt5
 }

@@ -65,6 +65,7 @@ mod resume;
 mod right_or_refused;
 mod search;
 mod seeds;
+mod sentence_models;
 mod sizes;
 mod soak;
 mod sources;

@@ -10,11 +10,13 @@ use candle_core::Device;
 use half::bf16;
 
 use crate::attention::MultiHeadAttention;
+use crate::config::NormKind;
 use crate::error::Result;
 use crate::kernels::Activation;
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Mask, ScratchPool, Team};
 use crate::mask::{AttentionMask, AttnShape};
+use crate::ops::NormParameters;
 use crate::position::ragged::{BatchCache, RaggedBatch};
 
 /// What the layers of a model share in a forward pass.
@@ -30,13 +32,13 @@ const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
     /// Whether [`attend_ragged_cpu`](Self::attend_ragged_cpu) supports the layer: its weights are fixed and on the CPU,
-    /// and nothing happens between projection and kernel but a rotation.
+    /// and nothing happens between projection and kernel but norms and a rotation.
     pub(crate) fn supports_cpu_ragged(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
-            && self.qk_norm.is_none()
+            && self.norms_run_on_buffers()
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
             && self.sinks.is_none()
@@ -77,9 +79,10 @@ impl MultiHeadAttention {
         }
         let batch = RaggedBatch { offsets, cache: &buffers.cache };
         let scheme = config.position.scheme();
-        if scheme.rotates() {
+        if scheme.rotates() || self.qk_norm.is_some() {
             let heads = config.num_attention_heads + config.resolved_num_key_value_heads();
             let rotate = |qkv: &mut [f32], group: RaggedBatch| {
+                self.normalize_in_place(team, qkv)?;
                 scheme.rotate_in_place(qkv, heads, config.resolved_head_dim(), group)
             };
             return self.attend_elements(team, xs, batch, mask, rotate, &buffers.scratch, output);
@@ -92,8 +95,33 @@ impl MultiHeadAttention {
         }
     }
 
+    /// Whether norms of queries and keys, if there are any, have one fixed weight for all heads.
+    fn norms_run_on_buffers(&self) -> bool {
+        let norms = || self.qk_norm.iter().flatten();
+        let parameters = norms().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
+        norms().all(|norm| norm.weight.rank() == 1) && parameters.into_iter().all(|tensor| !tensor.track_op())
+    }
+
+    /// Normalizes the queries and keys of `qkv` `(tokens, q k v)`.
+    fn normalize_in_place(&self, team: Team, qkv: &mut [f32]) -> Result<()> {
+        let (Some(norm), Some(weights)) = (&self.config.qk_norm, &self.qk_norm) else { return Ok(()) };
+        let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
+        let (d, width) = (self.config.resolved_head_dim(), self.qkv.packed()?.out_features());
+        for (part, weights) in [0..h * d, h * d..(h + h_kv) * d].into_iter().zip(weights) {
+            let norm = NormParameters {
+                weight: &weights.weight,
+                bias: weights.bias.as_ref(),
+                eps: norm.eps,
+                rms: norm.kind != NormKind::Layer,
+                offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
+            };
+            norm.normalize_parts(Isa::detect()?, team, qkv, width, part)?;
+        }
+        Ok(())
+    }
+
     /// [`attend_ragged_cpu`](Self::attend_ragged_cpu) with queries, keys and values as elements of type `T`. `rotate`
-    /// applies positions to the queries and keys of `(tokens, q k v)` in place.
+    /// applies norms and positions to the queries and keys of `(tokens, q k v)` in place.
     #[allow(clippy::too_many_arguments, reason = "one call, split by element type")]
     fn attend_elements<A: Element, T: Element, O: Element>(
         &self,

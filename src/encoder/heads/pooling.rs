@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_core::{D, Tensor};
+use candle_core::{D, DType, Tensor};
 
 use crate::error::{Error, Result};
 use crate::tensor::compute_dtype;
@@ -12,7 +12,7 @@ use crate::tensor::compute_dtype;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PoolingMode {
-    /// The first token.
+    /// The first token that counts.
     Cls,
     /// The maximum of each feature.
     Max,
@@ -24,7 +24,7 @@ pub enum PoolingMode {
     /// The mean weighted by position, 1 for the first token.
     #[serde(rename = "weightedmean")]
     WeightedMean,
-    /// The last token.
+    /// The last token that counts.
     #[serde(rename = "lasttoken")]
     LastToken,
 }
@@ -83,10 +83,17 @@ const SMALLEST: f64 = 1e-9;
 impl PoolingMode {
     /// tokens `(b, s, d)`, mask `(b, s)`, both of one floating dtype → `(b, d)`.
     fn pool(self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let (_, s, _) = tokens.dims3()?;
+        let (b, s, d) = tokens.dims3()?;
         let positions = || Tensor::arange(0u32, s as u32, tokens.device())?.to_dtype(mask.dtype());
         Ok(match self {
-            Self::Cls => tokens.narrow(1, 0, 1)?.squeeze(1)?,
+            Self::Cls => {
+                // The first of a text without tokens that count, as in sentence-transformers.
+                let from_end = mask.broadcast_mul(&positions()?.affine(-1.0, s as f64)?)?.max_keepdim(1)?; // (b, 1)
+                let first = ((from_end.affine(-1.0, s as f64)? * from_end.ne(0f64)?.to_dtype(mask.dtype())?)?)
+                    .to_dtype(DType::U32)?;
+                let first = first.unsqueeze(2)?.broadcast_as((b, 1, d))?.contiguous()?;
+                tokens.contiguous()?.gather(&first, 1)?.squeeze(1)?
+            }
             Self::Max => {
                 let hidden = mask.eq(0f64)?.unsqueeze(2)?.broadcast_as(tokens.shape())?;
                 hidden.where_cond(&(tokens.zeros_like()? - 1e9)?, tokens)?.max(1)?
@@ -121,7 +128,7 @@ impl PoolingMode {
         };
         let count = (counted.len() as f32).max(SMALLEST as f32);
         let pooled = match self {
-            Self::Cls => row(0).to_vec(),
+            Self::Cls => row(if counted.is_empty() { 0 } else { counted.start }).to_vec(),
             Self::LastToken => row(counted.clone().last().unwrap_or(0)).to_vec(),
             Self::Max => {
                 let mut largest = vec![-1e9; output.len()];

@@ -117,7 +117,7 @@ impl Block {
             attention,
             mask,
             attention_norms,
-            feed_forward: FeedForward::load(config, row.feed_forward, &source)?,
+            feed_forward: FeedForward::load(config, row, &source)?,
             feed_forward_norms,
         })
     }
@@ -194,6 +194,7 @@ mod tests {
         inner_norm: None,
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "up", last: "down" },
+        feed_forward_bias: true,
     };
     const GATED: FeedForwardNames = FeedForwardNames::Apart { activated: "gate", plain: "up", last: "down" };
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };

@@ -18,14 +18,16 @@ use crate::norm::Norm;
 use crate::pruning::PrunedHeads;
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
-/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3. The keys are BERT's; the
+/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of decoders that embed texts: Qwen 3, Qwen 2, Mistral,
+/// Llama, Gemma 3, EuroBERT; and the encoders of T5, mT5 and UMT5. The keys are BERT's; the
 /// keys of other families are renamed to them. Positions and masks that belong to attention are applied per layer.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(remote = "Self")]
 #[non_exhaustive]
 pub struct BertConfig {
     /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
-    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `deberta` or `deberta-v2`.
+    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `new` (GTE's own code), `deberta`, `deberta-v2`, `qwen3`, `qwen2`, `mistral`,
+    /// `llama`, `gemma3_text`, `eurobert`, `t5`, `mt5` or `umt5`.
     pub model_type: String,
     /// Number of rows of the word embedding.
     pub vocab_size: usize,
@@ -39,12 +41,12 @@ pub struct BertConfig {
     pub intermediate_size: usize,
     /// Activation of the feed-forward part.
     pub hidden_act: Activation,
-    /// The longest input, in tokens.
+    /// The longest input, in tokens; 2^20 if T5 does not state it, whose positions have no bound.
     pub max_position_embeddings: usize,
     /// Number of segment types; 0 in DistilBERT, MPNet and ModernBERT.
     #[serde(default)]
     pub type_vocab_size: usize,
-    /// Added to the variance in layer normalization; default that of the family.
+    /// Added to the variance, or to the mean square, in normalization; default that of the family.
     pub layer_norm_eps: f64,
     /// Width of the embeddings; default `hidden_size` (ELECTRA and ALBERT have others).
     #[serde(default)]
@@ -58,6 +60,9 @@ pub struct BertConfig {
     /// Dimension per attention head; default `hidden_size / num_attention_heads`.
     #[serde(default)]
     pub head_dim: Option<usize>,
+    /// Number of key-value heads; default `num_attention_heads` (families of decoders may have fewer).
+    #[serde(default)]
+    pub num_key_value_heads: Option<usize>,
     /// Dropout on hidden states when training.
     #[serde(default)]
     pub hidden_dropout_prob: f64,
@@ -204,13 +209,19 @@ impl BertConfig {
             let allowed = format!("none: layers of {} share their weights", self.model_type);
             return Err(Error::config("pruned_heads", &self.pruned_heads, allowed));
         }
+        let shared = self.num_key_value_heads.is_some_and(|heads| heads != self.num_attention_heads);
+        if !self.pruned_heads.is_empty() && (shared || !row.heads_can_be_pruned) {
+            let why = if shared { "share keys and values" } else { "have columns of a table in one layer" };
+            return Err(Error::config("pruned_heads", &self.pruned_heads, format!("none: heads of the model {why}")));
+        }
         self.attention().validate()
     }
 
     /// The sizes of the attention layers. Positions, norms and scale of the family are added when a layer is read.
     pub fn attention(&self) -> AttentionConfig {
         let config = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
-        let config = AttentionConfig { head_dim: self.head_dim, ..config };
+        let config =
+            AttentionConfig { head_dim: self.head_dim, num_key_value_heads: self.num_key_value_heads, ..config };
         config.with_dropout(self.attention_probs_dropout_prob)
     }
 
@@ -225,6 +236,7 @@ impl BertConfig {
         if !pruned.is_empty() {
             config.head_dim = Some(config.resolved_head_dim());
             config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
+            config.num_key_value_heads = None;
         }
         apply_family(&self.keys, source, config, &pruned)
     }

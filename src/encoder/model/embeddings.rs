@@ -44,12 +44,14 @@ impl Embeddings {
     pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
         let row = config.row_in(source);
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
+        let words = table(row.word_embeddings, config.vocab_size)?;
         Ok(Self {
-            words: table(row.word_embeddings, config.vocab_size)?,
             scale: match row.embedding_scale {
                 EmbeddingScale::One => None,
-                EmbeddingScale::SqrtHiddenSize => Some((config.hidden_size as f64).sqrt()),
+                // Gemma's factor has the dtype of the weights.
+                EmbeddingScale::SqrtHiddenSize => Some(rounded((config.hidden_size as f64).sqrt(), words.dtype())?),
             },
+            words,
             positions: if config.has_position_table()? {
                 Some(table(row.position_embeddings, config.max_position_embeddings)?)
             } else {
@@ -173,6 +175,11 @@ impl Embeddings {
         }
         positions
     }
+}
+
+/// `x` rounded to a float of this dtype.
+fn rounded(x: f64, dtype: DType) -> Result<f64> {
+    Ok(Tensor::new(x, &Device::Cpu)?.to_dtype(dtype)?.to_dtype(DType::F64)?.to_scalar()?)
 }
 
 /// ids `(b, s)` u32 → `(b, s, width)`.

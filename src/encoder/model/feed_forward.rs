@@ -7,7 +7,7 @@ use half::bf16;
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::error::Result;
-use crate::families::block::FeedForwardNames;
+use crate::families::block::{Block, FeedForwardNames};
 use crate::kernels::cpu::{Element, ScratchPool, Team};
 use crate::ops;
 use crate::ops::{Linear, PendingBias};
@@ -38,12 +38,16 @@ struct Both {
 
 impl FeedForward {
     /// Loads the projections below the prefix of `source`, that of a layer.
-    pub fn load<S: WeightSource>(config: &BertConfig, names: FeedForwardNames, source: &S) -> Result<Self> {
+    pub fn load<S: WeightSource>(config: &BertConfig, row: &Block, source: &S) -> Result<Self> {
+        let names = row.feed_forward;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let read = |name: &str, out, input| {
             let source = source.child(name);
             // In gated families each bias is optional.
-            let bias = matches!(names, FeedForwardNames::Plain { .. }) || source.contains("bias");
+            let bias = match names {
+                FeedForwardNames::Plain { .. } => row.feed_forward_bias,
+                _ => source.contains("bias"),
+            };
             read_linear(&source, out, input, bias)
         };
         // Packed one after another, so that never all tensors and all packed weights are in memory.

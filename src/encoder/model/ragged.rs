@@ -157,8 +157,6 @@ mod tests {
         let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         let encoders = [
             "albert",
-            "deberta",
-            "deberta_v2",
             "distilbert",
             "electra",
             "gte",
@@ -166,9 +164,13 @@ mod tests {
             "mpnet",
             "nomic_bert",
             "roberta",
+            "deberta",
+            "deberta_v2",
         ];
-        let encoders = encoders.map(|name| fixtures.join("encoders").join(name));
-        for folder in encoders.into_iter().chain([fixtures.join("tiny-bert")]) {
+        let decoders = ["qwen3", "mistral", "gemma3_text", "eurobert"];
+        let encoders =
+            encoders.into_iter().chain(decoders).chain(["t5", "umt5"]).map(|name| fixtures.join("encoders").join(name));
+        for folder in encoders.chain([fixtures.join("tiny-bert")]) {
             let config = BertConfig::from_file(folder.join("config.json")).unwrap();
             // A `VarBuilder` may share its tensors, so the model keeps them, as it does on a GPU.
             let source = Checkpoint::open(&folder).unwrap().var_builder(DType::F32, &Device::Cpu);

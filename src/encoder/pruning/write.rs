@@ -83,6 +83,11 @@ pub fn write_pruned_with(
         tensors.insert(name.to_string(), checkpoint.tensor(name, &Device::Cpu)?);
     }
     replace(&config, &checkpoint, heads, options.masked, &mut tensors)?;
+    if !options.masked {
+        let mut pruned = config.clone();
+        pruned.pruned_heads = all.clone();
+        pruned.validate()?;
+    }
     let own_config = transformer.join("config.json");
     let mut keys: Value = json(&own_config)?;
     keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(target, e))?;

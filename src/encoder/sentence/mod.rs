@@ -1,5 +1,6 @@
 //! `SentenceEncoder`: sentence embeddings.
 
+mod dense;
 mod embedded;
 pub(crate) mod fingerprint;
 pub(crate) mod pipeline;
@@ -211,12 +212,16 @@ impl SentenceEncoder {
         if self.pipeline.include_prompt { Ok(0) } else { self.prompt_tokens(prompt) }
     }
 
-    /// How many tokens at the start of a text come from the prompt: the start token and its own, not the end token.
+    /// How many tokens at the start of a text come from the prompt: the start token and its own, not the end token if the
+    /// tokenizer puts one there.
     fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
         if prompt.is_empty() {
             return Ok(0);
         }
-        Ok(self.batcher.tokenizer.encode(&[Text::One(prompt)], "")?[0].len().saturating_sub(1))
+        let tokenizer = &self.batcher.tokenizer;
+        let tokens = tokenizer.encode(&[Text::One(prompt)], "")?.remove(0).ids;
+        let ends = tokens.last().is_some_and(|last| tokenizer.is_special(*last));
+        Ok(tokens.len() - usize::from(ends))
     }
 }
 

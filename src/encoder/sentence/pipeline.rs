@@ -2,17 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
-use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::{ModelFolder, Module};
 use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
+use crate::encoder::sentence::dense::Dense;
 use crate::error::{Error, Result};
 use crate::io::json;
-use crate::ops::Linear;
-use crate::weights::LinearWeights;
 
 /// `config_sentence_transformers.json`.
 #[derive(Clone, Default, serde::Deserialize)]
@@ -59,7 +57,7 @@ pub(crate) struct Pipeline {
 #[derive(Debug, Clone)]
 enum Step {
     Normalize,
-    Dense { dense: Linear, activation: fn(&Tensor) -> candle_core::Result<Tensor> },
+    Dense(Dense),
 }
 
 #[derive(serde::Deserialize)]
@@ -73,9 +71,6 @@ struct PoolingConfig {
 
 /// The most pooling modes: each makes an embedding longer by the width of the model. Six modes exist.
 const MAX_POOLING_MODES: usize = 16;
-
-/// The largest number of features that a dense module may have. The widest published one has 4,096.
-const MAX_DENSE_FEATURES: usize = 1 << 24;
 
 fn yes() -> bool {
     true
@@ -125,21 +120,6 @@ impl PoolingConfig {
     }
 }
 
-#[derive(serde::Deserialize)]
-struct DenseConfig {
-    in_features: usize,
-    out_features: usize,
-    bias: bool,
-    #[serde(default = "tanh")]
-    activation_function: String,
-    #[serde(default)]
-    use_residual: bool,
-}
-
-fn tanh() -> String {
-    "torch.nn.modules.activation.Tanh".to_string()
-}
-
 impl Pipeline {
     /// Reads the modules after the transformer. `width` is that of the hidden states.
     pub(crate) fn load(folder: &Path, modules: Option<&[Module]>, width: usize, device: &Device) -> Result<Self> {
@@ -162,9 +142,9 @@ impl Pipeline {
                 }
                 "Normalize" if pooling.is_some() => steps.push(Step::Normalize),
                 "Dense" if pooling.is_some() => {
-                    let (step, out) = load_dense(path, width, device)?;
-                    width = out;
-                    steps.push(step);
+                    let dense = Dense::load(&path, width, device)?;
+                    width = dense.output_size();
+                    steps.push(Step::Dense(dense));
                 }
                 // Dropout is the identity outside training.
                 "Dropout" => {}
@@ -199,53 +179,18 @@ impl Pipeline {
     /// The size of an embedding for hidden states of `width`.
     pub(crate) fn output_size(&self, width: usize) -> usize {
         let dense = self.steps.iter().rev().find_map(|step| match step {
-            Step::Dense { dense, .. } => Some(dense.out_features()),
+            Step::Dense(dense) => Some(dense.output_size()),
             Step::Normalize => None,
         });
         dense.unwrap_or_else(|| self.pooling.output_size(width))
     }
 }
 
-fn load_dense(path: PathBuf, width: usize, device: &Device) -> Result<(Step, usize)> {
-    let file = path.join("config.json");
-    let config: DenseConfig = json(&file)?;
-    if config.in_features != width {
-        return Err(Error::file(file, format!("in_features is {}, expected {width}", config.in_features)));
-    }
-    if !(1..=MAX_DENSE_FEATURES).contains(&config.out_features) {
-        let reason = format!("out_features is {}, expected 1 to {MAX_DENSE_FEATURES}", config.out_features);
-        return Err(Error::file(file, reason));
-    }
-    if config.use_residual {
-        return Err(Error::file(file, "use_residual is true, which this version does not run"));
-    }
-    let activation = match config.activation_function.rsplit('.').next().unwrap_or_default() {
-        "Identity" => |xs: &Tensor| Ok(xs.clone()),
-        "Tanh" => Tensor::tanh,
-        "ReLU" => Tensor::relu,
-        "GELU" => Tensor::gelu_erf,
-        "SiLU" => Tensor::silu,
-        other => return Err(Error::file(file, format!("activation_function `{other}` is not one this version knows"))),
-    };
-    // In f32 whatever the model's dtype: it works on pooled vectors, which are f32.
-    let source = Checkpoint::open(path)?.at("linear", DType::F32, device);
-    let out = config.out_features;
-    let bias = config.bias.then(|| source.get("bias", &[out])).transpose()?;
-    let weights = LinearWeights { weight: source.get("weight", &[out, width])?, bias };
-    let mut dense = Linear::new("dense module", weights, out, width)?;
-    dense.pack()?;
-    Ok((Step::Dense { dense, activation }, out))
-}
-
 impl Step {
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         match self {
             Self::Normalize => l2_normalize(xs),
-            Self::Dense { dense, activation } => {
-                let dtype = xs.dtype();
-                let ys = dense.forward(&xs.to_dtype(DType::F32)?.unsqueeze(1)?, dtype)?.squeeze(1)?;
-                Ok(activation(&ys)?)
-            }
+            Self::Dense(dense) => dense.forward(xs),
         }
     }
 }

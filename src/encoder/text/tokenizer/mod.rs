@@ -9,6 +9,7 @@ mod expression;
 mod file;
 mod growth;
 mod pre_tokenizer;
+mod vocabulary;
 mod windows;
 
 use std::any::Any;
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokenizers::parallelism::MaybeParallelRefIterator;
-use tokenizers::{Decoder, Encoding, Model, OffsetType, PostProcessor, TruncationDirection};
+use tokenizers::{Encoding, Model, OffsetType, PostProcessor, TruncationDirection};
 
 use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
@@ -240,25 +241,6 @@ impl Tokenizer {
                 special.saturating_add(needed)
             )
             .into()),
-        }
-    }
-
-    /// The id of a token.
-    pub(crate) fn id(&self, token: &str) -> Option<u32> {
-        self.inner.tokenizer.token_to_id(token)
-    }
-
-    /// A token as it is in the vocabulary.
-    pub(crate) fn token(&self, id: u32) -> Option<String> {
-        self.inner.tokenizer.id_to_token(id)
-    }
-
-    /// A token as text; empty if there is none with this id.
-    pub(crate) fn text(&self, id: u32) -> Result<String> {
-        let Some(token) = self.token(id) else { return Ok(String::new()) };
-        match self.inner.tokenizer.get_decoder() {
-            Some(decoder) => guarded(|| decoder.decode(vec![token])),
-            None => Ok(token),
         }
     }
 }
