@@ -51,5 +51,7 @@ pub use open::Checkpoint;
 #[cfg(feature = "hub")]
 pub(crate) use open::read_index;
 pub use source::WeightSource;
+#[cfg(feature = "encoder")]
+pub(crate) use source::{below, wrong_shape};
 pub use var_map_source::VarMapSource;
 pub use write::write_layers;

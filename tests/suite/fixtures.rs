@@ -5,10 +5,11 @@ use std::path::Path;
 use crate::common::fixture;
 
 /// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
-const USED_BY: [(&str, &[&str]); 5] = [
+const USED_BY: [(&str, &[&str]); 6] = [
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
+    ("lora", &["lora"]),
     ("tiny-bert-variants", &["encoder"]),
     (
         "",
@@ -21,6 +22,7 @@ const USED_BY: [(&str, &[&str]); 5] = [
             "families",
             "jina",
             "layouts",
+            "lora",
             "minilm",
             "seeds",
             "../../src/families/defaults_test",

@@ -48,6 +48,7 @@ mod kills;
 mod layer;
 mod layouts;
 mod locks;
+mod lora;
 mod manifest;
 mod masks;
 mod memory;
