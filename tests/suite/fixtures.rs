@@ -9,7 +9,7 @@ const USED_BY: [(&str, &[&str]); 6] = [
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
-    ("lora", &["lora"]),
+    ("lora", &["adapters", "lora"]),
     ("tiny-bert-variants", &["encoder"]),
     (
         "",

@@ -3,6 +3,7 @@
 //! golden values.
 
 mod absurd;
+mod adapters;
 mod attend_program;
 mod browser;
 mod cache_edits;
