@@ -49,6 +49,7 @@
 #![cfg_attr(
     feature = "encoder",
     doc = "| [`encoder`] | sentence embeddings, classifiers, cross-encoders, masked-token prediction |",
+    doc = "| [`lora`] | LoRA adapters: reading, merging, training |",
     doc = "| [`search`] | semantic search over the lines of a text |"
 )]
 #![cfg_attr(feature = "train", doc = "| [`train`] | training a small encoder |")]
@@ -88,6 +89,8 @@ mod error;
 mod families;
 mod io;
 mod kernels;
+#[cfg(feature = "encoder")]
+pub mod lora;
 mod macros;
 mod mask;
 pub mod norm;

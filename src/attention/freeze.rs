@@ -4,6 +4,8 @@ use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
 use crate::error::Result;
+#[cfg(feature = "encoder")]
+use crate::tensor::ShareWeights;
 use crate::tensor::{Freeze, Frozen, MapTensors};
 use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights};
 
@@ -52,6 +54,14 @@ impl Freeze for MultiHeadAttention {
     fn pack(&mut self) -> Result<()> {
         self.qkv.pack()?;
         self.o_proj.pack()
+    }
+}
+
+#[cfg(feature = "encoder")]
+impl ShareWeights for MultiHeadAttention {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        self.qkv.share_weights(&other.qkv)?;
+        self.o_proj.share_weights(&other.o_proj)
     }
 }
 
@@ -110,5 +120,13 @@ impl MapTensors for NormWeights {
 impl<T: MapTensors> MapTensors for [T; 2] {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok([self[0].map_tensors(f)?, self[1].map_tensors(f)?])
+    }
+}
+
+#[cfg(all(test, feature = "encoder"))]
+impl MultiHeadAttention {
+    /// What tells the query-key-value projection and the output projection from those of other layers.
+    pub(crate) fn projection_ids(&self) -> [candle_core::TensorId; 2] {
+        [self.qkv.id(), self.o_proj.id()]
     }
 }

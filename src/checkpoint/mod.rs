@@ -53,5 +53,7 @@ pub(crate) use open::read_index;
 #[cfg(feature = "encoder")]
 pub(crate) use shared_tables::SharedTables;
 pub use source::WeightSource;
+#[cfg(feature = "encoder")]
+pub(crate) use source::{below, wrong_shape};
 pub use var_map_source::VarMapSource;
 pub use write::write_layers;

@@ -16,6 +16,8 @@ use crate::ops::fused::supports_fused;
 use crate::ops::pack::{multiply, pack, unpack, unpack_bias};
 use crate::ops::problem::Activated;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
+#[cfg(feature = "encoder")]
+use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::LinearWeights;
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`.
@@ -225,6 +227,38 @@ impl Linear {
         };
         let Some(ys) = activated.fused()? else { return Ok(None) };
         Ok(Some(ys.reshape((b, s, out))?))
+    }
+}
+
+#[cfg(feature = "encoder")]
+impl Linear {
+    /// Whether both have the same weights, bit for bit, held in the same way.
+    pub(crate) fn has_same_weights(&self, other: &Self) -> Result<bool> {
+        let alike = |other: &Self| self.dims == other.dims && self.has_bias() == other.has_bias();
+        if !alike(other) || self.like().dtype() != other.like().dtype() {
+            return Ok(false);
+        }
+        match (self.tensors(), other.tensors()) {
+            (None, None) => Ok(self.packed()?.has_same_bits(other.packed()?)),
+            (Some(own), Some(other)) if !own.tracks_gradient() && !other.tracks_gradient() => {
+                let same_bias = match (&own.bias, &other.bias) {
+                    (Some(own), Some(other)) => same_elements(own, other)?,
+                    _ => true,
+                };
+                Ok(same_bias && same_elements(&own.weight, &other.weight)?)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+#[cfg(feature = "encoder")]
+impl ShareWeights for Linear {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        if self.has_same_weights(other)? {
+            *self = other.clone();
+        }
+        Ok(())
     }
 }
 

@@ -9,6 +9,8 @@ use crate::error::Result;
 use crate::kernels::cpu::{Isa, PackedWeights};
 use crate::ops::linear::{Linear, empty};
 use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
+#[cfg(feature = "encoder")]
+use crate::tensor::ShareWeights;
 use crate::tensor::same_dtype_and_device;
 use crate::weights::{LinearWeights, QkvWeights};
 
@@ -254,6 +256,32 @@ impl Qkv {
         let ys = split_heads(ys, sizes[0])?;
         let part = |i: usize| ys.narrow(2, start(i) / sizes[i], self.rows[i] / sizes[i]);
         Ok([part(0)?, part(1)?, part(2)?])
+    }
+}
+
+#[cfg(feature = "encoder")]
+impl ShareWeights for Qkv {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        if (self.rows, self.h_kv) != (other.rows, other.h_kv) || self.like().dtype() != other.like().dtype() {
+            return Ok(());
+        }
+        let same = match (&self.weights, &other.weights) {
+            (Weights::Packed { has_bias: own, .. }, Weights::Packed { has_bias, .. }) => {
+                own == has_bias && self.packed()?.has_same_bits(other.packed()?)
+            }
+            (Weights::Layers(own), Weights::Layers(other)) => {
+                let mut same = own.unordered.is_none() && other.unordered.is_none();
+                for (own, other) in own.parts.iter().zip(&other.parts) {
+                    same = same && own.has_same_weights(other)?;
+                }
+                same
+            }
+            _ => false,
+        };
+        if same {
+            *self = other.clone();
+        }
+        Ok(())
     }
 }
 

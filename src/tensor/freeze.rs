@@ -125,7 +125,8 @@ fn has_weights(last: &impl MapTensors, now: Vec<Tensor>) -> Result<bool> {
     Ok(same && now.next().is_none())
 }
 
-fn same_elements(a: &Tensor, b: &Tensor) -> Result<bool> {
+/// Whether two tensors have the same bits, dtype and device.
+pub(crate) fn same_elements(a: &Tensor, b: &Tensor) -> Result<bool> {
     if a.dims() != b.dims() || a.dtype() != b.dtype() || !a.device().same_device(b.device()) {
         return Ok(false);
     }

@@ -15,6 +15,8 @@ mod cuda_tensor;
 mod dtype;
 mod freeze;
 mod select;
+#[cfg(feature = "encoder")]
+mod share;
 mod size;
 
 pub(crate) use allocation::check_tensor_memory;
@@ -28,6 +30,10 @@ pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices, with_
 #[cfg(feature = "cuda")]
 pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 pub(crate) use dtype::{compute_dtype, for_cpu_element};
+#[cfg(feature = "encoder")]
+pub(crate) use freeze::same_elements;
 pub(crate) use freeze::{Freeze, Frozen, MapTensors};
 pub(crate) use select::select;
+#[cfg(feature = "encoder")]
+pub(crate) use share::ShareWeights;
 pub(crate) use size::{check_allocation, element_count, try_reserve, zeros};

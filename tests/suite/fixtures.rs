@@ -5,11 +5,12 @@ use std::path::Path;
 use crate::common::fixture;
 
 /// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
-const USED_BY: [(&str, &[&str]); 6] = [
+const USED_BY: [(&str, &[&str]); 7] = [
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
     ("sentence_models", &["sentence_models"]),
+    ("lora", &["adapters", "lora"]),
     ("tiny-bert-variants", &["encoder"]),
     (
         "",
@@ -22,6 +23,7 @@ const USED_BY: [(&str, &[&str]); 6] = [
             "families",
             "jina",
             "layouts",
+            "lora",
             "minilm",
             "seeds",
             "sentence_models",

@@ -3,6 +3,7 @@
 //! golden values.
 
 mod absurd;
+mod adapters;
 mod attend_program;
 mod browser;
 mod cache_edits;
@@ -48,6 +49,7 @@ mod kills;
 mod layer;
 mod layouts;
 mod locks;
+mod lora;
 mod manifest;
 mod masks;
 mod memory;

@@ -18,11 +18,11 @@ use crate::weights::AttentionWeights;
 /// has them.
 #[derive(Debug, Clone)]
 pub(crate) struct Block {
-    attention: MultiHeadAttention,
+    pub(super) attention: MultiHeadAttention,
     /// Which tokens the model lets each token attend to in this layer.
     mask: AttentionMask,
     attention_norms: Norms,
-    feed_forward: FeedForward,
+    pub(super) feed_forward: FeedForward,
     feed_forward_norms: Norms,
 }
 

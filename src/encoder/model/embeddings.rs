@@ -18,9 +18,9 @@ pub(crate) struct Embeddings {
     /// The factor on the word embeddings, if the family has one.
     scale: Option<f64>,
     /// `(max_position_embeddings, width)`.
-    positions: Option<Tensor>,
+    pub positions: Option<Tensor>,
     /// `(type_vocab_size, width)`.
-    token_types: Option<Tensor>,
+    pub token_types: Option<Tensor>,
     /// The position of a sequence's first token.
     first_position: u32,
     /// The id of tokens that are not counted and whose position is that id.

@@ -20,18 +20,18 @@ const BLOCK_VALUES: usize = 1 << 18;
 /// The feed-forward part of a layer.
 #[derive(Debug, Clone)]
 pub(crate) struct FeedForward {
-    activated: Linear,
-    plain: Option<Linear>,
-    both: Option<Both>,
+    pub activated: Linear,
+    pub plain: Option<Linear>,
+    pub both: Option<Both>,
     activation: Activation,
-    last: Linear,
+    pub last: Linear,
 }
 
 /// The gate and what it multiplies, where they are stored as the halves of one matrix.
 #[derive(Debug, Clone)]
-struct Both {
+pub(crate) struct Both {
     /// The whole, of which both are views. `None` once they are packed, each for itself.
-    whole: Option<Linear>,
+    pub whole: Option<Linear>,
     /// The index of the activated half.
     activated: usize,
 }

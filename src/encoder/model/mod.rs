@@ -11,5 +11,6 @@ pub(crate) mod hidden_states;
 pub(crate) mod options;
 mod ragged;
 mod row_stream;
+mod share;
 mod stream;
 mod tensor_stream;

@@ -7,6 +7,7 @@ use crate::checkpoint::Checkpoint;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::SentenceEncoder;
+use crate::encoder::sentence::adapters::Adapters;
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
@@ -39,8 +40,9 @@ impl SentenceEncoder {
         let tokenizer = Tokenizer::from_json(TOKENIZER, limit, false)?;
         let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
-        let model = BertModel::load(&config, source)?;
-        Ok(Self { model, batcher, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
+        let model = BertModel::load(&config, source.clone())?;
+        let (pipeline, prompts) = (Pipeline::unit_means()?, Prompts::default());
+        Ok(Self { model, batcher, pipeline, prompts, adapters: Adapters::of(&source) })
     }
     /// A hash of the embedded model's content, like [`fingerprint`](crate::encoder::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {

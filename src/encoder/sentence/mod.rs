@@ -1,5 +1,7 @@
 //! `SentenceEncoder`: sentence embeddings.
 
+mod adapted_calls;
+pub(crate) mod adapters;
 mod dense;
 mod embedded;
 pub(crate) mod fingerprint;
@@ -15,6 +17,7 @@ use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
+use crate::encoder::sentence::adapters::{Adapters, adapted_folder};
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
@@ -42,6 +45,7 @@ pub struct SentenceEncoder {
     pub(crate) batcher: TextBatcher,
     pipeline: Pipeline,
     prompts: Prompts,
+    adapters: Adapters,
 }
 
 impl SentenceEncoder {
@@ -49,15 +53,24 @@ impl SentenceEncoder {
     /// `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without it, tokens are
     /// averaged and the mean is left as it is.
     ///
+    /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
+    /// merged with its base model, which must be a local folder.
+    ///
     /// # Errors
-    /// A file that is missing or malformed; a model, module or tensor that this version cannot run.
+    /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter whose base
+    /// model is not there.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         Self::open(ModelFolder::new(&folder), dtype, device)
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+        if let Some((config, source)) = adapted_folder(&transformer, dtype, device)? {
+            return Self::with_source(folder, &config, source);
+        }
+        let source = Checkpoint::open(&transformer)?.at("", dtype, device);
+        let config = BertConfig::from_file(transformer.join("config.json"))?;
+        Ok(Self { adapters: Adapters::of(&source), ..Self::with_source(folder, &config, source)? })
     }
 
     /// The same with the weights of the transformer from any source, such as variables that are being trained
@@ -66,17 +79,20 @@ impl SentenceEncoder {
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
+        let folder = ModelFolder::new(&folder);
+        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+        Self::with_source(folder, &BertConfig::from_file(transformer.join("config.json"))?, source)
     }
 
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source<S: WeightSource>(folder: ModelFolder, config: &BertConfig, source: S) -> Result<Self> {
         let modules = modules(folder)?;
         let transformer = transformer_of(folder.path, modules.as_deref());
-        let model = BertModel::load(&BertConfig::from_file(transformer.join("config.json"))?, source)?;
+        let model = BertModel::load(config, source)?;
         Ok(Self {
             batcher: TextBatcher::load(folder, &transformer, &model)?,
             pipeline: Pipeline::load(folder.path, modules.as_deref(), model.config().hidden_size, model.device())?,
             prompts: Prompts::load(folder)?,
+            adapters: Adapters::default(),
             model,
         })
     }
@@ -105,29 +121,38 @@ impl SentenceEncoder {
     /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there are.
     ///
     /// # Errors
-    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a text
+    /// A batch size of 0; an adapter that the encoder does not have; a maximum length beyond the positions of the model; a prompt that the model does not have; a text
     /// of more than 16 MiB or without tokens; a token that the model does not have; [`Error::NotFinite`] for the first text
     /// whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
+        let embeddings = match options.adapters {
+            Some(adapters) => self.vectors_by_adapter(texts, adapters, options)?,
+            None => self.vectors(texts, options)?,
+        };
+        match first_not_finite(&embeddings)? {
+            Some(i) => Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)) }),
+            None => Ok(embeddings),
+        }
+    }
+
+    /// [`encode`](Self::encode) with one model, without looking whether the vectors are finite.
+    fn vectors(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
+        let model = &*self.model_for(options)?;
         let prompt = self.prompt(options.prompt_name)?;
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
         let batcher = &self.batcher;
-        let rows = batcher.run_tokens(&self.model, &sequences, prompt, options, |batch| {
-            match self.pool_rows(batch, uncounted)? {
+        let rows = batcher.run_tokens(model, &sequences, prompt, options, |batch| {
+            match self.pool_rows(model, batch, uncounted)? {
                 Some(vectors) => (0..batch.len()).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect(),
-                None => self.pool(&batcher.hidden(&self.model, batch)?, uncounted),
+                None => self.pool(&batcher.hidden(model, batch)?, uncounted),
             }
         })?;
         if rows.is_empty() {
             let device = self.model.device();
             return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.batcher.dtype), device)?);
         }
-        let embeddings = Tensor::cat(&rows, 0)?;
-        match first_not_finite(&embeddings)? {
-            Some(i) => Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)) }),
-            None => Ok(embeddings),
-        }
+        Ok(Tensor::cat(&rows, 0)?)
     }
 
     /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
@@ -165,13 +190,13 @@ impl SentenceEncoder {
 
     /// The vectors of a batch `(b, embedding_size)`, each text pooled as soon as its hidden states are there. `None` where
     /// the model does not run on f32 rows on the CPU. The first `uncounted` tokens of a text do not count.
-    fn pool_rows(&self, batch: &[&Tokens], uncounted: usize) -> Result<Option<Tensor>> {
-        let (pooling, width) = (&self.pipeline.pooling, self.model.config().hidden_size);
+    fn pool_rows(&self, model: &BertModel, batch: &[&Tokens], uncounted: usize) -> Result<Option<Tensor>> {
+        let (pooling, width) = (&self.pipeline.pooling, model.config().hidden_size);
         let pool = |hidden: &[f32], output: &mut [f32]| {
             let length = hidden.len() / width;
             pooling.of_rows(hidden, width, uncounted.min(length)..length, output);
         };
-        let pooled = self.batcher.reduce(&self.model, batch, pooling.output_size(width), pool)?;
+        let pooled = self.batcher.reduce(model, batch, pooling.output_size(width), pool)?;
         pooled.map(|pooled| self.pipeline.finish(pooled)).transpose()
     }
 

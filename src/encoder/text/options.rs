@@ -17,6 +17,12 @@ pub struct EncodeOptions<'a> {
     /// The name of one of the model's prompts, put before each text; `None` is the model's default, if it has one. Only
     /// sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
+    /// The name of an adapter of the encoder, which is merged with its weights for this call; `None` runs the base model.
+    /// Only sentence encoders have adapters: see [`add_adapter`](crate::encoder::SentenceEncoder::add_adapter).
+    pub adapter: Option<&'a str>,
+    /// The adapter of each text, or none for it. The texts of an adapter run together, and a text's vector is the same,
+    /// bit for bit, whatever the others have.
+    pub adapters: Option<&'a [Option<&'a str>]>,
     /// The number of tokens at which a text is cut, special tokens included; `None` is the model's own maximum. At most
     /// the number of positions of the model, which may be more than its maximum.
     pub max_length: Option<usize>,
@@ -32,6 +38,8 @@ impl Default for EncodeOptions<'_> {
             batch_size: 32,
             max_batch_tokens: 16_384,
             prompt_name: None,
+            adapter: None,
+            adapters: None,
             max_length: None,
             on_truncated: None,
             on_progress: None,
@@ -47,6 +55,10 @@ impl<'a> EncodeOptions<'a> {
         with_max_batch_tokens, max_batch_tokens: usize = max_batch_tokens;
         /// Sets the prompt.
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);
+        /// Sets the adapter of all texts.
+        with_adapter, adapter: &'a str = Some(adapter);
+        /// Sets the adapter of each text.
+        with_adapters, adapters: &'a [Option<&'a str>] = Some(adapters);
         /// Sets the number of tokens at which a text is cut.
         with_max_length, max_length: usize = Some(max_length);
         /// Sets what is called for each text that was cut.
@@ -67,6 +79,18 @@ pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> 
 pub(crate) fn without_prompt(prompt_name: Option<&str>) -> Result<()> {
     match prompt_name {
         Some(name) => Err(Error::value("prompt_name", name, "none: only sentence encoders have prompts")),
+        None => Ok(()),
+    }
+}
+
+/// Rejects adapters: models with a task head are loaded with theirs.
+pub(crate) fn without_adapter(options: &EncodeOptions) -> Result<()> {
+    let of_texts = || options.adapters?.iter().find_map(|adapter| *adapter);
+    match options.adapter.or_else(of_texts) {
+        Some(name) => {
+            let expected = "none: a model with a head is loaded with its adapter, from an `AdaptedSource`";
+            Err(Error::value("adapter", name, expected))
+        }
         None => Ok(()),
     }
 }

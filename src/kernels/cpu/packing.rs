@@ -80,6 +80,11 @@ pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_wid
     }
 }
 
+#[cfg(feature = "encoder")]
+fn bytes<T: Pod>(values: &[T]) -> &[u8] {
+    bytemuck::cast_slice(values)
+}
+
 impl PackedWeights {
     pub(crate) fn in_features(&self) -> usize {
         self.in_features
@@ -87,6 +92,18 @@ impl PackedWeights {
 
     pub(crate) fn out_features(&self) -> usize {
         self.out_features
+    }
+
+    /// Whether both hold the same bits in the same order.
+    #[cfg(feature = "encoder")]
+    pub(crate) fn has_same_bits(&self, other: &Self) -> bool {
+        let sizes = |weights: &Self| (weights.in_features, weights.out_features, weights.panel_width);
+        let panels = match (&self.panels, &other.panels) {
+            (Panels::F32(own), Panels::F32(other)) => bytes(own) == bytes(other),
+            (Panels::Bf16(own), Panels::Bf16(other)) => bytes(own) == bytes(other),
+            _ => false,
+        };
+        sizes(self) == sizes(other) && bytes(&self.bias) == bytes(&other.bias) && panels
     }
 
     /// Whether products round their inputs to bf16.

@@ -1,0 +1,112 @@
+//! Encoding with adapters: one for all texts of a call, or one for each text.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use candle_core::Tensor;
+
+use crate::encoder::model::bert::BertModel;
+use crate::encoder::sentence::SentenceEncoder;
+use crate::encoder::text::options::EncodeOptions;
+use crate::error::{Error, Result};
+use crate::lora::LoraAdapter;
+
+impl SentenceEncoder {
+    /// Merges an adapter with a copy of the model's weights, for calls with
+    /// [`with_adapter`](EncodeOptions::with_adapter) of this name. Calls without it run the base model, whose weights stay
+    /// as they are, bit for bit. An adapter that has the name already is replaced.
+    ///
+    /// A call with an adapter costs what one without costs. The memory of an adapter is that of the projections that it
+    /// changes: all others are shared with the base model (one of queries, keys or values means all three). Of BERT, an
+    /// adapter for queries and values takes a quarter of the layers' weights.
+    ///
+    /// ```no_run
+    /// use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+    /// use candle_attention::lora::LoraAdapter;
+    /// use candle_core::{DType, Device};
+    /// let mut encoder = SentenceEncoder::from_folder("all-MiniLM-L6-v2", DType::F32, &Device::Cpu)?;
+    /// encoder.add_adapter("law", &LoraAdapter::open("adapters/law")?)?;
+    /// let options = EncodeOptions::default();
+    /// let texts = ["The tenant shall pay.", "A cat sleeps."];
+    /// encoder.encode(&texts, &options.with_adapter("law"))?;
+    /// encoder.encode(&texts, &options.with_adapters(&[Some("law"), None]))?;
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`LoraAdapter::apply`]. An encoder whose weights were given by [`load`](Self::load), or that has an adapter
+    /// in its own folder, does not know its base model's: give `load` the [`AdaptedSource`](crate::lora::AdaptedSource) instead.
+    pub fn add_adapter(&mut self, name: &str, adapter: &LoraAdapter) -> Result<()> {
+        let Some(base) = &self.adapters.base else {
+            let expected = "one that was loaded from its own folder: give `load` the adapted weights";
+            return Err(Error::value("the encoder for an adapter", "one without weights to adapt", expected));
+        };
+        let adapted = BertModel::load(self.model.config(), adapter.apply(base.clone())?)?;
+        self.adapters.models.insert(name.to_string(), adapted.with_shared_weights(&self.model)?);
+        Ok(())
+    }
+
+    /// Removes an adapter, and returns whether it was there.
+    pub fn remove_adapter(&mut self, name: &str) -> bool {
+        self.adapters.models.remove(name).is_some()
+    }
+
+    /// The names of the adapters, sorted.
+    pub fn adapters(&self) -> impl Iterator<Item = &str> {
+        self.adapters.models.keys().map(String::as_str)
+    }
+
+    /// The model that runs a call.
+    pub(super) fn model_for(&self, options: &EncodeOptions) -> Result<Cow<'_, BertModel>> {
+        let Some(name) = options.adapter else { return Ok(Cow::Borrowed(&self.model)) };
+        self.adapters.models.get(name).map(Cow::Borrowed).ok_or_else(|| {
+            let known: Vec<&str> = self.adapters().collect();
+            let known =
+                if known.is_empty() { "none: the encoder has no adapters".to_string() } else { known.join(" or ") };
+            Error::value("adapter", name, known)
+        })
+    }
+
+    /// The vectors of texts of which each has its own adapter, or none: `(texts, embedding_size)`.
+    pub(super) fn vectors_by_adapter(
+        &self,
+        texts: &[&str],
+        adapters: &[Option<&str>],
+        options: &EncodeOptions,
+    ) -> Result<Tensor> {
+        if adapters.len() != texts.len() {
+            return Err(Error::value(
+                "the number of adapters",
+                adapters.len(),
+                format!("{}, that of texts", texts.len()),
+            ));
+        }
+        if let Some(adapter) = options.adapter {
+            return Err(Error::value("adapter", adapter, "none: each text has its own"));
+        }
+        let mut groups = BTreeMap::<Option<&str>, Vec<usize>>::new();
+        for (i, adapter) in adapters.iter().enumerate() {
+            groups.entry(*adapter).or_default().push(i);
+        }
+        let calls: Vec<_> =
+            groups.iter().map(|(adapter, _)| EncodeOptions { adapters: None, adapter: *adapter, ..*options }).collect();
+        calls.iter().try_for_each(|call| self.model_for(call).map(drop))?;
+        let (done, mut parts, mut rows) = (Cell::new(0), Vec::new(), vec![0u32; texts.len()]);
+        for (call, group) in calls.into_iter().zip(groups.values()) {
+            let members: Vec<&str> = group.iter().map(|&i| texts[i]).collect();
+            let on_truncated = |i: usize| options.on_truncated.into_iter().for_each(|call| call(group[i]));
+            let on_progress =
+                |n: usize, _| options.on_progress.into_iter().for_each(|call| call(done.get() + n, texts.len()));
+            parts.push(self.vectors(&members, &call.with_on_truncated(&on_truncated).with_on_progress(&on_progress))?);
+            for (row, &i) in (done.get()..).zip(group) {
+                rows[i] = row as u32;
+            }
+            done.set(done.get() + group.len());
+        }
+        match parts.is_empty() {
+            true => self.vectors(texts, &EncodeOptions { adapters: None, ..*options }),
+            false => Ok(Tensor::cat(&parts, 0)?.index_select(&Tensor::new(rows, self.model.device())?, 0)?),
+        }
+    }
+}

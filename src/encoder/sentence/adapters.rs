@@ -1,0 +1,53 @@
+//! The adapted models of a sentence encoder, and folders that hold an adapter.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device};
+
+use crate::checkpoint::{Checkpoint, CheckpointSource};
+use crate::encoder::model::bert::BertModel;
+use crate::encoder::model::config::BertConfig;
+use crate::error::{Error, Result};
+use crate::io::is_present;
+use crate::lora::{AdaptedSource, LoraAdapter};
+
+/// The weights that adapters are merged with, and the adapted models.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Adapters {
+    pub base: Option<CheckpointSource>,
+    pub models: BTreeMap<String, BertModel>,
+}
+
+impl Adapters {
+    /// No adapters yet, of a model with these weights.
+    pub fn of(base: &CheckpointSource) -> Self {
+        Self { base: Some(base.clone()), models: BTreeMap::new() }
+    }
+}
+
+/// The configuration of the base model of a folder that holds an adapter, as sentence-transformers saves a model with
+/// one, and the weights of both. `None` for a folder without an adapter.
+pub(super) fn adapted_folder(
+    folder: &Path,
+    dtype: DType,
+    device: &Device,
+) -> Result<Option<(BertConfig, AdaptedSource<CheckpointSource>)>> {
+    let path = folder.join("adapter_config.json");
+    if !is_present(&path)? {
+        return Ok(None);
+    }
+    let adapter = LoraAdapter::open(folder)?;
+    let Some(name) = &adapter.config().base_model_name_or_path else {
+        return Err(Error::file(path, "it names no base model (base_model_name_or_path)"));
+    };
+    let base = PathBuf::from(name);
+    if !base.join("config.json").is_file() {
+        let reason = format!(
+            "its base model, `{name}`, is not a local folder with a model: load that one, and add this adapter to it"
+        );
+        return Err(Error::file(path, reason));
+    }
+    let source = adapter.apply(Checkpoint::open(&base)?.at("", dtype, device))?;
+    Ok(Some((BertConfig::from_file(base.join("config.json"))?, source)))
+}
