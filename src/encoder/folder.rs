@@ -107,6 +107,7 @@ pub(crate) struct TokenizerConfig {
     model_input_names: Option<Vec<String>>,
     mask_token: Option<Token>,
     truncation_side: Option<String>,
+    unk_token: Option<Token>,
 }
 
 /// A special token: its text, or an object that holds it.
@@ -115,6 +116,14 @@ pub(crate) struct TokenizerConfig {
 enum Token {
     Text(String),
     Object { content: String },
+}
+
+impl Token {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) | Self::Object { content: text } => text,
+        }
+    }
 }
 
 impl TokenizerConfig {
@@ -134,9 +143,11 @@ impl TokenizerConfig {
     }
 
     pub fn mask_token(&self) -> Option<&str> {
-        self.mask_token.as_ref().map(|token| match token {
-            Token::Text(text) | Token::Object { content: text } => text.as_str(),
-        })
+        self.mask_token.as_ref().map(Token::text)
+    }
+
+    pub fn unk_token(&self) -> Option<&str> {
+        self.unk_token.as_ref().map(Token::text)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Text encoders built on [`MultiHeadAttention`](crate::MultiHeadAttention), loaded from published checkpoints: sentence
-//! embeddings ([`SentenceEncoder`]), text classification ([`TextClassifier`]), scores of pairs of texts ([`CrossEncoder`])
-//! and masked-token prediction ([`FillMask`]).
+//! embeddings ([`SentenceEncoder`]), text classification ([`TextClassifier`]), entities in texts ([`TokenClassifier`]),
+//! scores of pairs of texts ([`CrossEncoder`]) and masked-token prediction ([`FillMask`]).
 //!
-//! These take texts. The models below them take token ids: [`BertModel`] computes hidden states, [`SequenceClassifier`] and
-//! [`MaskedLm`] add a task head. BERT's families differ in tensor names, positions, feed-forward part and norms; all of that
+//! These take texts. The models below them take token ids: [`BertModel`] computes hidden states, [`SequenceClassifier`],
+//! [`TokenClassificationHead`] and [`MaskedLm`] add a task head. BERT's families differ in tensor names, positions, feed-forward part and norms; all of that
 //! is data, a row of the table of families, so that one stack of blocks with one forward loop runs them all. [`BertConfig`]
 //! lists the supported families.
 
@@ -18,6 +18,8 @@ mod text;
 pub use heads::classifier::SequenceClassifier;
 pub use heads::masked_lm::MaskedLm;
 pub use heads::pooling::{Pooling, PoolingMode};
+pub use heads::task_head::TaskHead;
+pub use heads::token_classifier::TokenClassificationHead;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
@@ -30,7 +32,9 @@ pub use sentence::fingerprint::fingerprint;
 #[cfg(feature = "visualize")]
 pub use text::attention_maps::MapOptions;
 pub use text::cross_encoder::{CrossEncoder, Ranked};
+pub use text::entities::{Aggregation, Entity};
 pub use text::fill_mask::{FillMask, MaskPrediction};
 pub use text::options::EncodeOptions;
 pub use text::text_classifier::{Label, TextClassifier};
+pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;

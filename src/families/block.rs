@@ -4,7 +4,7 @@
 #![cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the encoder runs whole models"))]
 
 use crate::config::NormKind;
-use crate::families::task_heads::{ClassifierHead, MaskedLmHead};
+use crate::families::task_heads::{ClassifierHead, MaskedLmHead, TokenClassifierHead};
 
 /// Absolute positions: embeddings added to those of the words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +146,8 @@ pub(crate) struct Model {
     pub unsupported_keys: &'static [&'static str],
     /// The head for sequence classification.
     pub classifier: Option<ClassifierHead>,
+    /// The head for token classification.
+    pub token_classifier: TokenClassifierHead,
     /// The head for masked language modeling.
     pub masked_lm: Option<MaskedLmHead>,
 }

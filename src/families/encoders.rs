@@ -9,7 +9,9 @@ use crate::families::block::{
 use crate::families::family::{
     BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
 };
-use crate::families::task_heads::{ClassifierHead, HeadActivation, MaskedLmHead};
+use crate::families::task_heads::{
+    ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
+};
 
 pub(crate) const BERT_MODEL: Model = Model {
     prefixes: &["bert"],
@@ -44,6 +46,7 @@ pub(crate) const BERT_MODEL: Model = Model {
     gate: None,
     unsupported_keys: &["is_decoder", "add_cross_attention"],
     classifier: Some(ClassifierHead::BERT),
+    token_classifier: TokenClassifierHead::BERT,
     masked_lm: Some(MaskedLmHead::BERT),
 };
 
@@ -304,6 +307,14 @@ pub(crate) const ENCODERS: &[Family] = &[
                 pooling_key: Some("classifier_pooling"),
                 ..ClassifierHead::BERT
             }),
+            token_classifier: TokenClassifierHead {
+                first: Some(TokenClassifierFirst {
+                    dense: "head.dense",
+                    activation: HeadActivation::Stated("classifier_activation"),
+                    norm: "head.norm",
+                }),
+                ..TokenClassifierHead::BERT
+            },
             masked_lm: Some(MaskedLmHead {
                 first: "head.dense",
                 activation: HeadActivation::Stated("classifier_activation"),

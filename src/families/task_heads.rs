@@ -31,6 +31,26 @@ pub(crate) struct ClassifierHead {
     pub pooling_key: Option<&'static str>,
 }
 
+/// A head for token classification, `last(x)`, or `last(norm(activation(first(x))))` where there is a `first`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TokenClassifierHead {
+    pub first: Option<TokenClassifierFirst>,
+    pub last: &'static str,
+}
+
+/// What a head for token classification computes before its last projection (ModernBERT).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TokenClassifierFirst {
+    /// Its bias may be absent.
+    pub dense: &'static str,
+    pub activation: HeadActivation,
+    pub norm: &'static str,
+}
+
+impl TokenClassifierHead {
+    pub const BERT: Self = Self { first: None, last: "classifier" };
+}
+
 /// A head for masked language modeling, `E norm(activation(first(x))) + b`, where `E` is the table of word embeddings
 /// or the decoder's own.
 #[derive(Debug, Clone, Copy)]

@@ -11,6 +11,7 @@ Writes for each name in MODELS a folder ../fixtures/encoders/<name>/ with
                                      `hidden` f32 (3, 11, h): the last hidden state, without a head
                                      `logits` f32 (3, labels): sequence classification
                                      `logits` f32 (3, 11, vocab): masked language model
+                                     `logits` f32 (3, 11, labels): token classification
                                      with zeros at padding
 The base models are saved as their class makes them, so some have a pooler that `hidden` does not
 use. All parameters are normal with std 0.2, around 1 where they start as ones (norm weights), and
@@ -150,6 +151,17 @@ MODELS = {
         position_biased_input=False, pos_att_type=["p2c", "c2p"]), None, []),
     "deberta_mlm": ("DebertaForMaskedLM", TINY | dict(
         relative_attention=True, pos_att_type=["c2p", "p2c"]), None, []),
+    "roberta_token_classifier": ("RobertaForTokenClassification", TINY | dict(num_labels=3, type_vocab_size=1), None, []),
+    "distilbert_token_classifier": ("DistilBertForTokenClassification", HEAD | dict(
+        dim=8, n_layers=1, n_heads=2, hidden_dim=6, id2label={0: "O", 1: "B-PER", 2: "I-PER"}), None, []),
+    "electra_token_classifier": ("ElectraForTokenClassification", TINY | dict(embedding_size=6), "random", []),
+    "albert_token_classifier": ("AlbertForTokenClassification", TINY | SPECIAL | dict(embedding_size=6), None, []),
+    "mpnet_token_classifier": ("MPNetForTokenClassification", TINY, None, []),
+    "modernbert_token_classifier": ("ModernBertForTokenClassification", TINY | SPECIAL | dict(
+        pad_token_id=1, cls_token_id=2, sep_token_id=3, local_attention=8, classifier_bias=True, norm_bias=True,
+        num_labels=3), None, []),
+    "nomic_bert_token_classifier": ("NomicBertForTokenClassification", TINY | dict(
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0}), "random", []),
     "gte_classifier": ("GteForSequenceClassification", TINY | dict(num_labels=3), "zeros", []),
 }
 

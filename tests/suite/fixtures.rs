@@ -5,13 +5,14 @@ use std::path::Path;
 use crate::common::fixture;
 
 /// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
-const USED_BY: [(&str, &[&str]); 7] = [
+const USED_BY: &[(&str, &[&str])] = &[
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
     ("sentence_models", &["sentence_models"]),
     ("lora", &["adapters", "lora"]),
     ("tiny-bert-variants", &["encoder"]),
+    ("token_classifier", &["token_classifier"]),
     (
         "",
         &[
@@ -27,6 +28,7 @@ const USED_BY: [(&str, &[&str]); 7] = [
             "minilm",
             "seeds",
             "sentence_models",
+            "token_classifier",
             "../../src/families/defaults_test",
         ],
     ),

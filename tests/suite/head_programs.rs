@@ -6,13 +6,23 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::common::fixture;
-use crate::programs::{fails, program, succeeds};
+use crate::programs::{example, fails, program, succeeds};
 use crate::task_heads::{FOX, folder};
 
 fn run(command: &str, model: &Path, arguments: &[&str]) -> Command {
     let mut program = program(command);
     program.arg("--model").arg(model).args(arguments);
     program
+}
+
+fn example_of(command: &str, model: &Path, arguments: &[&str]) -> Command {
+    let mut program = example(command);
+    program.arg("--model").arg(model).args(arguments);
+    program
+}
+
+fn documents_of(hits: &[Value]) -> Vec<&str> {
+    hits.iter().map(|hit| hit["document"].as_str().unwrap()).collect()
 }
 
 fn lines(printed: &str) -> Vec<Value> {
@@ -40,15 +50,26 @@ fn rerank_sorts_documents() {
     std::fs::write(&file, "on the mat\n\n  \nhello\na dog runs\n").unwrap();
     let from_file = ["the cat sat", "--json", "-k", "2", "--file", file.to_str().unwrap()];
     let hits = lines(&succeeds(&mut run("rerank", model.path(), &from_file)));
-    assert_eq!(hits.len(), 2);
-    assert_eq!((&hits[0]["rank"], &hits[0]["index"], &hits[0]["document"]), (&1.into(), &1.into(), &"hello".into()));
+    assert_eq!(documents_of(&hits), ["hello", "a dog runs"]);
     assert!((hits[0]["score"].as_f64().unwrap() - 0.584386).abs() < 1e-5, "{hits:?}");
+    // The query by its name, and all documents in their order.
+    let named = ["--query", "the cat sat", "--json", "on the mat", "hello", "a dog runs"];
+    for mut command in [run("rerank", model.path(), &named), example_of("rerank", model.path(), &named)] {
+        let all = lines(&succeeds(&mut command));
+        assert_eq!(documents_of(&all), &named[3..]);
+        assert_eq!(all[1], hits[0]);
+    }
 
     let said = notes(&mut run("rerank", model.path(), &["hello", FOX, "a"]));
     assert_eq!(said, "note: 1 of 2 texts was cut at the model's maximum length (--max-length)\n");
     fails(&mut run("rerank", model.path(), &["the cat sat"]), "no document: give documents as arguments, or --file");
     fails(&mut run("rerank", model.path(), &["a", "b", "-k", "0"]), "0 is not in 1..");
     fails(&mut run("rerank", model.path(), &["a", "--file", "no.txt"]), "no.txt: No such file");
+    fails(
+        &mut run("rerank", model.path(), &["a", "b", "--file", "no.txt"]),
+        "documents both as arguments (`b`) and by",
+    );
+    fails(&mut run("rerank", model.path(), &[]), "no query: give one by --query");
     fails(&mut run("rerank", Path::new("./nope"), &["a", "b"]), "./nope");
     fails(program("rerank").args(["a", "b"]), "--model");
     let two = folder(2, json!({}));
@@ -80,7 +101,43 @@ fn classify_prints_the_labels_of_texts_and_pairs() {
     fails(&mut run("classify", model.path(), &[]), "no text: give texts as arguments, or --file");
     fails(&mut run("classify", model.path(), &["a", "--batch-size", "0"]), "batch_size = 0");
     fails(&mut run("classify", model.path(), &["a", "--max-length", "99999"]), "max_length = 99999");
-    fails(&mut run("classify", folder(0, json!({})).path(), &["a"]), "no head for sequence classification");
+    fails(&mut run("classify", folder(0, json!({})).path(), &["a"]), "no head that classifies texts or tokens");
+}
+
+#[test]
+fn classify_finds_entities_with_a_head_for_tokens() {
+    let folder = fixture("token_classifier");
+    let model = folder.join("bert");
+    let want: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("bert.json")).unwrap()).unwrap();
+    let text = want["texts"][0].as_str().unwrap();
+    for (strategy, arguments) in [
+        ("simple", &["--json"][..]),
+        ("none", &["--json", "--aggregation", "none"]),
+        ("max", &["--json", "--aggregation", "max"]),
+    ] {
+        for mut command in [run("classify", &model, arguments), example_of("classify", &model, arguments)] {
+            let said = lines(&succeeds(command.arg(text)));
+            assert_eq!(said[0]["text"], text);
+            let (found, wanted) = (said[0]["entities"].as_array().unwrap(), want[strategy][0].as_array().unwrap());
+            assert_eq!(found.len(), wanted.len());
+            for (found, wanted) in found.iter().zip(wanted) {
+                let (found, wanted) = (found.as_object().unwrap(), wanted.as_object().unwrap());
+                assert_eq!(found.len(), wanted.len());
+                for (key, value) in wanted.iter().filter(|(key, _)| *key != "score") {
+                    assert_eq!(&found[key], value, "{key}");
+                }
+                assert!((found["score"].as_f64().unwrap() - wanted["score"].as_f64().unwrap()).abs() < 2e-5);
+            }
+        }
+    }
+    let table = succeeds(&mut run("classify", &model, &[text]));
+    assert!(table.starts_with("Zoë Müller lives in Zürich.\n   0.7615  MISC  Zoë Mü  0..6\n"), "{table}");
+    fails(&mut run("classify", &model, &["a", "--aggregation", "last"]), "[possible values: none, simple,");
+    fails(&mut run("classify", &model, &["a", "--pair", "b"]), "--pair is not for this model: it classifies tokens");
+    let of_texts = self::folder(2, json!({}));
+    let said = "--aggregation is not for this model: it classifies texts";
+    fails(&mut run("classify", of_texts.path(), &["a", "--aggregation", "max"]), said);
+    fails(&mut run("classify", &fixture("encoders/bert_mlm"), &["a"]), "no head that classifies texts or tokens");
 }
 
 #[test]

@@ -72,6 +72,7 @@ mod sizes;
 mod soak;
 mod sources;
 mod task_heads;
+mod token_classifier;
 mod train;
 mod train_arguments;
 mod train_folders;

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{
-    BertConfig, CrossEncoder, EncodeOptions, FillMask, MaskedLm, SequenceClassifier, Text, TextClassifier,
+    BertConfig, CrossEncoder, EncodeOptions, FillMask, MaskedLm, SequenceClassifier, TaskHead, Text, TextClassifier,
+    TokenClassificationHead,
 };
 use candle_attention::{AttentionMask, Error};
 use candle_core::{DType, Device, Tensor};
@@ -56,6 +57,22 @@ fn masked(name: &str) {
     says(head, &["is missing", "no head for sequence classification"]);
 }
 
+fn tokens(name: &str, labels: &[&str]) {
+    let ([ids, types, want], lengths) = golden(name);
+    let (config, checkpoint) = open(name);
+    let head = TokenClassificationHead::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
+    assert_eq!(head.labels(), labels);
+    let got = head.forward(&ids, Some(&types), &AttentionMask::lengths(&lengths)).unwrap();
+    for (row, &length) in lengths.iter().enumerate() {
+        let tokens = |t: &Tensor| t.get(row).unwrap().narrow(0, 0, length).unwrap();
+        assert_close(name, &tokens(&got), &tokens(&want), MODEL);
+    }
+    let folder = fixture(&format!("encoders/{name}"));
+    assert_eq!(TaskHead::of_folder(&folder).unwrap(), TaskHead::TokenClassification);
+    let other = SequenceClassifier::load(&config, checkpoint.at("", DType::F32, &CPU));
+    assert!(other.is_err(), "{name}: the head classifies no texts");
+}
+
 macro_rules! heads {
     ($($name:ident $check:ident($($labels:expr)?);)*) => {$(
         #[test]
@@ -74,6 +91,13 @@ heads! {
     albert_classifier classifier(["LABEL_0", "LABEL_1"]);
     deberta_v2_cross_encoder classifier(["LABEL_0"]);
     deberta_mlm masked();
+    roberta_token_classifier tokens(["LABEL_0", "LABEL_1", "LABEL_2"]);
+    distilbert_token_classifier tokens(["O", "B-PER", "I-PER"]);
+    electra_token_classifier tokens(["LABEL_0", "LABEL_1"]);
+    albert_token_classifier tokens(["LABEL_0", "LABEL_1"]);
+    mpnet_token_classifier tokens(["LABEL_0", "LABEL_1"]);
+    modernbert_token_classifier tokens(["LABEL_0", "LABEL_1", "LABEL_2"]);
+    nomic_bert_token_classifier tokens(["LABEL_0", "LABEL_1"]);
     bert_mlm masked();
     roberta_mlm masked();
     distilbert_mlm masked();

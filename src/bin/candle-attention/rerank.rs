@@ -1,4 +1,4 @@
-//! Sorts documents by their relevance to a query, which a cross-encoder reads together with each.
+//! Scores documents by their relevance to a query, which a cross-encoder reads together with each.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,24 +17,25 @@ use clap::Parser;
 #[command(
     name = "rerank",
     after_help = "Examples:
-  candle-attention rerank --model cross-encoder \"Who sleeps?\" \"A cat sleeps.\" \"Stocks fell.\"
-  candle-attention rerank --model cross-encoder \"Who sleeps?\" --file texts.txt --top-k 3 --json"
+  candle-attention rerank --model cross-encoder --query \"Who sleeps?\" \"A cat sleeps.\" \"Stocks fell.\"
+  candle-attention rerank --model cross-encoder --query \"Who sleeps?\" --file texts.txt --top-k 3 --json"
 )]
 pub struct Rerank {
     #[command(flatten)]
     model: HeadModel,
-    /// The query
-    query: String,
-    /// The documents
+    /// The query [default: the first of the arguments]
+    #[arg(long, value_name = "TEXT")]
+    query: Option<String>,
+    /// The documents; without --query, the query before them
     documents: Vec<String>,
     /// Read the documents from a file, one per line; `-` is standard input; blank lines are skipped [default: documents are
     /// arguments]
-    #[arg(long, conflicts_with = "documents")]
+    #[arg(long)]
     file: Option<PathBuf>,
-    /// The number of documents to print, the best first
-    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    top_k: u32,
-    /// Print one {"rank": …, "score": …, "index": …, "document": …} per line; `index` counts documents from 0 [default: a
+    /// The number of documents to print, the best first [default: 10 in a table; with --json all, in the order given]
+    #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
+    /// Print one {"document": …, "score": …} per line: all in the order given, or with --top-k the best first [default: a
     /// table]
     #[arg(long)]
     json: bool,
@@ -42,31 +43,44 @@ pub struct Rerank {
 
 #[derive(serde::Serialize)]
 struct Hit<'a> {
-    rank: usize,
-    score: f32,
-    index: usize,
     document: &'a str,
+    score: f32,
 }
 
 /// The columns of a document that are shown.
 const WIDTH: usize = 90;
+/// The documents in a table.
+const TOP: u32 = 10;
 
 impl Command for Rerank {
-    fn run(self) -> Result<()> {
+    fn run(mut self) -> Result<()> {
+        let query = match self.query.take() {
+            Some(query) => query,
+            None if self.documents.is_empty() => return Err("no query: give one by --query".into()),
+            None => self.documents.remove(0),
+        };
+        if let (Some(file), Some(document)) = (&self.file, self.documents.first()) {
+            let (file, document) = (file.display(), print::one_line(document, WIDTH));
+            return Err(format!("documents both as arguments (`{document}`) and by --file {file}: give one").into());
+        }
         let documents = read::texts_given(&self.documents, self.file.as_deref(), "document")?;
         let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
         let opened = self.model.open(|folder, dtype, device| CrossEncoder::from_folder(folder, dtype, device))?;
-        let ranked = opened.run(documents.len(), |model, options| model.rank(&self.query, &documents, options))?;
+        let mut ranked = opened.run(documents.len(), |model, options| model.rank(&query, &documents, options))?;
         let mut out = print::stdout();
-        for (rank, hit) in (1..).zip(ranked.iter().take(self.top_k as usize)) {
-            let document = documents[hit.index];
-            match self.json {
-                true => {
-                    let hit = Hit { rank, score: hit.score, index: hit.index, document };
-                    writeln!(out, "{}", serde_json::to_string(&hit)?)?;
-                }
-                false => writeln!(out, "{rank:>3} {:>7.4}  {}", hit.score, print::one_line(document, WIDTH))?,
+        if self.json {
+            match self.top_k {
+                Some(top) => ranked.truncate(top as usize),
+                None => ranked.sort_by_key(|hit| hit.index),
             }
+            for hit in ranked {
+                let hit = Hit { document: documents[hit.index], score: hit.score };
+                writeln!(out, "{}", serde_json::to_string(&hit)?)?;
+            }
+            return Ok(out.flush()?);
+        }
+        for (rank, hit) in (1..).zip(ranked.iter().take(self.top_k.unwrap_or(TOP) as usize)) {
+            writeln!(out, "{rank:>3} {:>7.4}  {}", hit.score, print::one_line(documents[hit.index], WIDTH))?;
         }
         Ok(out.flush()?)
     }

@@ -6,6 +6,7 @@ use candle_core::{Module, Tensor};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::WeightSource;
+use crate::encoder::heads::task_head::TaskHead;
 use crate::encoder::model::bert::{BertModel, body};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::read_linear;
@@ -85,6 +86,7 @@ impl SequenceClassifier {
             let why = "the checkpoint has no head for sequence classification".to_string();
             return Err(Error::MissingTensor { name: source.full_name(&weight), why });
         }
+        TaskHead::SequenceClassification.check(config)?;
         let hidden = config.hidden_size;
         let labels = labels(config, source.full_name(&weight), source.shape(&weight)?, hidden)?;
         let body = body(config, &source);
@@ -98,11 +100,7 @@ impl SequenceClassifier {
         let mut head = Self {
             means: means(config, names.pooling_key)?,
             first: Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?,
-            activation: match names.activation {
-                HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
-                HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
-                activation => activation,
-            },
+            activation: head_activation(config, names.activation)?,
             norm: names.norm.map(|name| config.norm(&config.row().block, hidden, &source.child(name))).transpose()?,
             last: Linear::new(names.last, read_linear(&last, labels.len(), hidden, true)?, labels.len(), hidden)?,
             labels,
@@ -161,6 +159,15 @@ impl SequenceClassifier {
     }
 }
 
+/// The activation of a head, fixed or `tanh`.
+pub(super) fn head_activation(config: &BertConfig, activation: HeadActivation) -> Result<HeadActivation> {
+    Ok(match activation {
+        HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
+        HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
+        activation => activation,
+    })
+}
+
 /// Whether the head takes the mean of all tokens, by the key that selects it.
 fn means(config: &BertConfig, key: Option<&'static str>) -> Result<bool> {
     let Some(key) = key else { return Ok(false) };
@@ -176,7 +183,12 @@ fn means(config: &BertConfig, key: Option<&'static str>) -> Result<bool> {
 const MAX_LABELS: usize = 1 << 20;
 
 /// The names of the labels of a head whose last weight has `shape`, if the source knows it, for `hidden` features.
-fn labels(config: &BertConfig, name: String, shape: Option<Vec<usize>>, hidden: usize) -> Result<Vec<String>> {
+pub(super) fn labels(
+    config: &BertConfig,
+    name: String,
+    shape: Option<Vec<usize>>,
+    hidden: usize,
+) -> Result<Vec<String>> {
     let stated = match config.key("id2label") {
         None => None,
         Some(Value::Object(stated)) => Some(stated),

@@ -3,3 +3,5 @@
 pub(crate) mod classifier;
 pub(crate) mod masked_lm;
 pub(crate) mod pooling;
+pub(crate) mod task_head;
+pub(crate) mod token_classifier;

@@ -81,16 +81,27 @@ impl TextBatcher {
         texts: &[Text],
         prompt: &str,
         options: &EncodeOptions,
+        run: impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
+    ) -> Result<Vec<R>> {
+        let tokenizer = self.tokenizer_for(options.max_length, model)?;
+        self.run_tokenized(texts, options, |texts| tokenizer.encode(texts, prompt), run)
+    }
+
+    /// [`run_tokens`](Self::run_tokens) with texts that `tokenize` makes tokens of, some of them at a time.
+    pub fn run_tokenized<R>(
+        &self,
+        texts: &[Text],
+        options: &EncodeOptions,
+        mut tokenize: impl FnMut(&[Text]) -> Result<Vec<Tokens>>,
         mut run: impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
         if options.batch_size == 0 {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }
-        let tokenizer = self.tokenizer_for(options.max_length, model)?;
         let mut all = Vec::with_capacity(texts.len());
         for window in texts.chunks(self.window) {
             let start = all.len();
-            let tokens = tokenizer.encode(window, prompt)?;
+            let tokens = tokenize(window)?;
             if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
                 return Err(Error::value(format!("the number of tokens of text {}", start + i), 0, "at least 1"));
             }

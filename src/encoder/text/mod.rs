@@ -4,8 +4,10 @@
 pub(crate) mod attention_maps;
 pub(crate) mod batches;
 pub(crate) mod cross_encoder;
+pub(crate) mod entities;
 pub(crate) mod fill_mask;
 pub(crate) mod options;
 pub(crate) mod semaphore;
 pub(crate) mod text_classifier;
+pub(crate) mod token_classifier;
 pub(crate) mod tokenizer;

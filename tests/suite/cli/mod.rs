@@ -30,6 +30,7 @@ impl Scratch {
         for (name, labels) in [("cross-encoder", 1), ("sentiment", 2), ("bert-base-uncased", 0)] {
             copy_folder(crate::task_heads::folder(labels, serde_json::json!({})).path(), &scratch.path(name));
         }
+        copy_folder(&crate::common::fixture("token_classifier/bert"), &scratch.path("ner"));
         let query = Tensor::ones((1, 5, 24), DType::F32, &Device::Cpu).unwrap();
         candle_core::safetensors::save(&[("query", query)].into(), scratch.path("in.safetensors")).unwrap();
         scratch

@@ -25,6 +25,7 @@ fn printing() -> Vec<Vec<String>> {
         "rerank --model cross-encoder who cat dog",
         "rerank --model cross-encoder who --file notes.txt --json",
         "classify --model sentiment film",
+        "classify --model ner film",
         "fill-mask --model bert-base-uncased [MASK]",
         "attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors --output out.safetensors",
         "prune --model all-MiniLM-L6-v2 --file texts.txt --limit 6 --runs 0",

@@ -8,14 +8,14 @@ mod charsmap;
 mod expression;
 mod file;
 mod growth;
+mod panics;
+pub(crate) mod places;
 mod pre_tokenizer;
 mod vocabulary;
 mod windows;
 
-use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ use tokenizers::{Encoding, Model, OffsetType, PostProcessor, TruncationDirection
 
 use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
+use crate::encoder::text::tokenizer::panics::guarded;
 use crate::encoder::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
 use crate::error::{Error, Result};
 use crate::io::read_limited;
@@ -274,21 +275,6 @@ fn cut(encoding: Encoding, count: usize) -> Encoding {
         Vec::new(),
         Default::default(),
     )
-}
-
-/// Runs code of the tokenizers library, and makes an error of a panic. The message of the panic is still printed, because
-/// only the program may replace the hook that does so.
-fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(result) => result.map_err(|e| Error::Tokenizer(e.to_string())),
-        Err(panic) => Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {}", message(&*panic)))),
-    }
-}
-
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("the tokenizers library panicked")
 }
 
 /// The input of a model: a text, or a pair of texts. `"a text".into()`, `("one", "two").into()`.

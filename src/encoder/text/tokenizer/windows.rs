@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use tokenizers::OffsetType;
 
-use crate::encoder::text::tokenizer::{Tokenizer, guarded};
+use crate::encoder::text::tokenizer::Tokenizer;
+use crate::encoder::text::tokenizer::panics::guarded;
 use crate::error::Result;
 
 /// The most bytes of a text that are tokenized for one token of a window. Words of published vocabularies have about five
