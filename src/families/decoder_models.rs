@@ -7,6 +7,7 @@ use crate::families::block::{
 use crate::families::decoders::{EVERYWHERE, LLAMA, QWEN2_DEFAULTS, QWEN3, UPPER, windows};
 use crate::families::encoders::BERT_MODEL;
 use crate::families::family::{BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Scale, WindowLayers};
+use crate::families::task_heads::ClassifierHead;
 
 const NORM_EPS: (&str, f64) = ("layer_norm_eps", 1e-6);
 
@@ -37,7 +38,7 @@ const LLAMA_MODEL: Model = Model {
     default_keys: &[NORM_EPS, ("max_position_embeddings", 2_048.0)],
     mask_must_be_stated: true,
     unsupported_keys: &[],
-    classifier: None,
+    classifier: Some(ClassifierHead::DECODER),
     masked_lm: None,
     ..BERT_MODEL
 };
@@ -90,6 +91,7 @@ const EUROBERT_MODEL: Model = Model {
     default_keys: &[("layer_norm_eps", 1e-5), ("max_position_embeddings", 8_192.0)],
     mask_must_be_stated: false,
     pad_token_id: 128_001,
+    classifier: None,
     ..LLAMA_MODEL
 };
 

@@ -29,6 +29,8 @@ pub(crate) struct ClassifierHead {
     pub last: &'static str,
     /// The config key that may select the mean of all tokens instead of the first.
     pub pooling_key: Option<&'static str>,
+    /// Whether `x` is the last token that does not pad, and the head is the product with the weight of `last` (decoders).
+    pub last_token: bool,
 }
 
 /// A head for token classification, `last(x)`, or `last(norm(activation(first(x))))` where there is a `first`.
@@ -74,9 +76,11 @@ impl ClassifierHead {
         norm: None,
         last: "classifier",
         pooling_key: None,
+        last_token: false,
     };
     pub const ROBERTA: Self =
         Self { pooler: false, first: "classifier.dense", last: "classifier.out_proj", ..Self::BERT };
+    pub const DECODER: Self = Self { pooler: false, last: "score", last_token: true, ..Self::BERT };
 }
 
 impl MaskedLmHead {

@@ -162,6 +162,10 @@ MODELS = {
         num_labels=3), None, []),
     "nomic_bert_token_classifier": ("NomicBertForTokenClassification", TINY | dict(
         rope_parameters={"rope_type": "default", "rope_theta": 50.0}), "random", []),
+    "qwen3_classifier": ("Qwen3ForSequenceClassification", TINY | SPECIAL | dict(
+        num_key_value_heads=1, head_dim=4, pad_token_id=5, num_labels=3), None, []),
+    "gemma3_text_classifier": ("Gemma3TextForSequenceClassification", TINY | SPECIAL | dict(
+        num_key_value_heads=1, head_dim=4, pad_token_id=0, num_labels=1, sliding_window=4), None, []),
     "gte_classifier": ("GteForSequenceClassification", TINY | dict(num_labels=3), "zeros", []),
 }
 

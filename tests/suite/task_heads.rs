@@ -117,6 +117,31 @@ fn gte_classifier_equals_transformers() {
     says(MaskedLm::load(&config, source), &["model_type = gte", "masked-language head"]);
 }
 
+/// Decoders read the last token, and have no head for masked language modeling.
+#[test]
+fn decoder_classifiers_equal_transformers() {
+    for (name, labels) in [("qwen3_classifier", 3), ("gemma3_text_classifier", 1)] {
+        let ([ids, _, want], lengths) = golden(name);
+        let (config, checkpoint) = open(name);
+        for dtype in [DType::F32, DType::F64] {
+            let head = SequenceClassifier::load(&config, checkpoint.at("", dtype, &CPU)).unwrap();
+            assert_eq!(head.labels().len(), labels);
+            assert_close(name, &head.forward(&ids, None, &lengths).unwrap(), &want, MODEL);
+            // Padding at the end of a text is not read; without any token left, the first one is.
+            let padded =
+                Tensor::cat(&[ids.clone(), Tensor::full(config.pad_token_id, (3, 2), &CPU).unwrap()], 1).unwrap();
+            let longer: Vec<usize> = lengths.iter().map(|length| length + 1).collect();
+            let head = head.frozen().unwrap();
+            let got = head.forward(&padded, None, &longer).unwrap();
+            let causal = config.model_type == "qwen3";
+            assert!(!causal || crate::common::max_diff(&got, &head.forward(&ids, None, &lengths).unwrap()) < MODEL);
+            let empty = head.forward(&padded, None, &[0, 1, 1]);
+            says(empty, &["the number of tokens of text 0 is 0"]);
+        }
+        says(MaskedLm::load(&config, checkpoint.at("", DType::F32, &CPU)), &["model_type", "masked-language head"]);
+    }
+}
+
 /// The tiny BERT with a head of some of its own tensors, and the keys of `with` in its configuration.
 pub fn folder(labels: usize, with: Value) -> tempfile::TempDir {
     let (from, to) = (fixture("tiny-bert"), tempfile::tempdir().unwrap());

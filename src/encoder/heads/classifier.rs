@@ -20,17 +20,28 @@ use crate::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
 
 /// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
-/// configuration says so, the mean.
+/// configuration says so, the mean. In decoders the head is `last(x)` of the last token that does not pad.
 #[derive(Clone)]
 pub struct SequenceClassifier {
     pub(crate) model: BertModel,
-    means: bool,
-    first: Linear,
+    reads: Reads,
+    first: Option<Linear>,
     activation: HeadActivation,
     norm: Option<Norm>,
     last: Linear,
     labels: Vec<String>,
     frozen: Frozen<Self>,
+}
+
+/// What of a text the head reads.
+#[derive(Debug, Clone, Copy)]
+enum Reads {
+    First,
+    Means,
+    /// The last token with another id than the padding token, if the model has one.
+    Last {
+        padding: Option<u32>,
+    },
 }
 
 /// One line: the model and the number of labels.
@@ -50,7 +61,7 @@ impl Freeze for SequenceClassifier {
     }
 
     fn pack(&mut self) -> Result<()> {
-        self.first.pack()?;
+        self.first.as_mut().map_or(Ok(()), Linear::pack)?;
         self.last.pack()?;
         self.model.freeze_in_place()
     }
@@ -60,7 +71,7 @@ impl MapTensors for SequenceClassifier {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self {
             model: self.model.map_tensors(f)?,
-            means: self.means,
+            reads: self.reads,
             first: self.first.map_tensors(f)?,
             activation: self.activation,
             norm: self.norm.map_tensors(f)?,
@@ -96,13 +107,21 @@ impl SequenceClassifier {
         };
         let last = source.child(names.last);
         let bias = !names.optional_bias || first.contains("bias");
+        let load_first =
+            || Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden);
+        let weights = read_linear(&last, labels.len(), hidden, !names.last_token)?;
         let own = source.gives_own_tensors();
         let mut head = Self {
-            means: means(config, names.pooling_key)?,
-            first: Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?,
+            reads: match names.last_token {
+                // Without an entry of the file, the model has none.
+                true => Reads::Last { padding: config.key("pad_token_id").map(|_| config.pad_token_id) },
+                false if means(config, names.pooling_key)? => Reads::Means,
+                false => Reads::First,
+            },
+            first: if names.last_token { None } else { Some(load_first()?) },
             activation: head_activation(config, names.activation)?,
             norm: names.norm.map(|name| config.norm(&config.row().block, hidden, &source.child(name))).transpose()?,
-            last: Linear::new(names.last, read_linear(&last, labels.len(), hidden, true)?, labels.len(), hidden)?,
+            last: Linear::new(names.last, weights, labels.len(), hidden)?,
             labels,
             frozen: Frozen::default(),
             model: BertModel::load(config, source)?,
@@ -139,14 +158,25 @@ impl SequenceClassifier {
     /// The errors of [`BertModel::forward`]; a sequence without tokens.
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
         let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
-        self.logits(&HiddenStates { tokens, lengths: lengths.to_vec() })
+        let ids = match self.reads {
+            Reads::Last { .. } => ids.to_vec2()?,
+            _ => Vec::new(),
+        };
+        let texts: Vec<&[u32]> = ids.iter().zip(lengths).map(|(ids, length)| &ids[..ids.len().min(*length)]).collect();
+        self.logits(&HiddenStates { tokens, lengths: lengths.to_vec() }, &texts)
     }
 
-    /// `(b, labels)`.
-    pub(crate) fn logits(&self, hidden: &HiddenStates) -> Result<Tensor> {
-        let xs = if self.means { hidden.means()? } else { hidden.first()? }.unsqueeze(1)?; // (b, 1, hidden)
+    /// `(b, labels)`. `ids` are the tokens of each text, which decoders look for padding.
+    pub(crate) fn logits(&self, hidden: &HiddenStates, ids: &[&[u32]]) -> Result<Tensor> {
+        let xs = match self.reads {
+            Reads::First => hidden.first()?,
+            Reads::Means => hidden.means()?,
+            Reads::Last { padding } => hidden.tokens_at(&last_tokens(ids, padding)?)?,
+        };
+        let xs = xs.unsqueeze(1)?; // (b, 1, hidden)
         let dtype = compute_dtype(xs.dtype());
-        let xs = self.first.forward(&xs, dtype)?;
+        let Some(first) = &self.first else { return Ok(self.last.forward(&xs, dtype)?.squeeze(1)?) };
+        let xs = first.forward(&xs, dtype)?;
         let xs = match self.activation {
             HeadActivation::Fixed(activation) => activation.forward(&xs)?,
             _ => xs.tanh()?,
@@ -166,6 +196,15 @@ pub(super) fn head_activation(config: &BertConfig, activation: HeadActivation) -
         HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
         activation => activation,
     })
+}
+
+/// For each text its number and the place of its last token that does not pad; of one that only pads, the first.
+fn last_tokens(ids: &[&[u32]], padding: Option<u32>) -> Result<Vec<(usize, usize)>> {
+    let place = |(text, ids): (usize, &&[u32])| match ids.is_empty() {
+        false => Ok((text, ids.iter().rposition(|id| Some(*id) != padding).unwrap_or(0))),
+        true => Err(Error::value(format!("the number of tokens of text {text}"), 0, "at least 1")),
+    };
+    ids.iter().enumerate().map(place).collect()
 }
 
 /// Whether the head takes the mean of all tokens, by the key that selects it.

@@ -178,8 +178,9 @@ impl TextClassifier {
         without_prompt(options.prompt_name)?;
         without_adapter(options)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
-        let numbers = self.batcher.run(&self.head.model, &texts, "", options, |_, hidden| {
-            let logits = self.head.logits(&hidden)?;
+        let numbers = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
+            let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();
+            let logits = self.head.logits(&hidden, &ids)?;
             // The sigmoid of an infinity would be finite: it becomes NaN here.
             rows(&(function(self, logits.clone())? + (logits * 0.0)?)?)
         })?;
