@@ -9,7 +9,7 @@ const USED_BY: [(&str, &[&str]); 6] = [
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
-    ("lora", &["adapters", "lora"]),
+    ("lora", &["adapters", "lora", "lora_training"]),
     ("tiny-bert-variants", &["encoder"]),
     (
         "",
