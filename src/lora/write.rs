@@ -20,8 +20,15 @@ impl LoraAdapter {
     /// A folder that exists, or that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
-        let mut tensors: BTreeMap<String, Tensor> =
-            self.whole.iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor.clone())).collect();
+        // PEFT reads a tensor of a module that it wraps one level deeper, and ignores it elsewhere.
+        let name_of_whole = |name: &str| match name.rsplit_once('.') {
+            Some((module, parameter)) if self.changes.contains_key(module) => {
+                format!("{PREFIX}{module}.base_layer.{parameter}")
+            }
+            _ => format!("{PREFIX}{name}"),
+        };
+        let whole = self.whole.iter().map(|(name, tensor)| (name_of_whole(name), tensor.clone()));
+        let mut tensors: BTreeMap<String, Tensor> = whole.collect();
         for (module, change) in &self.changes {
             // Tables of embeddings have their width as the outputs, under names of their own.
             let [a, b] = match self.embeddings.contains(module) {
