@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 
 use crate::checkpoint::{WeightSource, below, wrong_shape};
 use crate::error::{Error, Result};
@@ -23,6 +23,7 @@ struct Merged {
     changes: BTreeMap<String, LowRank>,
     whole: BTreeMap<String, Tensor>,
     tracks_gradient: bool,
+    device: Option<Device>,
 }
 
 impl LoraAdapter {
@@ -79,7 +80,7 @@ impl LoraAdapter {
             whole.insert(name, tensor);
         }
         let tracks_gradient = self.changes.values().any(LowRank::tracks_gradient);
-        Ok(AdaptedSource { base, merged: Arc::new(Merged { changes, whole, tracks_gradient }) })
+        Ok(AdaptedSource { base, merged: Arc::new(Merged { changes, whole, tracks_gradient, device }) })
     }
 }
 
@@ -146,6 +147,13 @@ impl Shift {
 fn without_weight(name: &str) -> Error {
     let why = "the adapter changes it, and the base model does not hold it".to_string();
     Error::MissingTensor { name: name.to_string(), why }
+}
+
+impl<S> AdaptedSource<S> {
+    /// The device of the base model, as far as the adapter changes weights of it.
+    pub(super) fn device(&self) -> Option<&Device> {
+        self.merged.device.as_ref()
+    }
 }
 
 impl<S: WeightSource> WeightSource for AdaptedSource<S> {

@@ -1,7 +1,7 @@
 //! `LoraAdapter`: the configuration and the tensors of an adapter.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -27,6 +27,8 @@ pub struct LoraAdapter {
     pub(super) config: LoraConfig,
     /// By the names of their modules in the base model.
     pub(super) changes: BTreeMap<String, LowRank>,
+    /// Modules that are tables of embeddings.
+    pub(super) embeddings: BTreeSet<String>,
     /// By the names of the tensors whose place they take.
     pub(super) whole: BTreeMap<String, Tensor>,
 }
@@ -100,6 +102,8 @@ impl LoraAdapter {
                 return Err(unknown(name, "belongs neither to a low-rank change nor to `modules_to_save`"));
             }
         }
+        let tables = modules.iter().filter(|(_, parts)| parts.contains_key(&Part::EmbeddingA));
+        let embeddings = tables.map(|(module, _)| module.clone()).collect();
         let change = |(module, parts): (String, Parts)| {
             if !patterns.targets(&module)? {
                 let name = parts.keys().next().map_or_else(String::new, |part| name_of(&module, *part));
@@ -108,7 +112,7 @@ impl LoraAdapter {
             Ok((module.clone(), low_rank(&module, &parts, &config, &patterns)?))
         };
         let changes = modules.into_iter().map(change).collect::<Result<_>>()?;
-        Ok(Self { changes, whole, config: config.clone() })
+        Ok(Self { changes, embeddings, whole, config: config.clone() })
     }
 
     /// The configuration.

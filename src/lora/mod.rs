@@ -23,10 +23,15 @@
 mod adapted_source;
 mod adapter;
 mod config;
+mod frozen_source;
 mod low_rank;
 mod names;
 mod patterns;
+mod training;
+mod write;
 
 pub use adapted_source::AdaptedSource;
 pub use adapter::LoraAdapter;
 pub use config::{LoraBias, LoraConfig, TargetModules};
+pub use frozen_source::FrozenSource;
+pub use training::LoraTraining;

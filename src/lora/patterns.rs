@@ -87,6 +87,11 @@ impl<'a> Patterns<'a> {
         Ok(self.layer_of(module)?.is_some_and(|index| indices.contains(&index)))
     }
 
+    /// Whether the configuration names every linear layer.
+    pub(super) fn names_all(&self) -> bool {
+        matches!(&self.config.target_modules, TargetModules::Pattern(pattern) if pattern == ALL_LINEAR)
+    }
+
     /// Whether the adapter holds all weights of a module.
     pub(super) fn is_saved(&self, module: &str) -> Result<bool> {
         for saved in &self.saved {

@@ -9,6 +9,8 @@ Writes for each name in ADAPTERS a folder ../fixtures/lora/<name>/ with
 All tensors of an adapter are random. The base models are ../fixtures/tiny-bert and those of
 ../fixtures/encoders; a classifier has the body of tiny-bert and the head that its adapter holds.
 
+    lora/gradients.safetensors   for the adapter bert_query_value: `weights` f32 (b, s, h), the loss
+                                 sum(hidden · weights) / 10, and the gradient of each of its tensors under its name
     lora/gpt2.safetensors        the attention weights of a random GPT-2 layer under their names, an adapter
                                  for them (`base_model.model.…`), and `merged.<name>`: PEFT's weights
     lora/sentences/              a sentence-transformers model with an adapter as that library saves it
@@ -116,6 +118,23 @@ def adapter(name):
     save(f"lora/{name}/golden.safetensors", values, PACKAGES, f"{cls} of {base} with {settings}", framework="torch")
 
 
+def gradients():
+    """Gradients of the tensors of an adapter by PyTorch."""
+    ids, mask, _ = inputs(BERT)
+    model = tf.AutoModel.from_pretrained(FIXTURES / BERT, attn_implementation="eager")
+    model = peft.PeftModel.from_pretrained(model, OUT / "bert_query_value", is_trainable=True).eval()
+    with torch.enable_grad():
+        hidden = answer(model, ids, mask)
+        weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(3))
+        (hidden * weights).sum().div(10).backward()
+    values = {"weights": weights}
+    for name, p in model.named_parameters():
+        assert (p.grad is not None) == ("lora_" in name), name
+        if p.grad is not None:
+            values[name.replace(".default", "")] = p.grad.clone()
+    save("lora/gradients.safetensors", values, PACKAGES, "gradients of an adapter", framework="torch")
+
+
 def gpt2():
     """Weights that are stored (in, out), one of them square."""
     torch.manual_seed(7)
@@ -164,7 +183,7 @@ def main():
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     tf.utils.logging.disable_progress_bar()
-    others = {"gpt2": gpt2, "sentences": sentences}
+    others = {"gpt2": gpt2, "gradients": gradients, "sentences": sentences}
     for name in sys.argv[1:] or [*ADAPTERS, *others]:
         others.get(name, lambda: adapter(name))()
 

@@ -1,0 +1,170 @@
+//! Training an adapter: its tensors are variables, and the base model does not change.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::Init;
+
+use crate::checkpoint::WeightSource;
+use crate::error::{Error, Result};
+use crate::lora::adapted_source::AdaptedSource;
+use crate::lora::adapter::LoraAdapter;
+use crate::lora::config::{LoraBias, LoraConfig};
+use crate::lora::frozen_source::FrozenSource;
+use crate::lora::low_rank::LowRank;
+use crate::lora::patterns::Patterns;
+
+/// An adapter in training, with the base model that it changes.
+///
+/// The variables are in f32 whatever the dtype of the base. A model that is loaded from [`source`](Self::source) computes
+/// with the weights of that moment, `W + scale · B A`, and gradients flow from it into `A` and `B` alone: load it again after
+/// each step of the optimizer, which reads nothing from disk and computes one product per changed weight.
+///
+/// ```no_run
+/// use candle_attention::AttentionMask;
+/// use candle_attention::checkpoint::Checkpoint;
+/// use candle_attention::encoder::{BertConfig, BertModel};
+/// use candle_attention::lora::{LoraConfig, LoraTraining};
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{AdamW, Optimizer};
+/// let base = Checkpoint::open("all-MiniLM-L6-v2")?.at("", DType::F32, &Device::Cpu);
+/// let config = BertConfig::from_file("all-MiniLM-L6-v2/config.json")?;
+/// let training = LoraTraining::new(&LoraConfig::new(8, 16.0, &["query", "value"]), base)?;
+/// let mut optimizer = AdamW::new_lr(training.variables(), 1e-3)?;
+/// # let ids = Tensor::new(&[[101u32, 7592, 102]], &Device::Cpu)?;
+/// for _step in 0..100 {
+///     let model = BertModel::load(&config, training.source()?)?;
+///     let hidden = model.forward_t(&ids, None, &AttentionMask::full(), true)?;
+///     optimizer.backward_step(&hidden.sqr()?.mean_all()?)?; // your loss
+/// }
+/// training.adapter()?.write("my-adapter")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct LoraTraining<S> {
+    base: FrozenSource<S>,
+    adapter: LoraAdapter,
+    variables: Vec<Var>,
+}
+
+impl<S: WeightSource + Clone> LoraTraining<S> {
+    /// A new adapter for the modules of `base` that `config` names, which changes nothing yet: `A` is uniform in
+    /// `±1/√in`, as PEFT draws it, and `B` is 0. With `all-linear` every weight of two dimensions counts as a linear layer
+    /// but for tables of embeddings and of relative positions, by their names.
+    ///
+    /// # Errors
+    /// A source that cannot list its names; a configuration that names no module, a table of embeddings, biases or
+    /// modules to save, which this version does not train; a pattern that is not valid.
+    pub fn new(config: &LoraConfig, base: S) -> Result<Self> {
+        if config.bias != LoraBias::None {
+            return Err(Error::config("bias", format!("{:?}", config.bias), "none: only low-rank changes are trained"));
+        }
+        if let Some(module) = config.modules_to_save.first() {
+            return Err(Error::config("modules_to_save", module, "none: only low-rank changes are trained"));
+        }
+        let base = FrozenSource::new(base);
+        let root = base.root();
+        let Some(names) = root.names() else {
+            let expected = "one that lists its names, such as a checkpoint or a `VarMapSource`";
+            return Err(Error::value("the source of the base model", "one that does not list its names", expected));
+        };
+        let modules: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix(".weight")).collect();
+        let patterns = Patterns::new(config, modules.len())?;
+        let mut changes = BTreeMap::new();
+        for module in modules {
+            let name = format!("{module}.weight");
+            let Some(shape) = root.shape(&name)? else { continue };
+            let is_table = module.contains("embed") || module.contains("relative");
+            if shape.len() != 2 || (is_table && patterns.names_all()) || !patterns.targets(module)? {
+                continue;
+            }
+            if is_table {
+                let expected = "linear layers alone: tables of embeddings are not trained";
+                return Err(Error::config("target_modules", module, expected));
+            }
+            let weight = root.get(&name, &shape)?;
+            changes.insert(module.to_string(), fresh(config, &patterns, module, &weight)?);
+        }
+        if changes.is_empty() {
+            let found = format!("{:?}", config.target_modules);
+            return Err(Error::config("target_modules", found, "the names of linear layers of the base model"));
+        }
+        Self::of(
+            LoraAdapter { config: config.clone(), changes, embeddings: BTreeSet::new(), whole: BTreeMap::new() },
+            base,
+        )
+    }
+
+    /// Continues with copies of the low-rank changes of an adapter; other tensors of it stay as they are.
+    ///
+    /// # Errors
+    /// Those of [`LoraAdapter::apply`].
+    pub fn from_adapter(adapter: &LoraAdapter, base: S) -> Result<Self> {
+        let base = FrozenSource::new(base);
+        adapter.apply(base.clone())?;
+        Self::of(adapter.clone(), base)
+    }
+
+    /// Makes variables of the tensors of an adapter, on the device of the base.
+    fn of(mut adapter: LoraAdapter, base: FrozenSource<S>) -> Result<Self> {
+        let device = match adapter.apply(base.clone())?.device() {
+            Some(device) => device.clone(),
+            None => Device::Cpu,
+        };
+        let mut variables = Vec::new();
+        for change in adapter.changes.values_mut() {
+            for tensor in [Some(&mut change.a), Some(&mut change.b), change.magnitude.as_mut()].into_iter().flatten() {
+                let variable = Var::from_tensor(&tensor.detach().to_dtype(DType::F32)?.to_device(&device)?)?;
+                *tensor = variable.as_tensor().clone();
+                variables.push(variable);
+            }
+        }
+        Ok(Self { base, adapter, variables })
+    }
+
+    /// The variables, for an optimizer: `A`, `B` and the magnitude, if there is one, of each module in the order of their
+    /// names.
+    pub fn variables(&self) -> Vec<Var> {
+        self.variables.clone()
+    }
+
+    /// The base model with the adapter of this moment merged.
+    ///
+    /// # Errors
+    /// Those of [`LoraAdapter::apply`].
+    pub fn source(&self) -> Result<AdaptedSource<FrozenSource<S>>> {
+        self.adapter.apply(self.base.clone())
+    }
+
+    /// A copy of the adapter of this moment, to use or to [write](LoraAdapter::write).
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn adapter(&self) -> Result<LoraAdapter> {
+        let copy = |tensor: &Tensor| tensor.detach().copy();
+        let mut adapter = self.adapter.clone();
+        for change in adapter.changes.values_mut() {
+            (change.a, change.b) = (copy(&change.a)?, copy(&change.b)?);
+            change.magnitude = change.magnitude.as_ref().map(copy).transpose()?;
+        }
+        Ok(adapter)
+    }
+}
+
+/// The change of a module at the start of training.
+fn fresh(config: &LoraConfig, patterns: &Patterns, module: &str, weight: &Tensor) -> Result<LowRank> {
+    let (rank, scale, transposed) = (patterns.rank(module)?, patterns.scale(module)?, config.fan_in_fan_out);
+    let ordered = if transposed { weight.t()? } else { weight.clone() };
+    let (out, input) = ordered.dims2()?;
+    if rank > out.min(input) {
+        return Err(Error::config("r", rank, format!("at most {}, the smaller side of `{module}`", out.min(input))));
+    }
+    let bound = 1.0 / (input as f64).sqrt();
+    let a = Init::Uniform { lo: -bound, up: bound }.var((rank, input), DType::F32, &Device::Cpu)?;
+    let b = Tensor::zeros((out, rank), DType::F32, &Device::Cpu)?;
+    let magnitude = match config.use_dora {
+        true => Some(ordered.to_dtype(DType::F32)?.sqr()?.sum(1)?.sqrt()?),
+        false => None,
+    };
+    Ok(LowRank { a: a.as_detached_tensor(), b, scale, magnitude, transposed })
+}
