@@ -5,11 +5,12 @@ use std::path::Path;
 use crate::common::fixture;
 
 /// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
-const USED_BY: [(&str, &[&str]); 6] = [
+const USED_BY: [(&str, &[&str]); 7] = [
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
     ("tiny-bert-variants", &["encoder"]),
+    ("sparse", &["sparse"]),
     ("token_classifier", &["token_classifier"]),
     (
         "",
@@ -24,6 +25,7 @@ const USED_BY: [(&str, &[&str]); 6] = [
             "layouts",
             "minilm",
             "seeds",
+            "sparse",
             "token_classifier",
             "../../src/families/defaults_test",
         ],

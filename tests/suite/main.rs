@@ -67,6 +67,7 @@ mod seeds;
 mod sizes;
 mod soak;
 mod sources;
+mod sparse;
 mod task_heads;
 mod token_classifier;
 mod train;
