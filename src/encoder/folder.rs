@@ -64,11 +64,23 @@ impl Module {
     }
 }
 
-/// Reads `modules.json`; without one, the model is a transformer at the top and its tokens are averaged.
+/// Reads `modules.json` of a model whose first module is a transformer; without one, the model is a transformer at the top
+/// and its tokens are averaged.
+pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
+    let Some(modules) = listed_modules(folder)? else { return Ok(None) };
+    let path = folder.path.join("modules.json");
+    match modules.first().map(Module::kind) {
+        Some("Transformer") => Ok(Some(modules)),
+        Some(other) => Err(Error::file(&path, format!("the first module is `{other}`, expected `Transformer`"))),
+        None => Err(Error::file(&path, "no modules, expected `Transformer` first")),
+    }
+}
+
+/// Reads `modules.json`, whatever the modules are.
 ///
 /// The file counts as absent only if nothing has its name. A link that leads nowhere, as an emptied cache leaves it, is
 /// an error: without its modules a model would give other embeddings.
-pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
+pub(crate) fn listed_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     let path = folder.path.join("modules.json");
     let Some(modules) = folder.optional::<Vec<Module>>(&path)? else { return Ok(None) };
     if modules.len() > MAX_MODULES {
@@ -83,11 +95,7 @@ pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
             return Err(Error::file(&path, format!("two modules have the path `{}`", module.path)));
         }
     }
-    match modules.first().map(Module::kind) {
-        Some("Transformer") => Ok(Some(modules)),
-        Some(other) => Err(Error::file(&path, format!("the first module is `{other}`, expected `Transformer`"))),
-        None => Err(Error::file(&path, "no modules, expected `Transformer` first")),
-    }
+    Ok(Some(modules))
 }
 
 /// `sentence_bert_config.json`.
@@ -142,6 +150,11 @@ impl TokenizerConfig {
         self.model_input_names.as_ref().is_none_or(|names| names.iter().any(|name| name == "token_type_ids"))
     }
 
+    /// The longest input that is stated, in tokens. A cast from float to integer saturates.
+    pub fn max_length(&self) -> Option<usize> {
+        self.model_max_length.map(|n| n as usize)
+    }
+
     pub fn mask_token(&self) -> Option<&str> {
         self.mask_token.as_ref().map(Token::text)
     }
@@ -155,8 +168,7 @@ impl TokenizerConfig {
 pub(crate) fn limits(folder: ModelFolder, transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
     let own: TransformerConfig = folder.json_or_default(&transformer.join("sentence_bert_config.json"))?;
     let tokenizer = TokenizerConfig::load(folder, transformer)?;
-    // A cast from float to integer saturates.
-    let stated = own.max_seq_length.or(tokenizer.model_max_length.map(|n| n as usize));
+    let stated = own.max_seq_length.or(tokenizer.max_length());
     let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
     if limit < 3 {
         return Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"));

@@ -13,6 +13,8 @@ mod hub;
 mod model;
 mod pruning;
 mod sentence;
+mod sparse;
+mod task;
 mod text;
 
 pub use heads::classifier::SequenceClassifier;
@@ -29,6 +31,8 @@ pub use model::options::{ForwardOptions, ForwardOutput};
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
 pub use sentence::fingerprint::fingerprint;
+pub use sparse::SparseEncoder;
+pub use sparse::vector::SparseVector;
 #[cfg(feature = "visualize")]
 pub use text::attention_maps::MapOptions;
 pub use text::cross_encoder::{CrossEncoder, Ranked};

@@ -12,6 +12,7 @@ const USED_BY: &[(&str, &[&str])] = &[
     ("sentence_models", &["sentence_models"]),
     ("lora", &["adapters", "lora", "lora_training"]),
     ("tiny-bert-variants", &["encoder"]),
+    ("sparse", &["sparse"]),
     ("token_classifier", &["token_classifier"]),
     (
         "",
@@ -28,6 +29,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "minilm",
             "seeds",
             "sentence_models",
+            "sparse",
             "token_classifier",
             "../../src/families/defaults_test",
         ],

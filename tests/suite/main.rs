@@ -72,6 +72,7 @@ mod sentence_models;
 mod sizes;
 mod soak;
 mod sources;
+mod sparse;
 mod task_heads;
 mod token_classifier;
 mod train;

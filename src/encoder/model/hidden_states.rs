@@ -22,6 +22,15 @@ impl HiddenStates {
         })
     }
 
+    /// The same one text after another, `(tokens, width)`.
+    pub fn flat(&self) -> Result<Tensor> {
+        if self.tokens.rank() == 2 {
+            return Ok(self.tokens.clone());
+        }
+        let texts = (0..self.lengths.len()).map(|i| self.text(i)).collect::<Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&texts, 0)?)
+    }
+
     /// The same padded on the right, `(b, s, width)`.
     pub fn padded(&self) -> Result<Tensor> {
         if self.tokens.rank() == 3 {

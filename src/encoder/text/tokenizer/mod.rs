@@ -180,12 +180,7 @@ impl Tokenizer {
 
     /// The tokens of a text or a pair, and what is kept of each text.
     fn encoding(&self, first: &str, second: Option<&str>, offsets: OffsetType) -> Result<Kept> {
-        for text in [Some(first), second].into_iter().flatten() {
-            if text.len() > MAX_TEXT_BYTES {
-                let expected = format!("at most {MAX_TEXT_BYTES}: cut it, only its first tokens are used");
-                return Err(Error::value("the length of a text in bytes", text.len(), expected));
-            }
-        }
+        [Some(first), second].into_iter().flatten().try_for_each(check_length)?;
         guarded(|| {
             let room = self.room(second.is_some())?;
             let limit = Some((self.max_length, TruncationDirection::Right));
@@ -244,6 +239,15 @@ impl Tokenizer {
             .into()),
         }
     }
+}
+
+/// Refuses a text of more than [`MAX_TEXT_BYTES`].
+fn check_length(text: &str) -> Result<()> {
+    if text.len() > MAX_TEXT_BYTES {
+        let expected = format!("at most {MAX_TEXT_BYTES}: cut it, only its first tokens are used");
+        return Err(Error::value("the length of a text in bytes", text.len(), expected));
+    }
+    Ok(())
 }
 
 /// How many tokens are kept of two sequences of `first` and `second` tokens, as the library cuts the longest first.

@@ -2,10 +2,10 @@
 
 use tokenizers::models::ModelWrapper;
 use tokenizers::parallelism::MaybeParallelRefIterator;
-use tokenizers::{Decoder, OffsetType};
+use tokenizers::{Decoder, OffsetType, TruncationDirection};
 
 use crate::encoder::text::tokenizer::panics::guarded;
-use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
+use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens, check_length, cut};
 use crate::error::Result;
 
 /// Where a token is in its text.
@@ -32,6 +32,26 @@ impl Tokenizer {
             Ok((Tokens { ids, types, truncated }, places))
         };
         texts.maybe_par_iter().map(tokens).collect()
+    }
+
+    /// The tokens of each text after `prompt` without special ones, cut at the maximum length.
+    pub(crate) fn encode_without_special(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
+        let tokens = |text: &Text| {
+            let (text, _) = self.read(*text, prompt);
+            check_length(&text)?;
+            // One more, which shows whether any is cut.
+            let limit = Some((self.max_length.saturating_add(1), TruncationDirection::Right));
+            let found = guarded(|| self.sequence(&text, 0, OffsetType::None, limit))?;
+            let truncated = found.len() > self.max_length;
+            let encoding = cut(found, self.max_length);
+            Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated })
+        };
+        texts.maybe_par_iter().map(tokens).collect()
+    }
+
+    /// The number of tokens, added ones included.
+    pub(crate) fn vocabulary_size(&self) -> usize {
+        self.inner.tokenizer.get_vocab_size(true)
     }
 
     /// Tokens of the vocabulary as one text, as the tokenizer's decoder joins them; without a decoder, by spaces.
