@@ -7,7 +7,7 @@ use crate::families::block::{
     AbsolutePositions, Block, BlockNorms, EmbeddingScale, FeedForwardNames, GateKey, Model, SegmentTypes,
 };
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
+    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Window, WindowLayers,
 };
 use crate::families::task_heads::{
     ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
@@ -131,27 +131,6 @@ const GTE: Family = Family {
         pad_token_id: 1,
         unsupported_keys: &["is_decoder", "add_cross_attention", "logn_attention_scale"],
         masked_lm: None,
-        ..BERT_MODEL
-    }),
-    ..BASE
-};
-
-const DEBERTA: Family = Family {
-    model_types: &["deberta"],
-    scale: Scale::Disentangled,
-    model: Some(Model {
-        prefixes: &["deberta"],
-        positions: AbsolutePositions::TableUnless("position_biased_input"),
-        types: SegmentTypes::Optional(0),
-        projection: None,
-        default_keys: &[("layer_norm_eps", 1e-7)],
-        renamed_keys: &[("attention_head_size", "head_dim")],
-        unsupported_keys: &["conv_kernel_size"],
-        classifier: Some(ClassifierHead {
-            pooler: false,
-            activation: HeadActivation::Stated("pooler_hidden_act"),
-            ..ClassifierHead::BERT
-        }),
         ..BERT_MODEL
     }),
     ..BASE
@@ -397,6 +376,4 @@ pub(crate) const ENCODERS: &[Family] = &[
         causal: Causal::IfDecoder,
         ..BASE
     },
-    Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
-    Family { model_types: &["deberta-v2"], positions: LayerPositions::Disentangled { v2: true }, ..DEBERTA },
 ];

@@ -7,6 +7,7 @@
 //! many families share a layout, and checkpoints without any `config.json` can still be read.
 
 pub(crate) mod block;
+mod deberta;
 mod decoder_models;
 mod decoders;
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::error::{Error, Result};
 #[cfg(feature = "encoder")]
 use crate::families::block::Model;
+use crate::families::deberta::DEBERTAS;
 use crate::families::decoder_models::DECODER_MODELS;
 use crate::families::decoders::DECODERS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
@@ -19,7 +20,7 @@ use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, TEXT_ENCODERS, DECODER_MODELS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED]
+    [ENCODERS, DEBERTAS, TEXT_ENCODERS, DECODER_MODELS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED]
         .into_iter()
         .flatten()
 }
