@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::families::layer::states_heads;
-use crate::families::table::{is_listed, unsupported_part};
+use crate::families::table::{is_listed, resolved_model_type, unsupported_part};
 
 /// First words of names that mean the same part of a model.
 const PARTS: [&[&str]; 3] = [
@@ -80,7 +80,9 @@ fn bidirectional_text(whole: Option<&str>, text: &Value) -> Option<Error> {
 }
 
 fn model_type(section: &Value) -> Option<String> {
-    section.get("model_type").and_then(Value::as_str).filter(|name| !name.is_empty()).map(str::to_string)
+    let text = |key: &str| section.get(key).and_then(Value::as_str);
+    let stated = text("model_type").filter(|name| !name.is_empty())?;
+    Some(resolved_model_type(stated, text("position_embedding_type")).to_string())
 }
 
 /// The keys of sections that describe models.

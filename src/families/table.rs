@@ -69,6 +69,15 @@ pub(crate) fn unsupported_part(model_type: Option<&str>, key: &str) -> Option<Er
     row.map(|(whole, _, why)| Error::UnsupportedFamily { model_type: (*whole).to_string(), why: (*why).to_string() })
 }
 
+/// The `model_type` by whose row a model runs that states another one: the published Jina embeddings v3 calls itself
+/// XLM-RoBERTa, with rotary positions.
+pub(crate) fn resolved_model_type<'a>(model_type: &'a str, position_embedding_type: Option<&str>) -> &'a str {
+    match (model_type, position_embedding_type) {
+        ("xlm-roberta", Some("rotary")) => "jina_embeddings_v3",
+        _ => model_type,
+    }
+}
+
 fn unknown_family(model_type: Option<&str>) -> Error {
     const MOST: usize = 4;
     /// No family has so long a name, and none is like one.

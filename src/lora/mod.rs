@@ -27,6 +27,8 @@ mod frozen_source;
 mod low_rank;
 mod names;
 mod patterns;
+mod task_source;
+mod tasks;
 mod training;
 mod write;
 
@@ -34,4 +36,6 @@ pub use adapted_source::AdaptedSource;
 pub use adapter::LoraAdapter;
 pub use config::{LoraBias, LoraConfig, TargetModules};
 pub use frozen_source::FrozenSource;
+pub use task_source::TaskSource;
+pub use tasks::LoraTasks;
 pub use training::LoraTraining;

@@ -76,7 +76,10 @@ fn adapters_are_added_and_removed_by_name() {
     says(encoder.encode(&["x"], &options.with_adapter("c")), &["adapter is c", "a or b"]);
     says(encoder.encode(&["x"], &options.with_adapters(&[Some("c")])), &["adapter is c", "a or b"]);
     says(encoder.encode(&["x"], &options.with_adapters(&[])), &["the number of adapters is 0", "1, that of texts"]);
-    says(encoder.encode(&["x"], &options.with_adapter("a").with_adapters(&[None])), &["adapter is a", "its own"]);
+    says(
+        encoder.encode(&["x"], &options.with_adapter("a").with_adapters(&[None])),
+        &["the adapter or task of all texts is a", "its own"],
+    );
     assert!(encoder.remove_adapter("a") && !encoder.remove_adapter("a"));
     says(encoder.encode(&["x"], &options.with_adapter("a")), &["adapter is a", "expected b"]);
     let source = Checkpoint::open(fixture("tiny-bert")).unwrap().at("", DType::F32, &CPU);
@@ -89,7 +92,7 @@ fn adapters_are_added_and_removed_by_name() {
 
     let folder = crate::task_heads::folder(2, serde_json::json!({}));
     let classifier = TextClassifier::from_folder(folder.path(), DType::F32, &CPU).unwrap();
-    says(classifier.classify(&["x"], &options.with_adapter("a")), &["adapter is a", "`AdaptedSource`"]);
+    says(classifier.classify(&["x"], &options.with_adapter("a")), &["adapter or task is a", "`AdaptedSource`"]);
 }
 
 /// The folder of sentence-transformers has the adapter and the path of its base model.

@@ -10,7 +10,7 @@ const USED_BY: &[(&str, &[&str])] = &[
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
     ("sentence_models", &["sentence_models"]),
-    ("lora", &["adapters", "lora", "lora_training"]),
+    ("lora", &["adapters", "lora", "lora_tasks", "lora_training"]),
     ("tiny-bert-variants", &["encoder"]),
     ("sparse", &["sparse"]),
     ("token_classifier", &["token_classifier"]),

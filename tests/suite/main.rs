@@ -50,6 +50,7 @@ mod layer;
 mod layouts;
 mod locks;
 mod lora;
+mod lora_tasks;
 mod lora_training;
 mod manifest;
 mod masks;

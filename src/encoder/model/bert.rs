@@ -70,10 +70,21 @@ impl BertModel {
     /// Reads the model from the root of a checkpoint: bare, or under the prefix that it has in a checkpoint with a head,
     /// such as `bert`.
     ///
+    /// Where the checkpoint holds adapters for tasks beside its weights (Jina embeddings v3), these are the weights without
+    /// any; [`LoraTasks::apply`](crate::lora::LoraTasks::apply) of [`BertConfig::tasks`] gives those of a task.
+    ///
     /// # Errors
     /// An invalid configuration; a tensor missing or of the wrong shape, named.
     pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
         config.validate()?;
+        match config.tasks()? {
+            Some(tasks) => Self::load_plain(config, tasks.apply(source, None)?),
+            None => Self::load_plain(config, source),
+        }
+    }
+
+    /// [`load`](Self::load) from a source that has the weights under their own names.
+    fn load_plain<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
         let source = body(config, &source).unwrap_or(source);
         let row = config.row_in(&source);
         let embeddings = Embeddings::load(config, &source)?;

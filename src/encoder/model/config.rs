@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::families::block::{AbsolutePositions, Block, Model, SegmentTypes};
 use crate::families::table;
 use crate::io::json;
+use crate::lora::LoraTasks;
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
 use crate::pruning::PrunedHeads;
@@ -318,6 +319,14 @@ impl BertConfig {
         let activation = activation.map_err(|_| Error::config(key, value, "an activation that candle supports"))?;
         check_activation(key, activation)?;
         Ok(activation)
+    }
+
+    /// The task adapters that the checkpoint holds beside its weights, if it does: Jina embeddings v3.
+    ///
+    /// # Errors
+    /// Those of [`LoraTasks::from_config`].
+    pub fn tasks(&self) -> Result<Option<LoraTasks>> {
+        LoraTasks::from_config(&self.keys)
     }
 
     /// The value of a key of the file; null counts as absent.

@@ -26,6 +26,11 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
         keys.insert(KV_HEADS.to_string(), heads);
     }
     keys.retain(|_, value| !value.is_null());
+    if let Some(Value::String(stated)) = keys.get("model_type") {
+        let positions = keys.get("position_embedding_type").and_then(Value::as_str);
+        let model_type = table::resolved_model_type(stated, positions).to_string();
+        keys.insert("model_type".to_string(), model_type.into());
+    }
     let text = |key: &str| keys.get(key).and_then(Value::as_str);
     let found = text("model_type").unwrap_or("absent");
     let row =

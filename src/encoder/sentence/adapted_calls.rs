@@ -57,15 +57,38 @@ impl SentenceEncoder {
         self.adapters.models.keys().map(String::as_str)
     }
 
+    /// The names of the tasks that the checkpoint holds adapters for, as Jina embeddings v3 does, in its order. A call with
+    /// [`with_task`](EncodeOptions::with_task) runs the adapter of a task and puts its instruction before each text, as
+    /// `encode(task=…)` of the published model. A task takes the memory of a model of its own from its first call on.
+    pub fn tasks(&self) -> impl Iterator<Item = &str> {
+        self.adapters.tasks.iter().flat_map(|models| models.tasks.names())
+    }
+
     /// The model that runs a call.
     pub(super) fn model_for(&self, options: &EncodeOptions) -> Result<Cow<'_, BertModel>> {
-        let Some(name) = options.adapter else { return Ok(Cow::Borrowed(&self.model)) };
-        self.adapters.models.get(name).map(Cow::Borrowed).ok_or_else(|| {
-            let known: Vec<&str> = self.adapters().collect();
-            let known =
-                if known.is_empty() { "none: the encoder has no adapters".to_string() } else { known.join(" or ") };
-            Error::value("adapter", name, known)
-        })
+        match (options.adapter, options.task) {
+            (None, None) => Ok(Cow::Borrowed(&self.model)),
+            (Some(adapter), Some(_)) => Err(Error::value("adapter", adapter, "none beside a task")),
+            (Some(name), None) => self.adapters.models.get(name).map(Cow::Borrowed).ok_or_else(|| {
+                let known: Vec<&str> = self.adapters().collect();
+                let known =
+                    if known.is_empty() { "none: the encoder has no adapters".to_string() } else { known.join(" or ") };
+                Error::value("adapter", name, known)
+            }),
+            (None, Some(task)) => match (&self.adapters.tasks, &self.adapters.base) {
+                (Some(models), Some(base)) => models.model(task, base, &self.model).map(Cow::Owned),
+                _ => Err(Error::value("task", task, "none: the checkpoint holds no adapters for tasks")),
+            },
+        }
+    }
+
+    /// What is put before each text of a call: the prompt that it names, else the instruction of its task, else the
+    /// model's default prompt.
+    pub(super) fn prompt_for(&self, options: &EncodeOptions) -> Result<&str> {
+        match (options.prompt_name, options.task, &self.adapters.tasks) {
+            (None, Some(task), Some(models)) => models.tasks.instruction(task),
+            (name, ..) => self.prompt(name),
+        }
     }
 
     /// The vectors of texts of which each has its own adapter, or none: `(texts, embedding_size)`.
@@ -82,8 +105,8 @@ impl SentenceEncoder {
                 format!("{}, that of texts", texts.len()),
             ));
         }
-        if let Some(adapter) = options.adapter {
-            return Err(Error::value("adapter", adapter, "none: each text has its own"));
+        if let Some(given) = options.adapter.or(options.task) {
+            return Err(Error::value("the adapter or task of all texts", given, "none: each text has its own adapter"));
         }
         let mut groups = BTreeMap::<Option<&str>, Vec<usize>>::new();
         for (i, adapter) in adapters.iter().enumerate() {

@@ -8,6 +8,7 @@ use candle_core::{DType, Device};
 use crate::checkpoint::{Checkpoint, CheckpointSource};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
+use crate::encoder::sentence::tasks::TaskModels;
 use crate::error::{Error, Result};
 use crate::io::is_present;
 use crate::lora::{AdaptedSource, LoraAdapter};
@@ -17,12 +18,15 @@ use crate::lora::{AdaptedSource, LoraAdapter};
 pub(crate) struct Adapters {
     pub base: Option<CheckpointSource>,
     pub models: BTreeMap<String, BertModel>,
+    /// Those in the checkpoint itself.
+    pub tasks: Option<TaskModels>,
 }
 
 impl Adapters {
-    /// No adapters yet, of a model with these weights.
-    pub fn of(base: &CheckpointSource) -> Self {
-        Self { base: Some(base.clone()), models: BTreeMap::new() }
+    /// Those of a model with these weights: its tasks, and no others yet.
+    pub fn of(base: &CheckpointSource, config: &BertConfig) -> Result<Self> {
+        let tasks = config.tasks()?.map(TaskModels::new);
+        Ok(Self { base: Some(base.clone()), models: BTreeMap::new(), tasks })
     }
 }
 

@@ -42,7 +42,7 @@ impl SentenceEncoder {
         let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
         let model = BertModel::load(&config, source.clone())?;
         let (pipeline, prompts) = (Pipeline::unit_means()?, Prompts::default());
-        Ok(Self { model, batcher, pipeline, prompts, adapters: Adapters::of(&source) })
+        Ok(Self { model, batcher, pipeline, prompts, adapters: Adapters::of(&source, &config)? })
     }
     /// A hash of the embedded model's content, like [`fingerprint`](crate::encoder::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {

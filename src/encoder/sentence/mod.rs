@@ -6,6 +6,7 @@ mod dense;
 mod embedded;
 pub(crate) mod fingerprint;
 pub(crate) mod pipeline;
+mod tasks;
 
 use std::ops::Range;
 use std::path::Path;
@@ -70,7 +71,7 @@ impl SentenceEncoder {
         }
         let source = Checkpoint::open(&transformer)?.at("", dtype, device);
         let config = BertConfig::from_file(transformer.join("config.json"))?;
-        Ok(Self { adapters: Adapters::of(&source), ..Self::with_source(folder, &config, source)? })
+        Ok(Self { adapters: Adapters::of(&source, &config)?, ..Self::with_source(folder, &config, source)? })
     }
 
     /// The same with the weights of the transformer from any source, such as variables that are being trained
@@ -121,7 +122,7 @@ impl SentenceEncoder {
     /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there are.
     ///
     /// # Errors
-    /// A batch size of 0; an adapter that the encoder does not have; a maximum length beyond the positions of the model; a prompt that the model does not have; a text
+    /// A batch size of 0; an adapter or a task that the encoder does not have; a maximum length beyond the positions of the model; a prompt that the model does not have; a text
     /// of more than 16 MiB or without tokens; a token that the model does not have; [`Error::NotFinite`] for the first text
     /// whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
@@ -138,7 +139,7 @@ impl SentenceEncoder {
     /// [`encode`](Self::encode) with one model, without looking whether the vectors are finite.
     fn vectors(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         let model = &*self.model_for(options)?;
-        let prompt = self.prompt(options.prompt_name)?;
+        let prompt = self.prompt_for(options)?;
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
         let batcher = &self.batcher;
@@ -164,7 +165,7 @@ impl SentenceEncoder {
     /// `tokenizer.json` is malformed in a way that only a text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let tokenizer = self.batcher.tokenizer_for(options.max_length, &self.model)?;
-        tokenizer.windows(text, self.prompt(options.prompt_name)?)
+        tokenizer.windows(text, self.prompt_for(options)?)
     }
 
     /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the

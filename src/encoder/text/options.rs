@@ -23,6 +23,10 @@ pub struct EncodeOptions<'a> {
     /// The adapter of each text, or none for it. The texts of an adapter run together, and a text's vector is the same,
     /// bit for bit, whatever the others have.
     pub adapters: Option<&'a [Option<&'a str>]>,
+    /// A task that the checkpoint holds an adapter for, such as `retrieval.query` of Jina embeddings v3: its adapter is used,
+    /// and its instruction is put before each text unless a prompt is named. See
+    /// [`tasks`](crate::encoder::SentenceEncoder::tasks).
+    pub task: Option<&'a str>,
     /// The number of tokens at which a text is cut, special tokens included; `None` is the model's own maximum. At most
     /// the number of positions of the model, which may be more than its maximum.
     pub max_length: Option<usize>,
@@ -40,6 +44,7 @@ impl Default for EncodeOptions<'_> {
             prompt_name: None,
             adapter: None,
             adapters: None,
+            task: None,
             max_length: None,
             on_truncated: None,
             on_progress: None,
@@ -59,6 +64,8 @@ impl<'a> EncodeOptions<'a> {
         with_adapter, adapter: &'a str = Some(adapter);
         /// Sets the adapter of each text.
         with_adapters, adapters: &'a [Option<&'a str>] = Some(adapters);
+        /// Sets the task.
+        with_task, task: &'a str = Some(task);
         /// Sets the number of tokens at which a text is cut.
         with_max_length, max_length: usize = Some(max_length);
         /// Sets what is called for each text that was cut.
@@ -83,13 +90,13 @@ pub(crate) fn without_prompt(prompt_name: Option<&str>) -> Result<()> {
     }
 }
 
-/// Rejects adapters: models with a task head are loaded with theirs.
+/// Rejects adapters and tasks: models with a task head are loaded with theirs.
 pub(crate) fn without_adapter(options: &EncodeOptions) -> Result<()> {
     let of_texts = || options.adapters?.iter().find_map(|adapter| *adapter);
-    match options.adapter.or_else(of_texts) {
+    match options.adapter.or_else(of_texts).or(options.task) {
         Some(name) => {
             let expected = "none: a model with a head is loaded with its adapter, from an `AdaptedSource`";
-            Err(Error::value("adapter", name, expected))
+            Err(Error::value("adapter or task", name, expected))
         }
         None => Ok(()),
     }

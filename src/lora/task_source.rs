@@ -1,0 +1,136 @@
+//! `TaskSource`: the weights of a checkpoint that holds adapters beside them, as PyTorch's parametrizations.
+
+use candle_core::Tensor;
+
+use crate::checkpoint::WeightSource;
+use crate::error::{Error, Result};
+use crate::lora::low_rank::LowRank;
+
+/// A source that gives `<module>.weight` where the checkpoint has `<module>.parametrizations.weight.original`, with the
+/// adapter of a task merged or as it is: [`LoraTasks::apply`](crate::lora::LoraTasks::apply) makes it.
+#[derive(Debug, Clone)]
+pub struct TaskSource<S> {
+    base: S,
+    task: Option<Task>,
+}
+
+/// A task, by its place in the tensors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Task {
+    pub index: usize,
+    /// The number of tasks.
+    pub tasks: usize,
+    pub rank: usize,
+    pub scale: f64,
+}
+
+const ORIGINAL: &str = "original";
+const PARAMETRIZATIONS: &str = "parametrizations";
+
+/// The name of a part of the parametrization of a tensor: `x.weight` → `x.parametrizations.weight.<part>`.
+fn part_of(name: &str, part: &str) -> String {
+    match name.rsplit_once('.') {
+        Some((module, parameter)) => format!("{module}.{PARAMETRIZATIONS}.{parameter}.{part}"),
+        None => format!("{PARAMETRIZATIONS}.{name}.{part}"),
+    }
+}
+
+/// The name of the tensor that the rest of the library sees; `None` for a part that only this source reads.
+fn plain(name: &str) -> Option<String> {
+    let Some((module, parametrization)) = name.rsplit_once(&format!("{PARAMETRIZATIONS}.")) else {
+        return Some(name.to_string());
+    };
+    let parameter = parametrization.strip_suffix(ORIGINAL)?.strip_suffix('.')?;
+    Some(format!("{module}{parameter}"))
+}
+
+impl<S: WeightSource> TaskSource<S> {
+    pub(super) fn new(base: S, task: Option<Task>) -> Self {
+        Self { base, task }
+    }
+
+    /// The name under which the checkpoint holds a tensor.
+    fn stored(&self, name: &str) -> String {
+        let original = part_of(name, ORIGINAL);
+        if !self.base.contains(name) && self.base.contains(&original) { original } else { name.to_string() }
+    }
+
+    /// The change of a weight of `shape` for a task.
+    fn change(&self, name: &str, shape: &[usize], task: Task) -> Result<LowRank> {
+        let [a, b] = ["0.lora_A", "0.lora_B"].map(|part| part_of(name, part));
+        let &[rows, width] = shape else {
+            let found = format!("has shape {shape:?}");
+            return Err(Error::Tensor { name: self.full_name(name), found, expected: "(out, in)".to_string() });
+        };
+        let Task { index, tasks, rank, scale } = task;
+        let (linear, table) = ([tasks, rank, width], [tasks, rows, rank]);
+        let is_table = match self.base.shape(&a)? {
+            Some(found) => found != linear && found == table,
+            None => self.base.get(&a, &linear).is_err(),
+        };
+        let of_task = |name: &str, shape: [usize; 3]| -> Result<Tensor> {
+            Ok(self.base.get(name, &shape)?.narrow(0, index, 1)?.squeeze(0)?)
+        };
+        let (first, second) = match is_table {
+            // A table of embeddings adds A B, a linear layer B A.
+            true => (of_task(&a, table)?, of_task(&b, [tasks, rank, width])?),
+            false => (of_task(&b, [tasks, rows, rank])?, of_task(&a, linear)?),
+        };
+        Ok(LowRank { a: second, b: first, scale, magnitude: None, transposed: false })
+    }
+}
+
+impl<S: WeightSource> WeightSource for TaskSource<S> {
+    fn root(&self) -> Self {
+        Self { base: self.base.root(), task: self.task }
+    }
+
+    fn child(&self, name: &str) -> Self {
+        Self { base: self.base.child(name), task: self.task }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        self.base.full_name(name)
+    }
+
+    fn names(&self) -> Option<Vec<String>> {
+        let names = self.base.names()?;
+        Some(names.iter().filter_map(|name| plain(name)).collect())
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.base.contains(name) || self.base.contains(&part_of(name, ORIGINAL))
+    }
+
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        self.base.shape(&self.stored(name))
+    }
+
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let stored = self.stored(name);
+        let weight = self.base.get(&stored, shape)?;
+        match self.task {
+            Some(task) if stored != name => self.change(name, shape, task)?.merge(&weight),
+            _ => Ok(weight),
+        }
+    }
+
+    fn gives_own_tensors(&self) -> bool {
+        self.base.gives_own_tensors()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_parametrizations() {
+        assert_eq!(part_of("a.b.weight", ORIGINAL), "a.b.parametrizations.weight.original");
+        assert_eq!(part_of("weight", "0.lora_A"), "parametrizations.weight.0.lora_A");
+        assert_eq!(plain("a.b.parametrizations.weight.original").as_deref(), Some("a.b.weight"));
+        assert_eq!(plain("parametrizations.weight.original").as_deref(), Some("weight"));
+        assert_eq!(plain("a.b.bias").as_deref(), Some("a.b.bias"));
+        assert_eq!(plain("a.b.parametrizations.weight.0.lora_A"), None);
+    }
+}
