@@ -56,6 +56,7 @@ mod masks;
 mod memory;
 mod minilm;
 mod model_types;
+mod multi_vector;
 mod norms;
 mod part;
 mod plans;
