@@ -10,6 +10,7 @@
 mod folder;
 mod heads;
 mod hub;
+mod m3;
 mod model;
 mod multi_vector;
 mod pruning;
@@ -26,6 +27,7 @@ pub use heads::token_classifier::TokenClassificationHead;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
+pub use m3::{M3Embedding, M3Encoder};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};

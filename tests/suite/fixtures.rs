@@ -13,7 +13,7 @@ const USED_BY: &[(&str, &[&str])] = &[
     ("lora", &["adapters", "lora", "lora_training"]),
     ("tiny-bert-variants", &["encoder"]),
     ("multi_vector", &["multi_vector"]),
-    ("sparse", &["sparse"]),
+    ("sparse", &["bge_m3", "sparse"]),
     ("token_classifier", &["token_classifier"]),
     (
         "",

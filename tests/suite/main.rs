@@ -5,6 +5,7 @@
 mod absurd;
 mod adapters;
 mod attend_program;
+mod bge_m3;
 mod browser;
 mod cache_edits;
 mod cache_programs;
