@@ -10,7 +10,9 @@
 mod folder;
 mod heads;
 mod hub;
+mod m3;
 mod model;
+mod multi_vector;
 mod pruning;
 mod sentence;
 mod sparse;
@@ -25,9 +27,11 @@ pub use heads::token_classifier::TokenClassificationHead;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
+pub use m3::{M3Embedding, M3Encoder};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
+pub use multi_vector::MultiVectorEncoder;
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
 pub use sentence::fingerprint::fingerprint;
@@ -42,3 +46,5 @@ pub use text::options::EncodeOptions;
 pub use text::text_classifier::{Label, TextClassifier};
 pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;
+
+pub use crate::ops::max_sim;

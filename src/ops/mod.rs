@@ -9,6 +9,8 @@ mod activation;
 pub(crate) mod cuda;
 mod fused;
 mod linear;
+#[cfg(feature = "encoder")]
+mod max_sim;
 mod norm;
 mod pack;
 mod problem;
@@ -19,6 +21,8 @@ mod score_factor;
 #[cfg(feature = "encoder")]
 pub(crate) use activation::Activation;
 pub(crate) use linear::{Linear, PendingBias, accumulate_dtype};
+#[cfg(feature = "encoder")]
+pub use max_sim::max_sim;
 pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
 pub(crate) use qkv::Qkv;

@@ -12,7 +12,8 @@ const USED_BY: &[(&str, &[&str])] = &[
     ("sentence_models", &["sentence_models"]),
     ("lora", &["adapters", "lora", "lora_tasks", "lora_training"]),
     ("tiny-bert-variants", &["encoder"]),
-    ("sparse", &["sparse"]),
+    ("multi_vector", &["multi_vector"]),
+    ("sparse", &["bge_m3", "sparse"]),
     ("token_classifier", &["token_classifier"]),
     (
         "",
@@ -27,6 +28,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "layouts",
             "lora",
             "minilm",
+            "multi_vector",
             "seeds",
             "sentence_models",
             "sparse",

@@ -5,6 +5,7 @@
 mod absurd;
 mod adapters;
 mod attend_program;
+mod bge_m3;
 mod browser;
 mod cache_edits;
 mod cache_programs;
@@ -57,6 +58,7 @@ mod masks;
 mod memory;
 mod minilm;
 mod model_types;
+mod multi_vector;
 mod norms;
 mod part;
 mod plans;

@@ -1,4 +1,4 @@
-//! The `Dense` module of sentence-transformers, after pooling.
+//! The `Dense` module of sentence-transformers, on pooled vectors or on those of tokens.
 
 use std::path::Path;
 
@@ -13,8 +13,11 @@ use crate::weights::LinearWeights;
 /// The largest number of features that a dense module may have. The widest published one has 4,096.
 const MAX_DENSE_FEATURES: usize = 1 << 24;
 
-/// What dense modules read and write: the pooled vectors. Those of other models read tokens.
+/// What dense modules read and write after pooling.
 const POOLED: &str = "sentence_embedding";
+
+/// What they read and write in multi-vector models.
+const TOKENS: &str = "token_embeddings";
 
 #[derive(serde::Deserialize)]
 struct DenseConfig {
@@ -35,7 +38,7 @@ fn tanh() -> String {
 
 /// `activation(linear(x))`, plus the residual where there is one: `x`, or its projection if the sizes differ.
 #[derive(Debug, Clone)]
-pub(super) struct Dense {
+pub(crate) struct Dense {
     linear: Linear,
     activation: fn(&Tensor) -> candle_core::Result<Tensor>,
     residual: Residual,
@@ -49,8 +52,33 @@ enum Residual {
 }
 
 impl Dense {
-    /// Reads the module in the folder `path`, for vectors of `width`.
+    /// Reads the module in the folder `path`, for pooled vectors of `width`.
     pub fn load(path: &Path, width: usize, device: &Device) -> Result<Self> {
+        Self::load_for(POOLED, path, width, device)
+    }
+
+    /// The same for the vectors of tokens.
+    pub fn load_for_tokens(path: &Path, width: usize, device: &Device) -> Result<Self> {
+        Self::load_for(TOKENS, path, width, device)
+    }
+
+    /// The weight `(out, width)` of `source` alone, without bias or activation (ColBERT).
+    pub fn inline<S: WeightSource>(source: &S, width: usize) -> Result<Self> {
+        let out = match source.shape("weight")?.as_deref() {
+            Some([out, _]) if (1..=MAX_DENSE_FEATURES).contains(out) => *out,
+            other => {
+                let found = format!("has shape {:?}", other.unwrap_or_default());
+                let expected = format!("[1 to {MAX_DENSE_FEATURES}, {width}]");
+                return Err(Error::Tensor { name: source.full_name("weight"), found, expected });
+            }
+        };
+        let weight = source.get("weight", &[out, width])?.to_dtype(DType::F32)?;
+        let mut linear = Linear::new("dense layer", LinearWeights { weight, bias: None }, out, width)?;
+        linear.pack()?;
+        Ok(Self { linear, activation: |xs| Ok(xs.clone()), residual: Residual::None })
+    }
+
+    fn load_for(vectors: &'static str, path: &Path, width: usize, device: &Device) -> Result<Self> {
         let file = path.join("config.json");
         let config: DenseConfig = json(&file)?;
         if config.in_features != width {
@@ -64,8 +92,8 @@ impl Dense {
         let names =
             [("module_input_name", &config.module_input_name), ("module_output_name", &config.module_output_name)];
         for (key, name) in names {
-            if let Some(name) = name.as_deref().filter(|name| *name != POOLED) {
-                return Err(Error::file(file, format!("{key} is `{name}`, expected `{POOLED}` after pooling")));
+            if let Some(name) = name.as_deref().filter(|name| *name != vectors) {
+                return Err(Error::file(file, format!("{key} is `{name}`, expected `{vectors}`")));
             }
         }
         let activation = match config.activation_function.rsplit('.').next().unwrap_or_default() {

@@ -2,7 +2,7 @@
 
 mod adapted_calls;
 pub(crate) mod adapters;
-mod dense;
+pub(crate) mod dense;
 mod embedded;
 pub(crate) mod fingerprint;
 pub(crate) mod pipeline;

@@ -36,6 +36,8 @@ mod gemm_task;
 mod isa;
 mod mask;
 mod math;
+#[cfg(feature = "encoder")]
+mod max_sim;
 mod microkernel;
 mod non_finite;
 mod norm;
@@ -63,6 +65,8 @@ pub(crate) use distance_products::distance_floats;
 pub(crate) use element::Element;
 pub(crate) use isa::Isa;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
+#[cfg(feature = "encoder")]
+pub(crate) use max_sim::max_sim;
 pub(crate) use norm::RowNorm;
 pub(crate) use packer::Packer;
 pub(crate) use packing::PackedWeights;

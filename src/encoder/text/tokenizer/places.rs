@@ -34,6 +34,14 @@ impl Tokenizer {
         texts.maybe_par_iter().map(tokens).collect()
     }
 
+    /// The same tokenizer with room for `more` tokens that are added to a text.
+    ///
+    /// # Errors
+    /// As [`with_max_length`](Self::with_max_length).
+    pub(crate) fn with_room_for(&self, more: usize) -> Result<Self> {
+        self.with_max_length(self.max_length.saturating_sub(more))
+    }
+
     /// The tokens of each text after `prompt` without special ones, cut at the maximum length.
     pub(crate) fn encode_without_special(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
         let tokens = |text: &Text| {
