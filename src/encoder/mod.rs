@@ -27,6 +27,10 @@ pub use model::options::{ForwardOptions, ForwardOutput};
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
 pub use sentence::fingerprint::fingerprint;
+pub use sentence::quantize::{
+    Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
+};
+pub use sentence::similarity::SimilarityFunction;
 #[cfg(feature = "visualize")]
 pub use text::attention_maps::MapOptions;
 pub use text::cross_encoder::{CrossEncoder, Ranked};

@@ -23,6 +23,7 @@ const USED_BY: [(&str, &[&str]); 5] = [
             "layouts",
             "minilm",
             "seeds",
+            "sentence_outputs",
             "../../src/families/defaults_test",
         ],
     ),

@@ -35,7 +35,7 @@ impl SentenceEncoder {
             return Err(Error::value(format!("the number of {name} to rank heads by"), 0, allowed));
         }
         let heads = self.model.heads();
-        let prompt = self.prompt(options.prompt_name)?;
+        let prompt = self.prompt(options)?;
         let uncounted = self.uncounted(prompt)?;
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let tokens = self.batcher.tokenizer_for(options.max_length, &self.model)?.encode(&sequences, prompt)?;
@@ -50,7 +50,7 @@ impl SentenceEncoder {
         order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
         let sums = heads.iter().map(|count| vec![0.0; *count]).collect();
         let mut measure = Measure { encoder: self, sums, uncounted };
-        let signs = Signs::of_texts(texts.len(), self.embedding_size());
+        let signs = Signs::of_texts(texts.len(), self.output_size());
         let mut done = 0;
         while done < order.len() {
             let longest = tokens[order[done]].len();

@@ -7,7 +7,8 @@ use crate::checkpoint::Checkpoint;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::SentenceEncoder;
-use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
+use crate::encoder::sentence::pipeline::Pipeline;
+use crate::encoder::sentence::settings::Settings;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
@@ -40,7 +41,7 @@ impl SentenceEncoder {
         let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
         let model = BertModel::load(&config, source)?;
-        Ok(Self { model, batcher, pipeline: Pipeline::unit_means()?, prompts: Prompts::default() })
+        Ok(Self { model, batcher, pipeline: Pipeline::unit_means()?, settings: Settings::default() })
     }
     /// A hash of the embedded model's content, like [`fingerprint`](crate::encoder::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {

@@ -1,8 +1,13 @@
 //! `SentenceEncoder`: sentence embeddings.
 
 mod embedded;
+mod encode;
 pub(crate) mod fingerprint;
 pub(crate) mod pipeline;
+pub(crate) mod quantize;
+mod settings;
+pub(crate) mod similarity;
+mod spans;
 
 use std::ops::Range;
 use std::path::Path;
@@ -13,13 +18,14 @@ use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
-use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
+use crate::encoder::model::hidden_states::HiddenStates;
+use crate::encoder::sentence::pipeline::Pipeline;
+use crate::encoder::sentence::settings::Settings;
+use crate::encoder::sentence::similarity::SimilarityFunction;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::{Text, Tokens};
-use crate::error::{Error, Result, cut_to};
-use crate::tensor::compute_dtype;
+use crate::error::Result;
 
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
 /// maximum length are those of the model's folder.
@@ -40,7 +46,7 @@ pub struct SentenceEncoder {
     pub(crate) model: BertModel,
     pub(crate) batcher: TextBatcher,
     pipeline: Pipeline,
-    prompts: Prompts,
+    settings: Settings,
 }
 
 impl SentenceEncoder {
@@ -75,7 +81,7 @@ impl SentenceEncoder {
         Ok(Self {
             batcher: TextBatcher::load(folder, &transformer, &model)?,
             pipeline: Pipeline::load(folder.path, modules.as_deref(), model.config().hidden_size, model.device())?,
-            prompts: Prompts::load(folder)?,
+            settings: Settings::load(folder)?,
             model,
         })
     }
@@ -89,44 +95,20 @@ impl SentenceEncoder {
         Self::open(crate::encoder::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
-    /// Embedding dimension.
+    /// Embedding dimension: that of the model's last module, or what the model truncates embeddings to
+    /// (`truncate_dim` of `config_sentence_transformers.json`).
     pub fn embedding_size(&self) -> usize {
-        self.pipeline.output_size(self.model.config().hidden_size)
+        self.size_for(&EncodeOptions::default())
+    }
+
+    /// How similar embeddings of this model are, as its folder says; else by the cosine.
+    pub fn similarity_fn(&self) -> SimilarityFunction {
+        self.settings.similarity
     }
 
     /// The maximum number of tokens of a text, special tokens included; longer texts are truncated.
     pub fn max_seq_length(&self) -> usize {
         self.batcher.max_seq_length
-    }
-
-    /// One embedding per text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
-    ///
-    /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there are.
-    ///
-    /// # Errors
-    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a text
-    /// of more than 16 MiB or without tokens; a token that the model does not have; [`Error::NotFinite`] for the first text
-    /// whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
-    pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
-        let prompt = self.prompt(options.prompt_name)?;
-        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let uncounted = self.uncounted(prompt)?;
-        let batcher = &self.batcher;
-        let rows = batcher.run_tokens(&self.model, &sequences, prompt, options, |batch| {
-            match self.pool_rows(batch, uncounted)? {
-                Some(vectors) => (0..batch.len()).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect(),
-                None => self.pool(&batcher.hidden(&self.model, batch)?, uncounted),
-            }
-        })?;
-        if rows.is_empty() {
-            let device = self.model.device();
-            return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.batcher.dtype), device)?);
-        }
-        let embeddings = Tensor::cat(&rows, 0)?;
-        match first_not_finite(&embeddings)? {
-            Some(i) => Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)) }),
-            None => Ok(embeddings),
-        }
     }
 
     /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
@@ -138,7 +120,7 @@ impl SentenceEncoder {
     /// `tokenizer.json` is malformed in a way that only a text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let tokenizer = self.batcher.tokenizer_for(options.max_length, &self.model)?;
-        tokenizer.windows(text, self.prompt(options.prompt_name)?)
+        tokenizer.windows(text, self.prompt(options)?)
     }
 
     /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the
@@ -152,7 +134,7 @@ impl SentenceEncoder {
         text: impl Into<Text<'a>>,
         options: &crate::encoder::MapOptions,
     ) -> Result<crate::visualize::AttentionMaps> {
-        let prompt = self.prompt(options.prompt_name)?;
+        let prompt = self.settings.prompt(options.prompt_name)?;
         let (first, second) = match text.into() {
             Text::One(text) => (text, None),
             Text::Pair(first, second) => (first, Some(second)),
@@ -194,16 +176,13 @@ impl SentenceEncoder {
         (0..b).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect()
     }
 
-    pub(crate) fn prompt(&self, name: Option<&str>) -> Result<&str> {
-        let Some(name) = name.or(self.prompts.default_prompt_name.as_deref()) else {
-            return Ok("");
-        };
-        self.prompts.prompts.get(name).map(String::as_str).ok_or_else(|| {
-            let known = self.prompts.prompts.keys().map(String::as_str).collect::<Vec<_>>();
-            let known =
-                if known.is_empty() { "none: the model has no prompts".to_string() } else { known.join(" or ") };
-            Error::value("prompt_name", name, known)
-        })
+    pub(crate) fn prompt<'a>(&'a self, options: &EncodeOptions<'a>) -> Result<&'a str> {
+        options.prompt.map_or_else(|| self.settings.prompt(options.prompt_name), Ok)
+    }
+
+    /// The size of an embedding before truncation.
+    pub(crate) fn output_size(&self) -> usize {
+        self.pipeline.output_size(self.model.config().hidden_size)
     }
 
     /// Tokens at the start of a text with this prompt that pooling leaves out.
@@ -227,6 +206,7 @@ mod tests {
 
     use super::*;
     use crate::encoder::text::semaphore::Semaphore;
+    use crate::error::Error;
 
     /// However many texts are tokenized at a time, the embeddings are the same bits in the same order.
     #[test]

@@ -1,51 +1,17 @@
 //! The modules of a sentence-transformers model that run after the transformer: pooling, dense layers, normalization.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::{Checkpoint, WeightSource};
-use crate::encoder::folder::{ModelFolder, Module};
+use crate::encoder::folder::Module;
 use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
 use crate::error::{Error, Result};
 use crate::io::json;
 use crate::ops::Linear;
 use crate::weights::LinearWeights;
-
-/// `config_sentence_transformers.json`.
-#[derive(Clone, Default, serde::Deserialize)]
-#[serde(default)]
-pub(crate) struct Prompts {
-    pub prompts: BTreeMap<String, String>,
-    pub default_prompt_name: Option<String>,
-}
-
-/// The longest prompt, in bytes: it is tokenized with each text. Published ones have up to 500.
-const MAX_PROMPT_BYTES: usize = 1 << 14;
-
-impl Prompts {
-    /// Reads the file of a model's folder; without it there are no prompts.
-    pub(crate) fn load(folder: ModelFolder) -> Result<Self> {
-        let path = folder.path.join("config_sentence_transformers.json");
-        let all: Self = folder.json_or_default(&path)?;
-        match all.prompts.iter().find(|(_, prompt)| prompt.len() > MAX_PROMPT_BYTES) {
-            Some((name, prompt)) => {
-                let found = format!("the prompt `{name}` has {} bytes", prompt.len());
-                Err(Error::file(path, format!("{found}, expected at most {MAX_PROMPT_BYTES}")))
-            }
-            None => Ok(all),
-        }
-    }
-}
-
-/// The names: prompts can be long.
-impl fmt::Debug for Prompts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.prompts.keys()).finish()
-    }
-}
 
 /// The modules after the transformer, in their order.
 #[derive(Debug, Clone)]

@@ -17,6 +17,16 @@ pub struct EncodeOptions<'a> {
     /// The name of one of the model's prompts, put before each text; `None` is the model's default, if it has one. Only
     /// sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
+    /// A prompt of its own, put before each text in place of the named one. Only sentence encoders have prompts.
+    pub prompt: Option<&'a str>,
+    /// What the texts are, such as `query` or `document`: the route of a model that has several
+    /// ([`SentenceEncoder::routes`](crate::encoder::SentenceEncoder::routes)). Other models need none.
+    pub task: Option<&'a str>,
+    /// The number of features of an embedding that are kept, the first ones, before it is normalized (Matryoshka
+    /// embeddings); `None` is what the model states, usually all of them. Only embeddings have features to cut.
+    pub truncate_dim: Option<usize>,
+    /// Whether embeddings are divided by their length after all modules of the model. Only embeddings have a length.
+    pub normalize_embeddings: bool,
     /// The number of tokens at which a text is cut, special tokens included; `None` is the model's own maximum. At most
     /// the number of positions of the model, which may be more than its maximum.
     pub max_length: Option<usize>,
@@ -32,6 +42,10 @@ impl Default for EncodeOptions<'_> {
             batch_size: 32,
             max_batch_tokens: 16_384,
             prompt_name: None,
+            prompt: None,
+            task: None,
+            truncate_dim: None,
+            normalize_embeddings: false,
             max_length: None,
             on_truncated: None,
             on_progress: None,
@@ -47,6 +61,14 @@ impl<'a> EncodeOptions<'a> {
         with_max_batch_tokens, max_batch_tokens: usize = max_batch_tokens;
         /// Sets the prompt.
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);
+        /// Sets a prompt of its own.
+        with_prompt, prompt: &'a str = Some(prompt);
+        /// Sets what the texts are.
+        with_task, task: &'a str = Some(task);
+        /// Sets the number of features that are kept.
+        with_truncate_dim, truncate_dim: usize = Some(truncate_dim);
+        /// Sets whether embeddings are divided by their length.
+        with_normalize_embeddings, normalize_embeddings: bool = normalize_embeddings;
         /// Sets the number of tokens at which a text is cut.
         with_max_length, max_length: usize = Some(max_length);
         /// Sets what is called for each text that was cut.
@@ -56,11 +78,35 @@ impl<'a> EncodeOptions<'a> {
     }
 }
 
+impl EncodeOptions<'_> {
+    /// Checks what does not depend on the model.
+    pub(crate) fn check(&self) -> Result<()> {
+        match (self.batch_size, self.truncate_dim) {
+            (0, _) => Err(Error::config("batch_size", 0, "at least 1")),
+            (_, Some(0)) => Err(Error::config("truncate_dim", 0, "at least 1")),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Checks that what was computed for each text is finite.
 pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> Result<()> {
     let Some(i) = numbers.iter().position(|row| row.iter().any(|number| !number.is_finite())) else { return Ok(()) };
     let (Text::One(text) | Text::Pair(text, _)) = texts[i];
     Err(Error::NotFinite { what: format!("{what} of text {i}, `{}`", cut_to(text, 80)) })
+}
+
+/// Rejects what only sentence encoders have: prompts, tasks, and embeddings to cut or to normalize.
+pub(crate) fn without_embeddings(options: &EncodeOptions) -> Result<()> {
+    without_prompt(options.prompt_name)?;
+    let (what, found) = match options {
+        EncodeOptions { prompt: Some(prompt), .. } => ("prompt", cut_to(prompt, 80).to_string()),
+        EncodeOptions { task: Some(task), .. } => ("task", task.to_string()),
+        EncodeOptions { truncate_dim: Some(size), .. } => ("truncate_dim", size.to_string()),
+        EncodeOptions { normalize_embeddings: true, .. } => ("normalize_embeddings", true.to_string()),
+        _ => return Ok(()),
+    };
+    Err(Error::value(what, found, "none: only sentence encoders have it"))
 }
 
 /// Rejects a prompt: models with a task head have none.

@@ -11,7 +11,9 @@ use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, check_finite, without_prompt};
+#[cfg(feature = "visualize")]
+use crate::encoder::text::options::without_prompt;
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -175,7 +177,7 @@ impl TextClassifier {
         options: &EncodeOptions,
         function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
     ) -> Result<Vec<Vec<f32>>> {
-        without_prompt(options.prompt_name)?;
+        without_embeddings(options)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
         let numbers = self.batcher.run(&self.head.model, &texts, "", options, |_, hidden| {
             let logits = self.head.logits(&hidden)?;

@@ -9,6 +9,7 @@ mod expression;
 mod file;
 mod growth;
 mod pre_tokenizer;
+mod spans;
 mod windows;
 
 use std::any::Any;
@@ -347,8 +348,7 @@ mod tests {
         for max_length in [4, 5, 8, 9, 64] {
             let ours = Tokenizer::from_json(&json, max_length, false).unwrap();
             let mut theirs = tokenizers::Tokenizer::from_bytes(&json).unwrap();
-            let truncation = TruncationParams { max_length, ..Default::default() };
-            theirs.with_truncation(Some(truncation)).unwrap();
+            theirs.with_truncation(Some(TruncationParams { max_length, ..Default::default() })).unwrap();
             theirs.with_padding(None);
             let mut whole = theirs.clone();
             whole.with_truncation(None).unwrap();
