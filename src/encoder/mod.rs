@@ -11,7 +11,9 @@ mod folder;
 mod heads;
 mod hub;
 mod model;
+mod model_files;
 mod pruning;
+mod router;
 mod sentence;
 mod text;
 
@@ -24,6 +26,7 @@ pub use hub::{HubOptions, download};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
+pub use model_files::{FileBytes, ModelFiles};
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
 pub use sentence::fingerprint::fingerprint;

@@ -5,11 +5,12 @@ use std::path::Path;
 use crate::common::fixture;
 
 /// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
-const USED_BY: [(&str, &[&str]); 5] = [
+const USED_BY: [(&str, &[&str]); 6] = [
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
     ("tiny-bert-variants", &["encoder"]),
+    ("sentence-modules", &["sentence_modules"]),
     (
         "",
         &[
@@ -23,6 +24,7 @@ const USED_BY: [(&str, &[&str]); 5] = [
             "layouts",
             "minilm",
             "seeds",
+            "sentence_modules",
             "sentence_outputs",
             "../../src/families/defaults_test",
         ],

@@ -64,6 +64,7 @@ mod resume;
 mod right_or_refused;
 mod search;
 mod seeds;
+mod sentence_modules;
 mod sentence_outputs;
 mod sizes;
 mod soak;

@@ -4,11 +4,14 @@ use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::Checkpoint;
+use crate::encoder::heads::pooling::{Pooling, PoolingMode};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::SentenceEncoder;
-use crate::encoder::sentence::pipeline::Pipeline;
+use crate::encoder::sentence::input::Input;
+use crate::encoder::sentence::modules::Modules;
 use crate::encoder::sentence::settings::Settings;
+use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
@@ -40,8 +43,9 @@ impl SentenceEncoder {
         let tokenizer = Tokenizer::from_json(TOKENIZER, limit, false)?;
         let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
-        let model = BertModel::load(&config, source)?;
-        Ok(Self { model, batcher, pipeline: Pipeline::unit_means()?, settings: Settings::default() })
+        let (model, pooling) = (BertModel::load(&config, source)?, Pooling::new(vec![PoolingMode::Mean])?);
+        let transformer = Transformer { model, batcher, pooling, include_prompt: true };
+        Ok(Self::new(Input::Transformer(Box::new(transformer)), Modules::normalize(), Settings::default()))
     }
     /// A hash of the embedded model's content, like [`fingerprint`](crate::encoder::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {

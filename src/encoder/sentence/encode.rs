@@ -5,10 +5,11 @@ use candle_core::Tensor;
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::encoder::model::hidden_states::first_not_finite;
 use crate::encoder::sentence::SentenceEncoder;
+use crate::encoder::sentence::input::Input;
+use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::options::EncodeOptions;
-use crate::encoder::text::tokenizer::{Text, Tokens};
+use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result, cut_to};
-use crate::tensor::compute_dtype;
 
 impl SentenceEncoder {
     /// One embedding per text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
@@ -24,18 +25,17 @@ impl SentenceEncoder {
     /// whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         options.check()?;
-        let prompt = self.prompt(options)?;
-        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let uncounted = self.uncounted(prompt)?;
-        let rows = self.batcher.run_tokens(&self.model, &sequences, prompt, options, |batch| {
-            self.embed_batch(batch, uncounted, options)
-        })?;
-        if rows.is_empty() {
-            return self.no_embeddings(options);
+        let encoder = self.route(options.task)?;
+        if texts.is_empty() {
+            return encoder.no_embeddings(options);
         }
-        let embeddings = Tensor::cat(&rows, 0)?;
+        let prompt = encoder.prompt(options)?;
+        let embeddings = match &encoder.input {
+            Input::Transformer(transformer) => encoder.encode_batches(transformer, texts, prompt, options)?,
+            Input::Static(table) => encoder.finish(table.embed(texts, prompt, options)?, options)?,
+        };
         match first_not_finite(&embeddings)? {
-            Some(i) => Err(not_finite("embedding", i, texts[i])),
+            Some(i) => Err(not_finite("embedding", options.first_text + i, texts[i])),
             None => Ok(embeddings),
         }
     }
@@ -77,10 +77,12 @@ impl SentenceEncoder {
     /// Those of [`encode`](Self::encode).
     pub fn encode_tokens(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
         options.check()?;
-        let prompt = self.prompt(options)?;
+        let encoder = self.route(options.task)?;
+        let transformer = encoder.transformer()?;
+        let prompt = encoder.prompt(options)?;
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let rows = self.batcher.run(&self.model, &sequences, prompt, options, |batch, hidden| {
-            let one = |i: usize| Ok(hidden.text(i)?.to_dtype(compute_dtype(self.batcher.dtype))?);
+        let rows = transformer.batcher.run(&transformer.model, &sequences, prompt, options, |batch, hidden| {
+            let one = |i: usize| Ok(hidden.text(i)?.to_dtype(encoder.input.dtype())?);
             (0..batch.len()).map(one).collect()
         })?;
         for (i, tokens) in rows.iter().enumerate() {
@@ -108,24 +110,32 @@ impl SentenceEncoder {
         self.similarity_fn().similarity_pairwise(a, b)
     }
 
-    /// The embeddings of a batch, `(1, size)` each. The first `uncounted` tokens of a text do not count.
-    fn embed_batch(&self, batch: &[&Tokens], uncounted: usize, options: &EncodeOptions) -> Result<Vec<Tensor>> {
-        let vectors = match self.pool_rows(batch, uncounted)? {
-            Some(vectors) => (0..batch.len()).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect::<Result<Vec<_>>>()?,
-            None => self.pool(&self.batcher.hidden(&self.model, batch)?, uncounted)?,
-        };
-        vectors.into_iter().map(|vector| self.finish(vector, options)).collect()
+    /// The embeddings of texts that run through a transformer in batches.
+    fn encode_batches(
+        &self,
+        transformer: &Transformer,
+        texts: &[&str],
+        prompt: &str,
+        options: &EncodeOptions,
+    ) -> Result<Tensor> {
+        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
+        let uncounted = transformer.uncounted(prompt)?;
+        let rows = transformer.batcher.run_tokens(&transformer.model, &sequences, prompt, options, |batch| {
+            let embeddings = self.finish(transformer.pool_batch(batch, uncounted)?, options)?;
+            (0..batch.len()).map(|i| Ok(embeddings.narrow(0, i, 1)?)).collect()
+        })?;
+        Ok(Tensor::cat(&rows, 0)?)
     }
 
     /// The embeddings of no texts, `(0, size)`.
     pub(super) fn no_embeddings(&self, options: &EncodeOptions) -> Result<Tensor> {
-        let dtype = compute_dtype(self.batcher.dtype);
-        Ok(Tensor::zeros((0, self.size_for(options)), dtype, self.model.device())?)
+        Ok(Tensor::zeros((0, self.size_for(options)), self.input.dtype(), self.input.device())?)
     }
 
-    /// What comes after the modules of a model: the first features of `(b, size)` are kept, and divided by their length.
-    pub(super) fn finish(&self, vectors: Tensor, options: &EncodeOptions) -> Result<Tensor> {
-        let kept = vectors.narrow(1, 0, self.size_for(options))?;
+    /// What comes after pooling: the modules of the model; then the first features of each row are kept, and divided by
+    /// their length. `(b, width)` → `(b, size)`.
+    pub(super) fn finish(&self, pooled: Tensor, options: &EncodeOptions) -> Result<Tensor> {
+        let kept = self.modules.forward(pooled)?.narrow(1, 0, self.size_for(options))?;
         if options.normalize_embeddings { l2_normalize(&kept) } else { Ok(kept) }
     }
 

@@ -1,31 +1,42 @@
 //! `SentenceEncoder`: sentence embeddings.
 
+mod activation;
+mod dense;
 mod embedded;
 mod encode;
 pub(crate) mod fingerprint;
-pub(crate) mod pipeline;
+mod input;
+mod load;
+mod modules;
+mod pooling_config;
 pub(crate) mod quantize;
 mod settings;
 pub(crate) mod similarity;
 mod spans;
+mod static_embedding;
+pub(crate) mod transformer;
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::{Checkpoint, WeightSource};
-use crate::encoder::folder::{ModelFolder, modules, transformer_of};
-use crate::encoder::model::bert::BertModel;
-use crate::encoder::model::config::BertConfig;
+use crate::checkpoint::WeightSource;
+use crate::encoder::folder::ModelFolder;
 use crate::encoder::model::hidden_states::HiddenStates;
-use crate::encoder::sentence::pipeline::Pipeline;
+use crate::encoder::model_files::ModelFiles;
+use crate::encoder::sentence::input::Input;
+use crate::encoder::sentence::load::{Loader, Route};
+use crate::encoder::sentence::modules::Modules;
 use crate::encoder::sentence::settings::Settings;
 use crate::encoder::sentence::similarity::SimilarityFunction;
-use crate::encoder::text::batches::TextBatcher;
+use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::options::EncodeOptions;
-use crate::encoder::text::tokenizer::{Text, Tokens};
-use crate::error::Result;
+#[cfg(feature = "visualize")]
+use crate::encoder::text::tokenizer::Text;
+use crate::error::{Error, Result};
 
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
 /// maximum length are those of the model's folder.
@@ -41,18 +52,43 @@ use crate::error::Result;
 /// assert_eq!(embeddings.dims(), [2, 384]);
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SentenceEncoder {
-    pub(crate) model: BertModel,
-    pub(crate) batcher: TextBatcher,
-    pipeline: Pipeline,
+    input: Input,
+    modules: Modules,
     settings: Settings,
+    /// The name of this encoder's route; `None` without a router.
+    route_name: Option<String>,
+    /// The encoders of the other routes.
+    others: BTreeMap<String, SentenceEncoder>,
+    /// Whether the router has no default route.
+    needs_task: bool,
+}
+
+/// The modules of the default route, and the names of the routes.
+impl fmt::Debug for SentenceEncoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("SentenceEncoder");
+        shown.field("input", &self.input).field("modules", &self.modules);
+        if self.route_name.is_some() {
+            shown.field("routes", &self.routes());
+        }
+        shown.finish_non_exhaustive()
+    }
 }
 
 impl SentenceEncoder {
-    /// The model of a folder as sentence-transformers or transformers saves it: `config.json`, `tokenizer.json`,
-    /// `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without it, tokens are
-    /// averaged and the mean is left as it is.
+    fn new(input: Input, modules: Modules, settings: Settings) -> Self {
+        Self { input, modules, settings, route_name: None, others: BTreeMap::new(), needs_task: false }
+    }
+
+    /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
+    /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
+    /// it, tokens are averaged and the mean is left as it is.
+    ///
+    /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
+    /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
+    /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
     ///
     /// # Errors
     /// A file that is missing or malformed; a model, module or tensor that this version cannot run.
@@ -60,30 +96,46 @@ impl SentenceEncoder {
         Self::open(ModelFolder::new(&folder), dtype, device)
     }
 
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+        let weights = |path: &Path| Ok(folder.checkpoint(path)?.at("", dtype, device));
+        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, weights).load()?))
+    }
+
+    /// The encoder of the default route, with one more for each further route.
+    fn of_routes(settings: Settings, (mut routes, default): (Vec<Route>, Option<usize>)) -> Self {
+        let own = routes.remove(default.unwrap_or(0));
+        let mut encoder = Self::new(own.input, own.modules, settings.clone());
+        (encoder.route_name, encoder.needs_task) = (own.name, default.is_none());
+        for Route { name, input, modules } in routes {
+            encoder.others.extend(name.map(|name| (name, Self::new(input, modules, settings.clone()))));
+        }
+        encoder
     }
 
     /// The same with the weights of the transformer from any source, such as variables that are being trained
     /// ([`VarMapSource`](crate::checkpoint::VarMapSource)) or bytes; dense modules after it are read from the folder.
     ///
     /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
+    /// Those of [`from_folder`](Self::from_folder); a model with several transformers, or none.
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
-    }
-
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
-        let modules = modules(folder)?;
-        let transformer = transformer_of(folder.path, modules.as_deref());
-        let model = BertModel::load(&BertConfig::from_file(transformer.join("config.json"))?, source)?;
-        Ok(Self {
-            batcher: TextBatcher::load(folder, &transformer, &model)?,
-            pipeline: Pipeline::load(folder.path, modules.as_deref(), model.config().hidden_size, model.device())?,
-            settings: Settings::load(folder)?,
-            model,
-        })
+        let mut source = Some(source);
+        let once = |path: &Path| {
+            let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
+            source.take().ok_or_else(second)
+        };
+        let folder = ModelFolder::new(&folder);
+        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, once).load()?;
+        let encoder = Self::of_routes(Settings::load(folder)?, loaded);
+        encoder.transformer()?;
+        Ok(encoder)
     }
 
     /// The model of a hub id such as `sentence-transformers/all-MiniLM-L6-v2`, from the local cache if it is there.
@@ -106,9 +158,13 @@ impl SentenceEncoder {
         self.settings.similarity
     }
 
-    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated.
+    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated. A static embedding may
+    /// have none: `usize::MAX`.
     pub fn max_seq_length(&self) -> usize {
-        self.batcher.max_seq_length
+        match &self.input {
+            Input::Transformer(transformer) => transformer.batcher.max_seq_length,
+            Input::Static(table) => table.max_length.unwrap_or(usize::MAX),
+        }
     }
 
     /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
@@ -119,8 +175,11 @@ impl SentenceEncoder {
     /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`] if
     /// `tokenizer.json` is malformed in a way that only a text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
-        let tokenizer = self.batcher.tokenizer_for(options.max_length, &self.model)?;
-        tokenizer.windows(text, self.prompt(options)?)
+        let prompt = self.prompt(options)?;
+        match &self.route(options.task)?.input {
+            Input::Transformer(of) => of.batcher.tokenizer_for(options.max_length, &of.model)?.windows(text, prompt),
+            Input::Static(table) => table.tokenizer_for(options.max_length)?.windows(text, prompt),
+        }
     }
 
     /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the
@@ -141,39 +200,41 @@ impl SentenceEncoder {
         };
         let first = format!("{prompt}{first}");
         let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
-        self.batcher.attention(&self.model, prompted, options)
+        let transformer = self.transformer()?;
+        transformer.batcher.attention(&transformer.model, prompted, options)
     }
 
-    /// The vectors of a batch `(b, embedding_size)`, each text pooled as soon as its hidden states are there. `None` where
-    /// the model does not run on f32 rows on the CPU. The first `uncounted` tokens of a text do not count.
-    fn pool_rows(&self, batch: &[&Tokens], uncounted: usize) -> Result<Option<Tensor>> {
-        let (pooling, width) = (&self.pipeline.pooling, self.model.config().hidden_size);
-        let pool = |hidden: &[f32], output: &mut [f32]| {
-            let length = hidden.len() / width;
-            pooling.of_rows(hidden, width, uncounted.min(length)..length, output);
-        };
-        let pooled = self.batcher.reduce(&self.model, batch, pooling.output_size(width), pool)?;
-        pooled.map(|pooled| self.pipeline.finish(pooled)).transpose()
+    /// The names of the routes of a model with a `Router`, its default first: [`EncodeOptions::task`] is one of them. Empty
+    /// for other models.
+    pub fn routes(&self) -> Vec<&str> {
+        self.route_name.iter().chain(self.others.keys()).map(String::as_str).collect()
     }
 
-    /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
-    pub(crate) fn pool(&self, hidden: &HiddenStates, uncounted: usize) -> Result<Vec<Tensor>> {
-        let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
-        let device = hidden.tokens.device();
-        // On a GPU a few large operations cost less than many small ones.
-        if hidden.tokens.rank() == 2 && device.is_cpu() {
-            let one = |i: usize| {
-                let (tokens, length) = (hidden.text(i)?.unsqueeze(0)?, hidden.lengths[i]);
-                let counts = Tensor::from_iter(counts(length, length), device)?.unsqueeze(0)?;
-                self.pipeline.forward(&tokens, &counts)
-            };
-            return (0..hidden.lengths.len()).map(one).collect();
+    /// The encoder of the route of a task, as the `Router` of sentence-transformers resolves it.
+    fn route(&self, task: Option<&str>) -> Result<&Self> {
+        let Some(own) = &self.route_name else { return Ok(self) };
+        let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };
+        // All that is encoded is text, and a route may be named so.
+        match task.and_then(named).or_else(|| named("text")) {
+            Some(encoder) => Ok(encoder),
+            None if task.is_none() && !self.needs_task => Ok(self),
+            None => Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
         }
-        let tokens = hidden.padded()?;
-        let (b, s, _) = tokens.dims3()?;
-        let counts: Vec<u8> = hidden.lengths.iter().flat_map(|&length| counts(length, s)).collect();
-        let vectors = self.pipeline.forward(&tokens, &Tensor::from_vec(counts, (b, s), device)?)?;
-        (0..b).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect()
+    }
+
+    /// The transformer; an error if the model has none.
+    pub(crate) fn transformer(&self) -> Result<&Transformer> {
+        self.input.transformer()
+    }
+
+    /// The same encoder with another transformer in its route.
+    pub(crate) fn with_transformer(&self, transformer: Transformer) -> Self {
+        Self { input: Input::Transformer(Box::new(transformer)), ..self.clone() }
+    }
+
+    /// The embeddings of a batch, `(b, size)`. The first `uncounted` tokens of a text do not count.
+    pub(crate) fn pool(&self, hidden: &HiddenStates, uncounted: usize) -> Result<Tensor> {
+        self.modules.forward(self.transformer()?.pool(hidden, uncounted)?)
     }
 
     pub(crate) fn prompt<'a>(&'a self, options: &EncodeOptions<'a>) -> Result<&'a str> {
@@ -182,20 +243,7 @@ impl SentenceEncoder {
 
     /// The size of an embedding before truncation.
     pub(crate) fn output_size(&self) -> usize {
-        self.pipeline.output_size(self.model.config().hidden_size)
-    }
-
-    /// Tokens at the start of a text with this prompt that pooling leaves out.
-    pub(crate) fn uncounted(&self, prompt: &str) -> Result<usize> {
-        if self.pipeline.include_prompt { Ok(0) } else { self.prompt_tokens(prompt) }
-    }
-
-    /// How many tokens at the start of a text come from the prompt: the start token and its own, not the end token.
-    fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
-        if prompt.is_empty() {
-            return Ok(0);
-        }
-        Ok(self.batcher.tokenizer.encode(&[Text::One(prompt)], "")?[0].len().saturating_sub(1))
+        self.modules.output_size(self.input.output_size())
     }
 }
 
@@ -205,8 +253,16 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::encoder::text::batches::TextBatcher;
     use crate::encoder::text::semaphore::Semaphore;
-    use crate::error::Error;
+    use crate::encoder::text::tokenizer::Text;
+
+    fn encoder_batcher(encoder: &mut SentenceEncoder) -> &mut TextBatcher {
+        match &mut encoder.input {
+            Input::Transformer(transformer) => &mut transformer.batcher,
+            Input::Static(_) => panic!("a transformer"),
+        }
+    }
 
     /// However many texts are tokenized at a time, the embeddings are the same bits in the same order.
     #[test]
@@ -216,7 +272,7 @@ mod tests {
         let options = || EncodeOptions::default().with_batch_size(2);
         let want = encoder.encode(&texts, &options())?.to_vec2::<f32>()?;
         for window in [1, 2, 3, 5] {
-            encoder.batcher.window = window;
+            encoder_batcher(&mut encoder).window = window;
             let progress = std::cell::RefCell::new(Vec::new());
             let on_progress = |done: usize, of: usize| progress.borrow_mut().push((done, of));
             let got = encoder.encode(&texts, &options().with_on_progress(&on_progress))?.to_vec2::<f32>()?;
@@ -231,7 +287,7 @@ mod tests {
     #[test]
     fn texts_are_tokenized_window_by_window() -> crate::Result<()> {
         let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
-        encoder.batcher.window = 2;
+        encoder_batcher(&mut encoder).window = 2;
         let long = "a".repeat(crate::encoder::text::tokenizer::MAX_TEXT_BYTES + 1);
         let done = std::cell::Cell::new(0);
         let on_progress = |texts: usize, _: usize| done.set(texts);
@@ -248,15 +304,17 @@ mod tests {
         let texts = ["A cat sleeps.", "Stocks fell sharply today.", "A kitten naps on the couch."];
         let one_by_one = || EncodeOptions::default().with_batch_size(1);
         let expected = encoder.encode(&texts, &one_by_one())?.to_vec2::<f32>()?;
-        encoder.batcher.semaphore = Semaphore::new(2);
+        encoder_batcher(&mut encoder).semaphore = Semaphore::new(2);
         let (inside, most, batches) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let encoder = encoder.clone();
         thread::scope(|scope| {
             let run = || {
                 let texts = texts.map(Text::One);
-                let vectors = encoder.batcher.run(&encoder.model, &texts, "", &one_by_one(), |_, hidden| {
+                let of = encoder.transformer()?;
+                let vectors = of.batcher.run(&of.model, &texts, "", &one_by_one(), |batch, hidden| {
                     most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
-                    let vectors = encoder.pool(&hidden, 0);
+                    let pooled = encoder.pool(&hidden, 0)?;
+                    let vectors = (0..batch.len()).map(|i| Ok(pooled.narrow(0, i, 1)?)).collect();
                     batches.fetch_add(1, SeqCst);
                     inside.fetch_sub(1, SeqCst);
                     vectors

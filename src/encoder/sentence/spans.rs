@@ -8,7 +8,6 @@ use crate::encoder::model::hidden_states::first_not_finite;
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::text::options::EncodeOptions;
 use crate::error::{Error, Result};
-use crate::tensor::compute_dtype;
 
 impl SentenceEncoder {
     /// One embedding per span of bytes of `text`, `(spans, embedding_size)`: late chunking
@@ -34,7 +33,9 @@ impl SentenceEncoder {
     /// several pooling modes; those of [`encode`](Self::encode).
     pub fn encode_spans(&self, text: &str, spans: &[Range<usize>], options: &EncodeOptions) -> Result<Tensor> {
         options.check()?;
-        let modes = self.pipeline.pooling.output_size(1);
+        let encoder = self.route(options.task)?;
+        let transformer = encoder.transformer()?;
+        let modes = transformer.pooling.output_size(1);
         if modes != 1 {
             return Err(Error::value(
                 "the number of pooling modes of the model",
@@ -42,25 +43,25 @@ impl SentenceEncoder {
                 "1, to average spans in its place",
             ));
         }
-        let tokenizer = self.batcher.tokenizer_for(options.max_length, &self.model)?;
-        let (tokens, bytes) = tokenizer.encode_with_bytes(text, self.prompt(options)?)?;
+        let tokenizer = transformer.batcher.tokenizer_for(options.max_length, &transformer.model)?;
+        let (tokens, bytes) = tokenizer.encode_with_bytes(text, encoder.prompt(options)?)?;
         if let Some(on_truncated) = options.on_truncated.filter(|_| tokens.truncated) {
             on_truncated(0);
         }
         let of_spans = spans.iter().map(|span| tokens_of(span, text, &bytes)).collect::<Result<Vec<_>>>()?;
         if spans.is_empty() {
-            return self.no_embeddings(options);
+            return encoder.no_embeddings(options);
         }
-        let permit = self.batcher.semaphore.acquire();
-        let hidden = self.batcher.hidden(&self.model, &[&tokens])?.text(0)?; // (tokens, width)
+        let permit = transformer.batcher.semaphore.acquire();
+        let hidden = transformer.batcher.hidden(&transformer.model, &[&tokens])?.text(0)?; // (tokens, width)
         drop(permit);
-        let hidden = hidden.to_dtype(compute_dtype(self.batcher.dtype))?;
+        let hidden = hidden.to_dtype(encoder.input.dtype())?;
         let mean = |of_span: &Vec<u32>| {
             let of_span = Tensor::new(of_span.as_slice(), hidden.device())?;
             Ok(hidden.index_select(&of_span, 0)?.mean_keepdim(0)?)
         };
         let means = of_spans.iter().map(mean).collect::<Result<Vec<_>>>()?;
-        let embeddings = self.finish(self.pipeline.finish(Tensor::cat(&means, 0)?)?, options)?;
+        let embeddings = encoder.finish(Tensor::cat(&means, 0)?, options)?;
         match first_not_finite(&embeddings)? {
             Some(i) => Err(Error::NotFinite { what: format!("the embedding of span {i}") }),
             None => Ok(embeddings),

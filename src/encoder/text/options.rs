@@ -30,6 +30,8 @@ pub struct EncodeOptions<'a> {
     /// The number of tokens at which a text is cut, special tokens included; `None` is the model's own maximum. At most
     /// the number of positions of the model, which may be more than its maximum.
     pub max_length: Option<usize>,
+    /// The index of the first text, where texts arrive in several calls.
+    pub(crate) first_text: usize,
     /// Called with the index of each text that was cut.
     pub on_truncated: Option<&'a dyn Fn(usize)>,
     /// Called after each batch with the number of texts done and of all texts.
@@ -47,6 +49,7 @@ impl Default for EncodeOptions<'_> {
             truncate_dim: None,
             normalize_embeddings: false,
             max_length: None,
+            first_text: 0,
             on_truncated: None,
             on_progress: None,
         }
