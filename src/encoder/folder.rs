@@ -1,44 +1,96 @@
 //! The small files of a model folder, as transformers and sentence-transformers save it: which modules run, and the
 //! settings of the tokenizer. Everything that reads a folder, downloads one or copies one starts from these.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use crate::checkpoint::Checkpoint;
+use crate::encoder::model::config::BertConfig;
+use crate::encoder::model_files::{ModelFiles, inside};
 use crate::error::{Error, Result};
-use crate::io::{is_present, json};
+use crate::io::{MAX_CONFIG_BYTES, is_present, read_limited};
 
 /// The most modules that a model may have. Each one reads files, or downloads them. Published models have at most 6: a
 /// transformer, pooling, up to three dense layers, normalization.
-const MAX_MODULES: usize = 16;
+pub(crate) const MAX_MODULES: usize = 16;
 
-/// The folder of a model, and what is known of it beforehand.
+/// The folder of a model, on disk or in memory, and what is known of it beforehand.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModelFolder<'a> {
     pub path: &'a Path,
     /// Files that the folder holds. Other programs that use the hub's cache remove a link and make it again, so one of
     /// these files that is not found is an error, and not an absence that changes the model in silence.
     known: Option<&'a BTreeSet<PathBuf>>,
+    /// The files of a folder in memory, which has the empty path.
+    memory: Option<&'a ModelFiles>,
 }
 
 impl<'a> ModelFolder<'a> {
     /// A folder of which nothing is known.
     pub fn new(path: &'a (impl AsRef<Path> + ?Sized)) -> Self {
-        Self { path: path.as_ref(), known: None }
+        Self { path: path.as_ref(), known: None, memory: None }
     }
 
     /// A folder that holds these files, named by their full paths.
     #[cfg(feature = "hub")]
     pub fn with_files(path: &'a Path, files: &'a BTreeSet<PathBuf>) -> Self {
-        Self { path, known: Some(files) }
+        Self { path, known: Some(files), memory: None }
     }
 
-    /// Reads an optional JSON file of the folder, `None` if it is absent: nothing has its name, and it is not known to
-    /// be there.
-    fn optional<T: DeserializeOwned>(self, path: &Path) -> Result<Option<T>> {
-        match is_present(path)? || self.known.is_some_and(|known| known.contains(path)) {
-            true => json(path).map(Some),
+    /// A folder in memory.
+    pub fn in_memory(files: &'a ModelFiles) -> Self {
+        Self { path: Path::new(""), known: None, memory: Some(files) }
+    }
+
+    /// Whether it is a folder in memory.
+    pub fn is_in_memory(self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// Whether a file of the folder is there: something has its name, or it is known to be there.
+    pub fn holds(self, path: &Path) -> Result<bool> {
+        match self.memory {
+            Some(files) => Ok(files.contains(path)),
+            None => Ok(is_present(path)? || self.known.is_some_and(|known| known.contains(path))),
+        }
+    }
+
+    /// Reads a file of the folder of at most `limit` bytes.
+    pub fn read(self, path: &Path, limit: u64) -> Result<Cow<'a, [u8]>> {
+        match self.memory {
+            Some(files) => files.read(path, limit).map(Cow::Borrowed),
+            None => read_limited(path, limit).map(Cow::Owned),
+        }
+    }
+
+    /// Reads a JSON file of the folder.
+    pub fn json<T: DeserializeOwned>(self, path: &Path) -> Result<T> {
+        serde_json::from_slice(&self.read(path, MAX_CONFIG_BYTES)?).map_err(|e| Error::file(path, e))
+    }
+
+    /// Opens the weights in a folder inside of this one.
+    pub fn checkpoint(self, inside: &Path) -> Result<Checkpoint> {
+        match self.memory {
+            Some(files) => files.checkpoint(inside),
+            None => Checkpoint::open(inside),
+        }
+    }
+
+    /// Reads the `config.json` of a transformer.
+    pub fn transformer_config(self, transformer: &Path) -> Result<BertConfig> {
+        let path = transformer.join("config.json");
+        let config: BertConfig = self.json(&path)?;
+        config.validate().map_err(|e| Error::file(path, e))?;
+        Ok(config)
+    }
+
+    /// Reads an optional JSON file of the folder, `None` if it is absent.
+    pub fn optional<T: DeserializeOwned>(self, path: &Path) -> Result<Option<T>> {
+        match self.holds(path)? {
+            true => self.json(path).map(Some),
             false => Ok(None),
         }
     }
@@ -50,11 +102,11 @@ impl<'a> ModelFolder<'a> {
 }
 
 /// One entry of `modules.json`.
-#[derive(Debug, serde::Deserialize)]
+#[derive(Debug, Clone, serde::Deserialize)]
 pub(crate) struct Module {
     pub path: String,
     #[serde(rename = "type")]
-    class: String,
+    pub class: String,
 }
 
 impl Module {
@@ -67,33 +119,40 @@ impl Module {
 /// Reads `modules.json` of a model whose first module is a transformer; without one, the model is a transformer at the top
 /// and its tokens are averaged.
 pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
-    let Some(modules) = listed_modules(folder)? else { return Ok(None) };
-    let path = folder.path.join("modules.json");
+    let Some(modules) = any_modules(folder)? else { return Ok(None) };
     match modules.first().map(Module::kind) {
         Some("Transformer") => Ok(Some(modules)),
-        Some(other) => Err(Error::file(&path, format!("the first module is `{other}`, expected `Transformer`"))),
-        None => Err(Error::file(&path, "no modules, expected `Transformer` first")),
+        other => {
+            let other = other.unwrap_or_default();
+            let reason = format!("the first module is `{other}`, expected `Transformer`");
+            Err(Error::file(folder.path.join("modules.json"), reason))
+        }
     }
 }
 
-/// Reads `modules.json`, whatever the modules are.
+/// Reads `modules.json`, whatever its modules are.
 ///
 /// The file counts as absent only if nothing has its name. A link that leads nowhere, as an emptied cache leaves it, is
 /// an error: without its modules a model would give other embeddings.
-pub(crate) fn listed_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
+pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     let path = folder.path.join("modules.json");
-    let Some(modules) = folder.optional::<Vec<Module>>(&path)? else { return Ok(None) };
+    let Some(mut modules) = folder.optional::<Vec<Module>>(&path)? else { return Ok(None) };
     if modules.len() > MAX_MODULES {
         return Err(Error::file(&path, format!("{} modules, expected at most {MAX_MODULES}", modules.len())));
     }
+    // As model2vec names the top.
+    modules.iter_mut().filter(|module| module.path == ".").for_each(|module| module.path.clear());
     for (i, module) in modules.iter().enumerate() {
         let parts = || Path::new(&module.path).components();
-        if !parts().all(|part| matches!(part, Component::Normal(_))) {
+        if inside(Path::new(&module.path)).is_none() {
             return Err(Error::file(&path, format!("module path `{}` leads out of the folder", module.path)));
         }
         if modules[..i].iter().any(|earlier| Path::new(&earlier.path).components().eq(parts())) {
             return Err(Error::file(&path, format!("two modules have the path `{}`", module.path)));
         }
+    }
+    if modules.is_empty() {
+        return Err(Error::file(&path, "no modules, expected `Transformer` first"));
     }
     Ok(Some(modules))
 }

@@ -13,7 +13,7 @@ use crate::encoder::model::feed_forward::load_linear;
 use crate::encoder::model::hidden_states::first_not_finite;
 use crate::encoder::sparse::vector::SparseVector;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, without_prompt};
+use crate::encoder::text::options::{EncodeOptions, without_embeddings};
 use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result, cut_to};
 use crate::io::is_present;
@@ -95,7 +95,7 @@ impl M3Encoder {
     /// A batch size of 0; a maximum length beyond the positions of the model; a prompt; a token that the model does not have;
     /// [`Error::NotFinite`] for the first text with an embedding that is not finite.
     pub fn encode_all(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<M3Embedding>> {
-        without_prompt(options.prompt_name)?;
+        without_embeddings(options)?;
         let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let all = self.batcher.run(&self.model, &inputs, "", options, |batch, hidden| {
             batch.iter().enumerate().map(|(i, tokens)| self.embed(tokens, &hidden.text(i)?)).collect()

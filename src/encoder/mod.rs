@@ -12,11 +12,13 @@ mod heads;
 mod hub;
 mod m3;
 mod model;
+mod model_files;
 mod multi_vector;
+mod prompts;
 mod pruning;
+mod router;
 mod sentence;
 mod sparse;
-mod task;
 mod text;
 
 pub use heads::classifier::SequenceClassifier;
@@ -31,10 +33,15 @@ pub use m3::{M3Embedding, M3Encoder};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
+pub use model_files::{FileBytes, ModelFiles};
 pub use multi_vector::MultiVectorEncoder;
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
 pub use sentence::fingerprint::fingerprint;
+pub use sentence::quantize::{
+    Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
+};
+pub use sentence::similarity::SimilarityFunction;
 pub use sparse::SparseEncoder;
 pub use sparse::vector::SparseVector;
 #[cfg(feature = "visualize")]

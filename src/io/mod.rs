@@ -22,7 +22,7 @@ pub(crate) use atomic::{write_atomic, write_bytes};
 #[cfg(feature = "encoder")]
 pub(crate) use hash::{Fingerprint, hash_file};
 #[cfg(feature = "encoder")]
-pub(crate) use json::json;
+pub(crate) use json::{MAX_CONFIG_BYTES, json};
 pub(crate) use json::{number, whole_number};
 #[cfg(feature = "train")]
 pub(crate) use new_folder::create_folder;

@@ -272,7 +272,7 @@ fn errors_name_the_wrong_file_of_a_folder() {
             |f| edit(f, "config.json", "\"vocab_size\": 109", "\"vocab_size\": 50"),
             &["tensor `embeddings.word_embeddings.weight` has shape [109, 24], expected [50, 24]"],
         ),
-        (|f| edit(f, "modules.json", "pooling.Pooling", "pooling.Router"), &["modules.json", "module `Router`"]),
+        (|f| edit(f, "modules.json", "pooling.Pooling", "cnn.CNN"), &["modules.json", "module `CNN`"]),
         (|f| edit(f, "modules.json", "\"1_Pooling\"", "\"../1_Pooling\""), &["`../1_Pooling` leads out of the folder"]),
         (|f| edit(f, "1_Pooling/config.json", "\"mean\"", "\"median\""), &["1_Pooling/config.json"]),
     ];

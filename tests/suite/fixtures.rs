@@ -15,6 +15,7 @@ const USED_BY: &[(&str, &[&str])] = &[
     ("multi_vector", &["multi_vector"]),
     ("sparse", &["bge_m3", "sparse"]),
     ("token_classifier", &["token_classifier"]),
+    ("sentence-modules", &["sentence_modules"]),
     (
         "",
         &[
@@ -33,6 +34,8 @@ const USED_BY: &[(&str, &[&str])] = &[
             "sentence_models",
             "sparse",
             "token_classifier",
+            "sentence_modules",
+            "sentence_outputs",
             "../../src/families/defaults_test",
         ],
     ),

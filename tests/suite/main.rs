@@ -72,6 +72,8 @@ mod right_or_refused;
 mod search;
 mod seeds;
 mod sentence_models;
+mod sentence_modules;
+mod sentence_outputs;
 mod sizes;
 mod soak;
 mod sources;

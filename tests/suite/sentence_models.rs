@@ -109,7 +109,12 @@ fn what_would_change_the_vectors_is_refused() {
     let cut = json!({"truncation_side": "left"});
     refused("qwen3", "tokenizer_config.json", cut, &["tokenizer_config.json", "truncation_side is `left`"]);
     let tokens = json!({"module_input_name": "token_embeddings"});
-    refused("t5", "2_Dense/config.json", tokens, &["module_input_name is `token_embeddings`"]);
+    refused(
+        "t5",
+        "2_Dense/config.json",
+        tokens,
+        &["2_Dense", "works on `token_embeddings`, expected `sentence_embedding`"],
+    );
     let code = json!({"auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}});
     refused("llama", "config.json", code, &["auto_map = stated alone", "beside `is_causal`"]);
     refused("gemma3", "config.json", json!({"attn_logit_softcapping": 30.0}), &["attn_logit_softcapping"]);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::checkpoint::{Checkpoint, read_index};
-use crate::encoder::folder::{ModelFolder, modules};
+use crate::encoder::folder::{ModelFolder, Module, any_modules};
 use crate::encoder::hub::cache::Cache;
 use crate::encoder::hub::client::Client;
 use crate::encoder::hub::endpoint::Endpoint;
@@ -14,6 +14,7 @@ use crate::encoder::hub::fetcher::{Fetcher, Found, Kind};
 use crate::encoder::hub::model_id::check_id;
 use crate::encoder::hub::names::{Commit, RepoPath, Revision};
 use crate::encoder::hub::options::HubOptions;
+use crate::encoder::router::{ROUTER_CONFIGS, is_router, routes};
 use crate::error::{Error, Result};
 
 /// The most shards of one model. The largest published models have about 200.
@@ -118,29 +119,57 @@ impl Model<'_> {
     fn bring(&mut self, commit: &Commit, has_modules: bool) -> Result<PathBuf> {
         let folder = self.fetcher.cache.snapshot(commit);
         let revision = Revision::of(commit);
-        let modules = match has_modules {
-            true => {
-                modules(ModelFolder::with_files(&folder, &self.files))?.ok_or_else(|| self.absent("modules.json"))?
-            }
-            false => Vec::new(),
-        };
-        let transformer = modules.first().map(|module| module.path.clone()).unwrap_or_default();
-        self.required(&transformer, "config.json", &revision)?;
-        self.required(&transformer, "tokenizer.json", &revision)?;
-        for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
-            self.fetch(&transformer, file, &revision)?;
-        }
         self.fetch("", "config_sentence_transformers.json", &revision)?;
-        for module in modules.iter().skip(1) {
-            self.fetch(&module.path, "config.json", &revision)?;
-            if module.kind() == "Dense" && self.weights(&module.path, "model.safetensors", &revision)?.is_none() {
-                return Err(self.absent(&format!("{}/model.safetensors", module.path)));
+        if !has_modules {
+            self.transformer("", &revision)?;
+            return Ok(folder);
+        }
+        let listed = any_modules(ModelFolder::with_files(&folder, &self.files))?;
+        for router in listed.iter().flatten().filter(|module| is_router(module)) {
+            for name in ROUTER_CONFIGS {
+                self.fetch(&router.path, name, &revision)?;
             }
         }
-        if self.weights(&transformer, "model.safetensors", &revision)?.is_none() {
-            self.sharded(&transformer, &revision)?;
+        let routes = routes(ModelFolder::with_files(&folder, &self.files))?;
+        let modules: Vec<Module> = routes.iter().flat_map(|routes| routes.modules().into_values().cloned()).collect();
+        for module in modules {
+            match module.kind() {
+                "Transformer" => self.transformer(&module.path, &revision)?,
+                "StaticEmbedding" => {
+                    self.required(&module.path, "tokenizer.json", &revision)?;
+                    self.fetch(&module.path, "config.json", &revision)?;
+                    self.required_weights(&module.path, &revision)?;
+                }
+                kind => {
+                    self.fetch(&module.path, "config.json", &revision)?;
+                    if matches!(kind, "Dense" | "LayerNorm") {
+                        self.required_weights(&module.path, &revision)?;
+                    }
+                }
+            }
         }
         Ok(folder)
+    }
+
+    /// Brings the files of a transformer.
+    fn transformer(&mut self, inside: &str, revision: &Revision) -> Result<()> {
+        self.required(inside, "config.json", revision)?;
+        self.required(inside, "tokenizer.json", revision)?;
+        for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
+            self.fetch(inside, file, revision)?;
+        }
+        if self.weights(inside, "model.safetensors", revision)?.is_none() {
+            self.sharded(inside, revision)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the weights of a module that has one file of them.
+    fn required_weights(&mut self, inside: &str, revision: &Revision) -> Result<()> {
+        match self.weights(inside, "model.safetensors", revision)? {
+            Some(_) => Ok(()),
+            None => Err(self.absent(&format!("{inside}/model.safetensors"))),
+        }
     }
 
     fn fetch(&mut self, folder: &str, name: &str, revision: &Revision) -> Result<Found> {

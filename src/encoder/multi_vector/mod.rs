@@ -15,9 +15,9 @@ use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::encoder::multi_vector::settings::{Layer, Settings};
 use crate::encoder::multi_vector::tokens::TokenRules;
+use crate::encoder::prompts::{Prompts, Task};
 use crate::encoder::sentence::dense::Dense;
-use crate::encoder::sentence::pipeline::Prompts;
-use crate::encoder::task::{Task, prompt_for};
+use crate::encoder::sentence::modules::check_keys;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::{Text, Tokens};
@@ -76,10 +76,13 @@ impl MultiVectorEncoder {
         for layer in &settings.layers {
             let dense = match layer {
                 Layer::Normalize => None,
-                Layer::Dense(path) => Some(Dense::load_for_tokens(path, size, model.device())?),
+                Layer::Dense(path) => {
+                    check_keys(folder, path, "token_embeddings")?;
+                    Some(Dense::load(folder, path, size, model.device())?)
+                }
                 Layer::Inline => Some(Dense::inline(&inline, size)?),
             };
-            size = dense.as_ref().map_or(size, Dense::output_size);
+            size = dense.as_ref().map_or(size, Dense::out_features);
             steps.push(dense);
         }
         let batcher = TextBatcher::load(folder, &settings.transformer, &model)?;
@@ -146,7 +149,7 @@ impl MultiVectorEncoder {
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task>) -> Result<Vec<Tensor>> {
-        let prompt = prompt_for(&self.prompts, options, task)?;
+        let prompt = self.prompts.of(options, task)?;
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
         let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let tokenize = |texts: &[Text]| self.rules.encode(&tokenizer, texts, prompt);

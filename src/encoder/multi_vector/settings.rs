@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::encoder::folder::{ModelFolder, Module};
-use crate::encoder::sentence::pipeline::Prompts;
+use crate::encoder::prompts::Prompts;
 use crate::error::{Error, Result};
 use crate::io::{is_present, json};
 
@@ -199,9 +199,9 @@ impl Settings {
         let mut markers = Vec::new();
         for (name, prefix) in [("query", stated.query_prefix), ("document", stated.document_prefix)] {
             let Some(prefix) = prefix else { continue };
-            let prompt = prompts.prompts.remove(name).unwrap_or_default();
-            let rest = prompt.strip_prefix(&prefix).unwrap_or(&prompt);
-            prompts.prompts.insert(name.to_string(), format!("{prefix}{rest}"));
+            let prompt = prompts.stated(name).unwrap_or_default();
+            let rest = prompt.strip_prefix(&prefix).unwrap_or(prompt);
+            prompts.insert(name, format!("{prefix}{rest}"));
             markers.push(prefix);
         }
         let expands = stated.do_query_expansion != Some(false);
@@ -236,7 +236,9 @@ impl Settings {
         let tokens = [("query", stated.query_token_id, "[unused0]"), ("document", stated.doc_token_id, "[unused1]")];
         for (name, token, default) in tokens {
             let marker = format!("{} ", token.as_deref().filter(|token| !token.is_empty()).unwrap_or(default));
-            prompts.prompts.entry(name.to_string()).or_insert_with(|| marker.clone());
+            if prompts.stated(name).is_none() {
+                prompts.insert(name, marker.clone());
+            }
             markers.push(marker);
         }
         let length = stated.query_maxlen.unwrap_or(QUERY_LENGTH);

@@ -3,7 +3,7 @@
 use crate::encoder::folder::{ModelFolder, TokenizerConfig};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::multi_vector::settings::{Settings, Strategy};
-use crate::encoder::task::Task;
+use crate::encoder::prompts::Task;
 use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
 

@@ -6,6 +6,7 @@ use crate::attention::ObserveOptions;
 use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::model::options::{ForwardOptions, ForwardOutput};
 use crate::encoder::sentence::SentenceEncoder;
+use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result};
@@ -34,11 +35,13 @@ impl SentenceEncoder {
                 if texts.is_empty() { ("texts", "at least one") } else { ("batch_size", "at least 1") };
             return Err(Error::value(format!("the number of {name} to rank heads by"), 0, allowed));
         }
-        let heads = self.model.heads();
-        let prompt = self.prompt(options.prompt_name)?;
-        let uncounted = self.uncounted(prompt)?;
+        let transformer = self.transformer()?;
+        let heads = transformer.model.heads();
+        let prompt = self.prompt(options)?;
+        let uncounted = transformer.uncounted(prompt)?;
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let tokens = self.batcher.tokenizer_for(options.max_length, &self.model)?.encode(&sequences, prompt)?;
+        let tokens =
+            transformer.batcher.tokenizer_for(options.max_length, &transformer.model)?.encode(&sequences, prompt)?;
         if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
             return Err(Error::value(format!("the number of tokens of text {i}"), 0, "at least 1"));
         }
@@ -49,14 +52,14 @@ impl SentenceEncoder {
         let mut order: Vec<usize> = (0..tokens.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
         let sums = heads.iter().map(|count| vec![0.0; *count]).collect();
-        let mut measure = Measure { encoder: self, sums, uncounted };
-        let signs = Signs::of_texts(texts.len(), self.embedding_size());
+        let mut measure = Measure { encoder: self, transformer, sums, uncounted };
+        let signs = Signs::of_texts(texts.len(), self.output_size());
         let mut done = 0;
         while done < order.len() {
             let longest = tokens[order[done]].len();
             let most_tokens = match method {
                 ImportanceMethod::Gradient => {
-                    options.max_batch_tokens.min(GRADIENT_BYTES / self.bytes_per_token(longest))
+                    options.max_batch_tokens.min(GRADIENT_BYTES / bytes_per_token(transformer, longest))
                 }
                 ImportanceMethod::Ablation | ImportanceMethod::Entropy => options.max_batch_tokens,
             };
@@ -86,33 +89,34 @@ impl SentenceEncoder {
         Ok(HeadImportance::new(scores))
     }
 
-    /// An estimate of the memory that the activations and gradients of one token take, in a text of `length` tokens.
-    fn bytes_per_token(&self, length: usize) -> usize {
-        let config = self.model.config();
-        // About so many tensors of each width does a layer keep: states, what is between the two matrices of the
-        // feed-forward part, and scores.
-        let widths = 24 * config.hidden_size + 8 * config.intermediate_size + 8 * config.num_attention_heads * length;
-        (config.num_hidden_layers * widths * self.batcher.dtype.size_in_bytes()).max(1)
-    }
-
     /// The same encoder without these heads.
     ///
     /// # Errors
     /// As [`BertModel::prune_heads`](crate::encoder::BertModel::prune_heads).
     pub fn prune_heads(&self, heads: &PrunedHeads) -> Result<Self> {
-        let mut pruned = self.clone();
-        pruned.model = self.model.prune_heads(heads)?;
-        Ok(pruned)
+        let transformer = self.transformer()?;
+        let pruned = Transformer { model: transformer.model.prune_heads(heads)?, ..transformer.clone() };
+        Ok(self.with_transformer(pruned))
     }
 
-    /// The number of heads of each layer.
+    /// The number of heads of each layer. A static embedding has no layers.
     pub fn heads(&self) -> Vec<usize> {
-        self.model.heads()
+        self.transformer().map_or_else(|_| Vec::new(), |transformer| transformer.model.heads())
     }
+}
+
+/// An estimate of the memory that the activations and gradients of one token take, in a text of `length` tokens.
+fn bytes_per_token(transformer: &Transformer, length: usize) -> usize {
+    let config = transformer.model.config();
+    // About so many tensors of each width does a layer keep: states, what is between the two matrices of the
+    // feed-forward part, and scores.
+    let widths = 24 * config.hidden_size + 8 * config.intermediate_size + 8 * config.num_attention_heads * length;
+    (config.num_hidden_layers * widths * transformer.batcher.dtype.size_in_bytes()).max(1)
 }
 
 struct Measure<'a> {
     encoder: &'a SentenceEncoder,
+    transformer: &'a Transformer,
     /// Of each head of each layer, over the texts so far.
     sums: Vec<Vec<f64>>,
     /// Tokens at the start of each text that pooling leaves out.
@@ -122,11 +126,11 @@ struct Measure<'a> {
 impl Measure<'_> {
     /// `signs` are those of each text.
     fn by_gradient(&mut self, batch: &[&Tokens], signs: &[Signs]) -> Result<()> {
-        let dtype = self.encoder.batcher.dtype;
-        let device = self.encoder.model.device();
+        let dtype = self.transformer.batcher.dtype;
+        let device = self.transformer.model.device();
         // One factor for each text, so that the gradients of different texts do not cancel.
         let ones = |count: &usize| Var::ones((batch.len(), *count), dtype, device);
-        let masks = self.encoder.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Var>>>()?;
+        let masks = self.transformer.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Var>>>()?;
         let factors: Vec<Tensor> = masks.iter().map(|mask| mask.as_tensor().clone()).collect();
         let (_, embeddings) = self.embed(batch, &ForwardOptions::default().with_head_masks(&factors))?;
         let size = embeddings.dim(1)?;
@@ -144,10 +148,10 @@ impl Measure<'_> {
     }
 
     fn by_ablation(&mut self, batch: &[&Tokens]) -> Result<()> {
-        let dtype = self.encoder.batcher.dtype;
-        let device = self.encoder.model.device().clone();
+        let dtype = self.transformer.batcher.dtype;
+        let device = self.transformer.model.device().clone();
         let ones = |count: &usize| Tensor::ones(*count, dtype, &device);
-        let all = self.encoder.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Tensor>>>()?;
+        let all = self.transformer.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Tensor>>>()?;
         let (_, whole) = self.embed(batch, &ForwardOptions::default().with_head_masks(&all))?;
         for (layer, head) in self.all_heads() {
             let mut masks = all.clone();
@@ -182,12 +186,12 @@ impl Measure<'_> {
 
     /// Embeddings `(b, size)` of a batch, and what the model gave.
     fn embed(&self, batch: &[&Tokens], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
-        let encoder = self.encoder;
-        let (padded, types) = encoder.batcher.padded(&encoder.model, batch)?;
+        let transformer = self.transformer;
+        let (padded, types) = transformer.batcher.padded(&transformer.model, batch)?;
         let mask = padded.mask();
-        let forwarded = encoder.model.forward_with(&padded.ids, Some(&types), &mask, options)?;
+        let forwarded = transformer.model.forward_with(&padded.ids, Some(&types), &mask, options)?;
         let hidden = HiddenStates { tokens: forwarded.hidden.clone(), lengths: padded.lengths };
-        Ok((forwarded, Tensor::cat(&encoder.pool(&hidden, self.uncounted)?, 0)?))
+        Ok((forwarded, self.encoder.pool(&hidden, self.uncounted)?))
     }
 
     fn all_heads(&self) -> Vec<(usize, usize)> {

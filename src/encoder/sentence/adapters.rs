@@ -1,25 +1,34 @@
 //! The adapted models of a sentence encoder, and folders that hold an adapter.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
 
 use crate::checkpoint::{Checkpoint, CheckpointSource};
+use crate::encoder::folder::ModelFolder;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::tasks::TaskModels;
 use crate::error::{Error, Result};
-use crate::io::is_present;
 use crate::lora::{AdaptedSource, LoraAdapter};
 
 /// The weights that adapters are merged with, and the adapted models.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Adapters {
     pub base: Option<CheckpointSource>,
     pub models: BTreeMap<String, BertModel>,
     /// Those in the checkpoint itself.
     pub tasks: Option<TaskModels>,
+}
+
+/// The names of the adapters.
+impl fmt::Debug for Adapters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tasks = self.tasks.iter().flat_map(|models| models.tasks.names());
+        f.debug_list().entries(self.models.keys().map(String::as_str).chain(tasks)).finish()
+    }
 }
 
 impl Adapters {
@@ -33,15 +42,19 @@ impl Adapters {
 /// The configuration of the base model of a folder that holds an adapter, as sentence-transformers saves a model with
 /// one, and the weights of both. `None` for a folder without an adapter.
 pub(super) fn adapted_folder(
-    folder: &Path,
+    folder: ModelFolder,
+    transformer: &Path,
     dtype: DType,
     device: &Device,
 ) -> Result<Option<(BertConfig, AdaptedSource<CheckpointSource>)>> {
-    let path = folder.join("adapter_config.json");
-    if !is_present(&path)? {
+    let path = transformer.join("adapter_config.json");
+    if !folder.holds(&path)? {
         return Ok(None);
     }
-    let adapter = LoraAdapter::open(folder)?;
+    if folder.is_in_memory() {
+        return Err(Error::file(path, "an adapter in memory: load its base model, and add the adapter to it"));
+    }
+    let adapter = LoraAdapter::open(transformer)?;
     let Some(name) = &adapter.config().base_model_name_or_path else {
         return Err(Error::file(path, "it names no base model (base_model_name_or_path)"));
     };

@@ -4,11 +4,15 @@ use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::Checkpoint;
+use crate::encoder::heads::pooling::{Pooling, PoolingMode};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::sentence::adapters::Adapters;
-use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
+use crate::encoder::sentence::input::Input;
+use crate::encoder::sentence::modules::Modules;
+use crate::encoder::sentence::settings::Settings;
+use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
@@ -40,9 +44,10 @@ impl SentenceEncoder {
         let tokenizer = Tokenizer::from_json(TOKENIZER, limit, false)?;
         let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
-        let model = BertModel::load(&config, source.clone())?;
-        let (pipeline, prompts) = (Pipeline::unit_means()?, Prompts::default());
-        Ok(Self { model, batcher, pipeline, prompts, adapters: Adapters::of(&source, &config)? })
+        let adapters = Adapters::of(&source, &config)?;
+        let (model, pooling) = (BertModel::load(&config, source)?, Pooling::new(vec![PoolingMode::Mean])?);
+        let transformer = Transformer { model, batcher, pooling, include_prompt: true, adapters };
+        Ok(Self::new(Input::Transformer(Box::new(transformer)), Modules::normalize(), Settings::default()))
     }
     /// A hash of the embedded model's content, like [`fingerprint`](crate::encoder::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::encoder::folder::{ModelFolder, modules};
+use crate::encoder::folder::ModelFolder;
+use crate::encoder::router::routes;
 use crate::error::{Error, Result};
 use crate::io::{Fingerprint, hash_file, is_present};
 
@@ -15,11 +16,10 @@ use crate::io::{Fingerprint, hash_file, is_present};
 /// A folder or file that cannot be read; an invalid `modules.json`.
 pub fn fingerprint(folder: impl AsRef<Path>) -> Result<String> {
     let folder = folder.as_ref();
-    let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
-    let inside: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
+    let inside = routes(ModelFolder::new(folder))?.map_or_else(|| [String::new()].into(), |routes| routes.folders());
     let mut fingerprint = Fingerprint::default();
     for inside in inside {
-        let path = if inside.is_empty() { folder.to_path_buf() } else { folder.join(inside) };
+        let path = if inside.is_empty() { folder.to_path_buf() } else { folder.join(&inside) };
         // A module without settings may have no folder; the top has to be there.
         if !inside.is_empty() && !is_present(&path)? {
             continue;

@@ -1,30 +1,47 @@
 //! `SentenceEncoder`: sentence embeddings.
 
+mod activation;
 mod adapted_calls;
 pub(crate) mod adapters;
 pub(crate) mod dense;
 mod embedded;
+mod encode;
 pub(crate) mod fingerprint;
-pub(crate) mod pipeline;
+mod input;
+mod load;
+pub(crate) mod modules;
+mod pooling_config;
+pub(crate) mod quantize;
+mod settings;
+pub(crate) mod similarity;
+mod spans;
+mod static_embedding;
 mod tasks;
+pub(crate) mod transformer;
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::{Checkpoint, WeightSource};
-use crate::encoder::folder::{ModelFolder, modules, transformer_of};
+use crate::checkpoint::WeightSource;
+use crate::encoder::folder::ModelFolder;
 use crate::encoder::model::bert::BertModel;
-use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
+use crate::encoder::model::hidden_states::HiddenStates;
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::sentence::adapters::{Adapters, adapted_folder};
-use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
-use crate::encoder::text::batches::TextBatcher;
+use crate::encoder::sentence::input::Input;
+use crate::encoder::sentence::load::{Loader, Route};
+use crate::encoder::sentence::modules::Modules;
+use crate::encoder::sentence::settings::Settings;
+use crate::encoder::sentence::similarity::SimilarityFunction;
+use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::options::EncodeOptions;
-use crate::encoder::text::tokenizer::{Text, Tokens};
-use crate::error::{Error, Result, cut_to};
-use crate::tensor::compute_dtype;
+#[cfg(feature = "visualize")]
+use crate::encoder::text::tokenizer::Text;
+use crate::error::{Error, Result};
 
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
 /// maximum length are those of the model's folder.
@@ -40,19 +57,43 @@ use crate::tensor::compute_dtype;
 /// assert_eq!(embeddings.dims(), [2, 384]);
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SentenceEncoder {
-    pub(crate) model: BertModel,
-    pub(crate) batcher: TextBatcher,
-    pipeline: Pipeline,
-    prompts: Prompts,
-    adapters: Adapters,
+    input: Input,
+    modules: Modules,
+    settings: Settings,
+    /// The name of this encoder's route; `None` without a router.
+    route_name: Option<String>,
+    /// The encoders of the other routes.
+    others: BTreeMap<String, SentenceEncoder>,
+    /// Whether the router has no default route.
+    needs_task: bool,
+}
+
+/// The modules of the default route, and the names of the routes.
+impl fmt::Debug for SentenceEncoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("SentenceEncoder");
+        shown.field("input", &self.input).field("modules", &self.modules);
+        if self.route_name.is_some() {
+            shown.field("routes", &self.routes());
+        }
+        shown.finish_non_exhaustive()
+    }
 }
 
 impl SentenceEncoder {
-    /// The model of a folder as sentence-transformers or transformers saves it: `config.json`, `tokenizer.json`,
-    /// `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without it, tokens are
-    /// averaged and the mean is left as it is.
+    fn new(input: Input, modules: Modules, settings: Settings) -> Self {
+        Self { input, modules, settings, route_name: None, others: BTreeMap::new(), needs_task: false }
+    }
+
+    /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
+    /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
+    /// it, tokens are averaged and the mean is left as it is.
+    ///
+    /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
+    /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
+    /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
     ///
     /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
     /// merged with its base model, which must be a local folder.
@@ -64,38 +105,55 @@ impl SentenceEncoder {
         Self::open(ModelFolder::new(&folder), dtype, device)
     }
 
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        if let Some((config, source)) = adapted_folder(&transformer, dtype, device)? {
-            return Self::with_source(folder, &config, source);
+        let model = |path: &Path| {
+            if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
+                return Ok((BertModel::load(&config, source)?, Adapters::default()));
+            }
+            let config = folder.transformer_config(path)?;
+            let source = folder.checkpoint(path)?.at("", dtype, device);
+            let adapters = Adapters::of(&source, &config)?;
+            Ok((BertModel::load(&config, source)?, adapters))
+        };
+        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, model).load()?))
+    }
+
+    /// The encoder of the default route, with one more for each further route.
+    fn of_routes(settings: Settings, (mut routes, default): (Vec<Route>, Option<usize>)) -> Self {
+        let own = routes.remove(default.unwrap_or(0));
+        let mut encoder = Self::new(own.input, own.modules, settings.clone());
+        (encoder.route_name, encoder.needs_task) = (own.name, default.is_none());
+        for Route { name, input, modules } in routes {
+            encoder.others.extend(name.map(|name| (name, Self::new(input, modules, settings.clone()))));
         }
-        let source = Checkpoint::open(&transformer)?.at("", dtype, device);
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
-        Ok(Self { adapters: Adapters::of(&source, &config)?, ..Self::with_source(folder, &config, source)? })
+        encoder
     }
 
     /// The same with the weights of the transformer from any source, such as variables that are being trained
     /// ([`VarMapSource`](crate::checkpoint::VarMapSource)) or bytes; dense modules after it are read from the folder.
     ///
     /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
+    /// Those of [`from_folder`](Self::from_folder); a model with several transformers, or none.
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        let mut source = Some(source);
         let folder = ModelFolder::new(&folder);
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, &BertConfig::from_file(transformer.join("config.json"))?, source)
-    }
-
-    fn with_source<S: WeightSource>(folder: ModelFolder, config: &BertConfig, source: S) -> Result<Self> {
-        let modules = modules(folder)?;
-        let transformer = transformer_of(folder.path, modules.as_deref());
-        let model = BertModel::load(config, source)?;
-        Ok(Self {
-            batcher: TextBatcher::load(folder, &transformer, &model)?,
-            pipeline: Pipeline::load(folder.path, modules.as_deref(), model.config().hidden_size, model.device())?,
-            prompts: Prompts::load(folder)?,
-            adapters: Adapters::default(),
-            model,
-        })
+        let once = |path: &Path| {
+            let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
+            let source = source.take().ok_or_else(second)?;
+            Ok((BertModel::load(&folder.transformer_config(path)?, source)?, Adapters::default()))
+        };
+        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, once).load()?;
+        let encoder = Self::of_routes(Settings::load(folder)?, loaded);
+        encoder.transformer()?;
+        Ok(encoder)
     }
 
     /// The model of a hub id such as `sentence-transformers/all-MiniLM-L6-v2`, from the local cache if it is there.
@@ -107,53 +165,24 @@ impl SentenceEncoder {
         Self::open(crate::encoder::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
-    /// Embedding dimension.
+    /// Embedding dimension: that of the model's last module, or what the model truncates embeddings to
+    /// (`truncate_dim` of `config_sentence_transformers.json`).
     pub fn embedding_size(&self) -> usize {
-        self.pipeline.output_size(self.model.config().hidden_size)
+        self.size_for(&EncodeOptions::default())
     }
 
-    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated.
+    /// How similar embeddings of this model are, as its folder says; else by the cosine.
+    pub fn similarity_fn(&self) -> SimilarityFunction {
+        self.settings.similarity
+    }
+
+    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated. A static embedding may
+    /// have none: `usize::MAX`.
     pub fn max_seq_length(&self) -> usize {
-        self.batcher.max_seq_length
-    }
-
-    /// One embedding per text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
-    ///
-    /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there are.
-    ///
-    /// # Errors
-    /// A batch size of 0; an adapter or a task that the encoder does not have; a maximum length beyond the positions of the model; a prompt that the model does not have; a text
-    /// of more than 16 MiB or without tokens; a token that the model does not have; [`Error::NotFinite`] for the first text
-    /// whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
-    pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
-        let embeddings = match options.adapters {
-            Some(adapters) => self.vectors_by_adapter(texts, adapters, options)?,
-            None => self.vectors(texts, options)?,
-        };
-        match first_not_finite(&embeddings)? {
-            Some(i) => Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)) }),
-            None => Ok(embeddings),
+        match &self.input {
+            Input::Transformer(transformer) => transformer.batcher.max_seq_length,
+            Input::Static(table) => table.max_length.unwrap_or(usize::MAX),
         }
-    }
-
-    /// [`encode`](Self::encode) with one model, without looking whether the vectors are finite.
-    fn vectors(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
-        let model = &*self.model_for(options)?;
-        let prompt = self.prompt_for(options)?;
-        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let uncounted = self.uncounted(prompt)?;
-        let batcher = &self.batcher;
-        let rows = batcher.run_tokens(model, &sequences, prompt, options, |batch| {
-            match self.pool_rows(model, batch, uncounted)? {
-                Some(vectors) => (0..batch.len()).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect(),
-                None => self.pool(&batcher.hidden(model, batch)?, uncounted),
-            }
-        })?;
-        if rows.is_empty() {
-            let device = self.model.device();
-            return Ok(Tensor::zeros((0, self.embedding_size()), compute_dtype(self.batcher.dtype), device)?);
-        }
-        Ok(Tensor::cat(&rows, 0)?)
     }
 
     /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
@@ -164,8 +193,11 @@ impl SentenceEncoder {
     /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`] if
     /// `tokenizer.json` is malformed in a way that only a text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
-        let tokenizer = self.batcher.tokenizer_for(options.max_length, &self.model)?;
-        tokenizer.windows(text, self.prompt_for(options)?)
+        let prompt = self.prompt(options)?;
+        match &self.route(options.task)?.input {
+            Input::Transformer(of) => of.batcher.tokenizer_for(options.max_length, &of.model)?.windows(text, prompt),
+            Input::Static(table) => table.tokenizer_for(options.max_length)?.windows(text, prompt),
+        }
     }
 
     /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the
@@ -179,75 +211,59 @@ impl SentenceEncoder {
         text: impl Into<Text<'a>>,
         options: &crate::encoder::MapOptions,
     ) -> Result<crate::visualize::AttentionMaps> {
-        let prompt = self.prompt(options.prompt_name)?;
+        let prompt = self.settings.prompts.named(options.prompt_name)?;
         let (first, second) = match text.into() {
             Text::One(text) => (text, None),
             Text::Pair(first, second) => (first, Some(second)),
         };
         let first = format!("{prompt}{first}");
         let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
-        self.batcher.attention(&self.model, prompted, options)
+        let transformer = self.transformer()?;
+        transformer.batcher.attention(&transformer.model, prompted, options)
     }
 
-    /// The vectors of a batch `(b, embedding_size)`, each text pooled as soon as its hidden states are there. `None` where
-    /// the model does not run on f32 rows on the CPU. The first `uncounted` tokens of a text do not count.
-    fn pool_rows(&self, model: &BertModel, batch: &[&Tokens], uncounted: usize) -> Result<Option<Tensor>> {
-        let (pooling, width) = (&self.pipeline.pooling, model.config().hidden_size);
-        let pool = |hidden: &[f32], output: &mut [f32]| {
-            let length = hidden.len() / width;
-            pooling.of_rows(hidden, width, uncounted.min(length)..length, output);
-        };
-        let pooled = self.batcher.reduce(model, batch, pooling.output_size(width), pool)?;
-        pooled.map(|pooled| self.pipeline.finish(pooled)).transpose()
+    /// The names of the routes of a model with a `Router`, its default first: [`EncodeOptions::task`] is one of them. Empty
+    /// for other models.
+    pub fn routes(&self) -> Vec<&str> {
+        self.route_name.iter().chain(self.others.keys()).map(String::as_str).collect()
     }
 
-    /// The vectors of a batch, `(1, embedding_size)` each. The first `uncounted` tokens of a text do not count.
-    pub(crate) fn pool(&self, hidden: &HiddenStates, uncounted: usize) -> Result<Vec<Tensor>> {
-        let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
-        let device = hidden.tokens.device();
-        // On a GPU a few large operations cost less than many small ones.
-        if hidden.tokens.rank() == 2 && device.is_cpu() {
-            let one = |i: usize| {
-                let (tokens, length) = (hidden.text(i)?.unsqueeze(0)?, hidden.lengths[i]);
-                let counts = Tensor::from_iter(counts(length, length), device)?.unsqueeze(0)?;
-                self.pipeline.forward(&tokens, &counts)
-            };
-            return (0..hidden.lengths.len()).map(one).collect();
+    /// The encoder of the route of a task, as the `Router` of sentence-transformers resolves it.
+    fn route(&self, task: Option<&str>) -> Result<&Self> {
+        let Some(own) = &self.route_name else { return Ok(self) };
+        let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };
+        // All that is encoded is text, and a route may be named so.
+        match task.and_then(named).or_else(|| named("text")) {
+            Some(encoder) => Ok(encoder),
+            None if task.is_none() && !self.needs_task => Ok(self),
+            None => Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
         }
-        let tokens = hidden.padded()?;
-        let (b, s, _) = tokens.dims3()?;
-        let counts: Vec<u8> = hidden.lengths.iter().flat_map(|&length| counts(length, s)).collect();
-        let vectors = self.pipeline.forward(&tokens, &Tensor::from_vec(counts, (b, s), device)?)?;
-        (0..b).map(|i| Ok(vectors.narrow(0, i, 1)?)).collect()
     }
 
-    pub(crate) fn prompt(&self, name: Option<&str>) -> Result<&str> {
-        let Some(name) = name.or(self.prompts.default_prompt_name.as_deref()) else {
-            return Ok("");
-        };
-        self.prompts.prompts.get(name).map(String::as_str).ok_or_else(|| {
-            let known = self.prompts.prompts.keys().map(String::as_str).collect::<Vec<_>>();
-            let known =
-                if known.is_empty() { "none: the model has no prompts".to_string() } else { known.join(" or ") };
-            Error::value("prompt_name", name, known)
-        })
+    /// The encoder of the route of a call, and the options without the task that names it.
+    fn route_of<'a>(&self, options: &EncodeOptions<'a>) -> Result<(&Self, EncodeOptions<'a>)> {
+        let own = EncodeOptions { task: options.task.filter(|_| self.route_name.is_none()), ..*options };
+        Ok((self.route(options.task)?, own))
     }
 
-    /// Tokens at the start of a text with this prompt that pooling leaves out.
-    pub(crate) fn uncounted(&self, prompt: &str) -> Result<usize> {
-        if self.pipeline.include_prompt { Ok(0) } else { self.prompt_tokens(prompt) }
+    /// The transformer; an error if the model has none.
+    pub(crate) fn transformer(&self) -> Result<&Transformer> {
+        self.input.transformer()
     }
 
-    /// How many tokens at the start of a text come from the prompt: the start token and its own, not the end token if the
-    /// tokenizer puts one there.
-    fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
-        if prompt.is_empty() {
-            return Ok(0);
-        }
-        let tokenizer = &self.batcher.tokenizer;
-        let tokens = tokenizer.encode(&[Text::One(prompt)], "")?.remove(0).ids;
-        let ends = tokens.last().is_some_and(|last| tokenizer.is_special(*last));
-        Ok(tokens.len() - usize::from(ends))
+    /// The same encoder with another transformer in its route.
+    pub(crate) fn with_transformer(&self, transformer: Transformer) -> Self {
+        Self { input: Input::Transformer(Box::new(transformer)), ..self.clone() }
+    }
+
+    /// The embeddings of a batch, `(b, size)`. The first `uncounted` tokens of a text do not count.
+    pub(crate) fn pool(&self, hidden: &HiddenStates, uncounted: usize) -> Result<Tensor> {
+        self.modules.forward(self.transformer()?.pool(hidden, uncounted)?)
+    }
+
+    /// The size of an embedding before truncation.
+    pub(crate) fn output_size(&self) -> usize {
+        self.modules.output_size(self.input.output_size())
     }
 }
 
@@ -257,7 +273,16 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::encoder::text::batches::TextBatcher;
     use crate::encoder::text::semaphore::Semaphore;
+    use crate::encoder::text::tokenizer::Text;
+
+    fn encoder_batcher(encoder: &mut SentenceEncoder) -> &mut TextBatcher {
+        match &mut encoder.input {
+            Input::Transformer(transformer) => &mut transformer.batcher,
+            Input::Static(_) => panic!("a transformer"),
+        }
+    }
 
     /// However many texts are tokenized at a time, the embeddings are the same bits in the same order.
     #[test]
@@ -267,7 +292,7 @@ mod tests {
         let options = || EncodeOptions::default().with_batch_size(2);
         let want = encoder.encode(&texts, &options())?.to_vec2::<f32>()?;
         for window in [1, 2, 3, 5] {
-            encoder.batcher.window = window;
+            encoder_batcher(&mut encoder).window = window;
             let progress = std::cell::RefCell::new(Vec::new());
             let on_progress = |done: usize, of: usize| progress.borrow_mut().push((done, of));
             let got = encoder.encode(&texts, &options().with_on_progress(&on_progress))?.to_vec2::<f32>()?;
@@ -282,7 +307,7 @@ mod tests {
     #[test]
     fn texts_are_tokenized_window_by_window() -> crate::Result<()> {
         let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
-        encoder.batcher.window = 2;
+        encoder_batcher(&mut encoder).window = 2;
         let long = "a".repeat(crate::encoder::text::tokenizer::MAX_TEXT_BYTES + 1);
         let done = std::cell::Cell::new(0);
         let on_progress = |texts: usize, _: usize| done.set(texts);
@@ -299,15 +324,17 @@ mod tests {
         let texts = ["A cat sleeps.", "Stocks fell sharply today.", "A kitten naps on the couch."];
         let one_by_one = || EncodeOptions::default().with_batch_size(1);
         let expected = encoder.encode(&texts, &one_by_one())?.to_vec2::<f32>()?;
-        encoder.batcher.semaphore = Semaphore::new(2);
+        encoder_batcher(&mut encoder).semaphore = Semaphore::new(2);
         let (inside, most, batches) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let encoder = encoder.clone();
         thread::scope(|scope| {
             let run = || {
                 let texts = texts.map(Text::One);
-                let vectors = encoder.batcher.run(&encoder.model, &texts, "", &one_by_one(), |_, hidden| {
+                let of = encoder.transformer()?;
+                let vectors = of.batcher.run(&of.model, &texts, "", &one_by_one(), |batch, hidden| {
                     most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
-                    let vectors = encoder.pool(&hidden, 0);
+                    let pooled = encoder.pool(&hidden, 0)?;
+                    let vectors = (0..batch.len()).map(|i| Ok(pooled.narrow(0, i, 1)?)).collect();
                     batches.fetch_add(1, SeqCst);
                     inside.fetch_sub(1, SeqCst);
                     vectors

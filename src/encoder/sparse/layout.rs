@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::encoder::folder::{ModelFolder, Module, listed_modules};
-use crate::encoder::task::Task;
+use crate::encoder::folder::{ModelFolder, Module, any_modules};
+use crate::encoder::prompts::Task;
 use crate::error::{Error, Result};
 use crate::io::json;
 
@@ -52,7 +52,7 @@ impl Layout {
     /// Reads the modules that a folder names. Without `modules.json` the model is a masked language model at the top.
     pub fn load(folder: ModelFolder) -> Result<Self> {
         let path = folder.path.join("modules.json");
-        let Some(modules) = listed_modules(folder)? else {
+        let Some(modules) = any_modules(folder)? else {
             let transformer = folder.path.to_path_buf();
             return Ok(Self::one(Chain::Splade { transformer, pooling: None }));
         };

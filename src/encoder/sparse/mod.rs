@@ -13,12 +13,11 @@ use crate::checkpoint::Checkpoint;
 use crate::encoder::folder::ModelFolder;
 use crate::encoder::heads::masked_lm::MaskedLm;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::sentence::pipeline::Prompts;
+use crate::encoder::prompts::{Prompts, Task};
 use crate::encoder::sparse::layout::{Chain, Layout};
 use crate::encoder::sparse::splade::SpladePooling;
 use crate::encoder::sparse::static_weights::StaticWeights;
 use crate::encoder::sparse::vector::SparseVector;
-use crate::encoder::task::{Task, prompt_for};
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::Text;
@@ -189,7 +188,7 @@ impl SparseEncoder {
         let Some(route) = route else {
             return Err(Error::value("the route of the texts", name, "one that the model's router has"));
         };
-        let prompt = prompt_for(&self.prompts, options, task)?;
+        let prompt = self.prompts.of(options, task)?;
         let vectors = match &self.routes[route] {
             Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,
             Route::Splade(splade) => splade.encode(texts, prompt, options, self.settings.max_active_dims)?,

@@ -40,7 +40,7 @@ impl StaticWeights {
     /// weights by token, which may also be at the top of the model.
     pub fn load(folder: ModelFolder, path: &Path) -> Result<Self> {
         let stated = TokenizerConfig::load(folder, path)?.max_length().unwrap_or(usize::MAX);
-        let tokenizer = Tokenizer::load(&path.join("tokenizer.json"), stated, false)?;
+        let tokenizer = Tokenizer::load(folder, &path.join("tokenizer.json"), stated, false)?;
         let config: Config = folder.json_or_default(&path.join("config.json"))?;
         let is_json = config.path.is_some_and(|path| path.ends_with(".json"));
         let weights = if is_json || !is_present(&path.join("model.safetensors"))? {

@@ -40,7 +40,7 @@ impl TextBatcher {
     pub fn load(folder: ModelFolder, transformer: &Path, model: &BertModel) -> Result<Self> {
         let (max_seq_length, lower_case) = limits(folder, transformer, model.config().max_tokens())?;
         let stated = TokenizerConfig::load(folder, transformer)?;
-        let tokenizer = Tokenizer::load(&transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
+        let tokenizer = Tokenizer::load(folder, &transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
         Self::new(model.config(), tokenizer, max_seq_length, stated.gives_types(), model.dtype(), model.device())
     }
 
@@ -100,7 +100,7 @@ impl TextBatcher {
         }
         let mut all = Vec::with_capacity(texts.len());
         for window in texts.chunks(self.window) {
-            let start = all.len();
+            let start = options.first_text + all.len();
             let tokens = tokenize(window)?;
             if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
                 return Err(Error::value(format!("the number of tokens of text {}", start + i), 0, "at least 1"));
@@ -111,7 +111,7 @@ impl TextBatcher {
             }
             let progress = |done: usize| {
                 if let Some(on_progress) = options.on_progress {
-                    on_progress(start + done, texts.len());
+                    on_progress(start + done, options.first_text + texts.len());
                 }
             };
             all.extend(self.run_window(&tokens, options, progress, &mut run)?);

@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::text_classifier::TextClassifier;
 use crate::error::{Error, Result};
-use crate::io::json;
 
 /// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together.
 /// The score is the sigmoid of the logit, unless the model's files name another activation.
@@ -48,6 +48,14 @@ impl CrossEncoder {
     /// Those of [`TextClassifier::from_folder`]; more than one label; an activation other than a sigmoid or none.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
@@ -129,7 +137,7 @@ fn sigmoid(folder: ModelFolder) -> Result<bool> {
     let modules = modules(folder)?;
     let transformer = transformer_of(folder.path, modules.as_deref()).join("config.json");
     let own: Map<String, Value> = folder.json_or_default(&folder.path.join(OWN))?;
-    let config: Value = json(&transformer)?;
+    let config: Value = folder.json(&transformer)?;
     // By version of the library, the latest first.
     let stated = [
         (folder.path.join(OWN), own.get("activation_fn")),

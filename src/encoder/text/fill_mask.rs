@@ -5,13 +5,13 @@ use std::path::Path;
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
-use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, TokenizerConfig};
 use crate::encoder::heads::masked_lm::MaskedLm;
-use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, check_finite, without_adapter, without_prompt};
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -59,8 +59,16 @@ impl FillMask {
         Self::open(ModelFolder::new(&folder), dtype, device)
     }
 
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        Self::with_source(folder, Checkpoint::open(folder.path)?.at("", dtype, device))
+        Self::with_source(folder, folder.checkpoint(folder.path)?.at("", dtype, device))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
@@ -73,7 +81,7 @@ impl FillMask {
 
     fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
         let path = folder.path;
-        let head = MaskedLm::load(&BertConfig::from_file(path.join("config.json"))?, source)?;
+        let head = MaskedLm::load(&folder.transformer_config(path)?, source)?;
         let batcher = TextBatcher::load(folder, path, head.model())?;
         let stated = TokenizerConfig::load(folder, path)?;
         let mut names = stated.mask_token().into_iter().chain(["[MASK]", "<mask>"]);
@@ -121,8 +129,7 @@ impl FillMask {
         top_k: usize,
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<Vec<MaskPrediction>>>> {
-        without_prompt(options.prompt_name)?;
-        without_adapter(options)?;
+        without_embeddings(options)?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let fills = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
             let mut places = Vec::new();

@@ -23,13 +23,24 @@ pub struct EncodeOptions<'a> {
     /// The adapter of each text, or none for it. The texts of an adapter run together, and a text's vector is the same,
     /// bit for bit, whatever the others have.
     pub adapters: Option<&'a [Option<&'a str>]>,
-    /// A task that the checkpoint holds an adapter for, such as `retrieval.query` of Jina embeddings v3: its adapter is used,
-    /// and its instruction is put before each text unless a prompt is named. See
-    /// [`tasks`](crate::encoder::SentenceEncoder::tasks).
+    /// A prompt of its own, put before each text in place of the named one. Only sentence encoders have prompts.
+    pub prompt: Option<&'a str>,
+    /// What the texts are for: the route of a model that has several, such as `query` or `document`
+    /// ([`SentenceEncoder::routes`](crate::encoder::SentenceEncoder::routes)); or a task that the checkpoint holds an adapter
+    /// for, such as `retrieval.query` of Jina embeddings v3, whose instruction is put before each text unless a prompt is
+    /// given ([`SentenceEncoder::tasks`](crate::encoder::SentenceEncoder::tasks)). For other models, `query` and `document`
+    /// change nothing.
     pub task: Option<&'a str>,
+    /// The number of features of an embedding that are kept, the first ones, before it is normalized (Matryoshka
+    /// embeddings); `None` is what the model states, usually all of them. Only embeddings have features to cut.
+    pub truncate_dim: Option<usize>,
+    /// Whether embeddings are divided by their length after all modules of the model. Only embeddings have a length.
+    pub normalize_embeddings: bool,
     /// The number of tokens at which a text is cut, special tokens included; `None` is the model's own maximum. At most
     /// the number of positions of the model, which may be more than its maximum.
     pub max_length: Option<usize>,
+    /// The index of the first text, where texts arrive in several calls.
+    pub(crate) first_text: usize,
     /// Called with the index of each text that was cut.
     pub on_truncated: Option<&'a dyn Fn(usize)>,
     /// Called after each batch with the number of texts done and of all texts.
@@ -44,8 +55,12 @@ impl Default for EncodeOptions<'_> {
             prompt_name: None,
             adapter: None,
             adapters: None,
+            prompt: None,
             task: None,
+            truncate_dim: None,
+            normalize_embeddings: false,
             max_length: None,
+            first_text: 0,
             on_truncated: None,
             on_progress: None,
         }
@@ -64,8 +79,14 @@ impl<'a> EncodeOptions<'a> {
         with_adapter, adapter: &'a str = Some(adapter);
         /// Sets the adapter of each text.
         with_adapters, adapters: &'a [Option<&'a str>] = Some(adapters);
-        /// Sets the task.
+        /// Sets a prompt of its own.
+        with_prompt, prompt: &'a str = Some(prompt);
+        /// Sets what the texts are for.
         with_task, task: &'a str = Some(task);
+        /// Sets the number of features that are kept.
+        with_truncate_dim, truncate_dim: usize = Some(truncate_dim);
+        /// Sets whether embeddings are divided by their length.
+        with_normalize_embeddings, normalize_embeddings: bool = normalize_embeddings;
         /// Sets the number of tokens at which a text is cut.
         with_max_length, max_length: usize = Some(max_length);
         /// Sets what is called for each text that was cut.
@@ -75,11 +96,35 @@ impl<'a> EncodeOptions<'a> {
     }
 }
 
+impl EncodeOptions<'_> {
+    /// Checks what does not depend on the model.
+    pub(crate) fn check(&self) -> Result<()> {
+        match (self.batch_size, self.truncate_dim) {
+            (0, _) => Err(Error::config("batch_size", 0, "at least 1")),
+            (_, Some(0)) => Err(Error::config("truncate_dim", 0, "at least 1")),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Checks that what was computed for each text is finite.
 pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> Result<()> {
     let Some(i) = numbers.iter().position(|row| row.iter().any(|number| !number.is_finite())) else { return Ok(()) };
     let (Text::One(text) | Text::Pair(text, _)) = texts[i];
     Err(Error::NotFinite { what: format!("{what} of text {i}, `{}`", cut_to(text, 80)) })
+}
+
+/// Rejects what only sentence encoders have: prompts, adapters, tasks, and embeddings to cut or to normalize.
+pub(crate) fn without_embeddings(options: &EncodeOptions) -> Result<()> {
+    without_prompt(options.prompt_name)?;
+    without_adapter(options)?;
+    let (what, found) = match options {
+        EncodeOptions { prompt: Some(prompt), .. } => ("prompt", cut_to(prompt, 80).to_string()),
+        EncodeOptions { truncate_dim: Some(size), .. } => ("truncate_dim", size.to_string()),
+        EncodeOptions { normalize_embeddings: true, .. } => ("normalize_embeddings", true.to_string()),
+        _ => return Ok(()),
+    };
+    Err(Error::value(what, found, "none: only sentence encoders have it"))
 }
 
 /// Rejects a prompt: models with a task head have none.
@@ -91,7 +136,7 @@ pub(crate) fn without_prompt(prompt_name: Option<&str>) -> Result<()> {
 }
 
 /// Rejects adapters and tasks: models with a task head are loaded with theirs.
-pub(crate) fn without_adapter(options: &EncodeOptions) -> Result<()> {
+fn without_adapter(options: &EncodeOptions) -> Result<()> {
     let of_texts = || options.adapters?.iter().find_map(|adapter| *adapter);
     match options.adapter.or_else(of_texts).or(options.task) {
         Some(name) => {

@@ -5,13 +5,16 @@ use std::path::Path;
 use candle_core::{DType, Device};
 use candle_nn::ops::{sigmoid, softmax_last_dim};
 
-use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, check_finite, without_adapter, without_prompt};
+#[cfg(feature = "visualize")]
+use crate::encoder::text::options::without_prompt;
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -75,9 +78,17 @@ impl TextClassifier {
         Self::open(ModelFolder::new(&folder), dtype, device)
     }
 
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
     pub(crate) fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
@@ -95,7 +106,7 @@ impl TextClassifier {
             return Err(Error::file(folder.path.join("modules.json"), reason));
         }
         let transformer = transformer_of(folder.path, modules.as_deref());
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
+        let config = folder.transformer_config(&transformer)?;
         let head = SequenceClassifier::load(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
         Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
@@ -175,8 +186,7 @@ impl TextClassifier {
         options: &EncodeOptions,
         function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
     ) -> Result<Vec<Vec<f32>>> {
-        without_prompt(options.prompt_name)?;
-        without_adapter(options)?;
+        without_embeddings(options)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
         let numbers = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
             let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();

@@ -12,7 +12,7 @@ use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::entities::{Aggregation, Entity, ScoredToken, entities};
-use crate::encoder::text::options::{EncodeOptions, check_finite, without_prompt};
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::encoder::text::tokenizer::places::Place;
 use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
@@ -129,7 +129,7 @@ impl TokenClassifier {
     /// A batch size of 0; a prompt; a token that the model does not have; [`Error::NotFinite`] for the first text whose
     /// scores are not finite.
     pub fn entities(&self, texts: &[&str], how: &EntityOptions, options: &EncodeOptions) -> Result<Vec<Vec<Entity>>> {
-        without_prompt(options.prompt_name)?;
+        without_embeddings(options)?;
         let model = &self.head.model;
         let tokenizer = self.batcher.tokenizer_for(options.max_length, model)?;
         let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();

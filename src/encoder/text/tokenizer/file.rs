@@ -20,7 +20,7 @@ use crate::encoder::text::tokenizer::expression::work;
 use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
-pub(super) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
+pub(crate) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
 
 /// The most values in a `tokenizer.json`, counted by its commas and brackets: each takes up to 100 bytes while the file is
 /// read. The largest published vocabulary, of 901,629 pieces, has 2.8 million.

@@ -4,6 +4,7 @@
 //! the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression without an
 //! error, and panics on some files.
 
+mod bare;
 mod charsmap;
 mod expression;
 mod file;
@@ -11,6 +12,7 @@ mod growth;
 mod panics;
 pub(crate) mod places;
 mod pre_tokenizer;
+mod spans;
 mod vocabulary;
 mod windows;
 
@@ -22,12 +24,12 @@ use std::sync::Arc;
 use tokenizers::parallelism::MaybeParallelRefIterator;
 use tokenizers::{Encoding, Model, OffsetType, PostProcessor, TruncationDirection};
 
-use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
+use crate::encoder::folder::ModelFolder;
+pub(crate) use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 use crate::encoder::text::tokenizer::panics::guarded;
 use crate::encoder::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
 use crate::error::{Error, Result};
-use crate::io::read_limited;
 
 /// The longest text, in bytes: 16 MiB. All of a text is normalized and split into words before it is cut to the maximum
 /// number of tokens, which takes some hundred times its memory. The Bible has 4 MB.
@@ -103,8 +105,8 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    pub(crate) fn load(path: &Path, max_length: usize, lower_case: bool) -> Result<Self> {
-        let json = read_limited(path, MAX_TOKENIZER_BYTES)?;
+    pub(crate) fn load(folder: ModelFolder, path: &Path, max_length: usize, lower_case: bool) -> Result<Self> {
+        let json = folder.read(path, MAX_TOKENIZER_BYTES)?;
         Self::from_json(&json, max_length, lower_case).map_err(|e| Error::file(path, e))
     }
 
@@ -306,8 +308,6 @@ impl<'a> From<(&'a str, &'a str)> for Text<'a> {
 
 #[cfg(test)]
 mod tests {
-    use tokenizers::TruncationParams;
-
     use super::*;
 
     /// The steps run from here give what the library's own `encode` gives.
@@ -319,8 +319,7 @@ mod tests {
         for max_length in [4, 5, 8, 9, 64] {
             let ours = Tokenizer::from_json(&json, max_length, false).unwrap();
             let mut theirs = tokenizers::Tokenizer::from_bytes(&json).unwrap();
-            let truncation = TruncationParams { max_length, ..Default::default() };
-            theirs.with_truncation(Some(truncation)).unwrap();
+            theirs.with_truncation(Some(tokenizers::TruncationParams { max_length, ..Default::default() })).unwrap();
             theirs.with_padding(None);
             let mut whole = theirs.clone();
             whole.with_truncation(None).unwrap();

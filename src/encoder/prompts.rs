@@ -1,0 +1,108 @@
+//! Prompts: what a model puts before texts, and before queries and documents in a search.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::encoder::folder::ModelFolder;
+use crate::encoder::text::options::EncodeOptions;
+use crate::error::{Error, Result};
+
+/// The longest prompt, in bytes: it is tokenized with each text. Published ones have up to 500.
+const MAX_PROMPT_BYTES: usize = 1 << 14;
+
+/// What a text is for in a search.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// It searches.
+    Query,
+    /// It is searched.
+    Document,
+}
+
+impl Task {
+    /// The name that prompts and routes of a model have.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Query => "query",
+            Self::Document => "document",
+        }
+    }
+}
+
+/// The prompts that `config_sentence_transformers.json` states.
+#[derive(Clone, Default)]
+pub(crate) struct Prompts {
+    prompts: BTreeMap<String, String>,
+    default_prompt_name: Option<String>,
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct File {
+    prompts: BTreeMap<String, Option<String>>,
+    default_prompt_name: Option<String>,
+}
+
+impl Prompts {
+    /// Reads the file of a model's folder; without it there are no prompts.
+    pub fn load(folder: ModelFolder) -> Result<Self> {
+        let path = folder.path.join("config_sentence_transformers.json");
+        let File { prompts, default_prompt_name } = folder.json_or_default(&path)?;
+        let stated = prompts.into_iter().map(|(name, prompt)| (name, prompt.unwrap_or_default()));
+        let prompts: BTreeMap<String, String> = stated.collect();
+        match prompts.iter().find(|(_, prompt)| prompt.len() > MAX_PROMPT_BYTES) {
+            Some((name, prompt)) => {
+                let found = format!("the prompt `{name}` has {} bytes", prompt.len());
+                Err(Error::file(path, format!("{found}, expected at most {MAX_PROMPT_BYTES}")))
+            }
+            None => Ok(Self { prompts, default_prompt_name }),
+        }
+    }
+
+    /// The prompt of this name, if one is stated.
+    pub fn stated(&self, name: &str) -> Option<&str> {
+        self.prompts.get(name).map(String::as_str)
+    }
+
+    /// Adds a prompt, or replaces it.
+    pub fn insert(&mut self, name: &str, prompt: String) {
+        self.prompts.insert(name.to_string(), prompt);
+    }
+
+    /// The prompt of a name, or the default one. Every model has prompts for both tasks, empty where its folder states
+    /// none, as in sentence-transformers.
+    ///
+    /// # Errors
+    /// If no prompt has the name.
+    pub fn named(&self, name: Option<&str>) -> Result<&str> {
+        const TASKS: [&str; 2] = ["document", "query"];
+        let Some(name) = name.or(self.default_prompt_name.as_deref()) else { return Ok("") };
+        match self.stated(name) {
+            Some(prompt) => Ok(prompt),
+            None if TASKS.contains(&name) => Ok(""),
+            None => {
+                let known: BTreeSet<&str> = self.prompts.keys().map(String::as_str).chain(TASKS).collect();
+                Err(Error::value("prompt_name", name, Vec::from_iter(known).join(" or ")))
+            }
+        }
+    }
+
+    /// What is put before each text of a call: the prompt of the options, or that which they name, or else that of the task,
+    /// or, without a task, the default one.
+    ///
+    /// # Errors
+    /// If no prompt has the name.
+    pub fn of<'a>(&'a self, options: &EncodeOptions<'a>, task: Option<Task>) -> Result<&'a str> {
+        match options.prompt {
+            Some(prompt) => Ok(prompt),
+            None => self.named(options.prompt_name.or(task.map(Task::name))),
+        }
+    }
+}
+
+/// The names: prompts can be long.
+impl fmt::Debug for Prompts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.prompts.keys()).finish()
+    }
+}
