@@ -21,6 +21,7 @@ use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::encoder::sentence::adapters::{Adapters, adapted_folder};
 use crate::encoder::sentence::pipeline::{Pipeline, Prompts};
 use crate::encoder::text::batches::TextBatcher;
+use crate::encoder::text::chat_template::ChatTemplate;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result, cut_to};
@@ -51,8 +52,8 @@ pub struct SentenceEncoder {
 
 impl SentenceEncoder {
     /// The model of a folder as sentence-transformers or transformers saves it: `config.json`, `tokenizer.json`,
-    /// `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without it, tokens are
-    /// averaged and the mean is left as it is.
+    /// `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without it, a text is the mean
+    /// of its tokens or, by a causal language model, its last token, without normalization.
     ///
     /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
     /// merged with its base model, which must be a local folder.
@@ -88,10 +89,18 @@ impl SentenceEncoder {
     fn with_source<S: WeightSource>(folder: ModelFolder, config: &BertConfig, source: S) -> Result<Self> {
         let modules = modules(folder)?;
         let transformer = transformer_of(folder.path, modules.as_deref());
+        if ChatTemplate::load(folder, &transformer, modules.is_some())?.is_some() {
+            let reason = "its texts go through a chat template, which this version does for cross-encoders alone";
+            return Err(Error::file(transformer, reason));
+        }
         let model = BertModel::load(config, source)?;
+        let pipeline = match modules.as_deref() {
+            Some(modules) => Pipeline::load(folder.path, modules, model.config().hidden_size, model.device())?,
+            None => Pipeline::without_modules(config)?,
+        };
         Ok(Self {
             batcher: TextBatcher::load(folder, &transformer, &model)?,
-            pipeline: Pipeline::load(folder.path, modules.as_deref(), model.config().hidden_size, model.device())?,
+            pipeline,
             prompts: Prompts::load(folder)?,
             adapters: Adapters::default(),
             model,
@@ -222,15 +231,7 @@ impl SentenceEncoder {
     }
 
     pub(crate) fn prompt(&self, name: Option<&str>) -> Result<&str> {
-        let Some(name) = name.or(self.prompts.default_prompt_name.as_deref()) else {
-            return Ok("");
-        };
-        self.prompts.prompts.get(name).map(String::as_str).ok_or_else(|| {
-            let known = self.prompts.prompts.keys().map(String::as_str).collect::<Vec<_>>();
-            let known =
-                if known.is_empty() { "none: the model has no prompts".to_string() } else { known.join(" or ") };
-            Error::value("prompt_name", name, known)
-        })
+        self.prompts.prompt(name)
     }
 
     /// Tokens at the start of a text with this prompt that pooling leaves out.

@@ -8,6 +8,7 @@ use candle_core::{Device, Tensor};
 
 use crate::encoder::folder::{ModelFolder, Module};
 use crate::encoder::heads::pooling::{Pooling, PoolingMode, l2_normalize};
+use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::dense::Dense;
 use crate::error::{Error, Result};
 use crate::io::json;
@@ -35,6 +36,22 @@ impl Prompts {
             }
             None => Ok(all),
         }
+    }
+
+    /// The prompt of a name, or the default one.
+    ///
+    /// # Errors
+    /// If no prompt has the name.
+    pub(crate) fn prompt(&self, name: Option<&str>) -> Result<&str> {
+        let Some(name) = name.or(self.default_prompt_name.as_deref()) else {
+            return Ok("");
+        };
+        self.prompts.get(name).map(String::as_str).ok_or_else(|| {
+            let known = self.prompts.keys().map(String::as_str).collect::<Vec<_>>();
+            let known =
+                if known.is_empty() { "none: the model has no prompts".to_string() } else { known.join(" or ") };
+            Error::value("prompt_name", name, known)
+        })
     }
 }
 
@@ -121,12 +138,16 @@ impl PoolingConfig {
 }
 
 impl Pipeline {
+    /// Without modules, the mean of the tokens or, of a language model that sees earlier tokens alone, the last one.
+    pub(crate) fn without_modules(config: &BertConfig) -> Result<Self> {
+        let causal = config.is_language_model() && config.key_flag("is_causal")? != Some(false);
+        let mode = if causal { PoolingMode::LastToken } else { PoolingMode::Mean };
+        Ok(Self { pooling: Pooling::new(vec![mode])?, include_prompt: true, steps: Vec::new() })
+    }
+
     /// Reads the modules after the transformer. `width` is that of the hidden states.
-    pub(crate) fn load(folder: &Path, modules: Option<&[Module]>, width: usize, device: &Device) -> Result<Self> {
+    pub(crate) fn load(folder: &Path, modules: &[Module], width: usize, device: &Device) -> Result<Self> {
         let mean = || Pooling::new(vec![PoolingMode::Mean]);
-        let Some(modules) = modules else {
-            return Ok(Self { pooling: mean()?, include_prompt: true, steps: Vec::new() });
-        };
         let (mut pooling, mut include_prompt, mut steps) = (None, true, Vec::new());
         let mut width = width;
         for module in &modules[1..] {
