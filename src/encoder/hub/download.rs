@@ -130,6 +130,10 @@ impl Model<'_> {
         for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
             self.fetch(&transformer, file, &revision)?;
         }
+        // Only rerankers read texts through one; without modules, its presence decides whether a model does.
+        if modules.is_empty() || modules.iter().any(|module| module.kind() == "LogitScore") {
+            self.fetch(&transformer, "chat_template.jinja", &revision)?;
+        }
         self.fetch("", "config_sentence_transformers.json", &revision)?;
         for module in modules.iter().skip(1) {
             self.fetch(&module.path, "config.json", &revision)?;
