@@ -48,7 +48,7 @@ def template(tokenizer, single, pair, *tokens):
                                          special_tokens=[(t, tokenizer.token_to_id(t)) for t in tokens])
 
 
-def qwen():
+def qwen(*special):
     """Byte-level BPE; a text ends with the token that also pads."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -56,7 +56,7 @@ def qwen():
         pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(
-        vocab_size=90, special_tokens=["<|endoftext|>", "<|im_end|>"], show_progress=False))
+        vocab_size=90 + len(special), special_tokens=["<|endoftext|>", "<|im_end|>", *special], show_progress=False))
     end = "<|endoftext|>"
     tokenizer.post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=False), template(tokenizer, f"$A {end}", f"$A {end} $B:1 {end}:1", end)])

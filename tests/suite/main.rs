@@ -67,6 +67,7 @@ mod programs;
 mod prune_program;
 mod quality;
 mod ragged;
+mod rerankers;
 mod resume;
 mod right_or_refused;
 mod search;

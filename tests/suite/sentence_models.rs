@@ -69,18 +69,28 @@ fn t5() {
     model("t5", &[]);
 }
 
-/// A copy of a model's folder with keys of one of its files replaced.
-fn changed(name: &str, file: &str, with: Value) -> tempfile::TempDir {
+/// A copy of a folder of the fixtures.
+pub fn copied(name: &str) -> tempfile::TempDir {
     fn copy(from: &Path, to: &Path) {
         std::fs::create_dir_all(to).unwrap();
         for entry in std::fs::read_dir(from).unwrap() {
             let path = entry.unwrap().path();
             let to = to.join(path.file_name().unwrap());
-            if path.is_dir() { copy(&path, &to) } else { assert!(std::fs::copy(&path, to).is_ok()) }
+            if path.is_dir() {
+                copy(&path, &to);
+            } else {
+                std::fs::copy(&path, to).unwrap();
+            }
         }
     }
     let to = tempfile::tempdir().unwrap();
-    copy(&fixture(&format!("sentence_models/{name}")), to.path());
+    copy(&fixture(name), to.path());
+    to
+}
+
+/// A copy of a model's folder with keys of one of its files replaced.
+fn changed(name: &str, file: &str, with: Value) -> tempfile::TempDir {
+    let to = copied(&format!("sentence_models/{name}"));
     let path = to.path().join(file);
     let mut keys: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     for (key, value) in with.as_object().unwrap() {
@@ -134,4 +144,25 @@ fn a_decoder_that_states_its_mask_may_see_both_ways() {
     let encode = |encoder: &SentenceEncoder| encoder.encode(&["hello world"], &EncodeOptions::default()).unwrap();
     let (both_ways, causal): (Tensor, Tensor) = (encode(&both_ways), encode(&causal));
     assert!(max_diff(&both_ways, &causal) > 1e-2);
+}
+
+/// As sentence-transformers does: the last token of a causal language model, and the mean of other models.
+#[test]
+fn without_modules_the_architecture_decides_on_pooling() {
+    let encode = |with: Value| {
+        let folder = changed("mistral", "config.json", with);
+        for file in ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"] {
+            std::fs::remove_file(folder.path().join(file)).unwrap();
+        }
+        let encoder = open(folder.path(), DType::F32).unwrap();
+        encoder.encode(&["cats", "hello world"], &EncodeOptions::default()).unwrap()
+    };
+    let encoder = open(&fixture("sentence_models/mistral"), DType::F32).unwrap();
+    let want = encoder.encode(&["cats", "hello world"], &EncodeOptions::default()).unwrap();
+    let last = encode(json!({"architectures": ["MistralForCausalLM"]}));
+    let length = last.sqr().unwrap().sum_keepdim(1).unwrap().sqrt().unwrap();
+    assert_close("the last token", &last.broadcast_div(&length).unwrap(), &want, MODEL);
+    let mean = encode(json!({"architectures": ["MistralModel"]}));
+    assert!(max_diff(&mean, &last) > 1e-2);
+    assert!(max_diff(&encode(json!({"architectures": ["MistralForCausalLM"], "is_causal": false})), &last) > 1e-2);
 }

@@ -5,3 +5,4 @@ pub(crate) mod masked_lm;
 pub(crate) mod pooling;
 pub(crate) mod task_head;
 pub(crate) mod token_classifier;
+pub(crate) mod token_score;

@@ -15,6 +15,7 @@ use crate::encoder::hub::model_id::check_id;
 use crate::encoder::hub::names::{Commit, RepoPath, Revision};
 use crate::encoder::hub::options::HubOptions;
 use crate::encoder::router::{ROUTER_CONFIGS, is_router, routes};
+use crate::encoder::text::chat_template::CHAT_TEMPLATE;
 use crate::error::{Error, Result};
 
 /// The most shards of one model. The largest published models have about 200.
@@ -122,6 +123,8 @@ impl Model<'_> {
         self.fetch("", "config_sentence_transformers.json", &revision)?;
         if !has_modules {
             self.transformer("", &revision)?;
+            // Its presence decides whether the model reads texts through it.
+            self.fetch("", CHAT_TEMPLATE, &revision)?;
             return Ok(folder);
         }
         let listed = any_modules(ModelFolder::with_files(&folder, &self.files))?;
@@ -132,6 +135,12 @@ impl Model<'_> {
         }
         let routes = routes(ModelFolder::with_files(&folder, &self.files))?;
         let modules: Vec<Module> = routes.iter().flat_map(|routes| routes.modules().into_values().cloned()).collect();
+        // Only rerankers read texts through one.
+        if modules.iter().any(|module| module.kind() == "LogitScore") {
+            for transformer in modules.iter().filter(|module| module.kind() == "Transformer") {
+                self.fetch(&transformer.path, CHAT_TEMPLATE, &revision)?;
+            }
+        }
         for module in modules {
             match module.kind() {
                 "Transformer" => self.transformer(&module.path, &revision)?,

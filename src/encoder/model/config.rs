@@ -312,6 +312,12 @@ impl BertConfig {
         self.row().block_prefixes(self.num_hidden_layers, self.num_hidden_groups, self.inner_group_num)
     }
 
+    /// Whether the checkpoint is one of a causal language model: the first of its `architectures`.
+    pub(crate) fn is_language_model(&self) -> bool {
+        let architecture = self.key("architectures").and_then(|all| all.get(0)).and_then(Value::as_str);
+        architecture.is_some_and(|name| name.ends_with("ForCausalLM"))
+    }
+
     /// The activation that a key of the file names, by default GELU.
     pub(crate) fn stated_activation(&self, key: &'static str) -> Result<Activation> {
         let Some(value) = self.key(key) else { return Ok(Activation::Gelu) };

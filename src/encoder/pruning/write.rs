@@ -215,7 +215,7 @@ fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new:
             && (file == "config.json" || is(&["safetensors"]) || file.to_string_lossy().ends_with(".index.json"));
         let module_weights = is(&["safetensors"]) && name != transformer;
         let replaced = new_card && name.is_empty() && file == CARD;
-        if !of_transformer && !replaced && (module_weights || is(&["json", "txt", "md", "model"])) {
+        if !of_transformer && !replaced && (module_weights || is(&["jinja", "json", "txt", "md", "model"])) {
             new.copy(&path, inside.join(file))?;
         }
     }

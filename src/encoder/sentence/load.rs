@@ -8,6 +8,7 @@ use candle_core::{DType, Device};
 use crate::encoder::folder::{ModelFolder, Module};
 use crate::encoder::heads::pooling::{Pooling, PoolingMode};
 use crate::encoder::model::bert::BertModel;
+use crate::encoder::model::config::BertConfig;
 use crate::encoder::router::{Routes, routes};
 use crate::encoder::sentence::adapters::Adapters;
 use crate::encoder::sentence::input::Input;
@@ -16,6 +17,7 @@ use crate::encoder::sentence::pooling_config::PoolingConfig;
 use crate::encoder::sentence::static_embedding::{StaticEmbedding, model2vec};
 use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::batches::TextBatcher;
+use crate::encoder::text::chat_template::ChatTemplate;
 use crate::error::{Error, Result};
 
 /// The modules of a route, loaded. A model without a router has one, without a name.
@@ -68,7 +70,7 @@ impl<'a, F: FnMut(&Path) -> Result<(BertModel, Adapters)>> Loader<'a, F> {
         let path = self.folder.path.join(modules.first().map_or("", |module| &module.path));
         let rest: Vec<&Module> = modules.iter().skip(1).collect();
         let (input, rest) = match modules.first().map(Module::kind) {
-            None | Some("Transformer") => self.transformer(&path, &rest)?,
+            None | Some("Transformer") => self.transformer(&path, &rest, modules.is_empty())?,
             Some("StaticEmbedding") => (Input::Static(self.table(&path)?), rest),
             Some(other) => {
                 let reason = format!("the first module is `{other}`, expected `Transformer` or `StaticEmbedding`");
@@ -79,8 +81,13 @@ impl<'a, F: FnMut(&Path) -> Result<(BertModel, Adapters)>> Loader<'a, F> {
         Ok(Route { name, input, modules })
     }
 
-    /// The transformer of a folder with its pooling, which is among the modules, and the modules that remain.
-    fn transformer<'m>(&mut self, path: &Path, modules: &[&'m Module]) -> Result<(Input, Vec<&'m Module>)> {
+    /// The transformer of a folder with its pooling, which is among the modules, and the modules that remain. `bare`: the
+    /// folder lists no modules.
+    fn transformer<'m>(&mut self, path: &Path, modules: &[&'m Module], bare: bool) -> Result<(Input, Vec<&'m Module>)> {
+        if ChatTemplate::load(self.folder, path, !bare)?.is_some() {
+            let reason = "its texts go through a chat template, which this version does for cross-encoders alone";
+            return Err(Error::file(path, reason));
+        }
         let (model, adapters, batcher) = match self.transformers.get(path) {
             Some(loaded) => loaded.clone(),
             None => {
@@ -93,7 +100,7 @@ impl<'a, F: FnMut(&Path) -> Result<(BertModel, Adapters)>> Loader<'a, F> {
         };
         // Nothing that works on embeddings is before pooling; without pooling, tokens are averaged.
         let mut rest: Vec<&Module> = modules.iter().copied().skip_while(|module| module.kind() == "Dropout").collect();
-        let (mut modes, mut include_prompt) = (vec![PoolingMode::Mean], true);
+        let (mut modes, mut include_prompt) = (vec![default_mode(model.config(), bare)?], true);
         if rest.first().is_some_and(|module| module.kind() == "Pooling") {
             let file = self.folder.path.join(&rest.remove(0).path).join("config.json");
             let config: PoolingConfig = self.folder.json(&file)?;
@@ -116,4 +123,11 @@ impl<'a, F: FnMut(&Path) -> Result<(BertModel, Adapters)>> Loader<'a, F> {
         self.tables.insert(path.to_path_buf(), table.clone());
         Ok(table)
     }
+}
+
+/// How tokens are pooled where no module says it: by their mean or, of a language model that sees earlier tokens alone and
+/// lists no modules, by the last one.
+fn default_mode(config: &BertConfig, bare: bool) -> Result<PoolingMode> {
+    let is_causal = bare && config.is_language_model() && config.key_flag("is_causal")? != Some(false);
+    Ok(if is_causal { PoolingMode::LastToken } else { PoolingMode::Mean })
 }

@@ -89,7 +89,7 @@ impl SentenceEncoder {
 
     /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
     /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
-    /// it, tokens are averaged and the mean is left as it is.
+    /// it, a text is the mean of its tokens or, by a causal language model, its last token, without normalization.
     ///
     /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
     /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any

@@ -38,10 +38,16 @@ pub(crate) struct TextBatcher {
 impl TextBatcher {
     /// Reads tokenizer and limits of `model` from the folder of the transformer itself.
     pub fn load(folder: ModelFolder, transformer: &Path, model: &BertModel) -> Result<Self> {
-        let (max_seq_length, lower_case) = limits(folder, transformer, model.config().max_tokens())?;
+        let (max_seq_length, _) = limits(folder, transformer, model.config().max_tokens())?;
         let stated = TokenizerConfig::load(folder, transformer)?;
-        let tokenizer = Tokenizer::load(folder, &transformer.join("tokenizer.json"), max_seq_length, lower_case)?;
+        let tokenizer = Self::tokenizer(folder, transformer, model.config())?;
         Self::new(model.config(), tokenizer, max_seq_length, stated.gives_types(), model.dtype(), model.device())
+    }
+
+    /// The tokenizer in the folder of the transformer itself, with the limits of the model.
+    pub fn tokenizer(folder: ModelFolder, transformer: &Path, config: &BertConfig) -> Result<Tokenizer> {
+        let (max_seq_length, lower_case) = limits(folder, transformer, config.max_tokens())?;
+        Tokenizer::load(folder, &transformer.join("tokenizer.json"), max_seq_length, lower_case)
     }
 
     /// `gives_types`: whether the tokenizer gives segment types to the model.

@@ -8,12 +8,17 @@ use serde_json::{Map, Value};
 use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::model_files::ModelFiles;
+use crate::encoder::prompts::Prompts;
+use crate::encoder::text::chat_template::ChatTemplate;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::text_classifier::TextClassifier;
+use crate::encoder::text::token_scorer::TokenScorer;
 use crate::error::{Error, Result};
 
 /// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together.
-/// The score is the sigmoid of the logit, unless the model's files name another activation.
+/// The score is the sigmoid of the logit, unless the model's files name another activation. The logit is that of a
+/// classification head, or of the answer of a causal language model (Qwen3-Reranker), whose chat template is applied. A prompt
+/// goes before the query, or into the template as the message of the role `system`.
 ///
 /// ```no_run
 /// use candle_attention::encoder::{CrossEncoder, EncodeOptions};
@@ -27,8 +32,18 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug, Clone)]
 pub struct CrossEncoder {
-    classifier: TextClassifier,
+    scorer: Scorer,
     sigmoid: bool,
+    prompts: Prompts,
+}
+
+/// Where scores come from.
+#[derive(Debug, Clone)]
+enum Scorer {
+    /// A head with one label.
+    Head(Box<TextClassifier>),
+    /// The next token of a causal language model.
+    Token(Box<TokenScorer>),
 }
 
 /// A document and its score.
@@ -59,7 +74,8 @@ impl CrossEncoder {
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        Self::new(TextClassifier::open(folder, dtype, device)?, folder)
+        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
@@ -67,10 +83,23 @@ impl CrossEncoder {
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
     pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::new(TextClassifier::load(&folder, source)?, ModelFolder::new(&folder))
+        Self::with_source(ModelFolder::new(&folder), source)
     }
 
-    fn new(classifier: TextClassifier, folder: ModelFolder) -> Result<Self> {
+    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+        let modules = modules(folder)?;
+        let transformer = transformer_of(folder.path, modules.as_deref());
+        let config = folder.transformer_config(&transformer)?;
+        let (sigmoid, prompts) = (sigmoid(folder)?, Prompts::load(folder)?);
+        if TokenScorer::fits(modules.as_deref(), &config) {
+            let scorer = TokenScorer::load(folder, modules.as_deref(), &transformer, &config, source)?;
+            return Ok(Self { scorer: Scorer::Token(Box::new(scorer)), sigmoid, prompts });
+        }
+        if ChatTemplate::load(folder, &transformer, modules.is_some())?.is_some() {
+            let reason = "its texts go through a chat template, which this version does for `LogitScore` models alone";
+            return Err(Error::file(transformer, reason));
+        }
+        let classifier = TextClassifier::with_source(folder, source)?;
         if classifier.labels().len() != 1 {
             let found = format!("{} labels", classifier.labels().len());
             return Err(Error::value(
@@ -79,7 +108,7 @@ impl CrossEncoder {
                 "one; a model with more labels is a classifier (`TextClassifier`, `classify`)",
             ));
         }
-        Ok(Self { classifier, sigmoid: sigmoid(folder)? })
+        Ok(Self { scorer: Scorer::Head(Box::new(classifier)), sigmoid, prompts })
     }
 
     /// The model of a hub id, from the local cache if it is there.
@@ -94,13 +123,17 @@ impl CrossEncoder {
     /// The score of each pair.
     ///
     /// # Errors
-    /// A batch size of 0; a prompt; a token that the model does not have.
+    /// A batch size of 0; a prompt or a token that the model does not have.
     pub fn scores(&self, pairs: &[(&str, &str)], options: &EncodeOptions) -> Result<Vec<f32>> {
-        let logits = self.classifier.logits(pairs, options)?.into_iter().flatten();
-        Ok(match self.sigmoid {
-            true => logits.map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
-            false => logits.collect(),
-        })
+        let prompt = self.prompts.of(options, None)?;
+        let mut scores = match &self.scorer {
+            Scorer::Head(classifier) => classifier.prompted_logits(pairs, prompt, options)?.concat(),
+            Scorer::Token(scorer) => scorer.scores(pairs, prompt, options)?,
+        };
+        if self.sigmoid {
+            scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp()));
+        }
+        Ok(scores)
     }
 
     /// The documents by their score with `query`, the best first.
@@ -127,7 +160,10 @@ impl CrossEncoder {
         document: &str,
         options: &crate::encoder::MapOptions,
     ) -> Result<crate::visualize::AttentionMaps> {
-        self.classifier.attention((query, document), options)
+        match &self.scorer {
+            Scorer::Head(classifier) => classifier.attention((query, document), options),
+            Scorer::Token(scorer) => scorer.attention(query, document, options),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 #[cfg(feature = "visualize")]
 pub(crate) mod attention_maps;
 pub(crate) mod batches;
+pub(crate) mod chat_template;
 pub(crate) mod cross_encoder;
 pub(crate) mod entities;
 pub(crate) mod fill_mask;
@@ -10,4 +11,5 @@ pub(crate) mod options;
 pub(crate) mod semaphore;
 pub(crate) mod text_classifier;
 pub(crate) mod token_classifier;
+pub(crate) mod token_scorer;
 pub(crate) mod tokenizer;

@@ -117,9 +117,16 @@ pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> 
 /// Rejects what only sentence encoders have: prompts, adapters, tasks, and embeddings to cut or to normalize.
 pub(crate) fn without_embeddings(options: &EncodeOptions) -> Result<()> {
     without_prompt(options.prompt_name)?;
+    if let Some(prompt) = options.prompt {
+        return Err(Error::value("prompt", cut_to(prompt, 80), "none: only sentence encoders have it"));
+    }
+    without_dimensions(options)
+}
+
+/// Rejects what only sentence encoders have, except prompts, which rerankers have too.
+pub(crate) fn without_dimensions(options: &EncodeOptions) -> Result<()> {
     without_adapter(options)?;
     let (what, found) = match options {
-        EncodeOptions { prompt: Some(prompt), .. } => ("prompt", cut_to(prompt, 80).to_string()),
         EncodeOptions { truncate_dim: Some(size), .. } => ("truncate_dim", size.to_string()),
         EncodeOptions { normalize_embeddings: true, .. } => ("normalize_embeddings", true.to_string()),
         _ => return Ok(()),

@@ -14,7 +14,7 @@ use crate::encoder::model_files::ModelFiles;
 use crate::encoder::text::batches::TextBatcher;
 #[cfg(feature = "visualize")]
 use crate::encoder::text::options::without_prompt;
-use crate::encoder::text::options::{EncodeOptions, check_finite, without_embeddings};
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_dimensions, without_embeddings};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -99,7 +99,7 @@ impl TextClassifier {
         Self::with_source(ModelFolder::new(&folder), source)
     }
 
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    pub(crate) fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
         let modules = modules(folder)?;
         if let Some([_, other, ..]) = modules.as_deref() {
             let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
@@ -140,7 +140,8 @@ impl TextClassifier {
         texts: &[T],
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<Label>>> {
-        let numbers = self.numbers(texts, options, |head, logits| {
+        without_embeddings(options)?;
+        let numbers = self.numbers(texts, "", options, |head, logits| {
             Ok(match head.function {
                 Function::Sigmoid => sigmoid(&logits)?,
                 Function::Softmax => softmax_last_dim(&logits)?,
@@ -162,7 +163,18 @@ impl TextClassifier {
     /// A batch size of 0; a prompt; a token that the model does not have; [`Error::NotFinite`] for the first text whose
     /// scores are not finite.
     pub fn logits<'a, T: Into<Text<'a>> + Copy>(&self, texts: &[T], options: &EncodeOptions) -> Result<Vec<Vec<f32>>> {
-        self.numbers(texts, options, |_, logits| Ok(logits))
+        without_embeddings(options)?;
+        self.prompted_logits(texts, "", options)
+    }
+
+    /// [`logits`](Self::logits) with a prompt before each text, or the first text of each pair.
+    pub(crate) fn prompted_logits<'a, T: Into<Text<'a>> + Copy>(
+        &self,
+        texts: &[T],
+        prompt: &str,
+        options: &EncodeOptions,
+    ) -> Result<Vec<Vec<f32>>> {
+        self.numbers(texts, prompt, options, |_, logits| Ok(logits))
     }
 
     /// The attention weights for a text or a pair of texts: see
@@ -183,12 +195,13 @@ impl TextClassifier {
     fn numbers<'a, T: Into<Text<'a>> + Copy>(
         &self,
         texts: &[T],
+        prompt: &str,
         options: &EncodeOptions,
         function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
     ) -> Result<Vec<Vec<f32>>> {
-        without_embeddings(options)?;
+        without_dimensions(options)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
-        let numbers = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
+        let numbers = self.batcher.run(&self.head.model, &texts, prompt, options, |batch, hidden| {
             let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();
             let logits = self.head.logits(&hidden, &ids)?;
             // The sigmoid of an infinity would be finite: it becomes NaN here.

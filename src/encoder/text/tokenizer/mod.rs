@@ -41,6 +41,8 @@ pub(crate) struct Tokenizer {
     inner: Arc<Inner>,
     max_length: usize,
     lower_case: bool,
+    /// Whether special tokens are put around a text.
+    special: bool,
 }
 
 /// What the file says.
@@ -123,9 +125,14 @@ impl Tokenizer {
             let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })
         })?;
-        let tokenizer = Self { inner: Arc::new(inner), max_length, lower_case };
+        let tokenizer = Self { inner: Arc::new(inner), max_length, lower_case, special: true };
         guarded(|| tokenizer.room(false))?;
         Ok(tokenizer)
+    }
+
+    /// The same tokenizer without special tokens around a text, for texts that have them inside.
+    pub(crate) fn without_special_tokens(&self) -> Self {
+        Self { special: false, ..self.clone() }
     }
 
     /// The same tokenizer with another maximum length.
@@ -185,7 +192,8 @@ impl Tokenizer {
         [Some(first), second].into_iter().flatten().try_for_each(check_length)?;
         guarded(|| {
             let room = self.room(second.is_some())?;
-            let limit = Some((self.max_length, TruncationDirection::Right));
+            // One more than is kept at most, which shows that there are more.
+            let limit = Some((self.max_length.saturating_add(1), TruncationDirection::Right));
             let first = self.sequence(first, 0, offsets, limit)?;
             let second = second.map(|text| self.sequence(text, 1, offsets, limit)).transpose()?;
             let found = (first.len(), second.as_ref().map_or(0, Encoding::len));
@@ -194,10 +202,10 @@ impl Tokenizer {
             let counts = if second.is_some() { vec![of_first, of_second] } else { vec![of_first] };
             let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
             let joined = match self.inner.tokenizer.get_post_processor() {
-                Some(processor) => processor.process(first, second, true)?,
+                Some(processor) => processor.process(first, second, self.special)?,
                 None => {
                     let sequences = [Some(first), second].into_iter().flatten().collect();
-                    let mut joined = <dyn PostProcessor>::default_process(sequences, true)?;
+                    let mut joined = <dyn PostProcessor>::default_process(sequences, self.special)?;
                     joined.pop().ok_or("no tokens at all")?
                 }
             };
@@ -230,7 +238,8 @@ impl Tokenizer {
     /// How many tokens of a text or a pair fit beside the special tokens.
     fn room(&self, pair: bool) -> tokenizers::Result<usize> {
         let (what, needed) = if pair { ("a pair of texts", 2) } else { ("a text", 1) };
-        let special = self.inner.tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(pair));
+        let processor = self.inner.tokenizer.get_post_processor().filter(|_| self.special);
+        let special = processor.map_or(0, |processor| processor.added_tokens(pair));
         match self.max_length.checked_sub(special) {
             Some(room) if room >= needed => Ok(room),
             _ => Err(format!(
