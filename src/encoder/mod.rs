@@ -10,6 +10,7 @@
 mod folder;
 mod heads;
 mod hub;
+mod kind;
 mod m3;
 mod model;
 mod model_files;
@@ -29,6 +30,7 @@ pub use heads::token_classifier::TokenClassificationHead;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
+pub use kind::EncoderKind;
 pub use m3::{M3Embedding, M3Encoder};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;

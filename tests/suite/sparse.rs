@@ -113,6 +113,30 @@ fn weights_of_tokens_may_be_json() {
 }
 
 #[test]
+fn a_folder_shows_what_it_makes_of_texts() {
+    use candle_attention::encoder::EncoderKind::{self, MultiVector, Sentence, Sparse};
+    let kinds = [
+        ("tiny-bert", Sentence),
+        ("sparse/splade", Sparse),
+        ("sparse/inference_free", Sparse),
+        ("sparse/plain", Sentence),
+        ("sparse/bge_m3", Sentence),
+        ("multi_vector/modern", MultiVector),
+        ("multi_vector/pylate", MultiVector),
+        ("multi_vector/stanford", MultiVector),
+    ];
+    for (folder, kind) in kinds {
+        assert_eq!(EncoderKind::of_folder(fixture(folder)).unwrap(), kind, "{folder}");
+    }
+    // By the modules alone.
+    for (from, kind) in [("sparse/splade", Sparse), ("multi_vector/modern", MultiVector)] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(fixture(from).join("modules.json"), folder.path().join("modules.json")).unwrap();
+        assert_eq!(EncoderKind::of_folder(folder.path()).unwrap(), kind, "{from}");
+    }
+}
+
+#[test]
 fn what_is_not_run_is_refused() {
     let (encoder, _) = golden("splade");
     let options = EncodeOptions::default();
