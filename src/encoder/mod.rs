@@ -34,6 +34,7 @@ pub use sentence::quantize::{
     Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
 };
 pub use sentence::similarity::SimilarityFunction;
+pub use sentence::stream::EncodeIter;
 #[cfg(feature = "visualize")]
 pub use text::attention_maps::MapOptions;
 pub use text::cross_encoder::{CrossEncoder, Ranked};

@@ -14,6 +14,7 @@ mod settings;
 pub(crate) mod similarity;
 mod spans;
 mod static_embedding;
+pub(crate) mod stream;
 pub(crate) mod transformer;
 
 use std::collections::BTreeMap;
