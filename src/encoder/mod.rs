@@ -44,6 +44,7 @@ pub use sentence::quantize::{
     Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
 };
 pub use sentence::similarity::SimilarityFunction;
+pub use sentence::stream::EncodeIter;
 pub use sparse::SparseEncoder;
 pub use sparse::vector::SparseVector;
 #[cfg(feature = "visualize")]

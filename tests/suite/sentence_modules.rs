@@ -15,7 +15,7 @@ use crate::programs::copy_folder;
 const CPU: Device = Device::Cpu;
 
 /// A folder of `sentence-modules`, with what tiny-bert has in the folder of its transformer, and its tokenizer.
-fn folder(name: &str) -> tempfile::TempDir {
+pub fn folder(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (transformer, tokenizer) = match name {
         "chain" | "router_late" => (Some(""), None),

@@ -211,5 +211,40 @@ fn similarities_equal_those_of_sentence_transformers() {
     // Cosine is what a model without a name has, and one with a name for several vectors.
     assert_eq!(model("{}", false).similarity_fn(), SimilarityFunction::Cosine);
     assert_eq!(model(r#"{"similarity_fn_name": "maxsim"}"#, false).similarity_fn(), SimilarityFunction::Cosine);
-    says("maxsim".parse::<SimilarityFunction>(), &["the similarity function is maxsim", "cosine, dot"]);
+    says("maxsim".parse::<SimilarityFunction>(), &["the similarity function is maxsim", "one of cosine, dot"]);
+}
+
+#[test]
+fn texts_of_an_iterator_are_taken_window_by_window() {
+    let folder = crate::sentence_modules::folder("static");
+    let encoder = SentenceEncoder::from_folder(folder.path(), DType::F32, &CPU).unwrap();
+    let taken = std::cell::Cell::new(0);
+    let text = |i: usize| format!("{} text {i}", "a ".repeat(i % 7));
+    let many = |count: usize| {
+        (0..count).map(|i| {
+            taken.set(i + 1);
+            text(i)
+        })
+    };
+    let mut embeddings = encoder.encode_iter(many(8200), EncodeOptions::default());
+    let first = embeddings.next().unwrap().unwrap();
+    // A window and no more.
+    assert_eq!((first.dims(), taken.get()), ([10].as_slice(), 8192));
+    let rest: Vec<Tensor> = embeddings.map(|embedding| embedding.unwrap()).collect();
+    assert_eq!((rest.len(), taken.get()), (8199, 8200));
+    for i in [1, 2, 5000, 8191, 8192, 8199] {
+        let alone = encoder.encode(&[&text(i)], &EncodeOptions::default()).unwrap();
+        assert_eq!(numbers(&rest[i - 1]), numbers(&alone), "text {i}");
+    }
+    assert_eq!(encoder.encode_iter(many(0), EncodeOptions::default()).count(), 0);
+    // An error ends it, and counts the texts from the first one.
+    let cut = std::cell::RefCell::new(Vec::new());
+    let on_truncated = |i: usize| cut.borrow_mut().push(i);
+    let options = EncodeOptions::default().with_on_truncated(&on_truncated);
+    let long = |i: usize| if i == 8195 { "a ".repeat(20) } else { String::new() };
+    assert_eq!(encoder.encode_iter((0..8200).map(long), options).filter(Result::is_ok).count(), 8200);
+    assert_eq!(cut.take(), [8195]);
+    let mut failing = encoder.encode_iter(["a", "b"], options.with_prompt_name("no"));
+    says(failing.next().unwrap(), &["prompt_name is no"]);
+    assert!(failing.next().is_none());
 }

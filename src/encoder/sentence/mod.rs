@@ -16,6 +16,7 @@ mod settings;
 pub(crate) mod similarity;
 mod spans;
 mod static_embedding;
+pub(crate) mod stream;
 mod tasks;
 pub(crate) mod transformer;
 

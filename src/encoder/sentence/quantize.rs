@@ -48,9 +48,9 @@ impl FromStr for Precision {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|(known, _)| *known == name);
-        found
-            .map(|(_, precision)| precision)
-            .ok_or_else(|| Error::value("the precision", name, Self::ALL.map(|(known, _)| known).join(", ")))
+        found.map(|(_, precision)| precision).ok_or_else(|| {
+            Error::value("the precision", name, format!("one of {}", Self::ALL.map(|(known, _)| known).join(", ")))
+        })
     }
 }
 

@@ -90,9 +90,13 @@ impl FromStr for SimilarityFunction {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|(known, _)| *known == name);
-        found
-            .map(|(_, function)| function)
-            .ok_or_else(|| Error::value("the similarity function", name, Self::ALL.map(|(known, _)| known).join(", ")))
+        found.map(|(_, function)| function).ok_or_else(|| {
+            Error::value(
+                "the similarity function",
+                name,
+                format!("one of {}", Self::ALL.map(|(known, _)| known).join(", ")),
+            )
+        })
     }
 }
 

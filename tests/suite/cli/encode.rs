@@ -163,3 +163,92 @@ fn damaged_weights_are_an_error_everywhere() {
     fails(&mut with(&["attention-map", "--layer", "1", "--html", "map.html", "a cat"]), &tensor);
     assert!(!scratch.names().iter().any(|name| name.contains(".search-") || name == "e.npy" || name == "map.html"));
 }
+
+/// The JSON lines of a run.
+fn json(scratch: &Scratch, arguments: &[&str]) -> Vec<serde_json::Value> {
+    let lines = succeeds(&mut scratch.run(&[&["encode", "--json"], arguments].concat()));
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn embeddings_are_truncated_normalized_and_quantized() {
+    let scratch = Scratch::new();
+    let numbers = |line: &serde_json::Value| -> Vec<f64> {
+        line["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let whole = json(&scratch, &["a cat", "a dog"]);
+    let short = json(&scratch, &["--truncate-dim", "20", "a cat", "a dog"]);
+    assert_eq!(numbers(&short[1]), numbers(&whole[1])[..20]);
+    let unit = json(&scratch, &["--truncate-dim", "20", "--normalize", "a cat"]);
+    let length: f64 = numbers(&unit[0]).iter().map(|x| x * x).sum();
+    assert!((length - 1.0).abs() < 1e-6, "{length}");
+
+    let bits = json(&scratch, &["--precision", "ubinary", "a cat", "a dog"]);
+    let want = |line: &serde_json::Value| -> Vec<f64> {
+        let byte = |xs: &[f64]| xs.iter().fold(0, |byte, x| byte * 2 + u32::from(*x > 0.0));
+        numbers(line).chunks(8).map(byte).map(f64::from).collect()
+    };
+    assert_eq!((numbers(&bits[0]), numbers(&bits[1])), (want(&whole[0]), want(&whole[1])));
+    // The ranges are those of all texts, or of a file, with which a text alone is the same.
+    let int8 = json(&scratch, &["--precision", "int8", "--file", "texts.txt"]);
+    let calibrated = ["--precision", "int8", "--calibration", "texts.txt"];
+    assert_eq!(int8.len(), 60);
+    let again = json(&scratch, &[&calibrated[..], &["--file", "texts.txt"]].concat());
+    assert_eq!(again, int8);
+    let alone = json(&scratch, &[&calibrated[..], &[int8[7]["text"].as_str().unwrap()]].concat());
+    assert_eq!(alone[0], int8[7]);
+    assert!(numbers(&int8[0]).iter().all(|x| x.fract() == 0.0 && (-128.0..128.0).contains(x)));
+
+    // Files for other programs.
+    let write = |precision: &str, file: &str| {
+        scratch.run(&["encode", "--file", "notes.txt", "--precision", precision, "--output", file])
+    };
+    assert_eq!(succeeds(&mut write("ubinary", "e.npy")), "e.npy: 2 texts, 128 numbers each by the embedded model\n");
+    let array = Tensor::read_npy(scratch.path("e.npy")).unwrap();
+    assert_eq!((array.dims(), array.dtype()), ([2, 16].as_slice(), DType::U8));
+    succeeds(&mut write("uint8", "e.safetensors"));
+    let tensors = candle_core::safetensors::load(scratch.path("e.safetensors"), &Device::Cpu).unwrap();
+    assert_eq!((tensors["embeddings"].dims(), tensors["embeddings"].dtype()), ([2, 128].as_slice(), DType::U8));
+    succeeds(&mut write("int8", "signed.npy"));
+    let bytes = std::fs::read(scratch.path("signed.npy")).unwrap();
+    assert!(String::from_utf8_lossy(&bytes[..60]).contains("'descr': '|i1'") && bytes.len() % 64 == 0);
+
+    fails(&mut write("int8", "signed.safetensors"), "signed.safetensors: int8 needs signed bytes");
+    let encode = |arguments: &[&str], reason: &str| {
+        fails(&mut scratch.run(&[&["encode", "a"], arguments].concat()), reason);
+    };
+    encode(&["--precision", "int4", "--json"], "the precision is int4, expected one of");
+    encode(&["--precision", "int8"], "--precision int8 needs --json or --output");
+    encode(&["--precision", "int8", "--json"], "the number of embeddings to take ranges from is 1");
+    encode(&["--precision", "binary", "--json", "--calibration", "texts.txt"], "--calibration is for --precision int8");
+    encode(&["--precision", "int8", "--json", "--calibration", "no.txt"], "no.txt: No such file");
+    encode(&["--truncate-dim", "0"], "truncate_dim = 0 is not allowed: expected at least 1");
+}
+
+#[test]
+fn prompts_kinds_and_tokens() {
+    let scratch = Scratch::new();
+    let config = r#"{"prompts": {"query": "the cat "}}"#;
+    std::fs::write(scratch.path("all-MiniLM-L6-v2/config_sentence_transformers.json"), config).unwrap();
+    let embedding = |arguments: &[&str]| {
+        let mut line = json(&scratch, &[arguments, &["--model", "all-MiniLM-L6-v2"]].concat()).remove(0);
+        line["embedding"].take()
+    };
+    let want = embedding(&["the cat sat"]);
+    assert_eq!(embedding(&["--prompt", "the cat ", "sat"]), want);
+    assert_eq!(embedding(&["--as", "query", "sat"]), want);
+    assert_eq!(embedding(&["--as", "document", "sat"]), embedding(&["sat"]));
+    assert_eq!(embedding(&["--as", "query", "--prompt", "", "sat"]), embedding(&["sat"]));
+
+    let lines = json(&scratch, &["--token-embeddings", "--model", "all-MiniLM-L6-v2", "a cat", "sat"]);
+    let shape = |line: &serde_json::Value| {
+        let rows = line["embeddings"].as_array().unwrap();
+        (line["text"].as_str().unwrap().to_string(), rows.len(), rows[0].as_array().unwrap().len())
+    };
+    assert_eq!(lines.iter().map(shape).collect::<Vec<_>>(), [("a cat".to_string(), 4, 24), ("sat".to_string(), 3, 24)]);
+
+    fails(&mut scratch.run(&["encode", "a", "--token-embeddings"]), "--json");
+    fails(&mut scratch.run(&["encode", "a", "--json", "--token-embeddings", "--normalize"]), "cannot be used with");
+    fails(&mut scratch.run(&["encode", "a", "--prompt", "x", "--prompt-name", "query"]), "cannot be used with");
+    fails(&mut scratch.run(&["encode", "a", "--as", "passage"]), "[possible values: query, document]");
+}

@@ -1,6 +1,7 @@
 //! Sentence embeddings: a table of similarities, one JSON object per line, or a file for NumPy or safetensors.
 
 mod embedder;
+mod outputs;
 mod table;
 mod write;
 
@@ -14,6 +15,7 @@ use super::shared::program::Command;
 use super::shared::read::{self, Lines};
 use super::shared::{Result, about, print};
 use embedder::Embedder;
+use outputs::Outputs;
 
 /// Compute sentence embeddings, and compare texts by them.
 ///
@@ -24,22 +26,26 @@ use embedder::Embedder;
     name = "encode",
     after_help = "Examples:
   candle-attention encode \"A cat sleeps.\" \"A kitten naps.\" \"Stocks fell.\"
-  candle-attention encode --file texts.txt --output embeddings.npy"
+  candle-attention encode --file texts.txt --output embeddings.npy
+  candle-attention encode --json --as query --precision ubinary \"a pet at rest\""
 )]
 pub struct Encode {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
     batches: Batches,
+    #[command(flatten)]
+    outputs: Outputs,
     /// The texts to encode
     texts: Vec<String>,
     /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped
     #[arg(long, conflicts_with = "texts")]
     file: Option<PathBuf>,
-    /// Print one {"text": …, "embedding": […]} per line, in input order, as soon as it is computed
+    /// Print one {"text": …, "embedding": […]} per line, in input order, as soon as it is computed: what has arrived of a
+    /// pipe at once, of a file 8,192 texts at a time
     #[arg(long, conflicts_with_all = ["output", "against", "pairs"])]
     json: bool,
-    /// Write the embeddings (texts, dimensions) in f32 to this .npy or .safetensors file (tensor `embeddings`); `-` is
+    /// Write the embeddings (texts, dimensions) to this .npy or .safetensors file (tensor `embeddings`); `-` is
     /// standard output, in NumPy's format, as are devices and pipes without such a name
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "pairs"])]
     output: Option<PathBuf>,
@@ -54,20 +60,24 @@ pub struct Encode {
 impl Command for Encode {
     fn run(self) -> Result<()> {
         let inputs: Vec<&Path> = self.file.as_deref().into_iter().collect();
+        self.outputs.check(self.json || self.output.is_some())?;
         let output = self.output.as_deref().map(|path| output(path, &inputs)).transpose()?;
+        if let Some(output) = &output {
+            write::check(output, self.outputs.precision)?;
+        }
         if self.json
             && let Some(path) = &self.file
         {
             let lines = Lines::open(path)?;
-            return Embedder::load(&self.model, &self.batches)?.stream(lines);
+            return Embedder::load(&self.model, &self.batches, &self.outputs)?.stream(lines);
         }
         if let Some(path) = &self.pairs {
             let text = read::text(path)?;
-            return table::pairs(&Embedder::load(&self.model, &self.batches)?, &pairs(path, &text)?);
+            return table::pairs(&Embedder::load(&self.model, &self.batches, &self.outputs)?, &pairs(path, &text)?);
         }
         let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
-        let embedder = Embedder::load(&self.model, &self.batches)?;
+        let embedder = Embedder::load(&self.model, &self.batches, &self.outputs)?;
         if self.json {
             return embedder.stream(texts.into_iter());
         }
@@ -80,7 +90,7 @@ impl Command for Encode {
         let (count, size) = embeddings.dims2()?;
         let made = format!("{}, {size} numbers each by {}", print::count(count, "text"), self.model.name());
         match output {
-            Some(output) => write::embeddings(&output, &embeddings, &made),
+            Some(output) => write::embeddings(&output, &embedder.quantize(&embeddings)?, &made),
             None => table::similarities(&texts, &embeddings, &made),
         }
     }
