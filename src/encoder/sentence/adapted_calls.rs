@@ -113,7 +113,7 @@ impl SentenceEncoder {
             groups.entry(*adapter).or_default().push(i);
         }
         let calls: Vec<_> =
-            groups.iter().map(|(adapter, _)| EncodeOptions { adapters: None, adapter: *adapter, ..*options }).collect();
+            groups.keys().map(|adapter| EncodeOptions { adapters: None, adapter: *adapter, ..*options }).collect();
         calls.iter().try_for_each(|call| self.model_for(call).map(drop))?;
         let (done, mut parts, mut rows) = (Cell::new(0), Vec::new(), vec![0u32; texts.len()]);
         for (call, group) in calls.into_iter().zip(groups.values()) {

@@ -140,6 +140,7 @@ impl SentenceEncoder {
     fn vectors(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         let model = &*self.model_for(options)?;
         let prompt = self.prompt_for(options)?;
+        let options = &EncodeOptions { adapter: None, task: None, ..*options };
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let uncounted = self.uncounted(prompt)?;
         let batcher = &self.batcher;

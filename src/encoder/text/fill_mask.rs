@@ -11,7 +11,7 @@ use crate::encoder::heads::masked_lm::MaskedLm;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, check_finite, without_adapter, without_prompt};
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -122,7 +122,6 @@ impl FillMask {
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<Vec<MaskPrediction>>>> {
         without_prompt(options.prompt_name)?;
-        without_adapter(options)?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let fills = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
             let mut places = Vec::new();

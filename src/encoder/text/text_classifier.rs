@@ -11,7 +11,7 @@ use crate::encoder::heads::classifier::SequenceClassifier;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, check_finite, without_adapter, without_prompt};
+use crate::encoder::text::options::{EncodeOptions, check_finite, without_prompt};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
 
@@ -176,7 +176,6 @@ impl TextClassifier {
         function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
     ) -> Result<Vec<Vec<f32>>> {
         without_prompt(options.prompt_name)?;
-        without_adapter(options)?;
         let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
         let numbers = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
             let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();

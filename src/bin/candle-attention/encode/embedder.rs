@@ -10,6 +10,7 @@ use indicatif::ProgressBar;
 use super::super::shared::model::{Batches, Model, note_truncated};
 use super::super::shared::read::Lines;
 use super::super::shared::{Result, bar, print};
+use super::adaptation::Adaptation;
 
 /// Texts that are encoded between two prints of JSON lines. Of a pipe that is slower, what has arrived is encoded at once.
 const CHUNK: usize = 256;
@@ -26,10 +27,11 @@ struct Line<'a> {
 }
 
 impl<'a> Embedder<'a> {
-    pub fn load(model: &'a Model, batches: &Batches) -> Result<Self> {
+    pub fn load(model: &'a Model, adaptation: &'a Adaptation, batches: &Batches) -> Result<Self> {
         let folder = model.folder()?;
-        let encoder = model.load(folder.as_deref())?;
-        Ok(Self { encoder, options: batches.options(model.prompt_name.as_deref()) })
+        let mut encoder = model.load(folder.as_deref())?;
+        let options = adaptation.apply(&mut encoder, batches.options(model.prompt_name.as_deref()))?;
+        Ok(Self { encoder, options })
     }
 
     /// Embeddings `(texts, dimensions)` in f32 on the CPU.

@@ -1,5 +1,6 @@
 //! Sentence embeddings: a table of similarities, one JSON object per line, or a file for NumPy or safetensors.
 
+mod adaptation;
 mod embedder;
 mod table;
 mod write;
@@ -13,6 +14,7 @@ use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
 use super::shared::read::{self, Lines};
 use super::shared::{Result, about, print};
+use adaptation::Adaptation;
 use embedder::Embedder;
 
 /// Compute sentence embeddings, and compare texts by them.
@@ -29,6 +31,8 @@ use embedder::Embedder;
 pub struct Encode {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    adaptation: Adaptation,
     #[command(flatten)]
     batches: Batches,
     /// The texts to encode
@@ -59,15 +63,15 @@ impl Command for Encode {
             && let Some(path) = &self.file
         {
             let lines = Lines::open(path)?;
-            return Embedder::load(&self.model, &self.batches)?.stream(lines);
+            return Embedder::load(&self.model, &self.adaptation, &self.batches)?.stream(lines);
         }
         if let Some(path) = &self.pairs {
             let text = read::text(path)?;
-            return table::pairs(&Embedder::load(&self.model, &self.batches)?, &pairs(path, &text)?);
+            return table::pairs(&Embedder::load(&self.model, &self.adaptation, &self.batches)?, &pairs(path, &text)?);
         }
         let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
-        let embedder = Embedder::load(&self.model, &self.batches)?;
+        let embedder = Embedder::load(&self.model, &self.adaptation, &self.batches)?;
         if self.json {
             return embedder.stream(texts.into_iter());
         }
