@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::encoder::folder::{ModelFolder, Module, listed_modules};
+use crate::encoder::folder::{ModelFolder, Module, any_modules};
 use crate::error::Result;
 
 /// What an encoder makes of a text.
@@ -48,7 +48,7 @@ impl EncoderKind {
             Some("MultiVectorEncoder" | "ColBERT") => return Ok(Self::MultiVector),
             _ => {}
         }
-        let Some(modules) = listed_modules(folder)? else {
+        let Some(modules) = any_modules(folder)? else {
             let config: Config = folder.json_or_default(&folder.path.join("config.json"))?;
             let is_colbert = config.architectures.is_some_and(|names| names.iter().any(|name| name == "HF_ColBERT"));
             return Ok(if is_colbert { Self::MultiVector } else { Self::Sentence });

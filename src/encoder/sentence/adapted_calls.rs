@@ -77,13 +77,13 @@ impl SentenceEncoder {
 
     /// The options for texts that are for `task` in a search: its route and prompt; or, of a checkpoint with adapters for
     /// tasks, that of the retrieval task, as in Jina embeddings v3.
-    pub(super) fn options_for<'a>(&'a self, mut options: EncodeOptions<'a>, task: Task) -> EncodeOptions<'a> {
+    pub(super) fn options_for<'a>(&self, mut options: EncodeOptions<'a>, task: Task) -> EncodeOptions<'a> {
         let retrieval = match task {
             Task::Query => "retrieval.query",
             Task::Document => "retrieval.passage",
         };
-        if let Some(own) = self.tasks().find(|name| *name == retrieval) {
-            return options.with_task(own);
+        if self.tasks().any(|name| name == retrieval) {
+            return options.with_task(retrieval);
         }
         if options.prompt.is_none() {
             options.prompt_name = options.prompt_name.or(Some(task.name()));
@@ -159,7 +159,7 @@ impl SentenceEncoder {
             groups.entry(*adapter).or_default().push(i);
         }
         let calls: Vec<_> =
-            groups.iter().map(|(adapter, _)| EncodeOptions { adapters: None, adapter: *adapter, ..*options }).collect();
+            groups.keys().map(|adapter| EncodeOptions { adapters: None, adapter: *adapter, ..*options }).collect();
         let transformer = self.transformer()?;
         calls.iter().try_for_each(|call| self.model_for(transformer, call).map(drop))?;
         let (done, mut parts, mut rows) = (Cell::new(0), Vec::new(), vec![0u32; texts.len()]);

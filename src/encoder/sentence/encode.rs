@@ -60,14 +60,14 @@ impl SentenceEncoder {
 
     /// The options for texts that search: the task `query`, and the model's prompt `query` unless the options name another.
     /// A model without it has an empty one, which also replaces its default prompt, as in sentence-transformers.
-    pub fn query_options<'a>(&'a self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
+    pub fn query_options<'a>(&self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
         self.options_for(options, Task::Query)
     }
 
     /// The options for texts that are searched: the task `document`, and the model's prompt `document` unless the options
     /// name another. A model without it has an empty one, which also replaces its default prompt, as in
     /// sentence-transformers.
-    pub fn document_options<'a>(&'a self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
+    pub fn document_options<'a>(&self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
         self.options_for(options, Task::Document)
     }
 
@@ -81,6 +81,7 @@ impl SentenceEncoder {
         let (encoder, options) = &self.route_of(options)?;
         let transformer = encoder.transformer()?;
         let (model, prompt) = (encoder.model_for(transformer, options)?, encoder.prompt(options)?);
+        let options = &EncodeOptions { adapter: None, task: None, ..*options };
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let rows = transformer.batcher.run(&model, &sequences, prompt, options, |batch, hidden| {
             let one = |i: usize| Ok(hidden.text(i)?.to_dtype(encoder.input.dtype())?);
@@ -132,6 +133,7 @@ impl SentenceEncoder {
         options: &EncodeOptions,
     ) -> Result<Tensor> {
         let model = &*self.model_for(transformer, options)?;
+        let options = &EncodeOptions { adapter: None, task: None, ..*options };
         let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let uncounted = transformer.uncounted(prompt)?;
         let rows = transformer.batcher.run_tokens(model, &sequences, prompt, options, |batch| {

@@ -19,7 +19,7 @@ use crate::encoder::sparse::splade::SpladePooling;
 use crate::encoder::sparse::static_weights::StaticWeights;
 use crate::encoder::sparse::vector::SparseVector;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::EncodeOptions;
+use crate::encoder::text::options::{EncodeOptions, without_adapter};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result, cut_to};
 
@@ -188,6 +188,7 @@ impl SparseEncoder {
         let Some(route) = route else {
             return Err(Error::value("the route of the texts", name, "one that the model's router has"));
         };
+        without_adapter(options)?;
         let prompt = self.prompts.of(options, task)?;
         let vectors = match &self.routes[route] {
             Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,

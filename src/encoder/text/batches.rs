@@ -10,7 +10,7 @@ use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::embeddings::check_ids;
 use crate::encoder::model::hidden_states::HiddenStates;
-use crate::encoder::text::options::EncodeOptions;
+use crate::encoder::text::options::{EncodeOptions, without_adapter};
 use crate::encoder::text::semaphore::Semaphore;
 use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
@@ -101,6 +101,7 @@ impl TextBatcher {
         mut tokenize: impl FnMut(&[Text]) -> Result<Vec<Tokens>>,
         mut run: impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
+        without_adapter(options)?;
         if options.batch_size == 0 {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }

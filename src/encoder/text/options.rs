@@ -142,12 +142,13 @@ pub(crate) fn without_prompt(prompt_name: Option<&str>) -> Result<()> {
     }
 }
 
-/// Rejects adapters and tasks: models with a task head are loaded with theirs.
-fn without_adapter(options: &EncodeOptions) -> Result<()> {
+/// Rejects adapters and tasks, which only sentence encoders have: these choose their model before.
+pub(crate) fn without_adapter(options: &EncodeOptions) -> Result<()> {
     let of_texts = || options.adapters?.iter().find_map(|adapter| *adapter);
     match options.adapter.or_else(of_texts).or(options.task) {
         Some(name) => {
-            let expected = "none: a model with a head is loaded with its adapter, from an `AdaptedSource`";
+            let expected =
+                "none: only sentence encoders have them; other models are loaded with theirs, from an `AdaptedSource`";
             Err(Error::value("adapter or task", name, expected))
         }
         None => Ok(()),

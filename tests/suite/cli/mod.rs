@@ -1,5 +1,6 @@
 //! The program `candle-attention`, run as a process.
 
+mod adapters;
 mod encode;
 mod help;
 mod maps;

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::super::shared::model::{Batches, Model, note_truncated};
 use super::super::shared::read::{self, Lines};
 use super::super::shared::{Result, bar, print};
+use super::adaptation::Adaptation;
 use super::outputs::Outputs;
 
 /// Texts that are encoded between two prints of JSON lines, sorted by length. Of a pipe that is slower, what has arrived is
@@ -47,11 +48,12 @@ struct TokensLine<'a> {
 }
 
 impl<'a> Embedder<'a> {
-    pub fn load(model: &'a Model, batches: &Batches, outputs: &'a Outputs) -> Result<Self> {
+    pub fn load(model: &'a Model, adaptation: &'a Adaptation, batches: &Batches, outputs: &'a Outputs) -> Result<Self> {
         let calibration = outputs.calibration.as_deref().map(|path| read::texts(path, "text")).transpose()?;
         let folder = model.folder()?;
-        let encoder = model.load(folder.as_deref())?;
-        let options = outputs.options(&encoder, batches.options(model.prompt_name.as_deref()));
+        let mut encoder = model.load(folder.as_deref())?;
+        let options = adaptation.apply(&mut encoder, batches.options(model.prompt_name.as_deref()))?;
+        let options = outputs.options(&encoder, options);
         let mut embedder = Self { encoder, options, outputs, ranges: None };
         if let Some(texts) = calibration {
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();

@@ -1,5 +1,6 @@
 //! Sentence embeddings: a table of similarities, one JSON object per line, or a file for NumPy or safetensors.
 
+mod adaptation;
 mod embedder;
 mod outputs;
 mod table;
@@ -14,6 +15,7 @@ use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
 use super::shared::read::{self, Lines};
 use super::shared::{Result, about, print};
+use adaptation::Adaptation;
 use embedder::Embedder;
 use outputs::Outputs;
 
@@ -32,6 +34,8 @@ use outputs::Outputs;
 pub struct Encode {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    adaptation: Adaptation,
     #[command(flatten)]
     batches: Batches,
     #[command(flatten)]
@@ -69,15 +73,15 @@ impl Command for Encode {
             && let Some(path) = &self.file
         {
             let lines = Lines::open(path)?;
-            return Embedder::load(&self.model, &self.batches, &self.outputs)?.stream(lines);
+            return self.embedder()?.stream(lines);
         }
         if let Some(path) = &self.pairs {
             let text = read::text(path)?;
-            return table::pairs(&Embedder::load(&self.model, &self.batches, &self.outputs)?, &pairs(path, &text)?);
+            return table::pairs(&self.embedder()?, &pairs(path, &text)?);
         }
         let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
-        let embedder = Embedder::load(&self.model, &self.batches, &self.outputs)?;
+        let embedder = self.embedder()?;
         if self.json {
             return embedder.stream(texts.into_iter());
         }
@@ -93,6 +97,12 @@ impl Command for Encode {
             Some(output) => write::embeddings(&output, &embedder.quantize(&embeddings)?, &made),
             None => table::similarities(&texts, &embeddings, &made),
         }
+    }
+}
+
+impl Encode {
+    fn embedder(&self) -> Result<Embedder<'_>> {
+        Embedder::load(&self.model, &self.adaptation, &self.batches, &self.outputs)
     }
 }
 
