@@ -75,14 +75,21 @@ impl Prompts {
     /// # Errors
     /// If no prompt has the name.
     pub fn named(&self, name: Option<&str>) -> Result<&str> {
-        const TASKS: [&str; 2] = ["document", "query"];
+        self.look_up(name, &["document", "query"])
+    }
+
+    /// The prompt of a name, or the default one. The names in `empty` have an empty prompt unless another is stated.
+    fn look_up(&self, name: Option<&str>, empty: &[&str]) -> Result<&str> {
         let Some(name) = name.or(self.default_prompt_name.as_deref()) else { return Ok("") };
         match self.stated(name) {
             Some(prompt) => Ok(prompt),
-            None if TASKS.contains(&name) => Ok(""),
+            None if empty.contains(&name) => Ok(""),
             None => {
-                let known: BTreeSet<&str> = self.prompts.keys().map(String::as_str).chain(TASKS).collect();
-                Err(Error::value("prompt_name", name, Vec::from_iter(known).join(" or ")))
+                let known: BTreeSet<&str> =
+                    self.prompts.keys().map(String::as_str).chain(empty.iter().copied()).collect();
+                let known = Vec::from_iter(known).join(" or ");
+                let known = if known.is_empty() { "none: the model has no prompts".to_string() } else { known };
+                Err(Error::value("prompt_name", name, known))
             }
         }
     }
@@ -97,6 +104,14 @@ impl Prompts {
             Some(prompt) => Ok(prompt),
             None => self.named(options.prompt_name.or(task.map(Task::name))),
         }
+    }
+
+    /// What a reranker puts before its queries: the prompt of the options, or that which they name, or the default one.
+    ///
+    /// # Errors
+    /// If no prompt is stated under the name.
+    pub fn of_reranker<'a>(&'a self, options: &EncodeOptions<'a>) -> Result<&'a str> {
+        options.prompt.map_or_else(|| self.look_up(options.prompt_name, &[]), Ok)
     }
 }
 

@@ -125,7 +125,7 @@ impl CrossEncoder {
     /// # Errors
     /// A batch size of 0; a prompt or a token that the model does not have.
     pub fn scores(&self, pairs: &[(&str, &str)], options: &EncodeOptions) -> Result<Vec<f32>> {
-        let prompt = self.prompts.of(options, None)?;
+        let prompt = self.prompts.of_reranker(options)?;
         let mut scores = match &self.scorer {
             Scorer::Head(classifier) => classifier.prompted_logits(pairs, prompt, options)?.concat(),
             Scorer::Token(scorer) => scorer.scores(pairs, prompt, options)?,
