@@ -26,9 +26,7 @@ mod tests;
 pub use alibi::{Alibi, AlibiFormula, AlibiSlopes};
 pub use disentangled::Disentangled;
 pub(crate) use explicit::ExplicitPositions;
-#[cfg(feature = "encoder")]
-pub(crate) use parameters::PositionParameter;
-pub(crate) use parameters::{LayerSizes, PositionState, Presence};
+pub(crate) use parameters::{LayerSizes, PositionParameter, PositionState, Presence};
 pub use relative_bias_2d::RelativeBias2d;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;

@@ -118,6 +118,12 @@ fn templates_that_could_grow_or_lose_a_text_are_refused() {
     refused(&format!("{{% macro a() %}}{{% endmacro %}}{both}"), &["a statement `macro`"]);
     refused(&format!("{both}{{{{ messages[0].content | replace('a', 'bb') }}}}"), &["the chat template is", "replace"]);
     refused(&format!("{both}{{% for a in messages %}}"), &["the chat template is"]);
+    refused(&format!("{{# {{{{ ' #}}{{{{ 'a' * 9 }}}}{both}"), &["an operator `*`"]);
+    refused(&format!("{{{{ {{'a': {{}}}} * 9 }}}}{both}"), &["an operator `{`"]);
+    for list in ["[a, a]", "(a, a)", "a, a", "a.b(a, [a])", "none or (a, a)", "none or [a]"] {
+        refused(&format!("{{% set a = {list} %}}{both}"), &["the chat template is a list"]);
+    }
+    refused(&format!("{{{{ messages | trim }}}}{both}"), &["`trim` of what is no text"]);
     let nested = "{% for a in messages %}".repeat(20) + "x" + &"{% endfor %}".repeat(20);
     refused(&format!("{both}{nested}"), &["the chat template is", "fuel"]);
     refused(&"x".repeat(1 << 17), &["chat_template.jinja", "expected at most"]);

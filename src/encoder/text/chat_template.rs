@@ -26,8 +26,11 @@ const MAX_INSTRUCTIONS: u64 = 100_000;
 /// Statements that put no values together.
 const STATEMENTS: [&str; 7] = ["if", "elif", "else", "endif", "for", "endfor", "set"];
 
-/// Operators that put values together.
-const JOINING: [char; 4] = ['*', '~', '+', '%'];
+/// Operators that put values together, and the beginning of a map.
+const JOINING: [char; 5] = ['*', '~', '+', '%', '{'];
+
+/// Words before a value that are none themselves.
+const KEYWORDS: [&str; 10] = ["and", "elif", "else", "for", "if", "in", "is", "not", "or", "set"];
 
 /// Keys of the tokenizer that a template may name.
 const SPECIAL_TOKENS: [&str; 7] =
@@ -174,7 +177,7 @@ fn environment() -> Environment<'static> {
     environment.add_filter("map", filters::map);
     environment.add_filter("rejectattr", filters::rejectattr);
     environment.add_filter("selectattr", filters::selectattr);
-    environment.add_filter("trim", filters::trim);
+    environment.add_filter("trim", trimmed);
     environment.add_test("defined", tests::is_defined);
     environment.add_test("eq", tests::is_eq);
     environment.add_test("equalto", tests::is_eq);
@@ -182,6 +185,12 @@ fn environment() -> Environment<'static> {
     environment.add_test("none", tests::is_none);
     environment.add_test("string", tests::is_string);
     environment
+}
+
+/// A text without the white space around it. minijinja's own filter makes texts of other values.
+fn trimmed(value: JinjaValue) -> std::result::Result<JinjaValue, minijinja::Error> {
+    let text = value.as_str().map(|text| JinjaValue::from(text.trim()));
+    text.ok_or_else(|| minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "`trim` of what is no text"))
 }
 
 /// The statements and expressions of a template, without their delimiters and texts in quotes; a statement begins with `%`.
@@ -192,6 +201,10 @@ fn code(source: &str) -> Vec<String> {
         let (kind, end) = match rest[start + 1..].chars().next() {
             Some('{') => ('{', "}}"),
             Some('%') => ('%', "%}"),
+            Some('#') => {
+                rest = rest.split_once("#}").map_or("", |(_, after)| after);
+                continue;
+            }
             _ => {
                 rest = &rest[start + 1..];
                 continue;
@@ -239,10 +252,31 @@ fn check_code(code: String) -> Result<()> {
         Some("set") if !code.contains('=') => return refused("a `set` without a value".to_string()),
         _ => {}
     }
-    match code.chars().find(|c| JOINING.contains(c)) {
-        Some(operator) => refused(format!("an operator `{operator}`")),
-        None => Ok(()),
+    if let Some(operator) = code.chars().find(|c| JOINING.contains(c)) {
+        return refused(format!("an operator `{operator}`"));
     }
+    match makes_list(&code) {
+        true => refused("a list".to_string()),
+        false => Ok(()),
+    }
+}
+
+/// Whether code without quoted texts makes a list: by brackets that index nothing, or by a comma outside of a call.
+fn makes_list(code: &str) -> bool {
+    let mut calls = Vec::new();
+    for (at, c) in code.char_indices() {
+        let before = code[..at].trim_end();
+        let word = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        let after_value = before.ends_with([']', ')']) || !word.is_empty() && !KEYWORDS.contains(&word);
+        match c {
+            '[' if !after_value => return true,
+            '(' | '[' => calls.push(c == '(' && after_value),
+            ')' | ']' => drop(calls.pop()),
+            ',' if calls.last() != Some(&true) => return true,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// A text of at most [`MAX_TEXT_BYTES`].
