@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::encoder::folder::{ModelFolder, Module, any_modules};
+use crate::encoder::folder::{ModelFolder, Module};
+use crate::encoder::router::routes;
 use crate::error::Result;
 
 /// What an encoder makes of a text.
@@ -41,19 +42,22 @@ impl EncoderKind {
     /// # Errors
     /// A file that is malformed.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = ModelFolder::new(&folder);
+        Self::of(ModelFolder::new(&folder))
+    }
+
+    pub(crate) fn of(folder: ModelFolder) -> Result<Self> {
         let stated: Stated = folder.json_or_default(&folder.path.join("config_sentence_transformers.json"))?;
         match stated.model_type.as_deref() {
             Some("SparseEncoder") => return Ok(Self::Sparse),
             Some("MultiVectorEncoder" | "ColBERT") => return Ok(Self::MultiVector),
             _ => {}
         }
-        let Some(modules) = any_modules(folder)? else {
+        let Some(routes) = routes(folder)? else {
             let config: Config = folder.json_or_default(&folder.path.join("config.json"))?;
             let is_colbert = config.architectures.is_some_and(|names| names.iter().any(|name| name == "HF_ColBERT"));
             return Ok(if is_colbert { Self::MultiVector } else { Self::Sentence });
         };
-        let kinds: Vec<&str> = modules.iter().map(Module::kind).collect();
+        let kinds: Vec<&str> = routes.modules().into_values().map(Module::kind).collect();
         let has = |names: &[&str]| kinds.iter().any(|kind| names.contains(kind));
         Ok(match () {
             () if has(&["SpladePooling", "MLMTransformer", "SparseStaticEmbedding", "SparseAutoEncoder", "IDF"]) => {

@@ -8,7 +8,6 @@ use crate::checkpoint::{Checkpoint, WeightSource};
 use crate::encoder::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::encoder::model::bert::BertModel;
-use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::load_linear;
 use crate::encoder::model::hidden_states::first_not_finite;
 use crate::encoder::sparse::vector::SparseVector;
@@ -68,10 +67,10 @@ impl M3Encoder {
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         let folder = ModelFolder::new(&folder);
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
+        let config = folder.transformer_config(&transformer)?;
         let sparse = head(folder.path, "sparse_linear", config.hidden_size, Some(1), dtype, device)?;
         let colbert = head(folder.path, "colbert_linear", config.hidden_size, None, dtype, device)?;
-        let model = BertModel::load(&config, Checkpoint::open(&transformer)?.at("", dtype, device))?;
+        let model = BertModel::load(&config, folder.checkpoint(&transformer)?.at("", dtype, device))?;
         let batcher = TextBatcher::load(folder, &transformer, &model)?;
         let tokenizer = &batcher.tokenizer;
         let stated = TokenizerConfig::load(folder, &transformer)?;

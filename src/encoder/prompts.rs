@@ -27,6 +27,19 @@ impl Task {
             Self::Document => "document",
         }
     }
+
+    /// The task that the options name, if they name one.
+    ///
+    /// # Errors
+    /// If it is another than these.
+    pub fn of(options: &EncodeOptions) -> Result<Option<Self>> {
+        match options.task {
+            None => Ok(None),
+            Some("query") => Ok(Some(Self::Query)),
+            Some("document") => Ok(Some(Self::Document)),
+            Some(other) => Err(Error::value("task", other, "query or document")),
+        }
+    }
 }
 
 /// The prompts that `config_sentence_transformers.json` states.

@@ -76,6 +76,14 @@ fn what_is_not_run_is_refused() {
     says(longer, &["max_length = 12", "9: this model expands or cuts each query"]);
     assert_eq!(encoder.encode_document(&["the cat sat"], &options.with_max_length(4)).unwrap()[0].dims(), [4, 7]);
     says(encoder.encode(&["a"], &options.with_prompt_name("passage")), &["prompt_name is passage"]);
+    says(encoder.encode(&["a"], &options.with_normalize_embeddings(true)), &["normalize_embeddings is true"]);
+    // The task alone expands a query, and puts no prompt before it.
+    let task = options.with_task("query");
+    assert_eq!(encoder.encode(&["a"], &task).unwrap()[0].dims(), [9, 7]);
+    assert!(
+        max_diff(&encoder.encode(&["a"], &task).unwrap()[0], &encoder.encode_query(&["a"], &options).unwrap()[0])
+            > 1e-3
+    );
     let query = encoder.encode_query(&["a"], &options).unwrap().remove(0);
     says(max_sim(&query, &[query.narrow(1, 0, 3).unwrap()]), &["document 0", "(tokens, 7)"]);
 

@@ -141,6 +141,8 @@ fn what_is_not_run_is_refused() {
     let (encoder, _) = golden("splade");
     let options = EncodeOptions::default();
     says(encoder.encode(&["a"], &options.with_prompt_name("passage")), &["prompt_name is passage", "query"]);
+    says(encoder.encode(&["a"], &options.with_task("clustering")), &["task is clustering", "query or document"]);
+    says(encoder.encode(&["a"], &options.with_truncate_dim(3)), &["truncate_dim is 3"]);
     says(encoder.clone().with_max_active_dims(Some(0)), &["max_active_dims = 0", "at least 1"]);
     let few = encoder.with_max_active_dims(Some(3)).unwrap();
     assert_eq!(few.encode(&["the cat"], &options).unwrap()[0].indices.len(), 3);
@@ -162,15 +164,16 @@ fn what_is_not_run_is_refused() {
     let task = copy("splade", "sentence_bert_config.json", "fill-mask", "feature-extraction");
     says(task, &["transformer_task is `feature-extraction`", "`fill-mask`"]);
     let outside = copy("inference_free", "router_config.json", "query_0", "../query_0");
-    says(outside, &["router_config.json", "no module `../query_0"]);
+    says(outside, &["router_config.json", "module path `../query_0_SparseStaticEmbedding` leads out of the folder"]);
     let mapped = copy(
         "inference_free",
         "router_config.json",
         "\"route_mappings\": {}",
         "\"route_mappings\": {\"a\": \"query\"}",
     );
-    says(mapped, &["route_mappings has `a`"]);
-    let silent = copy("inference_free", "router_config.json", "\"default_route\": \"document\",", "").unwrap();
+    says(mapped, &["route_mappings is not empty"]);
+    let stated = "\"default_route\": \"document\",\n        \"allow_empty_key\": true";
+    let silent = copy("inference_free", "router_config.json", stated, "\"allow_empty_key\": false").unwrap();
     says(silent.encode(&["a"], &options), &["the route of the texts is default"]);
     let odd = copy(
         "splade",

@@ -14,6 +14,7 @@ use crate::encoder::hub::fetcher::{Fetcher, Found, Kind};
 use crate::encoder::hub::model_id::check_id;
 use crate::encoder::hub::names::{Commit, RepoPath, Revision};
 use crate::encoder::hub::options::HubOptions;
+use crate::encoder::kind::EncoderKind;
 use crate::encoder::router::{ROUTER_CONFIGS, is_router, routes};
 use crate::encoder::text::chat_template::CHAT_TEMPLATE;
 use crate::error::{Error, Result};
@@ -125,6 +126,9 @@ impl Model<'_> {
             self.transformer("", &revision)?;
             // Its presence decides whether the model reads texts through it.
             self.fetch("", CHAT_TEMPLATE, &revision)?;
+            if EncoderKind::of(ModelFolder::with_files(&folder, &self.files))? == EncoderKind::MultiVector {
+                self.fetch("", "artifact.metadata", &revision)?;
+            }
             return Ok(folder);
         }
         let listed = any_modules(ModelFolder::with_files(&folder, &self.files))?;
@@ -143,7 +147,8 @@ impl Model<'_> {
         }
         for module in modules {
             match module.kind() {
-                "Transformer" => self.transformer(&module.path, &revision)?,
+                "Transformer" | "MLMTransformer" => self.transformer(&module.path, &revision)?,
+                "SparseStaticEmbedding" | "IDF" => self.token_weights(&module.path, &revision)?,
                 "StaticEmbedding" => {
                     self.required(&module.path, "tokenizer.json", &revision)?;
                     self.fetch(&module.path, "config.json", &revision)?;
@@ -158,6 +163,20 @@ impl Model<'_> {
             }
         }
         Ok(folder)
+    }
+
+    /// Brings the files of a table with a weight per token: as a tensor, or as JSON, which may be at the top.
+    fn token_weights(&mut self, inside: &str, revision: &Revision) -> Result<()> {
+        self.required(inside, "tokenizer.json", revision)?;
+        for file in ["tokenizer_config.json", "config.json"] {
+            self.fetch(inside, file, revision)?;
+        }
+        if self.weights(inside, "model.safetensors", revision)?.is_none()
+            && self.fetch(inside, "idf.json", revision)?.path.is_none()
+        {
+            self.required("", "idf.json", revision)?;
+        }
+        Ok(())
     }
 
     /// Brings the files of a transformer.

@@ -7,11 +7,10 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::encoder::model::bert::BertModel;
-use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::encoder::multi_vector::settings::{Layer, Settings};
 use crate::encoder::multi_vector::tokens::TokenRules;
@@ -19,7 +18,7 @@ use crate::encoder::prompts::{Prompts, Task};
 use crate::encoder::sentence::dense::Dense;
 use crate::encoder::sentence::modules::check_keys;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::EncodeOptions;
+use crate::encoder::text::options::{EncodeOptions, without_dimensions};
 use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result, cut_to};
 use crate::mask::AttentionMask;
@@ -63,13 +62,13 @@ impl MultiVectorEncoder {
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
     }
 
     fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
         let modules = modules(folder)?;
         let settings = Settings::load(folder, modules.as_deref())?;
-        let config = BertConfig::from_file(settings.transformer.join("config.json"))?;
+        let config = folder.transformer_config(&settings.transformer)?;
         let inline = source.child("linear");
         let model = BertModel::load(&config, source)?;
         let (mut steps, mut size) = (Vec::new(), config.hidden_size);
@@ -149,7 +148,11 @@ impl MultiVectorEncoder {
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task>) -> Result<Vec<Tensor>> {
+        let of_options = Task::of(options)?;
+        let options = &EncodeOptions { task: None, ..*options };
+        without_dimensions(options)?;
         let prompt = self.prompts.of(options, task)?;
+        let task = task.or(of_options);
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
         let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let tokenize = |texts: &[Text]| self.rules.encode(&tokenizer, texts, prompt);

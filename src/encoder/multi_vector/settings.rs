@@ -10,7 +10,6 @@ use serde_json::Value;
 use crate::encoder::folder::{ModelFolder, Module};
 use crate::encoder::prompts::Prompts;
 use crate::error::{Error, Result};
-use crate::io::{is_present, json};
 
 /// The characters of `string.punctuation` in Python.
 const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
@@ -154,10 +153,10 @@ impl Settings {
             match module.kind() {
                 "Dense" => layers.push(Layer::Dense(path)),
                 "Normalize" => {
-                    check_normalize(&path)?;
+                    check_normalize(folder, &path)?;
                     layers.push(Layer::Normalize);
                 }
-                "MultiVectorMask" if mask.is_none() => mask = Some(json::<Mask>(&path.join("config.json"))?),
+                "MultiVectorMask" if mask.is_none() => mask = Some(folder.json::<Mask>(&path.join("config.json"))?),
                 other => {
                     let expected = "Dense, Normalize or one MultiVectorMask";
                     return Err(Error::file(
@@ -225,7 +224,7 @@ impl Settings {
 
     fn stanford(folder: ModelFolder, mut prompts: Prompts) -> Result<Self> {
         let file = folder.path.join("config.json");
-        let config: Value = json(&file)?;
+        let config: Value = folder.json(&file)?;
         let names = config.get("architectures").and_then(Value::as_array);
         if !names.is_some_and(|names| names.iter().any(|name| name == "HF_ColBERT")) {
             let reason = "neither modules.json beside it nor `HF_ColBERT` in architectures: no multi-vector model";
@@ -267,9 +266,9 @@ struct Names {
 }
 
 /// Checks that a normalization works on the vectors of tokens.
-fn check_normalize(path: &Path) -> Result<()> {
+fn check_normalize(folder: ModelFolder, path: &Path) -> Result<()> {
     let file = path.join("config.json");
-    let names: Names = if is_present(&file)? { json(&file)? } else { Names::default() };
+    let names: Names = folder.json_or_default(&file)?;
     let input = names.module_input_name.as_deref().unwrap_or("sentence_embedding");
     let output = names.module_output_name.as_deref().unwrap_or(input);
     match [input, output].iter().find(|name| **name != "token_embeddings") {

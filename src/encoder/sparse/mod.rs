@@ -9,17 +9,15 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 
-use crate::checkpoint::Checkpoint;
 use crate::encoder::folder::ModelFolder;
 use crate::encoder::heads::masked_lm::MaskedLm;
-use crate::encoder::model::config::BertConfig;
 use crate::encoder::prompts::{Prompts, Task};
 use crate::encoder::sparse::layout::{Chain, Layout};
 use crate::encoder::sparse::splade::SpladePooling;
 use crate::encoder::sparse::static_weights::StaticWeights;
 use crate::encoder::sparse::vector::SparseVector;
 use crate::encoder::text::batches::TextBatcher;
-use crate::encoder::text::options::{EncodeOptions, without_adapter};
+use crate::encoder::text::options::{EncodeOptions, without_dimensions};
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result, cut_to};
 
@@ -180,7 +178,10 @@ impl SparseEncoder {
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task>) -> Result<Vec<SparseVector>> {
-        let (route, name) = match task {
+        let of_options = Task::of(options)?;
+        let options = &EncodeOptions { task: None, ..*options };
+        without_dimensions(options)?;
+        let (route, name) = match task.or(of_options) {
             Some(Task::Query) => (self.query, "query"),
             Some(Task::Document) => (self.document, "document"),
             None => (self.default, "default"),
@@ -188,7 +189,6 @@ impl SparseEncoder {
         let Some(route) = route else {
             return Err(Error::value("the route of the texts", name, "one that the model's router has"));
         };
-        without_adapter(options)?;
         let prompt = self.prompts.of(options, task)?;
         let vectors = match &self.routes[route] {
             Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,
@@ -208,10 +208,13 @@ impl Route {
             Chain::Static { path } => return Ok(Self::Static(StaticWeights::load(folder, path)?)),
             Chain::Splade { transformer, pooling } => (transformer, pooling),
         };
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
-        let head = MaskedLm::load(&config, Checkpoint::open(transformer)?.at("", dtype, device))?;
+        let config = folder.transformer_config(transformer)?;
+        let head = MaskedLm::load(&config, folder.checkpoint(transformer)?.at("", dtype, device))?;
         let batcher = TextBatcher::load(folder, transformer, head.model())?;
-        let pooling = pooling.as_deref().map_or(Ok(SpladePooling::MAX), SpladePooling::load)?;
+        let pooling = match pooling {
+            Some(pooling) => SpladePooling::load(folder, pooling)?,
+            None => SpladePooling::MAX,
+        };
         Ok(Self::Splade(Box::new(Splade { head, batcher, pooling })))
     }
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
+use crate::encoder::folder::ModelFolder;
 use crate::encoder::model::hidden_states::HiddenStates;
 use crate::error::{Error, Result};
-use crate::io::json;
 
 /// How logits become weights: `log(1 + relu(x))`, pooled over the tokens of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,9 +63,9 @@ impl SpladePooling {
     /// That of a model without modules: the largest of `log(1 + relu(x))`.
     pub const MAX: Self = Self { strategy: Strategy::Max, activation: Activation::Relu };
 
-    /// Reads the configuration of the module in `folder`.
-    pub fn load(folder: &Path) -> Result<Self> {
-        let config: Config = json(&folder.join("config.json"))?;
+    /// Reads the configuration of the module in `path`.
+    pub fn load(folder: ModelFolder, path: &Path) -> Result<Self> {
+        let config: Config = folder.json(&path.join("config.json"))?;
         Ok(Self { strategy: config.pooling_strategy, activation: config.activation_function })
     }
 

@@ -6,13 +6,12 @@ use std::path::Path;
 use candle_core::{DType, Device};
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, TokenizerConfig};
 use crate::encoder::sparse::vector::SparseVector;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::{Text, Tokenizer};
 use crate::error::{Error, Result};
-use crate::io::{is_present, json};
 
 /// A weight for each token of the vocabulary. A text has the weights of its tokens, each once.
 #[derive(Debug, Clone)]
@@ -43,12 +42,12 @@ impl StaticWeights {
         let tokenizer = Tokenizer::load(folder, &path.join("tokenizer.json"), stated, false)?;
         let config: Config = folder.json_or_default(&path.join("config.json"))?;
         let is_json = config.path.is_some_and(|path| path.ends_with(".json"));
-        let weights = if is_json || !is_present(&path.join("model.safetensors"))? {
+        let weights = if is_json || !folder.holds(&path.join("model.safetensors"))? {
             let own = path.join("idf.json");
-            let file = if is_present(&own)? { own } else { folder.path.join("idf.json") };
-            by_token(&file, &tokenizer)?
+            let file = if folder.holds(&own)? { own } else { folder.path.join("idf.json") };
+            by_token(folder, &file, &tokenizer)?
         } else {
-            let source = Checkpoint::open(path)?.at("", DType::F32, &Device::Cpu);
+            let source = folder.checkpoint(path)?.at("", DType::F32, &Device::Cpu);
             match source.shape("weight")?.as_deref() {
                 Some([size]) if (1..=MAX_TOKENS).contains(size) => source.get("weight", &[*size])?.to_vec1()?,
                 other => {
@@ -119,8 +118,8 @@ impl StaticWeights {
 }
 
 /// The weights of a file `{"token": weight}`; 0 for tokens that it lacks.
-fn by_token(file: &Path, tokenizer: &Tokenizer) -> Result<Vec<f32>> {
-    let stated: BTreeMap<String, Value> = json(file)?;
+fn by_token(folder: ModelFolder, file: &Path, tokenizer: &Tokenizer) -> Result<Vec<f32>> {
+    let stated: BTreeMap<String, Value> = folder.json(file)?;
     let mut weights = vec![0.0; tokenizer.vocabulary_size()];
     for (token, weight) in stated {
         let place = tokenizer.id(&token).and_then(|id| weights.get_mut(id as usize));
