@@ -9,6 +9,8 @@ use crate::checkpoint::{WeightSource, below, wrong_shape};
 use crate::error::{Error, Result};
 use crate::lora::adapter::LoraAdapter;
 use crate::lora::low_rank::LowRank;
+use crate::lora::patterns::Patterns;
+use crate::lora::places::{Place, Shift, without_weight};
 
 /// A source of weights with an adapter merged: [`LoraAdapter::apply`] makes it.
 #[derive(Debug, Clone)]
@@ -20,7 +22,7 @@ pub struct AdaptedSource<S> {
 /// An adapter by the names of the tensors that it changes in the checkpoint.
 #[derive(Debug)]
 struct Merged {
-    changes: BTreeMap<String, LowRank>,
+    changes: BTreeMap<String, Vec<Change>>,
     whole: BTreeMap<String, Tensor>,
     tracks_gradient: bool,
     device: Option<Device>,
@@ -34,36 +36,53 @@ impl LoraAdapter {
     /// source.
     ///
     /// The names of an adapter are those of the base model. Where the checkpoint has them below a prefix, such as `bert.`
-    /// in one with a head, or the adapter has them so, the prefix is added or removed.
+    /// in one with a head, or the adapter has them so, the prefix is added or removed. Where transformers 5 names modules
+    /// otherwise than the checkpoints of their family (NomicBERT, Jina embeddings v3), they are found, too, with queries, keys
+    /// and values as thirds of one weight.
     ///
     /// # Errors
     /// A tensor of the adapter that belongs to no weight of the checkpoint, or does not fit its shape; both are named.
     pub fn apply<S: WeightSource>(&self, base: S) -> Result<AdaptedSource<S>> {
         let root = base.root();
-        let shift = Shift::find(self, &root)?;
-        let mut changes = BTreeMap::new();
+        let shift = self.changes.keys().next().map_or(Ok(Shift::None), |module| Shift::find(module, &root))?;
+        let mut changes = BTreeMap::<String, Vec<Change>>::new();
         let (mut dtype, mut device) = (None, None);
         for (module, change) in &self.changes {
-            let name = format!("{}.weight", shift.apply(module));
             let whole = self.whole.get(&format!("{module}.weight"));
-            if whole.is_none() && !root.contains(&name) {
-                return Err(without_weight(&format!("{module}.weight")));
-            }
-            let shape = match whole {
+            let place = match (whole, shift.place(module, &root)) {
+                (_, Some(place)) => place,
+                (Some(_), None) => Place { module: shift.apply(module), third: None },
+                (None, None) => return Err(without_weight(&format!("{module}.weight"))),
+            };
+            let name = format!("{}.weight", place.module);
+            let mut shape = match whole {
                 Some(whole) => Some(whole.dims().to_vec()),
                 None => root.shape(&name)?,
             };
-            let change = change.oriented(&name, shape.as_deref(), self.config.fan_in_fan_out)?;
+            if let (Some([rows, _]), Some(_)) = (shape.as_deref_mut(), place.third) {
+                *rows /= THIRDS;
+            }
+            let change = Change {
+                third: place.third,
+                low_rank: change.oriented(&name, shape.as_deref(), self.config.fan_in_fan_out)?,
+            };
             if dtype.is_none() && whole.is_none() {
                 let weight = root.get(&name, &change.stored_dims())?;
                 (dtype, device) = (Some(weight.dtype()), Some(weight.device().clone()));
             }
-            changes.insert(name, change);
+            changes.entry(name).or_default().push(change);
         }
         let mut whole = BTreeMap::new();
+        let patterns = Patterns::new(&self.config, self.whole.len())?;
         for (name, tensor) in &self.whole {
             let shifted = shift.apply(name);
-            let name = if root.contains(&shifted) { shifted } else { name.clone() };
+            let held = [shifted, name.clone()].into_iter().find(|name| root.contains(name));
+            let name = match held {
+                Some(name) => name,
+                // A new head. Anything else would be left out in silence.
+                None if patterns.is_saved(name)? => name.clone(),
+                None => return Err(without_weight(name)),
+            };
             if let Some(shape) = root.contains(&name).then(|| root.shape(&name)).transpose()?.flatten()
                 && shape != tensor.dims()
             {
@@ -81,6 +100,33 @@ impl LoraAdapter {
         }
         let tracks_gradient = self.changes.values().any(LowRank::tracks_gradient);
         Ok(AdaptedSource { base, merged: Arc::new(Merged { changes, whole, tracks_gradient, device }) })
+    }
+}
+
+/// Queries, keys and values in one weight.
+const THIRDS: usize = 3;
+
+/// The change of a weight, or of a third of its rows.
+#[derive(Debug)]
+struct Change {
+    third: Option<usize>,
+    low_rank: LowRank,
+}
+
+impl Change {
+    /// The shape of the whole weight.
+    fn stored_dims(&self) -> [usize; 2] {
+        let [rows, width] = self.low_rank.stored_dims();
+        [if self.third.is_some() { THIRDS * rows } else { rows }, width]
+    }
+
+    fn merge(&self, weight: &Tensor) -> Result<Tensor> {
+        let Some(third) = self.third else { return self.low_rank.merge(weight) };
+        let rows = weight.dim(0)? / THIRDS;
+        let part = |i: usize| weight.narrow(0, i * rows, rows);
+        let merged = self.low_rank.merge(&part(third)?)?;
+        let parts = (0..THIRDS).map(|i| if i == third { Ok(merged.clone()) } else { part(i) });
+        Ok(Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
     }
 }
 
@@ -102,51 +148,6 @@ impl LowRank {
             }),
         }
     }
-}
-
-/// How the names of an adapter differ from those of a checkpoint.
-enum Shift {
-    None,
-    Remove(String),
-    Add(String),
-}
-
-impl Shift {
-    /// The one under which the checkpoint has the first module of the adapter.
-    fn find<S: WeightSource>(adapter: &LoraAdapter, root: &S) -> Result<Self> {
-        let Some(module) = adapter.changes.keys().next() else { return Ok(Self::None) };
-        let weight = format!("{module}.weight");
-        if root.contains(&weight) {
-            return Ok(Self::None);
-        }
-        if let Some((first, rest)) = weight.split_once('.')
-            && root.contains(rest)
-        {
-            return Ok(Self::Remove(format!("{first}.")));
-        }
-        let prefix = |name: String| {
-            name.strip_suffix(&weight)
-                .filter(|prefix| prefix.find('.') == Some(prefix.len().wrapping_sub(1)))
-                .map(str::to_string)
-        };
-        match root.names().unwrap_or_default().into_iter().filter_map(prefix).collect::<Vec<_>>().as_slice() {
-            [prefix] => Ok(Self::Add(prefix.clone())),
-            _ => Err(without_weight(&weight)),
-        }
-    }
-
-    fn apply(&self, name: &str) -> String {
-        match self {
-            Self::None => name.to_string(),
-            Self::Remove(prefix) => name.strip_prefix(prefix.as_str()).unwrap_or(name).to_string(),
-            Self::Add(prefix) => format!("{prefix}{name}"),
-        }
-    }
-}
-
-fn without_weight(name: &str) -> Error {
-    let why = "the adapter changes it, and the base model does not hold it".to_string();
-    Error::MissingTensor { name: name.to_string(), why }
 }
 
 impl<S> AdaptedSource<S> {
@@ -197,11 +198,11 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
             Some(whole) => whole.clone(),
             None => self.base.get(name, shape)?,
         };
-        match self.merged.changes.get(&full_name) {
-            Some(change) if change.stored_dims() != shape => Err(wrong_shape(full_name, &change.stored_dims(), shape)),
-            Some(change) => change.merge(&weight),
-            None => Ok(weight),
-        }
+        let changes = self.merged.changes.get(&full_name).into_iter().flatten();
+        changes.into_iter().try_fold(weight, |weight, change| match change.stored_dims() == shape {
+            true => change.merge(&weight),
+            false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
+        })
     }
 
     /// Variables of an adapter in training are not given away.

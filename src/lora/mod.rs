@@ -27,6 +27,7 @@ mod frozen_source;
 mod low_rank;
 mod names;
 mod patterns;
+mod places;
 mod task_source;
 mod tasks;
 mod training;

@@ -58,6 +58,9 @@ ADAPTERS = {
         r=2, lora_alpha=6, target_modules=["query"], task_type="SEQ_CLS")),
     "distilbert_query_value": (DISTILBERT, "AutoModel", dict(r=3, lora_alpha=6, target_modules=["q_lin", "v_lin"])),
     "distilbert_all_linear": (DISTILBERT, "AutoModel", dict(r=2, lora_alpha=3, target_modules="all-linear")),
+    "nomic_bert_all_linear": ("encoders/nomic_bert", "AutoModel", dict(r=2, lora_alpha=3, target_modules="all-linear")),
+    "jina_v3_query_dora": ("encoders/jina_embeddings_v3", "AutoModel", dict(
+        r=2, lora_alpha=3, target_modules=["q_proj", "o_proj", "fc1"], use_dora=True)),
     "modernbert_all_linear": (MODERNBERT, "AutoModel", dict(r=2, lora_alpha=5, target_modules="all-linear")),
 }
 

@@ -2,7 +2,7 @@
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::encoder::{BertConfig, BertModel, SequenceClassifier};
-use candle_attention::lora::{LoraAdapter, LoraConfig, TargetModules};
+use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, Error, MultiHeadAttention};
 use candle_core::{DType, Device, Module, Tensor};
 
@@ -12,7 +12,7 @@ const CPU: Device = Device::Cpu;
 /// Whole models of two or three layers in f32.
 const MODEL: f64 = 2e-5;
 
-const ADAPTERS: [(&str, &str); 9] = [
+const ADAPTERS: [(&str, &str); 11] = [
     ("tiny-bert", "bert_query_value"),
     ("tiny-bert", "bert_all_linear"),
     ("tiny-bert", "bert_dora"),
@@ -21,6 +21,8 @@ const ADAPTERS: [(&str, &str); 9] = [
     ("tiny-bert", "bert_embeddings"),
     ("encoders/distilbert", "distilbert_query_value"),
     ("encoders/distilbert", "distilbert_all_linear"),
+    ("encoders/nomic_bert", "nomic_bert_all_linear"),
+    ("encoders/jina_embeddings_v3", "jina_v3_query_dora"),
     ("encoders/modernbert", "modernbert_all_linear"),
 ];
 
@@ -232,6 +234,16 @@ fn tensors_that_fit_nothing_are_named() {
     let wider = rebuilt(&|t| drop(t.insert(query.into(), zeros(&[4, 7], DType::F32)))).unwrap();
     let weight = "encoder.layer.0.attention.self.query.weight";
     says(wider.apply(base("tiny-bert", DType::F32)), &[weight, "[24, 24]", "[24, 7]"]);
+    let mut with_bias = config();
+    with_bias.bias = LoraBias::All;
+    let bias = || ("x.dense.bias".to_string(), zeros(&[24], DType::F32));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter_model.safetensors");
+    let tensors = checkpoint.names().map(|n| (n.to_string(), checkpoint.tensor(n, &CPU).unwrap())).chain([bias()]);
+    candle_attention::checkpoint::write_tensors(&path, tensors, Default::default()).unwrap();
+    let with_bias = LoraAdapter::new(with_bias, &Checkpoint::open(&path).unwrap()).unwrap();
+    says(with_bias.apply(base("tiny-bert", DType::F32)), &["`x.dense.bias` is missing", "does not hold it"]);
+
     let new = |name: &str| format!("base_model.model.encoder.layer.7.value.lora_{name}.weight");
     let deeper = rebuilt(&|t| {
         t.insert(new("A"), zeros(&[4, 24], DType::F32));

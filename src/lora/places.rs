@@ -1,0 +1,117 @@
+//! Where a checkpoint holds the weight of a module of an adapter.
+
+use crate::checkpoint::WeightSource;
+use crate::error::{Error, Result};
+
+/// The name of a weight, without `.weight`, and which third of its rows is meant, if it is one of queries, keys and
+/// values in one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub module: String,
+    pub third: Option<usize>,
+}
+
+/// The ends of names that transformers 5 gives to modules of NomicBERT and Jina embeddings v3, and what their checkpoints
+/// have there, with the third of its rows (its `conversion_mapping.py`).
+const RENAMED: [(&str, &str, Option<usize>); 11] = [
+    ("self_attn.q_proj", "attn.Wqkv", Some(0)),
+    ("self_attn.k_proj", "attn.Wqkv", Some(1)),
+    ("self_attn.v_proj", "attn.Wqkv", Some(2)),
+    ("self_attn.o_proj", "attn.out_proj", None),
+    ("mlp.gate_proj", "mlp.fc12", None),
+    ("mlp.up_proj", "mlp.fc11", None),
+    ("mlp.down_proj", "mlp.fc2", None),
+    ("self_attn.q_proj", "mixer.Wqkv", Some(0)),
+    ("self_attn.k_proj", "mixer.Wqkv", Some(1)),
+    ("self_attn.v_proj", "mixer.Wqkv", Some(2)),
+    ("self_attn.o_proj", "mixer.out_proj", None),
+];
+
+/// The places where the weight of a module may be: under its own name first.
+fn candidates(module: &str) -> Vec<Place> {
+    let whole = |module: &str| Place { module: module.to_string(), third: None };
+    let mut places = vec![whole(module)];
+    let Some(at) = module.starts_with("layers.").then_some(0).or_else(|| Some(module.find(".layers.")? + 1)) else {
+        return places;
+    };
+    // Their checkpoints have the layers below `encoder`.
+    let below = format!("{}encoder.{}", &module[..at], &module[at..]);
+    for (theirs, stored, third) in RENAMED {
+        if let Some(start) = below.strip_suffix(theirs) {
+            places.push(Place { module: format!("{start}{stored}"), third });
+        }
+    }
+    places.push(whole(&below));
+    places
+}
+
+/// How the names of an adapter differ from those of a checkpoint at their beginning.
+pub(super) enum Shift {
+    None,
+    Remove(String),
+    Add(String),
+}
+
+impl Shift {
+    /// The one under which the checkpoint has a module of the adapter.
+    pub fn find<S: WeightSource>(module: &str, root: &S) -> Result<Self> {
+        let weights = candidates(module).into_iter().map(|place| format!("{}.weight", place.module));
+        let weights: Vec<String> = weights.collect();
+        for weight in &weights {
+            if root.contains(weight) {
+                return Ok(Self::None);
+            }
+            if let Some((first, rest)) = weight.split_once('.')
+                && root.contains(rest)
+            {
+                return Ok(Self::Remove(format!("{first}.")));
+            }
+        }
+        let names = root.names().unwrap_or_default();
+        for weight in &weights {
+            let prefix = |name: &String| {
+                let prefix = name.strip_suffix(weight.as_str())?.strip_suffix('.')?;
+                (!prefix.contains('.')).then(|| format!("{prefix}."))
+            };
+            if let [prefix] = names.iter().filter_map(prefix).collect::<Vec<_>>().as_slice() {
+                return Ok(Self::Add(prefix.clone()));
+            }
+        }
+        Err(without_weight(&format!("{module}.weight")))
+    }
+
+    pub fn apply(&self, name: &str) -> String {
+        match self {
+            Self::None => name.to_string(),
+            Self::Remove(prefix) => name.strip_prefix(prefix.as_str()).unwrap_or(name).to_string(),
+            Self::Add(prefix) => format!("{prefix}{name}"),
+        }
+    }
+
+    /// The place of a module in the checkpoint.
+    pub fn place<S: WeightSource>(&self, module: &str, root: &S) -> Option<Place> {
+        let shifted = |place: Place| Place { module: self.apply(&place.module), ..place };
+        candidates(module).into_iter().map(shifted).find(|place| root.contains(&format!("{}.weight", place.module)))
+    }
+}
+
+/// The error for a tensor that an adapter changes and the base model lacks.
+pub(super) fn without_weight(name: &str) -> Error {
+    let why = "the adapter changes it, and the base model does not hold it".to_string();
+    Error::MissingTensor { name: name.to_string(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_are_names_of_checkpoints() {
+        let names = |module: &str| candidates(module).into_iter().map(|p| (p.module, p.third)).collect::<Vec<_>>();
+        let own = |name: &str| (name.to_string(), None);
+        assert_eq!(names("encoder.layer.0.output.dense"), [own("encoder.layer.0.output.dense")]);
+        assert_eq!(names("layers.0.mlp.fc1"), [own("layers.0.mlp.fc1"), own("encoder.layers.0.mlp.fc1")]);
+        let key = names("roberta.layers.1.self_attn.k_proj");
+        assert!(key.contains(&("roberta.encoder.layers.1.mixer.Wqkv".to_string(), Some(1))), "{key:?}");
+    }
+}
