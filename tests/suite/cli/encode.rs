@@ -211,7 +211,7 @@ fn embeddings_are_truncated_normalized_and_quantized() {
     assert_eq!((tensors["embeddings"].dims(), tensors["embeddings"].dtype()), ([2, 128].as_slice(), DType::U8));
     succeeds(&mut write("int8", "signed.npy"));
     let bytes = std::fs::read(scratch.path("signed.npy")).unwrap();
-    assert!(String::from_utf8_lossy(&bytes[..60]).contains("'descr': '|i1'") && bytes.len() % 64 == 0);
+    assert!(String::from_utf8_lossy(&bytes[..60]).contains("'descr': '|i1'") && bytes.len().is_multiple_of(64));
 
     fails(&mut write("int8", "signed.safetensors"), "signed.safetensors: int8 needs signed bytes");
     let encode = |arguments: &[&str], reason: &str| {
