@@ -37,6 +37,24 @@ fn notes(command: &mut Command) -> String {
     stderr
 }
 
+/// The scores of a language model, with the prompt of its folder by name and as a text.
+#[test]
+fn rerank_takes_an_instruction() {
+    let model = crate::common::fixture("rerankers/qwen3");
+    let pair = ["cats", "The cat sat on the mat.", "--json"];
+    let score = |more: &[&str]| {
+        let arguments: Vec<&str> = pair.iter().chain(more).copied().collect();
+        lines(&succeeds(&mut run("rerank", &model, &arguments)))[0]["score"].as_f64().unwrap()
+    };
+    let near = |got: f64, want: f64| assert!((got - want).abs() < 1e-4, "{got}, want {want}");
+    near(score(&[]), 0.2950);
+    near(score(&["--prompt-name", "web"]), 0.2897);
+    near(score(&["--prompt", "read the web"]), 0.2897);
+    let unknown = ["cats", "mat", "--prompt-name", "nope"];
+    fails(&mut run("rerank", &model, &unknown), "prompt_name is nope");
+    fails(&mut run("rerank", &model, &["a", "b", "--prompt", "c", "--prompt-name", "web"]), "cannot be used with");
+}
+
 #[test]
 fn rerank_sorts_documents() {
     let model = folder(1, json!({"id2label": {"0": "LABEL_0"}}));

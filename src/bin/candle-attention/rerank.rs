@@ -12,7 +12,7 @@ use clap::Parser;
 /// Sort documents by their relevance to a query.
 ///
 /// The model reads the query and each document together, and scores the pair: slower than `search`, and better. It is a
-/// cross-encoder, a model with a classification head of one label.
+/// cross-encoder: a model with a classification head of one label, or a causal language model that answers `yes` or `no`.
 #[derive(Parser)]
 #[command(
     name = "rerank",
@@ -23,6 +23,12 @@ use clap::Parser;
 pub struct Rerank {
     #[command(flatten)]
     model: HeadModel,
+    /// What a document has to do with the query, for a model that takes instructions [default: the model's own default]
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_name")]
+    prompt: Option<String>,
+    /// The name of one of the model's prompts [default: the model's own default]
+    #[arg(long, value_name = "NAME")]
+    prompt_name: Option<String>,
     /// The query [default: the first of the arguments]
     #[arg(long, value_name = "TEXT")]
     query: Option<String>,
@@ -66,7 +72,11 @@ impl Command for Rerank {
         let documents = read::texts_given(&self.documents, self.file.as_deref(), "document")?;
         let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
         let opened = self.model.open(|folder, dtype, device| CrossEncoder::from_folder(folder, dtype, device))?;
-        let mut ranked = opened.run(documents.len(), |model, options| model.rank(&query, &documents, options))?;
+        let mut ranked = opened.run(documents.len(), |model, options| {
+            let mut options = *options;
+            (options.prompt, options.prompt_name) = (self.prompt.as_deref(), self.prompt_name.as_deref());
+            model.rank(&query, &documents, &options)
+        })?;
         let mut out = print::stdout();
         if self.json {
             match self.top_k {
