@@ -69,6 +69,7 @@ mod quality;
 mod ragged;
 mod rerankers;
 mod resume;
+mod retrieval_programs;
 mod right_or_refused;
 mod search;
 mod seeds;

@@ -23,6 +23,15 @@ pub struct Adaptation {
 }
 
 impl Adaptation {
+    /// The option that is given, if one is.
+    pub fn given(&self) -> Option<&'static str> {
+        match self {
+            Self { adapter: Some(_), .. } => Some("--adapter"),
+            Self { task: Some(_), .. } => Some("--task"),
+            _ => None,
+        }
+    }
+
     /// Adds the adapter to the encoder, and it or the task to the options of its calls.
     pub fn apply<'a>(&'a self, encoder: &mut SentenceEncoder, options: EncodeOptions<'a>) -> Result<EncodeOptions<'a>> {
         if let Some(folder) = &self.adapter {

@@ -3,6 +3,7 @@
 mod adaptation;
 mod embedder;
 mod outputs;
+mod retrieval;
 mod table;
 mod write;
 
@@ -18,6 +19,7 @@ use super::shared::{Result, about, print};
 use adaptation::Adaptation;
 use embedder::Embedder;
 use outputs::Outputs;
+use retrieval::Retrieval;
 
 /// Compute sentence embeddings, and compare texts by them.
 ///
@@ -45,7 +47,8 @@ pub struct Encode {
     /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped
     #[arg(long, conflicts_with = "texts")]
     file: Option<PathBuf>,
-    /// Print one {"text": …, "embedding": […]} per line, in input order, as soon as it is computed: what has arrived of a
+    /// Print one {"text": …, "embedding": […]} per line ({"text": …, "indices": […], "values": […]} of a sparse model,
+    /// {"text": …, "embeddings": [[…], …]} of one with a vector per token), in input order, as soon as it is computed: what has arrived of a
     /// pipe at once, of a file 8,192 texts at a time
     #[arg(long, conflicts_with_all = ["output", "against", "pairs"])]
     json: bool,
@@ -73,14 +76,21 @@ impl Command for Encode {
             && let Some(path) = &self.file
         {
             let lines = Lines::open(path)?;
-            return self.embedder()?.stream(lines);
+            return match self.retrieval()? {
+                Some(retrieval) => retrieval.stream(lines),
+                None => self.embedder()?.stream(lines),
+            };
         }
         if let Some(path) = &self.pairs {
             let text = read::text(path)?;
+            self.retrieval()?;
             return table::pairs(&self.embedder()?, &pairs(path, &text)?);
         }
         let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
+        if let Some(retrieval) = self.retrieval()? {
+            return retrieval.stream(texts.into_iter());
+        }
         let embedder = self.embedder()?;
         if self.json {
             return embedder.stream(texts.into_iter());
@@ -101,6 +111,11 @@ impl Command for Encode {
 }
 
 impl Encode {
+    /// The model, if it makes sparse vectors or a vector per token.
+    fn retrieval(&self) -> Result<Option<Retrieval<'_>>> {
+        Retrieval::open(&self.model, &self.adaptation, &self.batches, &self.outputs, self.json)
+    }
+
     fn embedder(&self) -> Result<Embedder<'_>> {
         Embedder::load(&self.model, &self.adaptation, &self.batches, &self.outputs)
     }

@@ -10,11 +10,11 @@ use super::super::shared::Result;
 pub struct Outputs {
     /// A prompt to put before each text, instead of one of the model's [default: the model's own default]
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_name")]
-    prompt: Option<String>,
+    pub prompt: Option<String>,
     /// What the texts are: this chooses the model's prompt of that name, and its route if it has several
-    /// [default: neither]
+    /// [default: neither; document for a model with a vector per token]
     #[arg(long = "as", value_name = "KIND")]
-    kind: Option<Kind>,
+    pub kind: Option<Kind>,
     /// Keep the first N numbers of each embedding [default: what the model states, else all]
     #[arg(long, value_name = "N")]
     truncate_dim: Option<usize>,
@@ -34,7 +34,7 @@ pub struct Outputs {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Kind {
+pub enum Kind {
     /// Texts that search
     Query,
     /// Texts that are searched
@@ -52,6 +52,18 @@ impl Outputs {
             Some(Kind::Document) => encoder.document_options(options),
             None => options,
         }
+    }
+
+    /// An option that is given and is for models with one vector per text alone.
+    pub fn of_one_vector(&self) -> Option<&'static str> {
+        let given = [
+            ("--truncate-dim", self.truncate_dim.is_some()),
+            ("--normalize", self.normalize),
+            ("--precision", self.precision != Precision::Float32),
+            ("--calibration", self.calibration.is_some()),
+            ("--token-embeddings", self.token_embeddings),
+        ];
+        given.into_iter().find_map(|(option, is_given)| is_given.then_some(option))
     }
 
     /// Checks what the arguments alone show; `has_place` is whether numbers are printed or written.
