@@ -79,6 +79,14 @@ impl<'a> ModelFolder<'a> {
         }
     }
 
+    /// Opens a safetensors file of the folder.
+    pub fn tensors(self, path: &Path) -> Result<Checkpoint> {
+        match self.memory {
+            Some(files) => files.tensors(path),
+            None => Checkpoint::open(path),
+        }
+    }
+
     /// Reads the `config.json` of a transformer.
     pub fn transformer_config(self, transformer: &Path) -> Result<BertConfig> {
         let path = transformer.join("config.json");

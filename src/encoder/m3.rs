@@ -4,18 +4,18 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::feed_forward::load_linear;
 use crate::encoder::model::hidden_states::first_not_finite;
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::sparse::vector::SparseVector;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::{EncodeOptions, without_embeddings};
 use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result, cut_to};
-use crate::io::is_present;
 use crate::ops::Linear;
 use crate::tensor::compute_dtype;
 
@@ -65,11 +65,22 @@ impl M3Encoder {
     /// # Errors
     /// A file that is missing or malformed; a head of another width.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        let folder = ModelFolder::new(&folder);
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
         let config = folder.transformer_config(&transformer)?;
-        let sparse = head(folder.path, "sparse_linear", config.hidden_size, Some(1), dtype, device)?;
-        let colbert = head(folder.path, "colbert_linear", config.hidden_size, None, dtype, device)?;
+        let sparse = head(folder, "sparse_linear", config.hidden_size, Some(1), dtype, device)?;
+        let colbert = head(folder, "colbert_linear", config.hidden_size, None, dtype, device)?;
         let model = BertModel::load(&config, folder.checkpoint(&transformer)?.at("", dtype, device))?;
         let batcher = TextBatcher::load(folder, &transformer, &model)?;
         let tokenizer = &batcher.tokenizer;
@@ -132,16 +143,23 @@ impl M3Encoder {
 const MAX_FEATURES: usize = 1 << 24;
 
 /// The head in `<name>.safetensors`, `(out, hidden)`.
-fn head(folder: &Path, name: &str, hidden: usize, out: Option<usize>, dtype: DType, device: &Device) -> Result<Linear> {
-    let file = folder.join(format!("{name}.safetensors"));
-    let pickle = folder.join(format!("{name}.pt"));
-    if !is_present(&file)? && is_present(&pickle)? {
+fn head(
+    folder: ModelFolder,
+    name: &str,
+    hidden: usize,
+    out: Option<usize>,
+    dtype: DType,
+    device: &Device,
+) -> Result<Linear> {
+    let file = folder.path.join(format!("{name}.safetensors"));
+    let pickle = folder.path.join(format!("{name}.pt"));
+    if !folder.holds(&file)? && folder.holds(&pickle)? {
         return Err(Error::file(
             pickle,
             format!("a pickle, which is not read: save its tensors as {name}.safetensors"),
         ));
     }
-    let source = Checkpoint::open(&file)?.at("", dtype, device);
+    let source = folder.tensors(&file)?.at("", dtype, device);
     let found = match source.shape("weight")?.as_deref() {
         Some([found, _]) if (1..=MAX_FEATURES).contains(found) && out.is_none_or(|out| out == *found) => *found,
         other => {

@@ -38,7 +38,8 @@ impl ModelFiles {
     }
 
     /// Adds a file under its path in the folder, with `/` between the parts: `config.json`, `1_Pooling/config.json`. Bytes of
-    /// type `&'static [u8]` are not copied, and those of a `Vec` neither. Weights are one file, `model.safetensors`.
+    /// type `&'static [u8]` are not copied, and those of a `Vec` neither. The weights of a
+    /// model are one file, `model.safetensors`.
     ///
     /// # Errors
     /// A name that leads out of the folder; a `.safetensors` file that is malformed; a part or an index of weights in several
@@ -49,13 +50,14 @@ impl ModelFiles {
             return Err(Error::file(&*name, "is not the name of a file inside a folder"));
         };
         let file = key.rsplit('/').next().unwrap_or_default();
-        let is_weights = file.ends_with(".safetensors") || file.ends_with(".safetensors.index.json");
+        let is_weights = file.ends_with(".safetensors");
+        let is_part = (is_weights && file.contains("-of-")) || file.ends_with(".safetensors.index.json");
         match file {
-            WEIGHTS => {
+            _ if is_weights && !is_part => {
                 let checkpoint = Checkpoint::from_bytes(bytes).map_err(|e| Error::file(&*name, e))?;
                 self.weights.insert(key, checkpoint);
             }
-            _ if is_weights => return Err(Error::file(&*name, format!("expected the weights in one file, {WEIGHTS}"))),
+            _ if is_part => return Err(Error::file(&*name, format!("expected the weights in one file, {WEIGHTS}"))),
             _ => {
                 self.small.insert(key, bytes);
             }
@@ -82,8 +84,12 @@ impl ModelFiles {
 
     /// The weights in a folder.
     pub(crate) fn checkpoint(&self, folder: &Path) -> Result<Checkpoint> {
-        let path = folder.join(WEIGHTS);
-        let found = inside(&path).and_then(|key| self.weights.get(&key));
+        self.tensors(&folder.join(WEIGHTS))
+    }
+
+    /// The tensors of a file.
+    pub(crate) fn tensors(&self, path: &Path) -> Result<Checkpoint> {
+        let found = inside(path).and_then(|key| self.weights.get(&key));
         found.cloned().ok_or_else(|| Error::file(path, "the file is not among those in memory"))
     }
 }

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use candle_attention::encoder::{
-    CrossEncoder, EncodeOptions, FillMask, ModelFiles, SentenceEncoder, TextClassifier, fingerprint,
+    CrossEncoder, EncodeOptions, EntityOptions, FillMask, M3Encoder, ModelFiles, MultiVectorEncoder, SentenceEncoder,
+    SparseEncoder, TextClassifier, TokenClassifier, fingerprint,
 };
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -273,6 +274,46 @@ fn models_in_memory_give_the_same_bits_as_on_disk() {
     assert_eq!(cross.scores(&[("", "")], &plain).unwrap().len(), 1);
     let fill = FillMask::from_files(&with_tokenizer("bert_mlm"), DType::F32, &CPU).unwrap();
     assert_eq!(fill.fill_mask("[MASK]", 3).unwrap()[0].len(), 3);
+}
+
+#[test]
+fn other_encoders_in_memory_give_the_same_bits_as_on_disk() {
+    let plain = EncodeOptions::default();
+    let texts = ["a cat", "the dog sleeps"];
+    let vectors = |all: Vec<Tensor>| all.iter().map(numbers_of_rows).collect::<Vec<_>>();
+
+    for name in ["splade", "inference_free"] {
+        let folder = fixture("sparse").join(name);
+        let disk = SparseEncoder::from_folder(&folder, DType::F32, &CPU).unwrap();
+        let memory = SparseEncoder::from_files(&in_memory(&folder), DType::F32, &CPU).unwrap();
+        let encode = |encoder: &SparseEncoder| encoder.encode_document(&texts, &plain).unwrap();
+        assert_eq!(encode(&memory), encode(&disk), "{name}");
+    }
+    for name in ["modern", "pylate", "stanford"] {
+        let folder = fixture("multi_vector").join(name);
+        let disk = MultiVectorEncoder::from_folder(&folder, DType::F32, &CPU).unwrap();
+        let memory = MultiVectorEncoder::from_files(&in_memory(&folder), DType::F32, &CPU).unwrap();
+        let encode = |encoder: &MultiVectorEncoder| vectors(encoder.encode_query(&texts, &plain).unwrap());
+        assert_eq!(encode(&memory), encode(&disk), "{name}");
+    }
+    let folder = fixture("sparse/bge_m3");
+    let disk = M3Encoder::from_folder(&folder, DType::F32, &CPU).unwrap();
+    let memory = M3Encoder::from_files(&in_memory(&folder), DType::F32, &CPU).unwrap();
+    let encode = |encoder: &M3Encoder| {
+        let all = encoder.encode_all(&texts, &plain).unwrap();
+        all.into_iter().map(|one| (one.sparse, numbers_of_rows(&one.tokens))).collect::<Vec<_>>()
+    };
+    assert_eq!(encode(&memory), encode(&disk));
+
+    let folder = fixture("token_classifier/bert");
+    let disk = TokenClassifier::from_folder(&folder, DType::F32, &CPU).unwrap();
+    let memory = TokenClassifier::from_files(&in_memory(&folder), DType::F32, &CPU).unwrap();
+    let entities = |of: &TokenClassifier| of.entities(&texts, &EntityOptions::default(), &plain).unwrap();
+    assert_eq!(entities(&memory), entities(&disk));
+}
+
+fn numbers_of_rows(rows: &Tensor) -> Vec<f32> {
+    rows.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::hidden_states::{HiddenStates, first_not_finite};
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::multi_vector::settings::{Layer, Settings};
 use crate::encoder::multi_vector::tokens::TokenRules;
 use crate::encoder::prompts::{Prompts, Task};
@@ -58,6 +59,14 @@ impl MultiVectorEncoder {
     /// such as a pooling of tokens.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {

@@ -11,6 +11,7 @@ use candle_core::{DType, Device};
 
 use crate::encoder::folder::ModelFolder;
 use crate::encoder::heads::masked_lm::MaskedLm;
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::prompts::{Prompts, Task};
 use crate::encoder::sparse::layout::{Chain, Layout};
 use crate::encoder::sparse::splade::SpladePooling;
@@ -76,6 +77,14 @@ impl SparseEncoder {
     /// autoencoder.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {

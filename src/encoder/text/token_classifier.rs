@@ -5,11 +5,11 @@ use std::path::Path;
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
-use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::checkpoint::WeightSource;
 use crate::encoder::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::encoder::heads::token_classifier::TokenClassificationHead;
-use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::hidden_states::rows;
+use crate::encoder::model_files::ModelFiles;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::entities::{Aggregation, Entity, ScoredToken, entities};
 use crate::encoder::text::options::{EncodeOptions, check_finite, without_embeddings};
@@ -73,9 +73,17 @@ impl TokenClassifier {
         Self::open(ModelFolder::new(&folder), dtype, device)
     }
 
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, Checkpoint::open(transformer)?.at("", dtype, device))
+        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
@@ -93,7 +101,7 @@ impl TokenClassifier {
             return Err(Error::file(folder.path.join("modules.json"), reason));
         }
         let transformer = transformer_of(folder.path, modules.as_deref());
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
+        let config = folder.transformer_config(&transformer)?;
         let head = TokenClassificationHead::load(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
         if batcher.tokenizer.lower_cases() {
