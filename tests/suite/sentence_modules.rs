@@ -25,7 +25,9 @@ pub fn folder(name: &str) -> tempfile::TempDir {
     };
     if let Some(inside) = transformer {
         copy_folder(&fixture("tiny-bert"), &folder.path().join(inside));
-        std::fs::remove_file(folder.path().join(inside).join("modules.json")).unwrap();
+        for name in ["modules.json", "config_sentence_transformers.json"] {
+            std::fs::remove_file(folder.path().join(inside).join(name)).unwrap();
+        }
     }
     copy_folder(&fixture("sentence-modules").join(name), folder.path());
     if let Some(inside) = tokenizer {

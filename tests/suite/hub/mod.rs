@@ -3,6 +3,7 @@
 mod attacks;
 mod cache;
 mod faults;
+mod modules;
 mod server;
 
 use std::collections::HashMap;

@@ -54,10 +54,15 @@ pub struct Hub {
 impl Hub {
     /// Serves the tiny model at revision `main`.
     pub fn start() -> Self {
+        Self::of_folder(&fixture("tiny-bert"))
+    }
+
+    /// Serves the files of a folder as that model.
+    pub fn of_folder(folder: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let mut files = HashMap::new();
-        add_folder(&mut files, &fixture("tiny-bert"), "");
+        add_folder(&mut files, folder, "");
         let shared = Arc::new(Mutex::new(Shared {
             commit: COMMIT.to_string(),
             files,
