@@ -286,7 +286,7 @@ impl Keys<'_> {
         }
         let known = |key: &str| READ.contains(&key) || WITHOUT_EFFECT.contains(&key);
         match self.0.iter().find(|(key, value)| !known(key) && !is_unset(value)) {
-            Some((key, value)) => Err(unexpected(key, value, "that it is not set: this version does not apply it")),
+            Some((key, value)) => Err(unexpected(key, value, "null or false: this version does not apply it")),
             None => Ok(()),
         }
     }
