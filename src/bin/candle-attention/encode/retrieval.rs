@@ -25,7 +25,7 @@ pub struct Retrieval<'a> {
 
 enum Encoder {
     Sparse(SparseEncoder),
-    MultiVector(MultiVectorEncoder),
+    MultiVector(Box<MultiVectorEncoder>),
 }
 
 #[derive(Serialize)]
@@ -65,7 +65,10 @@ impl<'a> Retrieval<'a> {
         }
         let encoder = match kind {
             EncoderKind::Sparse => Encoder::Sparse(SparseEncoder::from_folder(&folder, model.dtype, &model.device)?),
-            _ => Encoder::MultiVector(MultiVectorEncoder::from_folder(&folder, model.dtype, &model.device)?),
+            _ => {
+                let encoder = MultiVectorEncoder::from_folder(&folder, model.dtype, &model.device)?;
+                Encoder::MultiVector(Box::new(encoder))
+            }
         };
         check_weights(&folder)?;
         let mut options = batches.options(model.prompt_name.as_deref());
