@@ -4,6 +4,11 @@ Writes
     ../fixtures/minilm_sentences.json    40 texts (everything outside ASCII is escaped)
     ../fixtures/minilm.safetensors       embeddings  f32 (40, 384)
                                          tokens      i64 (40,), with [CLS] and [SEP], after truncation
+    ../fixtures/minilm_outputs.safetensors
+                                         truncated   f32 (4, 64): texts 6 to 9 with truncate_dim=64, normalized
+                                         spans       f32 (3, 384): late chunking of PARAGRAPH, its sentences; the mean of the
+                                                     vectors of the tokens that share a character with each, normalized
+                                         spans.bytes i64 (3, 2)
 The environment variable CANDLE_ATTENTION_MINILM names the folder of the checkpoint (the one
 with modules.json). It also compares batch sizes 1 and 32 with the batch size 8 that is saved.
 
@@ -85,11 +90,28 @@ TEXTS = [
 ]
 
 
+def outputs(model):
+    """Embeddings with options, and late chunking."""
+    truncated = model.encode(TEXTS[6:10], truncate_dim=64, normalize_embeddings=True, convert_to_tensor=True)
+    vectors = model.encode(PARAGRAPH, output_value="token_embeddings")
+    offsets = model.tokenizer(PARAGRAPH, return_offsets_mapping=True)["offset_mapping"]
+    assert len(offsets) == len(vectors) < model.max_seq_length and PARAGRAPH.isascii()
+    ends = [PARAGRAPH.index("does.") + 5, PARAGRAPH.index("crab.") + 5, len(PARAGRAPH.rstrip())]
+    spans = list(zip([0, ends[0] + 1, ends[1] + 1], ends))
+    pooled = [torch.stack([v for v, (a, b) in zip(vectors, offsets) if a < end and b > start]).mean(0)
+              for start, end in spans]
+    tensors = {"truncated": truncated, "spans": torch.nn.functional.normalize(torch.stack(pooled)),
+               "spans.bytes": torch.tensor(spans)}
+    save("minilm_outputs.safetensors", tensors, ["torch", "transformers", "sentence-transformers", "tokenizers"],
+         "all-MiniLM-L6-v2 on texts of minilm_sentences.json and on PARAGRAPH", framework="torch", paragraph=PARAGRAPH)
+
+
 def main():
     torch.set_num_threads(1)
     assert len(TEXTS) == len(set(TEXTS)) == 40 and len(TEXTS[19].split()) > 700
     model = SentenceTransformer(os.environ["CANDLE_ATTENTION_MINILM"], device="cpu")
 
+    outputs(model)
     full = [len(ids) for ids in model.tokenizer(TEXTS, truncation=False, padding=False)["input_ids"]]
     assert full[15:19] == [254, 255, 256, 257]
     tokens = [int(model.preprocess([t])["attention_mask"].sum()) for t in TEXTS]

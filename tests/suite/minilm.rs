@@ -42,6 +42,26 @@ fn embeddings_equal_those_of_sentence_transformers() {
 /// Half types: cosine similarity with the f32 vectors.
 #[test]
 #[ignore = "needs all-MiniLM-L6-v2: set CANDLE_ATTENTION_MINILM to its folder"]
+fn truncated_embeddings_and_spans_equal_those_of_sentence_transformers() {
+    let encoder = SentenceEncoder::from_folder(folder(), DType::F32, &Device::Cpu).unwrap();
+    let golden = Golden::open("minilm_outputs.safetensors");
+    let texts = texts();
+    let texts: Vec<&str> = texts[6..10].iter().map(String::as_str).collect();
+    let options = EncodeOptions::default();
+    let short = options.with_truncate_dim(64).with_normalize_embeddings(true);
+    let truncated = encoder.encode(&texts, &short).unwrap();
+    let paragraph = &golden.0.metadata()["paragraph"];
+    let bytes = golden.get("spans.bytes").to_vec2::<i64>().unwrap();
+    let spans: Vec<_> = bytes.iter().map(|span| span[0] as usize..span[1] as usize).collect();
+    let spans = encoder.encode_spans(paragraph, &spans, &options).unwrap();
+    for (name, got) in [("truncated", truncated), ("spans", spans)] {
+        println!("{name}: differs by at most {:e}", max_diff(&got, &golden.get(name)));
+        assert_close(name, &got, &golden.get(name), LAYER);
+    }
+}
+
+#[test]
+#[ignore = "needs all-MiniLM-L6-v2: set CANDLE_ATTENTION_MINILM to its folder"]
 fn half_types_keep_a_high_cosine_with_f32() {
     let texts = ["A cat sleeps on the sofa.", "Stocks fell sharply today.", "", "你好,世界"];
     let encode = |dtype| {
