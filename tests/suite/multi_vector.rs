@@ -98,6 +98,11 @@ fn what_is_not_run_is_refused() {
         drop(folder);
         opened
     };
+    // Only these tokens of documents count: [CLS] and [SEP].
+    let mask = "2_MultiVectorMask/config.json";
+    let few = copy("modern", mask, "\"keep_only_token_ids\": null", "\"keep_only_token_ids\": [3, 2]").unwrap();
+    assert_eq!(few.encode_document(&["the cat sat"], &options).unwrap()[0].dims(), [2, 7]);
+    assert_eq!(few.encode_query(&["the cat sat"], &options).unwrap()[0].dims(), [9, 7]);
     let pooled = copy("modern", "modules.json", "normalize.Normalize", "token_pooling.HierarchicalTokenPooling");
     says(pooled, &["modules.json", "module `HierarchicalTokenPooling` of a multi-vector model"]);
     let single = copy("modern", "3_Normalize/config.json", "token_embeddings", "sentence_embedding");

@@ -21,8 +21,8 @@ pub(crate) struct TokenRules {
     skipped: Vec<u32>,
     skip_in_queries: bool,
     skip_in_documents: bool,
-    /// The only ids that count in documents.
-    kept: Option<Vec<u32>>,
+    /// The only ids that count in documents, sorted; none, if all count.
+    kept: Vec<u32>,
 }
 
 /// How short queries are filled up.
@@ -68,6 +68,8 @@ impl TokenRules {
         };
         let mut skipped: Vec<u32> = settings.mask.skiplist_words.iter().filter_map(|word| tokenizer.id(word)).collect();
         skipped.sort_unstable();
+        let mut kept = settings.mask.keep_only_token_ids.clone().unwrap_or_default();
+        kept.sort_unstable();
         let tasks = &settings.mask.skiplist_tasks;
         let before = match tokenizer.encode_with_places(&[Text::One("a")])?.pop() {
             Some((_, places)) => places.iter().take_while(|place| place.special).count(),
@@ -82,7 +84,7 @@ impl TokenRules {
             skipped,
             skip_in_queries: tasks.iter().any(|task| task == Task::Query.name()),
             skip_in_documents: tasks.iter().any(|task| task == Task::Document.name()),
-            kept: settings.mask.keep_only_token_ids.clone(),
+            kept,
         })
     }
 
@@ -135,7 +137,7 @@ impl TokenRules {
         let skips = if is_query { self.skip_in_queries } else { self.skip_in_documents };
         let counts = |id: &u32| {
             let is_skipped = skips && self.skipped.binary_search(id).is_ok();
-            let is_kept = is_query || self.kept.as_ref().is_none_or(|kept| kept.is_empty() || kept.contains(id));
+            let is_kept = is_query || self.kept.is_empty() || self.kept.binary_search(id).is_ok();
             is_kept && !is_skipped
         };
         (0..).zip(ids).filter(|(_, id)| counts(id)).map(|(place, _)| place).collect()
