@@ -4,6 +4,7 @@ mod attacks;
 mod cache;
 mod faults;
 mod modules;
+mod retrieval;
 mod server;
 
 use std::collections::HashMap;
