@@ -73,14 +73,14 @@ fn agreement(encoder: &SentenceEncoder) -> f64 {
 
 #[test]
 #[ignore = "needs all-MiniLM-L6-v2 and Lee's texts: set CANDLE_ATTENTION_MINILM and CANDLE_ATTENTION_LEE"]
-fn quality_of_minilm_is_that_of_sentence_transformers() {
+fn published_weights_agree_with_people_as_in_sentence_transformers() {
     let encoder = SentenceEncoder::from_folder(folder("CANDLE_ATTENTION_MINILM"), DType::F32, &Device::Cpu).unwrap();
     assert!((agreement(&encoder) - MINILM).abs() < 1e-4);
 }
 
 #[test]
 #[ignore = "needs Lee's texts: set CANDLE_ATTENTION_LEE"]
-fn quality_of_the_embedded_model_is_that_of_sentence_transformers() {
+fn the_embedded_model_agrees_with_people_as_in_sentence_transformers() {
     let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu).unwrap();
     assert!((agreement(&encoder) - EMBEDDED).abs() < 1e-4);
 }
