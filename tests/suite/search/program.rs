@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use candle_attention::checkpoint::Checkpoint;
+use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
 use candle_attention::search::{Index, Lines};
+use candle_core::{DType, Device, Tensor};
 
 use super::{ROUNDED, lines};
 use crate::common::fixture;
@@ -336,4 +338,31 @@ fn mistakes_are_one_clear_error() {
     fails(&mut Notes::new(b"one\ntwo \xFF\n").search(&["a"]), "notes.txt: line 2 is not UTF-8");
     fails(&mut example("search"), "no query");
     assert!(notes.caches().is_empty());
+}
+
+/// Queries and lines get the model's own prompts.
+#[test]
+fn queries_and_documents_have_their_prompts() {
+    let notes = Notes::new("the cat sleeps\na dog\n");
+    let folder = tiny();
+    let prompts = r#"{"prompts": {"query": "the text ", "document": "cat "}, "default_prompt_name": "query"}"#;
+    std::fs::write(folder.path().join("config_sentence_transformers.json"), prompts).unwrap();
+    let encoder = SentenceEncoder::from_folder(folder.path(), DType::F32, &Device::Cpu).unwrap();
+    let options = EncodeOptions::default();
+    let numbers = |embeddings: Tensor| embeddings.to_vec2::<f32>().unwrap();
+    let query = numbers(encoder.encode_query(&["a cat"], &options).unwrap()).remove(0);
+    let documents = numbers(encoder.encode_document(&["the cat sleeps", "a dog"], &options).unwrap());
+    let mut want: Vec<f32> =
+        documents.iter().map(|document| query.iter().zip(document).map(|(a, b)| a * b).sum()).collect();
+    want.sort_by(|a, b| b.total_cmp(a));
+    let said = succeeds(on(folder.path(), &["--json", "a cat", "--file"]).arg(notes.file()));
+    let hits = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let scores: Vec<f64> = hits.map(|hit| hit["score"].as_f64().unwrap()).collect();
+    assert_eq!(scores.len(), 2);
+    for (score, want) in scores.iter().zip(want) {
+        assert!((score - f64::from(want)).abs() < ROUNDED, "{scores:?}, expected {want}");
+    }
+    // Another prompt is another index.
+    succeeds(on(folder.path(), &["--prompt-name", "query", "a cat", "--file"]).arg(notes.file()));
+    assert_eq!(notes.caches().len(), 2);
 }

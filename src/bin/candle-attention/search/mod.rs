@@ -23,6 +23,8 @@ use sources::{Corpus, Source};
 
 /// Find the lines of files that are closest in meaning to a query.
 ///
+/// Lines are embedded as documents and queries as queries: with the model's prompts and routes for them, if it has any.
+///
 /// Lines longer than the model takes are cut into windows that overlap; the best window of a line is shown. Lines that say
 /// nearly the same are one hit.
 ///
@@ -61,7 +63,7 @@ pub struct Search {
     /// Print one {"query": …, "rank": …, "score": …, "file": …, "lines": […], "text": …} per hit
     #[arg(long)]
     json: bool,
-    /// The name of the model's prompt to put before each query [default: the model's own default]
+    /// The name of the model's prompt to put before each query [default: `query`, if the model has it]
     #[arg(long)]
     query_prompt_name: Option<String>,
     /// The .safetensors file that keeps the embeddings, also for standard input [default: one beside each file]
@@ -92,7 +94,7 @@ impl Command for Search {
         let sources = paths.iter().map(|path| Source::read(path)).collect::<Result<Vec<Source>>>()?;
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref())?;
-        let options = self.batches.options(self.model.prompt_name.as_deref());
+        let options = encoder.document_options(self.batches.options(self.model.prompt_name.as_deref()));
         let corpora = sources.iter().map(|source| Corpus::new(source, &encoder, &options));
         let corpora = corpora.collect::<Result<Vec<Corpus>>>()?;
         let model = match cache {
@@ -141,7 +143,8 @@ impl Search {
     /// Everything that the vectors depend on beside the texts.
     fn model_key(&self, folder: Option<&Path>, options: &EncodeOptions) -> Result<String> {
         let content = folder.map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
-        Ok(format!("{content} {:?} {:?} {:?}", self.model.dtype, options.prompt_name, options.max_length))
+        let prompt = options.prompt_name.or(options.task);
+        Ok(format!("{content} {:?} {prompt:?} {:?}", self.model.dtype, options.max_length))
     }
 
     /// Prints the hits of each query.
@@ -180,7 +183,7 @@ impl Search {
     }
 
     fn vector(&self, encoder: &SentenceEncoder, query: &str) -> Result<Vec<f32>> {
-        let options = self.batches.options(self.query_prompt_name.as_deref());
+        let options = encoder.query_options(self.batches.options(self.query_prompt_name.as_deref()));
         let on_truncated = |_: usize| note_truncated(1, 1, options.max_length.or(Some(encoder.max_seq_length())));
         let vector = encoder.encode(&[query], &options.with_on_truncated(&on_truncated))?;
         Ok(vector.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.get(0)?.to_vec1()?)
