@@ -72,6 +72,16 @@ impl Prompts {
         }
     }
 
+    /// The names and prompts that are stated, sorted by name.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.prompts.iter().map(|(name, prompt)| (name.as_str(), prompt.as_str()))
+    }
+
+    /// The name of the prompt of a call that names none.
+    pub fn default_name(&self) -> Option<&str> {
+        self.default_prompt_name.as_deref()
+    }
+
     /// The prompt of this name, if one is stated.
     pub fn stated(&self, name: &str) -> Option<&str> {
         self.prompts.get(name).map(String::as_str)

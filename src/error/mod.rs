@@ -267,6 +267,10 @@ pub enum Error {
         reason: String,
     },
 
+    /// The caller cancelled a call while it ran; only with the feature `encoder`.
+    #[error("the call was cancelled")]
+    Cancelled,
+
     /// An error of candle.
     #[error(transparent)]
     Candle(candle_core::Error),

@@ -240,6 +240,32 @@ fn embeddings_are_in_input_order_and_progress_is_reported() {
 }
 
 #[test]
+fn a_call_ends_at_the_batch_before_which_it_is_cancelled() {
+    let encoder = load(&fixture("tiny-bert")).unwrap();
+    let (done, asked) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    let on_progress = |texts, _| done.set(texts);
+    let is_cancelled = || asked.replace(asked.get() + 1) == 2;
+    let options = EncodeOptions::default().with_batch_size(1).with_on_progress(&on_progress);
+    let ended = encoder.encode(&["a", "b", "c", "d"], &options.with_is_cancelled(&is_cancelled));
+    assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+    assert_eq!((done.get(), asked.get()), (2, 3));
+}
+
+#[test]
+fn token_ids_are_one_for_each_token_vector() {
+    let encoder = load(&fixture("tiny-bert")).unwrap();
+    let (texts, options) = (["the cat sat on the mat", ""], EncodeOptions::default().with_prompt("hello "));
+    let ids = encoder.token_ids(&texts, &options).unwrap();
+    let vectors = encoder.encode_tokens(&texts, &options).unwrap();
+    let lengths: Vec<usize> = vectors.iter().map(|vectors| vectors.dims()[0]).collect();
+    assert_eq!(ids.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
+    let plain = encoder.token_ids(&texts, &EncodeOptions::default()).unwrap();
+    assert_eq!([&ids[0][..1], &ids[0][2..]].concat(), plain[0]);
+    let too_long = encoder.token_ids(&texts, &EncodeOptions::default().with_max_length(100_000));
+    says(too_long, &["max_length = 100000", "positions"]);
+}
+
+#[test]
 fn errors_name_the_wrong_file_of_a_folder() {
     type Change = fn(&Path);
     let changes: [(Change, &[&str]); 14] = [

@@ -219,8 +219,18 @@ fn cross_encoder_scores_and_ranks_pairs() {
     std::fs::write(&own, json!({"activation_fn": "torch.nn.modules.activation.Tanh"}).to_string()).unwrap();
     says(cross(plain.path()), &["config_sentence_transformers.json", "activation.Tanh"]);
 
+    let logit = encoder.logits(&pairs[..1], &options).unwrap();
+    assert!(encoder.has_sigmoid() && encoder.num_labels() == 1 && encoder.max_seq_length() == 16);
+    assert!((logit[0][0] - want).abs() < 1e-4);
+
+    // Several labels: logits without an activation, no scores.
     let three = folder(3, json!({}));
-    says(cross(three.path()), &["the head of a cross-encoder is 3 labels", "TextClassifier"]);
+    let encoder = cross(three.path()).unwrap();
+    assert!(!encoder.has_sigmoid() && encoder.num_labels() == 3);
+    let classifier = TextClassifier::from_folder(three.path(), DType::F32, &CPU).unwrap();
+    assert_eq!(encoder.logits(&pairs, &options).unwrap(), classifier.logits(&pairs, &options).unwrap());
+    says(encoder.scores(&pairs, &options), &["the head of a cross-encoder is 3 labels", "TextClassifier"]);
+    says(encoder.rank("the cat sat", &["on the mat"], &options), &["3 labels"]);
     says(cross(&fixture("tiny-bert")), &["module `Pooling` after the transformer"]);
 }
 

@@ -95,6 +95,20 @@ impl SentenceEncoder {
         Ok(rows)
     }
 
+    /// The ids of the tokens of each text, one for each vector of [`encode_tokens`](Self::encode_tokens).
+    ///
+    /// # Errors
+    /// A maximum length beyond the positions of the model; a prompt that the model does not have; a model whose first module
+    /// is no transformer; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
+    pub fn token_ids(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Vec<u32>>> {
+        let (encoder, options) = &self.route_of(options)?;
+        let transformer = encoder.transformer()?;
+        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
+        let tokenizer = transformer.batcher.tokenizer_for(options.max_length, &transformer.model)?;
+        let tokens = tokenizer.encode(&texts, encoder.prompt(options)?)?;
+        Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
+    }
+
     /// How similar embeddings `a` `(n, d)` and `b` `(m, d)` are, each with each: `(n, m)`, by
     /// [`similarity_fn`](Self::similarity_fn).
     ///

@@ -172,6 +172,22 @@ impl SentenceEncoder {
         self.size_for(&EncodeOptions::default())
     }
 
+    /// What the model truncates embeddings to, where the options do not: `truncate_dim` of
+    /// `config_sentence_transformers.json`.
+    pub fn truncate_dim(&self) -> Option<usize> {
+        self.settings.truncate_dim
+    }
+
+    /// The names and texts of the prompts that the model's folder states, sorted by name.
+    pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.settings.prompts.all()
+    }
+
+    /// The name of the prompt of a call that names none, if the folder states one.
+    pub fn default_prompt_name(&self) -> Option<&str> {
+        self.settings.prompts.default_name()
+    }
+
     /// How similar embeddings of this model are, as its folder says; else by the cosine.
     pub fn similarity_fn(&self) -> SimilarityFunction {
         self.settings.similarity

@@ -150,6 +150,7 @@ impl StaticEmbedding {
         }
         let mut means = Vec::with_capacity(texts.len() * self.table.width);
         for (number, window) in texts.chunks(WINDOW).enumerate() {
+            options.check_cancelled()?;
             let start = options.first_text + number * WINDOW;
             let made = window.maybe_par_iter().map(|text| self.mean(text, prompt, most)).collect::<Result<Vec<_>>>()?;
             for (i, (mean, truncated)) in (start..).zip(made) {

@@ -154,6 +154,7 @@ impl TextBatcher {
             let longest = tokens[order[done]].len().max(1);
             let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
             let batch: Vec<&Tokens> = order[done..done + count].iter().map(|&i| &tokens[i]).collect();
+            options.check_cancelled()?;
             let permit = self.semaphore.acquire();
             let made = run(&batch)?;
             drop(permit);

@@ -20,6 +20,8 @@ use crate::error::{Error, Result};
 /// classification head, or of the answer of a causal language model (Qwen3-Reranker), whose chat template is applied. A prompt
 /// goes before the query, or into the template as the message of the role `system`.
 ///
+/// A head with several labels has [`logits`](CrossEncoder::logits) and no scores.
+///
 /// ```no_run
 /// use candle_attention::encoder::{CrossEncoder, EncodeOptions};
 /// use candle_core::{DType, Device};
@@ -40,7 +42,7 @@ pub struct CrossEncoder {
 /// Where scores come from.
 #[derive(Debug, Clone)]
 enum Scorer {
-    /// A head with one label.
+    /// A classification head.
     Head(Box<TextClassifier>),
     /// The next token of a causal language model.
     Token(Box<TokenScorer>),
@@ -60,7 +62,7 @@ impl CrossEncoder {
     /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
     ///
     /// # Errors
-    /// Those of [`TextClassifier::from_folder`]; more than one label; an activation other than a sigmoid or none.
+    /// Those of [`TextClassifier::from_folder`]; an activation other than a sigmoid or none.
     pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
         Self::open(ModelFolder::new(&folder), dtype, device)
     }
@@ -90,24 +92,17 @@ impl CrossEncoder {
         let modules = modules(folder)?;
         let transformer = transformer_of(folder.path, modules.as_deref());
         let config = folder.transformer_config(&transformer)?;
-        let (sigmoid, prompts) = (sigmoid(folder)?, Prompts::load(folder)?);
+        let (stated, prompts) = (sigmoid(folder)?, Prompts::load(folder)?);
         if TokenScorer::fits(modules.as_deref(), &config) {
             let scorer = TokenScorer::load(folder, modules.as_deref(), &transformer, &config, source)?;
-            return Ok(Self { scorer: Scorer::Token(Box::new(scorer)), sigmoid, prompts });
+            return Ok(Self { scorer: Scorer::Token(Box::new(scorer)), sigmoid: stated.unwrap_or(true), prompts });
         }
         if ChatTemplate::load(folder, &transformer, modules.is_some())?.is_some() {
             let reason = "its texts go through a chat template, which this version does for `LogitScore` models alone";
             return Err(Error::file(transformer, reason));
         }
         let classifier = TextClassifier::with_source(folder, source)?;
-        if classifier.labels().len() != 1 {
-            let found = format!("{} labels", classifier.labels().len());
-            return Err(Error::value(
-                "the head of a cross-encoder",
-                found,
-                "one; a model with more labels is a classifier (`TextClassifier`, `classify`)",
-            ));
-        }
+        let sigmoid = stated.unwrap_or(classifier.labels().len() == 1);
         Ok(Self { scorer: Scorer::Head(Box::new(classifier)), sigmoid, prompts })
     }
 
@@ -120,16 +115,63 @@ impl CrossEncoder {
         Self::open(crate::encoder::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
-    /// The score of each pair.
+    /// The number of logits of a pair: 1, or the number of labels of a model that classifies pairs.
+    pub fn num_labels(&self) -> usize {
+        match &self.scorer {
+            Scorer::Head(classifier) => classifier.labels().len(),
+            Scorer::Token(_) => 1,
+        }
+    }
+
+    /// Whether a score is the sigmoid of a logit, as the model's files say; else, with one label, it is.
+    pub fn has_sigmoid(&self) -> bool {
+        self.sigmoid
+    }
+
+    /// The maximum number of tokens of a pair, special tokens included; of a longer pair, the longer text is cut first.
+    pub fn max_seq_length(&self) -> usize {
+        match &self.scorer {
+            Scorer::Head(classifier) => classifier.max_seq_length(),
+            Scorer::Token(scorer) => scorer.max_seq_length(),
+        }
+    }
+
+    /// The names and texts of the prompts that the model's folder states, sorted by name.
+    pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.prompts.all()
+    }
+
+    /// The name of the prompt of a call that names none, if the folder states one.
+    pub fn default_prompt_name(&self) -> Option<&str> {
+        self.prompts.default_name()
+    }
+
+    /// The logits of each pair before any activation, one per label.
     ///
     /// # Errors
     /// A batch size of 0; a prompt or a token that the model does not have.
-    pub fn scores(&self, pairs: &[(&str, &str)], options: &EncodeOptions) -> Result<Vec<f32>> {
+    pub fn logits(&self, pairs: &[(&str, &str)], options: &EncodeOptions) -> Result<Vec<Vec<f32>>> {
         let prompt = self.prompts.of_reranker(options)?;
-        let mut scores = match &self.scorer {
-            Scorer::Head(classifier) => classifier.prompted_logits(pairs, prompt, options)?.concat(),
-            Scorer::Token(scorer) => scorer.scores(pairs, prompt, options)?,
-        };
+        match &self.scorer {
+            Scorer::Head(classifier) => classifier.prompted_logits(pairs, prompt, options),
+            Scorer::Token(scorer) => {
+                Ok(scorer.scores(pairs, prompt, options)?.into_iter().map(|logit| vec![logit]).collect())
+            }
+        }
+    }
+
+    /// The score of each pair.
+    ///
+    /// # Errors
+    /// A model with more than one label; those of [`logits`](Self::logits).
+    pub fn scores(&self, pairs: &[(&str, &str)], options: &EncodeOptions) -> Result<Vec<f32>> {
+        let labels = self.num_labels();
+        if labels != 1 {
+            let expected =
+                "one; a model with more labels has `logits`, or is a classifier (`TextClassifier`, `classify`)";
+            return Err(Error::value("the head of a cross-encoder", format!("{labels} labels"), expected));
+        }
+        let mut scores = self.logits(pairs, options)?.concat();
         if self.sigmoid {
             scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp()));
         }
@@ -167,8 +209,8 @@ impl CrossEncoder {
     }
 }
 
-/// Whether scores are sigmoids: by default, with one label, they are.
-fn sigmoid(folder: ModelFolder) -> Result<bool> {
+/// Whether scores are sigmoids, if a file says so.
+fn sigmoid(folder: ModelFolder) -> Result<Option<bool>> {
     const OWN: &str = "config_sentence_transformers.json";
     let modules = modules(folder)?;
     let transformer = transformer_of(folder.path, modules.as_deref()).join("config.json");
@@ -182,14 +224,14 @@ fn sigmoid(folder: ModelFolder) -> Result<bool> {
     ];
     let Some((file, value)) = stated.iter().find_map(|(file, value)| Some((file, value.filter(|v| !v.is_null())?)))
     else {
-        return Ok(true);
+        return Ok(None);
     };
     let Some(name) = value.as_str() else {
         return Err(Error::file(file, format!("the activation function is {value}, expected its name")));
     };
     match name.rsplit('.').next() {
-        Some("Sigmoid") => Ok(true),
-        Some("Identity") => Ok(false),
+        Some("Sigmoid") => Ok(Some(true)),
+        Some("Identity") => Ok(Some(false)),
         _ => Err(Error::file(file, format!("the activation function `{name}` is not one this version knows"))),
     }
 }

@@ -45,6 +45,8 @@ pub struct EncodeOptions<'a> {
     pub on_truncated: Option<&'a dyn Fn(usize)>,
     /// Called after each batch with the number of texts done and of all texts.
     pub on_progress: Option<&'a dyn Fn(usize, usize)>,
+    /// Called before each batch; where it is true, the call ends with [`Error::Cancelled`].
+    pub is_cancelled: Option<&'a dyn Fn() -> bool>,
 }
 
 impl Default for EncodeOptions<'_> {
@@ -63,6 +65,7 @@ impl Default for EncodeOptions<'_> {
             first_text: 0,
             on_truncated: None,
             on_progress: None,
+            is_cancelled: None,
         }
     }
 }
@@ -93,6 +96,8 @@ impl<'a> EncodeOptions<'a> {
         with_on_truncated, on_truncated: &'a dyn Fn(usize) = Some(on_truncated);
         /// Sets what is called after each batch.
         with_on_progress, on_progress: &'a dyn Fn(usize, usize) = Some(on_progress);
+        /// Sets what is asked before each batch whether the call shall end.
+        with_is_cancelled, is_cancelled: &'a dyn Fn() -> bool = Some(is_cancelled);
     }
 }
 
@@ -103,6 +108,14 @@ impl EncodeOptions<'_> {
             (0, _) => Err(Error::config("batch_size", 0, "at least 1")),
             (_, Some(0)) => Err(Error::config("truncate_dim", 0, "at least 1")),
             _ => Ok(()),
+        }
+    }
+
+    /// Ends a call that is cancelled.
+    pub(crate) fn check_cancelled(&self) -> Result<()> {
+        match self.is_cancelled.is_some_and(|is_cancelled| is_cancelled()) {
+            true => Err(Error::Cancelled),
+            false => Ok(()),
         }
     }
 }

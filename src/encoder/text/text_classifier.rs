@@ -126,6 +126,11 @@ impl TextClassifier {
         &self.head
     }
 
+    /// The maximum number of tokens of a text or a pair, special tokens included.
+    pub fn max_seq_length(&self) -> usize {
+        self.batcher.max_seq_length
+    }
+
     /// The names of the labels, in the order of [`logits`](Self::logits).
     pub fn labels(&self) -> &[String] {
         self.head.labels()

@@ -69,6 +69,11 @@ impl TokenScorer {
         Ok(Self { head, batcher, template })
     }
 
+    /// The maximum number of tokens of a pair.
+    pub fn max_seq_length(&self) -> usize {
+        self.batcher.max_seq_length
+    }
+
     /// The score of each pair; `prompt` is the instruction.
     pub fn scores(&self, pairs: &[(&str, &str)], prompt: &str, options: &EncodeOptions) -> Result<Vec<f32>> {
         without_dimensions(options)?;
