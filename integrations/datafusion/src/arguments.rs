@@ -43,20 +43,19 @@ pub(crate) fn literal<'a>(
 
 /// The literals among the arguments of a running call.
 pub(crate) fn scalars(arguments: &[ColumnarValue]) -> Vec<Option<&ScalarValue>> {
-    let scalar = |argument| match argument {
-        &ColumnarValue::Scalar(ref value) => Some(value),
-        ColumnarValue::Array(_) => None,
-    };
     arguments.iter().map(scalar).collect()
+}
+
+fn scalar(argument: &ColumnarValue) -> Option<&ScalarValue> {
+    match argument {
+        ColumnarValue::Scalar(value) => Some(value),
+        ColumnarValue::Array(_) => None,
+    }
 }
 
 /// The literals among the arguments of a planned call.
 pub(crate) fn literals(arguments: &[Expr]) -> Vec<Option<&ScalarValue>> {
-    let scalar = |argument| match argument {
-        &Expr::Literal(ref value, _) => Some(value),
-        _ => None,
-    };
-    arguments.iter().map(scalar).collect()
+    arguments.iter().map(Expr::as_literal).collect()
 }
 
 /// A literal of text as an expression.

@@ -18,7 +18,7 @@ pub enum Error {
         /// The name under which it was to be added.
         name: String,
         /// The reason.
-        source: candle_attention::Error,
+        source: Box<candle_attention::Error>,
     },
 
     /// A name that no model of this node has.
@@ -113,6 +113,10 @@ impl Error {
 
     pub(crate) fn value(what: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
         Self::Value { what: what.into(), found: found.to_string(), expected: expected.into() }
+    }
+
+    pub(crate) fn load(name: &str, source: candle_attention::Error) -> Self {
+        Self::Load { name: name.to_string(), source: Box::new(source) }
     }
 
     /// The error of a text in a record batch.

@@ -195,7 +195,7 @@ fn load<T>(
         };
         Ok(Model::new(name, fingerprint, model))
     };
-    loaded().map_err(|source| Error::Load { name: name.to_string(), source })
+    loaded().map_err(|source| Error::load(name, source))
 }
 
 /// By names and fingerprints.

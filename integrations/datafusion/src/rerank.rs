@@ -71,7 +71,7 @@ fn blame(model: &Model<CrossEncoder>, rows: &[Option<(&str, &str)>], error: cand
     };
     match first_failing(given.len(), &mut run) {
         Some((i, error)) => Error::of_row(given[i].0, rows.len(), given[i].1.1, &error),
-        None => Error::Load { name: model.name().to_string(), source: error },
+        None => Error::load(model.name(), error),
     }
 }
 
