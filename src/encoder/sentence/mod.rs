@@ -228,7 +228,8 @@ impl SentenceEncoder {
         text: impl Into<Text<'a>>,
         options: &crate::encoder::MapOptions,
     ) -> Result<crate::visualize::AttentionMaps> {
-        let prompt = self.settings.prompts.named(options.prompt_name)?;
+        let prompts = &self.settings.prompts;
+        let prompt = options.prompt.map_or_else(|| prompts.named(options.prompt_name), Ok)?;
         let (first, second) = match text.into() {
             Text::One(text) => (text, None),
             Text::Pair(first, second) => (first, Some(second)),

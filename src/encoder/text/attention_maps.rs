@@ -25,6 +25,8 @@ pub struct MapOptions<'a> {
     pub heads: Option<Vec<usize>>,
     /// The name of the prompt to put before the text; `None` is the model's default. Only sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
+    /// A prompt of its own, put before the text in place of the named one. Only sentence encoders have prompts.
+    pub prompt: Option<&'a str>,
 }
 
 impl<'a> MapOptions<'a> {
@@ -35,6 +37,8 @@ impl<'a> MapOptions<'a> {
         with_heads, heads: &[usize] = Some(heads.to_vec());
         /// Sets the prompt.
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);
+        /// Sets a prompt of its own.
+        with_prompt, prompt: &'a str = Some(prompt);
     }
 }
 

@@ -129,10 +129,7 @@ pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> 
 
 /// Rejects what only sentence encoders have: prompts, adapters, tasks, and embeddings to cut or to normalize.
 pub(crate) fn without_embeddings(options: &EncodeOptions) -> Result<()> {
-    without_prompt(options.prompt_name)?;
-    if let Some(prompt) = options.prompt {
-        return Err(Error::value("prompt", cut_to(prompt, 80), "none: only sentence encoders have it"));
-    }
+    without_prompt(options.prompt_name, options.prompt)?;
     without_dimensions(options)
 }
 
@@ -148,10 +145,11 @@ pub(crate) fn without_dimensions(options: &EncodeOptions) -> Result<()> {
 }
 
 /// Rejects a prompt: models with a task head have none.
-pub(crate) fn without_prompt(prompt_name: Option<&str>) -> Result<()> {
-    match prompt_name {
-        Some(name) => Err(Error::value("prompt_name", name, "none: only sentence encoders have prompts")),
-        None => Ok(()),
+pub(crate) fn without_prompt(prompt_name: Option<&str>, prompt: Option<&str>) -> Result<()> {
+    match (prompt_name, prompt) {
+        (Some(name), _) => Err(Error::value("prompt_name", name, "none: only sentence encoders have prompts")),
+        (_, Some(prompt)) => Err(Error::value("prompt", cut_to(prompt, 80), "none: only sentence encoders have it")),
+        (None, None) => Ok(()),
     }
 }
 

@@ -193,7 +193,7 @@ impl TextClassifier {
         text: impl Into<Text<'a>>,
         options: &crate::encoder::MapOptions,
     ) -> Result<crate::visualize::AttentionMaps> {
-        without_prompt(options.prompt_name)?;
+        without_prompt(options.prompt_name, options.prompt)?;
         self.batcher.attention(&self.head.model, text.into(), options)
     }
 

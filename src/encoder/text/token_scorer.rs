@@ -97,7 +97,7 @@ impl TokenScorer {
         document: &str,
         options: &crate::encoder::MapOptions,
     ) -> Result<crate::visualize::AttentionMaps> {
-        without_prompt(options.prompt_name)?;
+        without_prompt(options.prompt_name, options.prompt)?;
         match &self.template {
             None => self.batcher.attention(&self.head.model, (query, document).into(), options),
             Some(template) => {
