@@ -1,8 +1,8 @@
 //! SIMD128 of WebAssembly: registers of 4 values.
 //!
-//! A vector is two registers, and there is no fused multiply-add (relaxed SIMD has one that rounds as the processor
-//! does). So all sums have the terms, the order and the rounding of the portable instruction set, and results equal those
-//! of it bit for bit: a page that falls back to a module without SIMD computes the same.
+//! A vector is two registers, and there is no fused multiply-add: that of relaxed SIMD rounds once or twice, as the
+//! processor likes. So sums have the terms, the order and the rounding of the portable instruction set, and all results
+//! have the same bits, on every processor.
 //!
 //! A module with these instructions does not load where they are missing, so they are chosen when it is compiled.
 
