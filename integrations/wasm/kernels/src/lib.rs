@@ -6,19 +6,5 @@
 
 #[path = "../../../../src/error/mod.rs"]
 mod error;
-
-mod kernels {
-    #[path = "../../../../../src/kernels/activation.rs"]
-    mod activation;
-    #[path = "../../../../../src/kernels/cpu/mod.rs"]
-    pub(crate) mod cpu;
-
-    pub(crate) use activation::Activation;
-}
-
-mod tensor {
-    #[path = "../../../../../src/tensor/size.rs"]
-    mod size;
-
-    pub(crate) use size::{check_allocation, element_count, try_reserve, zeros};
-}
+mod kernels;
+mod tensor;
