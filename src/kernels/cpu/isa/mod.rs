@@ -24,6 +24,8 @@ mod portable;
 #[cfg(test)]
 mod portable_bf16;
 pub(crate) mod simd;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;
@@ -108,6 +110,8 @@ isas! {
     Avx2(avx2::Avx2),
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon),
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Simd128(simd128::Simd128),
     Portable(portable::Portable),
     #[cfg(test)]
     PortableBf16(portable_bf16::PortableBf16),
