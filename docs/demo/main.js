@@ -241,13 +241,15 @@ new ResizeObserver(resized).observe(byId("attention"));
 async function start() {
   problem();
   document.documentElement.dataset.state = "loading";
-  const sample = await fetch("sample.txt").then((response) => (response.ok ? response.text() : ""), () => "");
-  pane.replace(sample);
+  const loading = model.load((bytes, all) => {
+    if (all) byId("loading").value = bytes / all;
+    byId("model-facts").textContent = `${(bytes / 1e6).toFixed(1)} MB`;
+  });
+  loading.catch(() => {}); // it is awaited below, once the sample is there
   try {
-    const facts = await model.load((bytes, all) => {
-      if (all) byId("loading").value = bytes / all;
-      byId("model-facts").textContent = `${(bytes / 1e6).toFixed(1)} MB`;
-    });
+    const sample = await fetch("sample.txt").then((response) => (response.ok ? response.text() : ""), () => "");
+    if (pane.text === "") pane.replace(sample);
+    const facts = await loading;
     isReady = true;
     showModel(EMBEDDED, facts);
     byId("loading").hidden = true;

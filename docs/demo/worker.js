@@ -42,8 +42,10 @@ const answers = {
     if (typeof WebAssembly !== "object" || !WebAssembly.validate(SIMD)) {
       throw new Error("this browser has no WebAssembly SIMD, which the model needs");
     }
+    const arriving = fetchModule(progress);
+    arriving.catch(() => {}); // `init` throws it, once it is loaded itself
     library = await import("./pkg/index.js");
-    await library.init(fetchModule(progress));
+    await library.init(arriving);
     return use(await library.SentenceEncoder.embedded());
   },
   // The model in use stays if the files are none.

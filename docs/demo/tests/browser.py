@@ -176,7 +176,7 @@ class Page:
         codes = {"ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13, "Escape": 27, "Tab": 9, "Home": 36, "End": 35}
         for name in names:
             text = "\r" if name == "Enter" else name if len(name) == 1 else ""
-            values = {"key": name, "windowsVirtualKeyCode": codes.get(name, ord(name.upper()) if name.isascii() and name.isalnum() else 0)}
+            values = {"key": name, "windowsVirtualKeyCode": codes.get(name) or (ord(name.upper()) if len(name) == 1 and name.isascii() and name.isalnum() else 0)}
             self.send("Input.dispatchKeyEvent", type="keyDown", **values, **({"text": text} if text else {}))
             self.send("Input.dispatchKeyEvent", type="keyUp", **values)
 
