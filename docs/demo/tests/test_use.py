@@ -46,7 +46,8 @@ class Use(PageTest):
         self.assertEqual((tokens[0], tokens[1], tokens[-1]), ("[CLS]", "passwords", "[SEP]"))
         rows = page.run("[...document.querySelectorAll('#list .weight')].map((cell) => Number(cell.textContent))")
         self.assertEqual(rows, sorted(rows, reverse=True))
-        self.assertAlmostEqual(sum(rows), 1, delta=0.002) if len(tokens) <= 16 else None
+        self.assertEqual(len(rows), len(tokens))
+        self.assertAlmostEqual(sum(rows), 1, delta=0.002)
         page.click("[data-at='1-2']")
         page.wait("location.hash.startsWith('#layer=1&head=2&')")
 
