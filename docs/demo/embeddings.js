@@ -55,7 +55,6 @@ export class Embeddings {
     try {
       this.#encoder.encodeDocument(batch).forEach((embedding, i) => this.#known.set(batch[i], embedding));
     } catch (error) {
-      if (error.cause instanceof WebAssembly.RuntimeError) throw error; // the module itself failed
       // One text of the batch is at fault: the others have embeddings.
       if (batch.length === 1) this.#known.set(batch[0], error);
       else for (const text of batch) this.#embed([text]);

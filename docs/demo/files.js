@@ -6,6 +6,7 @@ const MOST_FILES = 2000, DEEPEST = 4;
 // Copies of the weights in other formats.
 const IGNORED_FOLDER = /^(onnx|openvino|coreml|\..*|checkpoint-\d+)$/;
 const MODEL_FILE = /\.(json|safetensors)$/;
+const MODULE_FOLDER = /(^|\/)\d+_[^/]*\/[^/]*$/; // 1_Pooling/config.json
 
 const ofModel = (path) => {
   const folders = path.split("/"), name = folders.pop();
@@ -50,7 +51,8 @@ export function picked(input) {
 export async function readModel({ files, error }) {
   if (error) throw error;
   const depth = ({ path }) => path.split("/").length;
-  const tops = files.filter(({ path }) => /(^|\/)(modules|config)\.json$/.test(path)).sort((a, b) => depth(a) - depth(b));
+  const isTop = ({ path }) => /(^|\/)(modules|config)\.json$/.test(path) && !MODULE_FOLDER.test(path);
+  const tops = files.filter(isTop).sort((a, b) => depth(a) - depth(b));
   if (!tops.length) throw new Error("it has no config.json");
   const top = tops[0].path.slice(0, tops[0].path.lastIndexOf("/") + 1);
   const inside = files.filter(({ path }) => path.startsWith(top));

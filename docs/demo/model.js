@@ -7,11 +7,10 @@ export class Model {
 
   /** `onStopped(message)` is called if the model can answer nothing any more. */
   constructor(onStopped) {
-    this.#worker.addEventListener("message", ({ data: { id, progress, result, error, isFatal } }) => {
+    this.#worker.addEventListener("message", ({ data: { id, progress, result, error } }) => {
       const { done, failed, onProgress } = this.#waiting.get(id);
       if (progress) return onProgress?.(...progress);
       this.#waiting.delete(id);
-      if (isFatal) return onStopped(error);
       return error === undefined ? done(result) : failed(new Error(error));
     });
     this.#worker.addEventListener("error", (event) => {

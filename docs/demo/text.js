@@ -45,7 +45,7 @@ export class TextPane {
   replace(text) {
     this.#previous = this.#text;
     byId("restore").disabled = this.#previous === "";
-    this.#editor.value = text;
+    if (this.isEdited) this.#editor.value = text; // slow for a long text
     this.#change(text);
   }
 
@@ -78,7 +78,6 @@ export class TextPane {
       if (!lines.has(line)) {
         const paragraph = document.createElement("p");
         paragraph.setAttribute("role", "presentation");
-        paragraph.dir = "auto";
         paragraph.classList.toggle("apart", last >= 0 && line > last + 1);
         last = line;
         lines.set(line, paragraph);

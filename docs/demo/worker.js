@@ -67,6 +67,6 @@ addEventListener("message", async ({ data: { id, type, ...values } }) => {
     const result = await answers[type](values, (...progress) => postMessage({ id, progress }));
     postMessage({ id, result }, result?.weights ? [result.weights.buffer] : []);
   } catch (error) {
-    postMessage({ id, error: String(error?.message ?? error), isFatal: type !== "open" && error?.cause instanceof WebAssembly.RuntimeError });
+    postMessage({ id, error: String(error?.message ?? error) });
   }
 });

@@ -83,7 +83,9 @@ class Look(PageTest):
 
     def test_a_choice_on_a_phone_goes_to_the_attention_and_back(self):
         page = self.page(width=390, height=844, phone=True)
+        page.wait("!document.getElementById('attention').hidden")
         page.click("#s4")
+        page.wait("document.getElementById('title').textContent.startsWith('Memory grows')")
         page.wait("Math.abs(document.getElementById('attention').getBoundingClientRect().top) < 40")
         page.click("#back")
         page.wait("document.getElementById('text').getBoundingClientRect().top > -40")

@@ -43,7 +43,7 @@ class Use(PageTest):
         page.click("#s6")
         page.wait("document.getElementById('title').textContent.startsWith('Passwords')")
         tokens = page.run("[...document.querySelectorAll('#queries .token')].map((token) => token.textContent)")
-        self.assertEqual((tokens[0], tokens[1], tokens[-1]), ("[CLS]", "passwords", "[SEP]"))
+        self.assertEqual((tokens[0], tokens[1], tokens[-1]), ("[CLS]", "Passwords", "[SEP]"))
         rows = page.run("[...document.querySelectorAll('#list .weight')].map((cell) => Number(cell.textContent))")
         self.assertEqual(rows, sorted(rows, reverse=True))
         self.assertEqual(len(rows), len(tokens))
@@ -72,7 +72,7 @@ class Use(PageTest):
         self.assertEqual(page.run("document.getElementById('count').textContent"), "41 sentences")
         self.assertEqual(self.search(page, "penguins")[0][1], "Penguins cannot fly")
         page.click("#edit")
-        self.assertEqual(page.run("document.querySelectorAll('#sentences [role=option]').length"), 41)
+        page.wait("document.querySelectorAll('#sentences [role=option]').length === 41")
 
     def test_keyboard_alone(self):
         page = self.page()
