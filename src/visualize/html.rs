@@ -19,8 +19,8 @@ const UNITS: f64 = 10_000.0;
 /// The most characters of a text that was cut which the page shows.
 const MAX_CUT: usize = 20_000;
 
-/// The program of the page: files of one purpose each, that share one scope.
-const PROGRAM: [&str; 11] = [
+/// The program of the page: files of one purpose each, that share one scope. All but the last also serve `docs/demo`.
+const PROGRAM: [&str; 12] = [
     include_str!("page/data.js"),
     include_str!("page/weights.js"),
     include_str!("page/colors.js"),
@@ -32,6 +32,7 @@ const PROGRAM: [&str; 11] = [
     include_str!("page/state.js"),
     include_str!("page/input.js"),
     include_str!("page/start.js"),
+    include_str!("page/embedded.js"),
 ];
 
 #[derive(serde::Serialize)]

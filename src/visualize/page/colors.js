@@ -11,14 +11,18 @@ function color(level) {
   const low = Math.min(Math.floor(at), ramp.length - 2);
   return ramp[low].map((a, i) => Math.round(a + (ramp[low + 1][i] - a) * (at - low)));
 }
-// The colors of 256 levels: as canvas pixels, and as a background with a legible color of text on it.
+/** How bright a color is, by WCAG's definition of contrast. */
+const luminance = (color) => color.map((byte) => byte / 255)
+  .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, part, i) => sum + [0.2126, 0.7152, 0.0722][i] * part, 0);
+// The colors of 256 levels: as canvas pixels, and as a background with black or white text on it: a contrast of at least 4.5.
 const palette = new Uint32Array(256), inks = [];
 function mix() {
   const bytes = new Uint8ClampedArray(palette.buffer);
   for (let i = 0; i < 256; i++) {
     const [r, g, b] = color(i / 255);
     bytes.set([r, g, b, 255], 4 * i);
-    inks[i] = [`rgb(${r} ${g} ${b})`, 0.299 * r + 0.587 * g + 0.114 * b > 118 ? "#101418" : "#f6f8fa"];
+    inks[i] = [`rgb(${r} ${g} ${b})`, luminance([r, g, b]) > 0.18 ? "#000" : "#fff"];
   }
 }
 /** The palette's index for a weight: the square root of its ratio to the largest, because most weights are small. */

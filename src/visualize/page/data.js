@@ -1,10 +1,8 @@
-// The data of the page, the tokens of both axes, and what the reader has chosen.
+// The data of the text that is shown, the tokens of both axes, and what the reader has chosen.
 
 const UNITS = 10000; // weights are whole numbers of these
 const SPECIAL = 1, CONTINUES = 2, SECOND = 4; // bits of a token's marks
 const byId = (id) => document.getElementById(id);
-const data = JSON.parse(byId("data").textContent);
-const selfAttention = data.keys === null;
 
 /** The tokens of the rows (queries) or columns (keys) of a map. `shown` are the places of those that are not hidden. */
 function axis(id, names, marks) {
@@ -12,15 +10,21 @@ function axis(id, names, marks) {
   const labels = names.map((name, place) => (has(place, CONTINUES) ? `##${name}` : name));
   return { id, names, labels, has, shown: names.map((_, place) => place), items: [] };
 }
-const queries = axis("queries", data.queries, data.query_marks);
-const keys = selfAttention ? queries : axis("keys", data.keys, data.key_marks);
-const axes = selfAttention ? [queries] : [queries, keys];
+let data, selfAttention, queries, keys, axes;
+let canHide; // special tokens can be hidden if others are left
+/** Takes the data of a text. */
+function take(found) {
+  data = found;
+  selfAttention = data.keys === null;
+  queries = axis("queries", data.queries, data.query_marks);
+  keys = selfAttention ? queries : axis("keys", data.keys, data.key_marks);
+  axes = selfAttention ? [queries] : [queries, keys];
+  canHide = any(SPECIAL) && axes.every((tokens) => ordinary(tokens).length > 0);
+}
 
 const places = (tokens) => tokens.names.map((_, place) => place);
 const ordinary = (tokens) => places(tokens).filter((place) => !tokens.has(place, SPECIAL));
 const any = (bit) => axes.some((tokens) => places(tokens).some((place) => tokens.has(place, bit)));
-// Special tokens can be hidden if others are left.
-const canHide = any(SPECIAL) && axes.every((tokens) => ordinary(tokens).length > 0);
 /** How many of the shown tokens come before the second text; null without a second text, or with nothing before it. */
 function border(tokens) {
   const at = tokens.shown.findIndex((place) => tokens.has(place, SECOND));

@@ -19,7 +19,7 @@ function listen(list, directionOf) {
   });
 }
 listen(byId("queries"), () => (selfAttention ? state.direction : "from"));
-if (!selfAttention) listen(byId("keys"), () => "to");
+listen(byId("keys"), () => "to");
 for (const direction of ["from", "to"]) {
   listen(lists[direction], () => direction);
   lists[direction].addEventListener("keydown", (event) => {

@@ -16,7 +16,7 @@ function thumbnail(numbers, rows, columns) {
 }
 function drawThumbnail({ canvas, all, withoutSpecial }) {
   const found = state.special ? all : withoutSpecial;
-  if (!found) return; // not unpacked yet
+  if (!found) return; // not read yet
   [canvas.width, canvas.height] = [found.wide, found.high];
   canvas.getContext("2d").putImageData(picture(found.blocks, found.wide, found.high, found.most), 0, 0);
 }
@@ -39,7 +39,8 @@ function fillOverview() {
   const longest = data.layers.find((l) => l.heads.length === most).heads;
   const numbered = data.layers.every((l) => l.heads.every((head, j) => head === longest[j]));
   grid.classList.toggle("numbered", numbered);
-  grid.append(element("b", "column", ""), ...longest.map((head) => element("b", "column", numbered ? head : "")));
+  thumbnails.length = 0;
+  grid.replaceChildren(element("b", "column", ""), ...longest.map((head) => element("b", "column", numbered ? head : "")));
   data.layers.forEach(({ layer, heads }, i) => {
     const label = element("b", "row", "");
     label.append(element("span", "", "Layer "), String(layer));
@@ -59,10 +60,11 @@ function fillOverview() {
   layOut();
 }
 async function drawOverview() {
+  const drawn = data;
   for (const picture of thumbnails) {
     // Not cached: the cache is for the selected heads.
-    const id = `w${picture.layer}-${picture.head}`;
-    const numbers = await (unpacked.get(id) ?? unpack(byId(id).textContent));
+    const numbers = await (cached.get(`${picture.layer}-${picture.head}`) ?? stored(picture.layer, picture.head));
+    if (data !== drawn) return; // another text is shown
     picture.all = thumbnail(numbers, places(queries), places(keys));
     picture.withoutSpecial = canHide ? thumbnail(numbers, ordinary(queries), ordinary(keys)) : picture.all;
     drawThumbnail(picture);

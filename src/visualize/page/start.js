@@ -1,13 +1,27 @@
-// What the page shows once: names, the text, what was cut of it; then the first draw.
+// What the page shows once per text: names, the text, what was cut of it.
 
-byId("model").textContent = data.model;
-byId("model").hidden = !data.model;
-byId("title").textContent = data.title;
-byId("title").hidden = !data.title;
-if (data.truncation) {
-  const { note, cut } = data.truncation, notice = byId("cut");
-  notice.hidden = false;
-  notice.append(element("p", "", `Read by the model: ${note}.`));
+function showText(found) {
+  take(found);
+  current = hovered = cell = null;
+  cached.clear();
+  colored = mapImage.of = byId("heads").dataset.layer = "";
+  byId("model").textContent = data.model;
+  byId("model").hidden = !data.model;
+  byId("title").textContent = data.title;
+  byId("title").hidden = !data.title;
+  byId("cut").hidden = !data.truncation;
+  if (data.truncation) showCut(data.truncation);
+  byId("special").hidden = !canHide;
+  byId("pieces").hidden = !any(CONTINUES);
+  byId("keys-part").hidden = selfAttention;
+  axes.forEach(fillTokens);
+  fillLines();
+  fillOverview();
+}
+
+function showCut({ note, cut }) {
+  const notice = byId("cut");
+  notice.replaceChildren(element("p", "", `Read by the model: ${note}.`));
   cut.forEach(({ text, more }, i) => {
     if (!text) return;
     const which = cut.length > 1 ? ` of the ${["first", "second"][i] ?? `${i + 1}th`} text` : "";
@@ -18,10 +32,3 @@ if (data.truncation) {
     notice.append(part);
   });
 }
-byId("special").hidden = !canHide;
-byId("pieces").hidden = !any(CONTINUES);
-byId("keys-part").hidden = selfAttention;
-axes.forEach(fillTokens);
-fillLines();
-fillOverview();
-fromHash().then(drawOverview);

@@ -92,8 +92,8 @@ async function choose(change) {
   check();
   drawControls();
   if (location.hash !== hash()) history.replaceState(null, "", hash());
-  const asked = JSON.stringify(state), found = await load();
-  if (asked !== JSON.stringify(state)) return; // something else was chosen meanwhile
+  const asked = JSON.stringify(state), shown = data, found = await load();
+  if (asked !== JSON.stringify(state) || shown !== data) return; // something else was chosen meanwhile
   loaded = found;
   current = found.find(({ head }) => head === state.head);
   recolor();

@@ -1,23 +1,14 @@
-// Attention weights, unpacked when they are first shown. The latest are kept.
+// Attention weights, read when they are first shown. The latest are kept.
 
-const unpacked = new Map(), KEPT = 48;
+const cached = new Map(), KEPT = 48;
 
 function weights(layer, head) {
-  const id = `w${layer}-${head}`;
-  const found = unpacked.get(id) ?? unpack(byId(id).textContent);
-  unpacked.delete(id);
-  unpacked.set(id, found);
-  if (unpacked.size > KEPT) unpacked.delete(unpacked.keys().next().value);
+  const id = `${layer}-${head}`;
+  const found = cached.get(id) ?? stored(layer, head);
+  cached.delete(id);
+  cached.set(id, found);
+  if (cached.size > KEPT) cached.delete(cached.keys().next().value);
   return found;
-}
-
-async function unpack(base64) {
-  const packed = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const count = bytes.length / 2, numbers = new Uint16Array(count);
-  for (let i = 0; i < count; i++) numbers[i] = bytes[i] | (bytes[count + i] << 8);
-  return numbers;
 }
 
 /** The largest weight between some queries and some keys. */

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Model folders: a published one gives the numbers of sentence-transformers, a broken one leaves the model in use."""
+
+import json
+import os
+import pathlib
+import shutil
+import struct
+import tempfile
+import unittest
+
+from pages import ROOT, PageTest
+
+MINILM = os.environ.get("CANDLE_ATTENTION_MINILM")
+
+
+def golden():
+    """The sentences of the fixtures with their embeddings by sentence-transformers."""
+    content = (ROOT / "tests/fixtures/minilm.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    entry = json.loads(content[8 : 8 + size])["embeddings"]
+    rows, columns = entry["shape"]
+    start = 8 + size + entry["data_offsets"][0]
+    numbers = struct.unpack(f"<{rows * columns}f", content[start : start + 4 * rows * columns])
+    sentences = json.loads((ROOT / "tests/fixtures/minilm_sentences.json").read_text())
+    return sentences, [numbers[row * columns : (row + 1) * columns] for row in range(rows)]
+
+
+class Models(PageTest):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "a-model"
+        shutil.copytree(ROOT / "weights", self.folder)
+
+    def refused(self, page, path, choose=False):
+        """The message that a folder gives. The embedded model has to stay in use."""
+        if choose:
+            page.files("#model-files", [path])
+        else:
+            page.drop("#text", [path])
+        said = self.problem(page)
+        page.wait("document.getElementById('loading').hidden")
+        self.assertEqual(page.run("document.getElementById('model').textContent"), "embedded, 3 MB")
+        self.assertTrue(said.startswith(f"The folder “{path.name}” was not loaded: "), said)
+        self.assertTrue(said.endswith(". The model in use stays."), said)
+        self.assertTrue(self.search(page, "stars and planets")[0][1].startswith("Draw the orbits"))
+        page.click("#problem button")
+        self.assertTrue(page.run("document.getElementById('problem').hidden"))
+        return said
+
+    @unittest.skipUnless(MINILM, "CANDLE_ATTENTION_MINILM is not set")
+    def test_minilm_gives_the_golden_scores(self):
+        sentences, embeddings = golden()
+        chosen = [i for i, text in enumerate(sentences) if 20 < len(text) < 80 and text.isascii() and "\n" not in text][:12]
+        page = self.page()
+        page.files("#model-files", [MINILM])
+        page.wait("document.getElementById('model-facts').textContent.startsWith('384 ')")
+        self.assertEqual(page.run("document.getElementById('model').textContent"), pathlib.Path(MINILM).name)
+        self.paste(page, "\n".join(sentences[i] for i in chosen))
+        page.wait("progress.some(([done, all]) => done === all)")
+        texts = page.run("[...document.querySelectorAll('#sentences [role=option]')].map((item) => item.textContent)")
+        query = chosen[3]
+        found = self.search(page, sentences[query])
+        known = {sentences[i].strip(): embeddings[i] for i in chosen}
+        compared = [(score, known[text]) for score, text in found if text in known]
+        self.assertGreater(len(compared), 4, (texts, found))
+        for score, embedding in compared:
+            cosine = sum(a * b for a, b in zip(embedding, embeddings[query]))
+            self.assertAlmostEqual(score, cosine, delta=2e-6)
+        page.click("#s0")
+        page.wait("document.querySelectorAll('#overview canvas').length === 72")
+
+    def test_a_dropped_folder_is_loaded(self):
+        # As a program saved it, with weights in other formats beside it, in a folder of its own.
+        for name in ["onnx/model.onnx", "onnx/config.json", "pytorch_model.bin"]:
+            path = self.folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"not read")
+        page = self.page()
+        before = self.search(page, "stars and planets")
+        page.drop("#text", [self.folder])
+        page.wait("document.getElementById('model').textContent === 'a-model'")
+        self.assertEqual(self.search(page, "stars and planets"), before)
+        self.assertTrue(page.run("document.getElementById('problem').hidden"))
+
+    def test_a_folder_without_a_file(self):
+        page = self.page()
+        (self.folder / "tokenizer.json").unlink()
+        self.assertIn("tokenizer.json", self.refused(page, self.folder))
+        (self.folder / "config.json").unlink()
+        (self.folder / "modules.json").unlink()
+        self.assertIn("it has no config.json", self.refused(page, self.folder, choose=True))
+
+    def test_broken_weights(self):
+        page = self.page()
+        weights = self.folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100_000])
+        self.assertIn("model.safetensors", self.refused(page, self.folder))
+
+    def test_too_large_a_model_is_not_read(self):
+        page = self.page()
+        with open(self.folder / "model.safetensors", "wb") as file:
+            file.truncate(3 << 30)
+        self.assertIn("its files have 3.0 GiB, and this page takes at most 2.0 GiB", self.refused(page, self.folder))
+
+
+if __name__ == "__main__":
+    unittest.main()
