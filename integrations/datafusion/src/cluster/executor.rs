@@ -3,12 +3,13 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballista_core::config::TaskSchedulingPolicy;
 use ballista_core::registry::BallistaFunctionRegistry;
 use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_process};
 use ballista_executor::health::ExecutorHealth;
+use tokio::net::TcpStream;
 
 use crate::error::{Error, Result};
 use crate::models::Models;
@@ -49,6 +50,7 @@ pub async fn run_executor(
     for function in models.clone().with_node(format!("executor {address}")).functions() {
         functions.scalar_functions.insert(function.name().to_string(), Arc::new(function));
     }
+    wait_for_scheduler(&options).await.map_err(failed)?;
     let health = ExecutorHealth::new();
     let work_dir = options
         .work_dir
@@ -60,7 +62,6 @@ pub async fn run_executor(
         external_host: options.external_host.clone(),
         scheduler_host: options.scheduler_host.clone(),
         scheduler_port: options.scheduler_port,
-        scheduler_connect_timeout_seconds: options.connect_timeout.as_secs().try_into().unwrap_or(u16::MAX),
         vcores: options.concurrent_tasks.max(1),
         task_scheduling_policy: TaskSchedulingPolicy::PullStaged,
         work_dir: Some(work_dir.to_string()),
@@ -77,6 +78,19 @@ pub async fn run_executor(
     let result = start_executor_process(Arc::new(config)).await;
     ready.abort();
     result.map_err(|e| failed(e.to_string()))
+}
+
+/// Waits until the scheduler listens. The timeout of Ballista 55.0 never ends.
+async fn wait_for_scheduler(options: &ExecutorOptions) -> std::result::Result<(), String> {
+    let (host, port) = (options.scheduler_host.as_str(), options.scheduler_port);
+    let started = Instant::now();
+    while let Err(error) = TcpStream::connect((host, port)).await {
+        if started.elapsed() >= options.connect_timeout {
+            return Err(format!("no scheduler at {host}:{port}: {error}"));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(())
 }
 
 /// The address with a port that is free, which is checked here because Ballista reports a port that is not only in its log.

@@ -1,6 +1,7 @@
 //! A scheduler and two executors as processes on this machine.
 
 use std::path::Path;
+use std::process::Command;
 
 use tempfile::TempDir;
 
@@ -127,7 +128,13 @@ fn an_interrupt_leaves_nothing_half_written() {
 #[test]
 fn a_scheduler_that_is_not_there_is_named() {
     let folder = folder(1, 3);
-    let args = ["--cluster", "df://127.0.0.1:1", "--retries", "0"];
-    let line = failed(&embed(&folder.path().join("in"), &folder.path().join("out"), &args));
-    has(&line, &["127.0.0.1:1"]);
+    let args = ["--cluster", "df://127.0.0.1:1", "--retries", "1"];
+    let output = embed(&folder.path().join("in"), &folder.path().join("out"), &args);
+    has(&failed(&output), &["in/0.parquet: "]);
+    has(&String::from_utf8_lossy(&output.stderr), &["in/0.parquet: begun again after: "]);
+    let executor = env!("CARGO_BIN_EXE_embed-executor");
+    let output =
+        Command::new(executor).args(["--scheduler", "127.0.0.1:1", "--connect-timeout", "0"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    has(&String::from_utf8_lossy(&output.stderr), &["embed-executor: executor ", "no scheduler at 127.0.0.1:1: "]);
 }
