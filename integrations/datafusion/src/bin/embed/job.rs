@@ -1,8 +1,11 @@
 //! The work on one file: a query over it, whose batches are written as they come.
 
+#[cfg(feature = "cluster")]
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+#[cfg(feature = "cluster")]
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(feature = "cluster")]
 use candle_attention_datafusion::cluster::Submitted;
