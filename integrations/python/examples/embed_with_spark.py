@@ -1,22 +1,23 @@
-"""Embeds a column with Spark: an iterator of pandas series, so that each task loads the model once."""
+"""Embeds a column with Spark: an iterator of Arrow arrays, so that each task loads the model once."""
 
 from collections.abc import Iterator
 
-import pandas as pd
+import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import pandas_udf
+from pyspark.sql.functions import arrow_udf
+from pyspark.sql.types import ArrayType, FloatType
 
 from candle_attention import SentenceTransformer
 
 TEXTS = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "Stocks fell sharply today."]
 
 
-@pandas_udf("array<float>")
-def embed(texts: Iterator[pd.Series]) -> Iterator[pd.Series]:
+@arrow_udf(ArrayType(FloatType()))
+def embed(texts: Iterator[pa.Array]) -> Iterator[pa.Array]:
     """Spark gives a worker `OMP_NUM_THREADS`, the number of threads that the model then uses."""
     model = SentenceTransformer.embedded()
     for batch in texts:
-        yield pd.Series(list(model.encode(batch, normalize_embeddings=True)))
+        yield pa.array(list(model.encode(batch, normalize_embeddings=True)), pa.list_(pa.float32()))
 
 
 def main() -> None:

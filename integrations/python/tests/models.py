@@ -41,7 +41,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     names = dict(zip(["pad_token", "unk_token", "cls_token", "sep_token", "mask_token"], SPECIAL))
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=MAX_LENGTH, **names)
+    # As the tokenizer of BERT states it: without, a general tokenizer of transformers 5 gives no types to a pair.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, model_max_length=MAX_LENGTH, model_input_names=inputs, **names
+    )
 
 
 def config(**with_: object) -> BertConfig:

@@ -13,7 +13,7 @@ import pytest
 OUTPUTS = {
     "embed_with_ray.py": ["(300, 128)", "0.507 0.134"],
     "embed_with_spark.py": ["300 128", "0.507 0.134"],
-    "embed_with_daft.py": ["Embedding[Float32; 64]", "0.549 A kitten naps on the couch.", "0.149 Stocks fell."],
+    "embed_with_daft.py": ["Embedding[Float32; 64]", "0.642 A kitten naps on the couch.", "0.164 Stocks fell."],
     "embed_with_langchain.py": ["0.507 A cat sleeps on the sofa.", "0.237 Stocks fell sharply today."],
 }
 

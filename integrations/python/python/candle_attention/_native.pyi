@@ -8,6 +8,17 @@ from typing import Any, TypedDict, final
 import numpy as np
 import numpy.typing as npt
 
+__all__ = [
+    "CrossEncoder",
+    "locate",
+    "SentenceEncoder",
+    "quantize",
+    "similarity",
+    "similarity_pairwise",
+    "get_num_threads",
+    "set_num_threads",
+]
+
 class _Options(TypedDict):
     prompt: str | None
     task: str | None
