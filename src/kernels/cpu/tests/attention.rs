@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::masks::MaskTensors;
 use super::reference::{Sizes, naive, problem, qkv};
-use super::{Random, downcast, isas, upcast};
+use super::{Random, downcast, isas, on_threads, upcast};
 use crate::kernels::cpu::Team;
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::element::Element;
@@ -154,10 +154,8 @@ fn check_batch_invariance(bf16: bool) {
             let mut two = vec![0.0; (padded + length) * 2 * d];
             attend(isa, Team::ALONE, &ragged, &mut two).unwrap();
             assert_eq!(part_of(&together), two, "{} ragged", isa.name());
-            let team_of_three = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
             let mut again = vec![0.0; 3 * padded * 2 * d];
-            let run = || Team::with(usize::MAX, |team| attend(isa, team, &batch, &mut again));
-            team_of_three.install(run).unwrap();
+            on_threads(3, || Team::with(usize::MAX, |team| attend(isa, team, &batch, &mut again))).unwrap();
             assert_eq!(together, again, "{} by three threads", isa.name());
         }
     }

@@ -2,7 +2,7 @@
 
 use super::attention::check;
 use super::reference::{Sizes, problem, qkv};
-use super::{Random, isas};
+use super::{Random, isas, on_threads};
 use crate::kernels::cpu::Team;
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::distance_bias::{DistanceEmbeddings, DistanceTable};
@@ -208,8 +208,8 @@ fn a_sequence_gives_the_same_bits_in_every_batch() {
             assert_eq!(part(&together), run(&mut alone), "{} of {length} in {padded}", isa.name());
             assert_eq!(joined(&together), run(&mut ragged), "{} ragged", isa.name());
             for threads in [1, 7] {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                assert_eq!(together, pool.install(|| run(&mut batch)), "{} on {threads} threads", isa.name());
+                let again = on_threads(threads, || run(&mut batch));
+                assert_eq!(together, again, "{} on {threads} threads", isa.name());
             }
         }
     }

@@ -12,6 +12,8 @@ pub(in crate::kernels) mod non_finite;
 mod norm;
 pub(in crate::kernels) mod reference;
 mod score_tiles;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
 mod sizes;
 mod unpack;
 
@@ -25,6 +27,14 @@ fn isas() -> Vec<Isa> {
         Isa::all().into_iter().filter(|isa| forced.as_ref().is_none_or(|name| isa.name() == name)).collect();
     assert!(!isas.is_empty(), "this machine does not have {forced:?}");
     isas
+}
+
+/// Runs with a pool of so many threads; on WebAssembly, which has none, on the only one.
+fn on_threads<R: Send>(threads: usize, run: impl FnOnce() -> R + Send) -> R {
+    if cfg!(target_family = "wasm") {
+        return run();
+    }
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
 }
 
 /// Random values in `[-1, 1)`, the same in every run (xorshift64*, Vigna 2016).

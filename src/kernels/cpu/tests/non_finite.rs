@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::masks::MaskTensors;
 use super::reference::{Sizes, mask_term, problem, qkv};
-use super::{Random, downcast, isas, upcast};
+use super::{Random, downcast, isas, on_threads, upcast};
 use crate::kernels::cpu::Team;
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::element::Element;
@@ -85,9 +85,8 @@ fn a_hidden_key_has_no_influence_whatever_it_holds() {
 /// The output of a problem, in bits (NaN is one number), on pools of 1, 2, 3 and 16 threads, which must agree.
 fn on_all_threads<T: Element>(isa: Isa, call: &AttentionProblem<T>) -> Vec<u32> {
     let mut outputs = [1, 2, 3, 16].into_iter().map(|threads| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let mut output = Vec::new();
-        pool.install(|| Team::with(usize::MAX, |team| attend(isa, team, call, &mut output))).unwrap();
+        on_threads(threads, || Team::with(usize::MAX, |team| attend(isa, team, call, &mut output))).unwrap();
         let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
         upcast(&output).into_iter().map(bits).collect::<Vec<_>>()
     });

@@ -1,7 +1,7 @@
 //! Sizes that wrap around in `usize`, and operands that contradict each other: errors before anything is written.
 
 use super::reference::{Sizes, problem, qkv};
-use super::{Random, isas};
+use super::{Random, isas, on_threads};
 use crate::kernels::Activation;
 use crate::kernels::cpu::attention::attend;
 use crate::kernels::cpu::mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
@@ -150,8 +150,7 @@ fn scratch_memory_above_the_limit_goes_back() {
             assert!(output.iter().all(|x| (x - 0.5).abs() < 1e-2), "{}", isa.name());
         }
     };
-    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    one.install(|| {
+    on_threads(1, || {
         run(100, false);
         let small = kept_bytes();
         assert!(small > 100 * 512 * 4 && small < 1 << 20, "{small} bytes are kept for the next call");
