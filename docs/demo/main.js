@@ -70,7 +70,7 @@ const find = newest(async (query) => {
   try {
     const found = await model.search(query, RESULTS);
     if (found.version !== shown) return; // the text has changed: the next search is on its way
-    const among = count(found.searched, "different sentence"), spent = (performance.now() - start).toFixed(0);
+    const among = count(found.searched, "sentence"), spent = (performance.now() - start).toFixed(0);
     showHits(withStrength(found), `Best ${found.hits.length} of ${among}, ${spent} ms`);
   } catch (error) {
     problem(`The search failed: ${error.message}`);

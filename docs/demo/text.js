@@ -54,7 +54,6 @@ export class TextPane {
     this.#editor.hidden = !isEdited;
     this.#list.hidden = isEdited;
     this.#edit.textContent = isEdited ? "Done" : "Edit";
-    this.#edit.setAttribute("aria-pressed", isEdited);
     if (isEdited) {
       this.#editor.value = this.#text;
       this.#editor.focus();
