@@ -67,16 +67,17 @@ export class Embeddings {
   }
 
   /**
-   * The `k` sentences that are most similar to a query, the best first: `{ hits: [{ index, score }], middle, version }`. `index`
-   * is the first place of a sentence in that version of the text, `middle` the median of all scores.
+   * The `k` sentences that are most similar to a query, the best first: `{ hits: [{ index, score }], middle, searched, version }`.
+   * `index` is the first place of a sentence in that version of the text, `middle` the median of the scores of all that were
+   * searched: the different sentences that are embedded.
    */
   search(query, k) {
     const { places, embeddings } = (this.#searched ??= this.#embedded());
-    if (!places.length) return { hits: [], middle: 0, version: this.#version };
+    if (!places.length) return { hits: [], middle: 0, searched: 0, version: this.#version };
     const [scores] = this.#encoder.similarity([this.#encoder.encodeQuery(query)], embeddings);
     const order = Array.from(places, (_, i) => i).sort((a, b) => scores[b] - scores[a]);
     const hits = order.slice(0, k).map((i) => ({ index: places[i], score: scores[i] }));
-    return { hits, middle: scores[order[order.length >> 1]], version: this.#version };
+    return { hits, middle: scores[order[order.length >> 1]], searched: places.length, version: this.#version };
   }
 
   #embedded() {

@@ -70,7 +70,8 @@ const find = newest(async (query) => {
   try {
     const found = await model.search(query, RESULTS);
     if (found.version !== shown) return; // the text has changed: the next search is on its way
-    showHits(withStrength(found), `${(performance.now() - start).toFixed(0)} ms`);
+    const among = count(found.searched, "sentence"), spent = (performance.now() - start).toFixed(0);
+    showHits(withStrength(found), `Best ${found.hits.length} of ${among}, ${spent} ms`);
   } catch (error) {
     problem(`The search failed: ${error.message}`);
   }
@@ -78,7 +79,7 @@ const find = newest(async (query) => {
 function showHits(hits, note) {
   search.show(hits);
   pane.mark(pane.isEdited ? [] : hits);
-  byId("found").textContent = hits.length ? `Best ${hits.length} of ${count(sentences.length, "sentence")}, ${note}` : "";
+  byId("found").textContent = hits.length ? note : "";
   if (hits.length) pane.reveal(hits[0].index);
   if (hits.length) announce(`${count(hits.length, "result")}. The best: ${hits[0].text}`);
 }
@@ -176,9 +177,9 @@ async function openModel(opened) {
     const facts = await model.open(await readModel(opened));
     showModel(opened.folder, facts);
     announce(`Model ${opened.folder} is loaded`);
-    find("");
-    await index(() => true);
+    showHits([], "");
     if (chosen !== null) attend(chosen);
+    await index(() => true);
   } catch (error) {
     problem(`The folder “${opened.folder}” was not loaded: ${error.message}. The model in use stays`);
   }

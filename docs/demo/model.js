@@ -39,7 +39,7 @@ export class Model {
   texts(texts, version, onProgress) {
     return this.#ask("texts", { texts, version }, onProgress);
   }
-  /** The `k` best sentences: `{ hits: [{ index, score }], middle, version }`. */
+  /** The `k` best sentences: `{ hits: [{ index, score }], middle, searched, version }`. */
   search(query, k) {
     return this.#ask("search", { query, k });
   }

@@ -2,6 +2,13 @@
 
 const byId = (id) => document.getElementById(id);
 const PAGE = 10; // sentences that Page Up and Page Down pass
+const PART = 50; // paragraphs that are laid out together, once they come into view
+
+function presentation(tag) {
+  const made = document.createElement(tag);
+  made.setAttribute("role", "presentation");
+  return made;
+}
 
 export class TextPane {
   #list = byId("sentences");
@@ -54,7 +61,6 @@ export class TextPane {
     this.#editor.hidden = !isEdited;
     this.#list.hidden = isEdited;
     this.#edit.textContent = isEdited ? "Done" : "Edit";
-    this.#edit.setAttribute("aria-pressed", isEdited);
     if (isEdited) {
       this.#editor.value = this.#text;
       this.#editor.focus();
@@ -76,8 +82,7 @@ export class TextPane {
       item.setAttribute("role", "option");
       item.setAttribute("aria-selected", false);
       if (!lines.has(line)) {
-        const paragraph = document.createElement("p");
-        paragraph.setAttribute("role", "presentation");
+        const paragraph = presentation("p");
         paragraph.classList.toggle("apart", last >= 0 && line > last + 1);
         last = line;
         lines.set(line, paragraph);
@@ -85,7 +90,13 @@ export class TextPane {
       lines.get(line).append(item, " ");
       return item;
     });
-    this.#list.replaceChildren(...lines.values());
+    const paragraphs = [...lines.values()], parts = [];
+    for (let at = 0; at < paragraphs.length; at += PART) {
+      const part = presentation("div");
+      part.append(...paragraphs.slice(at, at + PART));
+      parts.push(part);
+    }
+    this.#list.replaceChildren(...parts);
     this.#marked = [];
     this.#chosen = -1;
     this.#list.removeAttribute("aria-activedescendant");
