@@ -114,7 +114,10 @@ impl M3Encoder {
             let is_finite = embedding.sparse.values.iter().all(|value| value.is_finite());
             let dense = embedding.dense.unsqueeze(0)?;
             if !is_finite || first_not_finite(&dense)?.is_some() || first_not_finite(&embedding.tokens)?.is_some() {
-                return Err(Error::NotFinite { what: format!("an embedding of `{}`", cut_to(text, 80)) });
+                return Err(Error::not_finite(
+                    format_args!("an embedding of `{}`", cut_to(text, 80)),
+                    self.batcher.dtype,
+                ));
             }
         }
         Ok(all)

@@ -7,6 +7,7 @@
 //! is data, a row of the table of families, so that one stack of blocks with one forward loop runs them all. [`BertConfig`]
 //! lists the supported families.
 
+mod default_dtype;
 mod folder;
 mod heads;
 mod hub;
@@ -22,6 +23,7 @@ mod sentence;
 mod sparse;
 mod text;
 
+pub use default_dtype::default_dtype;
 pub use heads::classifier::SequenceClassifier;
 pub use heads::masked_lm::MaskedLm;
 pub use heads::pooling::{Pooling, PoolingMode};

@@ -5,7 +5,10 @@
 
 mod text;
 
+use std::fmt;
 use std::path::PathBuf;
+
+use candle_core::DType;
 
 pub(crate) use text::{cut, cut_to};
 use text::{name, phrase};
@@ -94,7 +97,7 @@ pub enum Error {
         expected: String,
     },
 
-    /// A result holds NaN or an infinity: weights are damaged or the dtype is too narrow.
+    /// A result holds NaN or an infinity: weights are damaged, or the dtype is too narrow, as f16 is for some models.
     #[error("NaN or an infinity in {}", phrase(what))]
     NotFinite {
         /// What was computed, with the text that it belongs to.
@@ -342,6 +345,15 @@ impl Error {
 
     pub(crate) fn config(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
         Self::Config { field, value: value.to_string(), allowed: allowed.into() }
+    }
+
+    /// A result of a model in `dtype` that holds NaN or an infinity.
+    pub(crate) fn not_finite(what: impl fmt::Display, dtype: DType) -> Self {
+        let reason = match dtype {
+            DType::F16 => ", computed in f16, which holds no number beyond 65504: load the model in f32",
+            _ => "",
+        };
+        Self::NotFinite { what: format!("{what}{reason}") }
     }
 
     pub(crate) fn shape(tensor: impl Into<String>, found: &[usize], expected: impl Into<String>) -> Self {

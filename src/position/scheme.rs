@@ -128,6 +128,11 @@ pub(crate) trait PositionScheme: fmt::Display {
         0
     }
 
+    /// Whether keys are rotated for the length of their sequence, so that a mask has to tell what is padding.
+    fn rotates_for_length(&self) -> bool {
+        self.rotation_class(0) != self.rotation_class(usize::MAX)
+    }
+
     /// Whether a call may give the rows and columns of patches.
     fn uses_grid(&self) -> bool {
         false

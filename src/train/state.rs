@@ -66,17 +66,16 @@ pub(super) fn save(
 /// What the rounding of candle's products depends on, beside its version: the instructions of the processor. Written to
 /// the file for whoever compares two runs.
 fn instructions() -> String {
-    let mut found = vec![std::env::consts::ARCH];
-    #[cfg(target_arch = "x86_64")]
-    {
-        let wide = [
-            ("avx2", std::arch::is_x86_feature_detected!("avx2")),
-            ("fma", std::arch::is_x86_feature_detected!("fma")),
-            ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
-        ];
-        found.extend(wide.into_iter().filter(|(_, has)| *has).map(|(name, _)| name));
-    }
-    found.join(" ")
+    let wide: &[(&str, bool)] = &[
+        #[cfg(target_arch = "x86_64")]
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        #[cfg(target_arch = "x86_64")]
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        #[cfg(target_arch = "x86_64")]
+        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+    ];
+    let found = wide.iter().filter(|(_, has)| *has).map(|(name, _)| *name);
+    std::iter::once(std::env::consts::ARCH).chain(found).collect::<Vec<_>>().join(" ")
 }
 
 impl State {

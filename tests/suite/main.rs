@@ -7,6 +7,7 @@ mod adapters;
 mod attend_program;
 mod bge_m3;
 mod browser;
+mod buckets;
 mod cache_edits;
 mod cache_programs;
 mod cached_rotation;

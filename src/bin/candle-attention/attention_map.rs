@@ -64,7 +64,7 @@ impl Command for AttentionMap {
     fn run(self) -> Result<()> {
         let outputs = self.outputs()?;
         let folder = self.model.folder()?;
-        let encoder = self.model.load(folder.as_deref())?;
+        let encoder = self.model.load(folder.as_deref(), self.model.dtype())?;
         let layer = self.layer.unwrap_or(0);
         self.check_layers_and_heads(&encoder.heads(), layer)?;
         let written = !outputs.all().is_empty();

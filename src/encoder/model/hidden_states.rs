@@ -84,6 +84,8 @@ impl HiddenStates {
 
 /// The first row of a matrix that holds NaN or an infinity: each row is summed after a product with 0.
 pub(crate) fn first_not_finite(xs: &Tensor) -> Result<Option<usize>> {
+    // candle compiles its Metal shaders for finite numbers by default. The copy is one of memory that both share.
+    let xs = if xs.device().is_metal() { &xs.to_device(&Device::Cpu)? } else { xs };
     let sums = (xs * 0.0)?.sum(1)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
     Ok(sums.iter().position(|sum| sum.is_nan()))
 }

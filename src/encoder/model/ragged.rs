@@ -1,4 +1,4 @@
-//! Forward of a ragged batch: no padding, on the CPU over f32 rows, on GPUs over one tensor.
+//! Forward of a ragged batch: no padding, on the CPU over f32 rows, on NVIDIA GPUs over one tensor; elsewhere by buckets.
 
 use std::ops::Range;
 
@@ -13,35 +13,42 @@ use crate::encoder::model::tensor_stream::{Batch, TensorStream};
 use crate::error::{Error, Result};
 use crate::ops::Linear;
 use crate::position::ragged::{lengths as lengths_between, offsets};
-use crate::tensor::{element_count, zeros};
+use crate::sdpa::metal_kernel_is_switched_on;
+use crate::tensor::{compute_dtype, element_count, zeros};
 
 impl BertModel {
-    /// Whether [`forward_ragged`](Self::forward_ragged) can run: not in f64; on the CPU with weights that are no
-    /// variables, or on an NVIDIA GPU.
+    /// Whether [`forward_ragged`](Self::forward_ragged) computes nothing for padding: not in f64; on the CPU with weights
+    /// that are no variables, or on an NVIDIA GPU; on an Apple GPU with this crate's kernel
+    /// ([`Backend::MetalKernel`](crate::Backend::MetalKernel)).
     pub fn supports_ragged(&self) -> bool {
-        self.supports_rows() || (self.device().is_cuda() && self.dtype() != DType::F64)
+        let on_gpu = self.device().is_cuda() || (self.device().is_metal() && metal_kernel_is_switched_on());
+        self.supports_rows() || (on_gpu && self.dtype() != DType::F64)
     }
 
     fn supports_rows(&self) -> bool {
         self.blocks.iter().all(Block::supports_rows) && self.projection.as_ref().is_none_or(Linear::can_pack)
     }
 
-    /// A ragged batch → hidden states `(tokens, hidden_size)` in f32, whatever the dtype of the weights.
+    /// A ragged batch → hidden states `(tokens, hidden_size)` in f32, or f64 for an f64 model.
     ///
     /// `ids` and `token_type_ids` are the sequences one after another, `lengths` the number of tokens of each. On the CPU
     /// the hidden states of a sequence are bitwise the same alone and in any batch.
     ///
+    /// A model that does not [support ragged batches](Self::supports_ragged), as on an Apple GPU, pads sequences of like
+    /// length together: padding is at most a quarter of what is computed. There the weights may be variables, and each gets
+    /// its gradient.
+    ///
     /// # Errors
     /// Lengths that do not add up to the number of tokens; a sequence longer than `max_position_embeddings`; an id outside
-    /// its table; a model that does not [support ragged batches](Self::supports_ragged).
+    /// its table.
     pub fn forward_ragged(&self, ids: &[u32], token_type_ids: &[u32], lengths: &[usize]) -> Result<Tensor> {
-        if !self.supports_ragged() {
-            let found = "a model that is trained or f64, or on another device";
-            let expected = "one on the CPU with fixed weights, or on CUDA";
-            return Err(Error::value("forward_ragged's model", found, expected));
-        }
         let offsets = offsets(lengths);
         self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
+        if !self.supports_ragged() {
+            let [ids, types] = [ids, token_type_ids].map(|all| sequences(all, &offsets));
+            let hidden = self.forward_buckets(&ids, &types, None)?;
+            return Ok(hidden.flat()?.to_dtype(compute_dtype(self.dtype()))?);
+        }
         if !self.supports_rows() {
             return self.forward_ragged_tensor(ids, token_type_ids, lengths);
         }
@@ -141,6 +148,11 @@ impl BertModel {
         self.run(&mut stream)?;
         Ok(stream.hidden.squeeze(0)?.to_dtype(DType::F32)?)
     }
+}
+
+/// The tokens of each sequence.
+fn sequences<'a>(all: &'a [u32], offsets: &[usize]) -> Vec<&'a [u32]> {
+    offsets.windows(2).map(|ends| &all[ends[0]..ends[1]]).collect()
 }
 
 #[cfg(test)]

@@ -22,7 +22,6 @@ use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::options::{EncodeOptions, without_dimensions};
 use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result, cut_to};
-use crate::mask::AttentionMask;
 use crate::ops::max_sim;
 use crate::tensor::compute_dtype;
 
@@ -165,14 +164,14 @@ impl MultiVectorEncoder {
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
         let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
         let tokenize = |texts: &[Text]| self.rules.encode(&tokenizer, texts, prompt);
-        let all = self.batcher.run_tokenized(&inputs, options, tokenize, |batch| {
+        let all = self.batcher.run_tokenized(&self.model, &inputs, options, tokenize, |batch| {
             let (tokens, hidden) = self.hidden(batch, task)?;
             (0..batch.len()).map(|i| self.vectors(&hidden.text(i)?, &tokens[i].ids, task)).collect()
         })?;
         for (i, vectors) in all.iter().enumerate() {
             if first_not_finite(vectors)?.is_some() {
-                let what = format!("a vector of text {i}, `{}`", cut_to(texts[i], 80));
-                return Err(Error::NotFinite { what });
+                let what = format_args!("a vector of text {i}, `{}`", cut_to(texts[i], 80));
+                return Err(Error::not_finite(what, self.batcher.dtype));
             }
         }
         Ok(all)
@@ -192,9 +191,8 @@ impl MultiVectorEncoder {
         }
         // The tokens that were added attend to those of the query, and no token attends to them.
         let lengths: Vec<usize> = batch.iter().map(|tokens| tokens.len()).collect();
-        let (padded, types) = self.batcher.padded(&self.model, &all)?;
-        let tokens = self.model.forward(&padded.ids, Some(&types), &AttentionMask::lengths(&lengths))?;
-        Ok((expanded, HiddenStates { tokens, lengths: padded.lengths }))
+        let hidden = self.batcher.hidden_under(&self.model, &all, &lengths)?;
+        Ok((expanded, hidden))
     }
 
     /// hidden `(tokens, hidden_size)` → the vectors of the tokens that count `(counted, size)`.

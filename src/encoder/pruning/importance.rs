@@ -7,6 +7,7 @@ use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::model::options::{ForwardOptions, ForwardOutput};
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::sentence::transformer::Transformer;
+use crate::encoder::text::batches::batch_size;
 use crate::encoder::text::options::EncodeOptions;
 use crate::encoder::text::tokenizer::{Text, Tokens};
 use crate::error::{Error, Result};
@@ -51,19 +52,20 @@ impl SentenceEncoder {
         // Texts of similar length need the least padding; the first of a batch is its longest.
         let mut order: Vec<usize> = (0..tokens.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
+        let lengths: Vec<usize> = order.iter().map(|&i| tokens[i].len()).collect();
         let sums = heads.iter().map(|count| vec![0.0; *count]).collect();
         let mut measure = Measure { encoder: self, transformer, sums, uncounted };
         let signs = Signs::of_texts(texts.len(), self.output_size());
         let mut done = 0;
         while done < order.len() {
-            let longest = tokens[order[done]].len();
+            let longest = lengths[done];
             let most_tokens = match method {
                 ImportanceMethod::Gradient => {
                     options.max_batch_tokens.min(GRADIENT_BYTES / bytes_per_token(transformer, longest))
                 }
                 ImportanceMethod::Ablation | ImportanceMethod::Entropy => options.max_batch_tokens,
             };
-            let count = (most_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
+            let count = batch_size(&lengths[done..], [options.batch_size, most_tokens], true);
             let texts_of_batch = &order[done..done + count];
             let batch: Vec<&Tokens> = texts_of_batch.iter().map(|&i| &tokens[i]).collect();
             match method {
@@ -83,7 +85,8 @@ impl SentenceEncoder {
         let scores: Vec<Vec<f64>> = measure.sums.into_iter().map(mean).collect();
         for (layer, scores) in scores.iter().enumerate() {
             if let Some(head) = scores.iter().position(|score| !score.is_finite()) {
-                return Err(Error::NotFinite { what: format!("the importance of head {head} of layer {layer}") });
+                let what = format_args!("the importance of head {head} of layer {layer}");
+                return Err(Error::not_finite(what, transformer.batcher.dtype));
             }
         }
         Ok(HeadImportance::new(scores))

@@ -36,7 +36,7 @@ impl SentenceEncoder {
             None => encoder.embed(texts, options)?,
         };
         match first_not_finite(&embeddings)? {
-            Some(i) => Err(not_finite("embedding", options.first_text + i, texts[i])),
+            Some(i) => Err(encoder.not_finite("embedding", options.first_text + i, texts[i])),
             None => Ok(embeddings),
         }
     }
@@ -89,7 +89,7 @@ impl SentenceEncoder {
         })?;
         for (i, tokens) in rows.iter().enumerate() {
             if first_not_finite(tokens)?.is_some() {
-                return Err(not_finite("vector of a token", i, texts[i]));
+                return Err(encoder.not_finite("vector of a token", i, texts[i]));
             }
         }
         Ok(rows)
@@ -174,8 +174,12 @@ impl SentenceEncoder {
         let size = self.output_size();
         options.truncate_dim.or(self.settings.truncate_dim).map_or(size, |most| most.min(size))
     }
-}
 
-fn not_finite(what: &str, i: usize, text: &str) -> Error {
-    Error::NotFinite { what: format!("the {what} of text {i}, `{}`", cut_to(text, 80)) }
+    fn not_finite(&self, what: &str, i: usize, text: &str) -> Error {
+        let dtype = match &self.input {
+            Input::Transformer(transformer) => transformer.batcher.dtype,
+            Input::Static(table) => table.dtype(),
+        };
+        Error::not_finite(format_args!("the {what} of text {i}, `{}`", cut_to(text, 80)), dtype)
+    }
 }

@@ -292,7 +292,7 @@ mod tests {
 
     use super::*;
     use crate::encoder::text::batches::TextBatcher;
-    use crate::encoder::text::semaphore::Semaphore;
+    use crate::encoder::text::in_flight::InFlight;
     use crate::encoder::text::tokenizer::Text;
 
     fn encoder_batcher(encoder: &mut SentenceEncoder) -> &mut TextBatcher {
@@ -342,7 +342,7 @@ mod tests {
         let texts = ["A cat sleeps.", "Stocks fell sharply today.", "A kitten naps on the couch."];
         let one_by_one = || EncodeOptions::default().with_batch_size(1);
         let expected = encoder.encode(&texts, &one_by_one())?.to_vec2::<f32>()?;
-        encoder_batcher(&mut encoder).semaphore = Semaphore::new(2);
+        encoder_batcher(&mut encoder).in_flight = InFlight::new(2, || Ok(()));
         let (inside, most, batches) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let encoder = encoder.clone();
         thread::scope(|scope| {

@@ -6,6 +6,7 @@ use candle_core::Tensor;
 
 use crate::encoder::model::hidden_states::first_not_finite;
 use crate::encoder::sentence::SentenceEncoder;
+use crate::encoder::text::in_flight::MOST_QUEUED;
 use crate::encoder::text::options::EncodeOptions;
 use crate::error::{Error, Result};
 
@@ -52,9 +53,9 @@ impl SentenceEncoder {
         if spans.is_empty() {
             return encoder.no_embeddings(options);
         }
-        let permit = transformer.batcher.semaphore.acquire();
-        let hidden = transformer.batcher.hidden(&*encoder.model_for(transformer, options)?, &[&tokens])?.text(0)?; // (tokens, width)
-        drop(permit);
+        let (batcher, model) = (&transformer.batcher, encoder.model_for(transformer, options)?);
+        let hidden =
+            batcher.in_flight.run(tokens.len(), MOST_QUEUED, || batcher.hidden(&model, &[&tokens])?.text(0))?; // (tokens, width)
         let hidden = hidden.to_dtype(encoder.input.dtype())?;
         let mean = |of_span: &Vec<u32>| {
             let of_span = Tensor::new(of_span.as_slice(), hidden.device())?;
@@ -63,7 +64,7 @@ impl SentenceEncoder {
         let means = of_spans.iter().map(mean).collect::<Result<Vec<_>>>()?;
         let embeddings = encoder.finish(Tensor::cat(&means, 0)?, options)?;
         match first_not_finite(&embeddings)? {
-            Some(i) => Err(Error::NotFinite { what: format!("the embedding of span {i}") }),
+            Some(i) => Err(Error::not_finite(format_args!("the embedding of span {i}"), batcher.dtype)),
             None => Ok(embeddings),
         }
     }

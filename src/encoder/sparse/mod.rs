@@ -205,7 +205,13 @@ impl SparseEncoder {
         };
         let is_finite = |vector: &SparseVector| vector.values.iter().all(|value| value.is_finite());
         match vectors.iter().position(|vector| !is_finite(vector)) {
-            Some(i) => Err(Error::NotFinite { what: format!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)) }),
+            Some(i) => {
+                let dtype = match &self.routes[route] {
+                    Route::Static(_) => DType::F32,
+                    Route::Splade(splade) => splade.batcher.dtype,
+                };
+                Err(Error::not_finite(format_args!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)), dtype))
+            }
             None => Ok(vectors),
         }
     }

@@ -8,6 +8,7 @@ use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::hidden_states::first_not_finite;
 use crate::encoder::model::options::ForwardOptions;
 use crate::encoder::text::batches::TextBatcher;
+use crate::encoder::text::in_flight::MOST_QUEUED;
 use crate::encoder::text::tokenizer::{Located, Text, Tokens};
 use crate::error::{Error, Result, cut_to};
 use crate::macros::setters;
@@ -57,9 +58,9 @@ impl TextBatcher {
         let mut what = ObserveOptions::default().with_attention_weights(true);
         what.heads = options.heads.clone();
         let forward = ForwardOptions::default().with_observe(&layers, &what);
-        let _permit = self.semaphore.acquire();
         // One text: nothing is padded.
-        let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::full(), &forward)?;
+        let run = || model.forward_with(&padded.ids, Some(&types), &AttentionMask::full(), &forward);
+        let forwarded = self.in_flight.run(tokens.len(), MOST_QUEUED, run)?;
 
         let names: Vec<String> = (0..encoding.len()).map(|i| name(&located, i)).collect();
         let marks = marks(&located);
@@ -75,7 +76,8 @@ impl TextBatcher {
             let Some(weights) = observed.attention_weights.filter(|weights| weights.elem_count() > 0) else { continue };
             if first_not_finite(&weights.flatten_to(D::Minus2)?)?.is_some() {
                 let text = cut_to(&located.texts[0], 80);
-                return Err(Error::NotFinite { what: format!("the attention weights of layer {layer} for `{text}`") });
+                let what = format_args!("the attention weights of layer {layer} for `{text}`");
+                return Err(Error::not_finite(what, self.dtype));
             }
             maps = match &options.heads {
                 Some(heads) => maps.with_heads(layer, heads, &weights)?,

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::attention::ragged::bucket_size;
 use crate::encoder::folder::{ModelFolder, TokenizerConfig, limits};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::embeddings::check_ids;
 use crate::encoder::model::hidden_states::HiddenStates;
+use crate::encoder::text::in_flight::{InFlight, MOST_QUEUED};
 use crate::encoder::text::options::{EncodeOptions, without_adapter};
-use crate::encoder::text::semaphore::Semaphore;
 use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
 use crate::mask::PaddedIds;
@@ -29,8 +30,8 @@ pub(crate) struct TextBatcher {
     pair_types: bool,
     pub dtype: DType,
     device: Device,
-    /// Limits how many batches run at a time.
-    pub semaphore: Semaphore,
+    /// Bounds how much of this model is on the device at a time.
+    pub in_flight: InFlight,
     /// How many texts are tokenized at a time.
     pub window: usize,
 }
@@ -63,8 +64,8 @@ impl TextBatcher {
             return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
         }
         let pair_types = config.has_types() && gives_types && config.row().pair_types;
-        let (device, semaphore) = (device.clone(), Semaphore::for_device(device));
-        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, semaphore, window: WINDOW })
+        let (device, in_flight) = (device.clone(), InFlight::for_device(device));
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, in_flight, window: WINDOW })
     }
 
     /// Calls `run` with batches of the texts, each after `prompt`, and what `model` makes of them; it gives something for
@@ -90,12 +91,13 @@ impl TextBatcher {
         run: impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
         let tokenizer = self.tokenizer_for(options.max_length, model)?;
-        self.run_tokenized(texts, options, |texts| tokenizer.encode(texts, prompt), run)
+        self.run_tokenized(model, texts, options, |texts| tokenizer.encode(texts, prompt), run)
     }
 
     /// [`run_tokens`](Self::run_tokens) with texts that `tokenize` makes tokens of, some of them at a time.
     pub fn run_tokenized<R>(
         &self,
+        model: &BertModel,
         texts: &[Text],
         options: &EncodeOptions,
         mut tokenize: impl FnMut(&[Text]) -> Result<Vec<Tokens>>,
@@ -121,7 +123,7 @@ impl TextBatcher {
                     on_progress(start + done, options.first_text + texts.len());
                 }
             };
-            all.extend(self.run_window(&tokens, options, progress, &mut run)?);
+            all.extend(self.run_window(&tokens, !model.supports_ragged(), options, progress, &mut run)?);
         }
         Ok(all)
     }
@@ -136,28 +138,28 @@ impl TextBatcher {
         }
     }
 
-    /// [`run`](Self::run) for texts that are tokenized. `progress` is called with the number of them that are done.
+    /// [`run`](Self::run) for texts that are tokenized; `padded`: whether their batches are. `progress` is called with the
+    /// number of them that are done.
     fn run_window<R>(
         &self,
         tokens: &[Tokens],
+        padded: bool,
         options: &EncodeOptions,
         progress: impl Fn(usize),
         run: &mut impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
     ) -> Result<Vec<R>> {
-        // Sequences of similar length need the least padding.
+        // Texts of similar length need the least padding.
         let mut order: Vec<usize> = (0..tokens.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
+        let lengths: Vec<usize> = order.iter().map(|&i| tokens[i].len()).collect();
         let mut results: Vec<(usize, R)> = Vec::with_capacity(order.len());
         while results.len() < order.len() {
-            // The first text of a batch is its longest.
             let done = results.len();
-            let longest = tokens[order[done]].len().max(1);
-            let count = (options.max_batch_tokens / longest).clamp(1, options.batch_size).min(order.len() - done);
+            let count = batch_size(&lengths[done..], [options.batch_size, options.max_batch_tokens], padded);
             let batch: Vec<&Tokens> = order[done..done + count].iter().map(|&i| &tokens[i]).collect();
             options.check_cancelled()?;
-            let permit = self.semaphore.acquire();
-            let made = run(&batch)?;
-            drop(permit);
+            let most_queued = options.max_batch_tokens.min(MOST_QUEUED);
+            let made = self.in_flight.run(count * lengths[done], most_queued, || run(&batch))?;
             results.extend(order[done..].iter().copied().zip(made));
             progress(results.len());
         }
@@ -166,17 +168,16 @@ impl TextBatcher {
     }
 
     /// The hidden states of a batch: ragged where the model supports it, without any work on padding, and with the same
-    /// result for a text in any batch; else padded.
+    /// result for a text in any batch; else padded, texts of like length together.
     pub fn hidden(&self, model: &BertModel, batch: &[&Tokens]) -> Result<HiddenStates> {
-        let Inputs { ids, types } = self.inputs(model, batch)?;
-        if model.supports_ragged() {
-            let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-            let tokens = model.forward_ragged(&ids.concat(), &types.concat(), &lengths)?;
-            return Ok(HiddenStates { tokens, lengths });
-        }
-        let (padded, types) = self.pad(model, &ids, &types)?;
-        let tokens = model.forward(&padded.ids, Some(&types), &padded.mask())?;
-        Ok(HiddenStates { tokens, lengths: padded.lengths })
+        let inputs = self.inputs(model, batch)?;
+        model.forward_sequences(&inputs.ids, &inputs.types())
+    }
+
+    /// [`hidden`](Self::hidden) where tokens attend to the first `visible[i]` tokens of text `i` alone: always padded.
+    pub fn hidden_under(&self, model: &BertModel, batch: &[&Tokens], visible: &[usize]) -> Result<HiddenStates> {
+        let inputs = self.inputs(model, batch)?;
+        model.forward_buckets(&inputs.ids, &inputs.types(), Some(visible))
     }
 
     /// What `reduce` makes of the hidden states `(length, hidden_size)` of each text: `(b, size)`. `None` if the model does
@@ -196,12 +197,8 @@ impl TextBatcher {
     /// A batch as ids and segment types `(b, s)`, padded on the right.
     pub fn padded(&self, model: &BertModel, batch: &[&Tokens]) -> Result<(PaddedIds, Tensor)> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
-        self.pad(model, &ids, &types)
-    }
-
-    fn pad(&self, model: &BertModel, ids: &[&[u32]], types: &[Vec<u32>]) -> Result<(PaddedIds, Tensor)> {
-        let padded = PaddedIds::new(ids, model.config().pad_token_id, &self.device)?;
-        Ok((padded, PaddedIds::new(types, 0, &self.device)?.ids))
+        let padded = PaddedIds::new(&ids, model.config().pad_token_id, &self.device)?;
+        Ok((padded, PaddedIds::new(&types, 0, &self.device)?.ids))
     }
 
     /// Ids and segment types of each text, checked.
@@ -228,8 +225,22 @@ impl TextBatcher {
     }
 }
 
+/// How many texts, whose `lengths` descend, are the next batch: at most so many texts and tokens, and at least one text. Of
+/// a batch that is `padded`, padding is at most a quarter.
+pub(crate) fn batch_size(lengths: &[usize], [most_texts, most_tokens]: [usize; 2], padded: bool) -> usize {
+    let longest = lengths.first().copied().unwrap_or(0).max(1);
+    let count = (most_tokens / longest).clamp(1, most_texts).min(lengths.len());
+    if padded { bucket_size(&lengths[..count]) } else { count }
+}
+
 /// A batch's ids and segment types, text by text.
 struct Inputs<'a> {
     ids: Vec<&'a [u32]>,
     types: Vec<Vec<u32>>,
+}
+
+impl Inputs<'_> {
+    fn types(&self) -> Vec<&[u32]> {
+        self.types.iter().map(Vec::as_slice).collect()
+    }
 }

@@ -154,7 +154,7 @@ impl FillMask {
             Ok(fills)
         })?;
         let scores = |fills: &Vec<Vec<MaskPrediction>>| fills.iter().flatten().map(|fill| fill.score).collect();
-        check_finite("the scores", &texts, &fills.iter().map(scores).collect::<Vec<_>>())?;
+        check_finite("the scores", &texts, &fills.iter().map(scores).collect::<Vec<_>>(), self.batcher.dtype)?;
         Ok(fills)
     }
 

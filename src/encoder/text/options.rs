@@ -1,5 +1,7 @@
 //! Options for encoding texts.
 
+use candle_core::DType;
+
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result, cut_to};
 use crate::macros::setters;
@@ -120,11 +122,11 @@ impl EncodeOptions<'_> {
     }
 }
 
-/// Checks that what was computed for each text is finite.
-pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>]) -> Result<()> {
+/// Checks that what a model in `dtype` computed for each text is finite.
+pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>], dtype: DType) -> Result<()> {
     let Some(i) = numbers.iter().position(|row| row.iter().any(|number| !number.is_finite())) else { return Ok(()) };
     let (Text::One(text) | Text::Pair(text, _)) = texts[i];
-    Err(Error::NotFinite { what: format!("{what} of text {i}, `{}`", cut_to(text, 80)) })
+    Err(Error::not_finite(format_args!("{what} of text {i}, `{}`", cut_to(text, 80)), dtype))
 }
 
 /// Rejects what only sentence encoders have: prompts, adapters, tasks, and embeddings to cut or to normalize.

@@ -212,7 +212,7 @@ impl TextClassifier {
             // The sigmoid of an infinity would be finite: it becomes NaN here.
             rows(&(function(self, logits.clone())? + (logits * 0.0)?)?)
         })?;
-        check_finite("the scores", &texts, &numbers)?;
+        check_finite("the scores", &texts, &numbers, self.batcher.dtype)?;
         Ok(numbers)
     }
 }

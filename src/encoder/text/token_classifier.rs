@@ -149,7 +149,7 @@ impl TokenClassifier {
             };
             Ok(tokenizer.encode_with_places(texts)?.into_iter().map(split).collect())
         };
-        let scores = self.batcher.run_tokenized(&inputs, options, tokenize, |batch| {
+        let scores = self.batcher.run_tokenized(model, &inputs, options, tokenize, |batch| {
             let hidden = self.batcher.hidden(model, batch)?;
             // One text after another: a text has the same scores in any batch.
             let of_text = |i: usize| {
@@ -159,7 +159,7 @@ impl TokenClassifier {
             (0..batch.len()).map(of_text).collect()
         })?;
         let flat: Vec<Vec<f32>> = scores.iter().map(|scores| scores.concat()).collect();
-        check_finite("the scores", &inputs, &flat)?;
+        check_finite("the scores", &inputs, &flat, self.batcher.dtype)?;
         let words = Words { tokenizer: &self.batcher.tokenizer, unknown: self.unknown };
         let all = texts.iter().zip(located).zip(scores);
         all.map(|((text, (ids, places)), scores)| {

@@ -85,7 +85,7 @@ impl TokenScorer {
             Some(template) => self.templated(template, pairs, prompt, options)?,
         };
         let numbers: Vec<Vec<f32>> = scores.iter().map(|score| vec![*score]).collect();
-        check_finite("the score", &texts, &numbers)?;
+        check_finite("the score", &texts, &numbers, self.batcher.dtype)?;
         Ok(scores)
     }
 

@@ -51,7 +51,7 @@ impl<'a> Embedder<'a> {
     pub fn load(model: &'a Model, adaptation: &'a Adaptation, batches: &Batches, outputs: &'a Outputs) -> Result<Self> {
         let calibration = outputs.calibration.as_deref().map(|path| read::texts(path, "text")).transpose()?;
         let folder = model.folder()?;
-        let mut encoder = model.load(folder.as_deref())?;
+        let mut encoder = model.load(folder.as_deref(), model.dtype())?;
         let options = adaptation.apply(&mut encoder, batches.options(model.prompt_name.as_deref()))?;
         let options = outputs.options(&encoder, options);
         let mut embedder = Self { encoder, options, outputs, ranges: None };

@@ -64,9 +64,9 @@ impl<'a> Retrieval<'a> {
             return Err(format!("{option} is not for this model: it makes {what}").into());
         }
         let encoder = match kind {
-            EncoderKind::Sparse => Encoder::Sparse(SparseEncoder::from_folder(&folder, model.dtype, &model.device)?),
+            EncoderKind::Sparse => Encoder::Sparse(SparseEncoder::from_folder(&folder, model.dtype(), &model.device)?),
             _ => {
-                let encoder = MultiVectorEncoder::from_folder(&folder, model.dtype, &model.device)?;
+                let encoder = MultiVectorEncoder::from_folder(&folder, model.dtype(), &model.device)?;
                 Encoder::MultiVector(Box::new(encoder))
             }
         };

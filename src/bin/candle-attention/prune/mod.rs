@@ -17,6 +17,7 @@ use super::shared::plot::{self, Chart, Line};
 use super::shared::program::Command;
 use super::shared::{Result, about, output_folder, print, read};
 use candle_attention::pruning::ImportanceMethod;
+use candle_core::DType;
 use rows::{Row, Texts};
 
 /// Rank the attention heads of a sentence encoder by their importance on your texts, and prune the least important.
@@ -133,7 +134,9 @@ fn prune(arguments: &Prune) -> Result<()> {
         let reason = format!("cannot be written into {}, the model that is pruned", folder.display());
         return Err(about(output, &reason).into());
     }
-    let encoder = arguments.model.load(folder.as_deref())?;
+    // Gradients of f16 would vanish.
+    let dtype = arguments.model.dtype.unwrap_or(DType::F32);
+    let encoder = arguments.model.load(folder.as_deref(), dtype)?;
     // What is printed must not stop what is written.
     let writes = plot.is_some() || arguments.output.is_some();
     let is_taken = plot.as_ref().is_some_and(Output::is_stdout);

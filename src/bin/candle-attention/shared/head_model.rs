@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::path::Path;
 
-use candle_attention::encoder::EncodeOptions;
+use candle_attention::encoder::{EncodeOptions, default_dtype};
 use candle_core::{DType, Device};
 use indicatif::ProgressBar;
 
@@ -18,9 +18,9 @@ pub struct HeadModel {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long)]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16
-    #[arg(long, default_value = "f32", value_parser = device::dtype)]
-    dtype: DType,
+    /// Compute in f32, f64, f16 or bf16 [default: f32; f16 on metal]
+    #[arg(long, value_parser = device::dtype)]
+    dtype: Option<DType>,
     /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = device::device)]
     device: Device,
@@ -41,7 +41,8 @@ impl HeadModel {
         load: impl FnOnce(&Path, DType, &Device) -> candle_attention::Result<M>,
     ) -> Result<Opened<'_, M>> {
         let folder = locate(&self.model, self.revision.as_deref())?;
-        let model = load(&folder, self.dtype, &self.device).map_err(|error| match error.to_string() {
+        let dtype = self.dtype.unwrap_or_else(|| default_dtype(&self.device));
+        let model = load(&folder, dtype, &self.device).map_err(|error| match error.to_string() {
             message if message.contains(&self.model) => message,
             message => format!("{}: {message}", self.model),
         })?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder, locate_model};
+use candle_attention::encoder::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
 use candle_core::{DType, Device};
 
 use super::{Result, about, device, print, weights};
@@ -19,9 +19,9 @@ pub struct Model {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, requires = "model")]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16
-    #[arg(long, default_value = "f32", value_parser = device::dtype)]
-    pub dtype: DType,
+    /// Compute in f32, f64, f16 or bf16 [default: f32; f16 on metal, but f32 to prune]
+    #[arg(long, value_parser = device::dtype)]
+    pub dtype: Option<DType>,
     /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = device::device)]
     pub device: Device,
@@ -52,10 +52,15 @@ impl Model {
         self.model.as_deref().map(|model| locate(model, self.revision.as_deref())).transpose()
     }
 
-    /// Loads the model of [`folder`](Self::folder).
-    pub fn load(&self, folder: Option<&Path>) -> Result<SentenceEncoder> {
-        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(self.dtype, &self.device)?) };
-        let encoder = SentenceEncoder::from_folder(folder, self.dtype, &self.device)?;
+    /// The dtype to compute in.
+    pub fn dtype(&self) -> DType {
+        self.dtype.unwrap_or_else(|| default_dtype(&self.device))
+    }
+
+    /// Loads the model of [`folder`](Self::folder) in a dtype.
+    pub fn load(&self, folder: Option<&Path>, dtype: DType) -> Result<SentenceEncoder> {
+        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(dtype, &self.device)?) };
+        let encoder = SentenceEncoder::from_folder(folder, dtype, &self.device)?;
         check_weights(folder)?;
         Ok(encoder)
     }
