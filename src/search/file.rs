@@ -43,7 +43,7 @@ impl Index<'_> {
         let (rows, vectors) = self.read(path)?;
         let count = rows.len();
         self.rows.extend(rows);
-        self.vectors.extend(vectors);
+        self.vectors.elements.extend(vectors);
         Ok(count)
     }
 
@@ -64,17 +64,17 @@ impl Index<'_> {
             return Err(wrong("was made with another model, dtype or prompt".to_string()));
         }
         let count = rows(&file, KEYS, Dtype::U8, size_of::<Key>()).map_err(wrong)?;
-        let found = rows(&file, EMBEDDINGS, Dtype::F16, self.size).map_err(wrong)?;
+        let found = rows(&file, EMBEDDINGS, Dtype::F16, self.vectors.size).map_err(wrong)?;
         let checksums = rows(&file, CHECKSUMS, Dtype::U8, size_of::<Checksum>()).map_err(wrong)?;
         if count != found || count != checksums {
             let reason = format!("`{KEYS}` has {count} rows, `{EMBEDDINGS}` {found}, `{CHECKSUMS}` {checksums}");
             return Err(wrong(reason));
         }
         let pairs = self.find(&file)?;
-        let mut vectors: Vec<f16> = Vec::with_capacity(pairs.len() * self.size);
+        let mut vectors: Vec<f16> = Vec::with_capacity(pairs.len() * self.vectors.size);
         let (shard, entry) = file.stored(EMBEDDINGS)?;
         let (checksum_shard, checksum_entry) = file.stored(CHECKSUMS)?;
-        let width = self.size * size_of::<f16>();
+        let width = self.vectors.size * size_of::<f16>();
         let (mut bytes, mut checksums) = (Vec::new(), Vec::new());
         // Rows that follow one another are read together.
         for run in pairs.chunk_by(|a, b| a.1 + 1 == b.1).flat_map(|run| run.chunks(ROWS)) {
@@ -91,7 +91,7 @@ impl Index<'_> {
             }
             vectors.extend(bytes.as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes)));
         }
-        for ((_, row), vector) in pairs.iter().zip(vectors.chunks_exact(self.size)) {
+        for ((_, row), vector) in pairs.iter().zip(vectors.chunks_exact(self.vectors.size)) {
             let length: f32 = vector.iter().map(|x| x.to_f32().powi(2)).sum();
             // NaN fails the check too.
             if length != 0.0 && (length - 1.0).abs().total_cmp(&0.01).is_gt() {
@@ -159,11 +159,11 @@ impl Index<'_> {
     /// Writes the format directly: serializing by the safetensors crate would copy all vectors.
     fn write(&self, file: &mut dyn Write) -> std::io::Result<()> {
         let (count, columns, sums) = (self.rows.len(), size_of::<Key>(), size_of::<Checksum>());
-        let (start, middle) = (0, self.vectors.len() * size_of::<f16>());
+        let (start, middle) = (0, self.vectors.elements.len() * size_of::<f16>());
         let end = middle + count * columns;
         let header = serde_json::json!({
             "__metadata__": { FORMAT.0: FORMAT.1, MODEL: self.model },
-            EMBEDDINGS: { "dtype": "F16", "shape": [count, self.size], "data_offsets": [start, middle] },
+            EMBEDDINGS: { "dtype": "F16", "shape": [count, self.vectors.size], "data_offsets": [start, middle] },
             KEYS: { "dtype": "U8", "shape": [count, columns], "data_offsets": [middle, end] },
             CHECKSUMS: { "dtype": "U8", "shape": [count, sums], "data_offsets": [end, end + count * sums] },
         });
@@ -172,9 +172,9 @@ impl Index<'_> {
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        self.vectors.iter().try_for_each(|number| file.write_all(&number.to_le_bytes()))?;
+        self.vectors.elements.iter().try_for_each(|number| file.write_all(&number.to_le_bytes()))?;
         self.rows.iter().try_for_each(|&text| file.write_all(&self.key(text)))?;
-        for (&text, vector) in self.rows.iter().zip(self.vectors.chunks_exact(self.size)) {
+        for (&text, vector) in self.rows.iter().zip(self.vectors.elements.chunks_exact(self.vectors.size)) {
             let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
             file.write_all(&checksum(&self.key(text), &bytes))?;
         }

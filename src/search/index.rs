@@ -3,12 +3,11 @@
 use std::fmt;
 
 use candle_core::{DType, Device};
-use half::f16;
 use sha2::{Digest, Sha256};
 
 use crate::encoder::{EncodeOptions, Ranked, SentenceEncoder};
-use crate::error::{Error, Result};
-use crate::search::nearest;
+use crate::error::Result;
+use crate::search::vectors::Vectors;
 
 /// Key of a text in a file: the first half of its SHA-256 hash.
 pub(super) type Key = [u8; 16];
@@ -25,17 +24,15 @@ const CHUNK: usize = 1024;
 pub struct Index<'a> {
     texts: &'a [&'a str],
     pub(super) model: String,
-    pub(super) size: usize,
-    /// The index of the text of each row of `vectors`.
+    /// The index of the text of each of `vectors`.
     pub(super) rows: Vec<usize>,
-    /// `(rows, size)`.
-    pub(super) vectors: Vec<f16>,
+    pub(super) vectors: Vectors,
 }
 
 /// One line, without the texts and their vectors.
 impl fmt::Debug for Index<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (texts, size) = (self.texts.len(), self.size);
+        let (texts, size) = (self.texts.len(), self.vectors.size);
         f.debug_struct("Index").field("texts", &texts).field("size", &size).finish_non_exhaustive()
     }
 }
@@ -48,12 +45,9 @@ impl<'a> Index<'a> {
     /// are embedded once each; [`Lines`](crate::search::Lines) removes them.
     ///
     /// # Errors
-    /// [`Error::Value`] for a size of 0.
+    /// [`Error::Value`](crate::Error::Value) for a size of 0.
     pub fn new(texts: &'a [&'a str], size: usize, model: impl Into<String>) -> Result<Self> {
-        if size == 0 {
-            return Err(Error::value("the size of an embedding", size, "at least 1"));
-        }
-        Ok(Self { texts, model: model.into(), size, rows: Vec::new(), vectors: Vec::new() })
+        Ok(Self { texts, model: model.into(), rows: Vec::new(), vectors: Vectors::new(size)? })
     }
 
     /// Number of texts with a vector.
@@ -82,8 +76,8 @@ impl<'a> Index<'a> {
     /// each thousand, for example to save the index. Progress counts only the texts that were missing.
     ///
     /// # Errors
-    /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`] for an embedding of another size,
-    /// [`Error::Value`] for one that is not finite. The vectors embedded before the error stay.
+    /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`](crate::Error::Shape) for an embedding of another size,
+    /// [`Error::Value`](crate::Error::Value) for one that is not finite. The vectors embedded before the error stay.
     pub fn embed(
         &mut self,
         encoder: &SentenceEncoder,
@@ -92,7 +86,7 @@ impl<'a> Index<'a> {
     ) -> Result<usize> {
         let missing = self.missing();
         // Reserve once: growing by doubling would need up to twice the memory.
-        self.vectors.reserve_exact(missing.len() * self.size);
+        self.vectors.elements.reserve_exact(missing.len() * self.vectors.size);
         for (index, chunk) in missing.chunks(CHUNK).enumerate() {
             let on_progress = |done: usize, _: usize| {
                 if let Some(on_progress) = options.on_progress {
@@ -103,9 +97,8 @@ impl<'a> Index<'a> {
             let texts: Vec<&str> = chunk.iter().map(|&text| self.texts[text]).collect();
             let embeddings = encoder.encode(&texts, &options)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
             for (&text, vector) in chunk.iter().zip(embeddings.to_vec2::<f32>()?) {
-                let unit = self.unit(&vector, || format!("the embedding of `{}`", self.texts[text]))?;
+                self.vectors.push_named(&vector, || format!("the embedding of `{}`", self.texts[text]))?;
                 self.rows.push(text);
-                self.vectors.extend(unit.into_iter().map(f16::from_f32));
             }
             after_chunk(self)?;
         }
@@ -116,21 +109,8 @@ impl<'a> Index<'a> {
     /// scores are in the order of their indices.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a vector of another size, [`Error::Value`] for one that is not finite.
+    /// [`Error::Shape`](crate::Error::Shape) for a vector of another size, [`Error::Value`] for one that is not finite.
     pub fn search(&self, query: &[f32], top_k: usize) -> Result<Vec<Ranked>> {
-        let query = self.unit(query, || "the embedding of the query".to_string())?;
-        let scores = nearest::scores(&self.vectors, &query);
-        // A vector rounded to f16 may be slightly longer than 1.
-        let ranked = |(&index, score): (&usize, f32)| Ranked { index, score: score.clamp(-1.0, 1.0) };
-        let ranked = self.rows.iter().zip(scores).map(ranked).collect();
-        let by = |a: &Ranked, b: &Ranked| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index));
-        Ok(nearest::top_k(ranked, top_k, by))
-    }
-
-    fn unit(&self, vector: &[f32], what: impl Fn() -> String) -> Result<Vec<f32>> {
-        if vector.len() != self.size {
-            return Err(Error::shape(what(), &[vector.len()], format!("({})", self.size)));
-        }
-        nearest::unit(vector).ok_or_else(|| Error::value(what(), "not finite", "finite numbers"))
+        self.vectors.search_as(query, top_k, |row| self.rows[row])
     }
 }

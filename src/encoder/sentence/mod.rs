@@ -337,6 +337,18 @@ mod tests {
     }
 
     #[test]
+    fn a_cancelled_call_runs_no_more_batches() -> crate::Result<()> {
+        let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let done = std::cell::Cell::new(0);
+        let (on_progress, is_cancelled) = (|texts: usize, _: usize| done.set(texts), || done.get() == 2);
+        let options = EncodeOptions::default().with_batch_size(1).with_on_progress(&on_progress);
+        let result = encoder.encode(&["A cat.", "A dog.", "A bird."], &options.with_is_cancelled(&is_cancelled));
+        assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        assert_eq!(done.get(), 2);
+        Ok(())
+    }
+
+    #[test]
     fn a_hundred_threads_share_one_encoder() -> crate::Result<()> {
         let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
         let texts = ["A cat sleeps.", "Stocks fell sharply today.", "A kitten naps on the couch."];

@@ -90,6 +90,7 @@ impl StaticWeights {
         };
         let mut vectors = Vec::with_capacity(texts.len());
         for window in texts.chunks(WINDOW) {
+            options.check_cancelled()?;
             let window: Vec<Text> = window.iter().map(|text| Text::One(text)).collect();
             for tokens in tokenizer.encode_without_special(&window, prompt)? {
                 if let Some(on_truncated) = options.on_truncated.filter(|_| tokens.truncated) {

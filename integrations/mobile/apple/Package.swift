@@ -1,0 +1,26 @@
+// swift-tools-version: 5.9
+// The Swift package. `apple/build` makes CandleAttentionFFI.xcframework, which is not part of the repository.
+import PackageDescription
+
+let package = Package(
+    name: "CandleAttention",
+    platforms: [.iOS(.v13), .macOS(.v11)],
+    products: [
+        .library(name: "CandleAttention", targets: ["CandleAttention"])
+    ],
+    targets: [
+        .binaryTarget(name: "CandleAttentionFFI", path: "CandleAttentionFFI.xcframework"),
+        .target(
+            name: "CandleAttention",
+            dependencies: ["CandleAttentionFFI"],
+            resources: [.copy("PrivacyInfo.xcprivacy")],
+            // For a library that was built with the feature `metal`.
+            linkerSettings: [
+                .linkedFramework("CoreGraphics"),
+                .linkedFramework("Foundation"),
+                .linkedFramework("Metal"),
+            ]
+        ),
+        .testTarget(name: "CandleAttentionTests", dependencies: ["CandleAttention"]),
+    ]
+)

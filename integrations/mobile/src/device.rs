@@ -1,0 +1,69 @@
+//! Where a model runs, and in which numbers.
+
+use candle_core::{DType, Device};
+
+use crate::error::{EncoderError, Result};
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
+pub enum ComputeDevice {
+    /// The GPU if the library was built for it and there is one, else the CPU.
+    Auto,
+    /// All cores of the CPU.
+    Cpu,
+    /// An Apple GPU. The library must be built with the feature `metal`.
+    Metal,
+}
+
+impl ComputeDevice {
+    /// Opens the device.
+    pub(crate) fn open(self) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Auto => Ok(metal().unwrap_or(Device::Cpu)),
+            Self::Metal => metal(),
+        }
+    }
+
+    /// The kind of an open device.
+    pub(crate) fn of(device: &Device) -> Self {
+        if device.is_metal() { Self::Metal } else { Self::Cpu }
+    }
+}
+
+/// The first Apple GPU.
+#[cfg(feature = "metal")]
+fn metal() -> Result<Device> {
+    // candle takes the first of a list that is empty on a machine without a GPU, which panics.
+    let opened = std::panic::catch_unwind(|| Device::new_metal(0));
+    let opened = opened.map_err(|_| EncoderError::Device("there is no GPU that Metal can use".to_string()))?;
+    opened.map_err(|e| EncoderError::Device(format!("Metal: {e}")))
+}
+
+#[cfg(not(feature = "metal"))]
+fn metal() -> Result<Device> {
+    Err(EncoderError::Device(
+        "this library was built without the feature `metal`, expected `Auto` or `Cpu`".to_string(),
+    ))
+}
+
+/// In which numbers weights are kept. Embeddings are always 32-bit numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
+pub enum NumberFormat {
+    /// 32 bits.
+    F32,
+    /// 16 bits: half the memory. Meant for GPUs.
+    F16,
+    /// 16 bits with the range of 32: half the memory.
+    Bf16,
+}
+
+impl NumberFormat {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+"""`apple/build` and `android/build` with stand-ins for the tools that this machine does not have: which commands they run, in
+which environment, and what they leave behind when one fails."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+PACKAGE = pathlib.Path(__file__).resolve().parent.parent
+LIBRARY = "libcandle_attention_mobile"
+
+# Each stand-in writes its arguments to a log; this is what else it does.
+CARGO = r"""
+while [ "$1" != --target ]; do shift; done; target=$2
+env | grep -E '^(IPHONEOS|MACOSX|CARGO_TARGET_.*_(LINKER|RUSTFLAGS))' | sort >>"$LOG" || true
+mkdir -p "target/$target/release"; touch "target/$target/release/LIBRARY.a" "target/$target/release/LIBRARY.so"
+""".replace("LIBRARY", LIBRARY)
+XCODEBUILD = r"""while [ "$1" != -output ]; do shift; done; mkdir "$2"; touch "$2/Info.plist"; [ -z "${FAIL:-}" ]"""
+READELF = r"""echo "  LOAD 0x000000 0x0000000000000000 0x0000000000000000 0x1 0x1 R   ${ALIGNMENT:-0x4000}" """
+
+
+class Scripts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.tools = self.folder / "tools"
+        self.tools.mkdir()
+        for script in ("apple/build", "android/build"):
+            copy = self.folder / "package" / script
+            copy.parent.mkdir(parents=True)
+            shutil.copy(PACKAGE / script, copy)
+        self.package = self.folder / "package"
+        (self.package / "android/src/main").mkdir(parents=True)
+        self.ndk = self.folder / "ndk"
+        self.tool(self.tools / "cargo", CARGO)
+
+    def tool(self, path, does=""):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/usr/bin/env bash\nset -e\necho "{path.name} $*" >>"$LOG"\n{does}\n')
+        path.chmod(0o755)
+
+    def apple_tools(self):
+        self.tool(self.tools / "rustup")
+        self.tool(self.tools / "xcodebuild", XCODEBUILD)
+
+    def android_tools(self):
+        self.tool(self.tools / "rustup")
+        self.tool(self.ndk / "toolchains/llvm/prebuilt/linux-x86_64/bin/llvm-readelf", READELF)
+
+    def run_script(self, script, *arguments, **variables):
+        """Its exit status, its messages and the log of the tools."""
+        log = self.folder / "log"
+        log.unlink(missing_ok=True)
+        log.touch()
+        kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+        path = f"{self.tools}:/usr/bin:/bin"
+        environment = {**kept, "PATH": path, "LOG": str(log), **variables}
+        command = [str(self.package / script), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr, log.read_text().splitlines()
+
+    def test_apple(self):
+        self.apple_tools()
+        status, messages, log = self.run_script("apple/build")
+        self.assertEqual((status, messages), (0, ""))
+        self.assertTrue((self.package / "apple/CandleAttentionFFI.xcframework/Info.plist").exists())
+        build = "cargo rustc --release --locked --lib --crate-type staticlib --target"
+        targets = ["aarch64-apple-ios", "aarch64-apple-ios-sim", "aarch64-apple-darwin"]
+        self.assertEqual([line for line in log if line.startswith("cargo")], [f"{build} {target}" for target in targets])
+        self.assertIn("IPHONEOS_DEPLOYMENT_TARGET=13.0", log)
+        parts = [f"-library target/{target}/release/{LIBRARY}.a -headers apple/headers" for target in targets]
+        framework = f"xcodebuild -create-xcframework {' '.join(parts)} -output target/new.xcframework"
+        self.assertEqual(log[-1], framework)
+
+    def test_apple_metal(self):
+        self.apple_tools()
+        status, _, log = self.run_script("apple/build", "metal")
+        self.assertEqual(status, 0)
+        self.assertTrue(all(line.endswith("--features metal") for line in log if line.startswith("cargo")))
+        self.assertIn("IPHONEOS_DEPLOYMENT_TARGET=18.0", log)
+
+    def test_apple_failures(self):
+        status, messages, _ = self.run_script("apple/build", "gpu")
+        self.assertEqual((status, messages), (2, "expected metal or nothing, not `gpu`\n"))
+        status, messages, log = self.run_script("apple/build")
+        self.assertEqual((status, log), (1, []))
+        self.assertEqual(messages, "rustup is missing: this needs macOS with Xcode and rustup\n")
+        self.apple_tools()
+        self.assertEqual(self.run_script("apple/build")[0], 0)
+        framework = self.package / "apple/CandleAttentionFFI.xcframework"
+        (framework / "old").touch()
+        self.assertNotEqual(self.run_script("apple/build", FAIL="1")[0], 0)
+        self.assertTrue((framework / "old").exists(), "a failed build replaced the framework")
+
+    def test_android(self):
+        self.android_tools()
+        status, messages, log = self.run_script("android/build", ANDROID_NDK_HOME=str(self.ndk))
+        self.assertEqual((status, messages), (0, ""))
+        made = sorted(path.parent.name for path in (self.package / "android/src/main/jniLibs").glob(f"*/{LIBRARY}.so"))
+        self.assertEqual(made, ["arm64-v8a", "armeabi-v7a", "x86_64"])
+        tools = self.ndk / "toolchains/llvm/prebuilt/linux-x86_64/bin"
+        self.assertIn(f"CARGO_TARGET_AARCH64_LINUX_ANDROID_LINKER={tools}/aarch64-linux-android24-clang", log)
+        self.assertIn(f"CARGO_TARGET_ARMV7_LINUX_ANDROIDEABI_LINKER={tools}/armv7a-linux-androideabi24-clang", log)
+        flags = "-Clink-arg=-Wl,-z,max-page-size=16384"
+        self.assertIn(f"CARGO_TARGET_X86_64_LINUX_ANDROID_RUSTFLAGS={flags}", log)
+
+    def test_android_failures(self):
+        self.android_tools()
+        status, messages, _ = self.run_script("android/build")
+        expected = "no NDK at ANDROID_NDK_HOME, ``: expected the folder that holds toolchains/llvm\n"
+        self.assertEqual((status, messages), (1, expected))
+        status, messages, _ = self.run_script("android/build", "arm64", ANDROID_NDK_HOME=str(self.ndk))
+        self.assertEqual((status, messages), (2, "expected no arguments, not `arm64`\n"))
+        variables = {"ANDROID_NDK_HOME": str(self.ndk), "ALIGNMENT": "0x1000"}
+        status, messages, _ = self.run_script("android/build", **variables)
+        self.assertEqual(status, 1)
+        self.assertRegex(messages, r"is aligned to 0x1000, expected 0x4000 \(16 KB\)")
+        self.assertFalse((self.package / "android/src/main/jniLibs").exists())
+
+
+class Versions(unittest.TestCase):
+    def test_the_oldest_android_is_stated_once(self):
+        script = (PACKAGE / "android/build").read_text()
+        gradle = (PACKAGE / "android/build.gradle.kts").read_text()
+        api = next(line for line in script.splitlines() if line.startswith("api="))[4:]
+        self.assertIn(f"minSdk = {api}\n", gradle)
+
+    def test_the_oldest_ios_is_stated_once(self):
+        script, package = ((PACKAGE / name).read_text() for name in ("apple/build", "apple/Package.swift"))
+        self.assertIn("IPHONEOS_DEPLOYMENT_TARGET=13.0 MACOSX_DEPLOYMENT_TARGET=11.0", script)
+        self.assertIn("platforms: [.iOS(.v13), .macOS(.v11)]", package)
+
+
+if __name__ == "__main__":
+    unittest.main()
