@@ -5,10 +5,7 @@
 
 mod text;
 
-use std::fmt;
 use std::path::PathBuf;
-
-use candle_core::DType;
 
 pub(crate) use text::{cut, cut_to};
 use text::{name, phrase};
@@ -348,9 +345,10 @@ impl Error {
     }
 
     /// A result of a model in `dtype` that holds NaN or an infinity.
-    pub(crate) fn not_finite(what: impl fmt::Display, dtype: DType) -> Self {
+    #[cfg(feature = "encoder")]
+    pub(crate) fn not_finite(what: impl std::fmt::Display, dtype: candle_core::DType) -> Self {
         let reason = match dtype {
-            DType::F16 => ", computed in f16, which holds no number beyond 65504: load the model in f32",
+            candle_core::DType::F16 => ", computed in f16, which holds no number beyond 65504: load the model in f32",
             _ => "",
         };
         Self::NotFinite { what: format!("{what}{reason}") }

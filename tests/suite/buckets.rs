@@ -16,13 +16,16 @@ use crate::common::{Random, assert_close, fixture, numbers, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 
+/// What an encoder gives for the texts in a dtype.
+type Numbers<'a> = &'a dyn Fn(DType) -> Vec<f64>;
+
 /// Texts of 1 to 30 words, in no order.
 fn texts() -> Vec<String> {
     let mut random = Random::new(70);
     let words = ["a", "cat", "sleeps", "on", "the", "red", "couch", "and", "dreams"];
     let mut below = |bound: usize| (random.uniform() * bound as f64) as usize;
     let mut text = |i: usize| {
-        let count = if i % 3 == 0 { 1 + below(30) } else { 1 + below(6) };
+        let count = if i.is_multiple_of(3) { 1 + below(30) } else { 1 + below(6) };
         (0..count).map(|_| words[below(words.len())]).collect::<Vec<_>>().join(" ")
     };
     (0..50).map(&mut text).collect()
@@ -84,7 +87,7 @@ fn encoders_by_buckets_equal_ragged_encoders() {
     let options = EncodeOptions::default();
     let flat = |tensors: Vec<Tensor>| tensors.iter().flat_map(numbers).collect::<Vec<f64>>();
     let wide = |rows: Vec<Vec<f32>>| rows.concat().into_iter().map(f64::from).collect::<Vec<f64>>();
-    let kinds: [(&str, &dyn Fn(DType) -> Vec<f64>); 9] = [
+    let kinds: [(&str, Numbers); 9] = [
         ("sentences", &|dtype| {
             let encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), dtype, &CPU).unwrap();
             numbers(&encoder.encode(&texts, &options).unwrap())

@@ -14,6 +14,7 @@ mod share;
 mod tensor;
 mod unpadded;
 
+#[cfg(feature = "encoder")]
 pub(crate) use buckets::{Bucket, bucket_size, buckets, padded_places};
 pub(crate) use cpu::Buffers;
 pub(crate) use share::share_sequences;

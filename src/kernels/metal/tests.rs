@@ -201,6 +201,9 @@ fn emulated_metal_attention_on_ragged_batches() {
     }
 }
 
+/// Whether a query of a sequence sees a key: sequence, query, key.
+type Sees<'a> = &'a dyn Fn(usize, usize, usize) -> bool;
+
 /// NaN and infinities in hidden keys and values have no influence; a query that sees NaN gets NaN.
 #[test]
 #[ignore = "needs a C++ compiler"]
@@ -208,7 +211,7 @@ fn emulated_metal_attention_ignores_what_hidden_keys_hold() {
     let (mut random, mut emulator) = (Random(16), Emulator::new());
     let sizes = Sizes { b: 2, s_q: 40, s_kv: 40, appended: 0, h: 2, h_kv: 1, d: 8, d_v: 8 };
     let [q, k, v] = qkv::<f32>(&mut random, sizes);
-    let masks: [(MaskStructure, &dyn Fn(usize, usize, usize) -> bool); 2] = [
+    let masks: [(MaskStructure, Sees); 2] = [
         (MaskStructure { right: Some(0), ..MaskStructure::default() }, &|_, i, j| j <= i),
         (
             MaskStructure { lengths: vec![Lengths::PerSequence(vec![40, 13])], ..MaskStructure::default() },
