@@ -33,6 +33,14 @@ impl MultiHeadAttention {
             true => vec![Bucket::of_all(lengths)],
             false => buckets(lengths),
         };
+        // Many empty sequences beside a long one are a small ragged batch and may be a large padded one.
+        let padded = buckets.iter().fold(0usize, |sum, bucket| sum.saturating_add(bucket.padded_tokens()));
+        if u32::try_from(padded).is_err() {
+            let longest = lengths.iter().max().copied().unwrap_or(0);
+            let found = format!("{} sequences of up to {longest} tokens", lengths.len());
+            return Err(Error::value("a ragged batch that has to be padded", found, "less than 2^32 padded tokens"));
+        }
+        check_tensor_memory("the number of tokens to pad", tokens, &[tokens + 1, width], xs.dtype(), xs.device())?;
         // Padding is one more token, of zeros.
         let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
         let with_zero = Tensor::cat(&[xs, &zero], 0)?;
@@ -63,11 +71,6 @@ impl MultiHeadAttention {
     ) -> Result<AttentionOutput> {
         let (tokens, width) = (xs.dim(0)? - 1, xs.dim(1)?);
         let (b, s) = (bucket.sequences.len(), bucket.longest);
-        // Many empty sequences beside a long one are a small ragged batch and a large padded one.
-        if u32::try_from(b.saturating_mul(s)).is_err() || u32::try_from(tokens).is_err() {
-            let found = format!("{b} sequences of up to {s} tokens");
-            return Err(Error::value("a ragged batch that has to be padded", found, "less than 2^32 padded tokens"));
-        }
         check_tensor_memory("the number of sequences to pad", b, &[b, s, width], xs.dtype(), xs.device())?;
         let starts = offsets(lengths);
         // The token at each padded place.

@@ -1,12 +1,13 @@
 //! Scores documents by their relevance to a query, which a cross-encoder reads together with each.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::shared::head_model::HeadModel;
 use super::shared::program::Command;
 use super::shared::{Result, print, read};
-use candle_attention::encoder::CrossEncoder;
+use candle_attention::encoder::{CrossEncoder, EncodeOptions};
+use candle_core::{DType, Device};
 use clap::Parser;
 
 /// Sort documents by their relevance to a query.
@@ -58,6 +59,14 @@ const WIDTH: usize = 90;
 /// The documents in a table.
 const TOP: u32 = 10;
 
+/// A model that gives one score.
+fn load(folder: &Path, dtype: DType, device: &Device) -> candle_attention::Result<CrossEncoder> {
+    let model = CrossEncoder::from_folder(folder, dtype, device)?;
+    // Scores of no pairs: whether the model has any.
+    model.scores(&[], &EncodeOptions::default())?;
+    Ok(model)
+}
+
 impl Command for Rerank {
     fn run(mut self) -> Result<()> {
         let query = match self.query.take() {
@@ -71,7 +80,7 @@ impl Command for Rerank {
         }
         let documents = read::texts_given(&self.documents, self.file.as_deref(), "document")?;
         let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
-        let opened = self.model.open(|folder, dtype, device| CrossEncoder::from_folder(folder, dtype, device))?;
+        let opened = self.model.open(load)?;
         let mut ranked = opened.run(documents.len(), |model, options| {
             let mut options = *options;
             (options.prompt, options.prompt_name) = (self.prompt.as_deref(), self.prompt_name.as_deref());
