@@ -109,7 +109,7 @@ impl<'a> Index<'a> {
     /// scores are in the order of their indices.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) for a vector of another size, [`Error::Value`] for one that is not finite.
+    /// [`Error::Shape`](crate::Error::Shape) for a vector of another size, [`Error::Value`](crate::Error::Value) for one that is not finite.
     pub fn search(&self, query: &[f32], top_k: usize) -> Result<Vec<Ranked>> {
         self.vectors.search_as(query, top_k, |row| self.rows[row])
     }
