@@ -53,7 +53,9 @@ class Work:
 
 
 def build():
-    """Builds the programs of integrations/datafusion."""
+    """Builds the programs of integrations/datafusion, unless they are there."""
+    if all((PROGRAMS / name).is_file() for name in ("embed", "embed-scheduler", "embed-executor")):
+        return
     command = ["cargo", "build", "--quiet", "--locked", "--profile", "light", "--manifest-path", DATAFUSION / "Cargo.toml", "--bins"]
     subprocess.check_call(command)
 

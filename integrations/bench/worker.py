@@ -56,8 +56,9 @@ def alone(library, model, folder, threads):
 def under_ray(library, model, folder, threads):
     import ray
 
-    # The machine's cores, one actor each.
-    ray.init(num_cpus=threads, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"RAYON_NUM_THREADS": "1"}})
+    # An actor for each core, and a slot for the tasks that read files, which would wait forever otherwise.
+    environment = {"env_vars": {"RAYON_NUM_THREADS": "1"}}
+    ray.init(num_cpus=threads + 1, include_dashboard=False, log_to_driver=False, logging_level="error", runtime_env=environment)
     ray.data.DataContext.get_current().enable_progress_bars = False
     begin = time.time()
     actors = ray.data.ActorPoolStrategy(size=threads)
