@@ -74,11 +74,11 @@ pub(crate) fn parse(path: &Path, header: &[u8], data: u64) -> Result<Header> {
 fn check(entry: &Entry, data: u64, before: u64) -> std::result::Result<(), String> {
     let Entry { dtype, shape, offsets: [from, to] } = entry;
     // Sizes whose product overflows are no shape, even if one of them is zero.
-    let sizes = shape.iter().map(|size| *size.max(&1));
-    let Some(bits) = sizes.chain([dtype.bitsize()]).try_fold(1, usize::checked_mul) else {
+    let sizes = shape.iter().map(|size| *size.max(&1) as u64);
+    let Some(bits) = sizes.chain([dtype.bitsize() as u64]).try_fold(1, u64::checked_mul) else {
         return Err(format!("shape {shape:?} is larger than any memory"));
     };
-    let bits = if shape.contains(&0) { 0 } else { bits as u64 };
+    let bits = if shape.contains(&0) { 0 } else { bits };
     if *to > data {
         return Err(format!("its data ends at {to}, the file's at {data}"));
     }

@@ -94,8 +94,12 @@ impl Checkpoint {
     /// If it is not the content of a valid safetensors file, with the same checks as in [`open`](Self::open). The error
     /// calls the file `<bytes>`.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
-        let path = Path::new(BYTES);
-        Ok(Self::single(path, Shard::from_bytes(path, bytes.into())?))
+        Self::from_named_bytes(Path::new(BYTES), bytes.into())
+    }
+
+    /// [`from_bytes`](Self::from_bytes) of a file that errors call `name`.
+    pub(crate) fn from_named_bytes(name: &Path, bytes: Cow<'static, [u8]>) -> Result<Self> {
+        Ok(Self::single(name, Shard::from_bytes(name, bytes)?))
     }
 
     fn single(path: &Path, OpenShard { shard, tensors, metadata }: OpenShard) -> Self {
@@ -155,7 +159,7 @@ impl Checkpoint {
 
     /// The file that was opened; `None` if the checkpoint is in memory.
     pub fn path(&self) -> Option<&Path> {
-        Some(self.inner.path.as_path()).filter(|path| *path != Path::new(BYTES))
+        Some(self.inner.path.as_path()).filter(|_| !self.inner.shards.iter().any(Shard::is_in_memory))
     }
 
     /// Every tensor's name, sorted.

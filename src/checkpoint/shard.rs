@@ -70,6 +70,11 @@ impl Shard {
         Ok(OpenShard { shard, tensors, metadata })
     }
 
+    /// Whether it is the content of a file, not the file.
+    pub fn is_in_memory(&self) -> bool {
+        matches!(self.bytes, Bytes::Memory(_))
+    }
+
     /// The length of the header in bytes.
     pub fn header_bytes(&self) -> u64 {
         self.start - 8

@@ -180,6 +180,7 @@ pub(crate) struct TokenizerConfig {
     /// About 1e30 where no limit was known.
     model_max_length: Option<f64>,
     model_input_names: Option<Vec<String>>,
+    tokenizer_class: Option<String>,
     mask_token: Option<Token>,
     truncation_side: Option<String>,
     unk_token: Option<Token>,
@@ -212,9 +213,13 @@ impl TokenizerConfig {
         }
     }
 
-    /// Whether the tokenizer gives segment types to the model.
+    /// Whether the tokenizer gives segment types to the model. Where this is not stated, transformers 4 gives them, and so do
+    /// the classes of transformers 5 that belong to models with types, but not its general class.
     pub fn gives_types(&self) -> bool {
-        self.model_input_names.as_ref().is_none_or(|names| names.iter().any(|name| name == "token_type_ids"))
+        match &self.model_input_names {
+            Some(names) => names.iter().any(|name| name == "token_type_ids"),
+            None => self.tokenizer_class.as_deref() != Some("TokenizersBackend"),
+        }
     }
 
     /// The longest input that is stated, in tokens. A cast from float to integer saturates.

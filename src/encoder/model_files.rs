@@ -54,7 +54,7 @@ impl ModelFiles {
         let is_part = (is_weights && file.contains("-of-")) || file.ends_with(".safetensors.index.json");
         match file {
             _ if is_weights && !is_part => {
-                let checkpoint = Checkpoint::from_bytes(bytes).map_err(|e| Error::file(&*name, e))?;
+                let checkpoint = Checkpoint::from_named_bytes(Path::new(&*name), bytes)?;
                 self.weights.insert(key, checkpoint);
             }
             _ if is_part => return Err(Error::file(&*name, format!("expected the weights in one file, {WEIGHTS}"))),

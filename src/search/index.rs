@@ -76,8 +76,9 @@ impl<'a> Index<'a> {
     /// each thousand, for example to save the index. Progress counts only the texts that were missing.
     ///
     /// # Errors
-    /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`](crate::Error::Shape) for an embedding of another size,
-    /// [`Error::Value`](crate::Error::Value) for one that is not finite. The vectors embedded before the error stay.
+    /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`](crate::Error::Shape) for an embedding of
+    /// another size, [`Error::Value`](crate::Error::Value) for one that is not finite. The vectors embedded before the error
+    /// stay.
     pub fn embed(
         &mut self,
         encoder: &SentenceEncoder,
@@ -109,7 +110,8 @@ impl<'a> Index<'a> {
     /// scores are in the order of their indices.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) for a vector of another size, [`Error::Value`](crate::Error::Value) for one that is not finite.
+    /// [`Error::Shape`](crate::Error::Shape) for a vector of another size, [`Error::Value`](crate::Error::Value) for one that
+    /// is not finite.
     pub fn search(&self, query: &[f32], top_k: usize) -> Result<Vec<Ranked>> {
         self.vectors.search_as(query, top_k, |row| self.rows[row])
     }

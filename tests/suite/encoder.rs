@@ -205,6 +205,19 @@ fn prompts_are_prepended_to_the_text() {
     assert_eq!(numbers(&by_name), numbers(&by_hand));
     assert_ne!(numbers(&by_name), numbers(&encoder.encode(&["sat"], &plain).unwrap()));
     says(encoder.encode(&["sat"], &plain.with_prompt_name("q")), &["prompt_name is q", "document or query"]);
+    #[cfg(feature = "visualize")]
+    {
+        use candle_attention::encoder::MapOptions;
+        let weights = |text: &str, options| encoder.attention(text, &options).unwrap().weights(0, 0).unwrap().to_vec();
+        let prompted = weights("sat", MapOptions::default().with_prompt("the cat "));
+        assert_eq!(prompted, weights("the cat sat", MapOptions::default()));
+        let maps = |length| encoder.attention("the cat sat", &MapOptions::default().with_max_length(length));
+        let cut = maps(4).unwrap();
+        assert_eq!((cut.queries().len(), cut.total_tokens()), (4, Some(5)));
+        assert_eq!(cut.weights(0, 0).unwrap(), weights("the cat", MapOptions::default()));
+        says(maps(2), &["max_length = 2", "more than the 2 special tokens"]);
+        says(maps(1 << 20), &["max_length = 1048576", "at most "]);
+    }
 
     write(r#"{"prompts": {"query": "the cat "}, "default_prompt_name": "query"}"#);
     assert_eq!(numbers(&load(folder.path()).unwrap().encode(&["sat"], &plain).unwrap()), numbers(&by_hand));
@@ -244,11 +257,12 @@ fn a_call_ends_at_the_batch_before_which_it_is_cancelled() {
     let encoder = load(&fixture("tiny-bert")).unwrap();
     let (done, asked) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     let on_progress = |texts, _| done.set(texts);
-    let is_cancelled = || asked.replace(asked.get() + 1) == 2;
+    // Before the tokens, and before three batches.
+    let is_cancelled = || asked.replace(asked.get() + 1) == 3;
     let options = EncodeOptions::default().with_batch_size(1).with_on_progress(&on_progress);
     let ended = encoder.encode(&["a", "b", "c", "d"], &options.with_is_cancelled(&is_cancelled));
     assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
-    assert_eq!((done.get(), asked.get()), (2, 3));
+    assert_eq!((done.get(), asked.get()), (2, 4));
 }
 
 #[test]

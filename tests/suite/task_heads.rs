@@ -240,16 +240,22 @@ fn types_of_a_pair_are_those_that_the_tokenizer_gives() {
     let folder = folder(1, json!({"id2label": {"0": "LABEL_0"}}));
     let path = folder.path().join("tokenizer_config.json");
     let stated: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    let score = |names: Option<Value>| {
+    let score = |more: Value| {
         let mut stated = stated.clone();
-        stated.as_object_mut().unwrap().extend(names.map(|names| ("model_input_names".to_string(), names)));
+        stated.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         std::fs::write(&path, stated.to_string()).unwrap();
         let pair = [("the cat sat", "on the mat")];
         cross(folder.path()).unwrap().scores(&pair, &EncodeOptions::default()).unwrap()[0]
     };
-    let usual = score(None);
-    assert_eq!(score(Some(json!(["input_ids", "token_type_ids", "attention_mask"]))), usual);
-    assert!((score(Some(json!(["input_ids", "attention_mask"]))) - usual).abs() > 1e-4);
+    let usual = score(json!({"tokenizer_class": "BertTokenizer"}));
+    let (with, without) =
+        (json!(["input_ids", "token_type_ids", "attention_mask"]), json!(["input_ids", "attention_mask"]));
+    assert_eq!(score(json!({"model_input_names": with})), usual);
+    let without = score(json!({"model_input_names": without}));
+    assert!((without - usual).abs() > 1e-4);
+    // The general class of transformers 5.
+    assert_eq!(score(json!({"tokenizer_class": "TokenizersBackend"})), without);
+    assert_eq!(score(json!({"tokenizer_class": "TokenizersBackend", "model_input_names": with})), usual);
 }
 
 #[test]

@@ -44,9 +44,10 @@ impl MultiHeadAttention {
         // Padding is one more token, of zeros.
         let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
         let with_zero = Tensor::cat(&[xs, &zero], 0)?;
+        let starts = offsets(lengths);
         let (mut outputs, mut attention_weights) = (Vec::with_capacity(buckets.len()), None);
         for bucket in &buckets {
-            let attended = self.attend_bucket(&with_zero, bucket, lengths, mask, options)?;
+            let attended = self.attend_bucket(&with_zero, bucket, &starts, mask, options)?;
             outputs.push(attended.output.reshape((bucket.padded_tokens(), size))?);
             attention_weights = attended.attention_weights;
         }
@@ -60,23 +61,24 @@ impl MultiHeadAttention {
         self.config.position.scheme().rotates_for_length()
     }
 
-    /// Self-attention within each sequence of a bucket: `xs` `(tokens + 1, query_size)` → `(b, s, output_size)`.
+    /// Self-attention within each sequence of a bucket: `xs` `(tokens + 1, query_size)` → `(b, s, output_size)`. `starts` is
+    /// where each sequence of the batch begins, and the number of tokens.
     fn attend_bucket(
         &self,
         xs: &Tensor,
         bucket: &Bucket,
-        lengths: &[usize],
+        starts: &[usize],
         mask: &AttentionMask,
         options: &AttentionOptions,
     ) -> Result<AttentionOutput> {
         let (tokens, width) = (xs.dim(0)? - 1, xs.dim(1)?);
         let (b, s) = (bucket.sequences.len(), bucket.longest);
         check_tensor_memory("the number of sequences to pad", b, &[b, s, width], xs.dtype(), xs.device())?;
-        let starts = offsets(lengths);
+        let length = |sequence: usize| starts[sequence + 1] - starts[sequence];
         // The token at each padded place.
         let mut to_padded = Vec::with_capacity(b * s);
         for &sequence in &bucket.sequences {
-            let (start, length) = (starts[sequence], lengths[sequence]);
+            let (start, length) = (starts[sequence], length(sequence));
             to_padded.extend((0..s).map(|i| if i < length { (start + i) as u32 } else { tokens as u32 }));
         }
         let to_padded = Tensor::new(to_padded, xs.device())?;
@@ -86,7 +88,7 @@ impl MultiHeadAttention {
             None => None,
         };
         let options = AttentionOptions { positions: positions.as_ref(), ..*options };
-        let of_bucket: Vec<usize> = bucket.sequences.iter().map(|&sequence| lengths[sequence]).collect();
+        let of_bucket: Vec<usize> = bucket.sequences.iter().map(|&sequence| length(sequence)).collect();
         // Padding as queries is removed above, and shows in the weights alone.
         let padding = match options.return_attention_weights || self.rotates_for_length() {
             true => AttentionMask::padding(&of_bucket),

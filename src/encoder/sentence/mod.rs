@@ -323,16 +323,18 @@ mod tests {
 
     /// A text that cannot be tokenized stops the texts after it only: those before it are embedded first.
     #[test]
-    fn texts_are_tokenized_window_by_window() -> crate::Result<()> {
-        let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
-        encoder_batcher(&mut encoder).window = 2;
-        let long = "a".repeat(crate::encoder::text::tokenizer::MAX_TEXT_BYTES + 1);
+    fn long_texts_are_tokenized_a_few_at_a_time() -> crate::Result<()> {
+        let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let [long, longest] = [1 << 20, crate::encoder::text::tokenizer::MAX_TEXT_BYTES + 1].map(|n| "a".repeat(n));
         let done = std::cell::Cell::new(0);
-        let on_progress = |texts: usize, _: usize| done.set(texts);
-        let texts = ["A cat.", "A dog.", "A bird.", &long];
-        let result = encoder.encode(&texts, &EncodeOptions::default().with_on_progress(&on_progress));
-        assert!(matches!(result, Err(Error::Value { .. })), "{result:?}");
+        let (on_progress, is_cancelled) = (|texts: usize, _: usize| done.set(texts), || done.get() == 2);
+        let options = EncodeOptions::default().with_on_progress(&on_progress);
+        let texts = [&long, "A cat.", &longest];
+        assert!(matches!(encoder.encode(&texts, &options), Err(Error::Value { .. })));
         assert_eq!(done.get(), 2);
+        // A call that is cancelled tokenizes no more.
+        let options = options.with_is_cancelled(&is_cancelled);
+        assert!(matches!(encoder.encode(&texts[2..], &options), Err(Error::Cancelled)));
         Ok(())
     }
 

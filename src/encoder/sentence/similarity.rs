@@ -7,7 +7,7 @@ use candle_core::Tensor;
 
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::error::{Error, Result};
-use crate::tensor::compute_dtype;
+use crate::tensor::{check_tensor_memory, compute_dtype};
 
 /// How similar two embeddings are: the larger, the more. The names and formulas are those of sentence-transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,17 +31,19 @@ impl SimilarityFunction {
     /// Each embedding of `a` with each of `b`: `(n, d)` and `(m, d)` → `(n, m)`, in f32 (f64 if `a` is).
     ///
     /// # Errors
-    /// If the shapes do not fit each other.
+    /// If the shapes do not fit each other, or the result does not fit into memory.
     pub fn similarity(self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let (a, b) = matrices(a, b)?;
+        let (n, m) = (a.dim(0)?, b.dim(0)?);
+        check_tensor_memory("the number of similarities", n.saturating_mul(m), &[n, m], a.dtype(), a.device())?;
         match self {
             Self::Cosine => Ok(l2_normalize(&a)?.matmul(&l2_normalize(&b)?.t()?)?),
             Self::Dot => Ok(a.matmul(&b.t()?)?),
             Self::Euclidean | Self::Manhattan => {
                 // Row by row: a tensor `(n, m, d)` may not fit into memory.
                 let row = |i: usize| self.of_differences(&b.broadcast_sub(&a.narrow(0, i, 1)?)?);
-                match a.dim(0)? {
-                    0 => Ok(Tensor::zeros((0, b.dim(0)?), a.dtype(), a.device())?),
+                match n {
+                    0 => Ok(Tensor::zeros((0, m), a.dtype(), a.device())?),
                     n => Ok(Tensor::stack(&(0..n).map(row).collect::<Result<Vec<_>>>()?, 0)?),
                 }
             }

@@ -28,6 +28,9 @@ pub struct MapOptions<'a> {
     pub prompt_name: Option<&'a str>,
     /// A prompt of its own, put before the text in place of the named one. Only sentence encoders have prompts.
     pub prompt: Option<&'a str>,
+    /// The number of tokens at which a text is cut, special tokens included; `None` is the model's own maximum. At most
+    /// the positions of the model. The weights of a layer take memory with its square.
+    pub max_length: Option<usize>,
 }
 
 impl<'a> MapOptions<'a> {
@@ -40,13 +43,15 @@ impl<'a> MapOptions<'a> {
         with_prompt_name, prompt_name: &'a str = Some(prompt_name);
         /// Sets a prompt of its own.
         with_prompt, prompt: &'a str = Some(prompt);
+        /// Sets the number of tokens at which a text is cut.
+        with_max_length, max_length: usize = Some(max_length);
     }
 }
 
 impl TextBatcher {
     /// The attention weights of `model` for a text or a pair of texts.
     pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
-        let located = self.tokenizer.encode_with_offsets(text)?;
+        let located = self.tokenizer_for(options.max_length, model)?.encode_with_offsets(text)?;
         let encoding = &located.encoding;
         let tokens =
             Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated: false };

@@ -21,6 +21,9 @@ use crate::mask::PaddedIds;
 /// than these; sorting fewer by length would leave more padding.
 const WINDOW: usize = 8192;
 
+/// How many bytes of text are tokenized at a time: about a second, after which a call can be cancelled.
+const WINDOW_BYTES: usize = 2 << 20;
+
 /// Turns texts into batches and runs a model on them.
 #[derive(Debug, Clone)]
 pub(crate) struct TextBatcher {
@@ -108,9 +111,11 @@ impl TextBatcher {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }
         let mut all = Vec::with_capacity(texts.len());
-        for window in texts.chunks(self.window) {
+        while all.len() < texts.len() {
             let start = options.first_text + all.len();
-            let tokens = tokenize(window)?;
+            let rest = &texts[all.len()..];
+            options.check_cancelled()?;
+            let tokens = tokenize(&rest[..self.window_of(rest)])?;
             if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
                 return Err(Error::value(format!("the number of tokens of text {}", start + i), 0, "at least 1"));
             }
@@ -126,6 +131,16 @@ impl TextBatcher {
             all.extend(self.run_window(&tokens, !model.supports_ragged(), options, progress, &mut run)?);
         }
         Ok(all)
+    }
+
+    /// How many of the texts are tokenized together: at least one.
+    fn window_of(&self, texts: &[Text]) -> usize {
+        let mut bytes = 0;
+        let fits = |text: &&Text| {
+            bytes += text.bytes();
+            bytes <= WINDOW_BYTES
+        };
+        texts.iter().take(self.window).take_while(fits).count().max(1)
     }
 
     /// The tokenizer that cuts texts at `max_length` tokens, or at the model's own maximum.

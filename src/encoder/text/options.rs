@@ -47,7 +47,7 @@ pub struct EncodeOptions<'a> {
     pub on_truncated: Option<&'a dyn Fn(usize)>,
     /// Called after each batch with the number of texts done and of all texts.
     pub on_progress: Option<&'a dyn Fn(usize, usize)>,
-    /// Called before each batch; where it is true, the call ends with [`Error::Cancelled`].
+    /// Called before texts are tokenized and before each batch; where it is true, the call ends with [`Error::Cancelled`].
     pub is_cancelled: Option<&'a dyn Fn() -> bool>,
 }
 

@@ -242,6 +242,31 @@ fn emulated_metal_attention_ignores_what_hidden_keys_hold() {
     }
 }
 
+/// A score of -infinity has the weight 0, wherever it stands, and where there is no other.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn emulated_metal_attention_with_scores_of_minus_infinity() {
+    let (mut random, mut emulator) = (Random(17), Emulator::new());
+    let sizes = Sizes { b: 1, s_q: 12, s_kv: 12, appended: 0, h: 1, h_kv: 1, d: 4, d_v: 4 };
+    let [mut q, k, v] = qkv::<f32>(&mut random, sizes);
+    q.iter_mut().step_by(4).for_each(|x| *x = x.abs() + 0.1);
+    for keys in [0..1, 0..3, 0..4, 4..8, 0..11, 0..12] {
+        let mut k = k.clone();
+        keys.clone().for_each(|key| k[4 * key] = f32::NEG_INFINITY);
+        for (left, right) in [(None, None), (None, Some(0)), (Some(2), Some(0)), (Some(0), Some(5))] {
+            let mask = MaskStructure { left, right, ..MaskStructure::default() };
+            for sinks in [None, Some(&[0.5][..]), Some(&[f32::NEG_INFINITY][..])] {
+                let of = problem(sizes, [&q, &k, &v], mask.clone().into());
+                let of = AttentionProblem { sinks, ..of };
+                for (got, want) in emulator.run(&of).iter().zip(naive(&of)) {
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(error < 3e-6, "{keys:?}, {left:?}, {right:?}, {sinks:?}: {got}, want {want}");
+                }
+            }
+        }
+    }
+}
+
 /// What the source and the host both count with.
 #[test]
 fn constants_of_host_and_source_agree() {

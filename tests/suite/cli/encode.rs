@@ -120,7 +120,10 @@ fn texts_that_are_cut_are_counted() {
         &mut scratch.run(&["encode", "a", "--max-length", "1000"]),
         "max_length = 1000 is not allowed: expected at most",
     );
-    fails(&mut scratch.run(&["encode", "a", "--max-length", "2"]), "the maximum length is 2, expected at least 3");
+    fails(
+        &mut scratch.run(&["encode", "a", "--max-length", "2"]),
+        "max_length = 2 is not allowed: expected more than the 2 special tokens",
+    );
     std::fs::write(scratch.path("blank.txt"), "\u{feff}\n \n").unwrap();
     fails(&mut scratch.run(&["encode", "--file", "blank.txt"]), "blank.txt: no text: every line is blank");
     std::fs::write(scratch.path("latin.txt"), b"one\ntw\xf6\n").unwrap();

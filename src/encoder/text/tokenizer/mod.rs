@@ -138,11 +138,14 @@ impl Tokenizer {
     /// The same tokenizer with another maximum length.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if it leaves no room for a token of the text.
+    /// If it leaves no room for a token of the text.
     pub(crate) fn with_max_length(&self, max_length: usize) -> Result<Self> {
-        let tokenizer = Self { max_length, ..self.clone() };
-        guarded(|| tokenizer.room(false))?;
-        Ok(tokenizer)
+        let special = guarded(|| Ok(self.special_tokens(false)))?;
+        if max_length <= special {
+            let expected = format!("more than the {special} special tokens of a text");
+            return Err(Error::config("max_length", max_length, expected));
+        }
+        Ok(Self { max_length, ..self.clone() })
     }
 
     /// The tokens of each text after `prompt`, none longer than the maximum: of a pair, the longer text is cut first.
@@ -235,11 +238,16 @@ impl Tokenizer {
         parts.into_encoding(None, type_id, offsets)
     }
 
+    /// The number of special tokens around a text or a pair.
+    fn special_tokens(&self, pair: bool) -> usize {
+        let processor = self.inner.tokenizer.get_post_processor().filter(|_| self.special);
+        processor.map_or(0, |processor| processor.added_tokens(pair))
+    }
+
     /// How many tokens of a text or a pair fit beside the special tokens.
     fn room(&self, pair: bool) -> tokenizers::Result<usize> {
         let (what, needed) = if pair { ("a pair of texts", 2) } else { ("a text", 1) };
-        let processor = self.inner.tokenizer.get_post_processor().filter(|_| self.special);
-        let special = processor.map_or(0, |processor| processor.added_tokens(pair));
+        let special = self.special_tokens(pair);
         match self.max_length.checked_sub(special) {
             Some(room) if room >= needed => Ok(room),
             _ => Err(format!(
@@ -301,6 +309,16 @@ pub enum Text<'a> {
     One(&'a str),
     /// A pair, such as a question and an answer, or a premise and a hypothesis.
     Pair(&'a str, &'a str),
+}
+
+impl Text<'_> {
+    /// The length in bytes, of a pair together.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::One(text) => text.len(),
+            Self::Pair(first, second) => first.len() + second.len(),
+        }
+    }
 }
 
 impl<'a> From<&'a str> for Text<'a> {

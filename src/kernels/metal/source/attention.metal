@@ -115,6 +115,7 @@ kernel void attention(
         for (int chunk = 0; chunk < KEYS; chunk += CHUNK) {
             float scores[CHUNK];
             float chunk_largest = largest;
+            bool all_infinite = largest == -INFINITY;  // of what was seen, all scores are -infinity
             for (int j = 0; j < CHUNK; ++j) {
                 float score = 0.0f;
                 for (int i = 0; i < D_LANE; ++i) {
@@ -124,10 +125,13 @@ kernel void attention(
                 if (params.softcap != 0.0f) score = params.softcap * precise::tanh(score / params.softcap);
                 scores[j] = score;
                 int key = start + chunk + j;
-                if (key >= own_start && key < own_end) chunk_largest = max(chunk_largest, score);
+                if (key >= own_start && key < own_end) {
+                    chunk_largest = max(chunk_largest, score);
+                    all_infinite = all_infinite && score == -INFINITY;
+                }
             }
-            if (start + chunk + CHUNK > own_start && start + chunk < own_end) {
-                // Where all visible scores are -infinity, exp(-inf - -inf) is NaN, as in a softmax.
+            // Scores of -infinity have the weight 0, and exp(-inf - -inf) would be NaN. A NaN is no such score.
+            if (!all_infinite && start + chunk + CHUNK > own_start && start + chunk < own_end) {
                 float factor = sum == 0.0f ? 0.0f : precise::exp(largest - chunk_largest);
                 sum *= factor;
                 for (int i = 0; i < D_V_LANE; ++i) out_lane[i] *= factor;
@@ -147,9 +151,8 @@ kernel void attention(
         }
     }
     if (!in_sequence) return;
-    bool sees = own_start < own_end;
-    if (sees && params.has_sinks != 0) {
-        float with_sink = max(largest, sinks[head]);
+    float with_sink = params.has_sinks != 0 ? max(largest, sinks[head]) : -INFINITY;
+    if (with_sink != -INFINITY) {
         float factor = precise::exp(largest - with_sink);
         sum = sum * factor + precise::exp(sinks[head] - with_sink);
         for (int i = 0; i < D_V_LANE; ++i) out_lane[i] *= factor;
@@ -157,6 +160,6 @@ kernel void attention(
     long out_start = sequence.out + (long(query) * params.h + head) * D_V;
     for (int i = 0; i < D_V_LANE; ++i) {
         int e = 4 * i + lane;
-        if (e < D_V) out[out_start + e] = T(sees ? out_lane[i] / sum : 0.0f);
+        if (e < D_V) out[out_start + e] = T(sum == 0.0f ? 0.0f : out_lane[i] / sum);
     }
 }
