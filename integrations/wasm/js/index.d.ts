@@ -1,4 +1,4 @@
-/** The module: its address, its bytes, a response with them, or the compiled module. */
+/** The module: its address or, in Node, its path; its bytes, a response with them, or the compiled module. */
 export type ModuleSource =
   URL | string | Request | Response | Promise<Response> | ArrayBuffer | Uint8Array | WebAssembly.Module;
 
@@ -8,7 +8,7 @@ export type ModuleSource =
  */
 export function init(source?: ModuleSource): Promise<void>;
 
-/** Options of one call. An option that does not exist is an error. */
+/** Options of one call: a plain object. An option that does not exist is an error. A whole number is below 2^32. */
 export interface EncodeOptions {
   /** The largest number of texts that run together. Default: 32. */
   batchSize?: number;
@@ -28,10 +28,21 @@ export interface EncodeOptions {
   truncateDim?: number;
 }
 
+/** Options of `SentenceEncoder.attention`. An option that does not exist is an error. */
+export interface AttentionOptions {
+  /**
+   * The number of tokens at which the text is cut, special tokens included. Default: `maxSeqLength`. The weights take
+   * memory with its square: those of 512 tokens in 12 layers of 12 heads are 151 MB.
+   */
+  maxLength?: number;
+}
+
 /** The attention weights of a text. */
 export interface Attention {
   /** The tokens as they are in the text, and the special ones. */
   tokens: string[];
+  /** The number of tokens of the whole text: more than `tokens` has if the text was cut. */
+  totalTokens: number;
   layers: number;
   heads: number;
   /** `(layers, heads, tokens, tokens)`: the weight of key `k` for query `q` is at `((layer * heads + head) * t + q) * t + k`. */
@@ -46,7 +57,10 @@ export interface Hit {
   score: number;
 }
 
-/** Sentence embeddings as sentence-transformers computes them. All methods throw an `Error` that says what is wrong. */
+/**
+ * Sentence embeddings as sentence-transformers computes them. All methods throw an `Error` that says what is wrong. A text may
+ * have 16,777,216 bytes.
+ */
 export class SentenceEncoder {
   private constructor();
   /** The small English model that is part of the module. */
@@ -74,7 +88,7 @@ export class SentenceEncoder {
   /** How similar each embedding of `a` is to each of `b`: one array per embedding of `a`. */
   similarity(a: Float32Array | Float32Array[], b: Float32Array | Float32Array[]): Float32Array[];
   /** The attention weights of all layers and heads for a text. */
-  attention(text: string): Attention;
+  attention(text: string, options?: AttentionOptions): Attention;
   /** Embeds texts as documents, to be searched any number of times. Queries are truncated and normalized like them. */
   index(texts: string[], options?: EncodeOptions): SearchIndex;
   /** The `k` texts most similar to a query, the best first. Default of `k`: 10. */

@@ -1,7 +1,7 @@
 // Sentence embeddings, for Node and browsers. The types and their documentation are in index.d.ts.
 
 import { Encoder, Files, Index } from "./bindings.js";
-import { checkCount, checkFiles, checkText, checkTexts, joined, split } from "./check.js";
+import { checkCount, checkFiles, checkOptions, checkText, checkTexts, joined, split } from "./check.js";
 import { freed, guarded, load } from "./guard.js";
 
 let started;
@@ -37,7 +37,7 @@ export class SentenceEncoder {
       guarded(() => entries.forEach(([path, bytes]) => all.add(path, bytes)));
       return new SentenceEncoder(guarded(() => Encoder.fromFiles(all)));
     } finally {
-      all.free();
+      freed(all);
     }
   }
 
@@ -46,14 +46,19 @@ export class SentenceEncoder {
     return guarded(() => call(this.#encoder));
   }
 
+  /** A copy of options. An infinite `maxLength` is that of a model that cuts nothing. */
+  #options(options) {
+    const copy = checkOptions(options);
+    if (copy?.maxLength === Infinity && this.maxSeqLength === Infinity) copy.maxLength = undefined;
+    return copy;
+  }
+
   /** Embeds by a method of the module. */
   #embed(method, texts, options) {
-    if (typeof texts === "string") return this.#use((encoder) => encoder[method]([texts], options));
-    checkTexts(texts);
-    return split(
-      this.#use((encoder) => encoder[method](texts, options)),
-      texts.length,
-    );
+    const given = checkTexts(typeof texts === "string" ? [texts] : texts);
+    const chosen = this.#options(options);
+    const numbers = this.#use((encoder) => encoder[method](given, chosen));
+    return typeof texts === "string" ? numbers : split(numbers, given.length);
   }
 
   get dimension() {
@@ -80,22 +85,31 @@ export class SentenceEncoder {
     const [from, to] = [joined("the first argument", a), joined("the second argument", b)];
     if (from.count === 0 || to.count === 0) return Array.from({ length: from.count }, () => new Float32Array());
     const scores = this.#use((encoder) => encoder.similarity(from.numbers, from.count, to.numbers, to.count));
-    return a instanceof Float32Array && b instanceof Float32Array ? scores[0] : split(scores, from.count);
+    return !Array.isArray(a) && !Array.isArray(b) ? scores[0] : split(scores, from.count);
   }
 
-  attention(text) {
+  attention(text, options) {
     checkText("the text", text);
-    const made = this.#use((encoder) => encoder.attention(text));
-    const { tokens, layers, heads, weights } = made;
-    made.free();
-    return { tokens, layers, heads, weights };
+    const { maxLength, ...others } = this.#options(options) ?? {};
+    for (const name in others) throw new TypeError(`\`${name}\` is not an option, expected maxLength`);
+    if (maxLength !== undefined) checkCount("maxLength", maxLength);
+    return this.#use((encoder) => {
+      const made = encoder.attention(text, maxLength);
+      try {
+        const { tokens, totalTokens, layers, heads } = made;
+        return { tokens, totalTokens, layers, heads, weights: made.takeWeights() };
+      } finally {
+        freed(made);
+      }
+    });
   }
 
   index(texts, options) {
-    checkTexts(texts);
+    const given = checkTexts(texts);
+    const chosen = this.#options(options);
     return new SearchIndex(
       this,
-      this.#use((encoder) => new Index(encoder, texts, options)),
+      this.#use((encoder) => new Index(encoder, given, chosen)),
     );
   }
 

@@ -9,6 +9,7 @@ use crate::error::{Result, value};
 #[wasm_bindgen]
 pub struct Attention {
     tokens: Vec<String>,
+    total_tokens: usize,
     layers: usize,
     heads: usize,
     weights: Vec<f32>,
@@ -17,7 +18,10 @@ pub struct Attention {
 impl Attention {
     /// Puts the weights of all heads one after another.
     pub fn new(maps: &AttentionMaps) -> Result<Self> {
-        let (mut layers, mut heads, mut weights) = (0, 0, Vec::new());
+        let tokens = maps.queries().to_vec();
+        let size: usize = maps.layers().map(|(_, heads)| heads.len() * tokens.len() * tokens.len()).sum();
+        // A vector that grows would be copied, and these may be large.
+        let (mut layers, mut heads, mut weights) = (0, 0, Vec::with_capacity(size));
         for (layer, of_layer) in maps.layers() {
             if layers > 0 && of_layer.len() != heads {
                 let found = of_layer.len().to_string();
@@ -29,7 +33,7 @@ impl Attention {
                 weights.extend_from_slice(maps.weights(layer, head)?);
             }
         }
-        Ok(Self { tokens: maps.queries().to_vec(), layers, heads, weights })
+        Ok(Self { total_tokens: maps.total_tokens().unwrap_or(tokens.len()), tokens, layers, heads, weights })
     }
 }
 
@@ -39,6 +43,12 @@ impl Attention {
     #[wasm_bindgen(getter)]
     pub fn tokens(&self) -> Vec<String> {
         self.tokens.clone()
+    }
+
+    /// The number of tokens of the whole text: more than those of `tokens` if it was cut.
+    #[wasm_bindgen(getter, js_name = totalTokens)]
+    pub fn total_tokens(&self) -> usize {
+        self.total_tokens
     }
 
     /// The number of layers.
@@ -53,9 +63,9 @@ impl Attention {
         self.heads
     }
 
-    /// `(layers, heads, tokens, tokens)`: how much each token attends to each.
-    #[wasm_bindgen(getter)]
-    pub fn weights(&self) -> Vec<f32> {
-        self.weights.clone()
+    /// `(layers, heads, tokens, tokens)`: how much each token attends to each. They are handed over, and there once.
+    #[wasm_bindgen(js_name = takeWeights)]
+    pub fn take_weights(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.weights)
     }
 }

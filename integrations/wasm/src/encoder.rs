@@ -81,12 +81,15 @@ impl Encoder {
         numbers(&self.0.similarity(&matrix(a, rows_a)?, &matrix(b, rows_b)?)?)
     }
 
-    /// The attention weights of all layers and heads for a text.
+    /// The attention weights of all layers and heads for a text, which is cut at `max_length` tokens, or at the model's own
+    /// maximum.
     ///
     /// # Errors
     /// Those of `SentenceEncoder::attention`, and layers with different numbers of heads.
-    pub fn attention(&self, text: &str) -> Result<Attention> {
-        Attention::new(&self.0.attention(text, &MapOptions::default())?)
+    pub fn attention(&self, text: &str, max_length: Option<usize>) -> Result<Attention> {
+        let mut options = MapOptions::default();
+        options.max_length = max_length;
+        Attention::new(&self.0.attention(text, &options)?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The options of a call.
 
 use candle_attention::encoder::EncodeOptions;
-use js_sys::{Array, Object};
+use js_sys::{Array, Number, Object};
 use wasm_bindgen::{JsCast, JsError, JsValue};
 
 use crate::error::{Result, value};
@@ -20,7 +20,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads a plain object; `undefined` sets nothing, and neither does a property that is `undefined`.
+    /// Reads the copy of a user's object that `js/check.js` makes: reading it runs no code of the user, whose exceptions
+    /// would leave everything of this call behind. `undefined` sets nothing, and neither does a property that is `undefined`.
     ///
     /// # Errors
     /// An option that does not exist, or has a value of another type.
@@ -29,10 +30,7 @@ impl Options {
         if from.is_undefined() {
             return Ok(options);
         }
-        let Some(object) = from.dyn_ref::<Object>().filter(|_| !Array::is_array(from)) else {
-            return Err(value("the options argument", &shown(from), "an object"));
-        };
-        for entry in Object::entries(object) {
+        for entry in Object::entries(from.unchecked_ref()) {
             let entry: Array = entry.unchecked_into();
             options.set(&entry.get(0).as_string().unwrap_or_default(), &entry.get(1))?;
         }
@@ -86,7 +84,7 @@ fn count(name: &str, to: &JsValue) -> Result<Option<usize>> {
     let whole = |number: &f64| number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(number);
     match to.as_f64().filter(whole) {
         Some(number) => Ok(Some(number as usize)),
-        None => Err(value(name, &shown(to), "a whole number")),
+        None => Err(value(name, &shown(to), "a whole number below 2^32")),
     }
 }
 
@@ -108,7 +106,7 @@ fn string(name: &str, to: &JsValue) -> Result<Option<String>> {
 /// A number as it is, another value by its type.
 fn shown(found: &JsValue) -> String {
     match found.as_f64() {
-        Some(number) => number.to_string(),
+        Some(number) => Number::from(number).to_string_with_radix(10).map(String::from).unwrap_or_default(),
         None if found.is_null() => "null".to_string(),
         None => format!("of type {}", found.js_typeof().as_string().unwrap_or_default()),
     }

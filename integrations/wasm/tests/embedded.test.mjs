@@ -50,13 +50,21 @@ test("similarity is the cosine", () => {
 });
 
 test("attention weights are distributions over the tokens", () => {
-  const { tokens, layers, heads, weights } = encoder.attention("A cat sleeps.");
+  const { tokens, totalTokens, layers, heads, weights } = encoder.attention("A cat sleeps.");
   assert.deepEqual(tokens, ["[CLS]", "A", "cat", "sleep", "s", ".", "[SEP]"]);
+  assert.equal(totalTokens, tokens.length);
   assert.equal(weights.length, layers * heads * tokens.length ** 2);
   for (let row = 0; row < weights.length; row += tokens.length) {
     const sum = weights.slice(row, row + tokens.length).reduce((sum, weight) => sum + weight);
     assert.ok(Math.abs(sum - 1) < 1e-5, `row ${row}: ${sum}`);
   }
+});
+
+test("attention cuts a text where it is told to", () => {
+  const cut = encoder.attention("A cat sleeps.", { maxLength: 4 });
+  assert.deepEqual(cut, { ...encoder.attention("A cat"), totalTokens: 7 });
+  const long = encoder.attention("cat ".repeat(1000));
+  assert.deepEqual([long.tokens.length, long.totalTokens], [128, 1002]);
 });
 
 test("search finds the nearest texts, with and without an index", () => {

@@ -52,6 +52,16 @@ wrong(
   { ...files, "model.safetensors": files["model.safetensors"].slice(0, -4) },
   "model.safetensors",
 );
+/** A safetensors file whose header lists one tensor, and which ends after it. */
+const headerAlone = (shape) => {
+  const data_offsets = [0, shape.reduce((product, size) => product * size, 4)];
+  const header = new TextEncoder().encode(JSON.stringify({ x: { dtype: "F32", shape, data_offsets } }));
+  const length = new Uint8Array(new BigUint64Array([BigInt(header.length)]).buffer);
+  return { ...files, "model.safetensors": new Uint8Array([...length, ...header]) };
+};
+// 614 MB, whose bits do not fit into 32 bits.
+wrong("a large tensor that is cut", headerAlone([200_000, 768]), "its data ends at 614400000, the file's at 0");
+wrong("a tensor that no memory holds", headerAlone([2 ** 30, 2 ** 29]), "is larger than any memory");
 wrong(
   "a path out of the folder",
   { "../config.json": new Uint8Array() },
@@ -59,6 +69,11 @@ wrong(
   "is not the name of a file inside a folder",
 );
 wrong("weights in parts", { "model-00001-of-00002.safetensors": new Uint8Array() }, "expected the weights in one file");
+wrong(
+  "a file of more than 2 GiB",
+  { "config.json": new Uint8Array(2 ** 31 + 8) },
+  "the module failed: it has not enough memory",
+);
 wrong("no JSON", { ...files, "config.json": new Uint8Array([65]) }, "config.json");
 wrong(
   "another size",

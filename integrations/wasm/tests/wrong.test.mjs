@@ -38,16 +38,42 @@ wrong(
 wrong(
   "options that are a string",
   () => encoder.encode("a", "query"),
-  "the options argument is of type string, expected an object",
+  "the options argument is of type string, expected a plain object",
 );
-wrong("options that are null", () => encoder.encode("a", null), "the options argument is null, expected an object");
-wrong("a fraction", () => encoder.encode("a", { truncateDim: 1.5 }), "truncateDim is 1.5, expected a whole number");
-wrong("a negative number", () => encoder.encode("a", { batchSize: -1 }), "batchSize is -1, expected a whole number");
-wrong("no number", () => encoder.encode("a", { batchSize: NaN }), "batchSize is NaN, expected a whole number");
+wrong(
+  "options that are null",
+  () => encoder.encode("a", null),
+  "the options argument is null, expected a plain object",
+);
+wrong(
+  "a fraction",
+  () => encoder.encode("a", { truncateDim: 1.5 }),
+  "truncateDim is 1.5, expected a whole number below 2^32",
+);
+wrong(
+  "a negative number",
+  () => encoder.encode("a", { batchSize: -1 }),
+  "batchSize is -1, expected a whole number below 2^32",
+);
+wrong(
+  "no number",
+  () => encoder.encode("a", { batchSize: NaN }),
+  "batchSize is NaN, expected a whole number below 2^32",
+);
+wrong(
+  "a number that is too large",
+  () => encoder.encode("a", { maxLength: 2 ** 32 }),
+  "maxLength is 4294967296, expected a whole number below 2^32",
+);
+wrong(
+  "a number without end",
+  () => encoder.encode("a", { maxLength: Infinity }),
+  "maxLength is Infinity, expected a whole number below 2^32",
+);
 wrong(
   "a number as a string",
   () => encoder.encode("a", { maxLength: "3" }),
-  "maxLength is of type string, expected a whole number",
+  "maxLength is of type string, expected a whole number below 2^32",
 );
 wrong(
   "no flag",
@@ -55,6 +81,21 @@ wrong(
   "normalizeEmbeddings is 1, expected true or false",
 );
 wrong("no prompt", () => encoder.encode("a", { prompt: {} }), "prompt is of type object, expected a string");
+wrong(
+  "an option that attention does not have",
+  () => encoder.attention("a", { truncateDim: 3 }),
+  "`truncateDim` is not an option, expected maxLength",
+);
+wrong(
+  "an attention of a fraction of a token",
+  () => encoder.attention("a", { maxLength: 2.5 }),
+  "maxLength is 2.5, expected a whole number below 2^32",
+);
+wrong(
+  "an attention of too many tokens",
+  () => encoder.attention("a", { maxLength: 2000 }),
+  "config: max_length = 2000 is not allowed: expected at most 128, the positions of the model",
+);
 wrong("an attention of two texts", () => encoder.attention(["a", "b"]), "the text is an array, expected a string");
 wrong("a query that is an array", () => encoder.search(["a"], ["b"]), "the query is an array, expected a string");
 wrong(
@@ -62,11 +103,31 @@ wrong(
   () => encoder.search("a", "b"),
   "the text is of type string, expected a string or an array of strings",
 );
-wrong("a k that is negative", () => encoder.search("a", ["b"], -1), "k is -1, expected a whole number");
+wrong(
+  "a k that is too large",
+  () => encoder.search("a", ["b"], 2 ** 32),
+  "k is 4294967296, expected a whole number below 2^32",
+);
+wrong("a k that is negative", () => encoder.search("a", ["b"], -1), "k is -1, expected a whole number below 2^32");
 wrong(
   "an embedding that is an array",
   () => encoder.similarity([1, 2], before),
   "embedding 0 of the first argument is of type number, expected a Float32Array",
+);
+wrong(
+  "an embedding that is missing",
+  () => encoder.similarity([before, , before], before),
+  "embedding 1 of the first argument is undefined, expected a Float32Array",
+);
+wrong(
+  "an embedding of another type",
+  () => encoder.similarity(before, new Float64Array(128)),
+  "the second argument is of type Float64Array, expected a Float32Array or an array of them",
+);
+wrong(
+  "an embedding that is not finite",
+  () => encoder.similarity([before, before.map((x, i) => (i === 7 ? NaN : x))], before),
+  "embedding 1 of the first argument is not finite, expected finite numbers",
 );
 wrong(
   "no embeddings",
@@ -82,6 +143,16 @@ wrong(
   "files that are an array",
   () => SentenceEncoder.fromBytes([]),
   "the files are an array, expected an object or a Map from paths to Uint8Array",
+);
+wrong(
+  "files that are a set",
+  () => SentenceEncoder.fromBytes(new Set()),
+  "the files are of type Set, expected an object or a Map from paths to Uint8Array",
+);
+wrong(
+  "a file that is a buffer",
+  () => SentenceEncoder.fromBytes({ "config.json": new ArrayBuffer(2) }),
+  "config.json is of type ArrayBuffer, expected a Uint8Array",
 );
 wrong(
   "a file that is a string",
