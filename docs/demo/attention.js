@@ -1,8 +1,10 @@
 // The part of this module that is not the crate's own page: the shown weights are those of a model that runs beside the page.
 
+import { shortened } from "./sentences.js";
+
 const MARKERS = /^(\[(CLS|SEP|BOS|EOS|PAD)\]|<\/?(s|bos|eos|pad)>|<\|.*\|>)$/;
 const WORDLIKE = /^[\p{L}\p{M}\p{N}]+$/u;
-const LONGEST_NAME = 60; // characters
+const LONGEST_NAME = 60, LONGEST_TITLE = 300; // characters
 const HIDDEN = { tokens: [""], layers: 1, heads: 1, weights: new Float32Array(1) };
 const address = location.hash;
 let attention = HIDDEN, isFirst = true;
@@ -30,10 +32,10 @@ function marksOf(tokens, text) {
 function show(text, found, model) {
   attention = found;
   // A tokenizer may make one token of any length.
-  const names = found.tokens.map((token) => (token.length > LONGEST_NAME ? `${token.slice(0, LONGEST_NAME)}…` : token));
+  const names = found.tokens.map((token) => shortened(token, LONGEST_NAME));
   const layers = Array.from({ length: found.layers }, (_, layer) => ({ layer, heads: Array.from({ length: found.heads }, (_, head) => head) }));
   const query_marks = marksOf(found.tokens, text);
-  showText({ title: text, model, queries: names, query_marks, keys: null, truncation: null, layers, ...COLORMAPS });
+  showText({ title: shortened(text, LONGEST_TITLE), model, queries: names, query_marks, keys: null, truncation: null, layers, ...COLORMAPS });
 }
 
 /**

@@ -4,13 +4,14 @@ import { resized, showAttention } from "./attention.js";
 import { dropped, picked, readModel, readText } from "./files.js";
 import { Model, newest } from "./model.js";
 import { SearchBox } from "./search.js";
-import { sentencesOf } from "./sentences.js";
+import { sentencesOf, shortened } from "./sentences.js";
 import { TextPane } from "./text.js";
 
 const byId = (id) => document.getElementById(id);
 const RESULTS = 8;
 const PAUSE = 120; // milliseconds without a key before a changed text is read
 const SLOW = 300; // milliseconds before progress is shown
+const SPOKEN = 200; // characters of a sentence that are announced
 const EMBEDDED = "embedded, 3 MB";
 const EXAMPLES = ["bad weather", "secret messages", "stars and planets", "protect my login", "losing money"];
 const narrow = matchMedia("(max-width: 999px)");
@@ -21,17 +22,47 @@ let version = 0, shown = 0; // of the text, and of its sentences
 let chosen = null; // the text of the chosen sentence
 let modelName = EMBEDDED, isReady = false;
 
-/** One clear sentence about what went wrong; none takes it away. */
-function problem(message = "") {
-  byId("problem").hidden = !message;
-  byId("problem").replaceChildren();
+let focused = null; // what had the focus before the problem
+
+/**
+ * One clear sentence about what went wrong, perhaps with the name of a file in it; none takes it away, and the focus goes back
+ * to where it was before.
+ */
+function problem(message = "", name = "", rest = "") {
+  const box = byId("problem"), hadFocus = box.contains(document.activeElement);
+  box.hidden = !message;
+  box.replaceChildren();
+  if (!message && hadFocus) focused?.focus({ preventScroll: true });
   if (!message) return;
-  const line = document.createElement("p"), close = document.createElement("button");
-  line.textContent = /[.!?]$/.test(message) ? message : `${message}.`;
+  const line = document.createElement("p"), close = document.createElement("button"), bdi = document.createElement("bdi");
+  bdi.textContent = visible(name);
+  line.append(visible(message), bdi, visible(rest), /[.!?]$/.test(message + rest) ? "" : ".");
   close.type = "button";
   close.textContent = "Close";
   close.addEventListener("click", () => problem());
-  byId("problem").append(line, close);
+  box.append(line, close);
+  if (hadFocus) close.focus();
+}
+byId("problem").addEventListener("focusin", ({ relatedTarget }) => { if (!byId("problem").contains(relatedTarget)) focused = relatedTarget; });
+
+/** A name that cannot turn around the sentence it is in: without the characters that change the direction of a text. */
+const visible = (name) => name.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
+/** Shows that the model works until a promise is settled, if that takes longer than `pause` milliseconds. */
+const works = new Set();
+function working(promise, pause = 0) {
+  const bar = byId("loading"), show = () => {
+    if (!isReady) return;
+    works.add(promise);
+    bar.removeAttribute("value");
+    bar.hidden = false;
+  };
+  const timer = setTimeout(show, pause);
+  return promise.finally(() => {
+    clearTimeout(timer);
+    works.delete(promise);
+    bar.hidden = !works.size;
+  });
 }
 
 let announcing = 0;
@@ -81,18 +112,19 @@ function showHits(hits, note) {
   pane.mark(pane.isEdited ? [] : hits);
   byId("found").textContent = hits.length ? note : "";
   if (hits.length) pane.reveal(hits[0].index);
-  if (hits.length) announce(`${count(hits.length, "result")}. The best: ${hits[0].text}`);
+  if (hits.length) announce(`${count(hits.length, "result")}. The best: ${shortened(hits[0].text, SPOKEN)}`);
 }
 
 const attend = newest(async (text) => {
   try {
-    const found = await model.attend(text);
+    const found = await working(model.attend(text), SLOW);
     if (text !== chosen) return;
     byId("attention").hidden = false;
     byId("none").hidden = true;
     byId("attention").classList.toggle("many", found.heads > 6 || found.layers > 4);
     await showAttention(text, found, modelName);
-    byId("limit").textContent = found.isCut ? `The model reads the first ${found.tokens.length} tokens of this text.` : "";
+    const { tokens, totalTokens } = found;
+    byId("limit").textContent = totalTokens > tokens.length ? `The first ${tokens.length} of ${count(totalTokens, "token")}.` : "";
   } catch (error) {
     byId("attention").hidden = true;
     byId("none").hidden = false;
@@ -110,7 +142,7 @@ function choose(index, isFinal) {
   chosen = sentence.text;
   attend(chosen);
   if (!isFinal) return;
-  announce(`Attention of: ${chosen}`);
+  announce(`Attention of: ${shortened(chosen, SPOKEN)}`);
   if (narrow.matches) byId("attention").scrollIntoView({ behavior: still.matches ? "auto" : "smooth" });
   if (document.activeElement === byId("sentences")) byId("queries").focus({ preventScroll: true });
 }
@@ -147,6 +179,9 @@ async function index(isNewest) {
     bar.hidden = done === all || performance.now() - start < SLOW;
     bar.value = done / all;
   };
+  // The first batch may take long, too.
+  const showing = setTimeout(() => { if (isNewest()) bar.hidden = false; }, SLOW);
+  bar.value = 0;
   try {
     const taken = await model.texts(sentences.map(({ text }) => text), shown, progress);
     if (!taken || !isNewest()) return;
@@ -157,6 +192,8 @@ async function index(isNewest) {
   } catch (error) {
     bar.hidden = true;
     problem(`The text cannot be searched: ${error.message}`);
+  } finally {
+    clearTimeout(showing);
   }
 }
 
@@ -166,36 +203,36 @@ function showModel(name, { dimension, maxSeqLength }) {
   byId("model").textContent = name;
   byId("model-facts").textContent = `${dimension} dimensions${Number.isFinite(maxSeqLength) ? `, ${maxSeqLength} tokens` : ""}`;
 }
-async function openModel(opened) {
-  if (!isReady) return;
-  const bar = byId("loading");
+/** Loads a model folder, unless another one was dropped or chosen meanwhile. */
+const openModel = newest(async (opened, isNewest) => {
+  await ready;
+  if (!isReady) return; // which the page has said
   problem();
-  bar.removeAttribute("value");
-  bar.hidden = false;
-  byId("open-model").disabled = true;
+  const name = visible(opened.folder);
   try {
-    const facts = await model.open(await readModel(opened));
-    showModel(opened.folder, facts);
-    announce(`Model ${opened.folder} is loaded`);
+    const files = await working(readModel(opened));
+    if (!isNewest()) return;
+    const facts = await working(model.open(files));
+    showModel(name, facts);
+    announce(`Model ${name} is loaded`);
     showHits([], "");
     if (chosen !== null) attend(chosen);
-    await index(() => true);
+    index(() => true); // not awaited: the next model does not wait for it
   } catch (error) {
-    problem(`The folder “${opened.folder}” was not loaded: ${error.message}. The model in use stays`);
+    if (isNewest()) problem("The folder “", name, `” was not loaded: ${error.message}. The model in use stays`);
   }
-  bar.hidden = true;
-  byId("open-model").disabled = false;
-}
-async function openText(file) {
+});
+const openText = newest(async (file, isNewest) => {
   try {
     const text = await readText(file);
+    if (!isNewest()) return;
     problem();
     if (pane.isEdited) pane.edit(false);
     pane.replace(text);
   } catch (error) {
-    problem(`The file “${file.name}” was not read: ${error.message}`);
+    problem("The file “", file.name, `” was not read: ${error.message}`);
   }
-}
+});
 const open = (found) => (found.text ? openText(found.text) : openModel(found));
 
 for (const [button, input] of [["open-model", "model-files"], ["open-text", "text-file"]]) {
@@ -212,11 +249,11 @@ addEventListener("dragover", (event) => {
   byId("drop").hidden = false;
 });
 addEventListener("dragleave", (event) => { if (!event.relatedTarget) byId("drop").hidden = true; });
-addEventListener("drop", async (event) => {
+addEventListener("drop", (event) => {
   if (!hasFiles(event)) return;
   event.preventDefault();
   byId("drop").hidden = true;
-  const found = await dropped(event.dataTransfer);
+  const found = dropped(event.dataTransfer);
   if (found) open(found);
 });
 addEventListener("paste", (event) => {
@@ -266,4 +303,4 @@ async function start() {
     problem(`The model cannot run here: ${error.message}`);
   }
 }
-start();
+const ready = start();

@@ -48,17 +48,20 @@ export class Model {
   }
 }
 
-/** Runs one call of `run` at a time; of the calls made meanwhile, only the newest follows. */
+/**
+ * Runs one call `run(value, isNewest)` at a time; of the calls made meanwhile, only the newest follows. `isNewest()` says
+ * whether there are none.
+ */
 export function newest(run) {
   let next = null, isRunning = false;
-  return async (...values) => {
-    next = values;
+  return async (value) => {
+    next = { value };
     if (isRunning) return;
     isRunning = true;
     while (next) {
       const now = next;
       next = null;
-      await run(...now);
+      await run(now.value, () => !next);
     }
     isRunning = false;
   };

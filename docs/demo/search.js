@@ -1,6 +1,9 @@
 // The search box and its results: a combobox with a list that stays open.
 
+import { shortened } from "./sentences.js";
+
 const byId = (id) => document.getElementById(id);
+const LONGEST = 300; // characters of a result
 
 function element(tag, name, content) {
   const made = document.createElement(tag);
@@ -60,7 +63,7 @@ export class SearchBox {
       item.id = `r${place}`;
       item.dataset.place = place;
       item.setAttribute("role", "option");
-      const name = element("span", "words", text);
+      const name = element("span", "words", shortened(text, LONGEST));
       name.dir = "auto";
       bar.style.inlineSize = `${Math.round(100 * strength)}%`;
       item.append(number, bar, name);

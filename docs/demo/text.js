@@ -2,7 +2,9 @@
 
 const byId = (id) => document.getElementById(id);
 const PAGE = 10; // sentences that Page Up and Page Down pass
-const PART = 50; // paragraphs that are laid out together, once they come into view
+const PARAGRAPH = 10_000; // characters of a line that make a paragraph
+const PART = 5000; // characters of paragraphs that are laid out together, once they come into view
+const LINE = 100; // characters that would take the room of a short paragraph
 
 function presentation(tag) {
   const made = document.createElement(tag);
@@ -72,8 +74,8 @@ export class TextPane {
 
   /** Shows sentences: `[{ text, line }]`. */
   show(sentences) {
-    const lines = new Map();
-    let last = -1;
+    const parts = [];
+    let paragraph, last = -1, inParagraph = 0, inPart = PART;
     this.#items = sentences.map(({ text, line }, index) => {
       const item = document.createElement("span");
       item.textContent = text;
@@ -81,21 +83,23 @@ export class TextPane {
       item.dataset.index = index;
       item.setAttribute("role", "option");
       item.setAttribute("aria-selected", false);
-      if (!lines.has(line)) {
-        const paragraph = presentation("p");
+      if (line !== last || inParagraph >= PARAGRAPH) {
+        paragraph = presentation("p");
         paragraph.classList.toggle("apart", last >= 0 && line > last + 1);
+        if (inPart >= PART) {
+          parts.push(presentation("div"));
+          inPart = 0;
+        }
+        parts.at(-1).append(paragraph);
         last = line;
-        lines.set(line, paragraph);
+        inParagraph = 0;
+        inPart += LINE;
       }
-      lines.get(line).append(item, " ");
+      paragraph.append(item, " ");
+      inParagraph += text.length;
+      inPart += text.length;
       return item;
     });
-    const paragraphs = [...lines.values()], parts = [];
-    for (let at = 0; at < paragraphs.length; at += PART) {
-      const part = presentation("div");
-      part.append(...paragraphs.slice(at, at + PART));
-      parts.push(part);
-    }
     this.#list.replaceChildren(...parts);
     this.#marked = [];
     this.#chosen = -1;

@@ -6,8 +6,7 @@ import { Embeddings } from "./embeddings.js";
 const SIMD = new Uint8Array([
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11,
 ]);
-const LONGEST = 512; // tokens of a text whose weights are shown: their memory is quadratic
-const FIRST = 2000; // characters of a text that may have more tokens
+const MOST_TOKENS = 256; // of a text whose weights are shown: their memory is quadratic, and so is what a reader looks at
 const MODULE = "pkg/bindings_bg.wasm";
 
 let library, encoder, embeddings;
@@ -55,10 +54,7 @@ const answers = {
   texts: ({ texts, version }, progress) => embeddings.take(texts, version, progress),
   search: ({ query, k }) => embeddings.search(query, k),
   attend({ text }) {
-    const read = encoder.maxSeqLength > LONGEST ? text.slice(0, FIRST) : text;
-    const { tokens, layers, heads, weights } = encoder.attention(read);
-    const isCut = read.length < text.length || tokens.length >= encoder.maxSeqLength;
-    return { tokens, layers, heads, weights, isCut };
+    return encoder.attention(text, { maxLength: Math.min(MOST_TOKENS, encoder.maxSeqLength) });
   },
 };
 

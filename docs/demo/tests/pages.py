@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import shutil
+import tempfile
 import unittest
 
 from browser import Browser, Page, serve
@@ -79,6 +81,26 @@ class PageTest(unittest.TestCase):
     def embedded(self, page, count):
         """Waits until a number of different sentences is embedded."""
         page.wait(f"progress.some(([done, all]) => done === all && all === {count})")
+
+    def watch(self, page):
+        """Measures how long the page does nothing else: `longest`, in milliseconds."""
+        page.run("window.longest = 0; { let last = performance.now(); setInterval(() => { longest = Math.max(longest, performance.now() - last); last = performance.now(); }, 5) }")
+
+    def copy(self):
+        """A copy of the page, to be changed, and its address."""
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page"
+        shutil.copytree(BUILT, folder)
+        address, stop = serve(folder)
+        self.addCleanup(stop)
+        return folder, address
+
+    def slow(self, message, milliseconds=4000):
+        """The address of a copy of the page whose worker takes long for a kind of message."""
+        folder, address = self.copy()
+        with open(folder / "worker.js", "a") as worker:
+            worker.write("{ const { %s: quick } = answers; answers.%s = async (...all) => {" % (message, message))
+            worker.write(" await new Promise((done) => setTimeout(done, %d)); return quick(...all); }; }" % milliseconds)
+        return address
 
     def shown(self, page):
         """The sentence whose attention is shown."""

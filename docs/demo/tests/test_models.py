@@ -48,6 +48,16 @@ class Models(PageTest):
         self.assertTrue(page.run("document.getElementById('problem').hidden"))
         return said
 
+    def loaded(self, path, choose=False):
+        """Loads a folder in a new page."""
+        page = self.page()
+        if choose:
+            page.files("#model-files", [path])
+        else:
+            page.drop("#text", [path])
+        page.wait(f"document.getElementById('model').textContent === {json.dumps(path.name)}")
+        self.assertTrue(page.run("document.getElementById('problem').hidden"))
+
     @unittest.skipUnless(MINILM, "CANDLE_ATTENTION_MINILM is not set")
     def test_minilm_gives_the_golden_scores(self):
         sentences, embeddings = golden()
@@ -82,6 +92,83 @@ class Models(PageTest):
         page.wait("document.getElementById('model').textContent === 'a-model'")
         self.assertEqual(self.search(page, "stars and planets"), before)
         self.assertTrue(page.run("document.getElementById('problem').hidden"))
+
+    def test_the_name_of_the_folder_says_nothing(self):
+        for name in ["checkpoint-500", "onnx", ".hidden", "0_Transformer", "2024_my-model"]:
+            self.folder = self.folder.rename(self.folder.parent / name)
+            for choose in [False, True]:
+                self.loaded(self.folder, choose)
+
+    def test_a_model_deep_in_a_folder(self):
+        read, deeper = [self.folder.parent / name for name in ["read", "deeper"]]
+        shutil.copytree(self.folder, read / "a/b/c/d/e")
+        shutil.copytree(self.folder, deeper / "a/b/c/d/e/f/g/h/i")
+        for choose in [False, True]:
+            self.loaded(read, choose)
+            self.assertIn("it has no config.json in a folder that this page reads", self.refused(self.page(), deeper, choose))
+
+    def test_too_many_files(self):
+        page = self.page()
+        for number in range(2001):
+            (self.folder / f"{number}.json").write_text("{}")
+        for choose in [False, True]:
+            self.assertIn("it has more than 2000 files", self.refused(page, self.folder, choose))
+
+    def test_a_folder_dropped_while_the_page_loads(self):
+        page = self.page(self.slow("load"), state="loading")
+        # A drop while the text moves the page under the pointer is none.
+        page.wait("document.getElementById('count').textContent === '40 sentences'")
+        page.drop("#text", [self.folder])
+        page.wait("document.getElementById('model').textContent === 'a-model'")
+
+    def test_the_last_folder_dropped_is_used(self):
+        page = self.page()
+        first = self.folder.parent / "first"
+        shutil.copytree(self.folder, first)
+        with open(first / "notes.json", "wb") as file:  # takes longer to read
+            file.truncate(100 << 20)
+        page.drop("#text", [first])
+        page.drop("#text", [self.folder])
+        page.wait("document.getElementById('model').textContent === 'a-model'")
+        page.run("new Promise((done) => setTimeout(done, 3000))")
+        page.wait("document.getElementById('loading').hidden")
+        self.assertEqual(page.run("document.getElementById('model').textContent"), "a-model")
+
+    def lengthen(self, positions):
+        """Makes the model one of more tokens: its table of positions is repeated."""
+        path = self.folder / "model.safetensors"
+        content = path.read_bytes()
+        (size,) = struct.unpack("<Q", content[:8])
+        header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+        entry = next(entry for name, entry in header.items() if name.endswith("position_embeddings.weight"))
+        start, end = entry["data_offsets"]
+        table = data[start:end] * (positions // entry["shape"][0])
+        entry |= {"shape": [positions, entry["shape"][1]], "data_offsets": [len(data), len(data) + len(table)]}
+        # The format has no holes: the old table gets a name of its own.
+        header["old"] = {"dtype": entry["dtype"], "shape": [128, entry["shape"][1]], "data_offsets": [start, end]}
+        new = json.dumps(header).encode()
+        new += b" " * (-len(new) % 8)
+        path.write_bytes(struct.pack("<Q", len(new)) + new + data + table)
+        for name, changes in {
+            "config.json": {"max_position_embeddings": positions},
+            "sentence_bert_config.json": {"max_seq_length": positions},
+            "tokenizer_config.json": {"model_max_length": positions},
+        }.items():
+            file = self.folder / name
+            file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    def test_the_attention_of_a_long_sentence_is_that_of_its_beginning(self):
+        self.lengthen(2048)
+        page = self.page()
+        page.drop("#text", [self.folder])
+        page.wait("document.getElementById('model-facts').textContent === '128 dimensions, 2048 tokens'")
+        self.paste(page, "A cat sleeps.\n" + "猫" * 1900)
+        page.wait("document.getElementById('count').textContent === '2 sentences'")
+        page.run("document.getElementById('s1').click()")
+        page.wait("document.getElementById('limit').textContent === 'The first 256 of 1,902 tokens.'")
+        self.assertEqual(page.run("document.querySelectorAll('#queries .token').length"), 256)
+        page.run("document.getElementById('s0').click()")
+        page.wait("document.getElementById('limit').textContent === ''")
 
     def test_a_folder_without_a_file(self):
         page = self.page()
