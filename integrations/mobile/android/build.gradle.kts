@@ -1,4 +1,4 @@
-// The Android module: the Kotlin bindings, and the libraries that `android/build` makes.
+// The Android module: the Kotlin bindings, and the libraries that `android/build-libraries` makes.
 plugins {
     id("com.android.library") version "8.11.1"
     id("org.jetbrains.kotlin.android") version "2.2.20"
@@ -9,7 +9,7 @@ android {
     compileSdk = 36
 
     defaultConfig {
-        // `android/build` states it too.
+        // `android/build-libraries` states it too.
         minSdk = 24
         consumerProguardFiles("consumer-rules.pro")
         testInstrumentationRunner = "androidx.test.runner.AndroidJUnitRunner"

@@ -12,6 +12,7 @@ import plistlib
 import re
 import subprocess
 import sys
+from xml.parsers.expat import ExpatError
 
 # Imports that were refused, with where; `*` stands for any characters.
 REFUSED = {
@@ -53,7 +54,10 @@ REASONS = {
     "NSPrivacyAccessedAPICategoryUserDefaults": ["_OBJC_CLASS_$_NSUserDefaults"],
 }
 
-# Instructions for the kernel, and those that only some chips have.
+# What instructions may use beyond Armv8.0: numbers of 16 bits (FEAT_FP16). The disassembler knows no others.
+EXTENSIONS = "+fullfp16"
+
+# Instructions for the kernel, and registers without a name, which only some chips have.
 PRIVILEGED = re.compile(r"^(hvc|smc|eret|drps|tlbi|at|sys|sysl)\b|^(msr|mrs)\b.*\b(\w+_EL[123]|S\d_\d_C\d+_C\d+_\d)\b", re.I)
 
 
@@ -64,7 +68,25 @@ def is_apple_amx(word):
 
 def tool(name, *arguments):
     path = os.path.join(os.environ.get("LLVM_BIN", ""), name)
-    return subprocess.run([path, *arguments], check=True, capture_output=True, text=True).stdout
+    try:
+        return subprocess.run([path, *arguments], check=True, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        sys.exit(f"{path} is missing, expected LLVM's tools on the path or in the folder LLVM_BIN")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.stderr.strip() or str(error))
+
+
+def read_manifest(path):
+    try:
+        with open(path, "rb") as file:
+            manifest = plistlib.load(file)
+    except OSError as error:
+        sys.exit(str(error))
+    except (ValueError, ExpatError) as error:
+        sys.exit(f"{path}: {error}, expected a privacy manifest")
+    if not isinstance(manifest, dict) or "NSPrivacyAccessedAPITypes" not in manifest:
+        sys.exit(f"{path} has no NSPrivacyAccessedAPITypes, expected a privacy manifest")
+    return manifest
 
 
 def matches(symbol, patterns):
@@ -103,11 +125,11 @@ def refused_instructions(disassembly):
     for address, word, text in instructions(disassembly):
         count += 1
         if is_apple_amx(word):
-            yield f"instruction {word:08x} at {address}: Apple's matrix unit, candle#2749"
+            yield f"instruction {word:08x} at {address}: Apple's undocumented matrix unit"
         elif PRIVILEGED.search(text):
             yield f"instruction `{text}` at {address}: for the kernel or for some chips"
         elif "<unknown>" in text and word != 0:
-            yield f"instruction {word:08x} at {address}: not one of the architecture"
+            yield f"instruction {word:08x} at {address}: neither of Armv8.0 nor of FEAT_FP16"
     if count == 0:
         yield "no instructions were found"
 
@@ -116,13 +138,12 @@ def main():
     if len(sys.argv) != 3:
         sys.exit("expected LIBRARY PRIVACY_MANIFEST")
     library, path = sys.argv[1:]
-    with open(path, "rb") as file:
-        manifest = plistlib.load(file)
+    manifest = read_manifest(path)
     imports = sorted(set(tool("llvm-nm", "--undefined-only", "--just-symbol-name", library).split()))
     if not imports:
         sys.exit(f"{library} has no imports, expected a linked library")
     print(f"{len(imports)} imports: {' '.join(imports)}")
-    disassembly = tool("llvm-objdump", "--disassemble", "--no-leading-addr=false", library).splitlines()
+    disassembly = tool("llvm-objdump", "--disassemble", f"--mattr={EXTENSIONS}", library).splitlines()
     problems = [*refused_imports(imports), *missing_reasons(imports, manifest), *refused_instructions(disassembly)]
     for problem in problems:
         print(problem, file=sys.stderr)

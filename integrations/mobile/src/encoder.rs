@@ -33,6 +33,10 @@ impl SentenceEncoder {
     /// what it names. Weights are read one after the other, so that no file is in memory as a whole.
     #[uniffi::constructor]
     pub fn from_folder(folder: String, device: ComputeDevice, format: NumberFormat) -> Result<Arc<Self>> {
+        // Joined to the name of a file, it would mean the working directory.
+        if folder.is_empty() {
+            return Err(EncoderError::argument("the path of the folder", "empty", "that of a folder with a model"));
+        }
         let load = |device: &Device| encoder::SentenceEncoder::from_folder(&folder, format.dtype(), device);
         Self::load(device, load)
     }
@@ -107,7 +111,8 @@ impl SentenceEncoder {
         self.run(encoder::SentenceEncoder::encode_document, &texts, &options, cancellation.as_deref())
     }
 
-    /// How similar each embedding of `a` is to each of `b`: one row per embedding of `a`.
+    /// How similar each embedding of `a` is to each of `b`: one row per embedding of `a`. Computed in 32-bit numbers, as by
+    /// PyTorch: the cosine of embeddings whose squares these cannot hold, as of 3e38 or 1e-38, is 0.
     pub fn similarity(&self, a: Vec<Vec<f32>>, b: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
         let size = self.encoder.embedding_size();
         let a = matrix(&a, size, "the first embeddings")?;

@@ -6,6 +6,9 @@ import sys
 import tree_sitter
 import tree_sitter_swift
 
+# An attribute of Swift 5.8 that UniFFI writes and the grammar lacks.
+UNKNOWN = b"@_documentation(visibility: private)"
+
 
 def errors(node):
     """The innermost nodes that are no syntax of Swift."""
@@ -22,7 +25,9 @@ def main():
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_swift.language()))
     wrong = 0
     for path in files:
-        for node in errors(parser.parse(path.read_bytes()).root_node):
+        # Spaces keep the places of what follows.
+        source = path.read_bytes().replace(UNKNOWN, b" " * len(UNKNOWN))
+        for node in errors(parser.parse(source).root_node):
             wrong += 1
             line, column = node.start_point
             print(f"{path}:{line + 1}:{column + 1}: {node.text.decode()[:80]!r}", file=sys.stderr)

@@ -19,7 +19,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 BINDINGS = HERE.parent / "target" / "bindings" / "python"
 ROOT = HERE.parents[2]
 # Python loads the library beside the bindings.
-shutil.copy(HERE.parent / "target" / "release" / "libcandle_attention_mobile.so", BINDINGS)
+SUFFIX = "dylib" if sys.platform == "darwin" else "so"
+shutil.copy(HERE.parent / "target" / "release" / f"libcandle_attention_mobile.{SUFFIX}", BINDINGS)
 sys.path.insert(0, str(BINDINGS))
 
 from candle_attention_mobile import (  # noqa: E402
@@ -107,6 +108,8 @@ class Embeddings(unittest.TestCase):
         self.assertAlmostEqual(similarity[0][0], 1, places=5)
         self.assertAlmostEqual(similarity[1][0], sum(x * y for x, y in zip(*a)), places=5)
         self.assertEqual(encoder.similarity([], a), [])
+        for number in (3e38, 1e-38):
+            self.assertEqual(encoder.similarity([[number] * 128], [[number] * 128]), [[0]])
 
 
 class Search(unittest.TestCase):
@@ -182,6 +185,24 @@ class Errors(unittest.TestCase):
         cut = model_files | {"model.safetensors": model_files["model.safetensors"][:-1]}
         with self.assertRaisesRegex(model, "^model.safetensors: "):
             SentenceEncoder.from_files(cut, CPU, F32)
+        message = "the path of the folder is empty, expected that of a folder with a model"
+        self.refused(EncoderError.Argument, message, SentenceEncoder.from_folder, "", CPU, F32)
+
+    def test_a_tokenizer_of_another_model(self):
+        model_files = files(ROOT / "weights")
+        tokenizer = json.loads(model_files["tokenizer.json"])
+        processor = tokenizer["post_processor"]
+        special = next(iter(processor["special_tokens"].values()))
+        for part, key, value, message in [
+            (special, "ids", [9999], "the id of token `` is 9999, expected less than 9000, the vocab_size of the model"),
+            (processor["single"][0]["SpecialToken"], "type_id", 2, "the largest of the tokens' types is 2, expected less than 2"),
+        ]:
+            right = part[key]
+            part[key] = value
+            wrong = model_files | {"tokenizer.json": json.dumps(tokenizer).encode()}
+            encoder = SentenceEncoder.from_files(wrong, CPU, F32)
+            self.refused(EncoderError.Model, message, encoder.encode, ["A cat"])
+            part[key] = right
 
     def test_arguments(self):
         encoder, argument = SentenceEncoder.embedded(CPU, F32), EncoderError.Argument

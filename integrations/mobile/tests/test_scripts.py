@@ -1,4 +1,4 @@
-"""`apple/build` and `android/build` with stand-ins for the tools that this machine does not have: which commands they run, in
+"""`apple/build` and `android/build-libraries` with stand-ins for the tools that this machine does not have: which commands they run, in
 which environment, and what they leave behind when one fails."""
 
 import os
@@ -15,7 +15,8 @@ LIBRARY = "libcandle_attention_mobile"
 CARGO = r"""
 while [ "$1" != --target ]; do shift; done; target=$2
 env | grep -E '^(IPHONEOS|MACOSX|CARGO_TARGET_.*_(LINKER|RUSTFLAGS))' | sort >>"$LOG" || true
-mkdir -p "target/$target/release"; touch "target/$target/release/LIBRARY.a" "target/$target/release/LIBRARY.so"
+made=${CARGO_TARGET_DIR:-target}/$target/release
+mkdir -p "$made"; touch "$made/LIBRARY.a" "$made/LIBRARY.so"
 """.replace("LIBRARY", LIBRARY)
 XCODEBUILD = r"""while [ "$1" != -output ]; do shift; done; mkdir "$2"; touch "$2/Info.plist"; [ -z "${FAIL:-}" ]"""
 READELF = r"""echo "  LOAD 0x000000 0x0000000000000000 0x0000000000000000 0x1 0x1 R   ${ALIGNMENT:-0x4000}" """
@@ -28,7 +29,7 @@ class Scripts(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         self.tools = self.folder / "tools"
         self.tools.mkdir()
-        for script in ("apple/build", "android/build"):
+        for script in ("apple/build", "android/build-libraries"):
             copy = self.folder / "package" / script
             copy.parent.mkdir(parents=True)
             shutil.copy(PACKAGE / script, copy)
@@ -48,7 +49,10 @@ class Scripts(unittest.TestCase):
 
     def android_tools(self):
         self.tool(self.tools / "rustup")
-        self.tool(self.ndk / "toolchains/llvm/prebuilt/linux-x86_64/bin/llvm-readelf", READELF)
+        tools = self.ndk / "toolchains/llvm/prebuilt/linux-x86_64/bin"
+        self.tool(tools / "llvm-readelf", READELF)
+        for clang in ("aarch64-linux-android24", "armv7a-linux-androideabi24", "x86_64-linux-android24"):
+            self.tool(tools / f"{clang}-clang")
 
     def run_script(self, script, *arguments, **variables):
         """Its exit status, its messages and the log of the tools."""
@@ -97,10 +101,15 @@ class Scripts(unittest.TestCase):
 
     def test_android(self):
         self.android_tools()
-        status, messages, log = self.run_script("android/build", ANDROID_NDK_HOME=str(self.ndk))
+        variables = {"ANDROID_NDK_HOME": str(self.ndk), "CARGO_TARGET_DIR": str(self.folder / "elsewhere")}
+        status, messages, log = self.run_script("android/build-libraries", **variables)
         self.assertEqual((status, messages), (0, ""))
         made = sorted(path.parent.name for path in (self.package / "android/src/main/jniLibs").glob(f"*/{LIBRARY}.so"))
         self.assertEqual(made, ["arm64-v8a", "armeabi-v7a", "x86_64"])
+        targets = ["aarch64-linux-android", "armv7-linux-androideabi", "x86_64-linux-android"]
+        self.assertEqual([line for line in log if line.startswith("rustup")], [f"rustup target add {t}" for t in targets])
+        build = "cargo rustc --release --locked --lib --crate-type cdylib --target"
+        self.assertEqual([line for line in log if line.startswith("cargo")], [f"{build} {target}" for target in targets])
         tools = self.ndk / "toolchains/llvm/prebuilt/linux-x86_64/bin"
         self.assertIn(f"CARGO_TARGET_AARCH64_LINUX_ANDROID_LINKER={tools}/aarch64-linux-android24-clang", log)
         self.assertIn(f"CARGO_TARGET_ARMV7_LINUX_ANDROIDEABI_LINKER={tools}/armv7a-linux-androideabi24-clang", log)
@@ -109,21 +118,40 @@ class Scripts(unittest.TestCase):
 
     def test_android_failures(self):
         self.android_tools()
-        status, messages, _ = self.run_script("android/build")
+        status, messages, _ = self.run_script("android/build-libraries")
         expected = "no NDK at ANDROID_NDK_HOME, ``: expected the folder that holds toolchains/llvm\n"
         self.assertEqual((status, messages), (1, expected))
-        status, messages, _ = self.run_script("android/build", "arm64", ANDROID_NDK_HOME=str(self.ndk))
+        status, messages, _ = self.run_script("android/build-libraries", "arm64", ANDROID_NDK_HOME=str(self.ndk))
         self.assertEqual((status, messages), (2, "expected no arguments, not `arm64`\n"))
         variables = {"ANDROID_NDK_HOME": str(self.ndk), "ALIGNMENT": "0x1000"}
-        status, messages, _ = self.run_script("android/build", **variables)
+        status, messages, _ = self.run_script("android/build-libraries", **variables)
         self.assertEqual(status, 1)
         self.assertRegex(messages, r"is aligned to 0x1000, expected 0x4000 \(16 KB\)")
-        self.assertFalse((self.package / "android/src/main/jniLibs").exists())
+        libraries = self.package / "android/src/main/jniLibs"
+        self.assertFalse(libraries.exists())
+        self.assertEqual(self.run_script("android/build-libraries", ANDROID_NDK_HOME=str(self.ndk))[0], 0)
+        (libraries / "old").touch()
+        self.assertEqual(self.run_script("android/build-libraries", **variables)[0], 1)
+        self.assertTrue((libraries / "old").exists(), "a failed build replaced the libraries")
+
+    def test_android_tools_that_are_missing(self):
+        self.android_tools()
+        linker = self.ndk / "toolchains/llvm/prebuilt/linux-x86_64/bin/aarch64-linux-android24-clang"
+        linker.unlink()
+        status, messages, log = self.run_script("android/build-libraries", ANDROID_NDK_HOME=str(self.ndk))
+        self.assertEqual((status, messages, log), (1, f"{linker} is missing: expected the NDK r27 or later\n", []))
+        shutil.rmtree(self.ndk / "toolchains")
+        status, messages, _ = self.run_script("android/build-libraries", ANDROID_NDK_HOME=str(self.ndk))
+        expected = f"no NDK at ANDROID_NDK_HOME, `{self.ndk}`: expected the folder that holds toolchains/llvm\n"
+        self.assertEqual((status, messages), (1, expected))
+        (self.tools / "rustup").unlink()
+        status, messages, _ = self.run_script("android/build-libraries", ANDROID_NDK_HOME=str(self.ndk))
+        self.assertEqual((status, messages), (1, "rustup is missing: this needs rustup and an Android NDK\n"))
 
 
 class Versions(unittest.TestCase):
     def test_the_oldest_android_is_stated_once(self):
-        script = (PACKAGE / "android/build").read_text()
+        script = (PACKAGE / "android/build-libraries").read_text()
         gradle = (PACKAGE / "android/build.gradle.kts").read_text()
         api = next(line for line in script.splitlines() if line.startswith("api="))[4:]
         self.assertIn(f"minSdk = {api}\n", gradle)

@@ -1001,7 +1001,8 @@ public protocol SentenceEncoderProtocol: AnyObject, Sendable {
     func maxSeqLength()  -> UInt32?
 
     /**
-     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`.
+     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`. Computed in 32-bit numbers, as by
+     * PyTorch: the cosine of embeddings whose squares these cannot hold, as of 3e38 or 1e-38, is 0.
      */
     func similarity(a: [[Float]], b: [[Float]]) throws  -> [[Float]]
 
@@ -1194,7 +1195,8 @@ open func maxSeqLength() -> UInt32?  {
 }
 
     /**
-     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`.
+     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`. Computed in 32-bit numbers, as by
+     * PyTorch: the cosine of embeddings whose squares these cannot hold, as of 3e38 or 1e-38, is 0.
      */
 open func similarity(a: [[Float]], b: [[Float]])throws  -> [[Float]]  {
     return try  FfiConverterSequenceSequenceFloat.lift(try rustCallWithError(FfiConverterTypeEncoderError_lift) {
@@ -1549,7 +1551,8 @@ enum EncoderError: Swift.Error, Equatable, Hashable, Foundation.LocalizedError {
 
 
     /**
-     * A file of a model is missing or malformed, or this version cannot run the model.
+     * A file of a model is missing or malformed, or this version cannot run the model. Some faults of a tokenizer show with
+     * the first text that meets them.
      */
     case Model(message: String)
 
@@ -1997,7 +2000,7 @@ private let initializationResult: InitializationResult = {
     if (uniffi_candle_attention_mobile_checksum_method_sentenceencoder_max_seq_length() != 42116) {
         return InitializationResult.apiChecksumMismatch
     }
-    if (uniffi_candle_attention_mobile_checksum_method_sentenceencoder_similarity() != 464) {
+    if (uniffi_candle_attention_mobile_checksum_method_sentenceencoder_similarity() != 22007) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_candle_attention_mobile_checksum_method_sentenceencoder_similarity_function() != 2381) {

@@ -4,7 +4,7 @@ import androidx.test.ext.junit.runners.AndroidJUnit4
 import org.junit.Test
 import org.junit.runner.RunWith
 
-/** The checks of `tests/kotlin`, on a device. */
+/** The checks of `Checks.kt`, on a device. */
 @RunWith(AndroidJUnit4::class)
 class SentenceEncoderTest {
     @Test

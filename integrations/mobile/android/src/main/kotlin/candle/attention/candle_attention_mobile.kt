@@ -930,7 +930,7 @@ private fun uniffiCheckApiChecksums(lib: IntegrityCheckingUniffiLib) {
     if ((lib.uniffi_candle_attention_mobile_checksum_method_sentenceencoder_max_seq_length() and 0xFFFF) != 42116) {
         throw RuntimeException("UniFFI API checksum mismatch: try cleaning and rebuilding your project")
     }
-    if ((lib.uniffi_candle_attention_mobile_checksum_method_sentenceencoder_similarity() and 0xFFFF) != 464) {
+    if ((lib.uniffi_candle_attention_mobile_checksum_method_sentenceencoder_similarity() and 0xFFFF) != 22007) {
         throw RuntimeException("UniFFI API checksum mismatch: try cleaning and rebuilding your project")
     }
     if ((lib.uniffi_candle_attention_mobile_checksum_method_sentenceencoder_similarity_function() and 0xFFFF) != 2381) {
@@ -2080,7 +2080,8 @@ public interface SentenceEncoderInterface {
     fun `maxSeqLength`(): kotlin.UInt?
 
     /**
-     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`.
+     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`. Computed in 32-bit numbers, as by
+     * PyTorch: the cosine of embeddings whose squares these cannot hold, as of 3e38 or 1e-38, is 0.
      */
     fun `similarity`(`a`: List<List<kotlin.Float>>, `b`: List<List<kotlin.Float>>): List<List<kotlin.Float>>
 
@@ -2308,7 +2309,8 @@ open class SentenceEncoder: Disposable, AutoCloseable, SentenceEncoderInterface
 
 
     /**
-     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`.
+     * How similar each embedding of `a` is to each of `b`: one row per embedding of `a`. Computed in 32-bit numbers, as by
+     * PyTorch: the cosine of embeddings whose squares these cannot hold, as of 3e38 or 1e-38, is 0.
      */
     @Throws(EncoderException::class)override fun `similarity`(`a`: List<List<kotlin.Float>>, `b`: List<List<kotlin.Float>>): List<List<kotlin.Float>> {
             return FfiConverterSequenceSequenceFloat.lift(
@@ -2623,7 +2625,8 @@ public object FfiConverterTypeComputeDevice: FfiConverterRustBuffer<ComputeDevic
 sealed class EncoderException(message: String): kotlin.Exception(message) {
 
     /**
-     * A file of a model is missing or malformed, or this version cannot run the model.
+     * A file of a model is missing or malformed, or this version cannot run the model. Some faults of a tokenizer show with
+     * the first text that meets them.
      */
         class Model(message: String) : EncoderException(message)
 
