@@ -52,6 +52,7 @@ mod error;
 mod model;
 mod models;
 mod precision;
+pub mod program;
 mod rerank;
 mod setup;
 mod similarity;

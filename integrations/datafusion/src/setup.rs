@@ -8,6 +8,7 @@ use clap::Args;
 use crate::error::{Error, Result};
 use crate::models::Models;
 use crate::precision::read_ranges;
+use crate::program::threads;
 use crate::source::NamedSource;
 
 /// The models of a program, as its command line names them.
@@ -28,7 +29,7 @@ pub struct Setup {
     pub ranges: Vec<(String, PathBuf)>,
 
     /// The number of threads of the encoder [default: one per core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<NonZeroUsize>,
 }
 

@@ -7,12 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use candle_attention_datafusion::cluster::{ExecutorOptions, run_executor};
+use candle_attention_datafusion::program::{cluster_runtime, exit, host_and_port, print, print_ready, threads};
 use candle_attention_datafusion::{Error, Result, Setup, encoding_totals};
 use clap::Parser;
 use tempfile::TempDir;
-
-/// The stack of a thread.
-const STACK_BYTES: usize = 32 << 20;
 
 /// An executor of a Ballista cluster whose queries call `embed`, `similarity` and `rerank`
 ///
@@ -47,7 +45,7 @@ struct Args {
     work_dir: Option<PathBuf>,
 
     /// How many tasks run at a time: one is encoded by all cores, the others read and write beside it
-    #[arg(long, default_value = "2", value_name = "N")]
+    #[arg(long, default_value = "2", value_name = "N", value_parser = threads)]
     concurrent_tasks: NonZeroUsize,
 
     /// For how many seconds the scheduler is waited for
@@ -55,22 +53,11 @@ struct Args {
     connect_timeout: u16,
 }
 
-fn host_and_port(text: &str) -> std::result::Result<(String, u16), String> {
-    let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host.to_string(), port.parse().ok()?)));
-    parts.filter(|(host, _)| !host.is_empty()).ok_or_else(|| "expected HOST:PORT".to_string())
-}
-
 fn main() -> ExitCode {
-    match start(Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("embed-executor: {error}");
-            ExitCode::from(2)
-        }
-    }
+    exit("embed-executor", start(Args::parse()))
 }
 
-fn start(args: Args) -> Result<()> {
+fn start(args: Args) -> Result<ExitCode> {
     let models = args.setup.load()?;
     let failed = |e: std::io::Error| Error::Cluster { node: format!("executor {}", args.bind), reason: e.to_string() };
     let own = match &args.work_dir {
@@ -90,10 +77,11 @@ fn start(args: Args) -> Result<()> {
         concurrent_tasks: args.concurrent_tasks.get(),
         connect_timeout: Duration::from_secs(args.connect_timeout.into()),
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK_BYTES).build();
-    let ready = |address: SocketAddr| println!("executor ready at {address}");
-    let result = runtime.map_err(failed)?.block_on(run_executor(&models, options, ready));
+    let ready = |address| print_ready("executor", address);
+    let result = cluster_runtime().map_err(failed)?.block_on(run_executor(&models, options, ready));
     let totals = encoding_totals();
-    println!("texts: {}, encoder seconds: {:.3}", totals.texts, totals.time.as_secs_f64());
-    result
+    let printed = print(format_args!("texts: {}, encoder seconds: {:.3}", totals.texts, totals.time.as_secs_f64()));
+    // Why the executor ended comes first.
+    result.and(printed)?;
+    Ok(ExitCode::SUCCESS)
 }

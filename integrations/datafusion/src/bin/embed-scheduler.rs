@@ -5,11 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use candle_attention_datafusion::cluster::{SchedulerOptions, run_scheduler};
+use candle_attention_datafusion::program::{cluster_runtime, exit, print_ready};
 use candle_attention_datafusion::{Error, Result, Setup, interrupted};
 use clap::Parser;
-
-/// The stack of a thread.
-const STACK_BYTES: usize = 32 << 20;
 
 /// The scheduler of a Ballista cluster whose queries call `embed`, `similarity` and `rerank`
 ///
@@ -36,21 +34,15 @@ struct Args {
     external_host: String,
 
     /// After how many seconds without a report an executor's work is given to others; a busy one reports every 5
-    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(6..))]
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(6..=86_400))]
     executor_timeout: u64,
 }
 
 fn main() -> ExitCode {
-    match start(Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("embed-scheduler: {error}");
-            ExitCode::from(2)
-        }
-    }
+    exit("embed-scheduler", start(Args::parse()))
 }
 
-fn start(args: Args) -> Result<()> {
+fn start(args: Args) -> Result<ExitCode> {
     let models = args.setup.load()?;
     let options = SchedulerOptions {
         bind: args.bind,
@@ -58,12 +50,11 @@ fn start(args: Args) -> Result<()> {
         executor_timeout: Duration::from_secs(args.executor_timeout),
     };
     let failed = |e: std::io::Error| Error::Cluster { node: format!("scheduler {}", args.bind), reason: e.to_string() };
-    // Plans are made by recursion, which Ballista's own program gives as much stack.
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK_BYTES).build();
-    runtime.map_err(failed)?.block_on(async {
+    cluster_runtime().map_err(failed)?.block_on(async {
         tokio::select! {
-            ended = run_scheduler(&models, options, |address| println!("scheduler ready at {address}")) => ended,
-            signal = interrupted() => signal.map_err(failed),
+            ended = run_scheduler(&models, options, |address| print_ready("scheduler", address)) => ended?,
+            signal = interrupted() => signal.map_err(failed)?,
         }
+        Ok(ExitCode::SUCCESS)
     })
 }

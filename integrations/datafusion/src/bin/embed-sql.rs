@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use candle_attention_datafusion::{Models, Setup};
+use candle_attention_datafusion::program::{cluster_url, exit, print};
+use candle_attention_datafusion::{Error, Models, Setup};
 use clap::Parser;
 use datafusion::common::{DataFusionError, Result};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
@@ -25,7 +26,7 @@ struct Args {
     table: Vec<(String, String)>,
 
     /// The scheduler of a Ballista cluster, whose nodes see the files at the same paths
-    #[arg(long, value_name = "df://HOST:PORT")]
+    #[arg(long, value_name = "df://HOST:PORT", value_parser = cluster_url)]
     cluster: Option<String>,
 
     /// The query
@@ -40,20 +41,11 @@ fn table(text: &str) -> std::result::Result<(String, String), String> {
 }
 
 fn main() -> ExitCode {
-    match start(Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!(
-                "embed-sql: {}",
-                candle_attention_datafusion::Error::find_in(&error)
-                    .map_or_else(|| error.to_string(), ToString::to_string)
-            );
-            ExitCode::from(2)
-        }
-    }
+    let done = start(Args::parse());
+    exit("embed-sql", done.map_err(|e| Error::find_in(&e).map_or_else(|| e.to_string(), ToString::to_string)))
 }
 
-fn start(args: Args) -> Result<()> {
+fn start(args: Args) -> Result<ExitCode> {
     let models = args.setup.load()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(DataFusionError::IoError)?;
     runtime.block_on(async {
@@ -62,7 +54,9 @@ fn start(args: Args) -> Result<()> {
             let path = absolute(path)?;
             ctx.register_parquet(name, path, ParquetReadOptions::default()).await?;
         }
-        ctx.sql(&args.sql).await?.show().await
+        let result = ctx.sql(&args.sql).await?;
+        print(result.to_string().await?)?;
+        Ok(ExitCode::SUCCESS)
     })
 }
 

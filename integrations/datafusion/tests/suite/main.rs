@@ -1,5 +1,6 @@
 //! Tests of the functions, the programs and the cluster. One program, because each would link the whole query engine.
 
+mod arguments;
 mod common;
 mod errors;
 mod functions;

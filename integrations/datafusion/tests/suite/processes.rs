@@ -36,8 +36,13 @@ pub fn command(input: &Path, output: &Path, args: &[&str]) -> Command {
 }
 
 /// Runs `embed` to its end.
-pub fn embed(input: &Path, output: &Path, args: &[&str]) -> Output {
-    let mut child = spawn(input, output, args);
+pub fn embed(input: &Path, output_folder: &Path, args: &[&str]) -> Output {
+    output(&mut command(input, output_folder, args))
+}
+
+/// Runs a program to its end.
+pub fn output(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let errors = std::thread::spawn(move || read(&mut stderr));
     wait(&mut child);

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use candle_attention_datafusion::program::{cluster_url, threads};
 use candle_attention_datafusion::{EmbeddingPrecision, NamedSource, Role};
 use clap::{Parser, ValueEnum};
 
@@ -53,11 +54,11 @@ pub struct Args {
     pub output_column: String,
 
     /// The scheduler of a Ballista cluster, whose nodes see the input files at the same paths
-    #[arg(long, value_name = "df://HOST:PORT")]
+    #[arg(long, value_name = "df://HOST:PORT", value_parser = cluster_url)]
     pub cluster: Option<String>,
 
     /// How many files are worked on at a time [default: 2, on a cluster 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub jobs: Option<NonZeroUsize>,
 
     /// How many rows are encoded together; more keep more cores busy, and progress shows less often
@@ -69,7 +70,7 @@ pub struct Args {
     pub retries: usize,
 
     /// The number of threads of the encoder [default: one per core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<NonZeroUsize>,
 
     /// Makes files again that this program wrote from another input, with another model or other settings

@@ -9,11 +9,11 @@ mod outputs;
 mod progress;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use candle_attention_datafusion::program::{exit, note, print};
 use candle_attention_datafusion::{Models, Role, encoding_totals, interrupted, read_ranges};
 use clap::Parser;
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -25,23 +25,14 @@ use crate::job::{Job, Run, run_all};
 use crate::outputs::{Existing, Origin, existing, unfinished_folder};
 use crate::progress::Progress;
 
-/// The exit code of an error.
-const ERROR: u8 = 2;
 /// The exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match start(args) {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            eprintln!("embed: {}", failure.to_string().trim_end().replace('\n', " "));
-            ExitCode::from(ERROR)
-        }
-    }
+    exit("embed", start(Args::parse()))
 }
 
-fn start(args: Args) -> Result<u8> {
+fn start(args: Args) -> Result<ExitCode> {
     if let Some(threads) = args.threads {
         rayon::ThreadPoolBuilder::new().num_threads(threads.get()).build_global().map_err(Failure::new)?;
     }
@@ -58,7 +49,7 @@ fn start(args: Args) -> Result<u8> {
     code
 }
 
-async fn embed(args: Args, at_a_time: usize) -> Result<u8> {
+async fn embed(args: Args, at_a_time: usize) -> Result<ExitCode> {
     let models = load(&args)?;
     let (jobs, kept) = plan(&args, &models)?;
     let ctx = context(&args, &models).await?;
@@ -92,16 +83,18 @@ async fn embed(args: Args, at_a_time: usize) -> Result<u8> {
     }
     remove(folder);
     let Some(done) = done else {
-        eprintln!("embed: interrupted; the same command goes on with the files that are not finished");
-        return Ok(INTERRUPTED);
+        note("embed: interrupted; the same command goes on with the files that are not finished");
+        return Ok(ExitCode::from(INTERRUPTED));
     };
     let (texts, seconds) = (done?, started.elapsed().as_secs_f64());
     let encoder = match args.cluster {
         Some(_) => "unknown".to_string(),
         None => format!("{:.3}", (encoding_totals().time - before).as_secs_f64()),
     };
-    println!("texts: {texts}, seconds: {seconds:.3}, encoder seconds: {encoder}, files: {files}, kept: {kept}");
-    Ok(0)
+    print(format_args!(
+        "texts: {texts}, seconds: {seconds:.3}, encoder seconds: {encoder}, files: {files}, kept: {kept}"
+    ))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The model that the command names.
@@ -181,7 +174,7 @@ async fn cancel(run: &Run) {
     let submitted: Vec<_> = run.submitted.lock().unwrap_or_else(|e| e.into_inner()).values().cloned().collect();
     for query in submitted {
         if let Err(error) = query.cancel().await {
-            eprintln!("embed: {error}");
+            note(format_args!("embed: {error}"));
         }
     }
 }
@@ -193,6 +186,6 @@ async fn cancel(_: &Run) {}
 fn remove(folder: TempDir) {
     let path = folder.path().to_path_buf();
     if let Err(error) = folder.close() {
-        eprintln!("embed: {}: {error}", Path::new(&path).display());
+        note(format_args!("embed: {}: {error}", path.display()));
     }
 }

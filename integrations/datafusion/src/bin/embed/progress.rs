@@ -1,9 +1,10 @@
 //! Progress: a bar on a terminal, else a line per file.
 
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use candle_attention_datafusion::program::note;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// The progress of a run, shared by the files that are worked on.
@@ -61,7 +62,7 @@ impl Progress {
     pub fn line(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => drop(writeln!(stderr(), "{line}")),
+            None => note(line),
         }
     }
 
