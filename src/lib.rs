@@ -97,6 +97,8 @@ pub mod norm;
 mod ops;
 pub mod position;
 pub mod pruning;
+#[cfg(test)]
+mod random;
 pub mod sdpa;
 #[cfg(feature = "encoder")]
 pub mod search;

@@ -163,10 +163,9 @@ fn normalize(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor
 
 #[cfg(all(test, not(feature = "cuda")))]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
     use crate::ops::cuda::with_mock_device;
+    use crate::random::Random;
 
     fn worst(got: &Tensor, want: &Tensor) -> f32 {
         let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
@@ -175,15 +174,15 @@ mod tests {
 
     #[test]
     fn fused_norms_equal_tensor_operations() {
-        let random = |dims: &[usize]| Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap();
+        let mut random = Random(1);
         let (b, s, h, d) = (2, 5, 3, 8);
         // A part of a packed projection.
-        let xs = random(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
+        let xs = random.tensor(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
         for (over, dims) in [(NormOver::Head, vec![d]), (NormOver::Head, vec![h, d]), (NormOver::AllHeads, vec![h * d])]
         {
             for (kind, bias) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::RmsOffset, false)] {
                 let norm = QkNorm { kind, over, eps: 1e-6 };
-                let weights = NormWeights { weight: random(&dims), bias: bias.then(|| random(&dims)) };
+                let weights = NormWeights { weight: random.tensor(&dims), bias: bias.then(|| random.tensor(&dims)) };
                 let want = normalize(&xs, &norm, &weights).unwrap();
                 let (got, steps) = with_mock_device(|| normalize(&xs, &norm, &weights).unwrap());
                 assert_eq!((got.dims(), steps), (want.dims(), 1));

@@ -360,17 +360,17 @@ pub(crate) fn accumulate_dtype(like: &Tensor) -> DType {
 
 #[cfg(all(test, not(feature = "cuda")))]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
     use crate::ops::cuda::with_mock_device;
+    use crate::random::Random;
 
     /// As an NVIDIA GPU does it, by its mock: the product first, then the bias by a kernel.
     #[test]
     fn a_pending_bias_is_added_as_it_is() {
-        let random = |dims: &[usize]| Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap();
-        let linear = Linear::new("x", LinearWeights::new(random(&[5, 4]), Some(random(&[5]))), 5, 4).unwrap();
-        let xs = random(&[2, 3, 4]);
+        let mut random = Random(1);
+        let linear =
+            Linear::new("x", LinearWeights::new(random.tensor(&[5, 4]), Some(random.tensor(&[5]))), 5, 4).unwrap();
+        let xs = random.tensor(&[2, 3, 4]);
         let want = linear.forward(&xs, DType::F32).unwrap();
         let (got, steps) = with_mock_device(|| linear.forward_pending_bias(&xs).unwrap().apply().unwrap());
         assert_eq!((got.dims(), steps), (want.dims(), 1));

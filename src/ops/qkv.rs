@@ -315,9 +315,8 @@ fn split_heads(ys: &Tensor, size: usize) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
+    use crate::random::Random;
 
     fn parts(qkv: &Qkv) -> &[Linear; 3] {
         match &qkv.weights {
@@ -329,14 +328,14 @@ mod tests {
     /// Runs on the CPU what layers on a GPU do, in f64 because f64 weights are never packed.
     #[test]
     fn concatenated_projections_equal_separate_ones() {
-        let device = Device::Cpu;
-        let random = |dims: &[usize]| Tensor::randn(0f64, 1.0, dims, &device).unwrap();
+        let mut random = Random(1);
+        let mut random = |dims: &[usize]| random.tensor(dims).to_dtype(DType::F64).unwrap();
         let (rows, input, sizes) = ([12, 6, 10], 7, [3, 3, 5]);
-        let dense = |i: usize| LinearWeights::new(random(&[rows[i], input]), Some(random(&[rows[i]])));
-        let split = Qkv::new(QkvWeights::Split(Box::new([0, 1, 2].map(dense))), rows, [input; 3], 2).unwrap();
+        let (xs, ys) = (random(&[2, 4, input]), random(&[2, 5, input]));
+        let mut dense = |i: usize| LinearWeights::new(random(&[rows[i], input]), Some(random(&[rows[i]])));
+        let split = Qkv::new(QkvWeights::Split(Box::new([0, 1, 2].map(&mut dense))), rows, [input; 3], 2).unwrap();
         let one = concat(parts(&split)).unwrap().unwrap();
         let one = Qkv::new(QkvWeights::Packed(one), rows, [input; 3], 2).unwrap();
-        let (xs, ys) = (random(&[2, 4, input]), random(&[2, 5, input]));
         for inputs in [[&xs; 3], [&xs, &ys, &ys]] {
             let want = split.forward(inputs, sizes, DType::F64).unwrap();
             let got = one.forward(inputs, sizes, DType::F64).unwrap();

@@ -101,19 +101,18 @@ impl CosSin {
 
 #[cfg(all(test, not(feature = "cuda")))]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
     use crate::ops::cuda::with_mock_device;
+    use crate::random::Random;
 
     #[test]
     fn fused_rotation_equals_tensor_operations() {
-        let random = |dims: &[usize]| Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap();
+        let mut random = Random(1);
         let (b, s, h, d) = (2, 5, 3, 8);
         // A part of a packed projection.
-        let xs = random(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
+        let xs = random.tensor(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
         for (rows, pairs) in [(1, 4), (b, 4), (1, 2)] {
-            let angles = [0, 1].map(|_| random(&[rows, s, 1, pairs]));
+            let angles = [0, 1].map(|_| random.tensor(&[rows, s, 1, pairs]));
             for style in [RotaryStyle::HalfSplit, RotaryStyle::Interleaved] {
                 let want = rotate(&xs, &angles, style).unwrap();
                 let (got, steps) = with_mock_device(|| rotate(&xs, &angles, style).unwrap());

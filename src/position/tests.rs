@@ -10,6 +10,7 @@ use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{BiasCall, PositionScheme};
 use crate::error::Result;
 use crate::mask::AttentionMask;
+use crate::random::Random;
 use crate::weights::PositionWeights;
 use crate::{AttentionConfig, AttentionInputs, AttentionOptions, Backend, KvCache, MultiHeadAttention};
 
@@ -77,7 +78,7 @@ fn attend(layer: &MultiHeadAttention, xs: &Tensor, mask: &AttentionMask, options
 #[test]
 fn required_methods_are_enough_on_every_backend() {
     let (layer, bare, slopes) = layers();
-    let xs = Tensor::randn(0f32, 1.0, (2, 7, 12), &Device::Cpu).unwrap();
+    let xs = Random(1).tensor(&[2, 7, 12]);
     let causal = AttentionMask::causal();
     let bias = AttentionMask::additive(&penalty(&slopes, &[0], 7, 7).unwrap()).unwrap();
     let options = AttentionOptions::default();

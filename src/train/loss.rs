@@ -85,6 +85,7 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
     use crate::train::config::TrainConfig;
 
     fn student() -> Student {
@@ -110,8 +111,8 @@ mod tests {
     #[test]
     fn the_loss_of_a_teacher_is_of_directions_and_of_similarities() {
         let student = student();
-        let random = |dims: (usize, usize)| Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap();
-        let (embeddings, basis) = (unit(&random((5, 6))).unwrap(), random((6, 8)));
+        let mut random = Random(1);
+        let (embeddings, basis) = (unit(&random.tensor(&[5, 6])).unwrap(), random.tensor(&[6, 8]));
         let (batch, rows): (_, [&[u32]; 3]) = ([4, 0, 2], [&[2, 7, 3], &[2, 9, 11, 3], &[2, 20, 3]]);
         let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec2::<f64>().unwrap();
         let ours = wide(&student.embed(&PaddedIds::new(&rows, 0, &Device::Cpu).unwrap()).unwrap());

@@ -4,10 +4,10 @@ use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_attention::lora::{LoraConfig, LoraTasks, LoraTraining};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
-use crate::common::{Golden, assert_close, fixture, max_diff, numbers, says};
+use crate::common::{Golden, Random, assert_close, fixture, max_diff, numbers, says};
 use crate::programs::copy_folder;
 
 const CPU: Device = Device::Cpu;
@@ -102,7 +102,7 @@ fn options_of(task: &str) -> EncodeOptions<'_> {
 fn a_layer_of_a_task_is_loaded_alone() {
     let tasks = config().tasks().unwrap().unwrap();
     let attention = AttentionConfig::new(16, 4);
-    let xs = Tensor::randn(0f32, 1.0, (1, 5, 16), &CPU).unwrap();
+    let xs = Random::new(1).tensor(&[1, 5, 16], DType::F32);
     let [base, adapted] = [None, Some(TASKS[1])].map(|task| {
         let source = tasks.apply(source(), task).unwrap().child("roberta.encoder.layers.1.mixer");
         MultiHeadAttention::load(&attention, source).unwrap().forward_t(&xs, false).unwrap()

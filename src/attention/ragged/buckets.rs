@@ -72,6 +72,7 @@ pub(crate) fn padded_places(buckets: &[Bucket], lengths: &[usize]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     fn padding(bucket: &Bucket, lengths: &[usize]) -> usize {
         bucket.padded_tokens() - bucket.sequences.iter().map(|&i| lengths[i]).sum::<usize>()
@@ -103,18 +104,6 @@ mod tests {
         let got: Vec<_> = padded_places(&all, lengths).into_iter().map(|place| padded[place as usize]).collect();
         let want: Vec<_> = (0..lengths.len()).flat_map(|i| (0..lengths[i]).map(move |j| Some((i, j)))).collect();
         assert_eq!(got, want);
-    }
-
-    /// Numbers below a bound (xorshift64*, Vigna 2016).
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, bound: usize) -> usize {
-            self.0 ^= self.0 >> 12;
-            self.0 ^= self.0 << 25;
-            self.0 ^= self.0 >> 27;
-            (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound
-        }
     }
 
     /// Mixtures of uniform lengths, powers of two, lengths that are nearly the same, and many short ones with a few long.

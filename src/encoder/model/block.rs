@@ -180,6 +180,7 @@ mod tests {
     use crate::encoder::model::tensor_stream::{Batch, TensorStream};
     use crate::families::block::FeedForwardNames;
     use crate::kernels::cpu::{AlignedVec, Team};
+    use crate::random::Random;
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;
@@ -200,8 +201,8 @@ mod tests {
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };
     const SANDWICH: BlockNorms = BlockNorms::Sandwich { attention: ["n1", "n3"], feed_forward: ["n2", "n4"] };
 
-    fn tensors() -> HashMap<String, Tensor> {
-        let random = |dims: &[usize]| Tensor::randn(0f32, 0.3, dims, &Device::Cpu).unwrap();
+    fn tensors(random: &mut Random) -> HashMap<String, Tensor> {
+        let mut random = |dims: &[usize]| (random.tensor(dims) * 0.25).unwrap();
         let mut tensors = HashMap::new();
         let attention =
             ["self.query", "self.key", "self.value", "output.dense"].map(|name| format!("attention.{name}"));
@@ -297,9 +298,10 @@ mod tests {
             "type_vocab_size": 2, "layer_norm_eps": 1e-3,
         });
         let config: BertConfig = serde_json::from_value(config).unwrap();
-        let tensors = tensors();
+        let mut random = Random(1);
+        let tensors = tensors(&mut random);
         let tokens = LENGTHS.iter().sum::<usize>();
-        let xs = Tensor::randn(0f32, 1.0, (tokens, WIDTH), &Device::Cpu).unwrap();
+        let xs = random.tensor(&[tokens, WIDTH]);
         let offsets = crate::position::ragged::offsets(&LENGTHS);
         for (which, row) in rows.iter().enumerate() {
             for index in [0, 1] {

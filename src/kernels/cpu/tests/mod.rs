@@ -19,6 +19,7 @@ mod unpack;
 
 use super::element::Element;
 use super::isa::Isa;
+pub(in crate::kernels) use crate::random::Random;
 
 /// The instruction sets of this machine, or only the one that `CANDLE_ATTENTION_ISA` names.
 fn isas() -> Vec<Isa> {
@@ -37,17 +38,7 @@ fn on_threads<R: Send>(threads: usize, run: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
 }
 
-/// Random values in `[-1, 1)`, the same in every run (xorshift64*, Vigna 2016).
-pub(in crate::kernels) struct Random(pub u64);
-
 impl Random {
-    pub fn next(&mut self) -> f32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
     /// Random values in `[-2, 2)`.
     pub fn values<T: Element>(&mut self, count: usize) -> Vec<T> {
         let values: Vec<f32> = (0..count).map(|_| self.next() * 2.0).collect();
