@@ -258,6 +258,18 @@ pub enum Error {
     #[error("tokenizer: {}", phrase(.0))]
     Tokenizer(String),
 
+    /// A tokenizer and its model do not belong together: a token has an id or a segment type that the model does not have,
+    /// which shows with the first text that has such a token; only with the feature `encoder`.
+    #[error("{} is {found}, expected {}", phrase(what), phrase(expected))]
+    TokenizerMismatch {
+        /// The id or the type, with its token.
+        what: String,
+        /// Its value.
+        found: u32,
+        /// The values that the model has, in words.
+        expected: String,
+    },
+
     /// A model cannot be downloaded from the Hugging Face hub; also if the crate was built without the feature `hub`.
     #[error("hub: {}: {}", name(id), phrase(reason))]
     Hub {

@@ -134,6 +134,7 @@ mod tests {
             Error::UnsupportedFamily { model_type: bad(), why: bad() },
             Error::UnsupportedKey { key: bad(), value: bad(), model_type: bad(), what: bad() },
             Error::Tokenizer(bad()),
+            Error::TokenizerMismatch { what: bad(), found: 1, expected: bad() },
             Error::Hub { id: bad(), reason: bad() },
         ];
         for error in errors {

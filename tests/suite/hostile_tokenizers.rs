@@ -225,10 +225,17 @@ fn padding_and_truncation_of_the_file_do_nothing() {
 }
 
 #[test]
-fn token_beyond_the_embeddings_is_named() {
+fn ids_and_types_that_the_model_lacks_are_named() {
+    let encode = |encoder: &SentenceEncoder| encoder.encode(&["a fox", "the fox"], &EncodeOptions::default());
     let encoder = changed(|tokenizer| tokenizer["model"]["vocab"]["the"] = json!(u32::MAX)).unwrap();
-    let result = encoder.encode(&["a fox", "the fox"], &EncodeOptions::default());
-    says(result, &["the id of token `the` is 4294967295", "less than 109, the vocab_size of the model"]);
+    assert!(matches!(encode(&encoder), Err(Error::TokenizerMismatch { found: u32::MAX, .. })));
+    says(encode(&encoder), &["the id of token `the` is 4294967295", "less than 109, the vocab_size of the model"]);
+    let encoder = changed(|tokenizer| {
+        tokenizer["post_processor"]["single"][1]["Sequence"]["type_id"] = json!(2);
+    });
+    let result = encode(&encoder.unwrap());
+    assert!(matches!(result, Err(Error::TokenizerMismatch { found: 2, .. })));
+    says(result, &["the segment type of a token is 2", "less than 2, the type_vocab_size of the model"]);
 }
 
 #[test]

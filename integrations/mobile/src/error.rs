@@ -54,17 +54,11 @@ impl From<Error> for EncoderError {
             Error::Cancelled => Self::Cancelled,
             Error::NotFinite { .. } => Self::NotFinite(error),
             Error::Tokenizer(_) => Self::Tokenizer(error),
-            Error::Value { ref what, .. } if is_of_tokenizer(what) => Self::Model(error),
+            Error::TokenizerMismatch { .. } => Self::Model(error),
             Error::Config { .. } | Error::Value { .. } | Error::Shape { .. } => Self::Argument(error),
             error => Self::Device(error.to_string()),
         }
     }
-}
-
-/// Whether a value that is not allowed comes from the tokenizer's file: an id or a type of a token that the model does not
-/// have. It shows with the first text that has the token.
-fn is_of_tokenizer(what: &str) -> bool {
-    what.starts_with("the id of token ") || what == "the largest of the tokens' types"
 }
 
 /// The result of all calls.

@@ -195,7 +195,7 @@ class Errors(unittest.TestCase):
         special = next(iter(processor["special_tokens"].values()))
         for part, key, value, message in [
             (special, "ids", [9999], "the id of token `` is 9999, expected less than 9000, the vocab_size of the model"),
-            (processor["single"][0]["SpecialToken"], "type_id", 2, "the largest of the tokens' types is 2, expected less than 2"),
+            (processor["single"][0]["SpecialToken"], "type_id", 2, "the segment type of a token is 2, expected less than 2, the type_vocab_size of the model"),
         ]:
             right = part[key]
             part[key] = value

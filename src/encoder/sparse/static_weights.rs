@@ -109,9 +109,8 @@ impl StaticWeights {
         ids.sort_unstable();
         ids.dedup();
         if let Some(id) = ids.last().filter(|id| **id as usize >= self.weights.len()) {
-            let token = self.tokenizer.token(*id).unwrap_or_default();
             let expected = format!("less than {}, the number of weights", self.weights.len());
-            return Err(Error::value(format!("the id of token `{token}`"), id, expected));
+            return Err(self.tokenizer.unknown_id(*id, expected));
         }
         let entries = ids.into_iter().map(|id| (id, self.weights[id as usize]));
         Ok(SparseVector::from_entries(entries.filter(|(_, weight)| *weight != 0.0).collect(), max_active_dims))

@@ -9,7 +9,6 @@ use crate::attention::ragged::bucket_size;
 use crate::encoder::folder::{ModelFolder, TokenizerConfig, limits};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
-use crate::encoder::model::embeddings::check_ids;
 use crate::encoder::model::hidden_states::HiddenStates;
 use crate::encoder::text::in_flight::{InFlight, MOST_QUEUED};
 use crate::encoder::text::options::{EncodeOptions, without_adapter};
@@ -228,12 +227,16 @@ impl TextBatcher {
         for (ids, types) in ids.iter().zip(&types) {
             // A tokenizer may have more tokens than its model; a GPU would not report that.
             if let Some(id) = ids.iter().find(|id| **id as usize >= config.vocab_size) {
-                let token = self.tokenizer.token(*id).unwrap_or_default();
                 let expected = format!("less than {}, the vocab_size of the model", config.vocab_size);
-                return Err(Error::value(format!("the id of token `{token}`"), id, expected));
+                return Err(self.tokenizer.unknown_id(*id, expected));
             }
-            if config.has_types() {
-                check_ids("the tokens' types", types, config.type_vocab_size)?;
+            let unknown = |kind: &&u32| **kind as usize >= config.type_vocab_size;
+            if let Some(kind) = types.iter().find(unknown).filter(|_| config.has_types()) {
+                return Err(Error::TokenizerMismatch {
+                    what: "the segment type of a token".to_string(),
+                    found: *kind,
+                    expected: format!("less than {}, the type_vocab_size of the model", config.type_vocab_size),
+                });
             }
         }
         Ok(Inputs { ids, types })

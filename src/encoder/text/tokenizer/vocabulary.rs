@@ -3,7 +3,7 @@
 use tokenizers::Decoder;
 
 use crate::encoder::text::tokenizer::{Tokenizer, guarded};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Tokenizer {
     /// The id of a token.
@@ -24,6 +24,12 @@ impl Tokenizer {
     /// A token as it is in the vocabulary.
     pub(crate) fn token(&self, id: u32) -> Option<String> {
         self.inner.tokenizer.id_to_token(id)
+    }
+
+    /// The error of a token whose id its model does not have.
+    pub(crate) fn unknown_id(&self, id: u32, expected: impl Into<String>) -> Error {
+        let what = format!("the id of token `{}`", self.token(id).unwrap_or_default());
+        Error::TokenizerMismatch { what, found: id, expected: expected.into() }
     }
 
     /// A token as text; empty if there is none with this id.
