@@ -97,8 +97,6 @@ pub mod norm;
 mod ops;
 pub mod position;
 pub mod pruning;
-#[cfg(test)]
-mod random;
 pub mod sdpa;
 #[cfg(feature = "encoder")]
 pub mod search;
@@ -119,6 +117,7 @@ pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;
 pub use sdpa::{AttentionOutput, Backend, Plan};
+pub use tensor::metal_device;
 
 /// Compiles the code blocks of the README and of `docs/` as doctests.
 #[cfg(all(doctest, feature = "encoder"))]

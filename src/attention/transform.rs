@@ -165,7 +165,7 @@ fn normalize(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor
 mod tests {
     use super::*;
     use crate::ops::cuda::with_mock_device;
-    use crate::random::Random;
+    use crate::tensor::random::Random;
 
     fn worst(got: &Tensor, want: &Tensor) -> f32 {
         let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();

@@ -3,10 +3,12 @@
 //! One enum for all rooms, so that a caller matches on one type. Variants are there in every build, whatever the
 //! features: a `match` that compiles with one set of features compiles with all.
 
+mod panic;
 mod text;
 
 use std::path::PathBuf;
 
+pub(crate) use panic::panic_message;
 pub(crate) use text::{cut, cut_to};
 use text::{name, phrase};
 

@@ -362,7 +362,7 @@ pub(crate) fn accumulate_dtype(like: &Tensor) -> DType {
 mod tests {
     use super::*;
     use crate::ops::cuda::with_mock_device;
-    use crate::random::Random;
+    use crate::tensor::random::Random;
 
     /// As an NVIDIA GPU does it, by its mock: the product first, then the bias by a kernel.
     #[test]

@@ -316,7 +316,7 @@ fn split_heads(ys: &Tensor, size: usize) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::tensor::random::Random;
 
     fn parts(qkv: &Qkv) -> &[Linear; 3] {
         match &qkv.weights {

@@ -103,7 +103,7 @@ impl CosSin {
 mod tests {
     use super::*;
     use crate::ops::cuda::with_mock_device;
-    use crate::random::Random;
+    use crate::tensor::random::Random;
 
     #[test]
     fn fused_rotation_equals_tensor_operations() {

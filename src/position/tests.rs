@@ -10,7 +10,7 @@ use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{BiasCall, PositionScheme};
 use crate::error::Result;
 use crate::mask::AttentionMask;
-use crate::random::Random;
+use crate::tensor::random::Random;
 use crate::weights::PositionWeights;
 use crate::{AttentionConfig, AttentionInputs, AttentionOptions, Backend, KvCache, MultiHeadAttention};
 

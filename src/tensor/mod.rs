@@ -14,6 +14,9 @@ mod cpu_slice;
 mod cuda_tensor;
 mod dtype;
 mod freeze;
+mod metal_device;
+#[cfg(test)]
+pub(crate) mod random;
 mod select;
 #[cfg(feature = "encoder")]
 mod share;
@@ -33,6 +36,7 @@ pub(crate) use dtype::{compute_dtype, for_cpu_element};
 #[cfg(feature = "encoder")]
 pub(crate) use freeze::same_elements;
 pub(crate) use freeze::{Freeze, Frozen, MapTensors};
+pub use metal_device::metal_device;
 pub(crate) use select::select;
 #[cfg(feature = "encoder")]
 pub(crate) use share::ShareWeights;

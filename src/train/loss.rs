@@ -85,7 +85,7 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::tensor::random::Random;
     use crate::train::config::TrainConfig;
 
     fn student() -> Student {

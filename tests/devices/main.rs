@@ -20,7 +20,7 @@ mod masks;
 mod matrix;
 mod traps;
 
-use candle_core::{Device, Result};
+use candle_core::Device;
 
 /// Defines a test of `$run` per device of the build.
 macro_rules! on_each_device {
@@ -42,7 +42,7 @@ macro_rules! on_each_device {
             #[cfg(feature = "metal")]
             #[test]
             fn metal() {
-                found(Device::new_metal(0)).iter().for_each($run);
+                found(candle_attention::metal_device(0)).iter().for_each($run);
             }
         }
     )*};
@@ -72,7 +72,7 @@ on_each_device! {
     not(any(feature = "cuda", feature = "metal")),
     expect(dead_code, reason = "only builds for a device use it")
 )]
-fn found(device: Result<Device>) -> Option<Device> {
+fn found<E: std::fmt::Display>(device: Result<Device, E>) -> Option<Device> {
     let allowed = std::env::var("CANDLE_ATTENTION_NO_DEVICE").is_ok_and(|value| value == "1");
     match device {
         Ok(device) => Some(device),

@@ -41,6 +41,12 @@ fn clicks_and_keys_change_what_is_shown() {
       seen.selected = document.querySelector("#queries [aria-selected=true]").textContent;
       seen.backgrounds = new Set([...byId("queries").children].map((item) => item.style.background)).size;
       seen.thumbnails = document.querySelectorAll("#overview canvas").length;
+      // As Safari and Firefox refuse to write the address too often.
+      const replace = history.replaceState;
+      history.replaceState = () => { throw new DOMException("too often", "SecurityError"); };
+      await key(document.body, "j"); seen.refused = look();
+      history.replaceState = replace;
+      await new Promise((done) => setTimeout(done, 1200)); seen.later = look().hash;
       await click(byId("theme")); seen.dark = document.documentElement.dataset.theme;
     "##;
     let seen = run(&maps, "#layer=0&head=1&token=2", script);
@@ -66,6 +72,9 @@ fn clicks_and_keys_change_what_is_shown() {
     check("overview", "0", 1, 12);
     check("down", "5", 1, 12);
     check("map", "5", 1, 13);
+    check("refused", "5", 2, 13);
+    assert_ne!(seen["refused"]["hash"], seen["later"]);
+    assert_eq!(seen["later"], "#layer=5&head=2&token=12");
     let corner = second.get(1).unwrap().get(13).unwrap().get(13).unwrap().to_scalar::<f32>().unwrap();
     assert_eq!(seen["map"]["readout"], format!("“\u{2068}t13\u{2069}” (13) → “\u{2068}t13\u{2069}” (13): {corner:.4}"));
     assert_eq!((&seen["selected"], &seen["thumbnails"]), (&"t12".into(), &7.into()));

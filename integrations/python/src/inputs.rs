@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyList, PyString};
 
-use crate::errors::candle_error;
+use crate::errors::{candle_error, python_error};
 
 /// The texts of a list, without copies. They keep their Python objects alive, so that other threads may read them.
 pub fn texts(list: &Bound<PyList>) -> PyResult<Vec<PyBackedStr>> {
@@ -58,7 +58,7 @@ pub fn device(name: &str) -> PyResult<Device> {
     match kind {
         "cpu" => Ok(Device::Cpu),
         "cuda" if cfg!(feature = "cuda") => Device::new_cuda(index).map_err(candle_error),
-        "mps" if cfg!(feature = "metal") => Device::new_metal(index).map_err(candle_error),
+        "mps" if cfg!(feature = "metal") => candle_attention::metal_device(index).map_err(python_error),
         "cuda" | "mps" => {
             let expected = "expected cpu: this wheel was built for CPUs alone";
             Err(PyValueError::new_err(format!("the device is {name:?}, {expected}")))

@@ -72,7 +72,7 @@ pub(crate) fn padded_places(buckets: &[Bucket], lengths: &[usize]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::tensor::random::Random;
 
     fn padding(bucket: &Bucket, lengths: &[usize]) -> usize {
         bucket.padded_tokens() - bucket.sequences.iter().map(|&i| lengths[i]).sum::<usize>()

@@ -180,7 +180,7 @@ mod tests {
     use crate::encoder::model::tensor_stream::{Batch, TensorStream};
     use crate::families::block::FeedForwardNames;
     use crate::kernels::cpu::{AlignedVec, Team};
-    use crate::random::Random;
+    use crate::tensor::random::Random;
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;

@@ -88,7 +88,8 @@ impl InFlight {
 }
 
 /// Waits until everything that was queued on `device` is done: by reading a number back. candle's `synchronize` would do
-/// harm: it forgets what the work that other threads queued meanwhile has to wait for.
+/// harm: it forgets what the work that other threads queued meanwhile has to wait for. It alone, though, looks for failures
+/// of all command buffers; reading back looks at the last one.
 fn wait_for(device: &Device) -> Result<()> {
     Tensor::zeros(1, DType::U8, device)?.to_vec1::<u8>()?;
     Ok(())

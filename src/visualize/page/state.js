@@ -84,6 +84,18 @@ function drawControls() {
   markThumbnail();
 }
 
+let refused = 0;
+/** Writes the state into the address. Safari and Firefox refuse that after some hundred times in ten seconds: then later. */
+function remember() {
+  clearTimeout(refused);
+  if (location.hash === hash()) return;
+  try {
+    history.replaceState(null, "", hash());
+  } catch {
+    refused = setTimeout(remember, 1000);
+  }
+}
+
 /** Changes the state and shows it. A head chosen in place of another takes its place among the lines. */
 async function choose(change) {
   const { head } = state;
@@ -91,7 +103,7 @@ async function choose(change) {
   if ("head" in change && !("heads" in change)) state.heads = state.heads.filter((shown) => shown !== head);
   check();
   drawControls();
-  if (location.hash !== hash()) history.replaceState(null, "", hash());
+  remember();
   const asked = JSON.stringify(state), shown = data, found = await load();
   if (asked !== JSON.stringify(state) || shown !== data) return; // something else was chosen meanwhile
   loaded = found;

@@ -9,6 +9,7 @@ pub fn device(name: &str) -> Result<Device, String> {
     let device = match kind {
         "cpu" if name == "cpu" => Ok(Device::Cpu),
         "cuda" => Device::new_cuda(index),
+        "metal" if cfg!(feature = "metal") => return candle_attention::metal_device(index).map_err(|e| e.to_string()),
         "metal" => Device::new_metal(index),
         _ => return Err("expected cpu, cuda[:N] or metal[:N]".to_string()),
     };

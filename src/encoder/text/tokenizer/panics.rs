@@ -1,21 +1,14 @@
 //! Panics of the tokenizers library as errors.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panic_message};
 
 /// Runs code of the tokenizers library, and makes an error of a panic. The message of the panic is still printed, because
 /// only the program may replace the hook that does so.
 pub(super) fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|e| Error::Tokenizer(e.to_string())),
-        Err(panic) => Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {}", message(&*panic)))),
+        Err(panic) => Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {}", panic_message(&*panic)))),
     }
-}
-
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("the tokenizers library panicked")
 }

@@ -19,7 +19,7 @@ mod unpack;
 
 use super::element::Element;
 use super::isa::Isa;
-pub(in crate::kernels) use crate::random::Random;
+pub(in crate::kernels) use crate::tensor::random::Random;
 
 /// The instruction sets of this machine, or only the one that `CANDLE_ATTENTION_ISA` names.
 fn isas() -> Vec<Isa> {
