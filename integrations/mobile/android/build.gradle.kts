@@ -1,7 +1,10 @@
 // The Android module: the Kotlin bindings, and the libraries that `android/build-libraries` makes.
+import org.jetbrains.kotlin.gradle.dsl.JvmTarget
+
+// Their versions are in settings.gradle.kts, or in the build of the app that includes the module.
 plugins {
-    id("com.android.library") version "8.11.1"
-    id("org.jetbrains.kotlin.android") version "2.2.20"
+    id("com.android.library")
+    id("org.jetbrains.kotlin.android")
 }
 
 android {
@@ -14,15 +17,24 @@ android {
         consumerProguardFiles("consumer-rules.pro")
         testInstrumentationRunner = "androidx.test.runner.AndroidJUnitRunner"
     }
+
+    // Any JDK from 17 on compiles for it.
+    compileOptions {
+        sourceCompatibility = JavaVersion.VERSION_17
+        targetCompatibility = JavaVersion.VERSION_17
+    }
 }
 
 kotlin {
-    jvmToolchain(17)
+    compilerOptions {
+        jvmTarget = JvmTarget.JVM_17
+    }
 }
 
 dependencies {
-    // The bindings call the library through it. Earlier versions do not load on Android with pages of 16 KB.
-    implementation("net.java.dev.jna:jna:5.17.0@aar")
+    // The bindings call the library through it. Versions before 5.17 do not load on Android with pages of 16 KB, and those before
+    // 5.18.1 can end in a deadlock or a crash when several threads make the first calls (JNA's issues 1681 and 1686).
+    implementation("net.java.dev.jna:jna:5.18.1@aar")
     androidTestImplementation("androidx.test:runner:1.6.2")
     androidTestImplementation("androidx.test.ext:junit:1.2.1")
 }

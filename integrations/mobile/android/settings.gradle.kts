@@ -5,6 +5,10 @@ pluginManagement {
         mavenCentral()
         gradlePluginPortal()
     }
+    plugins {
+        id("com.android.library") version "8.11.1"
+        id("org.jetbrains.kotlin.android") version "2.2.20"
+    }
 }
 
 dependencyResolutionManagement {

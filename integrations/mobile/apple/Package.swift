@@ -1,10 +1,11 @@
 // swift-tools-version: 5.9
-// The Swift package. `apple/build` makes CandleAttentionFFI.xcframework, which is not part of the repository.
+// The Swift package. `apple/build` makes CandleAttentionFFI.xcframework, which is not part of the repository, and writes the line
+// of the platforms.
 import PackageDescription
 
 let package = Package(
     name: "CandleAttention",
-    platforms: [.iOS(.v13), .macOS(.v11)],
+    platforms: [.iOS("13.0"), .macOS("11.0")],
     products: [
         .library(name: "CandleAttention", targets: ["CandleAttention"])
     ],

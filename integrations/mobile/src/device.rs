@@ -7,11 +7,12 @@ use crate::error::{EncoderError, Result};
 /// Where a model runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
 pub enum ComputeDevice {
-    /// The GPU if the library was built for it and there is one, else the CPU.
+    /// The GPU if the library was built for it and there is one that runs its kernels, else the CPU.
     Auto,
     /// All cores of the CPU.
     Cpu,
-    /// An Apple GPU. The library must be built with the feature `metal`.
+    /// An Apple GPU, of the A14, the M1 or later. The library must be built with the feature `metal`. Encode in the foreground
+    /// alone: iOS refuses work of apps in the background, which is not always an error.
     Metal,
 }
 
@@ -34,10 +35,7 @@ impl ComputeDevice {
 /// The first Apple GPU.
 #[cfg(feature = "metal")]
 fn metal() -> Result<Device> {
-    // candle takes the first of a list that is empty on a machine without a GPU, which panics.
-    let opened = std::panic::catch_unwind(|| Device::new_metal(0));
-    let opened = opened.map_err(|_| EncoderError::Device("there is no GPU that Metal can use".to_string()))?;
-    opened.map_err(|e| EncoderError::Device(format!("Metal: {e}")))
+    candle_attention::metal_device(0).map_err(|e| EncoderError::Device(e.to_string()))
 }
 
 #[cfg(not(feature = "metal"))]

@@ -19,6 +19,7 @@ made=${CARGO_TARGET_DIR:-target}/$target/release
 mkdir -p "$made"; touch "$made/LIBRARY.a" "$made/LIBRARY.so"
 """.replace("LIBRARY", LIBRARY)
 XCODEBUILD = r"""while [ "$1" != -output ]; do shift; done; mkdir "$2"; touch "$2/Info.plist"; [ -z "${FAIL:-}" ]"""
+LIPO = r"""cat "$2" "$3" >"$5" """
 READELF = r"""echo "  LOAD 0x000000 0x0000000000000000 0x0000000000000000 0x1 0x1 R   ${ALIGNMENT:-0x4000}" """
 
 
@@ -29,10 +30,10 @@ class Scripts(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         self.tools = self.folder / "tools"
         self.tools.mkdir()
-        for script in ("apple/build", "android/build-libraries"):
-            copy = self.folder / "package" / script
-            copy.parent.mkdir(parents=True)
-            shutil.copy(PACKAGE / script, copy)
+        for file in ("apple/build", "apple/Package.swift", "android/build-libraries"):
+            copy = self.folder / "package" / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PACKAGE / file, copy)
         self.package = self.folder / "package"
         (self.package / "android/src/main").mkdir(parents=True)
         self.ndk = self.folder / "ndk"
@@ -46,6 +47,7 @@ class Scripts(unittest.TestCase):
     def apple_tools(self):
         self.tool(self.tools / "rustup")
         self.tool(self.tools / "xcodebuild", XCODEBUILD)
+        self.tool(self.tools / "lipo", LIPO)
 
     def android_tools(self):
         self.tool(self.tools / "rustup")
@@ -72,12 +74,18 @@ class Scripts(unittest.TestCase):
         self.assertEqual((status, messages), (0, ""))
         self.assertTrue((self.package / "apple/CandleAttentionFFI.xcframework/Info.plist").exists())
         build = "cargo rustc --release --locked --lib --crate-type staticlib --target"
-        targets = ["aarch64-apple-ios", "aarch64-apple-ios-sim", "aarch64-apple-darwin"]
+        phone, mac = "aarch64-apple-ios", "aarch64-apple-darwin"
+        targets = [phone, "aarch64-apple-ios-sim", "x86_64-apple-ios", mac, "x86_64-apple-darwin"]
         self.assertEqual([line for line in log if line.startswith("cargo")], [f"{build} {target}" for target in targets])
         self.assertIn("IPHONEOS_DEPLOYMENT_TARGET=13.0", log)
-        parts = [f"-library target/{target}/release/{LIBRARY}.a -headers apple/headers" for target in targets]
+        made = [f"target/{target}/release/{LIBRARY}.a" for target in targets]
+        both = [f"target/apple/{name}/{LIBRARY}.a" for name in ("simulator", "mac")]
+        joined = [f"lipo -create {made[i]} {made[i + 1]} -output {both[i // 2]}" for i in (1, 3)]
+        self.assertEqual([line for line in log if line.startswith("lipo")], joined)
+        parts = [f"-library {library} -headers apple/headers" for library in (made[0], *both)]
         framework = f"xcodebuild -create-xcframework {' '.join(parts)} -output target/new.xcframework"
         self.assertEqual(log[-1], framework)
+        self.assertEqual((self.package / "apple/Package.swift").read_text(), (PACKAGE / "apple/Package.swift").read_text())
 
     def test_apple_metal(self):
         self.apple_tools()
@@ -85,6 +93,12 @@ class Scripts(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertTrue(all(line.endswith("--features metal") for line in log if line.startswith("cargo")))
         self.assertIn("IPHONEOS_DEPLOYMENT_TARGET=18.0", log)
+        self.assertIn("MACOSX_DEPLOYMENT_TARGET=15.0", log)
+        # An app for older systems is refused by Xcode, and does not end when it starts.
+        manifest = self.package / "apple/Package.swift"
+        self.assertIn('\n    platforms: [.iOS("18.0"), .macOS("15.0")],\n', manifest.read_text())
+        self.assertEqual(self.run_script("apple/build")[0], 0)
+        self.assertEqual(manifest.read_text(), (PACKAGE / "apple/Package.swift").read_text())
 
     def test_apple_failures(self):
         status, messages, _ = self.run_script("apple/build", "gpu")
@@ -96,7 +110,8 @@ class Scripts(unittest.TestCase):
         self.assertEqual(self.run_script("apple/build")[0], 0)
         framework = self.package / "apple/CandleAttentionFFI.xcframework"
         (framework / "old").touch()
-        self.assertNotEqual(self.run_script("apple/build", FAIL="1")[0], 0)
+        self.assertNotEqual(self.run_script("apple/build", "metal", FAIL="1")[0], 0)
+        self.assertIn('.iOS("13.0")', (self.package / "apple/Package.swift").read_text())
         self.assertTrue((framework / "old").exists(), "a failed build replaced the framework")
 
     def test_android(self):
@@ -155,11 +170,6 @@ class Versions(unittest.TestCase):
         gradle = (PACKAGE / "android/build.gradle.kts").read_text()
         api = next(line for line in script.splitlines() if line.startswith("api="))[4:]
         self.assertIn(f"minSdk = {api}\n", gradle)
-
-    def test_the_oldest_ios_is_stated_once(self):
-        script, package = ((PACKAGE / name).read_text() for name in ("apple/build", "apple/Package.swift"))
-        self.assertIn("IPHONEOS_DEPLOYMENT_TARGET=13.0 MACOSX_DEPLOYMENT_TARGET=11.0", script)
-        self.assertIn("platforms: [.iOS(.v13), .macOS(.v11)]", package)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ async function fileOf(source) {
   const isPath = typeof source === "string" && !/^(file|https?|data|blob):/i.test(source);
   const isFile = /^file:/i.test(typeof source === "string" || tagOf(source) === "URL" ? String(source) : "");
   if (!isPath && !isFile) return undefined;
-  const { readFile } = await import("node:fs/promises");
+  // Bundlers for browsers look for a module that is named in the call, and fail.
+  const builtin = "node:fs/promises";
+  const { readFile } = await import(/* webpackIgnore: true */ /* @vite-ignore */ builtin);
   return readFile(isPath ? source : new URL(source));
 }
 

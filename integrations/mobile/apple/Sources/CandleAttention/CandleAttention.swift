@@ -1464,7 +1464,7 @@ public func FfiConverterTypeSearchHit_lower(_ value: SearchHit) -> RustBuffer {
 public enum ComputeDevice: Equatable, Hashable {
 
     /**
-     * The GPU if the library was built for it and there is one, else the CPU.
+     * The GPU if the library was built for it and there is one that runs its kernels, else the CPU.
      */
     case auto
     /**
@@ -1472,7 +1472,8 @@ public enum ComputeDevice: Equatable, Hashable {
      */
     case cpu
     /**
-     * An Apple GPU. The library must be built with the feature `metal`.
+     * An Apple GPU, of the A14, the M1 or later. The library must be built with the feature `metal`. Encode in the foreground
+     * alone: iOS refuses work of apps in the background, which is not always an error.
      */
     case metal
 

@@ -1093,35 +1093,8 @@ private class UniffiJnaCleanable(
 }
 
 
-// We decide at uniffi binding generation time whether we were
-// using Android or not.
-// There are further runtime checks to chose the correct implementation
-// of the cleaner.
-private fun UniffiCleaner.Companion.create(): UniffiCleaner =
-    try {
-        // For safety's sake: if the library hasn't been run in android_cleaner = true
-        // mode, but is being run on Android, then we still need to think about
-        // Android API versions.
-        // So we check if java.lang.ref.Cleaner is there, and use that…
-        java.lang.Class.forName("java.lang.ref.Cleaner")
-        JavaLangRefCleaner()
-    } catch (e: ClassNotFoundException) {
-        // … otherwise, fallback to the JNA cleaner.
-        UniffiJnaCleaner()
-    }
+private fun UniffiCleaner.Companion.create(): UniffiCleaner = UniffiJnaCleaner()
 
-private class JavaLangRefCleaner : UniffiCleaner {
-    val cleaner = java.lang.ref.Cleaner.create()
-
-    override fun register(value: Any, cleanUpTask: Runnable): UniffiCleaner.Cleanable =
-        JavaLangRefCleanable(cleaner.register(value, cleanUpTask))
-}
-
-private class JavaLangRefCleanable(
-    val cleanable: java.lang.ref.Cleaner.Cleanable
-) : UniffiCleaner.Cleanable {
-    override fun clean() = cleanable.clean()
-}
 
 /**
  * @suppress
@@ -2577,7 +2550,7 @@ public object FfiConverterTypeSearchHit: FfiConverterRustBuffer<SearchHit> {
 enum class ComputeDevice {
 
     /**
-     * The GPU if the library was built for it and there is one, else the CPU.
+     * The GPU if the library was built for it and there is one that runs its kernels, else the CPU.
      */
     AUTO,
     /**
@@ -2585,7 +2558,8 @@ enum class ComputeDevice {
      */
     CPU,
     /**
-     * An Apple GPU. The library must be built with the feature `metal`.
+     * An Apple GPU, of the A14, the M1 or later. The library must be built with the feature `metal`. Encode in the foreground
+     * alone: iOS refuses work of apps in the background, which is not always an error.
      */
     METAL;
 
