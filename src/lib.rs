@@ -39,7 +39,7 @@
 //!
 //! | Module | Contents |
 //! |---|---|
-//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`KvCache`], [`CrossCache`], [`Plan`], [`Error`] |
+//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`KvCache`], [`CrossCache`], [`Plan`], [`Error`]; [`metal_device`] |
 //! | [`position`] | rotary embeddings, ALiBi, relative biases, disentangled attention |
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |

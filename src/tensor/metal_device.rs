@@ -8,10 +8,10 @@ use crate::error::{Error, Result, panic_message};
 
 /// The Apple GPU with this index, if it runs candle's kernels.
 ///
-/// [`Device::new_metal`] panics on a machine without a GPU and before macOS 15 or iOS 18, whose Metal has no residency sets. It
-/// also opens GPUs on which each model fails: those before the A14, which cannot multiply matrices within a SIMD group, and
-/// that of the simulator for iPhones. Here a small product and a softmax in f16 are computed first, which compiles the kernels
-/// that a model needs anyway. A panic prints its message where panics do.
+/// [`Device::new_metal`] panics on a machine without a GPU and before macOS 15, whose Metal has no residency sets. It also
+/// opens GPUs on which each model fails: those before the A14, which cannot multiply matrices within a SIMD group, and that of
+/// the simulator for iPhones. Here a small product and a softmax in f16 are computed first, which compiles the kernels that a
+/// model needs anyway. A panic prints its message where panics do. Before iOS 18 a program with candle's Metal does not start.
 ///
 /// # Errors
 /// [`Error::Value`] with the reason; [`Error::Candle`] if the crate was built without the feature `metal`.
@@ -22,11 +22,15 @@ pub fn metal_device(index: usize) -> Result<Device> {
     if cfg!(target_abi = "sim") {
         return Err(unusable(index, "the simulator's cannot multiply matrices"));
     }
-    open(index, move || Device::new_metal(index))
+    open(index, move || {
+        let device = Device::new_metal(index)?;
+        Ok((computes(&device)?, device))
+    })
 }
 
-fn open(index: usize, new: impl FnOnce() -> candle_core::Result<Device> + UnwindSafe) -> Result<Device> {
-    match catch_unwind(|| new().and_then(|device| Ok((computes(&device)?, device)))) {
+/// What `new` opens, with whether it computes right numbers.
+fn open(index: usize, new: impl FnOnce() -> candle_core::Result<(bool, Device)> + UnwindSafe) -> Result<Device> {
+    match catch_unwind(new) {
         Ok(Ok((true, device))) => Ok(device),
         Ok(Ok((false, _))) => Err(unusable(index, "it computes wrong numbers")),
         Ok(Err(error)) => Err(unusable(index, error.to_string().lines().next().unwrap_or_default())),
@@ -57,8 +61,10 @@ mod tests {
 
     #[test]
     fn a_device_that_computes_is_opened_and_the_reason_against_another_is_told() {
-        assert!(open(0, || Ok(Device::Cpu)).unwrap().is_cpu());
-        let message = |new: fn() -> candle_core::Result<Device>| open(1, new).unwrap_err().to_string();
+        assert!(computes(&Device::Cpu).unwrap());
+        assert!(open(0, || Ok((true, Device::Cpu))).unwrap().is_cpu());
+        let message = |new: fn() -> candle_core::Result<(bool, Device)>| open(1, new).unwrap_err().to_string();
+        assert!(message(|| Ok((false, Device::Cpu))).ends_with(": it computes wrong numbers"));
         let panicked = message(|| panic!("no residency sets"));
         assert_eq!(
             panicked,

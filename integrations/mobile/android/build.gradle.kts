@@ -18,7 +18,7 @@ android {
         testInstrumentationRunner = "androidx.test.runner.AndroidJUnitRunner"
     }
 
-    // Any JDK from 17 on compiles for it.
+    // Any JDK that Gradle runs on, from 17 on, compiles for it.
     compileOptions {
         sourceCompatibility = JavaVersion.VERSION_17
         targetCompatibility = JavaVersion.VERSION_17
@@ -32,8 +32,9 @@ kotlin {
 }
 
 dependencies {
-    // The bindings call the library through it. Versions before 5.17 do not load on Android with pages of 16 KB, and those before
-    // 5.18.1 can end in a deadlock or a crash when several threads make the first calls (JNA's issues 1681 and 1686).
+    // The bindings call the library through it. Versions before 5.17 do not load on Android with pages of 16 KB. When several
+    // threads make the first calls, 5.16 and 5.17 can end in a deadlock, and those before 5.18.1 in a crash (JNA's issues 1681
+    // and 1686).
     implementation("net.java.dev.jna:jna:5.18.1@aar")
     androidTestImplementation("androidx.test:runner:1.6.2")
     androidTestImplementation("androidx.test.ext:junit:1.2.1")

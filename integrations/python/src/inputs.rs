@@ -1,12 +1,12 @@
 //! Arguments from Python: texts, dtypes, devices.
 
 use candle_attention::candle_core::{DType, Device};
-use pyo3::exceptions::{PyTypeError, PyUnicodeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyUnicodeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyList, PyString};
 
-use crate::errors::{candle_error, python_error};
+use crate::errors::candle_error;
 
 /// The texts of a list, without copies. They keep their Python objects alive, so that other threads may read them.
 pub fn texts(list: &Bound<PyList>) -> PyResult<Vec<PyBackedStr>> {
@@ -58,7 +58,9 @@ pub fn device(name: &str) -> PyResult<Device> {
     match kind {
         "cpu" => Ok(Device::Cpu),
         "cuda" if cfg!(feature = "cuda") => Device::new_cuda(index).map_err(candle_error),
-        "mps" if cfg!(feature = "metal") => candle_attention::metal_device(index).map_err(python_error),
+        "mps" if cfg!(feature = "metal") => {
+            candle_attention::metal_device(index).map_err(|e| PyRuntimeError::new_err(e.to_string()))
+        }
         "cuda" | "mps" => {
             let expected = "expected cpu: this wheel was built for CPUs alone";
             Err(PyValueError::new_err(format!("the device is {name:?}, {expected}")))

@@ -85,14 +85,17 @@ function drawControls() {
 }
 
 let refused = 0;
-/** Writes the state into the address. Safari and Firefox refuse that after some hundred times in ten seconds: then later. */
-function remember() {
+/**
+ * Writes the state into the address. Safari and Firefox refuse that after some hundred times in ten seconds: then later, but not
+ * for ever, because a page that is part of another one may never do it.
+ */
+function remember(tries = 20) {
   clearTimeout(refused);
   if (location.hash === hash()) return;
   try {
     history.replaceState(null, "", hash());
   } catch {
-    refused = setTimeout(remember, 1000);
+    if (tries > 0) refused = setTimeout(remember, 1000, tries - 1);
   }
 }
 
