@@ -178,8 +178,8 @@ impl StaticEmbedding {
         let unknown = self.model2vec.and_then(|model2vec| model2vec.unknown);
         let (mut mean, mut count) = (vec![0.0; self.table.width], 0);
         for id in ids.into_iter().filter(|id| Some(*id) != unknown) {
-            let unknown = || self.tokenizer.unknown_id(id, "one that the table of vectors has");
-            let (row, weight) = self.table.row(id).ok_or_else(unknown)?;
+            let mismatch = || self.tokenizer.unknown_id(id, "one that the table of vectors has");
+            let (row, weight) = self.table.row(id).ok_or_else(mismatch)?;
             mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * weight);
             count += 1;
         }
