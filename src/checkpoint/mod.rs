@@ -52,7 +52,7 @@ pub use open::Checkpoint;
 pub(crate) use open::read_index;
 #[cfg(feature = "encoder")]
 pub(crate) use shared_tables::SharedTables;
-pub use source::WeightSource;
+pub use source::{AnySource, WeightSource};
 #[cfg(feature = "encoder")]
 pub(crate) use source::{below, wrong_shape};
 pub use var_map_source::VarMapSource;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{AnySource, WeightSource};
 use crate::encoder::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::encoder::model::bert::BertModel;
@@ -171,7 +171,7 @@ fn head(
             return Err(Error::Tensor { name: format!("{name}: weight"), found, expected });
         }
     };
-    let mut linear = load_linear(&source, found, hidden)?;
+    let mut linear = load_linear(&AnySource::new(&source), found, hidden)?;
     linear.pack()?;
     Ok(linear)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::{Module, Tensor};
 use candle_nn::Activation;
 
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{AnySource, WeightSource};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::feed_forward::read_linear;
@@ -68,7 +68,11 @@ impl MaskedLm {
     ///
     /// # Errors
     /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(config, &AnySource::new(&source))
+    }
+
+    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
         let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
         };
@@ -94,7 +98,7 @@ impl MaskedLm {
         let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
         let norm = config.norm(&config.row().block, width, &source.child(names.norm))?;
         let own = source.gives_own_tensors();
-        let model = BertModel::load(config, source)?;
+        let model = BertModel::load_from(config, source)?;
         let weight = weight.unwrap_or_else(|| model.embeddings.words.clone());
         let mut head = Self {
             first: Linear::new(names.first, weights, width, hidden)?,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, WeightSource};
+use crate::checkpoint::{AnySource, Checkpoint, WeightSource};
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::model::bert::body;
 use crate::encoder::model::config::BertConfig;
@@ -36,6 +36,7 @@ impl TaskHead {
             return Ok(stated);
         }
         let source = Checkpoint::open(&transformer)?.at("", candle_core::DType::F32, &candle_core::Device::Cpu);
+        let source = AnySource::new(&source);
         let has = |name: &str| source.contains(&format!("{name}.weight"));
         let first = |pooler: bool, name: &str| match body(&config, &source).filter(|_| pooler) {
             Some(body) => body.contains(&format!("{name}.weight")),

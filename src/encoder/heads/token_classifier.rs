@@ -4,7 +4,7 @@ use std::fmt;
 
 use candle_core::{Module, Tensor};
 
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{AnySource, WeightSource};
 use crate::encoder::heads::classifier::{head_activation, labels};
 use crate::encoder::heads::task_head::TaskHead;
 use crate::encoder::model::bert::BertModel;
@@ -85,7 +85,11 @@ impl TokenClassificationHead {
     /// # Errors
     /// The errors of [`BertModel::load`]; a checkpoint without such a head, or whose `architectures` name a head for whole
     /// texts; a number of labels in `id2label` that differs from the head's.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(config, &AnySource::new(&source))
+    }
+
+    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
         config.validate()?;
         let names = config.row().token_classifier;
         let weight = format!("{}.weight", names.last);
@@ -96,7 +100,7 @@ impl TokenClassificationHead {
         TaskHead::TokenClassification.check(config)?;
         let hidden = config.hidden_size;
         let labels = labels(config, source.full_name(&weight), source.shape(&weight)?, hidden)?;
-        let first = names.first.map(|first| First::load(config, first, &source)).transpose()?;
+        let first = names.first.map(|first| First::load(config, first, source)).transpose()?;
         let weights = read_linear(&source.child(names.last), labels.len(), hidden, true)?;
         let own = source.gives_own_tensors();
         let mut head = Self {
@@ -104,7 +108,7 @@ impl TokenClassificationHead {
             last: Linear::new(names.last, weights, labels.len(), hidden)?,
             labels,
             frozen: Frozen::default(),
-            model: BertModel::load(config, source)?,
+            model: BertModel::load_from(config, source)?,
         };
         if own {
             head.freeze_in_place()?;
@@ -150,7 +154,7 @@ impl TokenClassificationHead {
 }
 
 impl First {
-    fn load<S: WeightSource>(config: &BertConfig, names: TokenClassifierFirst, source: &S) -> Result<Self> {
+    fn load(config: &BertConfig, names: TokenClassifierFirst, source: &AnySource) -> Result<Self> {
         let (dense, hidden) = (source.child(names.dense), config.hidden_size);
         let weights = read_linear(&dense, hidden, hidden, dense.contains("bias"))?;
         Ok(Self {

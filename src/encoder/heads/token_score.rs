@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{AnySource, WeightSource};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::model::embeddings::check_ids;
@@ -26,7 +26,7 @@ impl TokenScore {
     ///
     /// # Errors
     /// The errors of [`BertModel::load`]; a family without such a head; a token that the model does not have.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S, yes: u32, no: Option<u32>) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: &AnySource, yes: u32, no: Option<u32>) -> Result<Self> {
         if !config.row().classifier.is_some_and(|head| head.last_token) {
             return Err(Error::config("model_type", &config.model_type, "a decoder"));
         }
@@ -39,7 +39,7 @@ impl TokenScore {
         let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(!source.contains(HEAD));
         let (count, hidden) = (ids.len(), config.hidden_size);
         let head = if tied { None } else { Some(source.get(HEAD, &[config.vocab_size, hidden])?) };
-        let model = BertModel::load(config, source)?;
+        let model = BertModel::load_from(config, source)?;
         let head = head.unwrap_or_else(|| model.embeddings.words.clone());
         let weight = head.index_select(&Tensor::new(ids, head.device())?, 0)?;
         Ok(Self { tokens: Linear::new(HEAD, LinearWeights { weight, bias: None }, count, hidden)?, model })

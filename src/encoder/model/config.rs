@@ -6,7 +6,7 @@ use candle_nn::Activation;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::checkpoint::{WeightSource, apply_family};
+use crate::checkpoint::{AnySource, WeightSource, apply_family};
 use crate::config::{AttentionConfig, NormKind};
 use crate::encoder::model::config_keys::{normalize_config_keys, supported_models};
 use crate::error::{Error, Result};
@@ -227,11 +227,7 @@ impl BertConfig {
     }
 
     /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
-    pub(crate) fn attention_of<S: WeightSource>(
-        &self,
-        source: &S,
-        index: usize,
-    ) -> Result<(AttentionConfig, AttentionMask)> {
+    pub(crate) fn attention_of(&self, source: &AnySource, index: usize) -> Result<(AttentionConfig, AttentionMask)> {
         let mut config = self.attention();
         let pruned = self.pruned_heads.of_layer(index);
         if !pruned.is_empty() {
@@ -243,7 +239,7 @@ impl BertConfig {
     }
 
     /// Reads a norm of hidden states, of the kind of these blocks.
-    pub(crate) fn norm<S: WeightSource>(&self, block: &Block, size: usize, source: &S) -> Result<Norm> {
+    pub(crate) fn norm(&self, block: &Block, size: usize, source: &AnySource) -> Result<Norm> {
         let bias = self.key_flag("norm_bias")?.unwrap_or(block.norm_bias);
         let bias = bias && block.norm_kind == NormKind::Layer;
         Norm::load(block.norm_kind, bias, size, self.layer_norm_eps, source)
@@ -295,7 +291,7 @@ impl BertConfig {
     }
 
     /// The model's row, where the tensors under the model's own prefix decide between models of one configuration.
-    pub(crate) fn row_in<S: WeightSource>(&self, source: &S) -> &'static Model {
+    pub(crate) fn row_in(&self, source: &AnySource) -> &'static Model {
         self.find_row(|name| source.contains(name)).unwrap_or(table::bert())
     }
 

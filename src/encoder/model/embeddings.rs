@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, WithDType};
 
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{AnySource, WeightSource};
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
 use crate::families::block::EmbeddingScale;
@@ -41,7 +41,7 @@ impl MapTensors for Embeddings {
 
 impl Embeddings {
     /// Reads the tables from the body of a checkpoint.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: &AnySource) -> Result<Self> {
         let row = config.row_in(source);
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
         let words = table(row.word_embeddings, config.vocab_size)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::WeightSource;
+use crate::checkpoint::{AnySource, WeightSource};
 use crate::encoder::folder::{ModelFolder, modules, transformer_of};
 use crate::encoder::heads::pooling::l2_normalize;
 use crate::encoder::model::bert::BertModel;
@@ -70,15 +70,15 @@ impl MultiVectorEncoder {
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
+        Self::with_source(folder, &AnySource::new(&folder.checkpoint(&transformer)?.at("", dtype, device)))
     }
 
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let modules = modules(folder)?;
         let settings = Settings::load(folder, modules.as_deref())?;
         let config = folder.transformer_config(&settings.transformer)?;
         let inline = source.child("linear");
-        let model = BertModel::load(&config, source)?;
+        let model = BertModel::load_from(&config, source)?;
         let (mut steps, mut size) = (Vec::new(), config.hidden_size);
         for layer in &settings.layers {
             let dense = match layer {

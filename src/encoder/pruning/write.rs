@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use crate::attention::MultiHeadAttention;
-use crate::checkpoint::{Checkpoint, CheckpointSource, WeightSource, detect};
+use crate::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
 use crate::config::AttentionConfig;
 use crate::encoder::folder::{ModelFolder, modules};
 use crate::encoder::model::bert::body;
@@ -121,7 +121,7 @@ fn replace(
     masked: bool,
     tensors: &mut BTreeMap<String, Tensor>,
 ) -> Result<()> {
-    let root = checkpoint.at("", DType::F32, &Device::Cpu);
+    let root = AnySource::new(&checkpoint.at("", DType::F32, &Device::Cpu));
     let body = body(config, &root);
     let source = body.as_ref().unwrap_or(&root);
     let row = config.row_in(source);
@@ -153,7 +153,7 @@ fn replace(
 /// Puts the weights without `heads` in the place of those of a layer.
 fn shrink(
     checkpoint: &Checkpoint,
-    layer: &CheckpointSource,
+    layer: &AnySource,
     mut config: AttentionConfig,
     heads: &[usize],
     tensors: &mut BTreeMap<String, Tensor>,
@@ -175,7 +175,7 @@ fn shrink(
 /// Puts an output projection that reads nothing of `heads` in the place of that of a layer.
 fn mask(
     checkpoint: &Checkpoint,
-    layer: &CheckpointSource,
+    layer: &AnySource,
     config: &AttentionConfig,
     heads: &[usize],
     tensors: &mut BTreeMap<String, Tensor>,
