@@ -77,14 +77,19 @@ pub(crate) fn with_slices<T: WithDType, R, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[T]; N]) -> R,
 ) -> Result<R> {
-    let contiguous = contiguous(&tensors, check_allocation::<T>)?;
+    let (mut f, mut result) = (Some(f), None);
+    call_with_slices(&tensors, &mut |data| result = f.take().map(|f| f(std::array::from_fn(|i| data[i]))))?;
+    Ok(result.expect("it calls what it is given"))
+}
+
+/// Compiled once per element type, whatever is called.
+fn call_with_slices<T: WithDType>(tensors: &[&Tensor], f: &mut dyn FnMut(&[&[T]])) -> Result<()> {
+    let contiguous = contiguous(tensors, check_allocation::<T>)?;
     let memory: Vec<_> = contiguous.iter().map(Memory::of).collect();
     let slices = memory.iter().map(Memory::lock::<T>).collect::<Result<Vec<_>>>()?;
-    let mut data: [&[T]; N] = [&[]; N];
-    for (data, (slice, tensor)) in data.iter_mut().zip(slices.iter().zip(&contiguous)) {
-        *data = &slice.data()[..tensor.elem_count()];
-    }
-    Ok(f(data))
+    let data = slices.iter().zip(&contiguous).map(|(slice, tensor)| &slice.data()[..tensor.elem_count()]);
+    f(&data.collect::<Vec<_>>());
+    Ok(())
 }
 
 /// The tensors in row-major order; an error if a copy that is needed for that does not fit into memory, by `check`.
