@@ -1,7 +1,7 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
 use crate::error::{Error, Result};
-use crate::macros::setters;
+use crate::setters;
 use crate::mask::AttentionMask;
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::position::{LayerSizes, Position};

@@ -11,7 +11,7 @@ use candle_core::{D, DType, Device, Tensor};
 
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::macros::setters;
+use crate::setters;
 use crate::mask::AttnShape;
 use crate::ops::accumulate_dtype;
 use crate::sdpa;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use candle_core::Tensor;
 
-use crate::macros::setters;
+use crate::setters;
 use crate::mask::AttentionMask;
 use crate::sdpa::Backend;
 

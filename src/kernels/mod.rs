@@ -5,8 +5,8 @@
 #![allow(unsafe_code)]
 
 mod activation;
-pub(crate) mod cpu;
+pub mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod metal;
 
-pub(crate) use activation::Activation;
+pub use activation::Activation;

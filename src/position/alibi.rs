@@ -8,7 +8,7 @@ use half::bf16;
 use super::parameters::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
 use crate::error::{Error, Result};
-use crate::macros::setters;
+use crate::setters;
 use crate::mask::AttentionMask;
 
 /// The slope of each head.

@@ -8,7 +8,8 @@ use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Team
 use crate::mask::AttnShape;
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
-use crate::tensor::{Memory, Slice, for_cpu_element, last_dim_contiguous, with_f32_slice};
+use crate::for_cpu_element;
+use crate::tensor::{Memory, Slice, last_dim_contiguous, with_f32_slice};
 
 /// Why the kernel cannot run a call; `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {

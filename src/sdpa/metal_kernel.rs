@@ -16,7 +16,7 @@ use crate::sdpa::{Backend, Call, DeviceKind, SdpaOptions};
 const SWITCH: &str = "CANDLE_ATTENTION_METAL_KERNEL";
 
 /// Whether the kernel is on without being asked for by name.
-pub(crate) fn is_switched_on() -> bool {
+pub fn is_switched_on() -> bool {
     std::env::var_os(SWITCH).is_some_and(|value| value == "1")
 }
 

@@ -28,8 +28,7 @@ use candle_core::Tensor;
 
 pub use backend::Backend;
 pub(crate) use call::{Call, DeviceKind};
-#[cfg(feature = "encoder")]
-pub(crate) use metal_kernel::is_switched_on as metal_kernel_is_switched_on;
+pub use metal_kernel::is_switched_on as metal_kernel_is_switched_on;
 pub use options::{AttentionOutput, SdpaOptions};
 pub use plan::{Plan, Rejected};
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::macros::setters;
+use crate::setters;
 use crate::mask::AttentionMask;
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::sdpa::backend::Backend;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use candle_attention::checkpoint::{Checkpoint, write_file};
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder, TextClassifier};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextClassifier};
 use candle_attention::lora::LoraAdapter;
 use candle_core::{DType, Device, Tensor};
 

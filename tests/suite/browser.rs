@@ -4,7 +4,7 @@ use std::process::Command;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use candle_attention::visualize::AttentionMaps;
+use candle_attention_text::visualize::AttentionMaps;
 use serde_json::Value;
 
 /// Helpers for the scripts of the tests: wait, click, read.

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use candle_attention::checkpoint::{Checkpoint, VarMapSource};
-use candle_attention::encoder::{
+use candle_attention_text::{
     BertConfig, BertModel, CrossEncoder, EncodeOptions, EntityOptions, M3Encoder, MultiVectorEncoder, SentenceEncoder,
     SparseEncoder, TextClassifier, TokenClassifier,
 };

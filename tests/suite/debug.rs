@@ -1,7 +1,7 @@
 //! What `{:?}` prints of a layer, a cache and a model: one line that fits a log, whatever the sizes.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_attention::position::Rotary;
 use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache};
 use candle_core::{DType, Device, Module};

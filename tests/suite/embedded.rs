@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{LAYER, assert_close, max_diff, says};

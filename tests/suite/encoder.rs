@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
-use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_attention::{AttentionMask, Error};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -54,7 +54,7 @@ fn results_that_are_not_finite_are_errors() {
     #[cfg(feature = "visualize")]
     {
         let maps = |layer: usize| {
-            let options = candle_attention::encoder::MapOptions::default();
+            let options = candle_attention_text::MapOptions::default();
             encoder.attention("a cat", &options.with_layers(&[layer]))
         };
         assert!(maps(0).is_ok());
@@ -207,7 +207,7 @@ fn prompts_are_prepended_to_the_text() {
     says(encoder.encode(&["sat"], &plain.with_prompt_name("q")), &["prompt_name is q", "document or query"]);
     #[cfg(feature = "visualize")]
     {
-        use candle_attention::encoder::MapOptions;
+        use candle_attention_text::MapOptions;
         let weights = |text: &str, options| encoder.attention(text, &options).unwrap().weights(0, 0).unwrap().to_vec();
         let prompted = weights("sat", MapOptions::default().with_prompt("the cat "));
         assert_eq!(prompted, weights("the cat sat", MapOptions::default()));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{BertConfig, BertModel};
+use candle_attention_text::{BertConfig, BertModel};
 use candle_attention::{AttentionMask, Error};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;

@@ -1,7 +1,7 @@
 //! Frozen copies: what a layer or model of variables is now, packed once, and made anew only when a weight has changed.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
+use candle_attention_text::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
 use candle_attention::position::{Rotary, T5RelativeBias};
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{BertConfig, FillMask, SentenceEncoder, SequenceClassifier, TextClassifier};
+use candle_attention_text::{BertConfig, FillMask, SentenceEncoder, SequenceClassifier, TextClassifier};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ fn a_link_that_leads_nowhere_is_not_an_absent_file() {
             let _ = std::fs::remove_file(&path);
             symlink(target, &path).unwrap();
             says(load(folder.path()), &[file]);
-            says(candle_attention::encoder::fingerprint(folder.path()), &[file]);
+            says(candle_attention_text::fingerprint(folder.path()), &[file]);
         }
     }
 }
@@ -58,7 +58,7 @@ fn pipes_and_devices_are_refused() {
                 false => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
             }
             says(load(folder.path()), &[file, "not a regular file"]);
-            says(candle_attention::encoder::fingerprint(folder.path()), &[file, "not a regular file"]);
+            says(candle_attention_text::fingerprint(folder.path()), &[file, "not a regular file"]);
         }
     }
 }
@@ -220,7 +220,7 @@ fn keys_of_another_kind_are_errors() {
 #[cfg(unix)]
 #[test]
 fn pruning_copies_a_folder_that_links_to_itself() {
-    use candle_attention::encoder::write_pruned;
+    use candle_attention_text::write_pruned;
     let (folder, target) = (tiny(), tempfile::tempdir().unwrap());
     for name in ["a", "b"] {
         std::os::unix::fs::symlink(".", folder.path().join(name)).unwrap();

@@ -1,7 +1,7 @@
 //! Tokenizers that panic, end the process, or grow without end inside the tokenizers library; texts and vocabularies that
 //! do not fit their model.
 
-use candle_attention::encoder::{EncodeOptions, FillMask, MapOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, FillMask, MapOptions, SentenceEncoder};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};

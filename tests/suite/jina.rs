@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use candle_attention::encoder::{BertConfig, BertModel};
+use candle_attention_text::{BertConfig, BertModel};
 use candle_attention::{AttentionMask, Error};
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::VarBuilder;

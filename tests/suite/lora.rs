@@ -1,7 +1,7 @@
 //! LoRA adapters against PEFT (`tests/golden/lora.py`): the folders of `lora`, and `gpt2`.
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
-use candle_attention::encoder::{BertConfig, BertModel, SequenceClassifier};
+use candle_attention_text::{BertConfig, BertModel, SequenceClassifier};
 use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, Error, MultiHeadAttention};
 use candle_core::{DType, Device, Module, Tensor};

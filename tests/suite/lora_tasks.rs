@@ -1,7 +1,7 @@
 //! Task adapters inside a checkpoint, as Jina embeddings v3 has them (`tests/golden/jina_tasks.py`): `lora/jina_tasks`.
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
-use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_attention::lora::{LoraConfig, LoraTasks, LoraTraining};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
 use candle_core::{DType, Device};

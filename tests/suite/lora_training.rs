@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
-use candle_attention::encoder::{BertConfig, BertModel};
+use candle_attention_text::{BertConfig, BertModel};
 use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, LoraTraining, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
 use candle_core::{D, DType, Device, Module, Tensor};

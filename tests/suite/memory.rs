@@ -2,7 +2,7 @@
 //! from which nothing that was packed differs.
 
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
-use candle_attention::encoder::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
+use candle_attention_text::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};

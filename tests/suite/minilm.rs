@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 

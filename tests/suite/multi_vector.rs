@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::Error;
-use candle_attention::encoder::{EncodeOptions, MultiVectorEncoder, max_sim};
+use candle_attention_text::{EncodeOptions, MultiVectorEncoder, max_sim};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Golden, assert_close, fixture, max_diff, says};

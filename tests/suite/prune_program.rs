@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{assert_within, fixture};

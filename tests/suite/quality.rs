@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device};
 
 /// What sentence-transformers 6.2.0 (torch 2.15.0, f32) reaches with the same weights.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_attention::position::{Alibi, Position, Rotary, Rotary2d, RotaryScaling, RotaryStyle, T5RelativeBias};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, NormKind, NormOver,

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use candle_attention::Error;
-use candle_attention::encoder::{CrossEncoder, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{CrossEncoder, EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use candle_attention::train::{Teacher, TrainConfig, Trainer};
+use candle_attention_text::train::{Teacher, TrainConfig, Trainer};
 use candle_core::DType;
 
 use crate::common::fixture;

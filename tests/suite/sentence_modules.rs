@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use candle_attention::encoder::{
+use candle_attention_text::{
     CrossEncoder, EncodeOptions, EntityOptions, FillMask, M3Encoder, ModelFiles, MultiVectorEncoder, SentenceEncoder,
     SparseEncoder, TextClassifier, TokenClassifier, fingerprint,
 };

@@ -1,7 +1,7 @@
 //! The options of `encode` and what follows it, against sentence-transformers: truncation, prompts, tokens, spans,
 //! quantization, similarities.
 
-use candle_attention::encoder::{
+use candle_attention_text::{
     EncodeOptions, Precision, QuantizationRanges, QuantizedValues, SentenceEncoder, SimilarityFunction,
     quantize_embeddings,
 };

@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
-use candle_attention::search::Index;
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::search::Index;
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
 };

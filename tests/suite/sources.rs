@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_attention::checkpoint::{
     Checkpoint, ModelAttention, VarMapSource, WeightSource, config_from_json, infer_config,
 };
-use candle_attention::encoder::{
+use candle_attention_text::{
     BertConfig, BertModel, CrossEncoder, EncodeOptions, FillMask, MaskedLm, SentenceEncoder, SequenceClassifier,
     TextClassifier,
 };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::Error;
-use candle_attention::encoder::{EncodeOptions, SparseEncoder, SparseVector};
+use candle_attention_text::{EncodeOptions, SparseEncoder, SparseVector};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
@@ -114,7 +114,7 @@ fn weights_of_tokens_may_be_json() {
 
 #[test]
 fn a_folder_shows_what_it_makes_of_texts() {
-    use candle_attention::encoder::EncoderKind::{self, MultiVector, Sentence, Sparse};
+    use candle_attention_text::EncoderKind::{self, MultiVector, Sentence, Sparse};
     let kinds = [
         ("tiny-bert", Sentence),
         ("sparse/splade", Sparse),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{
+use candle_attention_text::{
     BertConfig, CrossEncoder, EncodeOptions, FillMask, MaskedLm, SequenceClassifier, TaskHead, Text, TextClassifier,
     TokenClassificationHead,
 };

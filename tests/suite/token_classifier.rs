@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use candle_attention::encoder::{
+use candle_attention_text::{
     Aggregation, EncodeOptions, Entity, EntityOptions, SequenceClassifier, TaskHead, TokenClassifier,
 };
 use candle_attention::{Error, checkpoint::Checkpoint, encoder::BertConfig};

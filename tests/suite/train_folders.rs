@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::train::{Teacher, TrainConfig, Trainer};
+use candle_attention_text::train::{Teacher, TrainConfig, Trainer};
 use candle_core::{DType, Device};
 
 use crate::common::{fixture, max_diff, says};

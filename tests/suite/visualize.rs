@@ -5,8 +5,8 @@ use std::io::Read;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{BertConfig, BertModel, ForwardOptions, MapOptions, SentenceEncoder};
-use candle_attention::visualize::{AttentionMaps, TerminalColor};
+use candle_attention_text::{BertConfig, BertModel, ForwardOptions, MapOptions, SentenceEncoder};
+use candle_attention_text::visualize::{AttentionMaps, TerminalColor};
 use candle_attention::{AttentionMask, ObserveOptions};
 use candle_core::{DType, Device, Tensor};
 

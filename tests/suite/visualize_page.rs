@@ -1,6 +1,6 @@
 //! The page in a browser: what a reader does changes what it shows, and the numbers shown are the tensor's.
 
-use candle_attention::visualize::AttentionMaps;
+use candle_attention_text::visualize::AttentionMaps;
 use candle_core::{Device, Tensor};
 use serde_json::Value;
 

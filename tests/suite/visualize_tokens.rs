@@ -1,8 +1,8 @@
 //! What pictures of attention show of tokens: names of many tokens, special ones, pieces of words, the second text, and what
 //! was cut.
 
-use candle_attention::encoder::{MapOptions, SentenceEncoder};
-use candle_attention::visualize::{AttentionMaps, TerminalColor, TokenMarks};
+use candle_attention_text::{MapOptions, SentenceEncoder};
+use candle_attention_text::visualize::{AttentionMaps, TerminalColor, TokenMarks};
 use candle_core::{DType, Device};
 
 use crate::common::{fixture, says};

@@ -9,7 +9,7 @@ use super::isa::bf16_dot::{Bf16Dot, Bf16x2};
 use super::isa::neon;
 
 /// A dtype of stored values.
-pub(crate) trait Element: bytemuck::Pod + Send + Sync {
+pub trait Element: bytemuck::Pod + Send + Sync {
     /// Whether this is f32.
     const IS_F32: bool = false;
     const ZERO: Self;

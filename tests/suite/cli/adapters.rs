@@ -3,7 +3,7 @@
 use candle_core::{DType, Device};
 use serde_json::Value;
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 
 use super::Scratch;
 use crate::common::fixture;

@@ -1,8 +1,8 @@
 //! Importance of heads on texts.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::EncodeOptions;
-use candle_attention::pruning::ImportanceMethod;
+use candle_attention_text::EncodeOptions;
+use candle_attention_text::ImportanceMethod;
 use candle_core::Tensor;
 
 use super::{CPU, TEXTS, encoder};

@@ -6,7 +6,7 @@ mod models;
 mod observed;
 mod pruned;
 
-use candle_attention::encoder::SentenceEncoder;
+use candle_attention_text::SentenceEncoder;
 use candle_attention::{AttentionConfig, MultiHeadAttention};
 use candle_core::{DType, Device};
 

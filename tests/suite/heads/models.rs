@@ -2,7 +2,7 @@
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::{Checkpoint, ModelConfig};
-use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, PruneOptions, write_pruned, write_pruned_with};
+use candle_attention_text::{BertConfig, BertModel, EncodeOptions, PruneOptions, write_pruned, write_pruned_with};
 use candle_attention::pruning::PrunedHeads;
 use candle_core::{DType, Tensor};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use candle_attention::encoder::{HubOptions, download};
+use candle_attention_text::{HubOptions, download};
 
 use super::server::{Answer, COMMIT, Hub, ID, found, git_hash, respond};
 use crate::common::says;

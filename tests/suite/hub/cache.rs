@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder, download};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, download};
 use candle_core::{DType, Device};
 
 use super::server::{Answer, COMMIT, Hub, ID, found, git_hash, respond};

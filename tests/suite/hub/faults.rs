@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use candle_attention::encoder::{SentenceEncoder, download};
+use candle_attention_text::{SentenceEncoder, download};
 use candle_core::{DType, Device};
 
 use super::server::{Answer, COMMIT, Hub, ID, Request, found, git_hash, respond, respond_raw};

@@ -10,7 +10,7 @@ mod server;
 use std::collections::HashMap;
 use std::net::TcpListener;
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder, download};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, download};
 use candle_core::{DType, Device};
 
 pub use server::Hub;

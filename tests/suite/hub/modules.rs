@@ -1,6 +1,6 @@
 //! Models whose modules are in many folders: routers and static embeddings.
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder, fingerprint};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
 use candle_core::{DType, Device};
 
 use super::server::{Hub, ID};
@@ -18,7 +18,7 @@ fn all_files_of_the_modules_are_brought() {
             let of = |encoder| numbers(&encode(encoder, &["a cat", "hello"], &EncodeOptions::default()).unwrap());
             assert_eq!(of(&brought), of(&disk), "{name}");
         }
-        let cached = candle_attention::encoder::download(ID, &hub.options()).unwrap();
+        let cached = candle_attention_text::download(ID, &hub.options()).unwrap();
         assert_eq!(fingerprint(cached).unwrap(), fingerprint(folder.path()).unwrap(), "{name}");
     }
 }

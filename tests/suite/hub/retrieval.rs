@@ -1,6 +1,6 @@
 //! Sparse and multi-vector models of a hub are those of their folders.
 
-use candle_attention::encoder::{EncodeOptions, MultiVectorEncoder, SparseEncoder};
+use candle_attention_text::{EncodeOptions, MultiVectorEncoder, SparseEncoder};
 use candle_core::{DType, Device};
 
 use super::{Hub, ID};

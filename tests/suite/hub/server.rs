@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use candle_attention::encoder::HubOptions;
+use candle_attention_text::HubOptions;
 
 use crate::common::fixture;
 

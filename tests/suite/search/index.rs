@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder, fingerprint};
-use candle_attention::search::{Index, Lines};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
+use candle_attention_text::search::{Index, Lines};
 use candle_core::{DType, Device, Tensor};
 
 use super::{ROUNDED, lines};

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
-use candle_attention::search::{Index, Lines};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::search::{Index, Lines};
 use candle_core::{DType, Device, Tensor};
 
 use super::{ROUNDED, lines};
