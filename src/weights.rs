@@ -28,6 +28,7 @@ impl LinearWeights {
         Self { weight, bias }
     }
 
+    /// Whether a gradient of the weights is asked for.
     pub fn tracks_gradient(&self) -> bool {
         self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
     }
@@ -159,6 +160,7 @@ pub enum QkvWeights {
 }
 
 impl QkvWeights {
+    /// Whether a gradient of the weights is asked for.
     pub fn tracks_gradient(&self) -> bool {
         match self {
             Self::Split(parts) => parts.iter().any(LinearWeights::tracks_gradient),

@@ -121,9 +121,9 @@ impl<T: MapTensors> MapTensors for [T; 2] {
     }
 }
 
-#[cfg(test)]
 impl MultiHeadAttention {
-    /// What tells the query-key-value projection and the output projection from those of other layers.
+    /// Identities of the query-key-value projection and of the output projection. Layers that share a projection, such as
+    /// clones, have equal ones.
     pub fn projection_ids(&self) -> [candle_core::TensorId; 2] {
         [self.qkv.id(), self.o_proj.id()]
     }

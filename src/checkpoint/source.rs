@@ -123,6 +123,7 @@ pub fn missing(name: String) -> Error {
     Error::MissingTensor { name, why: "the checkpoint does not hold it".to_string() }
 }
 
+/// The error of a tensor that has another shape than expected.
 pub fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
     Error::Tensor { name, found: format!("has shape {found:?}"), expected: format!("{expected:?}") }
 }

@@ -9,8 +9,8 @@ mod text;
 use std::path::PathBuf;
 
 pub use panic::panic_message;
-pub use text::cut_to;
 pub use text::cut;
+pub use text::cut_to;
 use text::{name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.
@@ -355,6 +355,7 @@ impl Error {
         None
     }
 
+    /// [`Error::Config`]: `field` of a configuration is `value`, and `allowed` says in words what it may be.
     pub fn config(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
         Self::Config { field, value: value.to_string(), allowed: allowed.into() }
     }
@@ -368,22 +369,27 @@ impl Error {
         Self::NotFinite { what: format!("{what}{reason}") }
     }
 
+    /// [`Error::Shape`] of an argument or a weight.
     pub fn shape(tensor: impl Into<String>, found: &[usize], expected: impl Into<String>) -> Self {
         Self::Shape { tensor: tensor.into(), found: found.to_vec(), expected: expected.into() }
     }
 
+    /// [`Error::DType`] of an argument or a weight.
     pub fn dtype(tensor: impl Into<String>, found: candle_core::DType, expected: impl Into<String>) -> Self {
         Self::DType { tensor: tensor.into(), found: found.as_str().to_string(), expected: expected.into() }
     }
 
+    /// [`Error::Value`] of an argument, a tensor or a list.
     pub fn value(what: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
         Self::Value { what: what.into(), found: found.to_string(), expected: expected.into() }
     }
 
+    /// [`Error::Io`] of a file or folder.
     pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Self::Io { path: path.into(), source }
     }
 
+    /// [`Error::File`] with the reason why a file or folder cannot be used.
     pub fn file(path: impl Into<PathBuf>, reason: impl ToString) -> Self {
         Self::File { path: path.into(), reason: reason.to_string() }
     }

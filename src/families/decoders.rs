@@ -79,24 +79,14 @@ const GEMMA3: Family = Family {
 
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama"], ..LLAMA },
-    Family {
-        model_types: &["mistral"],
-        window: EVERYWHERE,
-        defaults: &[("sliding_window", 4096.0)],
-        ..LLAMA
-    },
+    Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
     Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
     // With images. Its text model alone is `gemma3_text`.
     Family { model_types: &["gemma3"], ..GEMMA3 },
     Family { model_types: &["gemma3_text"], ..GEMMA3 },
     // A Llama that sees both ways.
-    Family {
-        model_types: &["eurobert"],
-        positions: LayerPositions::Rotary(ROTARY),
-        qk_norm: None,
-        ..BASE
-    },
+    Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), qk_norm: None, ..BASE },
     Family {
         model_types: &[
             "arcee",

@@ -24,16 +24,8 @@ const DEBERTA: Family = Family { model_types: &["deberta"], scale: Scale::Disent
 
 pub(crate) const ENCODERS: &[Family] = &[
     BERT,
-    Family {
-        model_types: &["roberta", "xlm-roberta", "camembert", "electra"],
-        causal: Causal::IfDecoder,
-        ..BASE
-    },
-    Family {
-        model_types: &["mpnet"],
-        positions: LayerPositions::MpnetBias,
-        ..BASE
-    },
+    Family { model_types: &["roberta", "xlm-roberta", "camembert", "electra"], causal: Causal::IfDecoder, ..BASE },
+    Family { model_types: &["mpnet"], positions: LayerPositions::MpnetBias, ..BASE },
     Family { model_types: &["distilbert", "albert"], ..BASE },
     Family {
         model_types: &["modernbert"],

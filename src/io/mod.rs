@@ -13,8 +13,6 @@ mod read;
 mod stored_file;
 mod temporary;
 mod tensors;
-#[cfg(test)]
-mod tests;
 
 pub use atomic::{write_atomic, write_bytes};
 pub use hash::{Fingerprint, hash_file};

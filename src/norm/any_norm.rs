@@ -68,14 +68,17 @@ impl Norm {
         Self::new(kind, get(&WEIGHT, one)?, bias.then(|| get(&BIAS, 0.0)).transpose()?, eps)
     }
 
+    /// The scale, `(size)`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
+    /// The shift, `(size)`, if the norm has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
+    /// The number that is added to the variance.
     pub fn eps(&self) -> f64 {
         self.eps
     }

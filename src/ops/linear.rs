@@ -62,10 +62,12 @@ impl Linear {
         Ok(Self { weights: Weights::Tensors(weights), packed: Arc::default(), id, dims: [out, input] })
     }
 
+    /// Elements of an output row.
     pub fn out_features(&self) -> usize {
         self.dims[0]
     }
 
+    /// Elements of an input row.
     pub fn in_features(&self) -> usize {
         self.dims[1]
     }
@@ -102,6 +104,7 @@ impl Linear {
         }
     }
 
+    /// Whether a bias is added.
     pub fn has_bias(&self) -> bool {
         match &self.weights {
             Weights::Tensors(weights) => weights.bias.is_some(),
@@ -109,6 +112,7 @@ impl Linear {
         }
     }
 
+    /// Whether a gradient of the weights is asked for.
     pub fn tracks_gradient(&self) -> bool {
         self.tensors().is_some_and(LinearWeights::tracks_gradient)
     }
@@ -304,6 +308,7 @@ fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
 /// Attention and feed-forward return it so that the residual norm after them adds the bias in the same kernel.
 #[derive(Debug, Clone)]
 pub struct PendingBias {
+    /// The product, without the bias.
     pub ys: Tensor,
     /// `None` if the bias is added already, or if there is none.
     pub bias: Option<Tensor>,

@@ -5,9 +5,9 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
+use crate::for_cpu_element;
 use crate::kernels::Activation;
 use crate::kernels::cpu::{Element, Isa, PackedWeights, Packer, Team};
-use crate::for_cpu_element;
 use crate::tensor::{check_allocation, element_count, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 

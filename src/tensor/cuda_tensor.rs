@@ -89,11 +89,7 @@ pub fn optional_address<'s, T: CudaDType + DeviceRepr + 'static>(
 }
 
 /// A tensor that owns memory written by a kernel.
-pub fn tensor_from_cuda<T: CudaDType>(
-    slice: CudaSlice<T>,
-    device: &CudaDevice,
-    shape: impl Into<Shape>,
-) -> Tensor {
+pub fn tensor_from_cuda<T: CudaDType>(slice: CudaSlice<T>, device: &CudaDevice, shape: impl Into<Shape>) -> Tensor {
     let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, device.clone()));
     Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }

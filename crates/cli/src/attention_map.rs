@@ -3,8 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use candle_attention_text::{MapOptions, Text};
 use candle_attention_text::visualize::TerminalColor;
+use candle_attention_text::{MapOptions, Text};
 use clap::Parser;
 
 use super::shared::model::Model;

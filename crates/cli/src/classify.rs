@@ -3,15 +3,16 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::shared::head_model::HeadModel;
-use super::shared::program::Command;
-use super::shared::{Result, print, read};
 use candle_attention_text::{
     Aggregation, Entity, EntityOptions, Label, TaskHead, Text, TextClassifier, TokenClassifier,
 };
 use candle_core::{DType, Device};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use super::shared::head_model::HeadModel;
+use super::shared::program::Command;
+use super::shared::{Result, print, read};
 
 /// Classify texts or pairs of texts, or find entities in texts.
 ///

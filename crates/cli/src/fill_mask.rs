@@ -3,11 +3,12 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use candle_attention_text::{FillMask as Model, MaskPrediction};
+use clap::Parser;
+
 use super::shared::head_model::HeadModel;
 use super::shared::program::Command;
 use super::shared::{Result, print, read};
-use candle_attention_text::{FillMask as Model, MaskPrediction};
-use clap::Parser;
 
 /// Predict what stands at each [MASK] of texts.
 ///

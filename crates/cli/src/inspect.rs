@@ -4,12 +4,13 @@ use std::collections::{BTreeSet, HashSet};
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::shared::checkpoint::locate;
-use super::shared::program::Command;
-use super::shared::{Result, about, print, read};
 use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelConfig};
 use clap::Parser;
 use serde_json::Value;
+
+use super::shared::checkpoint::locate;
+use super::shared::program::Command;
+use super::shared::{Result, about, print, read};
 
 /// List the attention layers of a checkpoint: prefix, layout, heads, dtype, parameters, positions, mask.
 ///

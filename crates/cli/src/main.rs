@@ -1,26 +1,16 @@
 //! The program `candle-attention`: what the library does, as commands.
 
-mod attend;
-mod attention_map;
-mod classify;
-mod completions;
-mod encode;
-mod fill_mask;
-mod inspect;
-mod man;
-mod prune;
-mod rerank;
-mod search;
-mod shared;
 #[cfg(test)]
 mod tests;
-mod train;
 
 use std::process::ExitCode;
 
+use candle_attention_cli::shared::Result;
+use candle_attention_cli::shared::program::{self, Command};
+use candle_attention_cli::{
+    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, rerank, search, train,
+};
 use clap::{CommandFactory, Parser, Subcommand};
-use shared::Result;
-use shared::program::{self, Command};
 
 /// Text embeddings, semantic search, attention maps, and the attention layers of published checkpoints.
 ///

@@ -3,12 +3,13 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::shared::head_model::HeadModel;
-use super::shared::program::Command;
-use super::shared::{Result, print, read};
 use candle_attention_text::{CrossEncoder, EncodeOptions};
 use candle_core::{DType, Device};
 use clap::Parser;
+
+use super::shared::head_model::HeadModel;
+use super::shared::program::Command;
+use super::shared::{Result, print, read};
 
 /// Sort documents by their relevance to a query.
 ///

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde::de::DeserializeOwned;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{Error, Result};
 use candle_attention::io::{MAX_CONFIG_BYTES, is_present, read_limited};
+use candle_attention::{Error, Result};
+use serde::de::DeserializeOwned;
 
 use crate::model::config::BertConfig;
 use crate::model_files::{ModelFiles, inside};

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use serde_json::Value;
 use candle_attention::Result;
+use serde_json::Value;
 
 use crate::folder::{ModelFolder, Module};
 use crate::router::routes;

@@ -19,6 +19,10 @@ mod model_files;
 mod multi_vector;
 mod prompts;
 mod pruning;
+#[cfg(test)]
+#[allow(dead_code, reason = "the tests of the layer share it")]
+#[path = "../../../src/tensor/random.rs"]
+mod random;
 mod router;
 pub mod search;
 mod sentence;

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{Error, Result};
 use candle_attention::error::cut_to;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::heads::pooling::l2_normalize;

@@ -16,7 +16,7 @@ const WEIGHTS: &str = "model.safetensors";
 /// ```
 /// use candle_attention_text::{EncodeOptions, ModelFiles, SentenceEncoder};
 /// use candle_core::{DType, Device};
-/// # macro_rules! file { ($name:literal) => { include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/", $name)) } }
+/// # macro_rules! file { ($name:literal) => { include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/", $name)) } }
 /// let files = ModelFiles::new()
 ///     .with("config.json", file!("config.json"))?
 ///     .with("tokenizer.json", file!("tokenizer.json"))?

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use candle_attention::{Error, Result};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use crate::folder::{MAX_MODULES, ModelFolder, Module, any_modules};
 use crate::model_files::inside;

@@ -22,6 +22,7 @@ use crate::position::ragged::{BatchCache, RaggedBatch};
 /// What the layers of a model share in a forward pass.
 #[derive(Default)]
 pub struct Buffers {
+    /// Memory for what a step computes and the next one reads.
     pub scratch: ScratchPool,
     cache: BatchCache,
 }

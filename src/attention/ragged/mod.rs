@@ -24,12 +24,12 @@ use candle_core::{Device, Tensor, WithDType};
 
 use crate::attention::{AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
+use crate::for_cpu_element;
 use crate::kernels::cpu::Element;
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::ragged::{BatchCache, offsets};
 use crate::sdpa::{AttentionOutput, Backend};
-use crate::for_cpu_element;
 use crate::tensor::{element_count, same_dtype_and_device, with_slice, zeros};
 
 /// Values of the hidden states that one thread takes at a time: 1 MB in f32, half of the L2 cache of a core.

@@ -85,10 +85,12 @@ fn bytes<T: Pod>(values: &[T]) -> &[u8] {
 }
 
 impl PackedWeights {
+    /// Elements of an input row.
     pub fn in_features(&self) -> usize {
         self.in_features
     }
 
+    /// Elements of an output row.
     pub fn out_features(&self) -> usize {
         self.out_features
     }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::super::shared::{Result, about};
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
 use candle_core::{DType, Device, Tensor};
+
+use super::super::shared::{Result, about};
 
 const NAMES: [&str; 8] =
     ["query", "key", "value", "attention_mask", "attn_mask", "key_padding_mask", "lengths", "additive"];

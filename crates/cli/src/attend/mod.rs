@@ -6,15 +6,16 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::shared::checkpoint::locate;
-use super::shared::output::{Kind, Output, folder_of};
-use super::shared::program::Command;
-use super::shared::{Result, about, device, print, read, weights};
 use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Position};
 use candle_core::{DType, Device};
 use clap::Parser;
 use inputs::Inputs;
+
+use super::shared::checkpoint::locate;
+use super::shared::output::{Kind, Output, folder_of};
+use super::shared::program::Command;
+use super::shared::{Result, about, device, print, read, weights};
 
 /// Run one attention layer of a checkpoint on tensors from a file.
 ///

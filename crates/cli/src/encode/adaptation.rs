@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_attention::lora::LoraAdapter;
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 
 use super::super::shared::Result;
 

@@ -9,17 +9,17 @@ mod write;
 
 use std::path::{Path, PathBuf};
 
+use adaptation::Adaptation;
 use clap::Parser;
+use embedder::Embedder;
+use outputs::Outputs;
+use retrieval::Retrieval;
 
 use super::shared::model::{Batches, Model};
 use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
 use super::shared::read::{self, Lines};
 use super::shared::{Result, about, print};
-use adaptation::Adaptation;
-use embedder::Embedder;
-use outputs::Outputs;
-use retrieval::Retrieval;
 
 /// Compute sentence embeddings, and compare texts by them.
 ///

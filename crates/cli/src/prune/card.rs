@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::super::shared::{Result, about};
 use candle_attention::pruning::PrunedHeads;
+
+use super::super::shared::{Result, about};
 
 /// The longest model card that is kept, in bytes: 1 MiB. Published ones have some thousand.
 const MAX_CARD_BYTES: u64 = 1 << 20;

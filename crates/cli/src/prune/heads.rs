@@ -2,9 +2,10 @@
 
 use std::io::Write;
 
-use super::super::shared::{Result, bar};
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_attention_text::{HeadImportance, ImportanceMethod, RankedHead};
+
+use super::super::shared::{Result, bar};
 
 /// How many of the least and the most important heads are listed.
 const LISTED: usize = 8;

@@ -8,17 +8,17 @@ mod write;
 use std::io::Write;
 use std::path::PathBuf;
 
+use candle_attention_text::ImportanceMethod;
+use candle_core::DType;
 use clap::{Parser, ValueEnum};
 use plotters::prelude::SeriesLabelPosition;
+use rows::{Row, Texts};
 
 use super::shared::model::{Batches, Model};
 use super::shared::output::{Kind, Output};
 use super::shared::plot::{self, Chart, Line};
 use super::shared::program::Command;
 use super::shared::{Result, about, output_folder, print, read};
-use candle_attention_text::ImportanceMethod;
-use candle_core::DType;
-use rows::{Row, Texts};
 
 /// Rank the attention heads of a sentence encoder by their importance on your texts, and prune the least important.
 ///

@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::time::Instant;
 
-use super::super::shared::{Result, bar};
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_attention_text::HeadImportance;
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Tensor};
+
+use super::super::shared::{Result, bar};
 
 /// Quality and time of the model without a share of its heads.
 pub struct Row {

@@ -3,11 +3,12 @@
 use std::io::Write;
 use std::path::Path;
 
+use candle_attention::pruning::PrunedHeads;
+use candle_attention_text::{PruneOptions, write_pruned_with};
+
 use super::super::shared::output::folder_of;
 use super::super::shared::{Result, about};
 use super::card::{self, Measured};
-use candle_attention_text::{PruneOptions, write_pruned_with};
-use candle_attention::pruning::PrunedHeads;
 
 /// A model to write.
 pub struct Written<'a> {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_attention_text::search::Index;
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use sha2::{Digest, Sha256};
 
 use super::super::shared::{Result, about, bar, print};

@@ -8,18 +8,18 @@ mod sources;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
+use cache::Cache;
 use candle_attention_text::search::Index;
+use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
 use candle_core::{DType, Device};
 use clap::Parser;
+use hits::{Searched, Wanted, hits};
+use show::Show;
+use sources::{Corpus, Source};
 
 use super::shared::model::{Batches, Model, note_truncated};
 use super::shared::program::Command;
 use super::shared::{Result, about};
-use cache::Cache;
-use hits::{Searched, Wanted, hits};
-use show::Show;
-use sources::{Corpus, Source};
 
 /// Find the lines of files that are closest in meaning to a query.
 ///

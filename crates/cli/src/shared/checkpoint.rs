@@ -8,7 +8,6 @@ use super::{Result, about};
 /// A name that is a path is said to be none before the hub is asked.
 pub fn locate(name: &Path) -> Result<PathBuf> {
     let Err(error) = std::fs::metadata(name) else { return Ok(name.to_path_buf()) };
-    #[cfg(feature = "encoder")]
     if let Some(id) = name.to_str().filter(|_| error.kind() == std::io::ErrorKind::NotFound && could_be_id(name)) {
         return super::model::locate(id, None);
     }
@@ -16,7 +15,6 @@ pub fn locate(name: &Path) -> Result<PathBuf> {
 }
 
 /// Whether a name has the parts of a hub id, `name` or `owner/name`, and is not that of a file of weights or a configuration.
-#[cfg(feature = "encoder")]
 fn could_be_id(name: &Path) -> bool {
     let parts = || name.components();
     let file = name.extension().is_some_and(|extension| extension == "safetensors" || extension == "json");

@@ -3,12 +3,12 @@
 pub mod bar;
 pub mod checkpoint;
 pub mod device;
-#[cfg(feature = "encoder")]
+#[cfg(feature = "program")]
 pub mod head_model;
-#[cfg(feature = "encoder")]
 pub mod model;
 pub mod output;
 pub mod output_folder;
+#[cfg(feature = "program")]
 pub mod plot;
 pub mod print;
 pub mod program;

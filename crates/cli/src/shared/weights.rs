@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::{Result, about};
 use candle_attention::checkpoint::Checkpoint;
+
+use super::{Result, about};
 
 /// Checks that all weights under a prefix are finite. `path` is where they come from.
 pub fn check_finite(path: &Path, checkpoint: &Checkpoint, prefix: &str) -> Result<()> {

@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::path::Path;
 
-use super::super::shared::{Result, about, print};
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_attention_text::train::{Agreement, Teacher, agreement, read_texts};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
+
+use super::super::shared::{Result, about, print};
 
 /// The number of texts that are compared with each other.
 const GROUP: usize = 1_000;

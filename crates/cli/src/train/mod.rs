@@ -10,18 +10,18 @@ mod session;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::shared::output::{Kind, Output};
-use super::shared::program::Command;
-use super::shared::{Result, about, device, model, print};
 use candle_attention_text::train::{StudentKind, Teacher, TrainConfig, Trainer, read_texts};
 use candle_core::DType;
 use clap::Parser;
-
 use interrupt::Interrupt;
 use measure::HeldBack;
 use progress::Progress;
 use record::Record;
 use session::Session;
+
+use super::shared::output::{Kind, Output};
+use super::shared::program::Command;
+use super::shared::{Result, about, device, model, print};
 
 /// Train a small text encoder from scratch.
 ///

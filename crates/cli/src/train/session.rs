@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use candle_attention_text::train::{Agreement, Step, Trainer};
+
 use super::super::shared::Result;
 use super::super::shared::output::Output;
 use super::super::shared::program::Interrupted;
@@ -10,7 +12,6 @@ use super::interrupt::Interrupt;
 use super::measure::HeldBack;
 use super::progress::Progress;
 use super::record::Record;
-use candle_attention_text::train::{Agreement, Step, Trainer};
 
 /// What a run is trained with.
 pub struct Session<'a> {

@@ -32,6 +32,9 @@ fn every_row_has_a_fixture() {
         let has_fixture =
             family.model_types.iter().any(|name| tested.contains(*name)) && family.required_config_key.is_none();
         let excepted = WITHOUT_MODEL.iter().any(|(excepted, _)| *excepted == name);
-        assert_ne!(has_fixture, excepted, "model `{name}`: no fixture in tests/fixtures/encoders, or a needless exception");
+        assert_ne!(
+            has_fixture, excepted,
+            "model `{name}`: no fixture in tests/fixtures/encoders, or a needless exception"
+        );
     }
 }

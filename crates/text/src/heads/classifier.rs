@@ -2,20 +2,20 @@
 
 use std::fmt;
 
-use candle_core::{Module, Tensor};
-use serde_json::{Map, Value};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{AttentionMask, Error, Result};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
+use candle_attention::{AttentionMask, Error, Result};
+use candle_core::{Module, Tensor};
+use serde_json::{Map, Value};
 
+use crate::families::task_heads::HeadActivation;
 use crate::heads::task_head::TaskHead;
 use crate::model::bert::{BertModel, body};
 use crate::model::config::BertConfig;
 use crate::model::feed_forward::read_linear;
 use crate::model::hidden_states::HiddenStates;
-use crate::families::task_heads::HeadActivation;
 
 /// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's

@@ -2,19 +2,19 @@
 
 use std::fmt;
 
-use candle_core::{Module, Tensor};
-use candle_nn::Activation;
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{AttentionMask, Error, Result};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
 use candle_attention::weights::LinearWeights;
+use candle_attention::{AttentionMask, Error, Result};
+use candle_core::{Module, Tensor};
+use candle_nn::Activation;
 
+use crate::families::task_heads::HeadActivation;
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
 use crate::model::feed_forward::read_linear;
-use crate::families::task_heads::HeadActivation;
 
 /// A [`BertModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are the
 /// word embeddings unless `tie_word_embeddings` is false.

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use candle_core::{D, DType, Tensor};
-use candle_attention::{Error, Result};
 use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
+use candle_core::{D, DType, Tensor};
 
 /// How the hidden states of a text's tokens become one vector; the names are those of sentence-transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]

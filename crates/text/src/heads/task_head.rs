@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use serde_json::Value;
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::{Error, Result};
+use serde_json::Value;
 
 use crate::folder::{ModelFolder, modules, transformer_of};
 use crate::model::bert::body;

@@ -2,19 +2,19 @@
 
 use std::fmt;
 
-use candle_core::{Module, Tensor};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{AttentionMask, Error, Result};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
+use candle_attention::{AttentionMask, Error, Result};
+use candle_core::{Module, Tensor};
 
+use crate::families::task_heads::{HeadActivation, TokenClassifierFirst};
 use crate::heads::classifier::{head_activation, labels};
 use crate::heads::task_head::TaskHead;
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
 use crate::model::feed_forward::read_linear;
-use crate::families::task_heads::{HeadActivation, TokenClassifierFirst};
 
 /// A [`BertModel`] with a head that classifies each token, `last(x)`, as the `ForTokenClassification` of its family in
 /// transformers; ModernBERT's is `last(norm(activation(first(x))))`.

@@ -1,11 +1,11 @@
 //! `TokenScore`: how much more likely one token follows a text than another, by a causal language model.
 
-use candle_core::Tensor;
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{Error, Result};
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::weights::LinearWeights;
+use candle_attention::{Error, Result};
+use candle_core::Tensor;
 
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;

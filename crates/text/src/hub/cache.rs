@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 #[cfg(not(unix))]
 use candle_attention::io::write_atomic;
-use candle_attention::{Error, Result};
 use candle_attention::io::{read_limited, write_bytes};
+use candle_attention::{Error, Result};
 
 use crate::hub::content::{Proof, prove};
 use crate::hub::names::{BlobName, Commit, RepoPath, Revision};

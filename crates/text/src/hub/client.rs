@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
+use candle_attention::{Error, Result};
 use ureq::http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, ETAG, LOCATION};
 use ureq::http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
-use candle_attention::{Error, Result};
 
 use crate::hub::endpoint::Endpoint;
 use crate::hub::fault::Fault;

@@ -4,10 +4,10 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use candle_attention::io::open_regular;
+use candle_attention::{Error, Result};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
-use candle_attention::{Error, Result};
-use candle_attention::io::open_regular;
 
 use crate::hub::client::Facts;
 use crate::hub::fault::Fault;

@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use candle_attention::{Error, Result};
 use ureq::http::Uri;
 use ureq::http::uri::Scheme;
-use candle_attention::{Error, Result};
 
 use crate::hub::names::{RepoPath, Revision, shown};
 

@@ -4,8 +4,8 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use candle_attention::{Error, Result};
 use candle_attention::io::write_atomic;
+use candle_attention::{Error, Result};
 
 use crate::hub::cache::{Cache, create_parent};
 use crate::hub::client::{Client, Facts, Reply};

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::checkpoint::{SharedTables, WeightSource};
-use candle_attention::{AttentionMask, Result};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen};
 use candle_attention::weights::PositionWeights;
+use candle_attention::{AttentionMask, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
 use crate::model::config::BertConfig;

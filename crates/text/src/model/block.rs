@@ -1,16 +1,16 @@
 //! A block of the encoder: self-attention and feed-forward, each added to what it read.
 
-use candle_core::Tensor;
-use candle_attention::{AttentionMask, MultiHeadAttention, Result};
 use candle_attention::checkpoint::{SharedTables, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::tensor::{Freeze, MapTensors};
 use candle_attention::weights::AttentionWeights;
+use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+use candle_core::Tensor;
 
+use crate::families::model::{Block as BlockRow, BlockNorms};
 use crate::model::config::BertConfig;
 use crate::model::feed_forward::FeedForward;
 use crate::model::stream::Stream;
-use crate::families::model::{Block as BlockRow, BlockNorms};
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the family
 /// has them.
@@ -172,13 +172,13 @@ mod tests {
     use candle_nn::VarBuilder;
 
     use super::*;
-    use candle_attention::NormKind;
+    use crate::families::model::FeedForwardNames;
     use crate::model::options::ForwardOptions;
     use crate::model::row_stream::RowStream;
     use crate::model::tensor_stream::{Batch, TensorStream};
-    use crate::families::model::FeedForwardNames;
+    use crate::random::Random;
+    use candle_attention::NormKind;
     use candle_attention::kernels::cpu::{AlignedVec, Team};
-    use candle_attention::tensor::random::Random;
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;

@@ -1,8 +1,8 @@
 //! Forward of sequences of unequal length: ragged where the device has a kernel for that, else padded by buckets.
 
-use candle_core::Tensor;
 use candle_attention::ragged::{Bucket, buckets, padded_places};
 use candle_attention::{AttentionMask, Error, PaddedIds, Result};
+use candle_core::Tensor;
 
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::HiddenStates;

@@ -2,19 +2,19 @@
 
 use std::path::Path;
 
-use candle_nn::Activation;
-use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value};
 use candle_attention::checkpoint::{WeightSource, configure_layer};
-use candle_attention::{AttentionConfig, AttentionMask, Error, NormKind, Result};
 use candle_attention::io::json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
 use candle_attention::pruning::PrunedHeads;
+use candle_attention::{AttentionConfig, AttentionMask, Error, NormKind, Result};
+use candle_nn::Activation;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
-use crate::model::config_keys::{normalize_config_keys, supported_models};
-use crate::families::model::{AbsolutePositions, Block, Model, SegmentTypes};
 use crate::families;
+use crate::families::model::{AbsolutePositions, Block, Model, SegmentTypes};
+use crate::model::config_keys::{normalize_config_keys, supported_models};
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
 /// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of decoders that embed texts: Qwen 3, Qwen 2, Mistral,

@@ -1,8 +1,7 @@
 //! BERT's config keys for every family: renames keys, resolves gates, fills in defaults, rejects what is not implemented.
 
-use serde_json::{Map, Value};
 use candle_attention::{Error, Result};
-
+use serde_json::{Map, Value};
 
 use crate::families::model::FeedForwardNames;
 use candle_attention::checkpoint;
@@ -36,8 +35,8 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     }
     let text = |key: &str| keys.get(key).and_then(Value::as_str);
     let found = text("model_type").unwrap_or("absent");
-    let row =
-        families::model(found, text, |_| false).ok_or_else(|| Error::config("model_type", found, supported_models()))?;
+    let row = families::model(found, text, |_| false)
+        .ok_or_else(|| Error::config("model_type", found, supported_models()))?;
     let is_on = |value: &Value| *value != Value::Bool(false) && value.as_f64() != Some(0.0);
     for key in row.unsupported_keys {
         if let Some(value) = keys.get(*key).filter(|value| is_on(value)) {

@@ -1,13 +1,13 @@
 //! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
 
-use candle_core::{DType, Device, Tensor, WithDType};
-use candle_attention::kernels::cpu::{AlignedVec, Element};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{Error, Result, for_cpu_element};
+use candle_attention::kernels::cpu::{AlignedVec, Element};
 use candle_attention::tensor::{MapTensors, element_count, with_slice, with_slices};
+use candle_attention::{Error, Result, for_cpu_element};
+use candle_core::{DType, Device, Tensor, WithDType};
 
-use crate::model::config::BertConfig;
 use crate::families::model::EmbeddingScale;
+use crate::model::config::BertConfig;
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
 /// are not part of attention.

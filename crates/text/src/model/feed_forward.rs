@@ -1,17 +1,17 @@
 //! The feed-forward part of a block, plain or gated.
 
-use candle_core::{DType, Device, Module, Tensor, WithDType};
-use candle_nn::Activation;
-use half::bf16;
-use candle_attention::kernels::cpu::{Element, ScratchPool, Team};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{Result, ops};
+use candle_attention::kernels::cpu::{Element, ScratchPool, Team};
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::tensor::{MapTensors, element_count};
 use candle_attention::weights::LinearWeights;
+use candle_attention::{Result, ops};
+use candle_core::{DType, Device, Module, Tensor, WithDType};
+use candle_nn::Activation;
+use half::bf16;
 
-use crate::model::config::BertConfig;
 use crate::families::model::{Block, FeedForwardNames};
+use crate::model::config::BertConfig;
 
 /// Intermediate values of the rows that go through both products together: 1 MB in f32, half of the L2 cache of a core.
 const BLOCK_VALUES: usize = 1 << 18;

@@ -1,9 +1,9 @@
 //! Models with weights that cannot change.
 
-use candle_core::Tensor;
 use candle_attention::Result;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors};
+use candle_core::Tensor;
 
 use crate::model::bert::BertModel;
 use crate::model::block::Block;

@@ -1,8 +1,8 @@
 //! The hidden states of a batch, ragged or padded.
 
-use candle_core::{DType, Device, Tensor};
-use candle_attention::{Error, Result};
 use candle_attention::ragged::offsets;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 
 /// The hidden states of a batch of texts.
 #[derive(Debug)]

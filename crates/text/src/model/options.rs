@@ -1,7 +1,7 @@
 //! Options and output of one forward of a model.
 
-use candle_core::Tensor;
 use candle_attention::{AttentionOptions, AttentionStats, Error, ObserveOptions, Result, setters};
+use candle_core::Tensor;
 
 /// Options of one call of [`BertModel::forward_with`](crate::BertModel::forward_with). The default: inference, all
 /// heads, nothing observed.

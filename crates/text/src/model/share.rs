@@ -78,14 +78,14 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use candle_attention::checkpoint::Checkpoint;
     use crate::model::config::BertConfig;
+    use candle_attention::checkpoint::Checkpoint;
     use candle_attention::lora::LoraAdapter;
 
     /// What an adapter does not change is in memory once.
     #[test]
     fn unchanged_weights_are_shared() -> Result<()> {
-        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
         for dtype in [DType::F32, DType::F64, DType::BF16] {
             let source = Checkpoint::open(format!("{fixtures}/tiny-bert"))?.at("", dtype, &Device::Cpu);
             let config = BertConfig::from_file(format!("{fixtures}/tiny-bert/config.json"))?;

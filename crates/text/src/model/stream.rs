@@ -1,8 +1,8 @@
 //! What a block does to hidden states, independent of how they are stored.
 
-use candle_attention::{AttentionMask, MultiHeadAttention, Result};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
+use candle_attention::{AttentionMask, MultiHeadAttention, Result};
 
 use crate::model::feed_forward::FeedForward;
 

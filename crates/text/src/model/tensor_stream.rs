@@ -1,11 +1,11 @@
 //! Hidden states as a tensor: padded batches on every device, ragged batches on GPUs.
 
-use candle_core::Tensor;
-use candle_nn::ops::dropout;
-use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, MultiHeadAttention, Result};
 use candle_attention::norm::Norm;
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::ragged::BatchCache;
+use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, MultiHeadAttention, Result};
+use candle_core::Tensor;
+use candle_nn::ops::dropout;
 
 use crate::model::feed_forward::FeedForward;
 use crate::model::options::ForwardOptions;

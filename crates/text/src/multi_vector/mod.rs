@@ -5,12 +5,12 @@ mod tokens;
 
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{Error, Result};
 use candle_attention::error::cut_to;
 use candle_attention::ops::max_sim;
 use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::folder::{ModelFolder, modules, transformer_of};
 use crate::heads::pooling::l2_normalize;

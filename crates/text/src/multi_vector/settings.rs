@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 use candle_attention::{Error, Result};
+use serde_json::Value;
 
 use crate::folder::{ModelFolder, Module};
 use crate::prompts::Prompts;

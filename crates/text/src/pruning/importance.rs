@@ -1,9 +1,9 @@
 //! Importance of the attention heads of a sentence encoder, measured on given texts.
 
-use candle_core::{DType, Device, Tensor, Var};
-use candle_attention::{Error, ObserveOptions, Result};
-use candle_attention::pruning::PrunedHeads;
 use crate::{HeadImportance, ImportanceMethod};
+use candle_attention::pruning::PrunedHeads;
+use candle_attention::{Error, ObserveOptions, Result};
+use candle_core::{DType, Device, Tensor, Var};
 
 use crate::model::hidden_states::HiddenStates;
 use crate::model::options::{ForwardOptions, ForwardOutput};

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
-use serde_json::Value;
-use candle_attention::{AttentionConfig, Error, MultiHeadAttention, Result, setters};
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource, detect};
 use candle_attention::io::{NewFolder, check_absent, is_present, json, write_new_folder, write_tensors};
 use candle_attention::position::Position;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::weights::{LinearWeights, PositionWeights};
+use candle_attention::{AttentionConfig, Error, MultiHeadAttention, Result, setters};
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
 
 use crate::folder::{ModelFolder, modules};
 use crate::model::bert::body;

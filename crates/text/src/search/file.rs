@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::path::Path;
 
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::{is_present, open_regular, write_atomic};
+use candle_attention::{Error, Result};
 use half::f16;
 use safetensors::Dtype;
 use sha2::{Digest, Sha256};
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{Error, Result};
-use candle_attention::io::{is_present, open_regular, write_atomic};
 
 use crate::search::index::{Index, Key};
 

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
+use candle_attention::Result;
 use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
-use candle_attention::Result;
 
-use crate::{EncodeOptions, Ranked, SentenceEncoder};
 use crate::search::vectors::Vectors;
+use crate::{EncodeOptions, Ranked, SentenceEncoder};
 
 /// Key of a text in a file: the first half of its SHA-256 hash.
 pub(super) type Key = [u8; 16];

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use half::f16;
 use candle_attention::{Error, Result};
+use half::f16;
 
 use crate::Ranked;
 use crate::search::nearest;

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use candle_core::Tensor;
-use candle_attention::{Error, Result};
 use candle_attention::lora::LoraAdapter;
+use candle_attention::{Error, Result};
+use candle_core::Tensor;
 
 use crate::model::bert::BertModel;
 use crate::prompts::Task;

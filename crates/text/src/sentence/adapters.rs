@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device};
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
-use candle_attention::{Error, Result};
 use candle_attention::lora::{AdaptedSource, LoraAdapter};
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
 
 use crate::folder::ModelFolder;
 use crate::model::bert::BertModel;

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{Error, Result};
 use candle_attention::ops::Linear;
 use candle_attention::weights::LinearWeights;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::folder::ModelFolder;
 use crate::sentence::activation::{Activation, activation};

@@ -1,8 +1,8 @@
 //! From texts to embeddings: of whole texts, of queries and documents, of their tokens.
 
-use candle_core::Tensor;
-use candle_attention::{Error, Result};
 use candle_attention::error::cut_to;
+use candle_attention::{Error, Result};
+use candle_core::Tensor;
 
 use crate::heads::pooling::l2_normalize;
 use crate::model::hidden_states::first_not_finite;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use candle_attention::{Error, Result};
 use candle_attention::io::{Fingerprint, hash_file, is_present};
+use candle_attention::{Error, Result};
 
 use crate::folder::ModelFolder;
 use crate::router::routes;

@@ -1,8 +1,8 @@
 //! The first module of a model, which takes texts.
 
-use candle_core::{DType, Device};
-use candle_attention::{Error, Result};
 use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
 
 use crate::sentence::static_embedding::StaticEmbedding;
 use crate::sentence::transformer::Transformer;

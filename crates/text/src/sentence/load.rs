@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device};
 use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
 
 use crate::folder::{ModelFolder, Module};
 use crate::heads::pooling::{Pooling, PoolingMode};

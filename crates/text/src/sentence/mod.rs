@@ -25,9 +25,9 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::checkpoint::WeightSource;
 use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::folder::ModelFolder;
 use crate::model::bert::BertModel;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device, Module as _, Tensor};
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::{Error, Result};
 use candle_attention::norm::LayerNorm;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Module as _, Tensor};
 
 use crate::folder::{ModelFolder, Module};
 use crate::heads::pooling::l2_normalize;

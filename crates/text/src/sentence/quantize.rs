@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::model::hidden_states::first_not_finite;
 

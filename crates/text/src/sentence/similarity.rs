@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use candle_core::Tensor;
-use candle_attention::{Error, Result};
 use candle_attention::tensor::{check_tensor_memory, compute_dtype};
+use candle_attention::{Error, Result};
+use candle_core::Tensor;
 
 use crate::heads::pooling::l2_normalize;
 

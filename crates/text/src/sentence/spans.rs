@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use candle_core::Tensor;
 use candle_attention::{Error, Result};
+use candle_core::Tensor;
 
 use crate::model::hidden_states::first_not_finite;
 use crate::sentence::SentenceEncoder;

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use tokenizers::parallelism::MaybeParallelRefIterator;
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{Error, Result};
-use candle_attention::tensor::compute_dtype;
 
 use crate::folder::ModelFolder;
 use crate::text::options::EncodeOptions;

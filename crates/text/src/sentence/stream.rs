@@ -1,7 +1,7 @@
 //! Embeddings of texts that arrive one after the other.
 
-use candle_core::Tensor;
 use candle_attention::Result;
+use candle_core::Tensor;
 
 use crate::sentence::SentenceEncoder;
 use crate::text::options::EncodeOptions;

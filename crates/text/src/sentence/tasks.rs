@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_attention::checkpoint::CheckpointSource;
 use candle_attention::Result;
+use candle_attention::checkpoint::CheckpointSource;
 use candle_attention::lora::LoraTasks;
 
 use crate::model::bert::BertModel;

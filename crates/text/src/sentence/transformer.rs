@@ -1,7 +1,7 @@
 //! The first module of most models: a transformer, and the pooling after it.
 
-use candle_core::Tensor;
 use candle_attention::Result;
+use candle_core::Tensor;
 
 use crate::heads::pooling::Pooling;
 use crate::model::bert::BertModel;

@@ -7,9 +7,9 @@ pub(crate) mod vector;
 
 use std::path::Path;
 
-use candle_core::{DType, Device};
-use candle_attention::{Error, Result};
 use candle_attention::error::cut_to;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
 
 use crate::folder::ModelFolder;
 use crate::heads::masked_lm::MaskedLm;

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
-use candle_attention::{Error, Result};
 
 use crate::folder::ModelFolder;
 use crate::model::hidden_states::HiddenStates;

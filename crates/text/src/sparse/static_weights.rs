@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::{DType, Device};
-use serde_json::Value;
 use candle_attention::checkpoint::WeightSource;
 use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
+use serde_json::Value;
 
 use crate::folder::{ModelFolder, TokenizerConfig};
 use crate::sparse::vector::SparseVector;

@@ -1,9 +1,9 @@
 //! Attention maps of the layers of an encoder.
 
+use candle_attention::error::cut_to;
+use candle_attention::{AttentionMask, Error, ObserveOptions, Result, setters};
 use candle_core::D;
 use tokenizers::Encoding;
-use candle_attention::{AttentionMask, Error, ObserveOptions, Result, setters};
-use candle_attention::error::cut_to;
 
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::first_not_finite;

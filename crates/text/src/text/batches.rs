@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::ragged::bucket_size;
 use candle_attention::{Error, PaddedIds, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::folder::{ModelFolder, TokenizerConfig, limits};
 use crate::model::bert::BertModel;

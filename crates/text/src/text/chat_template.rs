@@ -7,9 +7,9 @@ use std::fmt;
 use std::io::{Error as IoError, Write};
 use std::path::Path;
 
+use candle_attention::{Error, Result};
 use minijinja::{Environment, filters, tests, value::Value as JinjaValue};
 use serde_json::{Map, Value, json};
-use candle_attention::{Error, Result};
 
 use crate::folder::ModelFolder;
 use crate::text::tokenizer::MAX_TEXT_BYTES;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device};
-use serde_json::{Map, Value};
 use candle_attention::checkpoint::WeightSource;
 use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
+use serde_json::{Map, Value};
 
 use crate::folder::{ModelFolder, modules, transformer_of};
 use crate::model_files::ModelFiles;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use candle_core::{D, DType, Device};
-use candle_nn::ops::softmax;
 use candle_attention::checkpoint::WeightSource;
 use candle_attention::{Error, Result};
+use candle_core::{D, DType, Device};
+use candle_nn::ops::softmax;
 
 use crate::folder::{ModelFolder, TokenizerConfig};
 use crate::heads::masked_lm::MaskedLm;

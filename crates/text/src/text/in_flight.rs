@@ -9,8 +9,8 @@
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::Result;
+use candle_core::{DType, Device, Tensor};
 
 /// How many batches of one model are put into the queue of an Apple GPU at a time. candle has one queue for all threads, so
 /// that more would gain nothing, and each batch keeps its hidden states in memory until all of its work is queued.

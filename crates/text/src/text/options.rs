@@ -1,8 +1,8 @@
 //! Options for encoding texts.
 
-use candle_core::DType;
-use candle_attention::{Error, Result, setters};
 use candle_attention::error::cut_to;
+use candle_attention::{Error, Result, setters};
+use candle_core::DType;
 
 use crate::text::tokenizer::Text;
 

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device};
-use candle_nn::ops::{sigmoid, softmax_last_dim};
 use candle_attention::checkpoint::WeightSource;
 use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
+use candle_nn::ops::{sigmoid, softmax_last_dim};
 
 use crate::folder::{ModelFolder, modules, transformer_of};
 use crate::heads::classifier::SequenceClassifier;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use candle_core::{D, DType, Device};
-use candle_nn::ops::softmax;
 use candle_attention::checkpoint::WeightSource;
 use candle_attention::{Error, Result, setters};
+use candle_core::{D, DType, Device};
+use candle_nn::ops::softmax;
 
 use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::heads::token_classifier::TokenClassificationHead;

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use candle_attention::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use candle_attention::{Error, Result};
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use fastrand::Rng;
-use candle_attention::{Error, Result};
 use candle_attention::io::open_regular;
+use candle_attention::{Error, Result};
+use fastrand::Rng;
 
 /// The longest line of a file of texts, in bytes: 16 MiB. A text is cut to some hundred tokens, so longer lines are another
 /// kind of file, which would take all memory.

@@ -1,7 +1,7 @@
 //! Training losses.
 
-use candle_core::{DType, Device, Tensor};
 use candle_attention::{Error, PaddedIds, Result};
+use candle_core::{DType, Device, Tensor};
 
 use crate::train::data::generator;
 use crate::train::student::{Student, WORDS, unit};
@@ -84,7 +84,7 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_attention::tensor::random::Random;
+    use crate::random::Random;
     use crate::train::config::TrainConfig;
 
     fn student() -> Student {

@@ -1,7 +1,7 @@
 //! Agreement of two encoders on the same texts.
 
-use candle_core::{DType, Tensor};
 use candle_attention::{Error, Result};
+use candle_core::{DType, Tensor};
 
 /// Agreement of the embeddings of two encoders on the same texts.
 #[derive(Debug, Clone, Copy, PartialEq)]

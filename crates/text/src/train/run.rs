@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use candle_attention::io::{Fingerprint, create_folder, is_present};
+use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Tokenizer;
-use candle_attention::{Error, PaddedIds, Result};
-use candle_attention::io::{Fingerprint, create_folder, is_present};
 
 use crate::train::adamw::AdamW;
 use crate::train::config::{StudentKind, TrainConfig};

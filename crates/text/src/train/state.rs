@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::{write_atomic, write_tensors};
+use candle_attention::{Error, Result};
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
 use tokenizers::Tokenizer;
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{Error, Result};
-use candle_attention::io::{write_atomic, write_tensors};
 
 use crate::train::adamw::AdamW;
 use crate::train::config::TrainConfig;

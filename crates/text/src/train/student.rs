@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use candle_attention::{PaddedIds, Result};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use fastrand::Rng;
-use candle_attention::{PaddedIds, Result};
 
-use crate::{BertModel, Pooling, PoolingMode};
 use crate::train::config::{INITIALIZER_RANGE, StudentKind, TrainConfig};
 use crate::train::data::generator;
+use crate::{BertModel, Pooling, PoolingMode};
 
 /// Standard deviation of fresh position and type embeddings: smaller, because they are added to every word embedding and
 /// would outweigh it.

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::{Fingerprint, create_folder, is_present, write_atomic, write_tensors};
+use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{Error, Result};
-use candle_attention::io::{Fingerprint, create_folder, is_present, write_atomic, write_tensors};
 
-use crate::{EncodeOptions, SentenceEncoder};
 use crate::train::student::unit;
+use crate::{EncodeOptions, SentenceEncoder};
 
 /// Number of texts whose embeddings are in one cache file. As many are encoded between two calls of the progress function,
 /// and are lost by an interrupt.

@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::{
+    Fingerprint, create_folder, is_present, is_temporary, read_limited, write_atomic, write_bytes, write_new_folder,
+    write_tensors,
+};
+use candle_attention::{Error, Result};
 use candle_core::Tensor;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{Error, Result};
-use candle_attention::io::{Fingerprint, create_folder, is_present, is_temporary, read_limited, write_atomic, write_bytes, write_new_folder, write_tensors};
 
 use crate::train::config::TrainConfig;
 use crate::train::vocabulary::to_json;

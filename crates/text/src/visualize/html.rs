@@ -4,10 +4,10 @@ use std::io::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use candle_attention::{Error, Result};
 use flate2::{Compression, write::ZlibEncoder};
 use quick_xml::escape::escape;
 use rayon::prelude::*;
-use candle_attention::{Error, Result};
 
 use crate::visualize::colormap;
 use crate::visualize::maps::AttentionMaps;

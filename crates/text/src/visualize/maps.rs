@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use candle_core::{D, DType, Tensor};
 use candle_attention::{Error, Result};
+use candle_core::{D, DType, Tensor};
 
 use crate::visualize::label::visible;
 use crate::visualize::tokens::{Axis, TokenMarks, Truncation, grouped};

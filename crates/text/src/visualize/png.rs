@@ -1,7 +1,7 @@
 //! Rendering of the SVG picture to PNG.
 
-use resvg::{tiny_skia, usvg};
 use candle_attention::{Error, Result};
+use resvg::{tiny_skia, usvg};
 
 use crate::visualize::maps::AttentionMaps;
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use quick_xml::escape::escape;
 use candle_attention::Result;
+use quick_xml::escape::escape;
 
 use crate::visualize::colormap;
 use crate::visualize::colormap::{color, level};

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use tokenizers::{OffsetType, TruncationDirection};
 use candle_attention::{Error, Result};
+use tokenizers::{OffsetType, TruncationDirection};
 
 use crate::text::tokenizer::{MAX_TEXT_BYTES, Tokenizer, guarded};
 

@@ -340,7 +340,7 @@ mod tests {
     /// The steps run from here give what the library's own `encode` gives.
     #[test]
     fn tokens_equal_those_of_the_library() {
-        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/tokenizer.json")).unwrap();
+        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/tokenizer.json")).unwrap();
         let words = "The cafe\u{301} [MASK] of 你好 costs 12.5 unbelievable dollars [SEP] today, doesn't it?";
         let texts: Vec<String> = (0..60).map(|n| words.chars().cycle().take(n * 3).collect()).collect();
         for max_length in [4, 5, 8, 9, 64] {
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn no_room_for_a_text_is_an_error() {
-        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/tokenizer.json")).unwrap();
+        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/tokenizer.json")).unwrap();
         let error = Tokenizer::from_json(&json, 2, false).unwrap_err().to_string();
         assert!(error.contains("the maximum length is 2, expected at least 3"), "{error}");
         let tokenizer = Tokenizer::from_json(&json, 4, false).unwrap();

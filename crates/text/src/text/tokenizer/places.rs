@@ -1,9 +1,9 @@
 //! Tokens with their places in the text, in characters.
 
+use candle_attention::Result;
 use tokenizers::models::ModelWrapper;
 use tokenizers::parallelism::MaybeParallelRefIterator;
 use tokenizers::{Decoder, OffsetType, TruncationDirection};
-use candle_attention::Result;
 
 use crate::text::tokenizer::panics::guarded;
 use crate::text::tokenizer::{Text, Tokenizer, Tokens, check_length, cut};

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use tokenizers::OffsetType;
 use candle_attention::Result;
+use tokenizers::OffsetType;
 
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn tokens_stand_for_their_bytes_of_the_text() {
-        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/tokenizer.json")).unwrap();
+        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/tokenizer.json")).unwrap();
         let text = "The İstanbul CAFÉ, 日本";
         for (lower_case, prompt) in [(false, ""), (true, ""), (false, "search: "), (true, "SEARCH: ")] {
             let tokenizer = Tokenizer::from_json(&json, 64, lower_case).unwrap();

@@ -1,7 +1,7 @@
 //! Look-ups in the vocabulary of a tokenizer.
 
-use tokenizers::Decoder;
 use candle_attention::{Error, Result};
+use tokenizers::Decoder;
 
 use crate::text::tokenizer::{Tokenizer, guarded};
 

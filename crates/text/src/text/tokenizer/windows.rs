@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use tokenizers::OffsetType;
 use candle_attention::Result;
+use tokenizers::OffsetType;
 
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer::panics::guarded;
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     fn tokenizer(max_length: usize, lower_case: bool) -> Tokenizer {
-        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/tokenizer.json")).unwrap();
+        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/tokenizer.json")).unwrap();
         Tokenizer::from_json(&json, max_length, lower_case).unwrap()
     }
 
