@@ -5,7 +5,6 @@ use std::ops::Range;
 use candle_attention::ops::Linear;
 use candle_attention::ragged::{CHUNK_VALUES, share_sequences};
 use candle_attention::ragged::{lengths as lengths_between, offsets};
-use candle_attention::sdpa::metal_kernel_is_switched_on;
 use candle_attention::tensor::{compute_dtype, element_count, zeros};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -18,11 +17,9 @@ use crate::model::tensor_stream::{Batch, TensorStream};
 
 impl BertModel {
     /// Whether [`forward_ragged`](Self::forward_ragged) computes nothing for padding: not in f64; on the CPU with weights
-    /// that are no variables, or on an NVIDIA GPU; on an Apple GPU with this crate's kernel
-    /// ([`Backend::MetalKernel`](candle_attention::Backend::MetalKernel)).
+    /// that are no variables, or on an NVIDIA GPU.
     pub fn supports_ragged(&self) -> bool {
-        let on_gpu = self.device().is_cuda() || (self.device().is_metal() && metal_kernel_is_switched_on());
-        self.supports_rows() || (on_gpu && self.dtype() != DType::F64)
+        self.supports_rows() || (self.device().is_cuda() && self.dtype() != DType::F64)
     }
 
     fn supports_rows(&self) -> bool {
