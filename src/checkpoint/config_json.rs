@@ -81,8 +81,7 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &dyn WeightSourc
 
 /// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that
 /// `source` points at: positions, norms, scale. Also returns the layer's built-in mask.
-#[cfg(feature = "encoder")]
-pub(crate) fn apply_family(
+pub fn configure_layer(
     section: &serde_json::Value,
     source: &dyn WeightSource,
     config: AttentionConfig,
