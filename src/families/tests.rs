@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use candle_core::Device;
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
@@ -19,6 +20,18 @@ const WITHOUT_MODEL: &[(&str, &str)] = &[
     ("bert, alibi", "`tests/suite/jina.rs` builds Jina-BERT and Jina's model for code from seeds"),
 ];
 
+/// The checkpoints of `tests/fixtures/families` and in `tests/fixtures/model_types.safetensors`, whose tensors are files.
+fn checkpoints() -> impl Iterator<Item = Checkpoint> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let files = Checkpoint::open(root.join("model_types.safetensors")).unwrap();
+    let names: Vec<String> = files.names().map(str::to_string).collect();
+    let model_types = names.into_iter().map(move |name| {
+        let file = files.tensor(&name, &Device::Cpu).unwrap();
+        Checkpoint::from_bytes(file.to_vec1::<u8>().unwrap()).unwrap()
+    });
+    fixtures("families").into_iter().map(|path| Checkpoint::open(path).unwrap()).chain(model_types)
+}
+
 fn fixtures(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
     std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
@@ -33,8 +46,8 @@ fn model_types(config: &Value) -> Vec<String> {
 #[test]
 fn every_model_type_of_a_row_has_a_fixture() {
     let mut tested = BTreeSet::new();
-    for path in fixtures("families").into_iter().chain(fixtures("model_types")) {
-        let metadata = Checkpoint::open(&path).unwrap().metadata().clone();
+    for checkpoint in checkpoints() {
+        let metadata = checkpoint.metadata();
         if metadata.contains_key("timm") {
             tested.insert("timm".to_string());
         }
@@ -92,8 +105,8 @@ fn every_layout_has_a_fixture() {
     let singles = ["layouts", "d2l_torch", "d2l_jax", "d2l_mxnet", "d2l_keras", "flax_mha", "keras_mha", "torch_mha"];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let singles = singles.map(|name| root.join(format!("{name}.safetensors")));
-    for path in fixtures("families").into_iter().chain(fixtures("model_types")).chain(singles) {
-        tested.extend(Checkpoint::open(&path).unwrap().attention_layers(None).into_iter().map(|layer| layer.layout));
+    for checkpoint in checkpoints().chain(singles.map(|path| Checkpoint::open(path).unwrap())) {
+        tested.extend(checkpoint.attention_layers(None).into_iter().map(|layer| layer.layout));
     }
     for layout in LAYOUTS {
         assert!(tested.contains(layout.name), "layout `{}` has no fixture in tests/fixtures", layout.name);

@@ -30,6 +30,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "layouts",
             "lora",
             "minilm",
+            "model_types",
             "multi_vector",
             "rerankers",
             "seeds",
