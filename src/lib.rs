@@ -66,7 +66,6 @@
 //! | `visualize` | yes | the module `visualize` |
 //! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
 //! | `hub` | no | downloads from the Hugging Face Hub |
-//! | `png` | no | attention maps as PNG |
 //! | `cuda`, `cudnn`, `flash-attn` | no | NVIDIA GPUs |
 //! | `metal` | no | Apple GPUs |
 //! | `accelerate`, `mkl` | no | CPU products by Apple's or Intel's library |

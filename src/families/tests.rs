@@ -20,21 +20,21 @@ const WITHOUT_MODEL: &[(&str, &str)] = &[
     ("bert, alibi", "`tests/suite/jina.rs` builds Jina-BERT and Jina's model for code from seeds"),
 ];
 
-/// The checkpoints of `tests/fixtures/families` and in `tests/fixtures/model_types.safetensors`, whose tensors are files.
-fn checkpoints() -> impl Iterator<Item = Checkpoint> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let files = Checkpoint::open(root.join("model_types.safetensors")).unwrap();
-    let names: Vec<String> = files.names().map(str::to_string).collect();
-    let model_types = names.into_iter().map(move |name| {
-        let file = files.tensor(&name, &Device::Cpu).unwrap();
-        Checkpoint::from_bytes(file.to_vec1::<u8>().unwrap()).unwrap()
-    });
-    fixtures("families").into_iter().map(|path| Checkpoint::open(path).unwrap()).chain(model_types)
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-fn fixtures(folder: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
-    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+/// The checkpoints of families and model types: tensors of the bytes of files.
+fn checkpoints() -> Vec<Checkpoint> {
+    let mut all = Vec::new();
+    for files in ["families.safetensors", "model_types.safetensors"] {
+        let files = Checkpoint::open(fixture(files)).unwrap();
+        all.extend(files.names().map(|name| {
+            let file = files.tensor(name, &Device::Cpu).unwrap();
+            Checkpoint::from_bytes(file.to_vec1::<u8>().unwrap()).unwrap()
+        }));
+    }
+    all
 }
 
 /// The `model_type` of a configuration and of its sections.
@@ -79,7 +79,8 @@ fn every_model_type_of_a_row_is_in_the_table() {
 #[test]
 fn every_model_row_has_a_fixture() {
     let mut tested = BTreeSet::new();
-    for folder in fixtures("encoders") {
+    for folder in std::fs::read_dir(fixture("encoders")).unwrap() {
+        let folder = folder.unwrap().path();
         let config = std::fs::read(folder.join("config.json")).unwrap();
         if !["_classifier", "_mlm", "_cross_encoder"].iter().any(|task| folder.to_string_lossy().ends_with(task)) {
             tested.extend(model_types(&serde_json::from_slice(&config).unwrap()));
@@ -103,9 +104,8 @@ fn every_model_row_has_a_fixture() {
 fn every_layout_has_a_fixture() {
     let mut tested = BTreeSet::new();
     let singles = ["layouts", "d2l_torch", "d2l_jax", "d2l_mxnet", "d2l_keras", "flax_mha", "keras_mha", "torch_mha"];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let singles = singles.map(|name| root.join(format!("{name}.safetensors")));
-    for checkpoint in checkpoints().chain(singles.map(|path| Checkpoint::open(path).unwrap())) {
+    let singles = singles.map(|name| Checkpoint::open(fixture(&format!("{name}.safetensors"))).unwrap());
+    for checkpoint in checkpoints().into_iter().chain(singles) {
         tested.extend(checkpoint.attention_layers(None).into_iter().map(|layer| layer.layout));
     }
     for layout in LAYOUTS {

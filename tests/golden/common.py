@@ -81,12 +81,18 @@ def encode(tensors, packages, note, framework="numpy", **metadata):
     return struct.pack("<Q", len(text)) + text + data[8 + size :]
 
 
+def metadata(data):
+    """The metadata of a safetensors file of these bytes."""
+    (size,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + size])["__metadata__"]
+
+
 def save(file_name, tensors, packages, note, framework="numpy", **metadata):
     """Writes `tensors` to tests/fixtures/<file_name> (see `encode`)."""
     data = encode(tensors, packages, note, framework, **metadata)
     FIXTURES.mkdir(exist_ok=True)
     (FIXTURES / file_name).write_bytes(data)
 
-    print(file_name, "-", ", ".join(packages))
+    print(file_name)
     for key, tensor in tensors.items():
         print(f"  {key:36} {tuple(tensor.shape)} {tensor.dtype}")

@@ -1,8 +1,8 @@
 """From the walk over all model types (model_types.py): small fixtures of those that are right, and the table of all.
 
 Writes ../fixtures/model_types.safetensors, whose tensors are the bytes of a file for each model type (as in families.py:
-the weights of attention layers, what goes into and out of them, the config.json), unless ../fixtures/families has the model
-type, and ../../docs/model-types.md.
+the weights of attention layers, what goes into and out of them, the config.json), unless ../fixtures/families.safetensors has
+the model type, and ../../docs/model-types.md.
 """
 
 import json
@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
+from safetensors.numpy import load_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from common import FIXTURES, encode, save
+from common import FIXTURES, encode, metadata, save
 
 ROOT = FIXTURES.parent.parent
 PACKAGES = ["torch", "transformers"]
@@ -57,11 +58,10 @@ def read(config):
 
 
 def in_families():
-    """The model types of which a layer is in ../fixtures/families."""
+    """The model types of which a layer is in ../fixtures/families.safetensors."""
     found = set()
-    for path in (FIXTURES / "families").glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            config = json.loads(file.metadata()["config"])
+    for data in load_file(FIXTURES / "families.safetensors").values():
+        config = json.loads(metadata(data.tobytes())["config"])
         sections = [config, *(v for v in config.values() if isinstance(v, dict))]
         found |= {section["model_type"] for section in sections if "model_type" in section}
     return found
@@ -78,8 +78,8 @@ def fixture(path, layers):
     prefixes = list(chosen.values())[:6]
     tensors = {}
     with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        cases = [c for c in json.loads(metadata["cases"]) if c["prefix"] in prefixes]
+        stated = file.metadata()
+        cases = [c for c in json.loads(stated["cases"]) if c["prefix"] in prefixes]
         for key in file.keys():
             golden = any(key.startswith(f"golden.{c['name']}.") and key.count(".") == c["name"].count(".") + 2
                          for c in cases)
@@ -88,7 +88,7 @@ def fixture(path, layers):
                 tensor = file.get_tensor(key)
                 if tensor.is_floating_point():
                     tensors[key] = tensor.contiguous().clone()
-        config = json.dumps(read(json.loads(metadata["config"])), separators=(",", ":"))
+        config = json.dumps(read(json.loads(stated["config"])), separators=(",", ":"))
     cases = json.dumps(cases, separators=(",", ":"))
     return encode(tensors, PACKAGES, NOTE, framework="torch", config=config, cases=cases)
 
@@ -128,7 +128,7 @@ def row(name, walked, layers, known, family, parts):
     if name in parts and not family:
         return "right", f"a section of `{parts[name]}`"
     if name in known and not family:
-        return "right", "see `tests/fixtures/families`"
+        return "right", "see `tests/fixtures/families.safetensors`"
     if "unsupported" in family:
         return "refused", family["unsupported"]
     if reasons:

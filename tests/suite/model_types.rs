@@ -9,7 +9,7 @@ use candle_attention::{AttentionInputs, AttentionOptions, Error};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
-use crate::common::{Golden, LAYER, fixture};
+use crate::common::{Files, LAYER, family};
 
 #[derive(serde::Deserialize)]
 struct Case {
@@ -27,11 +27,6 @@ struct Walked {
 impl Walked {
     fn open(path: &Path) -> Self {
         Self::new(Checkpoint::open(path).unwrap())
-    }
-
-    /// A model type of the fixtures.
-    fn fixture(name: &str) -> Self {
-        Self::new(model_type(name).unwrap())
     }
 
     fn new(checkpoint: Checkpoint) -> Self {
@@ -93,18 +88,9 @@ fn table() -> BTreeMap<String, String> {
     rows
 }
 
-/// The fixture of a model type: `model_types.safetensors` holds a file for each as a tensor of bytes.
-fn model_type(name: &str) -> Option<Checkpoint> {
-    let file = Golden::open("model_types.safetensors").try_get(name)?;
-    Some(Checkpoint::from_bytes(file.to_vec1::<u8>().unwrap()).unwrap())
-}
-
-fn model_types() -> impl Iterator<Item = (String, Checkpoint)> {
-    let names: Vec<String> = Golden::open("model_types.safetensors").0.names().map(str::to_string).collect();
-    names.into_iter().map(|name| {
-        let checkpoint = model_type(&name).unwrap();
-        (name, checkpoint)
-    })
+/// The fixtures of model types.
+fn fixtures() -> Files {
+    Files::open("model_types.safetensors")
 }
 
 fn safetensors(folder: &Path) -> Vec<PathBuf> {
@@ -120,7 +106,8 @@ fn stem(path: &Path) -> String {
 fn every_model_type_that_is_right_agrees_with_transformers() {
     let mut wrong = Vec::new();
     let mut held = BTreeSet::new();
-    for (name, checkpoint) in model_types() {
+    let model_types = fixtures();
+    for (name, checkpoint) in model_types.all() {
         let walked = Walked::new(checkpoint);
         assert!(!walked.cases.is_empty(), "{name}");
         for case in &walked.cases {
@@ -129,13 +116,12 @@ fn every_model_type_that_is_right_agrees_with_transformers() {
                 wrong.push(format!("{name} {}: {verdict}", case.prefix));
             }
         }
-        held.insert(name);
+        held.insert(name.to_string());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let own = held.clone();
     // The others are run by `families.rs`, or as sections of a model type.
-    let families = safetensors(&fixture("families")).into_iter().map(|path| Checkpoint::open(&path).unwrap());
-    for checkpoint in families.chain(model_types().map(|(_, checkpoint)| checkpoint)) {
+    for (_, checkpoint) in Files::open("families.safetensors").all().chain(model_types.all()) {
         let config = checkpoint.metadata()["config"].clone();
         let config: Value = serde_json::from_str(&config).unwrap();
         // Some sections of a configuration are model types without a model of their own.
@@ -150,7 +136,7 @@ fn every_model_type_that_is_right_agrees_with_transformers() {
 
 #[test]
 fn a_model_type_that_is_refused_loads_no_layer() {
-    let checkpoint = Checkpoint::open(fixture("families/llama.safetensors")).unwrap();
+    let checkpoint = family("llama");
     let source = checkpoint.at("model.layers.0.self_attn", DType::F32, &Device::Cpu);
     for (name, verdict) in table().into_iter().filter(|(_, verdict)| verdict == "refused") {
         let config = json!({"model_type": name, "num_attention_heads": 4, "num_key_value_heads": 2});
@@ -165,7 +151,7 @@ fn a_model_type_that_is_refused_loads_no_layer() {
 #[test]
 fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     let config = |name: &str, change: fn(&mut Value)| {
-        let walked = Walked::fixture(name);
+        let walked = Walked::new(fixtures().checkpoint(name));
         let mut config = walked.config;
         change(&mut config);
         let prefix = walked.cases.iter().map(|case| &case.prefix).find(|prefix| !prefix.contains("cross")).unwrap();
@@ -180,7 +166,7 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     let rotated = config("roformer", |c| c["rotary_value"] = json!(true));
     assert!(matches!(rotated, Err(Error::UnsupportedKey { key, .. }) if key == "rotary_value"));
 
-    let led = Walked::fixture("led");
+    let led = Walked::new(fixtures().checkpoint("led"));
     let source = led.checkpoint.at("led.encoder.layers.0.self_attn", DType::F32, &Device::Cpu);
     match config_from_json(&led.config, &source) {
         Err(Error::UnsupportedFamily { model_type, why }) => {
@@ -204,7 +190,7 @@ fn walk() {
             println!("{}", json!({"model_type": stem(&path), "prefix": case.prefix, "verdict": verdict}));
         }
     }
-    let checkpoint = Checkpoint::open(fixture("families/llama.safetensors")).unwrap();
+    let checkpoint = family("llama");
     let source = checkpoint.at("model.layers.0.self_attn", DType::F32, &Device::Cpu);
     for name in std::env::var("NAMES").unwrap_or_default().split(',') {
         let family = match config_from_json(&json!({"model_type": name}), &source) {

@@ -294,23 +294,7 @@ fn attention_map_prints_and_writes() {
     fails(tiny(&[]).arg("--html").arg(folder.path()), "is a folder");
     fails(example("attention_map").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");
     fails(example("attention_map").args(["--model", "/no/such/folder"]), "<TEXT>");
-    if !cfg!(feature = "png") {
-        fails(tiny(&[]).arg("--png").arg(path("a.png")), "--features png");
-    }
+    fails(tiny(&[]).arg("--svg").arg(path("a.png")), "a.png: is the name of a PNG picture, expected .svg");
     let left = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 2);
-}
-
-#[cfg(feature = "png")]
-#[test]
-fn png_is_the_svg_in_pixels() {
-    let maps = AttentionMaps::new(&tokens(4), &tokens(4)).with_layer(0, &softmax(7, &[2, 4, 4])).unwrap();
-    let png = maps.png(0, 2.0).unwrap();
-    assert_eq!(png[..8], *b"\x89PNG\r\n\x1a\n");
-    let svg = maps.svg(0).unwrap();
-    let document = roxmltree::Document::parse(&svg).unwrap();
-    let wide: u32 = document.root_element().attribute("width").unwrap().parse().unwrap();
-    assert_eq!(png[16..20], (2 * wide).to_be_bytes());
-    says(maps.png(0, 0.0), &["scale is 0", "0.1 to 8"]);
-    says(maps.png(1, 1.0), &["a layer is 1"]);
 }

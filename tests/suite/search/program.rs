@@ -1,5 +1,6 @@
 //! The example `search`.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder};
-use candle_attention::search::{Index, Lines};
+use candle_attention::search::Index;
 use candle_core::{DType, Device, Tensor};
 
 use super::{ROUNDED, lines};
@@ -55,8 +56,10 @@ impl Notes {
     fn kept(&self) -> usize {
         let checkpoint = Checkpoint::open(self.cache()).unwrap();
         let text = std::fs::read_to_string(self.file()).unwrap();
-        let lines = Lines::new(&text);
-        let mut index = Index::new(&lines.texts, 24, checkpoint.metadata()["model"].clone()).unwrap();
+        let mut seen = HashSet::new();
+        let lines: Vec<&str> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty() && seen.insert(*line)).collect();
+        let mut index = Index::new(&lines, 24, checkpoint.metadata()["model"].clone()).unwrap();
         index.load_cached(self.cache()).unwrap()
     }
 }
