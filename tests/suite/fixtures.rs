@@ -1,11 +1,10 @@
 //! Every fixture is named by the test that runs it: a fixture that no list names would never be checked.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
-use crate::common::{Files, fixture};
+use crate::common::{Files, fixture, repository};
 
-/// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
+/// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite` of any package. The empty path is `tests/fixtures` itself.
 const USED_BY: &[(&str, &[&str])] = &[
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
@@ -47,8 +46,9 @@ const USED_BY: &[(&str, &[&str])] = &[
 /// The words in the sources of tests.
 fn words(tests: &[&str]) -> BTreeSet<String> {
     let source = |test: &&str| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/suite/{test}.rs"));
-        std::fs::read_to_string(path).unwrap()
+        let suites = ["", "crates/text", "crates/cli"].map(|package| repository().join(package).join("tests/suite"));
+        let path = suites.map(|suite| suite.join(format!("{test}.rs"))).into_iter().find(|path| path.exists());
+        std::fs::read_to_string(path.unwrap()).unwrap()
     };
     let source: String = tests.iter().map(source).collect();
     let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '-';

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use arbitrary::{Result, Unstructured};
-use candle_attention::search::Index;
+use candle_attention_text::search::Index;
 use half::f16;
 use sha2::Digest;
 
