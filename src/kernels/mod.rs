@@ -1,12 +1,12 @@
-//! Kernels for the CPU, for CUDA and for Metal, over slices, strides and launch parameters.
+//! The launching of kernels on CUDA and Metal, over slices, strides and launch parameters. Those for the CPU are a package of
+//! their own, `candle-attention-kernels`.
 //!
-//! Nearly all `unsafe` of the crate is in this room. Kernels take no tensor, no mask of the API and no configuration, so
+//! Nearly all `unsafe` of this package is in this room. Kernels take no tensor, no mask of the API and no configuration, so
 //! that they can be tested against plain loops, and so that whoever reads them for soundness need not read anything else.
 #![allow(unsafe_code)]
 
-mod activation;
-pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod metal;
-
-pub(crate) use activation::Activation;
+#[cfg(test)]
+#[path = "../../crates/kernels/tests/support/mod.rs"]
+pub(crate) mod support;

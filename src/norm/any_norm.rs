@@ -1,5 +1,6 @@
 //! A norm of any kind, over tensors and over f32 rows.
 
+use candle_attention_kernels::{Isa, Team};
 use candle_core::Tensor;
 use candle_nn::{Init, VarBuilder};
 
@@ -7,7 +8,6 @@ use crate::checkpoint::WeightSource;
 use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
 #[cfg(feature = "encoder")]
-use crate::kernels::cpu::{Isa, Team};
 use crate::ops;
 use crate::ops::{NormParameters, PendingBias};
 use crate::tensor::MapTensors;

@@ -19,7 +19,7 @@ mod rotation;
 mod score_factor;
 
 #[cfg(feature = "encoder")]
-pub(crate) use activation::Activation;
+pub(crate) use activation::fused_activation;
 pub(crate) use linear::{Linear, PendingBias, accumulate_dtype};
 #[cfg(feature = "encoder")]
 pub use max_sim::max_sim;

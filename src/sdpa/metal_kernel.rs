@@ -1,11 +1,11 @@
 //! Attention on Apple GPUs by the crate's own kernel. It is off, because nobody has run it on a Mac: a variable of the
 //! environment switches it on for calls that candle's kernel cannot run, and for ragged batches.
 
+use candle_attention_kernels::{Batch, MaskStructure};
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 #[cfg(any(test, feature = "metal"))]
-use crate::kernels::cpu::{Batch, MaskStructure};
 use crate::kernels::metal::MAX_HEAD;
 #[cfg(any(test, feature = "metal"))]
 use crate::kernels::metal::{Params, Sequence, limit, sequences};

@@ -8,10 +8,10 @@
 
 use std::marker::PhantomData;
 
+use candle_attention_kernels::{check_allocation, element_count};
 use candle_core::{CpuStorage, DType, Layout, Storage, StorageRef, Tensor, WithDType};
 
 use crate::error::{Error, Result};
-use crate::tensor::size::{check_allocation, element_count};
 
 /// The memory of a CPU tensor, which is not locked yet. Where several are read at the same time, make all of them
 /// before the first is locked.

@@ -20,11 +20,11 @@ pub(crate) mod random;
 mod select;
 #[cfg(feature = "encoder")]
 mod share;
-mod size;
 
 pub(crate) use allocation::check_tensor_memory;
 pub(crate) use bias_table::bias_from_table;
 pub(crate) use broadcast::broadcast_rows;
+pub(crate) use candle_attention_kernels::{check_allocation, element_count, try_reserve, zeros};
 pub(crate) use check::same_dtype_and_device;
 pub(crate) use contiguous::last_dim_contiguous;
 #[cfg(feature = "encoder")]
@@ -40,4 +40,3 @@ pub use metal_device::metal_device;
 pub(crate) use select::select;
 #[cfg(feature = "encoder")]
 pub(crate) use share::ShareWeights;
-pub(crate) use size::{check_allocation, element_count, try_reserve, zeros};

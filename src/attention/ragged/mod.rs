@@ -21,11 +21,11 @@ pub(crate) use share::share_sequences;
 
 use std::ops::Range;
 
+use candle_attention_kernels::Element;
 use candle_core::{Device, Tensor, WithDType};
 
 use crate::attention::{AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::kernels::cpu::Element;
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::ragged::{BatchCache, offsets};

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
+use candle_attention_kernels::Team;
 use rayon::prelude::*;
 
 use super::cpu::groups;
 use crate::error::Result;
-use crate::kernels::cpu::Team;
 use crate::position::ragged::lengths;
 
 /// Chunks for each thread, at least. With fewer, a thread that begins the last one late keeps all others waiting.

@@ -1,11 +1,10 @@
 //! Batches `(b, s, width)` on the CPU as ragged ones: padding is removed before attention and added after it.
 
+use candle_attention_kernels::{Activation, Element, Team};
 use candle_core::{Device, Tensor, WithDType};
 
 use crate::attention::{AttentionInputs, MultiHeadAttention};
 use crate::error::Result;
-use crate::kernels::Activation;
-use crate::kernels::cpu::{Element, Team};
 use crate::mask::AttentionMask;
 use crate::position::ragged::offsets;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};

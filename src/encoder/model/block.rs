@@ -170,6 +170,7 @@ impl Block {
 mod tests {
     use std::collections::HashMap;
 
+    use candle_attention_kernels::{AlignedVec, Team};
     use candle_core::{D, DType, Device};
     use candle_nn::VarBuilder;
 
@@ -179,7 +180,6 @@ mod tests {
     use crate::encoder::model::row_stream::RowStream;
     use crate::encoder::model::tensor_stream::{Batch, TensorStream};
     use crate::families::block::FeedForwardNames;
-    use crate::kernels::cpu::{AlignedVec, Team};
     use crate::tensor::random::Random;
 
     const WIDTH: usize = 12;

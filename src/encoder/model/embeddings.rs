@@ -1,12 +1,12 @@
 //! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
 
+use candle_attention_kernels::{AlignedVec, Element};
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::checkpoint::WeightSource;
 use crate::encoder::model::config::BertConfig;
 use crate::error::{Error, Result};
 use crate::families::block::EmbeddingScale;
-use crate::kernels::cpu::{AlignedVec, Element};
 use crate::tensor::{MapTensors, element_count, for_cpu_element, with_slice, with_slices};
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they

@@ -1,14 +1,15 @@
 //! Hidden states as f32 rows in reused buffers: ragged batches on the CPU.
 
+use candle_attention_kernels::{Activation, AlignedVec, Isa, Team};
+
 use crate::attention::MultiHeadAttention;
 use crate::attention::ragged::Buffers;
 use crate::encoder::model::feed_forward::FeedForward;
 use crate::encoder::model::stream::Stream;
 use crate::error::Result;
-use crate::kernels::cpu::{AlignedVec, Isa, Team};
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
-use crate::ops::{Activation, Linear};
+use crate::ops::Linear;
 
 /// Hidden states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and
 /// all layers share their buffers. Inference only.

@@ -1,7 +1,8 @@
 //! Parameters of the attention kernel, and the sequences of a call.
 
+use candle_attention_kernels::{Batch, Lengths, MaskStructure};
+
 use crate::error::{Error, Result};
-use crate::kernels::cpu::{Batch, Lengths, MaskStructure};
 
 /// The struct `Params` of `source/attention.metal`, which documents each field.
 #[derive(Debug, Clone, Copy, Default)]

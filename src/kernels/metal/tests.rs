@@ -3,16 +3,16 @@
 
 use std::collections::HashMap;
 
+use candle_attention_kernels::{AttentionProblem, Batch, Element, HeadsView, Lengths, Mask, MaskStructure};
 use candle_core::DType;
 use half::{bf16, f16};
 use libloading::Library;
 
 use super::params::{Params, Sequence, limit, sequences};
 use super::variant::{QUERIES, Variant};
-use crate::kernels::cpu::tests::reference::{Sizes, naive, problem, qkv};
-use crate::kernels::cpu::tests::{Random, upcast};
-use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Lengths, Mask, MaskStructure};
 use crate::kernels::cuda::tests::emulator::{EMULATOR, Memory, compile, dtype};
+use crate::kernels::support::reference::{Sizes, naive, problem, qkv};
+use crate::kernels::support::{Random, upcast};
 
 const METAL: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metal_emulator/emulator.hpp"));
 const LAUNCH: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metal_emulator/launch.cpp"));
