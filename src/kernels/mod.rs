@@ -1,12 +1,8 @@
-//! The launching of kernels on CUDA and Metal, over slices, strides and launch parameters. Those for the CPU are a package of
-//! their own, `candle-attention-kernels`.
+//! The launching of CUDA kernels, over addresses, strides and launch parameters. The kernels for CPUs are a package of their
+//! own, `candle-attention-kernels`.
 //!
 //! Nearly all `unsafe` of this package is in this room. Kernels take no tensor, no mask of the API and no configuration, so
 //! that they can be tested against plain loops, and so that whoever reads them for soundness need not read anything else.
 #![allow(unsafe_code)]
 
 pub(crate) mod cuda;
-pub(crate) mod metal;
-#[cfg(test)]
-#[path = "../../crates/kernels/tests/support/mod.rs"]
-pub(crate) mod support;

@@ -10,8 +10,7 @@ use crate::error::Result;
 use crate::tensor::last_dim_contiguous;
 
 /// The activation of the kernels that computes what candle's does; `None` if they do not have it.
-#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the feed-forward part of an encoder activates"))]
-pub(crate) fn fused_activation(activation: candle_nn::Activation) -> Option<Activation> {
+pub fn fused_activation(activation: candle_nn::Activation) -> Option<Activation> {
     use candle_nn::Activation as Candle;
     Some(match activation {
         Candle::Gelu => Activation::Gelu,
@@ -24,7 +23,7 @@ pub(crate) fn fused_activation(activation: candle_nn::Activation) -> Option<Acti
 
 impl Activated<'_> {
     /// The activated rows `(rows, size)` by one kernel on an NVIDIA GPU; `None` where there is no such kernel.
-    pub(crate) fn fused(&self) -> Result<Option<Tensor>> {
+    pub fn fused(&self) -> Result<Option<Tensor>> {
         // The kernel counts elements in 32 bits.
         let too_large = self.xs.elem_count() > i32::MAX as usize;
         if too_large || !supports_fused(self.xs, &[self.bias, self.gate, self.gate_bias]) {

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
-pub(crate) use crate::kernels::support::Random;
+pub use crate::support::Random;
 
 impl Random {
     /// Uniform in `[-2, 2)`, as an f32 tensor on the CPU.

@@ -12,6 +12,7 @@ use super::isa::neon;
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     /// Whether this is f32.
     const IS_F32: bool = false;
+    /// Zero.
     const ZERO: Self;
 
     /// Converts to f32, which is exact. Both slices have the same length.

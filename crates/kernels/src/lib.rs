@@ -41,6 +41,7 @@
 //! From the bottom up: `isa`, `exp` and `activation`, `convert` and the `microkernel`; then the attention `problem`, its
 //! `mask` and `distance_bias`, score tiles and `online_softmax`; and `packing` and `gemm` beside them.
 #![allow(unsafe_code)]
+#![deny(missing_docs)]
 
 mod activation;
 mod aligned;

@@ -15,15 +15,15 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
-pub(crate) mod bf16_dot;
+pub mod bf16_dot;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
-pub(crate) mod kernel;
+pub mod kernel;
 #[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
+pub mod neon;
 mod portable;
 #[cfg(test)]
 mod portable_bf16;
-pub(crate) mod simd;
+pub mod simd;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
 
@@ -164,14 +164,14 @@ impl Isa {
     }
 
     /// Columns of the register tile.
-    pub(crate) fn tile_columns(self) -> usize {
+    pub fn tile_columns(self) -> usize {
         let mut columns = 0;
         self.run(TileColumns(&mut columns));
         columns
     }
 
     /// The tiles of bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
-    pub(crate) fn bf16_tiles(self) -> Bf16Tiles {
+    pub fn bf16_tiles(self) -> Bf16Tiles {
         let mut tiles = Bf16Tiles::default();
         self.run_bf16(FindBf16Tiles(&mut tiles));
         tiles
@@ -180,7 +180,7 @@ impl Isa {
 
 /// The tiles of an instruction set's bf16 products.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Bf16Tiles {
+pub struct Bf16Tiles {
     /// Columns of the largest tile.
     pub columns: usize,
     /// The step of their pairs.

@@ -10,9 +10,9 @@ use libloading::Library;
 use super::emulator::{EMULATOR, Memory, compile, dtype};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::cuda::{AttentionParams, Features, ProblemShape, Variant};
-use crate::kernels::support::masks::MaskTensors;
-use crate::kernels::support::reference::{Sizes, naive, problem, qkv};
-use crate::kernels::support::{Random, upcast};
+use crate::support::masks::MaskTensors;
+use crate::support::reference::{Sizes, naive, problem, qkv};
+use crate::support::{Random, upcast};
 
 /// GPUs for which the same problem selects different kernels and tile sizes.
 pub(super) const GPUS: [Gpu; 4] = [

@@ -6,10 +6,10 @@ use half::{bf16, f16};
 
 use super::attention::{Emulator, GPUS};
 use crate::kernels::cuda::Gpu;
-use crate::kernels::support::Random;
-use crate::kernels::support::hidden::check;
-use crate::kernels::support::masks::MaskTensors;
-use crate::kernels::support::reference::{Sizes, qkv};
+use crate::support::Random;
+use crate::support::hidden::check;
+use crate::support::masks::MaskTensors;
+use crate::support::reference::{Sizes, qkv};
 
 fn check_masks<T: Element>(gpu: Gpu, (s_q, s_kv): (usize, usize), spoiled: &[usize]) {
     let (mut random, mut emulator) = (Random(17), Emulator::new());

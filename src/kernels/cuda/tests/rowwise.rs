@@ -6,7 +6,7 @@ use libloading::Library;
 
 use super::emulator::{EMULATOR, Memory, compile, dtype};
 use crate::kernels::cuda::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise};
-use crate::kernels::support::{Random, upcast};
+use crate::support::{Random, upcast};
 
 /// A view `(b, s, h, size)` of a larger tensor.
 #[derive(Debug, Clone, Copy)]
