@@ -314,6 +314,7 @@ impl From<Error> for candle_core::Error {
 
 impl From<candle_attention_kernels::Error> for Error {
     fn from(error: candle_attention_kernels::Error) -> Self {
+        use candle_attention_kernels::Error as Kernel;
         match error {
             Kernel::Shape { operand, found, expected } => Self::Shape { tensor: operand, found, expected },
             Kernel::Value { what, found, expected } => Self::Value { what, found, expected },
@@ -344,7 +345,6 @@ impl Error {
     /// The error of this crate in `error` or in one of its sources, also where candle added a context, a path or a
     /// backtrace to it.
     pub fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
-        use candle_attention_kernels::Error as Kernel;
         use candle_core::Error as Candle;
         let mut next = Some(error);
         while let Some(error) = next {

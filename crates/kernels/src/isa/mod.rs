@@ -15,15 +15,15 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
-pub mod bf16_dot;
+pub(crate) mod bf16_dot;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
-pub mod kernel;
+pub(crate) mod kernel;
 #[cfg(target_arch = "aarch64")]
-pub mod neon;
+pub(crate) mod neon;
 mod portable;
 #[cfg(test)]
 mod portable_bf16;
-pub mod simd;
+pub(crate) mod simd;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
 
@@ -164,14 +164,14 @@ impl Isa {
     }
 
     /// Columns of the register tile.
-    pub fn tile_columns(self) -> usize {
+    pub(crate) fn tile_columns(self) -> usize {
         let mut columns = 0;
         self.run(TileColumns(&mut columns));
         columns
     }
 
     /// The tiles of bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
-    pub fn bf16_tiles(self) -> Bf16Tiles {
+    pub(crate) fn bf16_tiles(self) -> Bf16Tiles {
         let mut tiles = Bf16Tiles::default();
         self.run_bf16(FindBf16Tiles(&mut tiles));
         tiles
@@ -180,7 +180,7 @@ impl Isa {
 
 /// The tiles of an instruction set's bf16 products.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Bf16Tiles {
+pub(crate) struct Bf16Tiles {
     /// Columns of the largest tile.
     pub columns: usize,
     /// The step of their pairs.
