@@ -5,7 +5,7 @@ use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructur
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::mask::distance_embeddings::DistanceEmbeddings;
+use crate::mask::kinds::DistanceEmbeddings;
 use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.
