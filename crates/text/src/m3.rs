@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::error::cut_to;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
@@ -172,7 +172,7 @@ fn head(
             return Err(Error::Tensor { name: format!("{name}: weight"), found, expected });
         }
     };
-    let mut linear = load_linear(&source, found, hidden)?;
+    let mut linear = load_linear(&AnySource::new(&source), found, hidden)?;
     linear.pack()?;
     Ok(linear)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
@@ -87,7 +87,11 @@ impl SequenceClassifier {
     /// # Errors
     /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head; a number of labels in `id2label` that
     /// differs from the head's.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(config, &AnySource::new(&source))
+    }
+
+    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
         let Some(names) = config.row().classifier else {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
         };
@@ -99,7 +103,7 @@ impl SequenceClassifier {
         TaskHead::SequenceClassification.check(config)?;
         let hidden = config.hidden_size;
         let labels = labels(config, source.full_name(&weight), source.shape(&weight)?, hidden)?;
-        let body = body(config, &source);
+        let body = body(config, source);
         let first = match (&body, names.pooler) {
             (Some(body), true) => body.child(names.first),
             _ => source.child(names.first),
@@ -123,7 +127,7 @@ impl SequenceClassifier {
             last: Linear::new(names.last, weights, labels.len(), hidden)?,
             labels,
             frozen: Frozen::default(),
-            model: BertModel::load(config, source)?,
+            model: BertModel::load_from(config, source)?,
         };
         if own {
             head.freeze_in_place()?;

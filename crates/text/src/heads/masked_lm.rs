@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
@@ -67,7 +67,11 @@ impl MaskedLm {
     ///
     /// # Errors
     /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(config, &AnySource::new(&source))
+    }
+
+    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
         let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
         };
@@ -93,7 +97,7 @@ impl MaskedLm {
         let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
         let norm = config.norm(&config.row().block, width, &source.child(names.norm))?;
         let own = source.gives_own_tensors();
-        let model = BertModel::load(config, source)?;
+        let model = BertModel::load_from(config, source)?;
         let weight = weight.unwrap_or_else(|| model.embeddings.words.clone());
         let mut head = Self {
             first: Linear::new(names.first, weights, width, hidden)?,

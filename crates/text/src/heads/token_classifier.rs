@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
@@ -84,7 +84,11 @@ impl TokenClassificationHead {
     /// # Errors
     /// The errors of [`BertModel::load`]; a checkpoint without such a head, or whose `architectures` name a head for whole
     /// texts; a number of labels in `id2label` that differs from the head's.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(config, &AnySource::new(&source))
+    }
+
+    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
         config.validate()?;
         let names = config.row().token_classifier;
         let weight = format!("{}.weight", names.last);
@@ -95,7 +99,7 @@ impl TokenClassificationHead {
         TaskHead::TokenClassification.check(config)?;
         let hidden = config.hidden_size;
         let labels = labels(config, source.full_name(&weight), source.shape(&weight)?, hidden)?;
-        let first = names.first.map(|first| First::load(config, first, &source)).transpose()?;
+        let first = names.first.map(|first| First::load(config, first, source)).transpose()?;
         let weights = read_linear(&source.child(names.last), labels.len(), hidden, true)?;
         let own = source.gives_own_tensors();
         let mut head = Self {
@@ -103,7 +107,7 @@ impl TokenClassificationHead {
             last: Linear::new(names.last, weights, labels.len(), hidden)?,
             labels,
             frozen: Frozen::default(),
-            model: BertModel::load(config, source)?,
+            model: BertModel::load_from(config, source)?,
         };
         if own {
             head.freeze_in_place()?;
@@ -149,7 +153,7 @@ impl TokenClassificationHead {
 }
 
 impl First {
-    fn load<S: WeightSource>(config: &BertConfig, names: TokenClassifierFirst, source: &S) -> Result<Self> {
+    fn load(config: &BertConfig, names: TokenClassifierFirst, source: &AnySource) -> Result<Self> {
         let (dense, hidden) = (source.child(names.dense), config.hidden_size);
         let weights = read_linear(&dense, hidden, hidden, dense.contains("bias"))?;
         Ok(Self {

@@ -5,7 +5,7 @@ mod tokens;
 
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::error::cut_to;
 use candle_attention::ops::max_sim;
 use candle_attention::tensor::compute_dtype;
@@ -71,15 +71,15 @@ impl MultiVectorEncoder {
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
+        Self::with_source(folder, &AnySource::new(&folder.checkpoint(&transformer)?.at("", dtype, device)))
     }
 
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let modules = modules(folder)?;
         let settings = Settings::load(folder, modules.as_deref())?;
         let config = folder.transformer_config(&settings.transformer)?;
         let inline = source.child("linear");
-        let model = BertModel::load(&config, source)?;
+        let model = BertModel::load_from(&config, source)?;
         let (mut steps, mut size) = (Vec::new(), config.hidden_size);
         for layer in &settings.layers {
             let dense = match layer {

@@ -25,7 +25,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
@@ -115,7 +115,7 @@ impl SentenceEncoder {
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let model = |path: &Path| {
+        let mut model = |path: &Path| {
             if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
                 return Ok((BertModel::load(&config, source)?, Adapters::default()));
             }
@@ -124,7 +124,7 @@ impl SentenceEncoder {
             let adapters = Adapters::of(&source, &config)?;
             Ok((BertModel::load(&config, source)?, adapters))
         };
-        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, model).load()?))
+        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, &mut model).load()?))
     }
 
     /// The encoder of the default route, with one more for each further route.
@@ -143,15 +143,18 @@ impl SentenceEncoder {
     ///
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder); a model with several transformers, or none.
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+    pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(ModelFolder::new(&folder), &AnySource::new(&source))
+    }
+
+    fn load_from(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let mut source = Some(source);
-        let folder = ModelFolder::new(&folder);
-        let once = |path: &Path| {
+        let mut once = |path: &Path| {
             let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
             let source = source.take().ok_or_else(second)?;
-            Ok((BertModel::load(&folder.transformer_config(path)?, source)?, Adapters::default()))
+            Ok((BertModel::load_from(&folder.transformer_config(path)?, source)?, Adapters::default()))
         };
-        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, once).load()?;
+        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, &mut once).load()?;
         let encoder = Self::of_routes(Settings::load(folder)?, loaded);
         encoder.transformer()?;
         Ok(encoder)

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::{Error, Result};
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
@@ -68,20 +68,20 @@ impl FillMask {
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        Self::with_source(folder, folder.checkpoint(folder.path)?.at("", dtype, device))
+        Self::with_source(folder, &AnySource::new(&folder.checkpoint(folder.path)?.at("", dtype, device)))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
     ///
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
+    pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
+        Self::with_source(ModelFolder::new(&folder), &AnySource::new(&source))
     }
 
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let path = folder.path;
-        let head = MaskedLm::load(&folder.transformer_config(path)?, source)?;
+        let head = MaskedLm::load_from(&folder.transformer_config(path)?, source)?;
         let batcher = TextBatcher::load(folder, path, head.model())?;
         let stated = TokenizerConfig::load(folder, path)?;
         let mut names = stated.mask_token().into_iter().chain(["[MASK]", "<mask>"]);

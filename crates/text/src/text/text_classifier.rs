@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 use candle_nn::ops::{sigmoid, softmax_last_dim};
@@ -88,18 +88,18 @@ impl TextClassifier {
 
     pub(crate) fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
+        Self::with_source(folder, &AnySource::new(&folder.checkpoint(&transformer)?.at("", dtype, device)))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
     ///
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
+    pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
+        Self::with_source(ModelFolder::new(&folder), &AnySource::new(&source))
     }
 
-    pub(crate) fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    pub(crate) fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let modules = modules(folder)?;
         if let Some([_, other, ..]) = modules.as_deref() {
             let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
@@ -107,7 +107,7 @@ impl TextClassifier {
         }
         let transformer = transformer_of(folder.path, modules.as_deref());
         let config = folder.transformer_config(&transformer)?;
-        let head = SequenceClassifier::load(&config, source)?;
+        let head = SequenceClassifier::load_from(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
         Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::{Error, Result, setters};
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
@@ -82,18 +82,18 @@ impl TokenClassifier {
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
+        Self::with_source(folder, &AnySource::new(&folder.checkpoint(&transformer)?.at("", dtype, device)))
     }
 
     /// The same with the weights from any source, such as variables that are being trained or bytes.
     ///
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder).
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
+    pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
+        Self::with_source(ModelFolder::new(&folder), &AnySource::new(&source))
     }
 
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let modules = modules(folder)?;
         if let Some([_, other, ..]) = modules.as_deref() {
             let reason = format!("module `{}` after the transformer: this is no token classifier", other.kind());
@@ -101,7 +101,7 @@ impl TokenClassifier {
         }
         let transformer = transformer_of(folder.path, modules.as_deref());
         let config = folder.transformer_config(&transformer)?;
-        let head = TokenClassificationHead::load(&config, source)?;
+        let head = TokenClassificationHead::load_from(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
         if batcher.tokenizer.lower_cases() {
             let expected = "false: it would change the places of tokens";
