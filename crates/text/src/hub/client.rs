@@ -77,8 +77,8 @@ impl Client {
         Ok((commit, files.into_iter().map(|file| file.rfilename).collect()))
     }
 
-    /// Brings a file of a commit into the cache, and returns its path and the size that the hub announced. `force`: also
-    /// if the cache holds a blob of its name.
+    /// Brings a file of a commit into the cache, and returns its path and the size that the hub announced. `force`:
+    /// also if the cache holds a blob of its name.
     pub fn download(&self, path: &str, commit: &str, force: bool) -> Answer<(PathBuf, Option<u64>)> {
         let bar = if self.progress { ProgressBar::no_length() } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");

@@ -20,18 +20,20 @@ use candle_attention::checkpoint::{Checkpoint, read_index};
 /// cache holds of the revision are used.
 ///
 /// # Trust
-/// The hub's operator, and that of a mirror, is trusted with the content of files (numbers in safetensors files, settings
-/// in JSON files; nothing is code), with the cache (hf-hub makes its `ETag` a file name there), and with the space on the
-/// disk. What arrives is checked before it is used: its length, the SHA-256 of large files, that JSON parses, and that a
-/// safetensors file is as long as its header says. What fails is removed from the cache. The names of modules and shards
-/// are checked before they become parts of paths; so are `id`, the revision and its commit. The connection is https, or
-/// plain http to this machine; another plain http endpoint must be asked for, by [`HubOptions::with_plain_http`]. The
-/// token goes to the endpoint only.
+/// The hub's operator, and that of a mirror, is trusted with the content of files (numbers in safetensors files,
+/// settings in JSON files; nothing is code), with the cache (hf-hub makes its `ETag` a file name there), and with the
+/// space on the disk. What arrives is checked before it is used: its length, the SHA-256 of large files, that JSON
+/// parses, and that a safetensors file is as long as its header says. What fails is removed from the cache. The names
+/// of modules and shards are checked before they become parts of paths; so are `id`, the revision and its commit. The
+/// connection is https, or plain http to this machine; another plain http endpoint must be asked for, by
+/// [`HubOptions::with_plain_http`]. The token goes to the endpoint only.
 ///
 /// # Errors
-/// [`Error::Hub`]: no such model, revision or file, no access, no network, offline and not in the cache, a hub that stays
-/// silent for [`HubOptions::timeout`] or sends something else than it announced. [`Error::Value`]: an id, a revision, an endpoint or a token that is none.
-/// [`Error::File`], [`Error::Io`]: a file that this version cannot read, a cache that cannot be read or written.
+/// [`Error::Hub`](candle_attention::Error::Hub): no such model, revision or file, no access, no network, offline and
+/// not in the cache, a hub that stays silent for [`HubOptions::timeout`] or sends something else than it announced.
+/// [`Error::Value`](candle_attention::Error::Value): an id, a revision, an endpoint or a token that is none.
+/// [`Error::File`](candle_attention::Error::File), [`Error::Io`](candle_attention::Error::Io): a file that this version
+/// cannot read, a cache that cannot be read or written.
 pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
     snapshot(id, options).map(|snapshot| snapshot.path)
 }

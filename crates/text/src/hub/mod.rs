@@ -1,7 +1,7 @@
 //! Models by name: a local folder, or the id of a model on the Hugging Face hub.
 //!
-//! Only `download` talks to the network, and only it is behind the feature `hub`: hf-hub brings TLS and a runtime, and a
-//! program that ships its model does not need them. Names are resolved here in any build, so that a hub id in a build
+//! Only `download` talks to the network, and only it is behind the feature `hub`: hf-hub brings TLS and a runtime, and
+//! a program that ships its model does not need them. Names are resolved here in any build, so that a hub id in a build
 //! without the client is an error that names the missing feature.
 //!
 //! The client is hf-hub 1.0, and not 0.5, although 0.5 is the lighter one. Measured on 2 cores of an AMD EPYC (Zen 4):
@@ -11,7 +11,7 @@
 //! | crates beside candle and tokenizers | 29 | 173 |
 //! | its release build, from nothing | 80 s (79 s of one core) | 271 s (440 s of one core) |
 //! | C compiler | yes (ring) | yes (aws-lc) |
-//! | the hub redirects a file | often fails: it wants `Content-Range`, which a compressed answer lacks ([141]) | works |
+//! | the hub redirects a file | often fails, without `Content-Range` ([141]) | works |
 //! | the host that it redirects to | gets the token | does not |
 //! | certificates of the system | not used | used |
 //! | a hub that is busy | an error | asked again |
@@ -20,8 +20,8 @@
 //! | length, silence, offline variables | not looked at | the same |
 //! | maintained | no, 1.0 is current | yes |
 //!
-//! What 1.0 does not look at is checked in `repository` and `client`, as far as a few lines reach; what is left to trust
-//! is said at `download`.
+//! What 1.0 does not look at is checked in `repository` and `client`, as far as a few lines reach; what is left to
+//! trust is said at `download`.
 //!
 //! [141]: https://github.com/huggingface/hf-hub/issues/141
 
@@ -52,8 +52,8 @@ pub use options::HubOptions;
 /// `show_progress`.
 ///
 /// # Errors
-/// A file; a name that is neither a folder nor a hub id; [`Error::Hub`](candle_attention::Error::Hub) if the download fails, or if the
-/// crate was built without its feature `hub`.
+/// A file; a name that is neither a folder nor a hub id; [`Error::Hub`] if the download fails, or if the crate was
+/// built without its feature `hub`.
 pub fn locate_model(model: &str, revision: Option<&str>, show_progress: bool) -> Result<PathBuf> {
     let path = Path::new(model);
     if path.is_dir() {

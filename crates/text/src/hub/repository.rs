@@ -112,8 +112,8 @@ impl Repository {
         Ok(Some(pointer))
     }
 
-    /// Remembers the commit of a branch or tag. Called last, so that a download that breaks off leaves the branch at the
-    /// commit whose files are all there.
+    /// Remembers the commit of a branch or tag. Called last, so that a download that breaks off leaves the branch at
+    /// the commit whose files are all there.
     pub fn keep_commit(&self) -> Result<()> {
         let path = self.folder.join("refs").join(&self.revision);
         if self.revision == self.commit || matches!(self.cached_commit(), Ok(Some(known)) if known == self.commit) {

@@ -12,8 +12,8 @@ use candle_core::{DType, Device};
 use super::server::{Answer, COMMIT, Hub, ID, LISTING, Request, found, git_hash, respond, respond_raw};
 use crate::common::says;
 
-/// Every blob of the cache is the content that its name says. What hf-hub leaves of a download that broke off has another
-/// name.
+/// Every blob of the cache is the content that its name says. What hf-hub leaves of a download that broke off has
+/// another name.
 fn assert_cache_is_whole(hub: &Hub) {
     for entry in std::fs::read_dir(hub.repository().join("blobs")).into_iter().flatten().map(Result::unwrap) {
         let name = entry.file_name().into_string().unwrap();
