@@ -207,7 +207,7 @@ fn absence_must_be_said_by_the_hub_itself() {
             respond(request, stream, "302 Found", &format!("{}location: {address}\r\n", found(&bytes)), b"");
         }),
     );
-    says(download(ID, &hub.options()), &["`modules.json`", "bytes of"]);
+    says(download(ID, &hub.options()), &["`modules.json`", "not JSON"]);
     assert!(!hub.repository().join(".no_exist").exists());
 }
 
