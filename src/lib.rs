@@ -97,6 +97,7 @@ pub mod norm;
 mod ops;
 pub mod position;
 pub mod pruning;
+mod ragged;
 pub mod sdpa;
 #[cfg(feature = "encoder")]
 pub mod search;
@@ -110,8 +111,9 @@ pub mod weights;
 pub use candle_core;
 pub use candle_nn;
 
-pub use attention::cache::{CrossCache, KvCache};
-pub use attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys};
+pub use attention::{
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KvCache, MultiHeadAttention, ObserveOptions, TopKeys,
+};
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};

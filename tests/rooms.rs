@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 /// The rooms from the ground up. `error`, `macros`, `io`, `tensor` and `weights` need no attention; `kernels` work on
 /// slices and addresses; `ops`, `mask`, `position` and `config` describe a call; `sdpa` computes it and `attention` makes
 /// a layer of it; `families` and `checkpoint` load layers, `lora` adapts them, `norm` has the norms between them; the rest uses whole models.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 23] = [
     "error",
     "macros",
     "io",
     "tensor",
     "weights",
     "kernels",
+    "ragged",
     "ops",
     "mask",
     "position",

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use super::kv_cache::{KvCache, Row};
+use super::kv_cache::{KvCache, Sequence};
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
@@ -57,15 +57,15 @@ fn tokens(b: usize, s: usize) -> Tensor {
 }
 
 /// The bits of what a cache holds of each sequence, and what it knows about it.
-fn contents(cache: &KvCache) -> (Vec<Row>, Vec<u32>) {
+fn contents(cache: &KvCache) -> (Vec<Sequence>, Vec<u32>) {
     let mut bits = Vec::new();
     for buffer in cache.buffers.iter().flatten() {
-        for (i, row) in cache.rows.iter().enumerate() {
-            let held = buffer.narrow(0, i, 1).unwrap().narrow(1, cache.first, row.held).unwrap();
-            bits.extend(held.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits));
+        for (i, sequence) in cache.sequences.iter().enumerate() {
+            let retained = buffer.narrow(0, i, 1).unwrap().narrow(1, cache.first, sequence.retained).unwrap();
+            bits.extend(retained.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits));
         }
     }
-    (cache.rows.clone(), bits)
+    (cache.sequences.clone(), bits)
 }
 
 #[test]

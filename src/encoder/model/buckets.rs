@@ -2,11 +2,11 @@
 
 use candle_core::Tensor;
 
-use crate::attention::ragged::{Bucket, buckets, padded_places};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::hidden_states::HiddenStates;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, PaddedIds};
+use crate::ragged::{Bucket, buckets, padded_places};
 
 impl BertModel {
     /// Hidden states of sequences of ids and segment types: without any work on padding, and with the same result for a

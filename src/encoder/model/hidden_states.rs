@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::position::ragged::offsets;
+use crate::ragged::offsets;
 
 /// The hidden states of a batch of texts.
 #[derive(Debug)]

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::attention::ragged::{CHUNK_VALUES, share_sequences};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::block::Block;
 use crate::encoder::model::embeddings::check_ids;
@@ -12,7 +11,7 @@ use crate::encoder::model::row_stream::RowStream;
 use crate::encoder::model::tensor_stream::{Batch, TensorStream};
 use crate::error::{Error, Result};
 use crate::ops::Linear;
-use crate::position::ragged::{lengths as lengths_between, offsets};
+use crate::ragged::{CHUNK_VALUES, lengths as lengths_between, offsets, share_sequences};
 use crate::sdpa::metal_kernel_is_switched_on;
 use crate::tensor::{compute_dtype, element_count, zeros};
 

@@ -1,7 +1,6 @@
 //! Hidden states as f32 rows in reused buffers: ragged batches on the CPU.
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::ragged::Buffers;
 use crate::encoder::model::feed_forward::FeedForward;
 use crate::encoder::model::stream::Stream;
 use crate::error::Result;
@@ -9,6 +8,7 @@ use crate::kernels::cpu::{AlignedVec, Isa, Team};
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
 use crate::ops::{Activation, Linear};
+use crate::ragged::Buffers;
 
 /// Hidden states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and
 /// all layers share their buffers. Inference only.
@@ -66,7 +66,7 @@ impl Stream for RowStream<'_> {
     fn attend(&mut self, _: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.tokens() * attention.config().resolved_output_size())?;
         let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        attention.attend_ragged_cpu(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
+        attention.attend_rows(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
         Ok(branch)
     }
 

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
 use crate::ops::{Linear, PendingBias};
-use crate::position::ragged::BatchCache;
+use crate::ragged::Buffers;
 
 /// Hidden states `(b, s, width)`: differentiable, and without waiting for the device. A ragged batch is
 /// `(1, tokens, width)`.
@@ -29,13 +29,13 @@ pub(crate) struct TensorStream<'a> {
 /// How the tokens of a batch are stored.
 pub(crate) enum Batch<'a> {
     Padded { mask: &'a AttentionMask, options: &'a ForwardOptions<'a> },
-    Ragged { lengths: &'a [usize], positions: BatchCache },
+    Ragged { lengths: &'a [usize], buffers: Buffers },
 }
 
 impl<'a> Batch<'a> {
     /// Sequences of these lengths one after another; what their positions mean is computed once for all layers.
     pub fn ragged(lengths: &'a [usize]) -> Self {
-        Self::Ragged { lengths, positions: BatchCache::default() }
+        Self::Ragged { lengths, buffers: Buffers::default() }
     }
 }
 
@@ -83,8 +83,10 @@ impl Stream for TensorStream<'_> {
                     None => attention.attend_with(&inputs, &of_layer)?.output.into(),
                 }
             }
-            Batch::Ragged { lengths, positions } => {
-                attention.attend_ragged_pending(&xs.squeeze(0)?, lengths, mask, positions)?.map(|ys| ys.unsqueeze(0))?
+            Batch::Ragged { lengths, buffers } => {
+                let xs = xs.squeeze(0)?;
+                let inputs = AttentionInputs::ragged(&xs, lengths, mask).with_buffers(buffers);
+                attention.attend_pending_bias(&inputs)?.map(|ys| ys.unsqueeze(0))?
             }
         };
         self.drop_out_branch(branch)

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::attention::ragged::bucket_size;
 use crate::encoder::folder::{ModelFolder, TokenizerConfig, limits};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
@@ -15,6 +14,7 @@ use crate::encoder::text::options::{EncodeOptions, without_adapter};
 use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
 use crate::mask::PaddedIds;
+use crate::ragged::bucket_size;
 
 /// How many texts are tokenized at a time. Their tokens take 8 bytes each, so that a million texts need no more memory
 /// than these; sorting fewer by length would leave more padding.
