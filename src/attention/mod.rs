@@ -126,7 +126,7 @@ impl MultiHeadAttention {
     }
 
     /// Whether the layer is a [frozen](Self::frozen) copy.
-    pub(crate) fn is_frozen(&self) -> bool {
+    pub fn is_frozen(&self) -> bool {
         self.frozen.is_itself()
     }
 
@@ -176,7 +176,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Those of [`attend_with`](Self::attend_with).
-    pub(crate) fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
+    pub fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
         self.attended(inputs, &AttentionOptions::default()).map(|(output, _)| output)
     }
 

@@ -14,11 +14,11 @@ use crate::attention::call::PreparedCall;
 use crate::attention::options::Tokens;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::macros::setters;
 use crate::mask::AttnShape;
 use crate::ops::accumulate_dtype;
 use crate::sdpa;
 use crate::sdpa::{Backend, Plan, SdpaOptions};
+use crate::setters;
 use crate::tensor::{compute_dtype, select};
 
 /// Attention weights that are in memory at a time.

@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use candle_core::Tensor;
 
 use crate::attention::cache::{CrossCache, KvCache};
-use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::ragged::Buffers;
 use crate::sdpa::Backend;
+use crate::setters;
 
 /// The tokens of one call, borrowed, and its mask, borrowed or owned.
 ///

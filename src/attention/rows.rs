@@ -13,13 +13,14 @@ use half::bf16;
 use crate::attention::MultiHeadAttention;
 use crate::config::NormKind;
 use crate::error::Result;
+use crate::for_cpu_element;
 use crate::kernels::Activation;
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Mask, ScratchPool, Team};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::NormParameters;
 use crate::ragged::{Buffers, CHUNK_VALUES, RaggedBatch, groups, lengths, offsets, share_sequences};
-use crate::tensor::{element_count, for_cpu_element, with_slice, zeros};
+use crate::tensor::{element_count, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache, which
 /// has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -28,7 +29,7 @@ const GROUP_BYTES: usize = 1 << 21;
 impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype of
     /// the kernels, and nothing happens between projection and kernel but norms and a rotation.
-    pub(crate) fn supports_rows(&self) -> bool {
+    pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
             && self.bias_kv.is_none()
@@ -48,7 +49,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// The weights cannot be packed.
-    pub(crate) fn rows_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
+    pub fn rows_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
         let products =
             self.qkv.packed()?.multiply_adds(tokens).saturating_add(self.o_proj.packed()?.multiply_adds(tokens));
@@ -66,7 +67,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// The sizes do not fit, or there is not enough memory.
-    pub(crate) fn attend_rows<A: Element, O: Element>(
+    pub fn attend_rows<A: Element, O: Element>(
         &self,
         team: Team,
         xs: &[A],

@@ -43,7 +43,7 @@ impl std::fmt::Debug for Buffers {
 
 /// A ragged batch: sequence `i` has the tokens `offsets[i] .. offsets[i + 1]`, at positions 0, 1, ….
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RaggedBatch<'a> {
+pub struct RaggedBatch<'a> {
     /// Where each sequence starts and where the last one ends, like FlashAttention's `cu_seqlens`.
     pub offsets: &'a [usize],
     /// Intermediate results for this batch.
@@ -52,12 +52,12 @@ pub(crate) struct RaggedBatch<'a> {
 
 impl RaggedBatch<'_> {
     /// Tokens of each sequence.
-    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> + Clone {
+    pub fn lengths(&self) -> impl Iterator<Item = usize> + Clone {
         lengths(self.offsets)
     }
 
     /// Tokens of the longest sequence.
-    pub(crate) fn longest(&self) -> usize {
+    pub fn longest(&self) -> usize {
         self.lengths().max().unwrap_or(0)
     }
 }
@@ -89,7 +89,7 @@ pub(crate) struct BatchCache {
 
 impl BatchCache {
     /// The value whose key `matches`, or that of `compute`. At most `limit` entries of these types are kept.
-    pub(crate) fn get_or_compute<K: Send + 'static, V: Clone + Send + 'static>(
+    pub fn get_or_compute<K: Send + 'static, V: Clone + Send + 'static>(
         &self,
         limit: usize,
         matches: impl Fn(&K) -> bool,
