@@ -1,4 +1,4 @@
-//! One call of the layer: checked and prepared once, whether its tokens are padded, ragged or cached.
+//! One call of the layer: checked once, prepared once, and run, whether its tokens are padded, ragged or cached.
 
 use std::borrow::Cow;
 
@@ -9,11 +9,11 @@ use crate::attention::cache::{CrossCache, KvCache, NewTokens, TokenShape};
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::accumulate_dtype;
+use crate::ops::{PendingBias, accumulate_dtype};
 use crate::position::{BiasCall, ExplicitPositions, TokenPositions};
-use crate::ragged::{BatchCache, RaggedBatch};
+use crate::ragged::{BatchCache, RaggedBatch, offsets};
 use crate::sdpa;
-use crate::sdpa::{Backend, Call, DeviceKind, Plan, SdpaOptions};
+use crate::sdpa::{AttentionOutput, Backend, Call, DeviceKind, Plan, SdpaOptions};
 use crate::tensor::{element_count, same_dtype_and_device};
 
 /// A call that is ready to run.
@@ -34,8 +34,9 @@ pub(super) struct PreparedCall<'a> {
 
 /// How a call runs.
 pub(super) enum Route {
-    /// In the buffers of the CPU kernel: the sequences without padding, under a mask that is full, causal or a window.
-    Rows { lengths: Vec<usize>, mask: AttentionMask },
+    /// In the buffers of the CPU kernel: sequences of these lengths, or whole ones, under a mask that is full, causal or a
+    /// window.
+    Rows { lengths: Option<Vec<usize>>, mask: AttentionMask },
     /// Over tensors, on this backend.
     Tensors(Backend),
     /// A ragged batch that is padded, sequences of like length together.
@@ -67,6 +68,53 @@ impl PreparedCall<'_> {
 }
 
 impl MultiHeadAttention {
+    /// The output of a call, whose last bias may be left to the next operation, and the attention weights, if the options
+    /// ask for them.
+    pub(super) fn attended(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(PendingBias, Option<Tensor>)> {
+        self.check(inputs, options)?;
+        if self.config.num_attention_heads == 0 {
+            return Ok((self.without_heads(inputs.query)?.into(), None));
+        }
+        let mut cache = inputs.lock_cache();
+        let prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        match cache.as_deref_mut() {
+            Some(cache) => cache.or_unchanged(|cache| self.run(inputs, options, prepared, Some(cache))),
+            None => self.run(inputs, options, prepared, None),
+        }
+    }
+
+    fn run(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+        mut prepared: PreparedCall,
+        cache: Option<&mut KvCache>,
+    ) -> Result<(PendingBias, Option<Tensor>)> {
+        let ragged = if let Tokens::Ragged(lengths) = inputs.tokens { Some(lengths) } else { None };
+        let backend = match prepared.route {
+            Route::Rows { lengths, mask } => {
+                return Ok((self.attend_sequences(inputs.query, lengths, &mask)?.into(), None));
+            }
+            Route::Buckets => {
+                let lengths = ragged.unwrap_or(&[]);
+                let padded = self.attend_buckets(inputs.query, lengths, &inputs.mask, options)?;
+                return Ok((padded.output.into(), padded.attention_weights));
+            }
+            Route::Tensors(backend) => backend,
+        };
+        let dtype = prepared.call.dtype;
+        let [q, k, v] = self.transformed(inputs, &mut prepared, dtype, options, cache)?;
+        let offsets = ragged.map(offsets);
+        let attended = sdpa::attend_call(backend, [&q, &k, &v], offsets.as_deref(), &prepared.call, &prepared.options)?;
+        let (output, attention_weights) = self.finish(attended, inputs, options)?;
+        let output = if ragged.is_some() { output.map(|ys| ys.squeeze(0))? } else { output };
+        Ok((output, attention_weights))
+    }
+
     /// Checks inputs and options against the configuration and each other.
     pub(super) fn check(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
         let AttentionInputs { query, key, value, .. } = *inputs;
@@ -215,7 +263,7 @@ impl MultiHeadAttention {
         };
         let lengths = mask.padded_lengths().filter(|_| is_padded).map(|all| all.iter().enumerate().map(end).collect());
 
-        let mut options_of_layer = self.sdpa_options(mask, options);
+        let mut sdpa_options = self.sdpa_options(mask, options);
         let from_cache = match &inputs.tokens {
             Tokens::Memory(memory) => Some(memory.tracks_gradient()),
             _ => cache.map(KvCache::tracks_gradient),
@@ -223,7 +271,7 @@ impl MultiHeadAttention {
         let tracked = [query, inputs.key, inputs.value].into_iter().any(Tensor::track_op)
             || self.tracks_gradient()
             || from_cache.unwrap_or(false)
-            || options_of_layer.mask.tracks_gradient();
+            || sdpa_options.mask.tracks_gradient();
         let mut call = Call {
             shape,
             h_kv: config.resolved_num_key_value_heads(),
@@ -235,7 +283,7 @@ impl MultiHeadAttention {
             distance_embeddings: config.position.scheme().distance_embedding_count(),
             tracks_gradient: tracked,
         };
-        let on_cpu_kernel = from_cache.is_none() && sdpa::runs_on_cpu_kernel(&call, &options_of_layer);
+        let on_cpu_kernel = from_cache.is_none() && sdpa::runs_on_cpu_kernel(&call, &sdpa_options);
         // Elements that would be rounded before their next product anyway are not kept in f32.
         if on_cpu_kernel && self.dtype() == DType::BF16 && self.qkv.rounds_to_bf16()? {
             call.dtype = DType::BF16;
@@ -244,11 +292,11 @@ impl MultiHeadAttention {
         let is_self_attention = inputs.key.id() == query.id() && inputs.value.id() == query.id();
         let mut rows = None;
         if on_cpu_kernel && is_self_attention && !needs_padding && self.supports_rows() {
-            let mask = &options_of_layer.mask;
+            let mask = &sdpa_options.mask;
             rows = match &inputs.tokens {
-                Tokens::Ragged(lengths) => Some((lengths.to_vec(), AttentionMask::clone(mask))),
-                _ if mask.is_windowed() => Some((vec![s_q; b], AttentionMask::clone(mask))),
-                _ => mask.as_padding().map(|(lengths, band)| (lengths.to_vec(), band)),
+                Tokens::Ragged(lengths) => Some((Some(lengths.to_vec()), AttentionMask::clone(mask))),
+                _ if mask.is_windowed() => Some((None, AttentionMask::clone(mask))),
+                _ => mask.as_padding().map(|(lengths, band)| (Some(lengths.to_vec()), band)),
             };
         }
         // Buffers hold a few sequences at a time, which have a bias of their own.
@@ -259,21 +307,21 @@ impl MultiHeadAttention {
             let starts = new_tokens.as_ref().and_then(|new| new.unequal.as_ref()).map(|[starts, _]| &starts[..]);
             if let Some(bias) = self.position_bias(s_q, s_kv, starts, device, batch)? {
                 bias.check(shape)?;
-                options_of_layer.mask = Cow::Owned(options_of_layer.mask.into_owned().and(bias));
+                sdpa_options.mask = Cow::Owned(sdpa_options.mask.into_owned().and(bias));
                 rows = None;
             }
         }
         let route = match rows {
             Some((lengths, mask)) => Route::Rows { lengths, mask },
-            None if !is_ragged => Route::Tensors(Plan::choose(&call, &options_of_layer)?),
+            None if !is_ragged => Route::Tensors(Plan::choose(&call, &sdpa_options)?),
             None => {
                 let on_tensors = config.position.scheme().ragged_support().on_tensors();
-                let whole = needs_padding || query.dim(0)? == 0 || options_of_layer.appended_keys > 0 || !on_tensors;
-                let backend = if whole { None } else { sdpa::ragged_backend(&call, &options_of_layer)? };
+                let whole = needs_padding || query.dim(0)? == 0 || sdpa_options.appended_keys > 0 || !on_tensors;
+                let backend = if whole { None } else { sdpa::ragged_backend(&call, &sdpa_options)? };
                 backend.map_or(Route::Buckets, Route::Tensors)
             }
         };
-        Ok(PreparedCall { call, options: options_of_layer, route, explicit, lengths, new_tokens })
+        Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens })
     }
 
     /// Checks everything about a call with a cache that can be checked before it runs. Returns its new tokens and the
@@ -397,5 +445,43 @@ impl MultiHeadAttention {
             backend: options.backend,
             ..SdpaOptions::new(mask)
         }
+    }
+
+    /// Applies the head mask and the output projection to the result of `sdpa`.
+    pub(super) fn finish(
+        &self,
+        attended: AttentionOutput,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(PendingBias, Option<Tensor>)> {
+        let (b, s_q, h, d_v) = attended.output.dims4()?;
+        let dtype = inputs.query.dtype();
+        let by_head = match options.head_mask {
+            Some(mask) => {
+                let sequences = if mask.rank() == 2 { b } else { 1 };
+                let mask = mask.to_dtype(attended.output.dtype())?.reshape((sequences, 1, h, 1))?;
+                attended.output.broadcast_mul(&mask)?
+            }
+            None => attended.output,
+        };
+        let context = by_head.reshape((b, s_q, h * d_v))?;
+        let output = if context.dtype() == dtype {
+            self.o_proj.forward_pending_bias(&context)?
+        } else {
+            self.o_proj.forward(&context, dtype)?.into()
+        };
+        let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
+        Ok((output, attention_weights))
+    }
+
+    /// The output of a layer without heads: the bias of the output projection for each query.
+    pub(super) fn without_heads(&self, query: &Tensor) -> Result<Tensor> {
+        let mut shape = query.dims().to_vec();
+        shape.pop();
+        shape.push(self.config.resolved_output_size());
+        Ok(match self.o_proj.bias()? {
+            Some(bias) => bias.broadcast_as(shape)?,
+            None => Tensor::zeros(shape, query.dtype(), query.device())?,
+        })
     }
 }

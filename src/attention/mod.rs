@@ -7,21 +7,18 @@
 //! Where a kernel does not apply (gradients, returned attention weights), the same tensors go through candle's
 //! differentiable operations.
 //!
-//! Every call takes the same three steps: its inputs are checked, a prepared call is made of them (`call`), and it runs
-//! (`run`) over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`padded`). A plan is a
-//! prepared call that does not run.
+//! Every call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it runs
+//! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`padded`). A plan is a prepared
+//! call that does not run.
 
 mod build;
 mod cache;
 mod call;
-mod debug;
 mod freeze;
-mod init;
 mod observe;
 mod options;
 mod padded;
 mod rows;
-mod run;
 mod transform;
 
 pub use cache::{CrossCache, KvCache};

@@ -20,7 +20,7 @@ use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Mask
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::NormParameters;
 use crate::ragged::{Buffers, CHUNK_VALUES, RaggedBatch, groups, lengths, offsets, share_sequences};
-use crate::tensor::{element_count, with_slice, zeros};
+use crate::tensor::{check_allocation, element_count, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache, which
 /// has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -80,34 +80,46 @@ impl MultiHeadAttention {
     }
 
     /// Self-attention of `xs` without padding: `(tokens, query_size)` → `(tokens, output_size)`, sequences of these
-    /// `lengths` one after another; or `(b, s, query_size)` → `(b, s, output_size)`, where what follows the lengths is
-    /// padding. `mask` includes that of the configuration.
-    pub(super) fn attend_sequences(&self, xs: &Tensor, lengths: &[usize], mask: &AttentionMask) -> Result<Tensor> {
+    /// `lengths` one after another; or `(b, s, query_size)` → `(b, s, output_size)`, where what follows the lengths, if there
+    /// are some, is padding. `mask` includes that of the configuration.
+    pub(super) fn attend_sequences(
+        &self,
+        xs: &Tensor,
+        lengths: Option<Vec<usize>>,
+        mask: &AttentionMask,
+    ) -> Result<Tensor> {
         for_cpu_element!(xs.dtype(), T => self.attend_sequences_of::<T>(xs, lengths, mask))
     }
 
     fn attend_sequences_of<T: Element + WithDType>(
         &self,
         xs: &Tensor,
-        lengths: &[usize],
+        lengths: Option<Vec<usize>>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
         let mut dims = xs.dims().to_vec();
-        element_count("xs", &dims)?;
-        let s = dims[dims.len() - 2];
+        let (elements, s) = (element_count("xs", &dims)?, dims[dims.len() - 2]);
         let (width, size) = (self.config.resolved_query_size(), self.config.resolved_output_size());
         *dims.last_mut().expect("2 or 3 dimensions") = size;
+        if elements == 0 {
+            return Ok(Tensor::zeros(dims, xs.dtype(), xs.device())?);
+        }
+        if !xs.is_contiguous() {
+            check_allocation::<f64>("a copy of xs", elements)?;
+        }
+        let xs = &xs.contiguous()?;
+        let lengths = lengths.unwrap_or_else(|| vec![s; dims[0]]);
         // Packed before `xs` is locked: packing locks the weights.
         self.qkv.packed()?;
         let packed = self.o_proj.packed()?;
-        let offsets = offsets(lengths);
+        let offsets = offsets(&lengths);
         if dims.len() == 2 || lengths.iter().all(|length| *length == s) {
             let output = with_slice(xs, |xs: &[T]| self.rows_on_all_threads(xs, &offsets, mask))??;
             return Ok(Tensor::from_vec(output, dims, &Device::Cpu)?);
         }
         let mut real = Vec::with_capacity(offsets[lengths.len()] * width);
         with_slice(xs, |xs: &[T]| {
-            for (xs, &length) in xs.chunks_exact((s * width).max(1)).zip(lengths) {
+            for (xs, &length) in xs.chunks_exact((s * width).max(1)).zip(&lengths) {
                 real.extend_from_slice(&xs[..length * width]);
             }
         })?;
