@@ -43,7 +43,7 @@ impl std::fmt::Debug for Buffers {
 
 /// A ragged batch: sequence `i` has the tokens `offsets[i] .. offsets[i + 1]`, at positions 0, 1, ….
 #[derive(Debug, Clone, Copy)]
-pub struct RaggedBatch<'a> {
+pub(crate) struct RaggedBatch<'a> {
     /// Where each sequence starts and where the last one ends, like FlashAttention's `cu_seqlens`.
     pub offsets: &'a [usize],
     /// Intermediate results for this batch.

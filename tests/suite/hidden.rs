@@ -224,7 +224,7 @@ fn tokens_before_a_token_of_nan_give_the_same_bits_however_they_run() {
                     assert_eq!(bits(&batch.get(1).unwrap()), whole, "{what}, in a batch on {threads} threads");
                     let rows =
                         Tensor::cat(&[&spoiled, &clean.narrow(1, 0, 7).unwrap()], 1).unwrap().squeeze(0).unwrap();
-                    let ragged = attend_ragged(layer, &rows, &[150, 7], &mask).unwrap();
+                    let ragged = attend_ragged(&layer, &rows, &[150, 7], &mask).unwrap();
                     assert_eq!(bits(&ragged.narrow(0, 0, 150).unwrap()), whole, "{what}, ragged on {threads} threads");
                     for chunk in [50, 139, 149] {
                         let chunks = bits(&cached(&spoiled, chunk));

@@ -77,7 +77,7 @@ pub(super) enum CacheKind {
 
 /// What is cached of one sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Sequence {
+pub(in crate::attention) struct Sequence {
     /// Tokens kept.
     pub retained: usize,
     /// Tokens that a rotating cache dropped, all before those that it keeps.
