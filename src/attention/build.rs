@@ -80,8 +80,8 @@ impl MultiHeadAttention {
     /// Other tensors count as fixed: on the CPU they are packed for the kernels at the first call, and later changes in
     /// place have no effect. That holds for `Var::as_detached_tensor` too, which shares the memory of the variable but
     /// does not say so. For the inference of a layer that is being trained, build it from its variables and call
-    /// [`frozen`](Self::frozen). What is packed is a second copy beside the tensors, which may belong to others too; a frozen
-    /// layer has only one.
+    /// [`frozen`](Self::frozen). What is packed is a second copy beside the tensors, which may belong to others too; a
+    /// frozen layer has only one.
     ///
     /// # Errors
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.
@@ -149,8 +149,8 @@ impl MultiHeadAttention {
 
     /// The weights (parameters) of the layer, for example to write them in any layout
     /// ([`write_layers`](crate::checkpoint::write_layers)). Projections are separate; shapes are those of
-    /// [`AttentionWeights`]. Tensors that are variables stay connected to them. A [frozen](Self::frozen) layer on the CPU
-    /// keeps its projections packed and nothing else: each call makes new tensors of them, with the same bits.
+    /// [`AttentionWeights`]. Tensors that are variables stay connected to them. A [frozen](Self::frozen) layer on the
+    /// CPU keeps its projections packed and nothing else: each call makes new tensors of them, with the same bits.
     ///
     /// # Errors
     /// The device fails to reorder weights that are stored in another order, or is out of memory.

@@ -20,8 +20,8 @@ use crate::tensor::{element_count, same_dtype_and_device};
 pub(super) struct PreparedCall<'a> {
     /// Sizes, dtype, device and gradients.
     pub call: Call,
-    /// The options of the layer and of the call. Their mask is the whole one: that of the call, of the configuration and
-    /// of the cache, and the bias of the position scheme.
+    /// The options of the layer and of the call. Their mask is the whole one: that of the call, of the configuration
+    /// and of the cache, and the bias of the position scheme.
     pub options: SdpaOptions<'a>,
     pub route: Route,
     /// The positions that the call gives.
@@ -34,8 +34,8 @@ pub(super) struct PreparedCall<'a> {
 
 /// How a call runs.
 pub(super) enum Route {
-    /// In the buffers of the CPU kernel: sequences of these lengths, or whole ones, under a mask that is full, causal or a
-    /// window.
+    /// In the buffers of the CPU kernel: sequences of these lengths, or whole ones, under a mask that is full, causal
+    /// or a window.
     Rows { lengths: Option<Vec<usize>>, mask: AttentionMask },
     /// Over tensors, on this backend.
     Tensors(Backend),
@@ -68,8 +68,8 @@ impl PreparedCall<'_> {
 }
 
 impl MultiHeadAttention {
-    /// The output of a call, whose last bias may be left to the next operation, and the attention weights, if the options
-    /// ask for them.
+    /// The output of a call, whose last bias may be left to the next operation, and the attention weights, if the
+    /// options ask for them.
     pub(super) fn attended(
         &self,
         inputs: &AttentionInputs,
@@ -222,8 +222,8 @@ impl MultiHeadAttention {
         same_dtype_and_device("xs", xs, self.qkv.like())
     }
 
-    /// Prepares a call that is [checked](Self::check): its sizes, its whole mask, its positions, and how it runs. Nothing
-    /// is computed and `cache` does not change, so that this is also the plan of the call.
+    /// Prepares a call that is [checked](Self::check): its sizes, its whole mask, its positions, and how it runs.
+    /// Nothing is computed and `cache` does not change, so that this is also the plan of the call.
     pub(super) fn prepare<'a>(
         &'a self,
         inputs: &'a AttentionInputs,

@@ -3,13 +3,13 @@
 //! Tokens stay in order. The usual implementation transposes queries, keys and values to `(b, h, s, d)` and back, which
 //! copies every activation four times. Here one fused projection writes `(tokens, (h + 2 h_kv) · d)`, kernels read
 //! heads from it by stride and write `(tokens, h · d)`, and the output projection reads that. Ragged batches follow
-//! from it: a batch is the concatenation of its sequences, so nothing is spent on padding ([`AttentionInputs::ragged`]).
-//! Where a kernel does not apply (gradients, returned attention weights), the same tensors go through candle's
-//! differentiable operations.
+//! from it: a batch is the concatenation of its sequences, so nothing is spent on padding
+//! ([`AttentionInputs::ragged`]). Where a kernel does not apply (gradients, returned attention weights), the same
+//! tensors go through candle's differentiable operations.
 //!
 //! Every call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it runs
-//! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`padded`). A plan is a prepared
-//! call that does not run.
+//! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`padded`). A plan is a
+//! prepared call that does not run.
 
 mod build;
 mod cache;
@@ -55,8 +55,8 @@ use crate::weights::NormWeights;
 /// # DTypes
 /// f16, bf16, f32, f64: the dtype of the weights, which the inputs must share. On the CPU half types are computed in
 /// f32 from the projections to the output, which is rounded once. With bf16 instructions (AMX, AVX512-BF16) the
-/// operands of each product are rounded to bf16, while sums and softmax stay in f32. A call with a cache rounds queries,
-/// keys and values to the dtype of the weights, which the cache holds. On a GPU the softmax is in f32.
+/// operands of each product are rounded to bf16, while sums and softmax stay in f32. A call with a cache rounds
+/// queries, keys and values to the dtype of the weights, which the cache holds. On a GPU the softmax is in f32.
 /// # Masks
 /// [`AttentionMask`]: true = attend. A fully masked query gives zeros before the output projection.
 /// # Backends
@@ -130,8 +130,8 @@ impl MultiHeadAttention {
     /// [`forward`](Module::forward), with dropout if `train`.
     ///
     /// candle gives every `Module` a `ModuleT` whose `forward_t` ignores `train`. This method is here so that
-    /// `layer.forward_t(&xs, true)` is right; generic code such as `candle_nn::seq_t` calls candle's. There, wrap the layer
-    /// in a closure.
+    /// `layer.forward_t(&xs, true)` is right; generic code such as `candle_nn::seq_t` calls candle's. There, wrap the
+    /// layer in a closure.
     ///
     /// # Errors
     /// `xs` has the wrong shape, dtype or device.
@@ -150,17 +150,17 @@ impl MultiHeadAttention {
         self.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
     }
 
-    /// Attention over [`AttentionInputs`], which are padded, ragged, the next tokens of a cache, or queries over a cached
-    /// memory; with [`AttentionOptions`]: training, returned attention weights, a forced backend, a head mask.
+    /// Attention over [`AttentionInputs`], which are padded, ragged, the next tokens of a cache, or queries over a
+    /// cached memory; with [`AttentionOptions`]: training, returned attention weights, a forced backend, a head mask.
     ///
     /// # Errors
     /// - A tensor has the wrong shape, dtype or device, or the mask does not fit the call.
     /// - A forced backend cannot run the call.
-    /// - Ragged: the lengths do not add up to the tokens, the mask is neither full, causal nor a window, or the positions are
-    ///   those of image patches and the sequences have different lengths.
+    /// - Ragged: the lengths do not add up to the tokens, the mask is neither full, causal nor a window, or the
+    ///   positions are those of image patches and the sequences have different lengths.
     /// - With a cache, which is unchanged after any error: [`Error::CacheFull`](crate::Error::CacheFull);
-    ///   [`Error::CachedRotation`](crate::Error::CachedRotation), where LongRoPE or dynamic scaling would rotate the cached
-    ///   keys otherwise; a cache of another batch or of a layer with other sizes; a layer with `add_bias_kv`,
+    ///   [`Error::CachedRotation`](crate::Error::CachedRotation), where LongRoPE or dynamic scaling would rotate the
+    ///   cached keys otherwise; a cache of another batch or of a layer with other sizes; a layer with `add_bias_kv`,
     ///   `add_zero_attn` or positions of image patches.
     /// - Over a cached memory: a cache of another layer or another batch.
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
@@ -177,8 +177,9 @@ impl MultiHeadAttention {
         self.attended(inputs, &AttentionOptions::default()).map(|(output, _)| output)
     }
 
-    /// The backend that would run [`attend_with`](Self::attend_with), why each other one would not, and the scratch memory
-    /// in bytes. A cache is not changed. Where a ragged batch has to be padded, it is the plan of the padded batch.
+    /// The backend that would run [`attend_with`](Self::attend_with), why each other one would not, and the scratch
+    /// memory in bytes. A cache is not changed. Where a ragged batch has to be padded, it is the plan of the padded
+    /// batch.
     ///
     /// # Errors
     /// Those of [`attend_with`](Self::attend_with).

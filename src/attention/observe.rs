@@ -27,7 +27,8 @@ const BLOCK: usize = 1 << 21;
 /// Selects which attention statistics [`MultiHeadAttention::observe`] returns. Default: none, of all heads and queries.
 ///
 /// ```
-/// # use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, ObserveOptions};
+/// # use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions};
+/// # use candle_attention::{MultiHeadAttention, ObserveOptions};
 /// # use candle_core::{DType, Device, Tensor};
 /// # let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
 /// # let attention = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb)?;
@@ -112,8 +113,8 @@ impl MultiHeadAttention {
     /// batch. Inputs with a cache add their keys and values to it.
     ///
     /// # Errors
-    /// Those of [`attend_with`](Self::attend_with), a head, a query or a number of keys that does not exist, a ragged batch
-    /// without tokens, or mean distances of sequences of unequal length in a cache.
+    /// Those of [`attend_with`](Self::attend_with), a head, a query or a number of keys that does not exist, a ragged
+    /// batch without tokens, or mean distances of sequences of unequal length in a cache.
     pub fn observe(
         &self,
         inputs: &AttentionInputs,

@@ -13,15 +13,17 @@ use crate::setters;
 
 /// The tokens of one call, borrowed, and its mask, borrowed or owned.
 ///
-/// | Tokens | Inputs |
-/// |---|---|
-/// | a padded batch | [`new`](Self::new), [`self_attention`](Self::self_attention), [`cross_attention`](Self::cross_attention) |
-/// | sequences of unequal length, without padding | [`ragged`](Self::ragged) |
-/// | the next tokens of sequences in a [`KvCache`] | [`with_cache`](Self::with_cache), [`with_cache_lengths`](Self::with_cache_lengths) |
-/// | queries over a memory in a [`CrossCache`] | [`cross_cached`](Self::cross_cached) |
+/// - a padded batch: [`new`](Self::new), [`self_attention`](Self::self_attention),
+///   [`cross_attention`](Self::cross_attention)
+/// - sequences of unequal length without padding: [`ragged`](Self::ragged)
+/// - the next tokens of sequences in a [`KvCache`]: [`with_cache`](Self::with_cache),
+///   [`with_cache_lengths`](Self::with_cache_lengths)
+/// - queries over a memory in a [`CrossCache`]: [`cross_cached`](Self::cross_cached)
 ///
 /// ```
-/// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention};
+/// use candle_attention::{
+///     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
+/// };
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
 ///
@@ -93,35 +95,35 @@ impl<'a> AttentionInputs<'a> {
     /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)` holds the sequences one after
     /// another, `lengths` the number of tokens of each. The output is `(tokens, output_size)`.
     ///
-    /// The result is that of padding the sequences, masking the padding and removing it again, but a fused kernel spends
-    /// nothing on padding. Without one, for gradients and on Apple GPUs, sequences of like length are padded together:
-    /// padding is at most a quarter of what is computed. On the CPU the result of a sequence has the same bits alone and in
-    /// any batch.
+    /// The result is that of padding the sequences, masking the padding and removing it again, but a fused kernel
+    /// spends nothing on padding. Without one, for gradients and on Apple GPUs, sequences of like length are padded
+    /// together: padding is at most a quarter of what is computed. On the CPU the result of a sequence has the same
+    /// bits alone and in any batch.
     ///
     /// `mask` is `full`, `causal` or a `window`, each within a sequence.
     ///
-    /// Dropout and a head mask `(h)` or `(sequences, h)` mean what they mean in a padded batch. Returned attention weights
-    /// are those of the padded batch, `(sequences, h, s, s)` with `s` tokens in the longest sequence: rows and columns of
-    /// padding are 0. Positions are `(tokens)`, or `(3, tokens)` for M-RoPE. With one of these options the batch is padded;
-    /// a forced fused backend alone runs it without padding.
+    /// Dropout and a head mask `(h)` or `(sequences, h)` mean what they mean in a padded batch. Returned attention
+    /// weights are those of the padded batch, `(sequences, h, s, s)` with `s` tokens in the longest sequence: rows and
+    /// columns of padding are 0. Positions are `(tokens)`, or `(3, tokens)` for M-RoPE. With one of these options the
+    /// batch is padded; a forced fused backend alone runs it without padding.
     pub fn ragged(xs: &'a Tensor, lengths: &'a [usize], mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
         Self { tokens: Tokens::Ragged(lengths), ..Self::self_attention(xs, mask) }
     }
 
     /// Cross-attention of `queries` `(b, s_q, query_size)` to a memory whose keys and values are projected already
-    /// ([`MultiHeadAttention::cross_cache`](crate::MultiHeadAttention::cross_cache)). `mask` has one column per token of the
-    /// memory.
+    /// ([`MultiHeadAttention::cross_cache`](crate::MultiHeadAttention::cross_cache)). `mask` has one column per token
+    /// of the memory.
     pub fn cross_cached(queries: &'a Tensor, memory: &'a CrossCache, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
         Self { tokens: Tokens::Memory(memory), ..Self::self_attention(queries, mask) }
     }
 
     /// These inputs as the next tokens of the sequences in `cache`: a call adds their keys and values to the cache, and
-    /// they attend to all keys in it. [`plan`](crate::MultiHeadAttention::plan) leaves the cache as it is, and so does a
-    /// call that fails.
+    /// they attend to all keys in it. [`plan`](crate::MultiHeadAttention::plan) leaves the cache as it is, and so does
+    /// a call that fails.
     ///
-    /// Positions continue from the end of the cache, or are those of [`AttentionOptions::with_positions`]. The mask covers
-    /// all keys: causal masks and windows as usual, [`keep`](AttentionMask::keep) and similar masks with one column per
-    /// kept token and per new one ([`KvCache::mask_columns`]).
+    /// Positions continue from the end of the cache, or are those of [`AttentionOptions::with_positions`]. The mask
+    /// covers all keys: causal masks and windows as usual, [`keep`](AttentionMask::keep) and similar masks with one
+    /// column per kept token and per new one ([`KvCache::mask_columns`]).
     pub fn with_cache<'b>(&self, cache: &'b mut KvCache) -> AttentionInputs<'b>
     where
         'a: 'b,
@@ -140,7 +142,8 @@ impl<'a> AttentionInputs<'a> {
     }
 
     /// [`with_cache`](Self::with_cache) for sequences of unequal length: the new tokens are padded on the right, and
-    /// sequence `i` has `lengths[i]` of them. Each sequence continues at its own end. The output for padding is undefined.
+    /// sequence `i` has `lengths[i]` of them. Each sequence continues at its own end. The output for padding is
+    /// undefined.
     pub fn with_cache_lengths<'b>(&self, cache: &'b mut KvCache, lengths: &'b [usize]) -> AttentionInputs<'b>
     where
         'a: 'b,
@@ -167,9 +170,9 @@ impl<'a> AttentionInputs<'a> {
 pub struct AttentionOptions<'a> {
     /// Whether dropout is applied (training); default false.
     pub train: bool,
-    /// Makes dropout reproducible: the same seed drops the same attention weights in calls of one shape, on every device.
-    /// Layers that share a seed drop the same weights, and so do steps of training: give each its own. `None`, the
-    /// default, drops others in each call.
+    /// Makes dropout reproducible: the same seed drops the same attention weights in calls of one shape, on every
+    /// device. Layers that share a seed drop the same weights, and so do steps of training: give each its own. `None`,
+    /// the default, drops others in each call.
     pub dropout_seed: Option<u64>,
     /// Whether the attention weights are returned, as they are before dropout; default false.
     pub return_attention_weights: bool,
@@ -182,10 +185,10 @@ pub struct AttentionOptions<'a> {
     /// `(b, s_kv)` or, for M-RoPE, `(3, b, s_kv)` with the temporal position, height and width of each token. Dimension
     /// `b` may be 1. The queries are the last of these tokens. Default none.
     ///
-    /// For packed rows, for a sequence that continues elsewhere, and for images in text. Only the rotation of queries and
-    /// keys follows these positions: causal masks and windows go by the order of the tokens, and packed rows are kept
-    /// apart by [`AttentionMask::segments`]. A layer without positions ignores them, and a scheme that is not rotary
-    /// refuses them. Without them, the next call with a cache continues after the largest position so far.
+    /// For packed rows, for a sequence that continues elsewhere, and for images in text. Only the rotation of queries
+    /// and keys follows these positions: causal masks and windows go by the order of the tokens, and packed rows are
+    /// kept apart by [`AttentionMask::segments`]. A layer without positions ignores them, and a scheme that is not
+    /// rotary refuses them. Without them, the next call with a cache continues after the largest position so far.
     pub positions: Option<&'a Tensor>,
     /// Factors on the output of each head before the output projection: `(h)`, or `(b, h)` per sequence, in any
     /// floating-point dtype. 0 disables a head. Differentiable. Returned attention weights do not include it.

@@ -1,9 +1,9 @@
 //! Self-attention in the buffers of the CPU kernel, for ragged batches and for padded ones without their padding.
 //!
-//! There are no tensors between the steps, and nothing is computed for padding.
-//! One thread computes a group of whole sequences at a time: the projection, attention and the output projection, so that
-//! each step finds what the one before has written in the cache. A team of threads computes one step after the other for
-//! all sequences, and shares the work of each.
+//! There are no tensors between the steps, and nothing is computed for padding. One thread computes a group of whole
+//! sequences at a time: the projection, attention and the output projection, so that each step finds what the one
+//! before has written in the cache. A team of threads computes one step after the other for all sequences, and shares
+//! the work of each.
 
 use std::ops::Range;
 
@@ -22,13 +22,13 @@ use crate::ops::NormParameters;
 use crate::ragged::{Buffers, CHUNK_VALUES, RaggedBatch, groups, lengths, offsets, share_sequences};
 use crate::tensor::{check_allocation, element_count, with_slice, zeros};
 
-/// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache, which
-/// has 1 to 2 MB a core; with fewer the weights are read more often.
+/// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
+/// which has 1 to 2 MB a core; with fewer the weights are read more often.
 const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
-    /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype of
-    /// the kernels, and nothing happens between projection and kernel but norms and a rotation.
+    /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
+    /// of the kernels, and nothing happens between projection and kernel but norms and a rotation.
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
@@ -62,8 +62,8 @@ impl MultiHeadAttention {
     /// sequence `i` has the tokens `offsets[i] .. offsets[i + 1]`, to `output` `(tokens, output_size)`. `mask` is full,
     /// causal or a window, besides the mask of the configuration.
     ///
-    /// For models that run all layers over a part of a batch before the next part ([`ragged`](crate::ragged)). Call it only
-    /// if the layer [supports it](Self::supports_rows).
+    /// For models that run all layers over a part of a batch before the next part ([`ragged`](crate::ragged)). Call it
+    /// only if the layer [supports it](Self::supports_rows).
     ///
     /// # Errors
     /// The sizes do not fit, or there is not enough memory.
@@ -80,8 +80,8 @@ impl MultiHeadAttention {
     }
 
     /// Self-attention of `xs` without padding: `(tokens, query_size)` → `(tokens, output_size)`, sequences of these
-    /// `lengths` one after another; or `(b, s, query_size)` → `(b, s, output_size)`, where what follows the lengths, if there
-    /// are some, is padding. `mask` includes that of the configuration.
+    /// `lengths` one after another; or `(b, s, query_size)` → `(b, s, output_size)`, where what follows the lengths, if
+    /// there are some, is padding. `mask` includes that of the configuration.
     pub(super) fn attend_sequences(
         &self,
         xs: &Tensor,

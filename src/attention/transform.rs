@@ -17,9 +17,9 @@ use crate::ragged::{BatchCache, RaggedBatch, offsets};
 use crate::weights::NormWeights;
 
 impl MultiHeadAttention {
-    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, ready for attention: with the extra keys of the layer, and
-    /// with the keys and values of the cache, to which the new ones are added. What depends on queries and keys is added to
-    /// the mask of the call.
+    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, ready for attention: with the extra keys of the layer,
+    /// and with the keys and values of the cache, to which the new ones are added. What depends on queries and keys is
+    /// added to the mask of the call.
     pub(super) fn transformed(
         &self,
         inputs: &AttentionInputs,
@@ -84,8 +84,8 @@ impl MultiHeadAttention {
         Ok(self.normalized(&self.clipped(q)?, 0)?.to_dtype(dtype)?)
     }
 
-    /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with the
-    /// extra keys.
+    /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with
+    /// the extra keys.
     pub(super) fn project_memory(&self, key: &Tensor, value: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
         let wide = accumulate_dtype(self.qkv.like());
         let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];

@@ -1,9 +1,9 @@
 //! Ragged batches: sequences stored one after another, without padding.
 //!
-//! Padding a batch of texts to the longest wastes half of the work or more, in every layer. A ragged batch has only real
-//! tokens, and [`offsets`] say where each sequence starts, like FlashAttention's `cu_seqlens`.
-//! [`AttentionInputs::ragged`](crate::AttentionInputs::ragged) runs one through a single layer. The rest of this module is
-//! for models that run a ragged batch through many layers:
+//! Padding a batch of texts to the longest wastes half of the work or more, in every layer. A ragged batch has only
+//! real tokens, and [`offsets`] say where each sequence starts, like FlashAttention's `cu_seqlens`.
+//! [`AttentionInputs::ragged`](crate::AttentionInputs::ragged) runs one through a single layer. The rest of this module
+//! is for models that run a ragged batch through many layers:
 //!
 //! - **On the CPU**, [`share_sequences`] divides the sequences between the threads. Each thread computes all layers for
 //!   its sequences in buffers, by [`MultiHeadAttention::attend_rows`](crate::MultiHeadAttention::attend_rows) and the
@@ -26,8 +26,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::Result;
 use crate::kernels::cpu::ScratchPool;
 
-/// What the layers of a model share while they run one ragged batch: scratch memory, and results that depend only on the
-/// batch and the position scheme, such as cosines. Make one per batch.
+/// What the layers of a model share while they run one ragged batch: scratch memory, and results that depend only on
+/// the batch and the position scheme, such as cosines. Make one per batch.
 #[derive(Default)]
 pub struct Buffers {
     /// Scratch memory of the CPU kernels.

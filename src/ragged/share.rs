@@ -1,8 +1,8 @@
 //! How the threads of the CPU share a ragged batch.
 //!
 //! If there are sequences for all threads, each thread takes chunks of whole sequences and computes everything for one
-//! before the next: the activations of a chunk stay in its cache, and no thread waits for another. Otherwise all threads
-//! are a team for the whole batch, and share the work of each step.
+//! before the next: the activations of a chunk stay in its cache, and no thread waits for another. Otherwise all
+//! threads are a team for the whole batch, and share the work of each step.
 
 use std::ops::Range;
 
@@ -23,9 +23,10 @@ const MIN_CHUNK_TOKENS: usize = 128;
 /// Runs a ragged batch on all threads: calls `run` with a team of threads, a range of sequences, and their part of
 /// `output`, until all sequences are done.
 ///
-/// `offsets` are those of [`offsets`](super::offsets). The parts of `output` follow each other, and `part` returns the size
-/// of one. A range has at most `limit` tokens, unless a single sequence has more; [`CHUNK_VALUES`] divided by the width of
-/// the hidden states is a good limit. The number of threads depends on `multiply_adds`, the work of the whole batch.
+/// `offsets` are those of [`offsets`](super::offsets). The parts of `output` follow each other, and `part` returns the
+/// size of one. A range has at most `limit` tokens, unless a single sequence has more; [`CHUNK_VALUES`] divided by the
+/// width of the hidden states is a good limit. The number of threads depends on `multiply_adds`, the work of the whole
+/// batch.
 ///
 /// # Errors
 /// The first error of a chunk.

@@ -49,8 +49,9 @@ impl TokenShape {
 /// Tokens of the first allocation.
 const INITIAL_CAPACITY: usize = 64;
 
-/// Most tokens per sequence of a fixed cache: as many keys as the kernels count. It refuses a capacity that was read from
-/// a damaged configuration before memory is requested for it. The longest published contexts have 10 million tokens.
+/// Most tokens per sequence of a fixed cache: as many keys as the kernels count. It refuses a capacity that was read
+/// from a damaged configuration before memory is requested for it. The longest published contexts have 10 million
+/// tokens.
 pub(super) const MAX_CAPACITY: usize = 1 << 30;
 
 /// Tokens that a rotating cache can take before it copies those of its window to the front.
@@ -83,8 +84,8 @@ impl KvCache {
         }
     }
 
-    /// The key at which a chunk of `s` tokens starts, and the number of keys with it, per sequence, unless it begins and
-    /// ends at the same key in every sequence. The first `new` tokens of each sequence are not padding.
+    /// The key at which a chunk of `s` tokens starts, and the number of keys with it, per sequence, unless it begins
+    /// and ends at the same key in every sequence. The first `new` tokens of each sequence are not padding.
     pub(in crate::attention) fn unequal(&self, new: &[usize], s: usize) -> Option<[Vec<usize>; 2]> {
         let retained: Vec<usize> = self.sequences_of(new.len()).iter().map(|sequence| sequence.retained).collect();
         let totals = retained.iter().zip(new).map(|(retained, new)| retained + new).collect();
@@ -153,8 +154,8 @@ impl KvCache {
         if self.sequences.is_empty() { vec![Sequence::default(); b] } else { self.sequences.clone() }
     }
 
-    /// Adds keys and values `(b, s, h_kv, d)`, and returns all that the chunk attends to. `tracked`: whether the call tracks
-    /// a gradient, of the keys or of anything else.
+    /// Adds keys and values `(b, s, h_kv, d)`, and returns all that the chunk attends to. `tracked`: whether the call
+    /// tracks a gradient, of the keys or of anything else.
     pub(in crate::attention) fn append(
         &mut self,
         [k, v]: [Tensor; 2],
@@ -271,8 +272,8 @@ impl KvCache {
     }
 }
 
-/// The first `retained` tokens of each sequence of `old` and then the first `new` tokens of `chunk`, `(b, s, h, d)` each →
-/// `(b, columns, h, d)`. What follows the tokens of a sequence is arbitrary.
+/// The first `retained` tokens of each sequence of `old` and then the first `new` tokens of `chunk`, `(b, s, h, d)`
+/// each → `(b, columns, h, d)`. What follows the tokens of a sequence is arbitrary.
 fn join(old: Option<&Tensor>, chunk: &Tensor, retained: &[usize], new: &[usize]) -> Result<Tensor> {
     if retained.is_empty() {
         // Without sequences there are no columns.

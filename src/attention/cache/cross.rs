@@ -9,8 +9,9 @@ use crate::tensor::select;
 
 /// Keys and values of one memory, projected by one layer: cross-attention in decoding, where only the queries are new.
 ///
-/// [`MultiHeadAttention::cross_cache`] makes it and [`AttentionInputs::cross_cached`](crate::AttentionInputs::cross_cached)
-/// uses it. The memory cannot be exchanged: another one is another cache. A clone shares the tensors.
+/// [`MultiHeadAttention::cross_cache`] makes it and
+/// [`AttentionInputs::cross_cached`](crate::AttentionInputs::cross_cached) uses it. The memory cannot be exchanged:
+/// another one is another cache. A clone shares the tensors.
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
@@ -73,8 +74,8 @@ impl CrossCache {
 }
 
 impl MultiHeadAttention {
-    /// Projects the memory of cross-attention once: `keys` `(b, s_kv, key_size)` and `values` `(b, s_kv, value_size)`, which
-    /// are mostly the same tensor. Differentiable.
+    /// Projects the memory of cross-attention once: `keys` `(b, s_kv, key_size)` and `values` `(b, s_kv, value_size)`,
+    /// which are mostly the same tensor. Differentiable.
     ///
     /// # Errors
     /// A tensor has the wrong shape, dtype or device, or the layer has positions: those of the queries relative to

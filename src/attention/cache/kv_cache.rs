@@ -14,11 +14,11 @@ use crate::tensor::{check_tensor_memory, select};
 /// [with this cache](crate::AttentionInputs::with_cache).
 ///
 /// # Result
-/// Chunks give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a layer whose weights
-/// are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep them in f32 where the
-/// layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by the rounding of keys,
-/// values and queries to the layer's dtype, which is what PyTorch does in every call. All chunkings of a sequence have
-/// the same bits.
+/// Chunks give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a layer whose
+/// weights are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep them in f32
+/// where the layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by the rounding
+/// of keys, values and queries to the layer's dtype, which is what PyTorch does in every call. All chunkings of a
+/// sequence have the same bits.
 ///
 /// # Positions that depend on the length
 /// With [`RotaryScaling::LongRope`](crate::position::RotaryScaling) and `Dynamic` the rotation of *all* keys changes
@@ -28,12 +28,14 @@ use crate::tensor::{check_tensor_memory, select};
 /// token beyond the original maximum, so that every such call runs all tokens.
 ///
 /// # Memory
-/// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype. A growing cache allocates up to twice
-/// as much, a rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of writing
-/// them in place.
+/// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype. A growing cache allocates up to
+/// twice as much, a rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of
+/// writing them in place.
 ///
 /// ```
-/// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention};
+/// use candle_attention::{
+///     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
+/// };
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
 ///
@@ -93,8 +95,8 @@ impl Sequence {
         self.dropped + self.retained
     }
 
-    /// Takes note of the positions of `new` more tokens, before they are counted as kept. `position` is `None` for tokens
-    /// that follow each other.
+    /// Takes note of the positions of `new` more tokens, before they are counted as kept. `position` is `None` for
+    /// tokens that follow each other.
     pub(super) fn add(&mut self, new: usize, position: impl Fn(usize) -> Option<usize>) {
         let (seen, mut end) = (self.seen(), self.next_position());
         for token in 0..new {
@@ -161,8 +163,8 @@ impl KvCache {
         self.sequences.iter().map(|sequence| sequence.retained).max().unwrap_or(0)
     }
 
-    /// The tokens of sequence `sequence` that are kept, counted from the first one that it has seen; `None` if there is no
-    /// such sequence. The first columns of the mask of the next call are these tokens, the following are new ones.
+    /// The tokens of sequence `sequence` that are kept, counted from the first one that it has seen; `None` if there is
+    /// no such sequence. The first columns of the mask of the next call are these tokens, the following are new ones.
     pub fn retained_range(&self, sequence: usize) -> Option<Range<usize>> {
         self.sequences.get(sequence).map(|sequence| sequence.dropped..sequence.seen())
     }
@@ -176,8 +178,8 @@ impl KvCache {
         }
     }
 
-    /// The number of keys that the next call attends to, which is the number of columns of its mask. `new` is the number
-    /// of new tokens: one for the whole batch, or one per sequence.
+    /// The number of keys that the next call attends to, which is the number of columns of its mask. `new` is the
+    /// number of new tokens: one for the whole batch, or one per sequence.
     ///
     /// It is the largest sum of kept and new tokens of a sequence. Without a rotating cache and with sequences of one
     /// length it is [`len`](Self::len) and the new tokens.
@@ -266,11 +268,11 @@ impl KvCache {
 
     /// Cuts a mask over all tokens to those that the next call attends to: `(b or 1, …, tokens)`, where the last
     /// dimension counts every token that a sequence has seen and the `new` ones, → `(b, …, columns)` with
-    /// [`mask_columns`](Self::mask_columns) columns. Without a rotating cache this changes nothing but the dimensions of
-    /// size 1 and padding.
+    /// [`mask_columns`](Self::mask_columns) columns. Without a rotating cache this changes nothing but the dimensions
+    /// of size 1 and padding.
     ///
-    /// `new` is the number of new tokens: one for the whole batch, or one per sequence. Columns after the end of a shorter
-    /// sequence are 0.
+    /// `new` is the number of new tokens: one for the whole batch, or one per sequence. Columns after the end of a
+    /// shorter sequence are 0.
     ///
     /// # Errors
     /// The mask has another batch, or another number of tokens than the longest sequence with its new ones.
