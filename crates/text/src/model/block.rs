@@ -155,12 +155,12 @@ impl Block {
     /// Multiply-adds of the block for a ragged batch on f32 rows.
     pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        Ok(self.attention.ragged_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
+        Ok(self.attention.rows_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
     }
 
     /// Whether the block runs on f32 rows on the CPU.
     pub fn supports_rows(&self) -> bool {
-        self.attention.supports_cpu_ragged() && self.feed_forward.supports_rows()
+        self.attention.supports_rows() && self.feed_forward.supports_rows()
     }
 }
 
