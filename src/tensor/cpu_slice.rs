@@ -93,7 +93,10 @@ fn call_with_slices<T: WithDType>(tensors: &[&Tensor], f: &mut dyn FnMut(&[&[T]]
 }
 
 /// The tensors in row-major order; an error if a copy that is needed for that does not fit into memory, by `check`.
-fn contiguous(tensors: &[&Tensor], check: fn(&str, usize) -> Result<()>) -> Result<Vec<Tensor>> {
+fn contiguous(
+    tensors: &[&Tensor],
+    check: fn(&str, usize) -> candle_attention_kernels::Result<()>,
+) -> Result<Vec<Tensor>> {
     let contiguous = |tensor: &&Tensor| {
         let count = element_count("a tensor", tensor.dims())?;
         if count > 0 && !tensor.is_contiguous() {
