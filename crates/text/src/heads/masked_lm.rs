@@ -65,7 +65,7 @@ impl Head for MaskedHead {
         let first = Transform::new(config, dense, names.activation, Some(norm))?;
         let model = model()?;
         let weight = weight.unwrap_or_else(|| model.embeddings.words.clone());
-        let decoder = Linear::new(names.decoder, LinearWeights { weight, bias }, vocabulary, width)?;
+        let decoder = Linear::new(names.decoder, LinearWeights::new(weight, bias), vocabulary, width)?;
         Ok((Self { first, decoder }, model))
     }
 
