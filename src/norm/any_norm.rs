@@ -1,12 +1,12 @@
 //! A norm of any kind, over tensors and over f32 rows.
 
+use candle_attention_kernels::{Isa, Team};
 use candle_core::Tensor;
 use candle_nn::{Init, VarBuilder};
 
 use crate::checkpoint::WeightSource;
 use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
-use crate::kernels::cpu::{Isa, Team};
 use crate::ops;
 use crate::ops::{NormParameters, PendingBias};
 use crate::tensor::MapTensors;

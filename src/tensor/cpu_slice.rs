@@ -8,10 +8,10 @@
 
 use std::marker::PhantomData;
 
+use candle_attention_kernels::{check_allocation, element_count};
 use candle_core::{CpuStorage, DType, Layout, Storage, StorageRef, Tensor, WithDType};
 
 use crate::error::{Error, Result};
-use crate::tensor::size::{check_allocation, element_count};
 
 /// The memory of a CPU tensor, which is not locked yet. Where several are read at the same time, make all of them
 /// before the first is locked.
@@ -93,7 +93,10 @@ fn call_with_slices<T: WithDType>(tensors: &[&Tensor], f: &mut dyn FnMut(&[&[T]]
 }
 
 /// The tensors in row-major order; an error if a copy that is needed for that does not fit into memory, by `check`.
-fn contiguous(tensors: &[&Tensor], check: fn(&str, usize) -> Result<()>) -> Result<Vec<Tensor>> {
+fn contiguous(
+    tensors: &[&Tensor],
+    check: fn(&str, usize) -> candle_attention_kernels::Result<()>,
+) -> Result<Vec<Tensor>> {
     let contiguous = |tensor: &&Tensor| {
         let count = element_count("a tensor", tensor.dims())?;
         if count > 0 && !tensor.is_contiguous() {

@@ -155,12 +155,12 @@ impl Block {
     /// Multiply-adds of the block for a ragged batch on f32 rows.
     pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        Ok(self.attention.ragged_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
+        Ok(self.attention.rows_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
     }
 
     /// Whether the block runs on f32 rows on the CPU.
     pub fn supports_rows(&self) -> bool {
-        self.attention.supports_cpu_ragged() && self.feed_forward.supports_rows()
+        self.attention.supports_rows() && self.feed_forward.supports_rows()
     }
 }
 
@@ -168,6 +168,7 @@ impl Block {
 mod tests {
     use std::collections::HashMap;
 
+    use candle_attention_kernels::{AlignedVec, Team};
     use candle_core::{D, DType, Device};
     use candle_nn::VarBuilder;
 
@@ -178,7 +179,6 @@ mod tests {
     use crate::model::tensor_stream::{Batch, TensorStream};
     use crate::random::Random;
     use candle_attention::NormKind;
-    use candle_attention::kernels::cpu::{AlignedVec, Team};
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;

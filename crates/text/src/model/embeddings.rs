@@ -1,9 +1,9 @@
 //! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::kernels::cpu::{AlignedVec, Element};
 use candle_attention::tensor::{MapTensors, element_count, with_slice, with_slices};
 use candle_attention::{Error, Result, for_cpu_element};
+use candle_attention_kernels::{AlignedVec, Element};
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::families::model::EmbeddingScale;

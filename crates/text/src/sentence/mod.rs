@@ -29,10 +29,9 @@ use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, constructors};
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::HiddenStates;
-use crate::model_files::ModelFiles;
 use crate::sentence::adapters::{Adapters, adapted_folder};
 use crate::sentence::input::Input;
 use crate::sentence::load::{Loader, Route};
@@ -88,30 +87,22 @@ impl SentenceEncoder {
         Self { input, modules, settings, route_name: None, others: BTreeMap::new(), needs_task: false }
     }
 
-    /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
-    /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
-    /// it, a text is the mean of its tokens or, by a causal language model, its last token, without normalization.
-    ///
-    /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
-    /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
-    /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
-    ///
-    /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
-    /// merged with its base model, which must be a local folder.
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter whose base
-    /// model is not there.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
-    }
-
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
+    constructors! {
+        /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
+        /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
+        /// it, a text is the mean of its tokens or, by a causal language model, its last token, without normalization.
+        ///
+        /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
+        /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
+        /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
+        ///
+        /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
+        /// merged with its base model, which must be a local folder.
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter whose base
+        /// model is not there.
+        from_folder, from_files, from_hub;
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
@@ -158,15 +149,6 @@ impl SentenceEncoder {
         let encoder = Self::of_routes(Settings::load(folder)?, loaded);
         encoder.transformer()?;
         Ok(encoder)
-    }
-
-    /// The model of a hub id such as `sentence-transformers/all-MiniLM-L6-v2`, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// Embedding dimension: that of the model's last module, or what the model truncates embeddings to
