@@ -44,6 +44,7 @@
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |
 //! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
+//! | [`io`] | writing files and folders that appear complete or not at all, bounded reads |
 //! | [`norm`] | layer and RMS norms that train, unlike candle's |
 //! | [`pruning`] | head importance and head pruning |
 #![cfg_attr(
@@ -87,7 +88,7 @@ mod config;
 pub mod encoder;
 mod error;
 mod families;
-mod io;
+pub mod io;
 mod kernels;
 #[cfg(feature = "encoder")]
 pub mod lora;

@@ -15,7 +15,6 @@
 mod checkpoint_source;
 mod config_json;
 mod detect;
-mod files;
 mod header;
 mod infer;
 mod inspect;
@@ -42,7 +41,6 @@ pub use checkpoint_source::CheckpointSource;
 pub(crate) use config_json::apply_family;
 pub use config_json::{HfAttentionConfig, config_from_json};
 pub use detect::detect;
-pub use files::{write_file, write_tensors};
 pub use infer::infer_config;
 pub use inspect::LayerInfo;
 pub use load::ModelAttention;

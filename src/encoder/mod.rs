@@ -9,6 +9,7 @@
 
 mod default_dtype;
 mod folder;
+pub(crate) mod hash;
 mod heads;
 mod hub;
 mod kind;

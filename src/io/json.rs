@@ -1,24 +1,22 @@
 //! Reading JSON files, and whole numbers from parsed JSON.
 
-#[cfg(feature = "encoder")]
 use std::path::Path;
 
-#[cfg(feature = "encoder")]
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-#[cfg(feature = "encoder")]
-use crate::io::read::read_limited;
+use crate::io::read_limited;
 
 /// The longest configuration file that is read, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory. The
 /// longest published ones, with the names of 22,000 classes, have 2 MB.
-#[cfg(feature = "encoder")]
-pub(crate) const MAX_CONFIG_BYTES: u64 = 1 << 24;
+pub const MAX_CONFIG_BYTES: u64 = 1 << 24;
 
 /// Reads a JSON file of at most [`MAX_CONFIG_BYTES`].
-#[cfg(feature = "encoder")]
-pub(crate) fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+///
+/// # Errors
+/// Those of [`read_limited`]; [`Error::File`] for a file that does not hold a `T`.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&read_limited(path, MAX_CONFIG_BYTES)?).map_err(|e| Error::file(path, e))
 }
 

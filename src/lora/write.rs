@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::io;
+use crate::io::{write_file, write_new_folder, write_tensors};
 use crate::lora::adapter::{CONFIG, LoraAdapter, WEIGHTS};
 use crate::lora::config::{LoraBias, LoraConfig, TargetModules};
 use crate::lora::names::{PREFIX, Part, name_of};
@@ -19,7 +19,6 @@ impl LoraAdapter {
     /// # Errors
     /// A folder that exists, or that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
-        let folder = folder.as_ref();
         // PEFT reads a tensor of a module that it wraps one level deeper, and ignores it elsewhere.
         let name_of_whole = |name: &str| match name.rsplit_once('.') {
             Some((module, parameter)) if self.changes.contains_key(module) => {
@@ -44,9 +43,9 @@ impl LoraAdapter {
         }
         let config = format!("{:#}\n", self.config.to_json());
         let metadata = [("format".to_string(), "pt".to_string())].into();
-        io::write_new_folder(folder, |new| {
-            new.write_bytes(CONFIG, config.as_bytes())?;
-            new.write(WEIGHTS, |file| io::write_tensors(file, &folder.join(WEIGHTS), &tensors, &metadata))
+        write_new_folder(folder.as_ref(), |new| {
+            write_file(&new.join(CONFIG), config)?;
+            write_tensors(&new.join(WEIGHTS), tensors, metadata)
         })
     }
 }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Tokenizer;
 
+use crate::encoder::hash::Fingerprint;
 use crate::error::{Error, Result};
-use crate::io::{Fingerprint, create_folder, is_present};
+use crate::io::{create_folder, is_present};
 use crate::mask::PaddedIds;
 use crate::train::adamw::AdamW;
 use crate::train::config::{StudentKind, TrainConfig};
@@ -212,7 +213,7 @@ impl Trainer {
         let small = self.small_files()?;
         let weights = self.student.variables().into_iter();
         let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
-        write::write_folder(folder.as_ref(), self.mark()?, &small, &weights.collect::<Result<_>>()?)
+        write::write_folder(folder.as_ref(), self.mark()?, &small, weights.collect::<Result<_>>()?)
     }
 
     /// Checks that [`write`](Self::write) may write to `folder`: there is nothing, an empty folder, or a model that this run

@@ -1,6 +1,6 @@
 //! Saving and resuming a run: all its state between two steps, in one file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::io::{write_atomic, write_tensors};
+use crate::io::write_tensors;
 use crate::train::adamw::AdamW;
 use crate::train::config::TrainConfig;
 use crate::train::student::shapes;
@@ -59,8 +59,7 @@ pub(super) fn save(
         ("tokenizer", tokenizer),
         ("instructions", instructions()),
     ];
-    let metadata: HashMap<String, String> = metadata.map(|(name, value)| (name.to_string(), value)).into();
-    write_atomic(path, |file| write_tensors(file, path, &tensors, &metadata))
+    write_tensors(path, tensors, metadata.map(|(name, value)| (name.to_string(), value)).into())
 }
 
 /// What the rounding of candle's products depends on, beside its version: the instructions of the processor. Written to

@@ -8,11 +8,9 @@ use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 use crate::checkpoint::Checkpoint;
+use crate::encoder::hash::Fingerprint;
 use crate::error::{Error, Result};
-use crate::io::{
-    Fingerprint, create_folder, is_present, is_temporary, read_limited, write_atomic, write_bytes, write_new_folder,
-    write_tensors,
-};
+use crate::io::{create_folder, is_present, read_limited, write_file, write_new_folder, write_tensors};
 use crate::train::config::TrainConfig;
 use crate::train::vocabulary::to_json;
 
@@ -44,7 +42,8 @@ pub(super) fn mark(config: &TrainConfig, key: &str) -> Result<String> {
     Ok([config.as_bytes(), key.as_bytes()].into_iter().collect::<Fingerprint>().hex())
 }
 
-/// Checks that the run of a mark may write to `folder`: there is nothing, an empty folder, or a model of this run.
+/// Checks that the run of a mark may write to `folder`: there is nothing, a folder with hidden files alone, such as what a
+/// killed writer left, or a model of this run.
 pub(super) fn check_folder(folder: &Path, mark: &str) -> Result<()> {
     if !is_present(folder)? {
         return Ok(());
@@ -66,7 +65,7 @@ pub(super) fn check_folder(folder: &Path, mark: &str) -> Result<()> {
         None => {
             for entry in std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
                 let name = entry.map_err(|e| Error::io(folder, e))?.file_name();
-                if !is_temporary(&name) {
+                if !name.to_string_lossy().starts_with('.') {
                     return wrong(
                         "is a folder that this run did not make: its weights lack the mark of a run, as do those that \
                          earlier versions wrote; remove the folder, or write to another one",
@@ -101,29 +100,27 @@ pub(super) fn write_folder(
     folder: &Path,
     mark: String,
     small: &SmallFiles,
-    weights: &BTreeMap<String, Tensor>,
+    weights: BTreeMap<String, Tensor>,
 ) -> Result<()> {
     check_writable(folder, &mark, small)?;
     let metadata = [("format", "pt".to_string()), (MARK, mark)].map(|(name, value)| (name.to_string(), value)).into();
-    let path = folder.join(WEIGHTS);
-    if !is_present(folder)? {
-        create_folder(folder.parent().unwrap_or(Path::new("")))?;
-        return write_new_folder(folder, |new| {
-            new.create_folder(POOLING)?;
-            small.iter().try_for_each(|(name, bytes)| new.write_bytes(name, bytes))?;
-            new.write(WEIGHTS, |file| write_tensors(file, &path, weights, &metadata))
-        });
-    }
-    // The mark comes first, so that the run may go on after a kill. Without a configuration nothing loads a folder that is
-    // not complete, so it comes last.
-    write_atomic(&path, |file| write_tensors(file, &path, weights, &metadata))?;
-    create_folder(&folder.join(POOLING))?;
-    let write = |(name, bytes): &(&str, Vec<u8>)| {
-        let path = folder.join(name);
-        if is_present(&path)? { Ok(()) } else { write_bytes(&path, bytes) }
+    let fill = |folder: &Path| {
+        // The mark comes first, so that the run may go on after a kill. Without a configuration nothing loads a folder that
+        // is not complete, so it comes last.
+        write_tensors(&folder.join(WEIGHTS), weights, metadata)?;
+        create_folder(&folder.join(POOLING))?;
+        let write = |(name, bytes): &(&str, Vec<u8>)| {
+            let path = folder.join(name);
+            if is_present(&path)? { Ok(()) } else { write_file(&path, bytes) }
+        };
+        small.iter().filter(|(name, _)| *name != CONFIG).try_for_each(write)?;
+        small.iter().filter(|(name, _)| *name == CONFIG).try_for_each(write)
     };
-    small.iter().filter(|(name, _)| *name != CONFIG).try_for_each(write)?;
-    small.iter().filter(|(name, _)| *name == CONFIG).try_for_each(write)
+    if is_present(folder)? {
+        return fill(folder);
+    }
+    create_folder(folder.parent().unwrap_or(Path::new("")))?;
+    write_new_folder(folder, fill)
 }
 
 /// The names and contents of the JSON files.

@@ -45,6 +45,9 @@ pub struct AttentionMap {
     /// Write the heads of the layer as PNG (in a build with `--features png`)
     #[arg(long, value_name = "FILE")]
     png: Option<PathBuf>,
+    /// Replace any file at --html, --svg or --png [default: a file of another kind is an error]
+    #[arg(long)]
+    force: bool,
 }
 
 /// The files to write, checked.
@@ -82,8 +85,8 @@ impl Command for AttentionMap {
         let maps = maps.with_model(self.model.name());
 
         // All pictures are made before one is written.
-        let html = outputs.html.as_ref().map(|output| Ok((output, output.marked(&maps.html()?))));
-        let svg = outputs.svg.as_ref().map(|output| Ok((output, output.marked(&maps.svg(layer)?))));
+        let html = outputs.html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));
+        let svg = outputs.svg.as_ref().map(|output| Ok((output, maps.svg(layer)?.into_bytes())));
         #[cfg(feature = "png")]
         let png = outputs.png.as_ref().map(|output| Ok((output, maps.png(layer, 2.0)?)));
         #[cfg(not(feature = "png"))]
@@ -113,7 +116,7 @@ impl AttentionMap {
         }
         let output = |path: &Option<PathBuf>, kind| {
             let path: Option<&Path> = path.as_deref();
-            path.map(|path| Output::new(path, kind, &[])).transpose()
+            path.map(|path| Output::new(path, kind, self.force)).transpose()
         };
         let outputs = Outputs {
             html: output(&self.html, Kind::Html)?,

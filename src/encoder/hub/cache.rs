@@ -14,7 +14,7 @@ use crate::encoder::hub::names::{BlobName, Commit, RepoPath, Revision};
 use crate::error::{Error, Result};
 #[cfg(not(unix))]
 use crate::io::write_atomic;
-use crate::io::{read_limited, write_bytes};
+use crate::io::{read_limited, write_file};
 
 /// How long another process that downloads the same file is waited for. Afterwards both download it, which is safe.
 const MAX_WAIT: Duration = Duration::from_secs(600);
@@ -181,7 +181,7 @@ fn is_file(path: &Path) -> Result<bool> {
 
 fn write(path: &Path, text: &str) -> Result<()> {
     create_parent(path)?;
-    write_bytes(path, text.as_bytes())
+    write_file(path, text)
 }
 
 /// Makes a link, or puts it in the place of another. A link that a power failure loses is made again by the next

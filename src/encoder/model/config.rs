@@ -12,7 +12,7 @@ use crate::encoder::model::config_keys::{normalize_config_keys, supported_models
 use crate::error::{Error, Result};
 use crate::families::block::{AbsolutePositions, Block, Model, SegmentTypes};
 use crate::families::table;
-use crate::io::json;
+use crate::io::read_json;
 use crate::lora::LoraTasks;
 use crate::mask::AttentionMask;
 use crate::norm::Norm;
@@ -131,7 +131,7 @@ impl BertConfig {
     /// If the file is missing, names an unsupported family, or lacks a key; the error holds the path.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let config: Self = json(path)?;
+        let config: Self = read_json(path)?;
         config.validate().map_err(|e| Error::file(path, e))?;
         Ok(config)
     }

@@ -16,7 +16,7 @@ use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
-use crate::io::Fingerprint;
+use crate::encoder::hash::Fingerprint;
 
 const CONFIG: &[u8] = include_bytes!("../../../weights/config.json");
 const TOKENIZER: &[u8] = include_bytes!("../../../weights/tokenizer.json");

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::encoder::folder::ModelFolder;
+use crate::encoder::hash::{Fingerprint, hash_file};
 use crate::encoder::router::routes;
 use crate::error::{Error, Result};
-use crate::io::{Fingerprint, hash_file, is_present};
+use crate::io::is_present;
 
 /// SHA-256, as 64 hexadecimal digits, of the files that determine a model's embeddings: weights, tokenizer and
 /// configurations (`*.safetensors`, `*.json`) in its folder and in the folders of its modules. The location of the folder

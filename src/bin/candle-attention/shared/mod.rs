@@ -8,7 +8,6 @@ pub mod head_model;
 #[cfg(feature = "encoder")]
 pub mod model;
 pub mod output;
-pub mod output_folder;
 pub mod plot;
 pub mod print;
 pub mod program;

@@ -6,7 +6,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::io::read::open_regular;
+use crate::io::open_regular;
 
 /// A SHA-256 hash of a sequence of parts.
 #[derive(Default)]
