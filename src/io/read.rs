@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 /// [`Error::File`] for a path that is no regular file; [`Error::Io`] for a file that cannot be opened.
 pub fn open_regular(path: &Path) -> Result<(File, u64)> {
     let io = |e| Error::io(path, e);
-    // Opening some devices has effects, so the kind is looked at before and, because the path may change, again after it.
+    // Opening some devices has effects, so the kind is looked at before and, because the path may change, again after
+    // it.
     let check_regular = |metadata: &Metadata| match metadata.is_file() {
         true => Ok(()),
         false => Err(Error::file(path, "not a regular file")),

@@ -19,8 +19,8 @@ const METADATA: &str = "__metadata__";
 
 /// Writes a safetensors file, as [`write_file`](crate::io::write_file) writes bytes. `metadata` goes into the header.
 ///
-/// The `save` of candle and of its `VarMap` writes without waiting for the disk, and leaves a file that only its owner can
-/// read.
+/// The `save` of candle and of its `VarMap` writes without waiting for the disk, and leaves a file that only its owner
+/// can read.
 ///
 /// # Errors
 /// Those of [`write_atomic`]; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`, `F6E3M2`, `F4`).
@@ -45,8 +45,8 @@ pub fn write_tensors(
     write_atomic(target, |file| write_content(file, target, &tensors, &metadata))
 }
 
-/// Writes the content of the file `target`. The safetensors crate would need all of it in memory, or write a temporary file
-/// of its own that it does not sync.
+/// Writes the content of the file `target`. The safetensors crate would need all of it in memory, or write a temporary
+/// file of its own that it does not sync.
 fn write_content(
     file: &mut dyn Write,
     target: &Path,

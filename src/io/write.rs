@@ -21,8 +21,8 @@ pub fn write_file(target: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     write_atomic(target, |file| file.write_all(bytes.as_ref()).map_err(|e| Error::io(target, e)))
 }
 
-/// Replaces the content of the file `target`, or creates it. `fill` writes the new content. The file gets it when all of it
-/// is on disk, and keeps its old content if `fill` fails.
+/// Replaces the content of the file `target`, or creates it. `fill` writes the new content. The file gets it when all
+/// of it is on disk, and keeps its old content if `fill` fails.
 ///
 /// A new file has the permissions of any new file, and one that replaces another has those of the other. A link at
 /// `target` is replaced, not followed.
@@ -48,9 +48,9 @@ pub fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Resul
     Ok(filled)
 }
 
-/// Makes the folder `target`, which must not exist; its parent must. `fill` writes it, file by file with [`write_file`],
-/// [`write_atomic`] or [`write_tensors`](crate::io::write_tensors), at the path that it gets. The folder has its name when
-/// all of it is on disk, and nothing is left if `fill` fails.
+/// Makes the folder `target`, which must not exist; its parent must. `fill` writes it, file by file with
+/// [`write_file`], [`write_atomic`] or [`write_tensors`](crate::io::write_tensors), at the path that it gets. The
+/// folder has its name when all of it is on disk, and nothing is left if `fill` fails.
 ///
 /// # Errors
 /// What `fill` returns, with paths inside `target`; [`Error::File`] if something has the name, also a link that leads

@@ -34,16 +34,16 @@ pub(super) fn small_files(config: &TrainConfig, tokenizer: &Tokenizer) -> Result
     Ok(small)
 }
 
-/// What identifies a run in the models that it writes: its configuration without the number of steps, which a run may be
-/// prolonged by, and the fingerprint `key` of its texts and its teacher.
+/// What identifies a run in the models that it writes: its configuration without the number of steps, which a run may
+/// be prolonged by, and the fingerprint `key` of its texts and its teacher.
 pub(super) fn mark(config: &TrainConfig, key: &str) -> Result<String> {
     let config = TrainConfig { steps: 0, warmup_steps: None, ..config.clone() };
     let config = serde_json::to_string(&config).map_err(|e| Error::file(CONFIG, e))?;
     Ok([config.as_bytes(), key.as_bytes()].into_iter().collect::<Fingerprint>().hex())
 }
 
-/// Checks that the run of a mark may write to `folder`: there is nothing, a folder with hidden files alone, such as what a
-/// killed writer left, or a model of this run.
+/// Checks that the run of a mark may write to `folder`: there is nothing, a folder with hidden files alone, such as
+/// what a killed writer left, or a model of this run.
 pub(super) fn check_folder(folder: &Path, mark: &str) -> Result<()> {
     if !is_present(folder)? {
         return Ok(());
@@ -77,8 +77,8 @@ pub(super) fn check_folder(folder: &Path, mark: &str) -> Result<()> {
     }
 }
 
-/// Checks also that the model of this run in `folder`, if there is one, differs in its weights alone: another version of
-/// this crate may write other files.
+/// Checks also that the model of this run in `folder`, if there is one, differs in its weights alone: another version
+/// of this crate may write other files.
 ///
 /// Files can be replaced only one by one. Of two different models, a kill between two files would leave a mixture that
 /// may even load.
@@ -95,7 +95,8 @@ pub(super) fn check_writable(folder: &Path, mark: &str, small: &SmallFiles) -> R
     Ok(())
 }
 
-/// Writes a sentence encoder to `folder`: a new folder, or new weights in a folder that is empty or holds the same model.
+/// Writes a sentence encoder to `folder`: a new folder, or new weights in a folder that is empty or holds the same
+/// model.
 pub(super) fn write_folder(
     folder: &Path,
     mark: String,
@@ -105,8 +106,8 @@ pub(super) fn write_folder(
     check_writable(folder, &mark, small)?;
     let metadata = [("format", "pt".to_string()), (MARK, mark)].map(|(name, value)| (name.to_string(), value)).into();
     let fill = |folder: &Path| {
-        // The mark comes first, so that the run may go on after a kill. Without a configuration nothing loads a folder that
-        // is not complete, so it comes last.
+        // The mark comes first, so that the run may go on after a kill. Without a configuration nothing loads a folder
+        // that is not complete, so it comes last.
         write_tensors(&folder.join(WEIGHTS), weights, metadata)?;
         create_folder(&folder.join(POOLING))?;
         let write = |(name, bytes): &(&str, Vec<u8>)| {

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::write_file;
 use candle_attention::encoder::{EncodeOptions, SentenceEncoder, TextClassifier};
+use candle_attention::io::write_file;
 use candle_attention::lora::LoraAdapter;
 use candle_core::{DType, Device, Tensor};
 

@@ -28,12 +28,12 @@ const CARD: &str = "README.md";
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct PruneOptions<'a> {
-    /// Keep the size of the model, and write zeros where the output projections read these heads. The `config.json` stays
-    /// as it is, so every library that loads the whole model loads this one, and computes what the pruned model computes;
-    /// it takes as much memory and time as the whole one.
+    /// Keep the size of the model, and write zeros where the output projections read these heads. The `config.json`
+    /// stays as it is, so every library that loads the whole model loads this one, and computes what the pruned model
+    /// computes; it takes as much memory and time as the whole one.
     ///
-    /// Without it the weights are smaller, and `config.json` lists the heads under `pruned_heads`. Besides this crate, the
-    /// versions of transformers before 5 read that key; later ones refuse the weights, because of their shapes.
+    /// Without it the weights are smaller, and `config.json` lists the heads under `pruned_heads`. Besides this crate,
+    /// the versions of transformers before 5 read that key; later ones refuse the weights, because of their shapes.
     pub masked: bool,
     /// The text of `README.md`, the model card; `None` copies that of the folder.
     pub card: Option<&'a str>,
@@ -56,11 +56,11 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
     write_pruned_with(folder, target, heads, &PruneOptions::default())
 }
 
-/// Writes the model of a folder without these heads to another folder, smaller or masked, and the folder's other text files
-/// and modules: what [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) reads. It is made beside
-/// the target, synced and renamed, so that a kill, a full disk or a power failure leaves a whole model or none. Returns all
-/// heads that the model lacks now, by their numbers in the unpruned one. Heads count as in the model of the folder, which may
-/// be pruned already.
+/// Writes the model of a folder without these heads to another folder, smaller or masked, and the folder's other text
+/// files and modules: what [`SentenceEncoder::from_folder`](crate::encoder::SentenceEncoder::from_folder) reads. It is
+/// made beside the target, synced and renamed, so that a kill, a full disk or a power failure leaves a whole model or
+/// none. Returns all heads that the model lacks now, by their numbers in the unpruned one. Heads count as in the model
+/// of the folder, which may be pruned already.
 ///
 /// # Errors
 /// A target that exists, which is never replaced, or whose parent does not; a head that there is not; layers that share
@@ -192,9 +192,9 @@ fn mask(
     Ok(())
 }
 
-/// Copies from one folder of a model what is neither configuration nor weights of the transformer: tokenizer, settings of
-/// modules, texts; with `new_card`, all but the model card. Weights in other formats would be those of the whole model. A
-/// module without settings may have no folder.
+/// Copies from one folder of a model what is neither configuration nor weights of the transformer: tokenizer, settings
+/// of modules, texts; with `new_card`, all but the model card. Weights in other formats would be those of the whole
+/// model. A module without settings may have no folder.
 fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
     let (from, to) = (model.join(name), new.join(name));
     if !is_present(&from)? {

@@ -4,6 +4,7 @@ use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::Checkpoint;
+use crate::encoder::hash::Fingerprint;
 use crate::encoder::heads::pooling::{Pooling, PoolingMode};
 use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
@@ -16,7 +17,6 @@ use crate::encoder::sentence::transformer::Transformer;
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
-use crate::encoder::hash::Fingerprint;
 
 const CONFIG: &[u8] = include_bytes!("../../../weights/config.json");
 const TOKENIZER: &[u8] = include_bytes!("../../../weights/tokenizer.json");

@@ -1,8 +1,8 @@
 //! Files and folders that a command writes, checked before any work.
 //!
-//! A file that exists is replaced if it is of the kind that the command writes, any other only with `--force`; a folder that
-//! exists is not. A link is followed. A device or a pipe is written to, and `-` is standard output. That a file can be
-//! written is tried by a temporary file beside it, before the command works for minutes.
+//! A file that exists is replaced if it is of the kind that the command writes, any other only with `--force`; a folder
+//! that exists is not. A link is followed. A device or a pipe is written to, and `-` is standard output. That a file
+//! can be written is tried by a temporary file beside it, before the command works for minutes.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -163,8 +163,8 @@ pub fn check_distinct(outputs: &[&Output]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a folder can be made at `path`: there is nothing, not even a link that leads nowhere, and the folder around
-/// it can be written. Folders around it that do not exist are made with it.
+/// Checks that a folder can be made at `path`: there is nothing, not even a link that leads nowhere, and the folder
+/// around it can be written. Folders around it that do not exist are made with it.
 pub fn check_new_folder(path: &Path) -> Result<()> {
     if path.symlink_metadata().is_ok() {
         return Err(about(path, &"exists already, and is not replaced").into());

@@ -37,8 +37,8 @@ pub fn check_run(run: &Path, teacher: Option<&Path>) -> Result<()> {
     check_writable(run)
 }
 
-/// Checks that the folder of the model can be written, and is apart from the teacher, the run and the picture. Whether this
-/// run may write to a folder that exists, `Trainer::check` knows.
+/// Checks that the folder of the model can be written, and is apart from the teacher, the run and the picture. Whether
+/// this run may write to a folder that exists, `Trainer::check` knows.
 pub fn check_output(output: &Path, run: &Path, teacher: Option<&Path>, plot: Option<&Path>) -> Result<()> {
     let wrong = |reason: String| Err(about(output, &reason).into());
     if let Some(teacher) = teacher.filter(|teacher| is_inside(output, teacher)) {
