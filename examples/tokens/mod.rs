@@ -7,13 +7,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_attention::io::{write_file, write_tensors};
+use candle_attention_cli::shared::output::{Kind, Output, check_folder, check_new_folder};
+use candle_attention_cli::shared::{Result, about, print, read};
 use candle_core::{Device, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, VarMap};
-use serde_json::Value;
-
-use super::shared::output::{Kind, Output, check_folder, check_new_folder};
-use super::shared::{Result, about, print, read};
 pub use config::Config;
+use serde_json::Value;
 
 /// A model and the rows of token ids that it gets.
 #[derive(clap::Args)]

@@ -2,7 +2,7 @@
 
 use candle_attention::Result;
 use candle_attention::candle_core::Tensor;
-use candle_attention::encoder::{
+use candle_attention_text::{
     Precision, QuantizationRanges, QuantizedValues, SimilarityFunction, quantize_embeddings,
 };
 use pyo3::exceptions::PyValueError;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_attention::encoder::QuantizationRanges;
+use candle_attention_text::QuantizationRanges;
 use candle_attention_datafusion::{Models, Source};
 use datafusion::datasource::MemTable;
 
