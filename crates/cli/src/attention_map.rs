@@ -42,10 +42,7 @@ pub struct AttentionMap {
     /// Write the heads of the layer as SVG; `-` is standard output
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write the heads of the layer as PNG (in a build with `--features png`)
-    #[arg(long, value_name = "FILE")]
-    png: Option<PathBuf>,
-    /// Replace any file at --html, --svg or --png [default: a file of another kind is an error]
+    /// Replace any file at --html or --svg [default: a file of another kind is an error]
     #[arg(long)]
     force: bool,
 }
@@ -54,12 +51,11 @@ pub struct AttentionMap {
 struct Outputs {
     html: Option<Output>,
     svg: Option<Output>,
-    png: Option<Output>,
 }
 
 impl Outputs {
     fn all(&self) -> Vec<&Output> {
-        [&self.html, &self.svg, &self.png].into_iter().flatten().collect()
+        [&self.html, &self.svg].into_iter().flatten().collect()
     }
 }
 
@@ -87,11 +83,7 @@ impl Command for AttentionMap {
         // All pictures are made before one is written.
         let html = outputs.html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));
         let svg = outputs.svg.as_ref().map(|output| Ok((output, maps.svg(layer)?.into_bytes())));
-        #[cfg(feature = "png")]
-        let png = outputs.png.as_ref().map(|output| Ok((output, maps.png(layer, 2.0)?)));
-        #[cfg(not(feature = "png"))]
-        let png: Option<Result<(&Output, Vec<u8>)>> = None;
-        let pictures = [html, svg, png].into_iter().flatten().collect::<Result<Vec<_>>>()?;
+        let pictures = [html, svg].into_iter().flatten().collect::<Result<Vec<_>>>()?;
         for (output, picture) in pictures {
             output.write(&picture)?;
             if !output.is_stdout() {
@@ -111,18 +103,11 @@ impl Command for AttentionMap {
 
 impl AttentionMap {
     fn outputs(&self) -> Result<Outputs> {
-        if self.png.is_some() && !cfg!(feature = "png") {
-            return Err("--png: this program was built without it (build with `--features png`)".into());
-        }
         let output = |path: &Option<PathBuf>, kind| {
             let path: Option<&Path> = path.as_deref();
             path.map(|path| Output::new(path, kind, self.force)).transpose()
         };
-        let outputs = Outputs {
-            html: output(&self.html, Kind::Html)?,
-            svg: output(&self.svg, Kind::Svg)?,
-            png: output(&self.png, Kind::Png)?,
-        };
+        let outputs = Outputs { html: output(&self.html, Kind::Html)?, svg: output(&self.svg, Kind::Svg)? };
         check_distinct(&outputs.all())?;
         Ok(outputs)
     }

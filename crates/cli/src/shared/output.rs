@@ -19,7 +19,6 @@ use super::{Result, about, print};
 pub enum Kind {
     Html,
     Svg,
-    Png,
     /// NumPy's format for one array.
     Npy,
     /// Tensors in a safetensors file whose metadata has this `format`.
@@ -34,7 +33,6 @@ impl Kind {
         match self {
             Self::Html => "an HTML page",
             Self::Svg => "an SVG picture",
-            Self::Png => "a PNG picture",
             Self::Npy => "a NumPy array",
             Self::Tensors(_) => "tensors of this command",
         }
@@ -42,14 +40,15 @@ impl Kind {
 
     /// Whether a file that starts like this may be replaced. An empty file holds nothing to lose.
     fn is_of(self, start: &[u8]) -> bool {
-        let entry = |format| format!("\"format\":\"{format}\"").into_bytes();
         start.is_empty()
             || match self {
                 Self::Html => start.starts_with(b"<!doctype html>"),
                 Self::Svg => start.starts_with(b"<svg "),
-                Self::Png => start.starts_with(b"\x89PNG"),
                 Self::Npy => start.starts_with(b"\x93NUMPY"),
-                Self::Tensors(format) => start.windows(entry(format).len()).any(|part| part == entry(format)),
+                Self::Tensors(format) => {
+                    let entry = format!("\"format\":\"{format}\"");
+                    start.get(8) == Some(&b'{') && start.windows(entry.len()).any(|part| part == entry.as_bytes())
+                }
             }
     }
 
@@ -85,6 +84,11 @@ impl Output {
                 return wrong(format!("standard output is a terminal, which cannot show {}", kind.name()));
             }
             return output(Target::Stdout);
+        }
+        if kind == Kind::Svg && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("png")) {
+            return wrong(
+                "is the name of a PNG picture, expected .svg; browsers and Inkscape make a PNG of it".to_string(),
+            );
         }
         match path.metadata() {
             Ok(metadata) if metadata.is_dir() => return wrong("is a folder, expected a file to write".to_string()),

@@ -173,11 +173,7 @@ fn texts_that_cannot_be_used_are_named() {
     assert!(!folder.path("model.run").exists());
 }
 
-/// The command of the program, or the example where the program is not built.
 fn train() -> Command {
-    #[cfg(feature = "cli")]
-    return crate::programs::program("train");
-    #[cfg(not(feature = "cli"))]
     program("train")
 }
 
