@@ -15,7 +15,6 @@
 mod checkpoint_source;
 mod config_json;
 mod detect;
-mod files;
 mod header;
 mod infer;
 mod inspect;
@@ -36,7 +35,6 @@ pub use config_json::ModelConfig;
 pub use config_json::configure_layer;
 pub use config_json::{HfAttentionConfig, config_from_json};
 pub use detect::detect;
-pub use files::{write_file, write_tensors};
 pub use infer::infer_config;
 pub use inspect::LayerInfo;
 pub use load::ModelAttention;

@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::io;
-use crate::io::is_present;
+use crate::io::{is_present, write_file, write_new_folder, write_tensors};
 use crate::lora::config::{LoraBias, LoraConfig, TargetModules};
 use crate::lora::patterns::Patterns;
 use crate::lora::places::{Named, PREFIX, Part, name_of};
@@ -240,7 +239,6 @@ impl LoraAdapter {
     /// # Errors
     /// A folder that exists, or that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
-        let folder = folder.as_ref();
         // PEFT reads a tensor of a module that it wraps one level deeper, and ignores it elsewhere.
         let name_of_whole = |name: &str| match name.rsplit_once('.') {
             Some((module, parameter)) if self.changes.contains_key(module) => {
@@ -265,9 +263,9 @@ impl LoraAdapter {
         }
         let config = format!("{:#}\n", self.config.to_json());
         let metadata = [("format".to_string(), "pt".to_string())].into();
-        io::write_new_folder(folder, |new| {
-            new.write_bytes(CONFIG, config.as_bytes())?;
-            new.write(WEIGHTS, |file| io::write_tensors(file, &folder.join(WEIGHTS), &tensors, &metadata))
+        write_new_folder(folder.as_ref(), |new| {
+            write_file(&new.join(CONFIG), config)?;
+            write_tensors(&new.join(WEIGHTS), tensors, metadata)
         })
     }
 }

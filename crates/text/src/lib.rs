@@ -58,6 +58,7 @@
 mod default_dtype;
 mod families;
 mod folder;
+mod hash;
 mod heads;
 mod hub;
 mod kind;

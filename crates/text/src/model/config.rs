@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer};
-use candle_attention::io::json;
+use candle_attention::io::read_json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
 use candle_attention::pruning::PrunedHeads;
@@ -129,7 +129,7 @@ impl BertConfig {
     /// If the file is missing, names an unsupported family, or lacks a key; the error holds the path.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let config: Self = json(path)?;
+        let config: Self = read_json(path)?;
         config.validate().map_err(|e| Error::file(path, e))?;
         Ok(config)
     }

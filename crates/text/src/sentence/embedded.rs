@@ -1,12 +1,12 @@
 //! The model of `weights/`, compiled into the program, which therefore does not need its folder.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::Fingerprint;
 use candle_attention::{Error, Result};
 use candle_attention_embedded_model::{CONFIG, TOKENIZER, WEIGHTS};
 use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
 
+use crate::hash::Fingerprint;
 use crate::heads::pooling::{Pooling, PoolingMode};
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
