@@ -41,12 +41,12 @@ pub use model_files::{FileBytes, ModelFiles};
 pub use multi_vector::MultiVectorEncoder;
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
+pub use sentence::encode::EncodeIter;
 pub use sentence::fingerprint::fingerprint;
 pub use sentence::quantize::{
     Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
 };
 pub use sentence::similarity::SimilarityFunction;
-pub use sentence::stream::EncodeIter;
 pub use sparse::SparseEncoder;
 pub use sparse::vector::SparseVector;
 #[cfg(feature = "visualize")]
@@ -54,7 +54,7 @@ pub use text::attention_maps::MapOptions;
 pub use text::cross_encoder::{CrossEncoder, Ranked};
 pub use text::entities::{Aggregation, Entity};
 pub use text::fill_mask::{FillMask, MaskPrediction};
-pub use text::options::EncodeOptions;
+pub use text::options::{EncodeOptions, Task};
 pub use text::text_classifier::{Label, TextClassifier};
 pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;

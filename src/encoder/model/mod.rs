@@ -2,7 +2,6 @@
 
 pub(crate) mod bert;
 pub(crate) mod block;
-mod buckets;
 pub(crate) mod config;
 mod config_keys;
 pub(crate) mod embeddings;

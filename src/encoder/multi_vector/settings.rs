@@ -116,7 +116,7 @@ struct Pylate {
 /// `artifact.metadata` of ColBERT.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
-struct Stanford {
+struct ColbertMetadata {
     query_token_id: Option<String>,
     doc_token_id: Option<String>,
     query_maxlen: Option<usize>,
@@ -139,7 +139,7 @@ impl Settings {
                 Self::pylate(folder, modules, stated, prompts)
             }
             Some(modules) => Ok(Self { is_mean, ..Self::modern(folder, modules, prompts)? }),
-            None => Self::stanford(folder, prompts),
+            None => Self::colbert(folder, prompts),
         }
     }
 
@@ -222,7 +222,7 @@ impl Settings {
         })
     }
 
-    fn stanford(folder: ModelFolder, mut prompts: Prompts) -> Result<Self> {
+    fn colbert(folder: ModelFolder, mut prompts: Prompts) -> Result<Self> {
         let file = folder.path.join("config.json");
         let config: Value = folder.json(&file)?;
         let names = config.get("architectures").and_then(Value::as_array);
@@ -230,7 +230,7 @@ impl Settings {
             let reason = "neither modules.json beside it nor `HF_ColBERT` in architectures: no multi-vector model";
             return Err(Error::file(file, reason));
         }
-        let stated: Stanford = folder.json_or_default(&folder.path.join("artifact.metadata"))?;
+        let stated: ColbertMetadata = folder.json_or_default(&folder.path.join("artifact.metadata"))?;
         let mut markers = Vec::new();
         let tokens = [("query", stated.query_token_id, "[unused0]"), ("document", stated.doc_token_id, "[unused1]")];
         for (name, token, default) in tokens {

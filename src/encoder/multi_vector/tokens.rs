@@ -3,7 +3,7 @@
 use crate::encoder::folder::{ModelFolder, TokenizerConfig};
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::multi_vector::settings::{Settings, Strategy};
-use crate::encoder::prompts::Task;
+use crate::encoder::text::options::Task;
 use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
 
@@ -71,10 +71,8 @@ impl TokenRules {
         let mut kept = settings.mask.keep_only_token_ids.clone().unwrap_or_default();
         kept.sort_unstable();
         let tasks = &settings.mask.skiplist_tasks;
-        let before = match tokenizer.encode_with_places(&[Text::One("a")])?.pop() {
-            Some((_, places)) => places.iter().take_while(|place| place.special).count(),
-            None => 0,
-        };
+        let tokens = tokenizer.with_places().encode(&[Text::One("a")], "")?.remove(0);
+        let before = tokens.places.iter().take_while(|place| place.special).count();
         Ok(Self {
             query_length: settings.query_length,
             document_length: settings.document_length,
@@ -105,30 +103,28 @@ impl TokenRules {
             (_, Some(expansion)) => Ok(given.or(self.query_length).map(|most| most.max(expansion.length))),
             (Some(Task::Query), None) => Ok(given.or(self.query_length)),
             (Some(Task::Document), None) => Ok(given.or(self.document_length)),
-            (None, None) => Ok(given),
+            (_, None) => Ok(given),
         }
     }
 
-    /// The tokens of texts after `prompt`, of which a marker at its start is one token. `tokenizer` cuts them.
-    pub fn encode(&self, tokenizer: &Tokenizer, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
-        let marker = self.markers.iter().find_map(|(text, id)| Some((prompt.strip_prefix(text.as_str())?, *id)));
-        let Some((prompt, id)) = marker else { return tokenizer.encode(texts, prompt) };
-        let mut all = tokenizer.with_room_for(1)?.encode(texts, prompt)?;
-        for tokens in &mut all {
-            let at = self.before.min(tokens.len());
-            tokens.ids.insert(at, id);
-            tokens.types.insert(at, 0);
+    /// The tokenizer for texts after `prompt`, and the rest of the prompt: a marker at its start is one token.
+    ///
+    /// # Errors
+    /// If the token leaves no room for a text.
+    pub fn tokenizer<'a>(&self, tokenizer: Tokenizer, prompt: &'a str) -> Result<(Tokenizer, &'a str)> {
+        for (marker, id) in &self.markers {
+            if let Some(rest) = prompt.strip_prefix(marker.as_str()) {
+                return Ok((tokenizer.with_inserted(self.before, *id)?, rest));
+            }
         }
-        Ok(all)
+        Ok((tokenizer, prompt))
     }
 
-    /// A query filled up with tokens of the expansion.
-    pub fn expand(&self, expansion: QueryExpansion, tokens: &Tokens) -> Tokens {
-        let mut expanded = tokens.clone();
+    /// Fills a query up with tokens of the expansion.
+    pub fn expand(&self, expansion: QueryExpansion, tokens: &mut Tokens) {
         let length = tokens.len().max(expansion.length);
-        expanded.ids.resize(length, expansion.id);
-        expanded.types.resize(length, 0);
-        expanded
+        tokens.ids.resize(length, expansion.id);
+        tokens.types.resize(length, 0);
     }
 
     /// The places of the tokens that count.

@@ -9,10 +9,9 @@ use crate::encoder::model::bert::BertModel;
 use crate::encoder::model::config::BertConfig;
 use crate::encoder::sentence::SentenceEncoder;
 use crate::encoder::sentence::adapters::Adapters;
-use crate::encoder::sentence::input::Input;
+use crate::encoder::sentence::load::Settings;
 use crate::encoder::sentence::modules::Modules;
-use crate::encoder::sentence::settings::Settings;
-use crate::encoder::sentence::transformer::Transformer;
+use crate::encoder::sentence::transformer::{Input, Transformer};
 use crate::encoder::text::batches::TextBatcher;
 use crate::encoder::text::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
@@ -49,6 +48,7 @@ impl SentenceEncoder {
         let transformer = Transformer { model, batcher, pooling, include_prompt: true, adapters };
         Ok(Self::new(Input::Transformer(Box::new(transformer)), Modules::normalize(), Settings::default()))
     }
+
     /// A hash of the embedded model's content, like [`fingerprint`](crate::encoder::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {
         let mut fingerprint = Fingerprint::default();

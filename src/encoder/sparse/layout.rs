@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::encoder::folder::{ModelFolder, Module};
-use crate::encoder::prompts::Task;
 use crate::encoder::router::{Routes, routes};
+use crate::encoder::text::options::Task;
 use crate::error::{Error, Result};
 
 /// A chain of modules that makes sparse vectors of texts.

@@ -8,7 +8,7 @@ mod sources;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder, fingerprint};
+use candle_attention::encoder::{EncodeOptions, SentenceEncoder, Task, fingerprint};
 use candle_attention::search::Index;
 use candle_core::{DType, Device};
 use clap::Parser;
@@ -143,7 +143,7 @@ impl Search {
     /// Everything that the vectors depend on beside the texts.
     fn model_key(&self, folder: Option<&Path>, options: &EncodeOptions) -> Result<String> {
         let content = folder.map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
-        let prompt = options.prompt_name.or(options.task);
+        let prompt = options.prompt_name.or(options.task.map(Task::name));
         Ok(format!("{content} {:?} {prompt:?} {:?}", self.model.dtype(), options.max_length))
     }
 

@@ -28,6 +28,7 @@ use crate::encoder::folder::ModelFolder;
 pub(crate) use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 use crate::encoder::text::tokenizer::panics::guarded;
+use crate::encoder::text::tokenizer::places::Place;
 use crate::encoder::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
 use crate::error::{Error, Result};
 
@@ -43,6 +44,10 @@ pub(crate) struct Tokenizer {
     lower_case: bool,
     /// Whether special tokens are put around a text.
     special: bool,
+    /// A token that is put into each text, and its place.
+    inserted: Option<(usize, u32)>,
+    /// Whether the place of each token is kept.
+    places: bool,
 }
 
 /// What the file says.
@@ -58,6 +63,8 @@ pub(crate) struct Tokens {
     pub ids: Vec<u32>,
     /// The segment type of each token.
     pub types: Vec<u32>,
+    /// The place of each token in the text, if the tokenizer [keeps places](Tokenizer::with_places).
+    pub places: Vec<Place>,
     /// Whether tokens of the text were cut off.
     pub truncated: bool,
 }
@@ -93,6 +100,12 @@ pub(crate) struct Located {
 }
 
 impl Tokens {
+    /// The tokens of an encoding, without their places.
+    pub fn new(encoding: &Encoding, truncated: bool) -> Self {
+        let (ids, types) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
+        Self { ids, types, places: Vec::new(), truncated }
+    }
+
     pub fn len(&self) -> usize {
         self.ids.len()
     }
@@ -125,7 +138,8 @@ impl Tokenizer {
             let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })
         })?;
-        let tokenizer = Self { inner: Arc::new(inner), max_length, lower_case, special: true };
+        let tokenizer =
+            Self { inner: Arc::new(inner), max_length, lower_case, special: true, inserted: None, places: false };
         guarded(|| tokenizer.room(false))?;
         Ok(tokenizer)
     }
@@ -152,8 +166,20 @@ impl Tokenizer {
     pub(crate) fn encode(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
         let tokens = |text: &Text| {
             let (first, second) = self.read(*text, prompt);
-            let Kept { encoding, truncated, .. } = self.encoding(&first, second.as_deref(), OffsetType::None)?;
-            Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated })
+            let offsets = if self.places { OffsetType::Char } else { OffsetType::None };
+            let Kept { encoding, truncated, .. } = self.encoding(&first, second.as_deref(), offsets)?;
+            let mut tokens = Tokens::new(&encoding, truncated);
+            if self.places {
+                let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
+                let place = |(&(start, end), &mask): (&(usize, usize), &u32)| Place { start, end, special: mask == 1 };
+                tokens.places = offsets.map(place).collect();
+            }
+            if let Some((at, id)) = self.inserted {
+                let at = at.min(tokens.len());
+                tokens.ids.insert(at, id);
+                tokens.types.insert(at, 0);
+            }
+            Ok(tokens)
         };
         texts.maybe_par_iter().map(tokens).collect()
     }

@@ -20,26 +20,18 @@ pub(crate) struct Place {
 }
 
 impl Tokenizer {
-    /// The tokens of each text, as [`encode`](Self::encode) without a prompt, and the place of each.
-    pub(crate) fn encode_with_places(&self, texts: &[Text]) -> Result<Vec<(Tokens, Vec<Place>)>> {
-        let tokens = |text: &Text| {
-            let (first, second) = self.read(*text, "");
-            let kept = self.encoding(&first, second.as_deref(), OffsetType::Char)?;
-            let (encoding, truncated) = (kept.encoding, kept.truncated);
-            let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
-            let places = offsets.map(|(&(start, end), &mask)| Place { start, end, special: mask == 1 }).collect();
-            let (ids, types) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
-            Ok((Tokens { ids, types, truncated }, places))
-        };
-        texts.maybe_par_iter().map(tokens).collect()
+    /// The same tokenizer that keeps the place of each token in its text, the prompt included.
+    pub(crate) fn with_places(&self) -> Self {
+        Self { places: true, ..self.clone() }
     }
 
-    /// The same tokenizer with room for `more` tokens that are added to a text.
+    /// The same tokenizer that puts the token `id` into each text, as token `at`, within the maximum length.
     ///
     /// # Errors
     /// As [`with_max_length`](Self::with_max_length).
-    pub(crate) fn with_room_for(&self, more: usize) -> Result<Self> {
-        self.with_max_length(self.max_length.saturating_sub(more))
+    pub(crate) fn with_inserted(&self, at: usize, id: u32) -> Result<Self> {
+        let shorter = self.with_max_length(self.max_length.saturating_sub(1))?;
+        Ok(Self { inserted: Some((at, id)), ..shorter })
     }
 
     /// The tokens of each text after `prompt` without special ones, cut at the maximum length.
@@ -51,8 +43,7 @@ impl Tokenizer {
             let limit = Some((self.max_length.saturating_add(1), TruncationDirection::Right));
             let found = guarded(|| self.sequence(&text, 0, OffsetType::None, limit))?;
             let truncated = found.len() > self.max_length;
-            let encoding = cut(found, self.max_length);
-            Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated })
+            Ok(Tokens::new(&cut(found, self.max_length), truncated))
         };
         texts.maybe_par_iter().map(tokens).collect()
     }

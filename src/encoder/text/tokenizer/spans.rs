@@ -16,9 +16,11 @@ impl Tokenizer {
         let (encoding, truncated) = (kept.encoding, kept.truncated);
         let places = if self.lower_case { places_before_lowering(prompt, text) } else { Vec::new() };
         // A byte of what was read as one of `text`.
-        let place = |byte: usize| match self.lower_case {
-            true => places.get(byte).copied().unwrap_or(text.len()),
-            false => byte.saturating_sub(prompt.len()).min(text.len()),
+        let place = |byte: usize| {
+            if self.lower_case {
+                return places.get(byte).copied().unwrap_or(text.len());
+            }
+            byte.saturating_sub(prompt.len()).min(text.len())
         };
         let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
         let bytes = offsets.map(|(&(start, end), &special)| match special {
@@ -26,7 +28,7 @@ impl Tokenizer {
             _ => place(start)..place(end),
         });
         let bytes = bytes.collect();
-        Ok((Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated }, bytes))
+        Ok((Tokens::new(&encoding, truncated), bytes))
     }
 }
 
