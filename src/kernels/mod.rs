@@ -1,4 +1,4 @@
-//! Kernels for the CPU, for CUDA and for Metal, over slices, strides and launch parameters.
+//! Kernels for the CPU and for CUDA, over slices, strides and launch parameters.
 //!
 //! Nearly all `unsafe` of the crate is in this room. Kernels take no tensor, no mask of the API and no configuration, so
 //! that they can be tested against plain loops, and so that whoever reads them for soundness need not read anything else.
@@ -7,6 +7,5 @@
 mod activation;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
-pub(crate) mod metal;
 
 pub(crate) use activation::Activation;

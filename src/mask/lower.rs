@@ -75,15 +75,6 @@ impl AttentionMask {
         self.starts.is_none() && self.terms.iter().all(is_window)
     }
 
-    /// Whether the mask consists of causal masks, windows and one length per sequence, or is full.
-    pub(crate) fn is_bounded(&self) -> bool {
-        let bounded = |structure: MaskStructure| {
-            let per_query = structure.lengths.iter().any(|lengths| matches!(lengths, Lengths::PerQuery(_)));
-            structure.distances.is_empty() && !per_query
-        };
-        self.structure().is_some_and(bounded)
-    }
-
     /// The lengths of the sequences and the rest of the mask, if it is padding and otherwise windowed.
     pub(crate) fn as_padding(&self) -> Option<(&[usize], Self)> {
         let (padding, rest): (Vec<_>, Vec<_>) = self.terms.iter().partition(|term| padding_lengths(term).is_some());

@@ -26,18 +26,11 @@ pub enum Backend {
     /// too, if `CANDLE_METAL_ENABLE_FAST_MATH=0` is set ([`AttentionMask`](crate::AttentionMask)). Calls for which candle's
     /// kernels are wrong or missing run on [`Eager`](Self::Eager); the plan of such a call gives the reason.
     Metal,
-    /// The crate's own kernel on Apple GPUs, which nobody has run on a Mac yet: only where it is forced, or where
-    /// `CANDLE_ATTENTION_METAL_KERNEL=1` is set, for what [`Metal`](Self::Metal) cannot run. It supports f16, bf16 and f32,
-    /// head dimensions up to 256, lengths per sequence, causal masks and windows, a single query, softcap and sinks, and
-    /// ragged batches without padding. It is compiled when a dtype and head dimension first occur; where that fails, other
-    /// backends run.
-    MetalKernel,
 }
 
 impl Backend {
     /// All backends, the fastest first.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Cpu, Self::FlashAttn, Self::Cuda, Self::Metal, Self::MetalKernel, Self::Eager];
+    pub(crate) const ALL: [Self; 5] = [Self::Cpu, Self::FlashAttn, Self::Cuda, Self::Metal, Self::Eager];
 }
 
 impl fmt::Display for Backend {
@@ -48,7 +41,6 @@ impl fmt::Display for Backend {
             Self::FlashAttn => "flash-attn",
             Self::Cuda => "cuda",
             Self::Metal => "metal",
-            Self::MetalKernel => "metal-kernel",
         })
     }
 }
@@ -58,6 +50,6 @@ impl std::str::FromStr for Backend {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|backend| backend.to_string() == name);
-        found.ok_or_else(|| Error::value("the backend", name, "eager, cpu, flash-attn, cuda, metal or metal-kernel"))
+        found.ok_or_else(|| Error::value("the backend", name, "eager, cpu, flash-attn, cuda or metal"))
     }
 }

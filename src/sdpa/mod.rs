@@ -16,7 +16,6 @@ mod eager;
 mod flash;
 mod hidden_values;
 mod metal;
-mod metal_kernel;
 #[cfg(test)]
 mod new_mask_kind;
 mod non_finite;
@@ -28,8 +27,6 @@ use candle_core::Tensor;
 
 pub use backend::Backend;
 pub(crate) use call::{Call, DeviceKind};
-#[cfg(feature = "encoder")]
-pub(crate) use metal_kernel::is_switched_on as metal_kernel_is_switched_on;
 pub use options::{AttentionOutput, SdpaOptions};
 pub use plan::{Plan, Rejected};
 
@@ -111,7 +108,6 @@ pub(crate) fn fused(
         (Backend::FlashAttn, _) => flash::attend(qkv, offsets, call, options),
         (Backend::Cuda, _) => cuda::attend(qkv, offsets, call, options),
         (Backend::Metal, None) => metal::attend(qkv, call, options),
-        (Backend::MetalKernel, _) => metal_kernel::attend(qkv, offsets, call, options),
         (Backend::Metal, Some(_)) | (Backend::Eager, _) => {
             let reason = "it has no fused kernel, or none for ragged batches".to_string();
             Err(Error::Backend { backend: backend.to_string(), reason })
@@ -124,10 +120,7 @@ pub(crate) fn ragged_backend(call: &Call, options: &SdpaOptions) -> Result<Optio
     options.mask.check(call.shape)?;
     let backend = Plan::new(call, options)?.backend;
     Ok(match backend {
-        Backend::Cpu | Backend::FlashAttn | Backend::Cuda | Backend::MetalKernel => Some(backend),
-        Backend::Metal if options.backend.is_none() && metal_kernel::unsupported_reason(call, options).is_none() => {
-            Some(Backend::MetalKernel)
-        }
+        Backend::Cpu | Backend::FlashAttn | Backend::Cuda => Some(backend),
         Backend::Eager | Backend::Metal => None,
     })
 }

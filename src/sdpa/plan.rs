@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::sdpa::backend::Backend;
 use crate::sdpa::call::Call;
 use crate::sdpa::options::SdpaOptions;
-use crate::sdpa::{cpu, cuda, eager, flash, metal, metal_kernel};
+use crate::sdpa::{cpu, cuda, eager, flash, metal};
 
 /// A backend that was not chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +59,6 @@ impl Plan {
             Backend::FlashAttn => (None, flash::scratch_bytes(call)),
             Backend::Cuda => (None, cuda::scratch_bytes(call, options)),
             Backend::Metal => (None, metal::scratch_bytes(call, options)),
-            Backend::MetalKernel => (None, metal_kernel::scratch_bytes(call)),
             Backend::Eager => (None, eager::scratch_bytes(call, options)),
         };
         Ok(Self { backend, rejected, instructions, scratch_bytes })
@@ -74,7 +73,6 @@ fn unsupported_reason(backend: Backend, call: &Call, options: &SdpaOptions) -> O
         Backend::FlashAttn => flash::unsupported_reason(call, options),
         Backend::Cuda => cuda::unsupported_reason(call, options),
         Backend::Metal => metal::unsupported_reason(call, options),
-        Backend::MetalKernel => metal_kernel::unsupported_reason(call, options),
     }
 }
 

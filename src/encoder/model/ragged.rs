@@ -17,16 +17,13 @@ use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, PaddedIds};
 use crate::ops::Linear;
 use crate::position::ragged::{lengths as lengths_between, offsets};
-use crate::sdpa::metal_kernel_is_switched_on;
 use crate::tensor::{compute_dtype, element_count, zeros};
 
 impl BertModel {
     /// Whether [`forward_ragged`](Self::forward_ragged) computes nothing for padding: not in f64; on the CPU with weights
-    /// that are no variables, or on an NVIDIA GPU; on an Apple GPU with this crate's kernel
-    /// ([`Backend::MetalKernel`](crate::Backend::MetalKernel)).
+    /// that are no variables, or on an NVIDIA GPU.
     pub fn supports_ragged(&self) -> bool {
-        let on_gpu = self.device().is_cuda() || (self.device().is_metal() && metal_kernel_is_switched_on());
-        self.supports_rows() || (on_gpu && self.dtype() != DType::F64)
+        self.supports_rows() || (self.device().is_cuda() && self.dtype() != DType::F64)
     }
 
     fn supports_rows(&self) -> bool {

@@ -27,7 +27,7 @@ mod params;
 #[cfg(any(test, feature = "cuda"))]
 mod rowwise;
 #[cfg(test)]
-pub(in crate::kernels) mod tests;
+mod tests;
 #[cfg(feature = "cuda")]
 mod upload;
 #[cfg(any(test, feature = "cuda"))]

@@ -9,11 +9,11 @@ use libloading::Library;
 use crate::kernels::cpu::Element;
 
 /// Takes the place of `source/device.cuh` in a source.
-pub(in crate::kernels) const EMULATOR: &str =
+pub(super) const EMULATOR: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda_emulator/emulator.hpp"));
 
 /// Compiles a source into a shared library, with the C++ compiler named by `CXX` or `c++`.
-pub(in crate::kernels) fn compile(text: &str, definitions: &[String], to: &Path) -> Library {
+pub(super) fn compile(text: &str, definitions: &[String], to: &Path) -> Library {
     let source = to.with_extension("cpp");
     std::fs::write(&source, text).unwrap();
     let compiler = std::env::var("CXX").unwrap_or("c++".into());
@@ -27,7 +27,7 @@ pub(in crate::kernels) fn compile(text: &str, definitions: &[String], to: &Path)
 }
 
 /// The dtype of an element type.
-pub(in crate::kernels) fn dtype<T: Element>() -> DType {
+pub(super) fn dtype<T: Element>() -> DType {
     match std::any::type_name::<T>() {
         "f32" => DType::F32,
         name if name.contains("bf16") => DType::BF16,
@@ -36,18 +36,18 @@ pub(in crate::kernels) fn dtype<T: Element>() -> DType {
 }
 
 /// Arrays that end at a page that traps, so that reads past the end are noticed.
-pub(in crate::kernels) struct Memory<'a> {
+pub(super) struct Memory<'a> {
     kernels: &'a Library,
     arrays: Vec<(u64, usize)>,
 }
 
 impl<'a> Memory<'a> {
-    pub(in crate::kernels) fn new(kernels: &'a Library) -> Self {
+    pub(super) fn new(kernels: &'a Library) -> Self {
         Self { kernels, arrays: Vec::new() }
     }
 
     /// Address of a copy of `values`. It ends at the trapping page if its size is a multiple of 16 bytes.
-    pub(in crate::kernels) fn hold<T: Copy>(&mut self, values: &[T]) -> u64 {
+    pub(super) fn hold<T: Copy>(&mut self, values: &[T]) -> u64 {
         let size = std::mem::size_of_val(values);
         let bytes = size.next_multiple_of(16).max(16);
         // SAFETY: `guarded` returns `bytes` bytes, aligned to 16.
@@ -61,7 +61,7 @@ impl<'a> Memory<'a> {
     }
 
     /// [`hold`](Self::hold), or the null address for `None`.
-    pub(in crate::kernels) fn hold_optional<T: Copy>(&mut self, values: Option<Vec<T>>) -> u64 {
+    pub(super) fn hold_optional<T: Copy>(&mut self, values: Option<Vec<T>>) -> u64 {
         values.map_or(0, |values| self.hold(&values))
     }
 }
