@@ -1,4 +1,4 @@
-//! How a multi-vector model treats queries and documents: lengths, expansion of queries, markers, tokens that do not count.
+//! How a multi-vector model treats queries and documents: lengths, expansion of queries, markers, skipped tokens.
 //!
 //! Three formats have these: that of sentence-transformers 6, PyLate's, and that of ColBERT's own code. What each leaves
 //! out has the default of the library that wrote it, as `MultiVectorEncoder` of sentence-transformers reads them.
@@ -17,7 +17,7 @@ const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 /// The number of tokens of an expanded query, if a model does not state it.
 const QUERY_LENGTH: usize = 32;
 
-/// How short queries are filled up.
+/// The tokens that short queries are filled up with.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expansion {
@@ -40,7 +40,7 @@ pub(crate) enum Strategy {
     Min,
 }
 
-/// Which tokens do not count.
+/// The tokens that get no vector.
 #[derive(Debug, Clone, serde::Deserialize)]
 #[serde(default)]
 pub(crate) struct Mask {
@@ -72,7 +72,7 @@ pub(crate) enum Layer {
     Normalize,
 }
 
-/// What a folder states.
+/// The settings of a model folder.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub transformer: PathBuf,
@@ -257,7 +257,7 @@ impl Settings {
     }
 }
 
-/// What a module reads and writes.
+/// The names of the inputs and outputs of a module.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct Names {

@@ -7,7 +7,7 @@ use crate::encoder::text::options::Task;
 use crate::encoder::text::tokenizer::{Text, Tokenizer, Tokens};
 use crate::error::{Error, Result};
 
-/// What is done with the tokens of queries and documents.
+/// The rules for the tokens of queries and documents.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenRules {
     query_length: Option<usize>,
@@ -17,15 +17,15 @@ pub(crate) struct TokenRules {
     markers: Vec<(String, u32)>,
     /// Special tokens before the text.
     before: usize,
-    /// Ids of tokens that do not count, sorted, and for which tasks.
+    /// Sorted ids of tokens that get no vector, and the tasks that they are skipped for.
     skipped: Vec<u32>,
     skip_in_queries: bool,
     skip_in_documents: bool,
-    /// The only ids that count in documents, sorted; none, if all count.
+    /// The only ids that get a vector in documents, sorted; empty if all do.
     kept: Vec<u32>,
 }
 
-/// How short queries are filled up.
+/// The tokens that short queries are filled up with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueryExpansion {
     strategy: Strategy,
@@ -127,7 +127,7 @@ impl TokenRules {
         tokens.types.resize(length, 0);
     }
 
-    /// The places of the tokens that count.
+    /// The places of the tokens that get a vector.
     pub fn counted(&self, task: Option<Task>, ids: &[u32]) -> Vec<u32> {
         let is_query = task == Some(Task::Query);
         let skips = if is_query { self.skip_in_queries } else { self.skip_in_documents };

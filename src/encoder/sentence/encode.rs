@@ -169,6 +169,21 @@ impl SentenceEncoder {
         self.similarity_fn().similarity_pairwise(a, b)
     }
 
+    /// The encoder of the route of a call, as the `Router` of sentence-transformers resolves it, and the options without the
+    /// task, if the router has used it.
+    pub(super) fn route_of<'a>(&self, options: &EncodeOptions<'a>) -> Result<(&Self, EncodeOptions<'a>)> {
+        let Some(own) = &self.route_name else { return Ok((self, *options)) };
+        let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };
+        let task = options.task.map(Task::name);
+        // All that is encoded is text, and a route may be named so.
+        let encoder = match task.and_then(named).or_else(|| named("text")) {
+            Some(encoder) => encoder,
+            None if task.is_none() && !self.needs_task => self,
+            None => return Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
+        };
+        Ok((encoder, EncodeOptions { task: None, ..*options }))
+    }
+
     /// The embeddings of texts that run through a transformer in batches, `(texts, size)`.
     fn embed(&self, transformer: &Transformer, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         let (models, groups) = self.models_for(transformer, texts.len(), options)?;

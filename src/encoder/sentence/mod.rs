@@ -31,7 +31,7 @@ use crate::encoder::sentence::load::{Loader, Route, Settings};
 use crate::encoder::sentence::modules::Modules;
 use crate::encoder::sentence::similarity::SimilarityFunction;
 use crate::encoder::sentence::transformer::{Input, Transformer};
-use crate::encoder::text::options::{EncodeOptions, Task};
+use crate::encoder::text::options::EncodeOptions;
 #[cfg(feature = "visualize")]
 use crate::encoder::text::tokenizer::Text;
 use crate::error::{Error, Result};
@@ -203,7 +203,7 @@ impl SentenceEncoder {
     /// `tokenizer.json` is malformed in a way that only a text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let prompt = self.prompt(options)?;
-        match &self.route(options.task)?.input {
+        match &self.route_of(options)?.0.input {
             Input::Transformer(of) => of.batcher.tokenizer_for(options.max_length, &of.model)?.windows(text, prompt),
             Input::Static(table) => table.tokenizer_for(options.max_length)?.windows(text, prompt),
         }
@@ -236,25 +236,6 @@ impl SentenceEncoder {
     /// Empty for other models.
     pub fn routes(&self) -> Vec<&str> {
         self.route_name.iter().chain(self.others.keys()).map(String::as_str).collect()
-    }
-
-    /// The encoder of the route of a task, as the `Router` of sentence-transformers resolves it.
-    fn route(&self, task: Option<Task>) -> Result<&Self> {
-        let Some(own) = &self.route_name else { return Ok(self) };
-        let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };
-        let task = task.map(Task::name);
-        // All that is encoded is text, and a route may be named so.
-        match task.and_then(named).or_else(|| named("text")) {
-            Some(encoder) => Ok(encoder),
-            None if task.is_none() && !self.needs_task => Ok(self),
-            None => Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
-        }
-    }
-
-    /// The encoder of the route of a call, and the options without the task, if a router has used it.
-    fn route_of<'a>(&self, options: &EncodeOptions<'a>) -> Result<(&Self, EncodeOptions<'a>)> {
-        let task = options.task.filter(|_| self.route_name.is_none());
-        Ok((self.route(options.task)?, EncodeOptions { task, ..*options }))
     }
 
     /// The transformer; an error if the model has none.

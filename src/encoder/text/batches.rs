@@ -303,7 +303,7 @@ pub(crate) fn batch_size(lengths: &[usize], [most_texts, most_tokens]: [usize; 2
     if padded { bucket_size(&lengths[..count]) } else { count }
 }
 
-/// What batches gave for each text, by its index, in the order of the texts.
+/// The results of batches, each with the index of its text, in the order of the texts.
 pub(crate) fn in_text_order<R>(mut results: Vec<(usize, R)>) -> Vec<R> {
     results.sort_by_key(|(text, _)| *text);
     results.into_iter().map(|(_, result)| result).collect()

@@ -40,7 +40,7 @@ struct State {
     permits: usize,
     /// Tokens of all batches that were queued.
     queued: usize,
-    /// Those of them that are known to be done.
+    /// The tokens among them that are known to be done.
     done: usize,
 }
 

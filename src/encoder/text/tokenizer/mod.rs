@@ -4,13 +4,11 @@
 //! the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression without an
 //! error, and panics on some files.
 
-mod bare;
 mod charsmap;
 mod expression;
 mod file;
 mod growth;
 mod panics;
-pub(crate) mod places;
 mod pre_tokenizer;
 mod spans;
 mod vocabulary;
@@ -28,7 +26,6 @@ use crate::encoder::folder::ModelFolder;
 pub(crate) use crate::encoder::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::encoder::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 use crate::encoder::text::tokenizer::panics::guarded;
-use crate::encoder::text::tokenizer::places::Place;
 use crate::encoder::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
 use crate::error::{Error, Result};
 
@@ -67,6 +64,17 @@ pub(crate) struct Tokens {
     pub places: Vec<Place>,
     /// Whether tokens of the text were cut off.
     pub truncated: bool,
+}
+
+/// Where a token is in its text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// The first character of the text that it stands for.
+    pub start: usize,
+    /// The character after the last one.
+    pub end: usize,
+    /// Whether the tokenizer added it to the text.
+    pub special: bool,
 }
 
 /// What is kept of a text or a pair.
@@ -160,6 +168,25 @@ impl Tokenizer {
             return Err(Error::config("max_length", max_length, expected));
         }
         Ok(Self { max_length, ..self.clone() })
+    }
+
+    /// The same tokenizer that keeps the place of each token in its text, the prompt included.
+    pub(crate) fn with_places(&self) -> Self {
+        Self { places: true, ..self.clone() }
+    }
+
+    /// The same tokenizer that puts the token `id` into each text, as token `at`, within the maximum length.
+    ///
+    /// # Errors
+    /// As [`with_max_length`](Self::with_max_length).
+    pub(crate) fn with_inserted(&self, at: usize, id: u32) -> Result<Self> {
+        let shorter = self.with_max_length(self.max_length.saturating_sub(1))?;
+        Ok(Self { inserted: Some((at, id)), ..shorter })
+    }
+
+    /// Whether texts are lower-cased first.
+    pub(crate) fn lower_cases(&self) -> bool {
+        self.lower_case
     }
 
     /// The tokens of each text after `prompt`, none longer than the maximum: of a pair, the longer text is cut first.
