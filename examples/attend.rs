@@ -1,11 +1,5 @@
-//! The command `candle-attention attend` as an example of its own.
-
-#[path = "../src/bin/candle-attention/attend/mod.rs"]
-mod attend;
-#[allow(dead_code)] // Every command uses a part of it.
-#[path = "../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
+//! The command `attend` of the program `candle-attention`, as a program of its own.
 
 fn main() -> std::process::ExitCode {
-    shared::program::main::<attend::Attend>()
+    candle_attention_cli::shared::program::main::<candle_attention_cli::attend::Attend>()
 }

@@ -1,11 +1,5 @@
-//! The command `candle-attention encode` as an example of its own.
-
-#[path = "../src/bin/candle-attention/encode/mod.rs"]
-mod encode;
-#[allow(dead_code)] // Every command uses a part of it.
-#[path = "../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
+//! The command `encode` of the program `candle-attention`, as a program of its own.
 
 fn main() -> std::process::ExitCode {
-    shared::program::main::<encode::Encode>()
+    candle_attention_cli::shared::program::main::<candle_attention_cli::encode::Encode>()
 }

@@ -1,9 +1,6 @@
 //! A GPT composed around the attention layer: trained from nothing, frozen, and written as a GPT-2 that transformers loads.
 
 #[allow(dead_code)] // Every program uses a part of it.
-#[path = "../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
-#[allow(dead_code)] // Every program uses a part of it.
 mod tokens;
 
 use std::io::Write;
@@ -13,11 +10,11 @@ use std::process::ExitCode;
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, layouts};
 use candle_attention::norm::{LayerNorm, layer_norm};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
+use candle_attention_cli::shared::{Result, print};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{AdamW, Init, Linear, Optimizer, VarBuilder, VarMap, loss::cross_entropy};
 use clap::Parser;
 use serde_json::{Value, json};
-use shared::{Result, print};
 use tokens::{
     Config, Tensors, check_output, copies, frozen, frozen_linear, logits_output, pieces, read_text, save_logits,
     save_model,
@@ -138,7 +135,7 @@ impl Gpt {
 }
 
 fn main() -> ExitCode {
-    shared::program::run(|| {
+    candle_attention_cli::shared::program::run(|| {
         let tokens::Training { text, output, steps, logits } = Arguments::parse().training;
         let (json, variables, s) = (config(32, 2, 4, 64), VarMap::new(), 64);
         check_output(&output, &json)?;

@@ -1,11 +1,5 @@
-//! The command `candle-attention inspect` as an example of its own.
-
-#[path = "../src/bin/candle-attention/inspect.rs"]
-mod inspect;
-#[allow(dead_code)] // Every command uses a part of it.
-#[path = "../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
+//! The command `inspect` of the program `candle-attention`, as a program of its own.
 
 fn main() -> std::process::ExitCode {
-    shared::program::main::<inspect::Inspect>()
+    candle_attention_cli::shared::program::main::<candle_attention_cli::inspect::Inspect>()
 }

@@ -1,9 +1,6 @@
 //! A whole Qwen3 composed around the attention layer: loads a model folder and continues rows of token ids.
 
 #[allow(dead_code)] // Every program uses a part of it.
-#[path = "../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
-#[allow(dead_code)] // Every program uses a part of it.
 mod tokens;
 
 use std::path::{Path, PathBuf};
@@ -12,10 +9,10 @@ use std::process::ExitCode;
 use candle_attention::checkpoint::{Checkpoint, ModelAttention};
 use candle_attention::norm::{RmsNorm, rms_norm};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache, PaddedIds};
+use candle_attention_cli::shared::Result;
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias};
 use clap::Parser;
-use shared::Result;
 use tokens::{Config, check_ids, lm_head};
 
 /// Continues rows of token ids by greedy decoding with a key-value cache, and prints the new ids of each row.
@@ -125,5 +122,5 @@ impl Qwen3 {
 
 fn main() -> ExitCode {
     let generate = |model: PathBuf, rows, count| Qwen3::load(&model)?.generate(rows, count);
-    shared::program::run(|| Arguments::parse().tokens.print(generate))
+    candle_attention_cli::shared::program::run(|| Arguments::parse().tokens.print(generate))
 }

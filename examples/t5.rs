@@ -1,9 +1,6 @@
 //! A whole T5 composed around the attention layer: an encoder, and a decoder that attends to what it read.
 
 #[allow(dead_code)] // Every program uses a part of it.
-#[path = "../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
-#[allow(dead_code)] // Every program uses a part of it.
 mod tokens;
 
 use std::path::{Path, PathBuf};
@@ -12,10 +9,10 @@ use std::process::ExitCode;
 use candle_attention::checkpoint::{Checkpoint, ModelAttention};
 use candle_attention::norm::{RmsNorm, rms_norm};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CrossCache, KvCache, PaddedIds};
+use candle_attention_cli::shared::Result;
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias};
 use clap::Parser;
-use shared::Result;
 use tokens::{Config, check_ids, lm_head};
 
 /// Reads rows of token ids and prints what the decoder makes of each, by greedy decoding with caches.
@@ -152,5 +149,5 @@ impl T5 {
 
 fn main() -> ExitCode {
     let generate = |model: PathBuf, rows: Vec<_>, count| T5::load(&model)?.generate(&rows, count);
-    shared::program::run(|| Arguments::parse().tokens.print(generate))
+    candle_attention_cli::shared::program::run(|| Arguments::parse().tokens.print(generate))
 }

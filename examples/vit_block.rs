@@ -1,9 +1,6 @@
 //! The first block of a vision transformer, composed around `MultiHeadAttention`.
 
 #[allow(dead_code)] // Every program uses a part of it.
-#[path = "../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
-#[allow(dead_code)] // Every program uses a part of it.
 mod tokens;
 
 use std::io::Write;
@@ -13,10 +10,10 @@ use std::process::ExitCode;
 use candle_attention::MultiHeadAttention;
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::norm::LayerNorm;
+use candle_attention_cli::shared::{Result, about, print};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Activation, Conv2d, Conv2dConfig, Linear};
 use clap::Parser;
-use shared::{Result, about, print};
 use tokens::Config;
 
 /// Embeds the patches of images, runs the first block of a ViT on them and prints the shape of the result.
@@ -114,7 +111,7 @@ pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
 }
 
 fn main() -> ExitCode {
-    shared::program::run(|| {
+    candle_attention_cli::shared::program::run(|| {
         let Arguments { model, images } = Arguments::parse();
         let (embeddings, block) = load(&model)?;
         let pixels = Checkpoint::open(&images)?.tensor("pixels", &Device::Cpu)?.to_dtype(DType::F32)?;

@@ -1,10 +1,10 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
 use crate::error::{Error, Result};
-use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::position::{LayerSizes, Position};
+use crate::setters;
 
 /// The scoring function between a query and a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

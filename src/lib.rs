@@ -1,5 +1,5 @@
 //! Multi-head attention for [Candle](candle_core): one layer for every kind of mask, position scheme and published
-//! checkpoint layout, and a text encoder built on it.
+//! checkpoint layout.
 //!
 //! [`MultiHeadAttention`] is a [`candle_nn::Module`]. It is trainable, runs on CPUs, NVIDIA GPUs and Apple GPUs, loads its
 //! weights from safetensors files in any known layout, and reports which kernel a call runs on.
@@ -44,35 +44,29 @@
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |
 //! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
+//! | [`lora`] | LoRA adapters: reading, merging, training |
 //! | [`norm`] | layer and RMS norms that train, unlike candle's |
+//! | [`ops`] | linear layers with packed weights, activations, ColBERT's MaxSim |
 //! | [`pruning`] | head importance and head pruning |
-#![cfg_attr(
-    feature = "encoder",
-    doc = "| [`encoder`] | sentence embeddings, classifiers, cross-encoders, masked-token prediction |",
-    doc = "| [`lora`] | LoRA adapters: reading, merging, training |",
-    doc = "| [`search`] | semantic search over the lines of a text |"
-)]
-#![cfg_attr(feature = "train", doc = "| [`train`] | training a small encoder |")]
-#![cfg_attr(feature = "visualize", doc = "| [`visualize`] | attention maps for the terminal, as SVG and as HTML |")]
+//! | [`ragged`] | batches of sequences one after another, without padding |
+//! | [`tensor`] | trees of tensors: freezing and sharing weights |
+//! | [`io`] | files: atomic writes, bounded reads |
 //!
-//! candle itself is re-exported as `candle_core` and `candle_nn`, in the versions whose tensors this crate takes.
+//! Text encoders on this layer are the crate
+//! [candle-attention-text](https://docs.rs/candle-attention-text). candle itself is re-exported as `candle_core` and
+//! `candle_nn`, in the versions whose tensors this crate takes.
 //!
 //! # Cargo features
 //!
 //! | Feature | Default | Adds |
 //! |---|---|---|
-//! | `encoder` | yes | the modules `encoder` and `search` |
-//! | `train` | yes | the module `train` |
-//! | `visualize` | yes | the module `visualize` |
 //! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
-//! | `hub` | no | downloads from the Hugging Face Hub |
-//! | `png` | no | attention maps as PNG |
 //! | `cuda`, `cudnn`, `flash-attn` | no | NVIDIA GPUs |
 //! | `metal` | no | Apple GPUs |
 //! | `accelerate`, `mkl` | no | CPU products by Apple's or Intel's library |
 //!
-//! With `default-features = false` the layer, its checkpoints and pruning remain, which depend only on candle and on crates
-//! that candle itself needs, and candle is compiled as it would be without this crate. A feature changes speed or reach, never the result that a call defines.
+//! The crate depends only on candle and on crates that candle itself needs. With `default-features = false` candle is
+//! compiled as it would be without this crate. A feature changes speed or reach, never the result that a call defines.
 //!
 //! # Errors
 //!
@@ -83,29 +77,26 @@
 mod attention;
 pub mod checkpoint;
 mod config;
-#[cfg(feature = "encoder")]
-pub mod encoder;
-mod error;
+pub mod error;
 mod families;
-mod io;
-mod kernels;
-#[cfg(feature = "encoder")]
+pub mod io;
+pub mod kernels;
 pub mod lora;
 mod macros;
 mod mask;
 pub mod norm;
-mod ops;
+pub mod ops;
 pub mod position;
 pub mod pruning;
 pub mod sdpa;
-#[cfg(feature = "encoder")]
-pub mod search;
-mod tensor;
-#[cfg(feature = "train")]
-pub mod train;
-#[cfg(feature = "visualize")]
-pub mod visualize;
+pub mod tensor;
 pub mod weights;
+
+pub mod ragged {
+    //! Batches of sequences one after another, without padding.
+    pub use crate::attention::ragged::*;
+    pub use crate::position::ragged::{BatchCache, lengths, offsets};
+}
 
 pub use candle_core;
 pub use candle_nn;
@@ -120,7 +111,7 @@ pub use sdpa::{AttentionOutput, Backend, Plan};
 pub use tensor::metal_device;
 
 /// Compiles the code blocks of the README and of `docs/` as doctests.
-#[cfg(all(doctest, feature = "encoder"))]
+#[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../README.md")]
     struct Readme;
@@ -128,10 +119,6 @@ mod documents {
     struct Checkpoints;
     #[doc = include_str!("../docs/decoding.md")]
     struct Decoding;
-    #[doc = include_str!("../docs/encoder.md")]
-    struct Encoder;
     #[doc = include_str!("../docs/train-your-own-block.md")]
     struct TrainYourOwnBlock;
-    #[doc = include_str!("../docs/pruning-and-attention-maps.md")]
-    struct PruningAndAttentionMaps;
 }

@@ -1,6 +1,7 @@
 //! The setters of configurations and options: `with_<field>` for every field.
 
 /// `with_x, x: Type = expression;` defines a method `with_x(self, x: Type)` that sets the field `x` to the expression.
+#[macro_export]
 macro_rules! setters {
     ($($(#[$doc:meta])* $with:ident, $field:ident: $ty:ty = $value:expr;)*) => {$(
         $(#[$doc])*
@@ -11,5 +12,3 @@ macro_rules! setters {
         }
     )*};
 }
-
-pub(crate) use setters;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::macros::setters;
+use crate::setters;
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -28,24 +28,25 @@ impl LinearWeights {
         Self { weight, bias }
     }
 
-    pub(crate) fn tracks_gradient(&self) -> bool {
+    /// Whether a gradient of the weights is asked for.
+    pub fn tracks_gradient(&self) -> bool {
         self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
     }
 
     /// Outputs `start .. start + len`: views, which follow the weights if they change.
-    pub(crate) fn narrow(&self, start: usize, len: usize) -> Result<Self> {
+    pub fn narrow(&self, start: usize, len: usize) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;
         Ok(Self { weight: self.weight.narrow(0, start, len)?, bias })
     }
 
     /// Consecutive blocks of so many outputs each, as views.
-    pub(crate) fn split(&self, rows: [usize; 3]) -> Result<[Self; 3]> {
+    pub fn split(&self, rows: [usize; 3]) -> Result<[Self; 3]> {
         let [q, k, v] = rows;
         Ok([self.narrow(0, q)?, self.narrow(q, k)?, self.narrow(q + k, v)?])
     }
 
     /// Layers of the same input as one: their outputs one after the other. The bias is dropped unless all have one.
-    pub(crate) fn concat(parts: &[&Self]) -> Result<Self> {
+    pub fn concat(parts: &[&Self]) -> Result<Self> {
         // candle cannot concatenate empty tensors, such as those of a layer without heads.
         if parts.iter().all(|part| part.weight.elem_count() == 0) {
             return Ok(parts[0].clone());
@@ -58,7 +59,7 @@ impl LinearWeights {
 
     /// Queries, keys and values as one, with the outputs in `order`: the inverse of
     /// [`in_block_order`](Self::in_block_order). `h_kv` is the number of key-value heads.
-    pub(crate) fn fuse([q, k, v]: [&Self; 3], order: FusedOrder, h_kv: usize) -> Result<Self> {
+    pub fn fuse([q, k, v]: [&Self; 3], order: FusedOrder, h_kv: usize) -> Result<Self> {
         let groups = match order {
             FusedOrder::Blocks => 1,
             FusedOrder::Grouped => h_kv,
@@ -79,7 +80,7 @@ impl LinearWeights {
     /// All queries, then all keys, then all values, of a fused matrix whose outputs are in `order`. Differentiable.
     ///
     /// `rows` are the numbers of outputs of queries, keys and values, `h_kv` is the number of key-value heads.
-    pub(crate) fn in_block_order(&self, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<Self> {
+    pub fn in_block_order(&self, order: FusedOrder, rows: [usize; 3], h_kv: usize) -> Result<Self> {
         let [q, k, v] = rows;
         if self.weight.dims().first() != Some(&(q + k + v)) {
             let expected = format!("({}, in)", q + k + v);
@@ -159,7 +160,8 @@ pub enum QkvWeights {
 }
 
 impl QkvWeights {
-    pub(crate) fn tracks_gradient(&self) -> bool {
+    /// Whether a gradient of the weights is asked for.
+    pub fn tracks_gradient(&self) -> bool {
         match self {
             Self::Split(parts) => parts.iter().any(LinearWeights::tracks_gradient),
             Self::Packed(all) | Self::Ordered(all, _) => all.tracks_gradient(),
@@ -170,7 +172,7 @@ impl QkvWeights {
     }
 
     /// Whether query, key and value have a bias.
-    pub(crate) fn has_biases(&self) -> [bool; 3] {
+    pub fn has_biases(&self) -> [bool; 3] {
         match self {
             Self::Split(parts) => [0, 1, 2].map(|i| parts[i].bias.is_some()),
             Self::Packed(all) | Self::Ordered(all, _) => [all.bias.is_some(); 3],
@@ -179,14 +181,14 @@ impl QkvWeights {
     }
 
     /// Whether the rows have to be reordered before use.
-    pub(crate) fn needs_reordering(&self) -> bool {
+    pub fn needs_reordering(&self) -> bool {
         matches!(self, Self::Ordered(..) | Self::OrderedSplitBias { .. })
     }
 
     /// The single layer of queries, keys and values with its rows in block order; `None` if they are stored apart.
     ///
     /// `rows` are the numbers of outputs of queries, keys and values, `h_kv` is the number of key-value heads.
-    pub(crate) fn packed(&self, rows: [usize; 3], h_kv: usize) -> Result<Option<LinearWeights>> {
+    pub fn packed(&self, rows: [usize; 3], h_kv: usize) -> Result<Option<LinearWeights>> {
         match self {
             Self::Split(_) | Self::OrderedSplitBias { .. } => Ok(None),
             Self::Packed(all) => Ok(Some(all.clone())),
@@ -197,7 +199,7 @@ impl QkvWeights {
     /// Query, key and value as three layers: views where the rows are in block order. Differentiable.
     ///
     /// `rows` and `h_kv` as for [`packed`](Self::packed).
-    pub(crate) fn split(&self, rows: [usize; 3], h_kv: usize) -> Result<[LinearWeights; 3]> {
+    pub fn split(&self, rows: [usize; 3], h_kv: usize) -> Result<[LinearWeights; 3]> {
         match self {
             Self::Split(parts) => Ok(*parts.clone()),
             Self::Packed(all) => all.split(rows),
@@ -259,7 +261,7 @@ impl PositionWeights {
     }
 
     /// The tensor of this name, which a layer that was built has.
-    pub(crate) fn require(&self, name: &str) -> Result<&Tensor> {
+    pub fn require(&self, name: &str) -> Result<&Tensor> {
         let why = || "the position scheme of the layer needs it".to_string();
         self.get(name).ok_or_else(|| Error::MissingTensor { name: name.to_string(), why: why() })
     }

@@ -18,7 +18,7 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use candle_attention::checkpoint::{Checkpoint, infer_config};
-use candle_attention::encoder::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::shared::{Result, about, read};
+use candle_attention_cli::shared::{Result, about, read};
 use serde_json::Value;
 
 /// A parsed config.json.

@@ -7,13 +7,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::write_tensors;
+use candle_attention_cli::shared::output::{Kind, Output};
+use candle_attention_cli::shared::{Result, about, output_folder, print, read};
 use candle_core::{Device, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, VarMap};
-use serde_json::Value;
-
-use super::shared::output::{Kind, Output};
-use super::shared::{Result, about, output_folder, print, read};
 pub use config::Config;
+use serde_json::Value;
 
 /// A model and the rows of token ids that it gets.
 #[derive(clap::Args)]

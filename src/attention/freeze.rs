@@ -4,7 +4,6 @@ use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
 use crate::error::Result;
-#[cfg(feature = "encoder")]
 use crate::tensor::ShareWeights;
 use crate::tensor::{Freeze, Frozen, MapTensors};
 use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights};
@@ -57,7 +56,6 @@ impl Freeze for MultiHeadAttention {
     }
 }
 
-#[cfg(feature = "encoder")]
 impl ShareWeights for MultiHeadAttention {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         self.qkv.share_weights(&other.qkv)?;
@@ -123,10 +121,10 @@ impl<T: MapTensors> MapTensors for [T; 2] {
     }
 }
 
-#[cfg(all(test, feature = "encoder"))]
 impl MultiHeadAttention {
-    /// What tells the query-key-value projection and the output projection from those of other layers.
-    pub(crate) fn projection_ids(&self) -> [candle_core::TensorId; 2] {
+    /// Identities of the query-key-value projection and of the output projection. Layers that share a projection, such as
+    /// clones, have equal ones.
+    pub fn projection_ids(&self) -> [candle_core::TensorId; 2] {
         [self.qkv.id(), self.o_proj.id()]
     }
 }

@@ -121,7 +121,7 @@ impl MultiHeadAttention {
     }
 
     /// Whether the layer is a [frozen](Self::frozen) copy.
-    pub(crate) fn is_frozen(&self) -> bool {
+    pub fn is_frozen(&self) -> bool {
         self.frozen.is_itself()
     }
 

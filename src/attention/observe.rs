@@ -11,11 +11,11 @@ use candle_core::{D, DType, Device, Tensor};
 
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::macros::setters;
 use crate::mask::AttnShape;
 use crate::ops::accumulate_dtype;
 use crate::sdpa;
 use crate::sdpa::{Backend, SdpaOptions};
+use crate::setters;
 use crate::tensor::{compute_dtype, select};
 
 /// Attention weights that are in memory at a time.

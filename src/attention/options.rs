@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use candle_core::Tensor;
 
-use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::sdpa::Backend;
+use crate::setters;
 
 /// The tensors of one call, borrowed, and its mask, borrowed or owned.
 ///

@@ -78,8 +78,7 @@ pub fn config_from_json<'a, S: WeightSource>(
 
 /// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that
 /// `source` points at: positions, norms, scale. Also returns the layer's built-in mask.
-#[cfg(feature = "encoder")]
-pub(crate) fn apply_family<S: WeightSource>(
+pub fn configure_layer<S: WeightSource>(
     section: &serde_json::Value,
     source: &S,
     config: AttentionConfig,

@@ -37,9 +37,9 @@ mod write;
 
 pub use crate::families::layout::Layout;
 pub use crate::families::layouts::layouts;
+pub use crate::families::table::resolved_model_type;
 pub use checkpoint_source::CheckpointSource;
-#[cfg(feature = "encoder")]
-pub(crate) use config_json::apply_family;
+pub use config_json::configure_layer;
 pub use config_json::{HfAttentionConfig, config_from_json};
 pub use detect::detect;
 pub use files::{write_file, write_tensors};
@@ -48,12 +48,9 @@ pub use inspect::LayerInfo;
 pub use load::ModelAttention;
 pub use model_config::ModelConfig;
 pub use open::Checkpoint;
-#[cfg(feature = "hub")]
-pub(crate) use open::read_index;
-#[cfg(feature = "encoder")]
-pub(crate) use shared_tables::SharedTables;
+pub use open::read_index;
+pub use shared_tables::SharedTables;
 pub use source::WeightSource;
-#[cfg(feature = "encoder")]
-pub(crate) use source::{below, wrong_shape};
+pub use source::{below, wrong_shape};
 pub use var_map_source::VarMapSource;
 pub use write::write_layers;

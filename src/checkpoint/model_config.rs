@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::macros::setters;
+use crate::setters;
 
 /// A parsed `config.json`, and the family that it is read as.
 ///

@@ -98,7 +98,7 @@ impl Checkpoint {
     }
 
     /// [`from_bytes`](Self::from_bytes) of a file that errors call `name`.
-    pub(crate) fn from_named_bytes(name: &Path, bytes: Cow<'static, [u8]>) -> Result<Self> {
+    pub fn from_named_bytes(name: &Path, bytes: Cow<'static, [u8]>) -> Result<Self> {
         Ok(Self::single(name, Shard::from_bytes(name, bytes)?))
     }
 
@@ -183,8 +183,36 @@ impl Checkpoint {
     }
 
     /// The names of tensors from `start` on, sorted.
-    pub(crate) fn names_from(&self, start: &str) -> impl Iterator<Item = &str> {
+    pub fn names_from(&self, start: &str) -> impl Iterator<Item = &str> {
         self.inner.tensors.range::<str, _>((Bound::Included(start), Bound::Unbounded)).map(|(name, _)| name.as_str())
+    }
+
+    /// The dtype and the shape of a tensor as the header of its file states them.
+    ///
+    /// # Errors
+    /// If no tensor has this name.
+    pub fn tensor_info(&self, name: &str) -> Result<(safetensors::Dtype, &[usize])> {
+        let entry = self.entry(name)?;
+        Ok((entry.dtype, &entry.shape))
+    }
+
+    /// Fills `into` with the stored bytes of a tensor, from its byte `from` on.
+    ///
+    /// # Errors
+    /// If no tensor has this name, it has fewer bytes, or its file has changed or cannot be read.
+    pub fn read_bytes(&self, name: &str, from: u64, into: &mut [u8]) -> Result<()> {
+        let (shard, entry) = self.stored(name)?;
+        shard.read_part(name, entry, from, into)
+    }
+
+    /// Calls `see` with the stored bytes of a tensor, a part at a time, until it returns true; returns whether it did.
+    /// The length of a part is a multiple of 8, except that of the last.
+    ///
+    /// # Errors
+    /// If no tensor has this name, or its file has changed or cannot be read.
+    pub fn any_bytes(&self, name: &str, see: impl FnMut(&[u8]) -> bool) -> Result<bool> {
+        let (shard, entry) = self.stored(name)?;
+        shard.any_part(name, entry, see)
     }
 
     /// What the header states about a tensor.
@@ -215,7 +243,7 @@ struct Index {
 }
 
 /// Reads an index: the name of each tensor, and the file name of its shard, which is in the folder of the index.
-pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+pub fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     let text = read_limited(path, MAX_HEADER_BYTES)?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|e| Error::file(path, format!("not an index: {}", cut(&e.to_string()))))?;

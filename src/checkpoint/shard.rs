@@ -96,7 +96,6 @@ impl Shard {
     }
 
     /// Fills `into` with the data of the tensor `name` from byte `from` of it on.
-    #[cfg(feature = "encoder")]
     pub fn read_part(&self, name: &str, entry: &Entry, from: u64, into: &mut [u8]) -> Result<()> {
         let end = from.checked_add(into.len() as u64).filter(|end| *end <= entry.bytes());
         end.ok_or_else(|| Error::file(&self.path, format!("{} ends after the last byte", Tensor(name))))?;

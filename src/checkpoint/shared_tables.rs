@@ -16,7 +16,7 @@ const MAX_BIASES: usize = 1 << 24;
 
 /// Reads the weights of the layer that `source` points at, with the tables that it shares with other layers. `pruned` are
 /// the heads that it no longer has, by their indices in the unpruned model.
-pub(crate) fn read_with_shared_tables<S: WeightSource>(
+pub fn read_with_shared_tables<S: WeightSource>(
     config: &AttentionConfig,
     pruned: &[usize],
     source: &S,
@@ -29,7 +29,7 @@ pub(crate) fn read_with_shared_tables<S: WeightSource>(
 
 /// The weights of a position scheme that the layers of a stack share.
 #[derive(Debug, Default)]
-pub(crate) struct SharedTables {
+pub struct SharedTables {
     /// Each with the name of its tensor.
     tables: Vec<(PositionParameter, String, Tensor)>,
     /// The number of heads of a layer that has all of them.

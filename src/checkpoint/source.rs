@@ -103,7 +103,7 @@ fn missing_in(vb: &VarBuilder, name: &str) -> Error {
 }
 
 /// `prefix.name`, where the prefix may be empty.
-pub(crate) fn join(prefix: &str, name: &str) -> String {
+pub fn join(prefix: &str, name: &str) -> String {
     match (prefix, name) {
         ("", name) => name.to_string(),
         (prefix, "") => prefix.to_string(),
@@ -112,17 +112,18 @@ pub(crate) fn join(prefix: &str, name: &str) -> String {
 }
 
 /// What is left of a name below a prefix, which may be empty.
-pub(crate) fn below<'a>(prefix: &str, name: &'a str) -> Option<&'a str> {
+pub fn below<'a>(prefix: &str, name: &'a str) -> Option<&'a str> {
     match prefix {
         "" => Some(name),
         prefix => name.strip_prefix(prefix)?.strip_prefix('.'),
     }
 }
 
-pub(crate) fn missing(name: String) -> Error {
+pub fn missing(name: String) -> Error {
     Error::MissingTensor { name, why: "the checkpoint does not hold it".to_string() }
 }
 
-pub(crate) fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
+/// The error of a tensor that has another shape than expected.
+pub fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
     Error::Tensor { name, found: format!("has shape {found:?}"), expected: format!("{expected:?}") }
 }

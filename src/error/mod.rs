@@ -8,8 +8,9 @@ mod text;
 
 use std::path::PathBuf;
 
-pub(crate) use panic::panic_message;
-pub(crate) use text::{cut, cut_to};
+pub use panic::panic_message;
+pub use text::cut;
+pub use text::cut_to;
 use text::{name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.
@@ -354,13 +355,13 @@ impl Error {
         None
     }
 
-    pub(crate) fn config(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
+    /// [`Error::Config`]: `field` of a configuration is `value`, and `allowed` says in words what it may be.
+    pub fn config(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
         Self::Config { field, value: value.to_string(), allowed: allowed.into() }
     }
 
     /// A result of a model in `dtype` that holds NaN or an infinity.
-    #[cfg(feature = "encoder")]
-    pub(crate) fn not_finite(what: impl std::fmt::Display, dtype: candle_core::DType) -> Self {
+    pub fn not_finite(what: impl std::fmt::Display, dtype: candle_core::DType) -> Self {
         let reason = match dtype {
             candle_core::DType::F16 => ", computed in f16, which holds no number beyond 65504: load the model in f32",
             _ => "",
@@ -368,23 +369,28 @@ impl Error {
         Self::NotFinite { what: format!("{what}{reason}") }
     }
 
-    pub(crate) fn shape(tensor: impl Into<String>, found: &[usize], expected: impl Into<String>) -> Self {
+    /// [`Error::Shape`] of an argument or a weight.
+    pub fn shape(tensor: impl Into<String>, found: &[usize], expected: impl Into<String>) -> Self {
         Self::Shape { tensor: tensor.into(), found: found.to_vec(), expected: expected.into() }
     }
 
-    pub(crate) fn dtype(tensor: impl Into<String>, found: candle_core::DType, expected: impl Into<String>) -> Self {
+    /// [`Error::DType`] of an argument or a weight.
+    pub fn dtype(tensor: impl Into<String>, found: candle_core::DType, expected: impl Into<String>) -> Self {
         Self::DType { tensor: tensor.into(), found: found.as_str().to_string(), expected: expected.into() }
     }
 
-    pub(crate) fn value(what: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
+    /// [`Error::Value`] of an argument, a tensor or a list.
+    pub fn value(what: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
         Self::Value { what: what.into(), found: found.to_string(), expected: expected.into() }
     }
 
-    pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+    /// [`Error::Io`] of a file or folder.
+    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Self::Io { path: path.into(), source }
     }
 
-    pub(crate) fn file(path: impl Into<PathBuf>, reason: impl ToString) -> Self {
+    /// [`Error::File`] with the reason why a file or folder cannot be used.
+    pub fn file(path: impl Into<PathBuf>, reason: impl ToString) -> Self {
         Self::File { path: path.into(), reason: reason.to_string() }
     }
 }

@@ -12,28 +12,28 @@ const MAX_NAME: usize = 200;
 const MAX_PHRASE: usize = 4000;
 
 /// A text with escapes in place of the characters that do not show as themselves, and without what is too long.
-pub(crate) struct Shown<T> {
+pub struct Shown<T> {
     text: T,
     most: usize,
 }
 
 /// A name or value.
-pub(crate) fn name<T: Display>(text: T) -> Shown<T> {
+pub fn name<T: Display>(text: T) -> Shown<T> {
     Shown { text, most: MAX_NAME }
 }
 
 /// A phrase, in which names are cut already.
-pub(crate) fn phrase<T: Display>(text: T) -> Shown<T> {
+pub fn phrase<T: Display>(text: T) -> Shown<T> {
     Shown { text, most: MAX_PHRASE }
 }
 
 /// A name or value for a phrase.
-pub(crate) fn cut(text: &str) -> String {
+pub fn cut(text: &str) -> String {
     cut_to(text, MAX_NAME)
 }
 
 /// A text of at most `most` characters for a phrase.
-pub(crate) fn cut_to(text: &str, most: usize) -> String {
+pub fn cut_to(text: &str, most: usize) -> String {
     Shown { text, most }.to_string()
 }
 

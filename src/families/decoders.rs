@@ -62,7 +62,31 @@ const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("atte
 /// The rotation as files of GPT-NeoX spell it.
 const GPT_NEOX_KEYS: &[&str] = &["rotary_emb_base", "rotary_pct"];
 
+const GEMMA3: Family = Family {
+    causal: Causal::UnlessBidirectional,
+    window: windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 6 }),
+    positions: LayerPositions::Rotary(RotaryRow {
+        theta: 1_000_000.0,
+        window_theta: Some(10_000.0),
+        scales_windowed: false,
+        ..ROTARY
+    }),
+    scale: Scale::QueryPreAttnScalar,
+    qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
+    defaults: &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0)],
+    ..LLAMA
+};
+
 pub(crate) const DECODERS: &[Family] = &[
+    Family { model_types: &["llama"], ..LLAMA },
+    Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
+    Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
+    Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
+    // With images. Its text model alone is `gemma3_text`.
+    Family { model_types: &["gemma3"], ..GEMMA3 },
+    Family { model_types: &["gemma3_text"], ..GEMMA3 },
+    // A Llama that sees both ways.
+    Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), qk_norm: None, ..BASE },
     Family {
         model_types: &[
             "arcee",

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::config::AttentionConfig;
-use crate::families::decoder_models::DECODER_MODELS;
 use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
 use crate::families::heads::default_heads;
@@ -26,7 +25,7 @@ fn held() -> BTreeMap<String, Value> {
 fn defaults_are_those_of_the_config_classes() {
     let held = held();
     let mut checked = 0;
-    for family in DECODER_MODELS.iter().chain(DECODERS).chain(SPEECH) {
+    for family in DECODERS.iter().chain(SPEECH) {
         for model_type in family.model_types {
             if let Some(values) = held.get(*model_type) {
                 check(family, model_type, values);

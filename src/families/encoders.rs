@@ -1,250 +1,32 @@
-//! Encoder families: BERT and the models that changed a part of it, as a layer and as a whole model.
-
-use candle_nn::Activation;
+//! Encoder families: BERT and the models that changed a part of its attention.
 
 use crate::config::{NormKind, NormOver};
-use crate::families::block::{
-    AbsolutePositions, Block, BlockNorms, EmbeddingScale, FeedForwardNames, GateKey, Model, SegmentTypes,
-};
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Window, WindowLayers,
-};
-use crate::families::task_heads::{
-    ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
+    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
 };
 
-pub(crate) const BERT_MODEL: Model = Model {
-    prefixes: &["bert"],
-    word_embeddings: "embeddings.word_embeddings",
-    embedding_scale: EmbeddingScale::One,
-    position_embeddings: "embeddings.position_embeddings",
-    positions: AbsolutePositions::Table,
-    type_embeddings: "embeddings.token_type_embeddings",
-    types: SegmentTypes::Always,
-    pair_types: true,
-    embeddings_norm: Some("embeddings.LayerNorm"),
-    projection: Some("embeddings_project"),
-    layers: "encoder.layer",
-    shared_layers: None,
-    heads_can_be_pruned: true,
-    block: Block {
-        attention: "attention",
-        norms: BlockNorms::Post { attention: "attention.output.LayerNorm", feed_forward: "output.LayerNorm" },
-        norm_kind: NormKind::Layer,
-        norm_bias: true,
-        inner_norm: None,
-        first_attention_norm: true,
-        feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
-        feed_forward_bias: true,
-    },
-    final_norm: None,
-    pad_token_id: 0,
-    renamed_keys: &[],
-    default_keys: &[("layer_norm_eps", 1e-12)],
-    mask_must_be_stated: false,
-    activation_key: None,
-    gate: None,
-    unsupported_keys: &["is_decoder", "add_cross_attention"],
-    classifier: Some(ClassifierHead::BERT),
-    token_classifier: TokenClassifierHead::BERT,
-    masked_lm: Some(MaskedLmHead::BERT),
-};
-
-/// Its norms of queries and keys are those of Jina's model for code.
+/// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
 const BERT: Family = Family {
     model_types: &["bert"],
+    position_values: &["alibi"],
     causal: Causal::IfDecoder,
     qk_norm: Some((NormKind::Layer, NormOver::AllHeads)),
-    model: Some(BERT_MODEL),
     ..BASE
-};
-
-const ROBERTA_MODEL: Model = Model {
-    prefixes: &["roberta"],
-    positions: AbsolutePositions::AfterPad,
-    pair_types: false,
-    pad_token_id: 1,
-    classifier: Some(ClassifierHead::ROBERTA),
-    masked_lm: Some(MaskedLmHead::ROBERTA),
-    ..BERT_MODEL
-};
-
-const JINA_MODEL: Model = Model {
-    positions: AbsolutePositions::None,
-    block: Block {
-        norms: BlockNorms::Post { attention: "attention.output.LayerNorm", feed_forward: "mlp.layernorm" },
-        feed_forward: FeedForwardNames::Halves { both: "mlp.gated_layers", activated: 0, last: "mlp.wo" },
-        ..BERT_MODEL.block
-    },
-    // It decides, whatever `hidden_act` states.
-    renamed_keys: &[("feed_forward_type", "hidden_act")],
-    gate: Some(GateKey { key: "feed_forward_type", gates: &["geglu", "reglu"], required: true }),
-    ..BERT_MODEL
-};
-const JINA: Family = Family { stated: Some(("position_embedding_type", "alibi")), model: Some(JINA_MODEL), ..BERT };
-
-/// Jina's model for code. Only its tensors distinguish it from JINA.
-const JINA_CODE: Family = Family {
-    held: Some("encoder.layer.0.mlp.up_gated_layer.weight"),
-    model: Some(Model {
-        block: Block {
-            norms: BlockNorms::Post { attention: "layer_norm_1", feed_forward: "layer_norm_2" },
-            inner_norm: Some("attention.output.LayerNorm"),
-            feed_forward: FeedForwardNames::Halves { both: "mlp.up_gated_layer", activated: 1, last: "mlp.down_layer" },
-            ..JINA_MODEL.block
-        },
-        ..JINA_MODEL
-    }),
-    ..JINA
-};
-
-/// What NomicBERT shares with the models that grew out of the same code.
-const NOMIC_MODEL: Model = Model {
-    prefixes: &["bert", "nomic_bert"],
-    positions: AbsolutePositions::None,
-    types: SegmentTypes::Optional(2),
-    embeddings_norm: Some("emb_ln"),
-    layers: "encoder.layers",
-    block: Block {
-        attention: "attn",
-        norms: BlockNorms::Post { attention: "norm1", feed_forward: "norm2" },
-        feed_forward: FeedForwardNames::Apart { activated: "mlp.fc12", plain: "mlp.fc11", last: "mlp.fc2" },
-        ..BERT_MODEL.block
-    },
-    classifier: None,
-    masked_lm: None,
-    ..BERT_MODEL
 };
 
 const GTE: Family = Family {
     model_types: &["gte"],
     positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, ..ROTARY }),
-    model: Some(Model {
-        prefixes: &["new", "gte"],
-        positions: AbsolutePositions::None,
-        types: SegmentTypes::Optional(1),
-        block: Block {
-            norms: BlockNorms::Post { attention: "attn_ln", feed_forward: "mlp_ln" },
-            feed_forward: FeedForwardNames::Halves { both: "mlp.up_gate_proj", activated: 1, last: "mlp.down_proj" },
-            ..BERT_MODEL.block
-        },
-        pad_token_id: 1,
-        unsupported_keys: &["is_decoder", "add_cross_attention", "logn_attention_scale"],
-        masked_lm: None,
-        ..BERT_MODEL
-    }),
     ..BASE
 };
 
-/// Rows with a condition come before the general one of their `model_type`.
+const DEBERTA: Family = Family { model_types: &["deberta"], scale: Scale::Disentangled, ..BASE };
+
 pub(crate) const ENCODERS: &[Family] = &[
-    JINA_CODE,
-    JINA,
     BERT,
-    Family {
-        model_types: &["roberta", "xlm-roberta", "camembert"],
-        causal: Causal::IfDecoder,
-        model: Some(ROBERTA_MODEL),
-        ..BASE
-    },
-    Family {
-        model_types: &["electra"],
-        causal: Causal::IfDecoder,
-        model: Some(Model {
-            prefixes: &["electra"],
-            classifier: Some(ClassifierHead {
-                // Whatever the activation of its blocks.
-                activation: HeadActivation::Fixed(Activation::Gelu),
-                ..ClassifierHead::ROBERTA
-            }),
-            masked_lm: Some(MaskedLmHead {
-                first: "generator_predictions.dense",
-                norm: "generator_predictions.LayerNorm",
-                decoder: "generator_lm_head",
-                bias: "generator_lm_head.bias",
-                ..MaskedLmHead::ROBERTA
-            }),
-            ..BERT_MODEL
-        }),
-        ..BASE
-    },
-    Family {
-        model_types: &["mpnet"],
-        positions: LayerPositions::MpnetBias,
-        model: Some(Model {
-            prefixes: &["mpnet"],
-            positions: AbsolutePositions::After(1),
-            types: SegmentTypes::Never,
-            pair_types: true,
-            block: Block {
-                norms: BlockNorms::Post { attention: "attention.LayerNorm", feed_forward: "output.LayerNorm" },
-                ..BERT_MODEL.block
-            },
-            ..ROBERTA_MODEL
-        }),
-        ..BASE
-    },
-    Family {
-        model_types: &["distilbert"],
-        model: Some(Model {
-            prefixes: &["distilbert"],
-            types: SegmentTypes::Never,
-            layers: "transformer.layer",
-            block: Block {
-                norms: BlockNorms::Post { attention: "sa_layer_norm", feed_forward: "output_layer_norm" },
-                feed_forward: FeedForwardNames::Plain { first: "ffn.lin1", last: "ffn.lin2" },
-                ..BERT_MODEL.block
-            },
-            renamed_keys: &[
-                ("dim", "hidden_size"),
-                ("n_layers", "num_hidden_layers"),
-                ("n_heads", "num_attention_heads"),
-                ("hidden_dim", "intermediate_size"),
-                ("activation", "hidden_act"),
-                ("dropout", "hidden_dropout_prob"),
-                ("attention_dropout", "attention_probs_dropout_prob"),
-            ],
-            classifier: Some(ClassifierHead {
-                pooler: false,
-                first: "pre_classifier",
-                activation: HeadActivation::Fixed(Activation::Relu),
-                ..ClassifierHead::BERT
-            }),
-            masked_lm: Some(MaskedLmHead {
-                first: "vocab_transform",
-                norm: "vocab_layer_norm",
-                decoder: "vocab_projector",
-                bias: "vocab_projector.bias",
-                ..MaskedLmHead::BERT
-            }),
-            ..BERT_MODEL
-        }),
-        ..BASE
-    },
-    Family {
-        model_types: &["albert"],
-        model: Some(Model {
-            prefixes: &["albert"],
-            layers: "encoder.albert_layer_groups",
-            shared_layers: Some("albert_layers"),
-            projection: Some("encoder.embedding_hidden_mapping_in"),
-            block: Block {
-                norms: BlockNorms::Post { attention: "attention.LayerNorm", feed_forward: "full_layer_layer_norm" },
-                feed_forward: FeedForwardNames::Plain { first: "ffn", last: "ffn_output" },
-                ..BERT_MODEL.block
-            },
-            classifier: Some(ClassifierHead { first: "pooler", ..ClassifierHead::BERT }),
-            masked_lm: Some(MaskedLmHead {
-                first: "predictions.dense",
-                norm: "predictions.LayerNorm",
-                decoder: "predictions.decoder",
-                bias: "predictions.bias",
-                ..MaskedLmHead::BERT
-            }),
-            ..BERT_MODEL
-        }),
-        ..BASE
-    },
+    Family { model_types: &["roberta", "xlm-roberta", "camembert", "electra"], causal: Causal::IfDecoder, ..BASE },
+    Family { model_types: &["mpnet"], positions: LayerPositions::MpnetBias, ..BASE },
+    Family { model_types: &["distilbert", "albert"], ..BASE },
     Family {
         model_types: &["modernbert"],
         window: Window {
@@ -254,108 +36,18 @@ pub(crate) const ENCODERS: &[Family] = &[
         },
         defaults: &[("local_attention", 128.0)],
         positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY }),
-        model: Some(Model {
-            prefixes: &["model"],
-            word_embeddings: "embeddings.tok_embeddings",
-            positions: AbsolutePositions::None,
-            types: SegmentTypes::Never,
-            embeddings_norm: Some("embeddings.norm"),
-            layers: "layers",
-            block: Block {
-                attention: "attn",
-                norms: BlockNorms::Pre { attention: "attn_norm", feed_forward: "mlp_norm" },
-                norm_bias: false,
-                first_attention_norm: false,
-                feed_forward: FeedForwardNames::Halves { both: "mlp.Wi", activated: 0, last: "mlp.Wo" },
-                ..BERT_MODEL.block
-            },
-            final_norm: Some("final_norm"),
-            default_keys: &[("layer_norm_eps", 1e-5)],
-            renamed_keys: &[
-                ("hidden_activation", "hidden_act"),
-                ("norm_eps", "layer_norm_eps"),
-                ("mlp_dropout", "hidden_dropout_prob"),
-                ("attention_dropout", "attention_probs_dropout_prob"),
-            ],
-            classifier: Some(ClassifierHead {
-                pooler: false,
-                first: "head.dense",
-                optional_bias: true,
-                activation: HeadActivation::Stated("classifier_activation"),
-                norm: Some("head.norm"),
-                pooling_key: Some("classifier_pooling"),
-                ..ClassifierHead::BERT
-            }),
-            token_classifier: TokenClassifierHead {
-                first: Some(TokenClassifierFirst {
-                    dense: "head.dense",
-                    activation: HeadActivation::Stated("classifier_activation"),
-                    norm: "head.norm",
-                }),
-                ..TokenClassifierHead::BERT
-            },
-            masked_lm: Some(MaskedLmHead {
-                first: "head.dense",
-                activation: HeadActivation::Stated("classifier_activation"),
-                norm: "head.norm",
-                decoder: "decoder",
-                bias: "decoder.bias",
-                optional_bias: true,
-            }),
-            ..BERT_MODEL
-        }),
         ..BASE
     },
     Family {
         model_types: &["nomic_bert"],
         reads: &["rotary_scaling_factor", "rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000.0, ..ROTARY }),
-        model: Some(Model {
-            // As Nomic's own code writes them; transformers writes BERT's.
-            renamed_keys: &[
-                ("n_embd", "hidden_size"),
-                ("n_layer", "num_hidden_layers"),
-                ("n_head", "num_attention_heads"),
-                ("n_inner", "intermediate_size"),
-                ("activation_function", "hidden_act"),
-                // Without a table of positions, a shorter `max_position_embeddings` beside it is no limit.
-                ("n_positions", "max_position_embeddings"),
-                ("layer_norm_epsilon", "layer_norm_eps"),
-                ("resid_pdrop", "hidden_dropout_prob"),
-                ("attn_pdrop", "attention_probs_dropout_prob"),
-            ],
-            gate: Some(GateKey { key: "activation_function", gates: &["swiglu", "geglu", "glu"], required: false }),
-            unsupported_keys: &[
-                "prenorm",
-                "parallel_block",
-                "causal",
-                "use_rms_norm",
-                "rotary_emb_scale_base",
-                "moe_every_n_layers",
-            ],
-            ..NOMIC_MODEL
-        }),
         ..BASE
     },
     Family {
         model_types: &["jina_embeddings_v3"],
         reads: &["rotary_emb_base"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 20_000.0, ..ROTARY }),
-        model: Some(Model {
-            prefixes: &["roberta"],
-            types: SegmentTypes::Optional(1),
-            pair_types: false,
-            block: Block {
-                attention: "mixer",
-                feed_forward: FeedForwardNames::Plain { first: "mlp.fc1", last: "mlp.fc2" },
-                ..NOMIC_MODEL.block
-            },
-            default_keys: &[("layer_norm_eps", 1e-5)],
-            pad_token_id: 1,
-            classifier: Some(ClassifierHead::ROBERTA),
-            masked_lm: Some(MaskedLmHead::ROBERTA),
-            ..NOMIC_MODEL
-        }),
         ..BASE
     },
     GTE,
@@ -376,4 +68,7 @@ pub(crate) const ENCODERS: &[Family] = &[
         causal: Causal::IfDecoder,
         ..BASE
     },
+    Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
+    // Also its third version.
+    Family { model_types: &["deberta-v2"], positions: LayerPositions::Disentangled { v2: true }, ..DEBERTA },
 ];

@@ -1,7 +1,6 @@
-//! `Family`: one row per published model family, for an attention layer and for a whole model.
+//! `Family`: one row per published model family, for its attention layers.
 
 use crate::config::{NormKind, NormOver};
-use crate::families::block::Model;
 use crate::position::GridFrequencies;
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
@@ -9,13 +8,11 @@ use crate::position::GridFrequencies;
 pub(crate) struct Family {
     /// The values of `model_type` in `config.json`. Several, if the families differ in nothing that attention uses.
     pub model_types: &'static [&'static str],
-    /// A key and its value that `config.json` must have in addition: models that share a `model_type` (Jina-BERT).
-    pub stated: Option<(&'static str, &'static str)>,
-    /// A tensor that a whole model must hold in addition: models that share a configuration.
-    pub held: Option<&'static str>,
     /// Keys that change attention and that the family reads beyond those of its other columns. Every other key of
     /// [`keys`](crate::families::keys) is an error if it is set.
     pub reads: &'static [&'static str],
+    /// Values of the key `position_embedding_type`, beyond those that `positions` explains.
+    pub position_values: &'static [&'static str],
     /// Which layers have causal self-attention.
     pub causal: Causal,
     /// Which layers have a sliding window, and how wide.
@@ -43,17 +40,13 @@ pub(crate) struct Family {
     pub unsupported_parts: &'static [(&'static str, &'static str)],
     /// Why this version cannot run the family as its own model does.
     pub unsupported: Option<&'static str>,
-    /// The whole model, if this version runs it.
-    #[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the encoder runs whole models"))]
-    pub model: Option<Model>,
 }
 
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
-    stated: None,
-    held: None,
     reads: &[],
+    position_values: &[],
     causal: Causal::Never,
     window: Window { layers: WindowLayers::None, key: "sliding_window", both_sides: false },
     positions: LayerPositions::FromWeights,
@@ -67,7 +60,6 @@ pub(crate) const BASE: Family = Family {
     needs: &[],
     unsupported_parts: &[],
     unsupported: None,
-    model: None,
 };
 
 /// Which layers see no later token in self-attention. In all but [`Fixed`](Self::Fixed), the key `is_causal` set to

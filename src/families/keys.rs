@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
-use crate::families::table::families;
 
 const ROTARY: &str = "rotary positions";
 const BIAS: &str = "a relative position bias";
@@ -209,10 +208,7 @@ impl Family {
             "rope_gptj" => matches!(self.positions, LayerPositions::Rotary(row) if row.interleaved),
             // The row decides what the value means, as `nope` in Granite's hybrids.
             _ if self.rotates_if_stated() => true,
-            // A condition of another row of the same models: Jina-BERT's.
-            other => families().any(|row| {
-                row.stated == Some(("position_embedding_type", other)) && row.model_types == self.model_types
-            }),
+            other => self.position_values.contains(&other),
         }
     }
 }

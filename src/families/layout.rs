@@ -108,6 +108,11 @@ impl Layout {
         self.families
     }
 
+    /// The name of the weight of the output projection below the prefix of the layer.
+    pub fn output_weight(&self) -> &'static str {
+        self.o.weight
+    }
+
     /// The tensors that must all be present for the layout to fit: weights, and biases that are not next to theirs.
     pub(crate) fn required(&self) -> Vec<&'static str> {
         let mut names = match self.qkv {

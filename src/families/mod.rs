@@ -1,14 +1,11 @@
-//! Published model families as data: one row per family, for a single attention layer and for a whole model.
+//! Published model families as data: one row per family, for a single attention layer.
 //!
 //! A family is data, not code: its row states what distinguishes it (masks, positions, scale, norms, names), and
-//! [`layer`] is the only code that reads rows for a layer, as the encoder is for a whole model. The alternative, a type
+//! [`layer`] is the only code that reads rows. The alternative, a type
 //! or a function per family as in transformers, repeats the attention layer a hundred times, and the copies drift apart.
 //! A row is keyed by `model_type`. How a checkpoint names and stores the weights is a table of its own, [`layouts`]:
 //! many families share a layout, and checkpoints without any `config.json` can still be read.
 
-pub(crate) mod block;
-mod deberta;
-mod decoder_models;
 mod decoders;
 #[cfg(test)]
 mod defaults_test;
@@ -26,7 +23,6 @@ mod patches;
 mod rotary;
 mod speech;
 pub(crate) mod table;
-pub(crate) mod task_heads;
 #[cfg(test)]
 mod tests;
 mod text_encoders;

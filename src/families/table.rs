@@ -3,14 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Result};
-#[cfg(feature = "encoder")]
-use crate::families::block::Model;
-use crate::families::deberta::DEBERTAS;
-use crate::families::decoder_models::DECODER_MODELS;
 use crate::families::decoders::DECODERS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
-#[cfg(feature = "encoder")]
-use crate::families::encoders::BERT_MODEL;
 use crate::families::encoders::ENCODERS;
 use crate::families::family::Family;
 use crate::families::speech::SPEECH;
@@ -20,9 +14,7 @@ use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, DEBERTAS, TEXT_ENCODERS, DECODER_MODELS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED]
-        .into_iter()
-        .flatten()
+    [ENCODERS, TEXT_ENCODERS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED].into_iter().flatten()
 }
 
 /// The row of an attention layer of this `model_type`.
@@ -30,8 +22,7 @@ pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
 /// # Errors
 /// [`Error::UnknownFamily`] if no table lists it; [`Error::UnsupportedFamily`] if its row says that it cannot run.
 pub(crate) fn layer_family(model_type: Option<&str>) -> Result<&'static Family> {
-    let unconditional = |family: &&Family| family.stated.is_none() && family.held.is_none();
-    let listed = |name| families().filter(unconditional).find(|family| family.model_types.contains(&name));
+    let listed = |name| families().find(|family| family.model_types.contains(&name));
     match model_type.and_then(|name| Some((name, listed(name)?))) {
         Some((name, Family { unsupported: Some(why), .. })) => {
             Err(Error::UnsupportedFamily { model_type: name.to_string(), why: (*why).to_string() })
@@ -71,7 +62,7 @@ pub(crate) fn unsupported_part(model_type: Option<&str>, key: &str) -> Option<Er
 
 /// The `model_type` by whose row a model runs that states another one: the published Jina embeddings v3 calls itself
 /// XLM-RoBERTa, with rotary positions.
-pub(crate) fn resolved_model_type<'a>(model_type: &'a str, position_embedding_type: Option<&str>) -> &'a str {
+pub fn resolved_model_type<'a>(model_type: &'a str, position_embedding_type: Option<&str>) -> &'a str {
     match (model_type, position_embedding_type) {
         ("xlm-roberta", Some("rotary")) => "jina_embeddings_v3",
         _ => model_type,
@@ -111,38 +102,4 @@ fn edits(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
-}
-
-/// The whole model of this `model_type`, given what the configuration states for a key and whether the checkpoint holds
-/// a tensor.
-#[cfg(feature = "encoder")]
-pub(crate) fn model<'a>(
-    model_type: &str,
-    stated: impl Fn(&str) -> Option<&'a str>,
-    holds: impl Fn(&str) -> bool,
-) -> Option<&'static Model> {
-    let fits = |family: &&Family| {
-        family.model_types.contains(&model_type)
-            && family.stated.is_none_or(|(key, value)| stated(key) == Some(value))
-            && family.held.is_none_or(&holds)
-    };
-    families().filter(fits).find_map(|family| family.model.as_ref())
-}
-
-/// BERT's whole model, on which those of other encoders build.
-#[cfg(feature = "encoder")]
-pub(crate) fn bert() -> &'static Model {
-    &BERT_MODEL
-}
-
-/// The `model_type` values of whole models, each once.
-#[cfg(feature = "encoder")]
-pub(crate) fn model_names() -> Vec<&'static str> {
-    let mut names = Vec::new();
-    for name in families().filter(|family| family.model.is_some()).flat_map(|family| family.model_types) {
-        if !names.contains(name) {
-            names.push(*name);
-        }
-    }
-    names
 }

@@ -12,13 +12,6 @@ use crate::families::table::families;
 /// Rows without a fixture of their own, by their first `model_type`, each with the reason.
 const WITHOUT_FIXTURE: &[(&str, &str)] = &[("new", "the attention of `gte`, under the name that GTE's own code uses")];
 
-/// Whole models without a folder in `tests/fixtures/encoders`, each with the test that builds one.
-const WITHOUT_MODEL: &[(&str, &str)] = &[
-    ("bert", "`tests/fixtures/tiny-bert` and the embedded model"),
-    ("t5, gated-gelu", "`tests/fixtures/encoders/t5_gated`"),
-    ("bert, alibi", "`tests/suite/jina.rs` builds Jina-BERT and Jina's model for code from seeds"),
-];
-
 fn fixtures(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
     std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
@@ -64,29 +57,6 @@ fn every_model_type_of_a_row_is_in_the_table() {
 }
 
 #[test]
-fn every_model_row_has_a_fixture() {
-    let mut tested = BTreeSet::new();
-    for folder in fixtures("encoders") {
-        let config = std::fs::read(folder.join("config.json")).unwrap();
-        if !["_classifier", "_mlm", "_cross_encoder"].iter().any(|task| folder.to_string_lossy().ends_with(task)) {
-            tested.extend(model_types(&serde_json::from_slice(&config).unwrap()));
-        }
-    }
-    for family in families().filter(|family| family.model.is_some()) {
-        let name = match family.stated {
-            Some((_, value)) => format!("{}, {value}", family.model_types[0]),
-            None => family.model_types[0].to_string(),
-        };
-        let has_fixture = family.model_types.iter().any(|name| tested.contains(*name)) && family.stated.is_none();
-        let excepted = WITHOUT_MODEL.iter().any(|(excepted, _)| *excepted == name);
-        assert_ne!(
-            has_fixture, excepted,
-            "model `{name}`: no fixture in tests/fixtures/encoders, or a needless exception"
-        );
-    }
-}
-
-#[test]
 fn every_layout_has_a_fixture() {
     let mut tested = BTreeSet::new();
     let singles = ["layouts", "d2l_torch", "d2l_jax", "d2l_mxnet", "d2l_keras", "flax_mha", "keras_mha", "torch_mha"];
@@ -101,10 +71,9 @@ fn every_layout_has_a_fixture() {
 }
 
 #[test]
-fn no_model_type_has_two_unconditional_rows() {
+fn no_model_type_has_two_rows() {
     let mut seen = BTreeSet::new();
-    let unconditional = families().filter(|family| family.stated.is_none() && family.held.is_none());
-    for name in unconditional.flat_map(|family| family.model_types) {
+    for name in families().flat_map(|family| family.model_types) {
         assert!(seen.insert(name), "`{name}` is in two rows");
     }
 }

@@ -24,7 +24,7 @@ const BUFFER: usize = 1 << 20;
 /// # Errors
 /// What `fill` returns; [`Error::Io`] with `target` if it cannot be written; [`Error::File`] if it is a folder, a device
 /// or a pipe.
-pub(crate) fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
+pub fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
     let io = |e| Error::io(target, e);
     let folder = folder_of(target)?;
     let permissions = permissions_of_file(target)?;
@@ -43,7 +43,7 @@ pub(crate) fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -
 }
 
 /// Writes bytes to a file by [`write_atomic`].
-pub(crate) fn write_bytes(target: &Path, bytes: &[u8]) -> Result<()> {
+pub fn write_bytes(target: &Path, bytes: &[u8]) -> Result<()> {
     write_atomic(target, |file| file.write_all(bytes).map_err(|e| Error::io(target, e)))
 }
 

@@ -20,7 +20,6 @@ pub(super) trait FileSystem {
     }
 
     /// Creates an empty folder. It is an error if anything has this name already.
-    #[cfg(feature = "encoder")]
     fn create_folder(&self, path: &Path) -> Result<()> {
         std::fs::create_dir(path)
     }
@@ -87,7 +86,7 @@ pub(super) fn file_system() -> &'static dyn FileSystem {
 
 #[cfg(test)]
 pub(super) use in_tests::file_system;
-#[cfg(all(test, feature = "train"))]
+#[cfg(test)]
 pub(super) use in_tests::with_file_system;
 
 /// A file system for each thread.
@@ -107,7 +106,6 @@ mod in_tests {
     }
 
     /// Calls `run` with another file system for the writers of this thread.
-    #[cfg(feature = "train")]
     pub(in crate::io) fn with_file_system<T>(other: Rc<dyn FileSystem>, run: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(other);
         let result = run();

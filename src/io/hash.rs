@@ -10,23 +10,23 @@ use crate::io::read::open_regular;
 
 /// A SHA-256 hash of a sequence of parts.
 #[derive(Default)]
-pub(crate) struct Fingerprint(Sha256);
+pub struct Fingerprint(Sha256);
 
 impl Fingerprint {
     /// Adds a part of any length. Its length is hashed too, so that moving bytes from one part to the next changes the
     /// fingerprint.
-    pub(crate) fn add_part(&mut self, part: &[u8]) {
+    pub fn add_part(&mut self, part: &[u8]) {
         self.0.update((part.len() as u64).to_le_bytes());
         self.0.update(part);
     }
 
     /// Adds a hash, whose length is fixed.
-    pub(crate) fn add_hash(&mut self, hash: &[u8; 32]) {
+    pub fn add_hash(&mut self, hash: &[u8; 32]) {
         self.0.update(hash);
     }
 
     /// The fingerprint as 64 hexadecimal digits.
-    pub(crate) fn hex(self) -> String {
+    pub fn hex(self) -> String {
         self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
@@ -40,7 +40,7 @@ impl<'a> FromIterator<&'a [u8]> for Fingerprint {
 }
 
 /// The SHA-256 hash of a regular file's content.
-pub(crate) fn hash_file(path: &Path) -> Result<[u8; 32]> {
+pub fn hash_file(path: &Path) -> Result<[u8; 32]> {
     let (mut file, _) = open_regular(path)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 18]);
     loop {

@@ -6,32 +6,22 @@
 
 mod atomic;
 mod file_system;
-#[cfg(feature = "encoder")]
 mod hash;
 mod json;
-#[cfg(feature = "encoder")]
 mod new_folder;
 mod read;
 mod stored_file;
 mod temporary;
 mod tensors;
-#[cfg(all(test, feature = "train"))]
-mod tests;
 
-pub(crate) use atomic::{write_atomic, write_bytes};
-#[cfg(feature = "encoder")]
-pub(crate) use hash::{Fingerprint, hash_file};
-#[cfg(feature = "encoder")]
-pub(crate) use json::{MAX_CONFIG_BYTES, json};
-pub(crate) use json::{number, whole_number};
-#[cfg(feature = "train")]
-pub(crate) use new_folder::create_folder;
-#[cfg(feature = "encoder")]
-pub(crate) use new_folder::{NewFolder, check_absent, write_new_folder};
-#[cfg(feature = "encoder")]
-pub(crate) use read::open_regular;
-pub(crate) use read::{is_present, read_limited};
-pub(crate) use stored_file::StoredFile;
-#[cfg(feature = "train")]
-pub(crate) use temporary::is_temporary;
-pub(crate) use tensors::write_tensors;
+pub use atomic::{write_atomic, write_bytes};
+pub use hash::{Fingerprint, hash_file};
+pub use json::{MAX_CONFIG_BYTES, json};
+pub use json::{number, whole_number};
+pub use new_folder::create_folder;
+pub use new_folder::{NewFolder, check_absent, write_new_folder};
+pub use read::open_regular;
+pub use read::{is_present, read_limited};
+pub use stored_file::StoredFile;
+pub use temporary::is_temporary;
+pub use tensors::write_tensors;

@@ -18,7 +18,7 @@ use crate::io::temporary::{ABANDONED, Temporary, remove_abandoned};
 const NEW: &str = "new";
 
 /// A folder that is being made.
-pub(crate) struct NewFolder<'a> {
+pub struct NewFolder<'a> {
     /// Where it is made.
     path: PathBuf,
     /// Where it will be, for errors.
@@ -32,7 +32,7 @@ pub(crate) struct NewFolder<'a> {
 ///
 /// # Errors
 /// What `fill` returns; [`Error::File`] if something has the name; [`Error::Io`] with `target` if it cannot be written.
-pub(crate) fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&NewFolder) -> Result<T>) -> Result<T> {
+pub fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&NewFolder) -> Result<T>) -> Result<T> {
     let io = |e| Error::io(target, e);
     let parent = folder_of(target)?;
     check_absent(target)?;
@@ -52,7 +52,7 @@ pub(crate) fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&NewFolder) -
 }
 
 /// Checks that nothing has the name of a new folder, not even a link that leads nowhere.
-pub(crate) fn check_absent(target: &Path) -> Result<()> {
+pub fn check_absent(target: &Path) -> Result<()> {
     if is_present(target)? { Err(Error::file(target, "exists already")) } else { Ok(()) }
 }
 
@@ -89,8 +89,7 @@ impl NewFolder<'_> {
 }
 
 /// Creates a folder and its parents, if they do not exist.
-#[cfg(feature = "train")]
-pub(crate) fn create_folder(path: &Path) -> Result<()> {
+pub fn create_folder(path: &Path) -> Result<()> {
     // A link to a folder is one.
     if path.as_os_str().is_empty() || path.is_dir() {
         return Ok(());

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Opens a file for reading if it is a regular one, and returns its length in bytes.
 ///
 /// A named pipe would block, and a device such as `/dev/zero` never ends. Links are followed.
-pub(crate) fn open_regular(path: &Path) -> Result<(File, u64)> {
+pub fn open_regular(path: &Path) -> Result<(File, u64)> {
     // Opening some devices has effects, so the kind is looked at before and, because the path may change, again after it.
     let regular = |metadata: &std::fs::Metadata| match metadata.is_file() {
         true => Ok(()),
@@ -38,7 +38,7 @@ pub(super) fn open_without_waiting(options: &mut OpenOptions, path: &Path, follo
 ///
 /// # Errors
 /// If the path is no regular file, the file is longer (it is then not read), or it cannot be read.
-pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
+pub fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let too_long = |length: u64| Error::file(path, format!("the file has {length} bytes, expected at most {limit}"));
     let (file, length) = open_regular(path)?;
     if length > limit {
@@ -55,7 +55,7 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
 
 /// Whether something has this name, also a link that leads nowhere. An optional file that cannot be looked for (no
 /// permission, a loop of links) is an error: taking it for absent would change a model in silence.
-pub(crate) fn is_present(path: &Path) -> Result<bool> {
+pub fn is_present(path: &Path) -> Result<bool> {
     match std::fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),

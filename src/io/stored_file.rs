@@ -34,7 +34,7 @@ impl State {
 ///
 /// Reads are positional and copy: other threads read at the same time, and a file that another process truncates or
 /// rewrites is an error. A memory map would end the process there, or change numbers under a running layer.
-pub(crate) struct StoredFile {
+pub struct StoredFile {
     path: PathBuf,
     state: State,
     /// `None` once the file is closed: each read then opens it again.

@@ -42,7 +42,6 @@ impl Temporary {
     }
 
     /// A new folder in `folder`, and the file that locks it as long as it is open.
-    #[cfg(feature = "encoder")]
     pub fn folder(folder: &Path) -> Result<(Self, File)> {
         let (path, ()) = create(folder, |path| file_system().create_folder(path))?;
         let temporary = Self { path, is_folder: true, renamed: false };
@@ -51,7 +50,6 @@ impl Temporary {
         Ok((temporary, file))
     }
 
-    #[cfg(feature = "encoder")]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -114,7 +112,7 @@ pub(super) fn remove_abandoned(folder: &Path, age: Duration) {
 }
 
 /// Whether a file or folder of this name is temporary.
-pub(crate) fn is_temporary(name: &OsStr) -> bool {
+pub fn is_temporary(name: &OsStr) -> bool {
     let random = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
     random.is_some_and(|random| random.len() == RANDOM && random.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }

@@ -19,7 +19,7 @@ const METADATA: &str = "__metadata__";
 /// Writes the content of a safetensors file; errors name `target`, the file that it becomes.
 ///
 /// The safetensors crate would need all of it in memory, or write a temporary file of its own that it does not sync.
-pub(crate) fn write_tensors(
+pub fn write_tensors(
     file: &mut dyn Write,
     target: &Path,
     tensors: &BTreeMap<String, Tensor>,

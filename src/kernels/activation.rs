@@ -2,8 +2,7 @@
 
 /// An element-wise activation. The discriminants are those that `cuda/source/rowwise.cuh` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only feed-forward layers have activations"))]
-pub(crate) enum Activation {
+pub enum Activation {
     /// `x`.
     Identity = 0,
     /// `x · Φ(x)`, exact by the error function ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)).

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 mod activation;
-pub(crate) mod cpu;
+pub mod cpu;
 pub(crate) mod cuda;
 
-pub(crate) use activation::Activation;
+pub use activation::Activation;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::io::json;
-use crate::macros::setters;
+use crate::setters;
 
 /// The largest rank. Published adapters have up to 512.
 const MAX_RANK: usize = 1 << 16;

@@ -6,7 +6,6 @@ use candle_nn::{Init, VarBuilder};
 use crate::checkpoint::WeightSource;
 use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
-#[cfg(feature = "encoder")]
 use crate::kernels::cpu::{Isa, Team};
 use crate::ops;
 use crate::ops::{NormParameters, PendingBias};
@@ -14,7 +13,7 @@ use crate::tensor::MapTensors;
 
 /// A norm of any kind over the last dimension.
 #[derive(Debug, Clone)]
-pub(crate) struct Norm {
+pub struct Norm {
     /// `(size)`.
     weight: Tensor,
     /// `(size)`.
@@ -25,7 +24,7 @@ pub(crate) struct Norm {
 
 impl Norm {
     /// A norm of these parameters.
-    pub(crate) fn new(kind: NormKind, weight: Tensor, bias: Option<Tensor>, eps: f64) -> Result<Self> {
+    pub fn new(kind: NormKind, weight: Tensor, bias: Option<Tensor>, eps: f64) -> Result<Self> {
         let name = name(kind);
         if weight.rank() != 1 {
             return Err(Error::shape(format!("{name} weight"), weight.dims(), "(size)"));
@@ -47,13 +46,13 @@ impl Norm {
     }
 
     /// Reads `weight`, and `bias` if `bias` is set. Early checkpoints call these `gamma` and `beta`.
-    pub(crate) fn load<S: WeightSource>(kind: NormKind, bias: bool, size: usize, eps: f64, source: &S) -> Result<Self> {
+    pub fn load<S: WeightSource>(kind: NormKind, bias: bool, size: usize, eps: f64, source: &S) -> Result<Self> {
         let read = |parameter: &Parameter| source.get(parameter.name_in(source), &[size]);
         Self::new(kind, read(&WEIGHT)?, bias.then(|| read(&BIAS)).transpose()?, eps)
     }
 
     /// The parameters of `vb`; on a `VarMap` that lacks them new ones, with which the norm has a factor of 1.
-    pub(crate) fn init(kind: NormKind, bias: bool, size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
+    pub fn init(kind: NormKind, bias: bool, size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
         // Candle allocates whatever size it is asked for.
         if !(1..=MAX_SIZE).contains(&size) {
             return Err(Error::value(format!("the size of {}", name(kind)), size, format!("1 to {MAX_SIZE}")));
@@ -69,37 +68,38 @@ impl Norm {
         Self::new(kind, get(&WEIGHT, one)?, bias.then(|| get(&BIAS, 0.0)).transpose()?, eps)
     }
 
-    pub(crate) fn weight(&self) -> &Tensor {
+    /// The scale, `(size)`.
+    pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    pub(crate) fn bias(&self) -> Option<&Tensor> {
+    /// The shift, `(size)`, if the norm has one.
+    pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    pub(crate) fn eps(&self) -> f64 {
+    /// The number that is added to the variance.
+    pub fn eps(&self) -> f64 {
         self.eps
     }
 
     /// The norm with copies of its parameters that track no gradient.
-    pub(crate) fn frozen(&self) -> Result<Self> {
+    pub fn frozen(&self) -> Result<Self> {
         self.map_tensors(&mut |tensor| Ok(tensor.detach().force_contiguous()?))
     }
 
     /// `norm(xs)`.
-    pub(crate) fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         Ok(self.call(xs, None, false)?.1)
     }
 
     /// `norm(xs + branch)`.
-    #[cfg(feature = "encoder")]
-    pub(crate) fn forward_sum(&self, xs: &Tensor, branch: PendingBias) -> Result<Tensor> {
+    pub fn forward_sum(&self, xs: &Tensor, branch: PendingBias) -> Result<Tensor> {
         Ok(self.call(xs, Some(&branch), false)?.1)
     }
 
     /// `xs + branch` and `norm(xs + branch)`.
-    #[cfg(feature = "encoder")]
-    pub(crate) fn sum_and_forward(&self, xs: &Tensor, branch: PendingBias) -> Result<(Tensor, Tensor)> {
+    pub fn sum_and_forward(&self, xs: &Tensor, branch: PendingBias) -> Result<(Tensor, Tensor)> {
         let (sum, ys) = self.call(xs, Some(&branch), true)?;
         Ok((sum.expect("`keep_sum` was set"), ys))
     }
@@ -129,8 +129,7 @@ impl Norm {
     }
 
     /// Replaces the rows `xs` by `norm(xs + residual)`.
-    #[cfg(feature = "encoder")]
-    pub(crate) fn forward_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
+    pub fn forward_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
         self.parameters().normalize_rows(isa, team, xs, residual)
     }
 

@@ -32,7 +32,6 @@ mod any_norm;
 mod layer_norm;
 mod rms_norm;
 
-#[cfg(feature = "encoder")]
-pub(crate) use any_norm::Norm;
+pub use any_norm::Norm;
 pub use layer_norm::{LayerNorm, layer_norm, layer_norm_no_bias};
 pub use rms_norm::{RmsNorm, rms_norm, rms_norm_offset};

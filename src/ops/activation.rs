@@ -6,13 +6,12 @@ use super::cuda;
 use super::fused::supports_fused;
 use super::problem::Activated;
 use crate::error::Result;
-pub(crate) use crate::kernels::Activation;
+pub use crate::kernels::Activation;
 use crate::tensor::last_dim_contiguous;
 
-#[cfg_attr(not(feature = "encoder"), allow(dead_code, reason = "only the feed-forward part of an encoder activates"))]
 impl Activation {
     /// The activation that computes what candle's does; `None` if no kernel has it.
-    pub(crate) fn from_candle(activation: candle_nn::Activation) -> Option<Self> {
+    pub fn from_candle(activation: candle_nn::Activation) -> Option<Self> {
         use candle_nn::Activation as Candle;
         Some(match activation {
             Candle::Gelu => Self::Gelu,
@@ -26,7 +25,7 @@ impl Activation {
 
 impl Activated<'_> {
     /// The activated rows `(rows, size)` by one kernel on an NVIDIA GPU; `None` where there is no such kernel.
-    pub(crate) fn fused(&self) -> Result<Option<Tensor>> {
+    pub fn fused(&self) -> Result<Option<Tensor>> {
         // The kernel counts elements in 32 bits.
         let too_large = self.xs.elem_count() > i32::MAX as usize;
         if too_large || !supports_fused(self.xs, &[self.bias, self.gate, self.gate_bias]) {

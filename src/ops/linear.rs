@@ -16,13 +16,12 @@ use crate::ops::fused::supports_fused;
 use crate::ops::pack::{multiply, pack, unpack, unpack_bias};
 use crate::ops::problem::Activated;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
-#[cfg(feature = "encoder")]
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::LinearWeights;
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`.
 #[derive(Clone)]
-pub(crate) struct Linear {
+pub struct Linear {
     weights: Weights,
     /// The weights as the CPU kernel reads them, packed on first use.
     packed: Arc<OnceLock<PackedWeights>>,
@@ -47,7 +46,7 @@ pub(super) fn empty(dtype: DType) -> Result<Tensor> {
 
 impl Linear {
     /// Checks that the weight is `(out, in)` and the bias `(out)`, of one dtype and on one device. Errors use `name`.
-    pub(crate) fn new(name: &str, weights: LinearWeights, out: usize, input: usize) -> Result<Self> {
+    pub fn new(name: &str, weights: LinearWeights, out: usize, input: usize) -> Result<Self> {
         let check = |what: &str, tensor: &Tensor, want: &[usize]| {
             if tensor.dims() == want {
                 return Ok(());
@@ -63,16 +62,18 @@ impl Linear {
         Ok(Self { weights: Weights::Tensors(weights), packed: Arc::default(), id, dims: [out, input] })
     }
 
-    pub(crate) fn out_features(&self) -> usize {
+    /// Elements of an output row.
+    pub fn out_features(&self) -> usize {
         self.dims[0]
     }
 
-    pub(crate) fn in_features(&self) -> usize {
+    /// Elements of an input row.
+    pub fn in_features(&self) -> usize {
         self.dims[1]
     }
 
     /// A tensor with the dtype and the device of the weights.
-    pub(crate) fn like(&self) -> &Tensor {
+    pub fn like(&self) -> &Tensor {
         match &self.weights {
             Weights::Tensors(weights) => &weights.weight,
             Weights::Packed { like, .. } => like,
@@ -80,12 +81,12 @@ impl Linear {
     }
 
     /// What tells the weights of this layer from all others: layers that share them have the same.
-    pub(crate) fn id(&self) -> TensorId {
+    pub fn id(&self) -> TensorId {
         self.id
     }
 
     /// The weights: the tensors of the layer, or new ones if the layer holds nothing but what is packed.
-    pub(crate) fn weights(&self) -> Result<LinearWeights> {
+    pub fn weights(&self) -> Result<LinearWeights> {
         match &self.weights {
             Weights::Tensors(weights) => Ok(weights.clone()),
             Weights::Packed { has_bias, like } => {
@@ -95,7 +96,7 @@ impl Linear {
     }
 
     /// The bias, if there is one, as [`weights`](Self::weights) has it.
-    pub(crate) fn bias(&self) -> Result<Option<Tensor>> {
+    pub fn bias(&self) -> Result<Option<Tensor>> {
         match &self.weights {
             Weights::Tensors(weights) => Ok(weights.bias.clone()),
             Weights::Packed { has_bias: false, .. } => Ok(None),
@@ -103,14 +104,16 @@ impl Linear {
         }
     }
 
-    pub(crate) fn has_bias(&self) -> bool {
+    /// Whether a bias is added.
+    pub fn has_bias(&self) -> bool {
         match &self.weights {
             Weights::Tensors(weights) => weights.bias.is_some(),
             Weights::Packed { has_bias, .. } => *has_bias,
         }
     }
 
-    pub(crate) fn tracks_gradient(&self) -> bool {
+    /// Whether a gradient of the weights is asked for.
+    pub fn tracks_gradient(&self) -> bool {
         self.tensors().is_some_and(LinearWeights::tracks_gradient)
     }
 
@@ -124,14 +127,14 @@ impl Linear {
 
     /// Whether the CPU kernel can multiply with these weights. Weights that track a gradient are never packed, because
     /// they may change; and a build that uses Accelerate or MKL leaves products to them.
-    pub(crate) fn can_pack(&self) -> bool {
+    pub fn can_pack(&self) -> bool {
         let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
         own && self.like().device().is_cpu() && self.like().dtype() != DType::F64 && !self.tracks_gradient()
     }
 
     /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only for
     /// tensors that nobody else holds, or nothing is won and changes of them are lost.
-    pub(crate) fn pack(&mut self) -> Result<()> {
+    pub fn pack(&mut self) -> Result<()> {
         if let Weights::Tensors(weights) = &self.weights
             && self.can_pack()
         {
@@ -142,18 +145,17 @@ impl Linear {
     }
 
     /// Whether there are no tensors of the weights any more.
-    #[cfg(feature = "encoder")]
-    pub(crate) fn is_only_packed(&self) -> bool {
+    pub fn is_only_packed(&self) -> bool {
         self.tensors().is_none()
     }
 
     /// Whether the weights have been packed.
-    pub(crate) fn is_packed(&self) -> bool {
+    pub fn is_packed(&self) -> bool {
         self.packed.get().is_some()
     }
 
     /// The packed weights; call only if [`can_pack`](Self::can_pack).
-    pub(crate) fn packed(&self) -> Result<&PackedWeights> {
+    pub fn packed(&self) -> Result<&PackedWeights> {
         if let Some(packed) = self.packed.get() {
             return Ok(packed);
         }
@@ -163,7 +165,7 @@ impl Linear {
     }
 
     /// `xs` `(b, s, in)` → `(b, s, out)` in `dtype`.
-    pub(crate) fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
+    pub fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
         if self.can_pack() && !xs.track_op() {
             return multiply(xs, self.packed()?, dtype);
         }
@@ -179,7 +181,7 @@ impl Linear {
     }
 
     /// [`forward`](Self::forward) in the dtype of `xs`. Where a GPU can add the bias in its next kernel, it is left out.
-    pub(crate) fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
+    pub fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
         match self.tensors() {
             Some(LinearWeights { weight, bias: Some(bias) }) if supports_fused(xs, &[Some(weight), Some(bias)]) => {
                 let (b, s, _) = xs.dims3()?;
@@ -193,8 +195,7 @@ impl Linear {
     /// where there is no such kernel.
     ///
     /// `both` is a layer with the outputs of `self` and of `gate`, and which half of it `self` is: one product for both.
-    #[cfg(feature = "encoder")]
-    pub(crate) fn forward_activated(
+    pub fn forward_activated(
         &self,
         xs: &Tensor,
         activation: Activation,
@@ -230,10 +231,9 @@ impl Linear {
     }
 }
 
-#[cfg(feature = "encoder")]
 impl Linear {
     /// Whether both have the same weights, bit for bit, held in the same way.
-    pub(crate) fn has_same_weights(&self, other: &Self) -> Result<bool> {
+    pub fn has_same_weights(&self, other: &Self) -> Result<bool> {
         let alike = |other: &Self| self.dims == other.dims && self.has_bias() == other.has_bias();
         if !alike(other) || self.like().dtype() != other.like().dtype() {
             return Ok(false);
@@ -252,7 +252,6 @@ impl Linear {
     }
 }
 
-#[cfg(feature = "encoder")]
 impl ShareWeights for Linear {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         if self.has_same_weights(other)? {
@@ -308,7 +307,8 @@ fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
 ///
 /// Attention and feed-forward return it so that the residual norm after them adds the bias in the same kernel.
 #[derive(Debug, Clone)]
-pub(crate) struct PendingBias {
+pub struct PendingBias {
+    /// The product, without the bias.
     pub ys: Tensor,
     /// `None` if the bias is added already, or if there is none.
     pub bias: Option<Tensor>,
@@ -322,7 +322,7 @@ impl From<Tensor> for PendingBias {
 
 impl PendingBias {
     /// The output with its bias added.
-    pub(crate) fn apply(self) -> Result<Tensor> {
+    pub fn apply(self) -> Result<Tensor> {
         match &self.bias {
             None => Ok(self.ys),
             Some(bias) => {
@@ -333,7 +333,7 @@ impl PendingBias {
     }
 
     /// The output in another shape that keeps the last dimension.
-    pub(crate) fn map(self, reshape: impl FnOnce(Tensor) -> candle_core::Result<Tensor>) -> Result<Self> {
+    pub fn map(self, reshape: impl FnOnce(Tensor) -> candle_core::Result<Tensor>) -> Result<Self> {
         Ok(Self { ys: reshape(self.ys)?, bias: self.bias })
     }
 }
@@ -351,7 +351,7 @@ fn add_bias(ys: Tensor, bias: &Tensor) -> Result<Tensor> {
 /// The dtype in which products are accumulated, and in which queries, keys and values are kept: on the CPU f32 for half
 /// types, because candle's matmul would round each partial sum; GPUs accumulate half types in f32 themselves. `like` has
 /// the dtype and the device of the weights.
-pub(crate) fn accumulate_dtype(like: &Tensor) -> DType {
+pub fn accumulate_dtype(like: &Tensor) -> DType {
     match like.dtype() {
         DType::F16 | DType::BF16 if like.device().is_cpu() => DType::F32,
         dtype => dtype,

@@ -9,7 +9,6 @@ mod activation;
 pub(crate) mod cuda;
 mod fused;
 mod linear;
-#[cfg(feature = "encoder")]
 mod max_sim;
 mod norm;
 mod pack;
@@ -18,10 +17,9 @@ mod qkv;
 mod rotation;
 mod score_factor;
 
-#[cfg(feature = "encoder")]
-pub(crate) use activation::Activation;
-pub(crate) use linear::{Linear, PendingBias, accumulate_dtype};
-#[cfg(feature = "encoder")]
+pub use activation::Activation;
+pub(crate) use linear::accumulate_dtype;
+pub use linear::{Linear, PendingBias};
 pub use max_sim::max_sim;
 pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;

@@ -5,9 +5,10 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
+use crate::for_cpu_element;
 use crate::kernels::Activation;
 use crate::kernels::cpu::{Element, Isa, PackedWeights, Packer, Team};
-use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice};
+use crate::tensor::{check_allocation, element_count, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 
 /// Packs the outputs of one or more layers of the same input, one after the other.

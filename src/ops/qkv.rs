@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::kernels::cpu::{Isa, PackedWeights};
 use crate::ops::linear::{Linear, empty};
 use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
-#[cfg(feature = "encoder")]
 use crate::tensor::ShareWeights;
 use crate::tensor::same_dtype_and_device;
 use crate::weights::{LinearWeights, QkvWeights};
@@ -259,7 +258,6 @@ impl Qkv {
     }
 }
 
-#[cfg(feature = "encoder")]
 impl ShareWeights for Qkv {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         if (self.rows, self.h_kv) != (other.rows, other.h_kv) || self.like().dtype() != other.like().dtype() {

@@ -8,8 +8,8 @@ use half::bf16;
 use super::parameters::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
 use crate::error::{Error, Result};
-use crate::macros::setters;
 use crate::mask::AttentionMask;
+use crate::setters;
 
 /// The slope of each head.
 #[derive(Debug, Clone, PartialEq)]

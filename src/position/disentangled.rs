@@ -8,9 +8,9 @@ use candle_nn::Init;
 use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
 use crate::error::{Error, Result};
-use crate::macros::setters;
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, Norm, accumulate_dtype};
+use crate::setters;
 use crate::weights::{LinearWeights, PositionWeights};
 
 const EMBEDDINGS: &str = "rel_embeddings.weight";

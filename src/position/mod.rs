@@ -10,7 +10,7 @@ mod alibi;
 mod disentangled;
 mod explicit;
 mod parameters;
-pub(crate) mod ragged;
+pub mod ragged;
 mod relative_bias_2d;
 mod rope_cache;
 mod rope_scaling;

@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// A ragged batch: sequence `i` has the tokens `offsets[i] .. offsets[i + 1]`, at positions 0, 1, ….
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RaggedBatch<'a> {
+pub struct RaggedBatch<'a> {
     /// Where each sequence starts and where the last one ends, like FlashAttention's `cu_seqlens`.
     pub offsets: &'a [usize],
     /// Intermediate results for this batch.
@@ -16,18 +16,18 @@ pub(crate) struct RaggedBatch<'a> {
 
 impl RaggedBatch<'_> {
     /// Tokens of each sequence.
-    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> + Clone {
+    pub fn lengths(&self) -> impl Iterator<Item = usize> + Clone {
         lengths(self.offsets)
     }
 
     /// Tokens of the longest sequence.
-    pub(crate) fn longest(&self) -> usize {
+    pub fn longest(&self) -> usize {
         self.lengths().max().unwrap_or(0)
     }
 }
 
 /// Tokens of each sequence between `offsets`.
-pub(crate) fn lengths(offsets: &[usize]) -> impl Iterator<Item = usize> + Clone {
+pub fn lengths(offsets: &[usize]) -> impl Iterator<Item = usize> + Clone {
     offsets.windows(2).map(|ends| ends[1] - ends[0])
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn lengths(offsets: &[usize]) -> impl Iterator<Item = usize> + Clone 
 ///
 /// The sum saturates at `usize::MAX`, which equals no number of tokens. A sum that wrapped around could equal the right
 /// one.
-pub(crate) fn offsets(lengths: &[usize]) -> Vec<usize> {
+pub fn offsets(lengths: &[usize]) -> Vec<usize> {
     let mut offsets = vec![0];
     offsets.extend(lengths.iter().scan(0usize, |end, length| {
         *end = end.saturating_add(*length);
@@ -47,13 +47,13 @@ pub(crate) fn offsets(lengths: &[usize]) -> Vec<usize> {
 /// Results that depend only on the batch and the scheme, such as cosines or bias tables: one layer computes them, the
 /// others reuse them. Entries are found by type and key, so that a scheme can keep whatever it needs.
 #[derive(Debug, Default)]
-pub(crate) struct BatchCache {
+pub struct BatchCache {
     entries: RefCell<Vec<Box<dyn Any + Send>>>,
 }
 
 impl BatchCache {
     /// The value whose key `matches`, or that of `compute`. At most `limit` entries of these types are kept.
-    pub(crate) fn get_or_compute<K: Send + 'static, V: Clone + Send + 'static>(
+    pub fn get_or_compute<K: Send + 'static, V: Clone + Send + 'static>(
         &self,
         limit: usize,
         matches: impl Fn(&K) -> bool,

@@ -37,7 +37,7 @@ impl RelativeBias2d {
         Self { grid, class_token }
     }
 
-    crate::macros::setters! {
+    crate::setters! {
         /// Sets the rows and columns of patches.
         with_grid, grid: [usize; 2] = grid;
         /// Sets whether a class token precedes the patches.

@@ -11,7 +11,7 @@ use super::rope_scaling::RotaryScaling;
 use super::rotation::{RotaryStyle, rotate};
 use super::scheme::{PositionScheme, RaggedSupport, TokenPositions};
 use crate::error::{Error, Result};
-use crate::macros::setters;
+use crate::setters;
 
 /// The most elements of a head that are rotated. A frequency is computed for each pair, also to check a configuration. The
 /// largest published models rotate 512.

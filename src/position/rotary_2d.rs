@@ -9,7 +9,7 @@ use super::rope_cache::{self, Growth};
 use super::rotation::{RotaryStyle, rotate};
 use super::scheme::{PositionScheme, TokenPositions};
 use crate::error::{Error, Result};
-use crate::macros::setters;
+use crate::setters;
 
 /// How patch rows and columns are numbered or normalized.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

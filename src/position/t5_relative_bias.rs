@@ -37,7 +37,7 @@ impl T5RelativeBias {
         Self { num_buckets, max_distance, bidirectional }
     }
 
-    crate::macros::setters! {
+    crate::setters! {
         /// Sets the number of buckets.
         with_num_buckets, num_buckets: usize = num_buckets;
         /// Sets the distance from which on all share the last bucket.

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::macros::setters;
 use crate::mask::AttentionMask;
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::sdpa::backend::Backend;
+use crate::setters;
 
 /// Options of [`attend_bshd`](crate::sdpa::attend_bshd).
 #[derive(Debug, Clone)]

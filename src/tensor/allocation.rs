@@ -8,13 +8,7 @@ use crate::tensor::size::is_granted;
 /// Checks that `elements`, the product of these numbers, can be allocated: they have an address, and on the CPU the
 /// allocator grants them. candle aborts the process where an allocation on the CPU fails; on GPUs it returns an error.
 /// `what` is the name of the memory in the error, and `found` the number that made it so large.
-pub(crate) fn check_tensor_memory(
-    what: &str,
-    found: usize,
-    elements: &[usize],
-    dtype: DType,
-    device: &Device,
-) -> Result<()> {
+pub fn check_tensor_memory(what: &str, found: usize, elements: &[usize], dtype: DType, device: &Device) -> Result<()> {
     let bytes = elements.iter().try_fold(dtype.size_in_bytes(), |bytes, count| bytes.checked_mul(*count));
     match bytes {
         Some(bytes) if bytes <= isize::MAX as usize && (!device.is_cpu() || is_granted(bytes)) => Ok(()),

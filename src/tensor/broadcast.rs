@@ -8,7 +8,7 @@ use crate::error::Result;
 ///
 /// A vector that tracks no gradient is returned as it is. One that does is expanded to the shape of `xs` by a matrix
 /// product with ones, because candle computes the gradient of a broadcast many times slower than that of a product.
-pub(crate) fn broadcast_rows(vector: &Tensor, xs: &Tensor) -> Result<Tensor> {
+pub fn broadcast_rows(vector: &Tensor, xs: &Tensor) -> Result<Tensor> {
     let size = vector.elem_count();
     if !vector.track_op() || size == 0 {
         return Ok(vector.clone());

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use crate::error::{Error, Result};
 
 /// Checks that `tensor` has the dtype and the device of `like`; `name` is the name of `tensor` in the error.
-pub(crate) fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) -> Result<()> {
+pub fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) -> Result<()> {
     if tensor.dtype() != like.dtype() {
         return Err(Error::dtype(name, tensor.dtype(), like.dtype().as_str()));
     }

@@ -7,7 +7,7 @@ use crate::tensor::size::{check_allocation, element_count};
 
 /// The tensor itself if the elements of its last dimension are adjacent in memory, otherwise a contiguous copy. Fused
 /// kernels follow the strides of all other dimensions.
-pub(crate) fn last_dim_contiguous(xs: &Tensor) -> Result<Tensor> {
+pub fn last_dim_contiguous(xs: &Tensor) -> Result<Tensor> {
     if xs.stride().last() == Some(&1) || xs.dims().last() == Some(&1) {
         return Ok(xs.clone());
     }

@@ -15,20 +15,20 @@ use crate::tensor::size::{check_allocation, element_count};
 
 /// The memory of a CPU tensor, which is not locked yet. Where several are read at the same time, make all of them
 /// before the first is locked.
-pub(crate) struct Memory<'a> {
+pub struct Memory<'a> {
     lock: Box<dyn Fn() -> StorageRef<'a> + 'a>,
     layout: &'a Layout,
 }
 
 impl<'a> Memory<'a> {
-    pub(crate) fn of(tensor: &'a Tensor) -> Self {
+    pub fn of(tensor: &'a Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
         let lock = StorageRef::rwlock(&storage);
         Self { lock: Box::new(move || lock.read_recursive()), layout }
     }
 
     /// Locks the memory; an error if the tensor is not on the CPU or its elements are no `T`.
-    pub(crate) fn lock<T: WithDType>(&self) -> Result<Slice<'a, T>> {
+    pub fn lock<T: WithDType>(&self) -> Result<Slice<'a, T>> {
         let slice = Slice { storage: (self.lock)(), layout: self.layout, element: PhantomData };
         slice.checked_data()?;
         Ok(slice)
@@ -36,7 +36,7 @@ impl<'a> Memory<'a> {
 }
 
 /// A read lock on the memory of a CPU tensor of element type `T`.
-pub(crate) struct Slice<'a, T> {
+pub struct Slice<'a, T> {
     storage: StorageRef<'a>,
     layout: &'a Layout,
     element: PhantomData<T>,
@@ -54,12 +54,12 @@ impl<T: WithDType> Slice<'_, T> {
     }
 
     /// From the tensor's first element to the end of its memory.
-    pub(crate) fn data(&self) -> &[T] {
+    pub fn data(&self) -> &[T] {
         self.checked_data().expect("`lock` has checked the device and the dtype")
     }
 
     /// The strides in elements; 0 for a dimension of size 1, so that it broadcasts.
-    pub(crate) fn strides<const N: usize>(&self) -> [usize; N] {
+    pub fn strides<const N: usize>(&self) -> [usize; N] {
         let dims = self.layout.dims().iter().zip(self.layout.stride());
         let mut strides = dims.map(|(&size, &stride)| if size == 1 { 0 } else { stride });
         std::array::from_fn(|_| strides.next().unwrap_or(0))
@@ -68,12 +68,12 @@ impl<T: WithDType> Slice<'_, T> {
 
 /// Calls `f` with the elements of a CPU tensor of element type `T`, in row-major order. `f` must not read other tensors
 /// by way of this file.
-pub(crate) fn with_slice<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -> Result<R> {
+pub fn with_slice<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -> Result<R> {
     with_slices([tensor], |[data]| f(data))
 }
 
 /// [`with_slice`] of several tensors at once.
-pub(crate) fn with_slices<T: WithDType, R, const N: usize>(
+pub fn with_slices<T: WithDType, R, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[T]; N]) -> R,
 ) -> Result<R> {
@@ -94,12 +94,12 @@ fn contiguous<T: WithDType>(tensor: &Tensor) -> Result<Tensor> {
 }
 
 /// Calls `f` with the elements of a CPU tensor of any dtype, converted to f32, in row-major order.
-pub(crate) fn with_f32_slice<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
+pub fn with_f32_slice<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     with_f32_slices([tensor], |[data]| f(data))
 }
 
 /// [`with_f32_slice`] of several tensors at once.
-pub(crate) fn with_f32_slices<R, const N: usize>(tensors: [&Tensor; N], f: impl FnOnce([&[f32]; N]) -> R) -> Result<R> {
+pub fn with_f32_slices<R, const N: usize>(tensors: [&Tensor; N], f: impl FnOnce([&[f32]; N]) -> R) -> Result<R> {
     let converted = tensors.map(|tensor| {
         let count = element_count("a tensor", tensor.dims())?;
         if tensor.dtype() != DType::F32 {

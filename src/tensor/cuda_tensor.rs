@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use crate::error::{Error, Result};
 
 /// An element type that the CUDA kernels compute with.
-pub(crate) trait CudaElement: CudaDType + DeviceRepr + WithDType {}
+pub trait CudaElement: CudaDType + DeviceRepr + WithDType {}
 impl CudaElement for f32 {}
 impl CudaElement for f16 {}
 impl CudaElement for bf16 {}
@@ -35,22 +35,22 @@ macro_rules! for_cuda_element {
         }
     };
 }
-pub(crate) use for_cuda_element;
+pub use for_cuda_element;
 
 /// The memory of a CUDA tensor, locked for reading.
-pub(crate) struct CudaView<'a> {
+pub struct CudaView<'a> {
     storage: StorageRef<'a>,
     layout: &'a Layout,
 }
 
 impl<'a> CudaView<'a> {
-    pub(crate) fn new(tensor: &'a Tensor) -> Self {
+    pub fn new(tensor: &'a Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
         Self { storage, layout }
     }
 
     /// Address of the first element, and a guard that orders the read on the stream when it is dropped.
-    pub(crate) fn address<'s, T: CudaDType + DeviceRepr + 'static>(
+    pub fn address<'s, T: CudaDType + DeviceRepr + 'static>(
         &'s self,
         stream: &'s CudaStream,
     ) -> Result<(u64, SyncOnDrop<'s>)> {
@@ -71,14 +71,14 @@ impl<'a> CudaView<'a> {
     }
 
     /// Strides of the first `N` dimensions, in elements; 0 for dimensions of size 1.
-    pub(crate) fn strides<const N: usize>(&self) -> [i64; N] {
+    pub fn strides<const N: usize>(&self) -> [i64; N] {
         let mut strides = self.layout.dims().iter().zip(self.layout.stride());
         std::array::from_fn(|_| strides.next().map_or(0, |(size, stride)| if *size == 1 { 0 } else { *stride as i64 }))
     }
 }
 
 /// [`CudaView::address`] of an optional tensor; the null address for `None`.
-pub(crate) fn optional_address<'s, T: CudaDType + DeviceRepr + 'static>(
+pub fn optional_address<'s, T: CudaDType + DeviceRepr + 'static>(
     view: Option<&'s CudaView>,
     stream: &'s CudaStream,
 ) -> Result<(u64, Option<SyncOnDrop<'s>>)> {
@@ -89,11 +89,7 @@ pub(crate) fn optional_address<'s, T: CudaDType + DeviceRepr + 'static>(
 }
 
 /// A tensor that owns memory written by a kernel.
-pub(crate) fn tensor_from_cuda<T: CudaDType>(
-    slice: CudaSlice<T>,
-    device: &CudaDevice,
-    shape: impl Into<Shape>,
-) -> Tensor {
+pub fn tensor_from_cuda<T: CudaDType>(slice: CudaSlice<T>, device: &CudaDevice, shape: impl Into<Shape>) -> Tensor {
     let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, device.clone()));
     Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }

@@ -20,7 +20,7 @@ use crate::tensor::cpu_slice::with_slices;
 use crate::tensor::size::{check_allocation, element_count};
 
 /// What consists of tensors: the weights of a layer, a layer, a model.
-pub(crate) trait MapTensors: Sized {
+pub trait MapTensors: Sized {
     /// The same with `f` of each tensor. The order of the tensors depends on their number only.
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
 }
@@ -39,7 +39,7 @@ impl MapTensors for Tensor {
 
 /// The last frozen copy of a layer or model, which its clones share.
 #[derive(Clone)]
-pub(crate) enum Frozen<T> {
+pub enum Frozen<T> {
     /// The layer or model may change; its last copy, if there is one.
     Last(Arc<Mutex<Option<T>>>),
     /// The layer or model is a frozen copy itself.
@@ -54,13 +54,13 @@ impl<T> Default for Frozen<T> {
 
 impl<T> Frozen<T> {
     /// Whether the layer or model is a frozen copy itself.
-    pub(crate) fn is_itself(&self) -> bool {
+    pub fn is_itself(&self) -> bool {
         matches!(self, Self::Itself)
     }
 }
 
 /// A layer or model that can be frozen.
-pub(crate) trait Freeze: MapTensors + Clone {
+pub trait Freeze: MapTensors + Clone {
     /// Where the last frozen copy is.
     fn frozen_state(&mut self) -> &mut Frozen<Self>;
 
@@ -126,7 +126,7 @@ fn has_weights(last: &impl MapTensors, now: Vec<Tensor>) -> Result<bool> {
 }
 
 /// Whether two tensors have the same bits, dtype and device.
-pub(crate) fn same_elements(a: &Tensor, b: &Tensor) -> Result<bool> {
+pub fn same_elements(a: &Tensor, b: &Tensor) -> Result<bool> {
     if a.dims() != b.dims() || a.dtype() != b.dtype() || !a.device().same_device(b.device()) {
         return Ok(false);
     }

@@ -16,28 +16,25 @@ mod dtype;
 mod freeze;
 mod metal_device;
 #[cfg(test)]
-pub(crate) mod random;
+pub mod random;
 mod select;
-#[cfg(feature = "encoder")]
 mod share;
 mod size;
 
-pub(crate) use allocation::check_tensor_memory;
+pub use allocation::check_tensor_memory;
 pub(crate) use bias_table::bias_from_table;
 pub(crate) use broadcast::broadcast_rows;
 pub(crate) use check::same_dtype_and_device;
 pub(crate) use contiguous::last_dim_contiguous;
-#[cfg(feature = "encoder")]
-pub(crate) use cpu_slice::with_slices;
-pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices, with_slice};
+pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices};
+pub use cpu_slice::{with_slice, with_slices};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
-pub(crate) use dtype::{compute_dtype, for_cpu_element};
-#[cfg(feature = "encoder")]
+pub use dtype::compute_dtype;
 pub(crate) use freeze::same_elements;
-pub(crate) use freeze::{Freeze, Frozen, MapTensors};
+pub use freeze::{Freeze, Frozen, MapTensors};
 pub use metal_device::metal_device;
 pub(crate) use select::select;
-#[cfg(feature = "encoder")]
-pub(crate) use share::ShareWeights;
-pub(crate) use size::{check_allocation, element_count, try_reserve, zeros};
+pub use share::ShareWeights;
+pub(crate) use size::{check_allocation, try_reserve};
+pub use size::{element_count, zeros};

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 /// A random number generator (xorshift64*, Vigna 2016). The seed is not zero.
-pub(crate) struct Random(pub u64);
+pub struct Random(pub u64);
 
 impl Random {
     fn bits(&mut self) -> u64 {

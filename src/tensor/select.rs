@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use crate::error::Result;
 
 /// The slices of a tensor with these indices along `dim`, in the order given. Differentiable; no index is allowed too.
-pub(crate) fn select(t: &Tensor, indices: &[usize], dim: usize) -> Result<Tensor> {
+pub fn select(t: &Tensor, indices: &[usize], dim: usize) -> Result<Tensor> {
     if indices.is_empty() {
         let mut dims = t.dims().to_vec();
         dims[dim] = 0;

@@ -6,7 +6,8 @@ use crate::error::Result;
 use crate::tensor::freeze::same_elements;
 
 /// What takes over weights of another one of its kind where the bits are the same: both then hold one copy.
-pub(crate) trait ShareWeights: Sized {
+pub trait ShareWeights: Sized {
+    /// Puts the tensors of `other` in the place of equal ones.
     fn share_weights(&mut self, other: &Self) -> Result<()>;
 }
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
 
 /// The number of elements of `what`, which has these dimensions.
-pub(crate) fn element_count(what: &str, dims: &[usize]) -> Result<usize> {
+pub fn element_count(what: &str, dims: &[usize]) -> Result<usize> {
     if dims.contains(&0) {
         return Ok(0);
     }
@@ -22,17 +22,17 @@ pub(crate) fn element_count(what: &str, dims: &[usize]) -> Result<usize> {
 }
 
 /// Makes room for `count` more elements of `what`.
-pub(crate) fn try_reserve<T>(what: &str, vec: &mut Vec<T>, count: usize) -> Result<()> {
+pub fn try_reserve<T>(what: &str, vec: &mut Vec<T>, count: usize) -> Result<()> {
     vec.try_reserve_exact(count).map_err(|_| no_memory::<T>(what, count))
 }
 
 /// `count` zeros for `what`, from the system where it has pages of them.
-pub(crate) fn zeros<T: bytemuck::Zeroable>(what: &str, count: usize) -> Result<Vec<T>> {
+pub fn zeros<T: bytemuck::Zeroable>(what: &str, count: usize) -> Result<Vec<T>> {
     bytemuck::allocation::try_zeroed_vec(count).map_err(|()| no_memory::<T>(what, count))
 }
 
 /// Checks that an operation of candle, which aborts otherwise, can allocate `count` elements for `what`.
-pub(crate) fn check_allocation<T>(what: &str, count: usize) -> Result<()> {
+pub fn check_allocation<T>(what: &str, count: usize) -> Result<()> {
     match count.checked_mul(size_of::<T>()) {
         Some(bytes) if is_granted(bytes) => Ok(()),
         _ => Err(no_memory::<T>(what, count)),

@@ -1,6 +1,7 @@
 //! What the tests share: fixtures, comparison of tensors, random inputs, and a naive attention.
 
 pub mod naive;
+pub mod programs;
 mod random;
 
 pub use random::{Random, random_layer};
@@ -15,8 +16,14 @@ pub const SEED: f64 = 1e-6;
 /// Tolerance in f32 between a whole layer or encoder and the library that it was published with.
 pub const LAYER: f64 = 1e-5;
 
+/// The root of the repository, whose packages share `tests/fixtures` and `tests/common`.
+pub fn repository() -> &'static Path {
+    let holds_fixtures = |folder: &&Path| folder.join("tests/fixtures").is_dir();
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().find(holds_fixtures).unwrap()
+}
+
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    repository().join("tests/fixtures").join(name)
 }
 
 /// A fixture file with tensors by name.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{BertConfig, BertModel};
+use candle_attention_text::{BertConfig, BertModel};
 use candle_core::{DType, Device, Tensor};
 
 use crate::cases::DTYPES;

@@ -9,9 +9,6 @@ mod gpt;
 #[path = "../../examples/qwen3.rs"]
 #[allow(dead_code)]
 mod qwen3;
-#[allow(dead_code)]
-#[path = "../../src/bin/candle-attention/shared/mod.rs"]
-mod shared;
 #[path = "../../examples/t5.rs"]
 #[allow(dead_code)]
 mod t5;
@@ -27,13 +24,13 @@ use std::collections::BTreeMap;
 use candle_attention::PaddedIds;
 use candle_attention::checkpoint::Checkpoint;
 use candle_core::{D, DType, Device, Tensor};
-
-use crate::common::{Golden, LAYER, assert_close, fixture};
-use crate::programs::{example, fails, succeeds};
 use candle_nn::{AdamW, Optimizer, VarMap};
 use gpt::Gpt;
 use qwen3::Qwen3;
 use t5::T5;
+
+use crate::common::programs::{example, fails, succeeds};
+use crate::common::{Golden, LAYER, assert_close, fixture};
 
 /// The rows of padded ids `(b, s)`.
 fn rows(golden: &Golden) -> Vec<Vec<u32>> {
@@ -265,7 +262,7 @@ fn missing_files_and_keys_are_errors() {
 #[cfg(unix)]
 #[test]
 fn the_programs_survive_a_reader_that_leaves_and_a_full_disk() {
-    use crate::programs::{fails_on_a_full_disk, reader_leaves};
+    use crate::common::programs::{fails_on_a_full_disk, reader_leaves};
     let pixels = fixture("compose/vit/golden.safetensors");
     let commands = || {
         let [mut qwen3, mut t5, mut vit] = ["qwen3", "t5", "vit_block"].map(example);

@@ -1,10 +1,8 @@
 //! Every fixture is named by the test that runs it: a fixture that no list names would never be checked.
 
-use std::path::Path;
+use crate::common::{fixture, repository};
 
-use crate::common::fixture;
-
-/// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite`. The empty path is `tests/fixtures` itself.
+/// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite` of any package. The empty path is `tests/fixtures` itself.
 const USED_BY: &[(&str, &[&str])] = &[
     ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
@@ -51,8 +49,10 @@ fn is_word(c: char) -> bool {
 fn every_fixture_is_named_by_the_test_that_runs_it() {
     for (folder, tests) in USED_BY {
         let source = |test: &&str| {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/suite/{test}.rs"));
-            std::fs::read_to_string(path).unwrap()
+            let suites =
+                ["", "crates/text", "crates/cli"].map(|package| repository().join(package).join("tests/suite"));
+            let path = suites.map(|suite| suite.join(format!("{test}.rs"))).into_iter().find(|path| path.exists());
+            std::fs::read_to_string(path.unwrap()).unwrap()
         };
         let source: String = tests.iter().map(source).collect();
         let words: Vec<&str> = source.split(|c| !is_word(c)).collect();

@@ -3,7 +3,7 @@
 use arbitrary::{Result, Unstructured};
 use candle_attention::Error;
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
-use candle_attention::encoder::{CrossEncoder, EncodeOptions, FillMask, SentenceEncoder, TextClassifier};
+use candle_attention_text::{CrossEncoder, EncodeOptions, FillMask, SentenceEncoder, TextClassifier};
 use candle_core::{DType, Device, Tensor};
 
 use crate::config::config;

@@ -6,7 +6,7 @@ use std::io::Read;
 use arbitrary::{Result, Unstructured};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use candle_attention::visualize::{AttentionMaps, TerminalColor, TokenMarks};
+use candle_attention_text::visualize::{AttentionMaps, TerminalColor, TokenMarks};
 use candle_core::{Device, Tensor};
 use serde_json::Value;
 

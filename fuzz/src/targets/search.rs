@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use arbitrary::{Result, Unstructured};
-use candle_attention::search::{Index, Lines};
+use candle_attention_text::search::{Index, Lines};
 use half::f16;
 use sha2::Digest;
 

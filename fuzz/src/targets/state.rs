@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use arbitrary::{Result, Unstructured};
-use candle_attention::train::{TrainConfig, Trainer};
+use candle_attention_text::train::{TrainConfig, Trainer};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::encoder::{EncodeOptions, FillMask, MapOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, FillMask, MapOptions, SentenceEncoder};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_attention::encoder::QuantizedValues;
+use candle_attention_text::QuantizedValues;
 use datafusion::arrow::array::types::{Float16Type, Float32Type, Int8Type, UInt8Type};
 use datafusion::arrow::array::{Array, ArrayRef, ArrowPrimitiveType, AsArray, FixedSizeListArray, PrimitiveArray};
 use datafusion::arrow::buffer::NullBuffer;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_attention::candle_core::Tensor;
-use candle_attention::encoder::{EncodeOptions, quantize_embeddings};
+use candle_attention_text::{EncodeOptions, quantize_embeddings};
 use datafusion::arrow::array::{Array, ArrayRef};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::{Result, ScalarValue, internal_err};

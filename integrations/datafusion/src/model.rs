@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle_attention::encoder::{QuantizationRanges, SentenceEncoder};
+use candle_attention_text::{QuantizationRanges, SentenceEncoder};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ impl<T> Model<T> {
     }
 
     /// SHA-256 of the files that determine what the model computes, as
-    /// [`fingerprint`](candle_attention::encoder::fingerprint) gives it.
+    /// [`fingerprint`](candle_attention_text::fingerprint) gives it.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_attention::candle_core::{DType, Device};
-use candle_attention::encoder::{CrossEncoder, QuantizationRanges, SentenceEncoder};
+use candle_attention_text::{CrossEncoder, QuantizationRanges, SentenceEncoder};
 use datafusion::logical_expr::ScalarUDF;
 use datafusion::prelude::SessionContext;
 

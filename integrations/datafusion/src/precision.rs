@@ -5,7 +5,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use candle_attention::encoder::{Precision, QuantizationRanges};
+use candle_attention_text::{Precision, QuantizationRanges};
 use datafusion::arrow::datatypes::{DataType, Field};
 
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_attention::encoder::{CrossEncoder, EncodeOptions};
+use candle_attention_text::{CrossEncoder, EncodeOptions};
 use datafusion::arrow::array::{ArrayRef, Float32Array};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::{Result, ScalarValue, internal_err};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_attention::candle_core::{Device, Tensor};
-use candle_attention::encoder::SimilarityFunction;
+use candle_attention_text::SimilarityFunction;
 use datafusion::arrow::array::types::Float32Type;
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, Float32Array};
 use datafusion::arrow::compute::cast;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use candle_attention::encoder::{SentenceEncoder, fingerprint, locate_model};
+use candle_attention_text::{SentenceEncoder, fingerprint, locate_model};
 
 use crate::error::{Error, Result};
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use candle_attention::search::Vectors;
+use candle_attention_text::search::Vectors;
 
 use crate::cancellation::Cancellation;
 use crate::encoder::SentenceEncoder;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use candle_attention::encoder::CrossEncoder as Encoder;
+use candle_attention_text::CrossEncoder as Encoder;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyList;

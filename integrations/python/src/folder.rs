@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use candle_attention::encoder::{HubOptions, download};
+use candle_attention_text::{HubOptions, download};
 use pyo3::prelude::*;
 
 use crate::threads::run_detached;

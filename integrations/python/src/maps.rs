@@ -1,7 +1,7 @@
 //! Attention maps for Python: tokens, and one array of the weights of all layers and heads.
 
-use candle_attention::encoder::MapOptions;
-use candle_attention::visualize::AttentionMaps;
+use candle_attention_text::MapOptions;
+use candle_attention_text::visualize::AttentionMaps;
 use numpy::{PyArray1, PyArray4, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
 //! The options of a call, as a dictionary from Python.
 
 use candle_attention::Result;
-use candle_attention::encoder::{EncodeOptions, Task};
+use candle_attention_text::{EncodeOptions, Task};
 use pyo3::FromPyObject;
 
 use crate::threads::Watch;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use candle_attention::Result;
-use candle_attention::encoder::{EncodeOptions, SentenceEncoder as Encoder, Text};
+use candle_attention_text::{EncodeOptions, SentenceEncoder as Encoder, Text};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyList;

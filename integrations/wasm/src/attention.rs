@@ -1,6 +1,6 @@
 //! Attention weights.
 
-use candle_attention::visualize::AttentionMaps;
+use candle_attention_text::visualize::AttentionMaps;
 use wasm_bindgen::prelude::*;
 
 use crate::error::{Result, value};

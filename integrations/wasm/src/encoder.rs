@@ -1,7 +1,7 @@
 //! The sentence encoder.
 
 use candle_attention::candle_core::{DType, Device, Tensor};
-use candle_attention::encoder::{MapOptions, SentenceEncoder};
+use candle_attention_text::{MapOptions, SentenceEncoder};
 use wasm_bindgen::prelude::*;
 
 use crate::attention::Attention;

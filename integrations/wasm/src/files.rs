@@ -1,6 +1,6 @@
 //! The files of a model in memory.
 
-use candle_attention::encoder::ModelFiles;
+use candle_attention_text::ModelFiles;
 use wasm_bindgen::prelude::*;
 
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! Texts that can be searched.
 
 use candle_attention::candle_core::Tensor;
-use candle_attention::encoder::SentenceEncoder;
+use candle_attention_text::SentenceEncoder;
 use wasm_bindgen::prelude::*;
 
 use crate::encoder::{Encoder, borrowed, numbers};

@@ -1,6 +1,6 @@
 //! The options of a call.
 
-use candle_attention::encoder::{EncodeOptions, Task};
+use candle_attention_text::{EncodeOptions, Task};
 use js_sys::{Array, Number, Object};
 use wasm_bindgen::{JsCast, JsError, JsValue};
 

@@ -13,7 +13,7 @@ const PADDING: usize = 4;
 
 /// Sequences that are padded to the longest of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Bucket {
+pub struct Bucket {
     /// Indices of the sequences.
     pub sequences: Vec<usize>,
     /// Tokens of the longest one.
@@ -34,7 +34,7 @@ impl Bucket {
 
 /// How many of the sequences, whose `lengths` descend, are in one bucket: as many as padding of a quarter of the padded
 /// tokens allows, and at least one if there is any.
-pub(crate) fn bucket_size(lengths: &[usize]) -> usize {
+pub fn bucket_size(lengths: &[usize]) -> usize {
     let longest = lengths.first().copied().unwrap_or(0);
     let padding = lengths.iter().scan(0usize, |sum, &length| {
         *sum = sum.saturating_add(longest - length);
@@ -44,7 +44,7 @@ pub(crate) fn bucket_size(lengths: &[usize]) -> usize {
 }
 
 /// The buckets of all sequences that have tokens.
-pub(crate) fn buckets(lengths: &[usize]) -> Vec<Bucket> {
+pub fn buckets(lengths: &[usize]) -> Vec<Bucket> {
     let mut order: Vec<usize> = (0..lengths.len()).filter(|&i| lengths[i] > 0).collect();
     order.sort_by_key(|&i| Reverse(lengths[i]));
     let descending: Vec<usize> = order.iter().map(|&i| lengths[i]).collect();
@@ -58,7 +58,7 @@ pub(crate) fn buckets(lengths: &[usize]) -> Vec<Bucket> {
 }
 
 /// Where the tokens of a ragged batch are, in its order, among the padded tokens of `buckets` one after another.
-pub(crate) fn padded_places(buckets: &[Bucket], lengths: &[usize]) -> Vec<u32> {
+pub fn padded_places(buckets: &[Bucket], lengths: &[usize]) -> Vec<u32> {
     let (mut starts, mut end) = (vec![0; lengths.len()], 0);
     for bucket in buckets {
         for &sequence in &bucket.sequences {

@@ -21,7 +21,8 @@ use crate::position::ragged::{BatchCache, RaggedBatch};
 
 /// What the layers of a model share in a forward pass.
 #[derive(Default)]
-pub(crate) struct Buffers {
+pub struct Buffers {
+    /// Memory for what a step computes and the next one reads.
     pub scratch: ScratchPool,
     cache: BatchCache,
 }
@@ -33,7 +34,7 @@ const GROUP_BYTES: usize = 1 << 21;
 impl MultiHeadAttention {
     /// Whether [`attend_ragged_cpu`](Self::attend_ragged_cpu) supports the layer: its weights are fixed and on the CPU,
     /// and nothing happens between projection and kernel but norms and a rotation.
-    pub(crate) fn supports_cpu_ragged(&self) -> bool {
+    pub fn supports_cpu_ragged(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
             && self.bias_kv.is_none()
@@ -49,7 +50,7 @@ impl MultiHeadAttention {
     }
 
     /// Multiply-adds of [`attend_ragged_cpu`](Self::attend_ragged_cpu).
-    pub(crate) fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
+    pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
         let products =
             self.qkv.packed()?.multiply_adds(tokens).saturating_add(self.o_proj.packed()?.multiply_adds(tokens));
@@ -62,7 +63,7 @@ impl MultiHeadAttention {
     /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)`, where sequence `i` has the
     /// tokens `offsets[i] .. offsets[i + 1]`, to `output` `(tokens, output_size)`. Call only if
     /// [`supports_cpu_ragged`](Self::supports_cpu_ragged).
-    pub(crate) fn attend_ragged_cpu<A: Element, O: Element>(
+    pub fn attend_ragged_cpu<A: Element, O: Element>(
         &self,
         team: Team,
         xs: &[A],

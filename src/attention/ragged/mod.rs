@@ -14,10 +14,9 @@ mod share;
 mod tensor;
 mod unpadded;
 
-#[cfg(feature = "encoder")]
-pub(crate) use buckets::{Bucket, bucket_size, buckets, padded_places};
-pub(crate) use cpu::Buffers;
-pub(crate) use share::share_sequences;
+pub use buckets::{Bucket, bucket_size, buckets, padded_places};
+pub use cpu::Buffers;
+pub use share::share_sequences;
 
 use std::ops::Range;
 
@@ -25,15 +24,16 @@ use candle_core::{Device, Tensor, WithDType};
 
 use crate::attention::{AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
+use crate::for_cpu_element;
 use crate::kernels::cpu::Element;
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::ragged::{BatchCache, offsets};
 use crate::sdpa::{AttentionOutput, Backend};
-use crate::tensor::{element_count, for_cpu_element, same_dtype_and_device, with_slice, zeros};
+use crate::tensor::{element_count, same_dtype_and_device, with_slice, zeros};
 
 /// Values of the hidden states that one thread takes at a time: 1 MB in f32, half of the L2 cache of a core.
-pub(crate) const CHUNK_VALUES: usize = 1 << 18;
+pub const CHUNK_VALUES: usize = 1 << 18;
 
 impl MultiHeadAttention {
     /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)` holds the sequences one after
@@ -78,7 +78,7 @@ impl MultiHeadAttention {
 
     /// [`attend_ragged`](Self::attend_ragged) with the cache that the layers of a model share. The bias of the output
     /// projection is left to the next operation if a GPU can add it there.
-    pub(crate) fn attend_ragged_pending(
+    pub fn attend_ragged_pending(
         &self,
         xs: &Tensor,
         lengths: &[usize],

@@ -57,7 +57,7 @@ impl MultiHeadAttention {
 
     /// Whether a padded batch needs [`AttentionMask::padding`]. Where nobody looks at padding as queries,
     /// [`AttentionMask::lengths`] hides it as keys in a mask that is smaller by a factor of `s`.
-    pub(crate) fn rotates_for_length(&self) -> bool {
+    pub fn rotates_for_length(&self) -> bool {
         self.config.position.scheme().rotates_for_length()
     }
 

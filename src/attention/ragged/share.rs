@@ -24,7 +24,7 @@ const MIN_CHUNK_TOKENS: usize = 128;
 ///
 /// # Errors
 /// The first error of a chunk.
-pub(crate) fn share_sequences<O: Send>(
+pub fn share_sequences<O: Send>(
     offsets: &[usize],
     limit: usize,
     multiply_adds: usize,

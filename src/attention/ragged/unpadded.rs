@@ -4,12 +4,13 @@ use candle_core::{Device, Tensor, WithDType};
 
 use crate::attention::{AttentionInputs, MultiHeadAttention};
 use crate::error::Result;
+use crate::for_cpu_element;
 use crate::kernels::Activation;
 use crate::kernels::cpu::{Element, Team};
 use crate::mask::AttentionMask;
 use crate::position::ragged::offsets;
 use crate::sdpa::{Call, SdpaOptions, runs_on_cpu_kernel};
-use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice};
+use crate::tensor::{check_allocation, element_count, with_slice};
 
 impl MultiHeadAttention {
     /// Whether [`attend_unpadded`](Self::attend_unpadded) can run a call whose mask is padding.

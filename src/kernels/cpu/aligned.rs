@@ -24,7 +24,7 @@ unsafe impl Pod for CacheLine {}
 
 /// A buffer of plain numbers, aligned to 64 bytes.
 #[derive(Debug)]
-pub(crate) struct AlignedVec<T> {
+pub struct AlignedVec<T> {
     lines: Vec<CacheLine>,
     len: usize,
     element: PhantomData<T>,
@@ -53,7 +53,7 @@ impl<T: Pod> AlignedVec<T> {
     ///
     /// # Errors
     /// If there is not enough memory.
-    pub(crate) fn zeros(what: &str, len: usize) -> Result<Self> {
+    pub fn zeros(what: &str, len: usize) -> Result<Self> {
         let mut zeros = Self::default();
         zeros.resize(what, len)?;
         Ok(zeros)
@@ -63,7 +63,7 @@ impl<T: Pod> AlignedVec<T> {
     ///
     /// # Errors
     /// If there is not enough memory.
-    pub(crate) fn copy_of(what: &str, elements: &[T]) -> Result<Self> {
+    pub fn copy_of(what: &str, elements: &[T]) -> Result<Self> {
         let mut copy = Self::zeros(what, elements.len())?;
         copy.copy_from_slice(elements);
         Ok(copy)
@@ -73,7 +73,7 @@ impl<T: Pod> AlignedVec<T> {
     ///
     /// # Errors
     /// If there is not enough memory.
-    pub(crate) fn resize(&mut self, what: &str, len: usize) -> Result<()> {
+    pub fn resize(&mut self, what: &str, len: usize) -> Result<()> {
         let lines = element_count(what, &[len, size_of::<T>()])?.div_ceil(size_of::<CacheLine>());
         if lines > self.lines.len() {
             (self.lines, self.len) = (Vec::new(), 0);
@@ -85,7 +85,7 @@ impl<T: Pod> AlignedVec<T> {
     }
 
     /// The elements that it has memory for.
-    pub(crate) fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.lines.len() * (size_of::<CacheLine>() / size_of::<T>())
     }
 }

@@ -9,9 +9,10 @@ use super::isa::bf16_dot::{Bf16Dot, Bf16x2};
 use super::isa::neon;
 
 /// A dtype of stored values.
-pub(crate) trait Element: bytemuck::Pod + Send + Sync {
+pub trait Element: bytemuck::Pod + Send + Sync {
     /// Whether this is f32.
     const IS_F32: bool = false;
+    /// Zero.
     const ZERO: Self;
 
     /// Converts to f32, which is exact. Both slices have the same length.

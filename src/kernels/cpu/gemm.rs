@@ -29,7 +29,7 @@ impl PackedWeights {
     ///
     /// # Errors
     /// If `a` has another size, and if there is not enough memory.
-    pub(crate) fn multiply<A: Element, O: Element>(
+    pub fn multiply<A: Element, O: Element>(
         &self,
         team: Team,
         a: &[A],
@@ -50,7 +50,7 @@ impl PackedWeights {
     ///
     /// # Errors
     /// If `a` or `out` has another size, and if there is not enough memory.
-    pub(crate) fn multiply_into<A: Element, O: Element>(
+    pub fn multiply_into<A: Element, O: Element>(
         &self,
         team: Team,
         a: &[A],
@@ -70,7 +70,7 @@ impl PackedWeights {
     }
 
     /// Multiply-adds of a product with `rows` rows.
-    pub(crate) fn multiply_adds(&self, rows: usize) -> usize {
+    pub fn multiply_adds(&self, rows: usize) -> usize {
         rows.saturating_mul(self.out_features).saturating_mul(self.in_features)
     }
 

@@ -18,7 +18,7 @@ const ROWS: usize = 64;
 ///
 /// # Errors
 /// If `document` is empty or of another width, and if there is not enough memory.
-pub(crate) fn max_sim(query: &PackedWeights, document: &[f32], pool: &ScratchPool) -> Result<f32> {
+pub fn max_sim(query: &PackedWeights, document: &[f32], pool: &ScratchPool) -> Result<f32> {
     let (width, count) = (query.in_features(), query.out_features());
     if width == 0 || document.is_empty() || !document.len().is_multiple_of(width) {
         return Err(Error::shape("the tokens of a document", &[document.len()], format!("a multiple of {width}")));

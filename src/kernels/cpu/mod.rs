@@ -36,7 +36,6 @@ mod gemm_task;
 mod isa;
 mod mask;
 mod math;
-#[cfg(feature = "encoder")]
 mod max_sim;
 mod microkernel;
 mod non_finite;
@@ -57,19 +56,17 @@ mod tile_bf16;
 mod tile_f32;
 mod unpack;
 
-#[cfg(feature = "encoder")]
-pub(crate) use aligned::AlignedVec;
+pub use aligned::AlignedVec;
 pub(crate) use attention::{attend, attend_into, scratch_floats};
 pub(crate) use distance_bias::{DistanceEmbeddings, DistanceTable};
 pub(crate) use distance_products::distance_floats;
-pub(crate) use element::Element;
-pub(crate) use isa::Isa;
+pub use element::Element;
+pub use isa::Isa;
 pub(crate) use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
-#[cfg(feature = "encoder")]
-pub(crate) use max_sim::max_sim;
+pub use max_sim::max_sim;
 pub(crate) use norm::RowNorm;
 pub(crate) use packer::Packer;
-pub(crate) use packing::PackedWeights;
+pub use packing::PackedWeights;
 pub(crate) use problem::{AttentionProblem, Batch, HeadsView};
-pub(crate) use scratch::ScratchPool;
-pub(crate) use team::Team;
+pub use scratch::ScratchPool;
+pub use team::Team;

@@ -16,7 +16,7 @@ use super::isa::bf16_dot::{Bf16x2, place_in_blocks};
 /// feature of each of its output features, then the second, and so on: the order in which the microkernel reads them.
 /// bf16 weights are packed in pairs of input features. [`Packer`](super::packer::Packer) makes them.
 #[derive(Clone)]
-pub(crate) struct PackedWeights {
+pub struct PackedWeights {
     pub(super) isa: Isa,
     pub(super) in_features: usize,
     pub(super) out_features: usize,
@@ -80,22 +80,22 @@ pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_wid
     }
 }
 
-#[cfg(feature = "encoder")]
 fn bytes<T: Pod>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
 impl PackedWeights {
-    pub(crate) fn in_features(&self) -> usize {
+    /// Elements of an input row.
+    pub fn in_features(&self) -> usize {
         self.in_features
     }
 
-    pub(crate) fn out_features(&self) -> usize {
+    /// Elements of an output row.
+    pub fn out_features(&self) -> usize {
         self.out_features
     }
 
     /// Whether both hold the same bits in the same order.
-    #[cfg(feature = "encoder")]
     pub(crate) fn has_same_bits(&self, other: &Self) -> bool {
         let sizes = |weights: &Self| (weights.in_features, weights.out_features, weights.panel_width);
         let panels = match (&self.panels, &other.panels) {
@@ -107,7 +107,7 @@ impl PackedWeights {
     }
 
     /// Whether products round their inputs to bf16.
-    pub(crate) fn rounds_to_bf16(&self) -> bool {
+    pub fn rounds_to_bf16(&self) -> bool {
         matches!(self.panels, Panels::Bf16(_))
     }
 }

@@ -10,7 +10,7 @@ use crate::error::Result;
 /// Scratch memory that a thread keeps after a call, so that the next one need not ask the system for it: 16 MB, enough
 /// for attention over 16,384 keys with heads of 128. More goes back at the end of the call. Without a limit one call with
 /// many keys would cost its memory on every thread for as long as the process runs.
-pub(crate) const MAX_KEPT_BYTES: usize = 16 << 20;
+pub const MAX_KEPT_BYTES: usize = 16 << 20;
 
 const MAX_KEPT: usize = MAX_KEPT_BYTES / size_of::<f32>();
 
@@ -47,14 +47,14 @@ impl Kept {
 /// The scratch memory of one call. What is larger than [`MAX_KEPT_BYTES`] is shared by the tasks of the call, one after
 /// another, and freed with this value.
 #[derive(Default)]
-pub(crate) struct ScratchPool {
+pub struct ScratchPool {
     large: Mutex<Vec<AlignedVec<f32>>>,
 }
 
 impl ScratchPool {
     /// `size` values of any content, aligned to a cache line. It is not a function that takes a closure, because a
     /// closure does not inherit the target features of the kernel around it.
-    pub(crate) fn take(&self, size: usize) -> Result<Scratch<'_>> {
+    pub fn take(&self, size: usize) -> Result<Scratch<'_>> {
         let memory = if size <= MAX_KEPT { KEPT.with_borrow_mut(Kept::pop) } else { self.large().pop() };
         let mut memory = memory.unwrap_or_default();
         memory.resize("the scratch memory of a kernel", size)?;
@@ -67,7 +67,7 @@ impl ScratchPool {
 }
 
 /// Scratch memory of one task. It is given back when it is dropped.
-pub(crate) struct Scratch<'a> {
+pub struct Scratch<'a> {
     memory: AlignedVec<f32>,
     pool: &'a ScratchPool,
 }

@@ -28,7 +28,7 @@ static MEMBERS: AtomicUsize = AtomicUsize::new(0);
 
 /// The threads that share the work of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Team<'a> {
+pub struct Team<'a> {
     /// `None`: the leader is alone.
     shared: Option<&'a Shared>,
 }
@@ -185,11 +185,11 @@ impl Drop for Over<'_> {
 
 impl Team<'_> {
     /// The calling thread alone.
-    pub(crate) const ALONE: Self = Self { shared: None };
+    pub const ALONE: Self = Self { shared: None };
 
     /// Calls `pass` with a team of all threads of rayon's pool that are in no other team, or with the calling thread alone if
     /// a pass of this many multiply-adds is too short for more.
-    pub(crate) fn with<R>(multiply_adds: usize, pass: impl FnOnce(Team) -> R) -> R {
+    pub fn with<R>(multiply_adds: usize, pass: impl FnOnce(Team) -> R) -> R {
         let threads = if multiply_adds < MIN_WORK { 1 } else { rayon::current_num_threads() };
         let places: Vec<Place> = (1..threads).map_while(|_| Place::take(threads - 1)).collect();
         if places.is_empty() {
@@ -213,7 +213,7 @@ impl Team<'_> {
     }
 
     /// The number of threads that may take part.
-    pub(crate) fn threads(&self) -> usize {
+    pub fn threads(&self) -> usize {
         self.shared.map_or(1, |shared| shared.members.len())
     }
 
@@ -221,7 +221,7 @@ impl Team<'_> {
     ///
     /// # Errors
     /// The first error of an item; items that have not begun by then are left out.
-    pub(crate) fn try_for_each(&self, items: usize, run: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    pub fn try_for_each(&self, items: usize, run: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
         let (Some(shared), Ok(count @ 2..)) = (self.shared, u32::try_from(items)) else {
             return (0..items).try_for_each(run);
         };
@@ -242,7 +242,7 @@ impl Team<'_> {
     ///
     /// # Errors
     /// The first error of a chunk; chunks that have not begun by then are left out.
-    pub(crate) fn try_for_chunks<T: Send>(
+    pub fn try_for_chunks<T: Send>(
         &self,
         xs: &mut [T],
         step: usize,

@@ -15,15 +15,15 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
-pub(crate) mod bf16_dot;
+pub mod bf16_dot;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
-pub(crate) mod kernel;
+pub mod kernel;
 #[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
+pub mod neon;
 mod portable;
 #[cfg(test)]
 mod portable_bf16;
-pub(crate) mod simd;
+pub mod simd;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
 
@@ -44,7 +44,7 @@ macro_rules! isas {
     ($($(#[cfg($($condition:tt)+)])? $name:ident($type:ty),)+) => {
         /// An instruction set that this processor has: only [`InstructionSet::detect`] makes the values in it.
         #[derive(Debug, Clone, Copy)]
-        pub(crate) enum Isa {
+        pub enum Isa {
             $($(#[cfg($($condition)+)])? $name($type),)+
         }
 
@@ -142,7 +142,7 @@ impl Isa {
     ///
     /// # Errors
     /// If the variable names an instruction set that this processor does not have.
-    pub(crate) fn detect() -> Result<Self> {
+    pub fn detect() -> Result<Self> {
         static DETECTED: OnceLock<std::result::Result<Isa, String>> = OnceLock::new();
         let detected = DETECTED.get_or_init(|| {
             let name = std::env::var_os(VARIABLE).map(|name| name.to_string_lossy().into_owned());
@@ -155,19 +155,19 @@ impl Isa {
     }
 
     /// All instruction sets that this processor has, the fastest first. Detects each of them.
-    pub(crate) fn all() -> Vec<Self> {
+    pub fn all() -> Vec<Self> {
         candidates().into_iter().filter_map(|candidate| (candidate.detect)()).collect()
     }
 
     /// Columns of the register tile.
-    pub(crate) fn tile_columns(self) -> usize {
+    pub fn tile_columns(self) -> usize {
         let mut columns = 0;
         self.run(TileColumns(&mut columns));
         columns
     }
 
     /// The tiles of bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
-    pub(crate) fn bf16_tiles(self) -> Bf16Tiles {
+    pub fn bf16_tiles(self) -> Bf16Tiles {
         let mut tiles = Bf16Tiles::default();
         self.run_bf16(FindBf16Tiles(&mut tiles));
         tiles
@@ -176,7 +176,7 @@ impl Isa {
 
 /// The tiles of an instruction set's bf16 products.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Bf16Tiles {
+pub struct Bf16Tiles {
     /// Columns of the largest tile.
     pub columns: usize,
     /// The step of their pairs.

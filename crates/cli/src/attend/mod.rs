@@ -1,0 +1,174 @@
+//! Runs one attention layer of a checkpoint on tensors from a file, to compare it with another framework.
+
+mod inputs;
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Position};
+use candle_core::{DType, Device};
+use clap::Parser;
+use inputs::Inputs;
+
+use super::shared::checkpoint::locate;
+use super::shared::output::{Kind, Output, folder_of};
+use super::shared::program::Command;
+use super::shared::{Result, about, device, print, read, weights};
+
+/// Run one attention layer of a checkpoint on tensors from a file.
+///
+/// The output file gets `output` (b, s_q, dim) and, with --weights, the attention weights `weights` (b, h, s_q, s_kv).
+/// These tensors of the input file are read:
+///
+///   query              (b, s_q, dim)
+///   key, value         (b, s_kv, dim) [default: key is the query, value is the key; a value needs a key]
+///   attention_mask     (b, s_kv) of booleans, integers or floats: 1 = attend, 0 = hidden, as in transformers
+///   attn_mask          (s_q, s_kv), (b, s_q, s_kv) or (b, h, s_q, s_kv), as in torch's scaled_dot_product_attention:
+///                      booleans, True = attend (nn.MultiheadAttention has the opposite), or floats, added to the scores
+///   key_padding_mask   (b, s_kv), as in nn.MultiheadAttention: booleans, True = hidden, or floats, added to the scores
+///   lengths            (b) or (b, s_q): only the first keys are visible
+///   additive           (b, h, s_q, s_kv), added to the scores
+///
+/// A dimension b, h, s_q or s_kv of attn_mask and additive may be 1. All masks apply together. In Python:
+///
+///   import torch
+///   from safetensors.torch import save_file
+///   save_file({"query": torch.randn(1, 5, 384), "attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "in.safetensors")
+#[derive(Parser)]
+#[command(
+    name = "attend",
+    verbatim_doc_comment,
+    after_help = "Examples:
+  candle-attention attend --checkpoint ./all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors \
+--output out.safetensors
+  candle-attention attend --checkpoint ./all-MiniLM-L6-v2 --prefix encoder.layer.1.attention --input in.safetensors \
+--output attended.safetensors --weights --causal --plan"
+)]
+pub struct Attend {
+    /// A .safetensors file, a model folder, a .safetensors.index.json, or a hub id in a build with `--features hub`
+    #[arg(long, value_name = "PATH|ID")]
+    checkpoint: PathBuf,
+    /// The prefix of the layer's tensor names, such as encoder.layer.0.attention; empty if they have none
+    #[arg(long)]
+    prefix: String,
+    /// The model's config.json: the layer gets its positions, norms, scale and causal or local mask from it
+    /// [default: without --heads, the one beside the weights]
+    #[arg(long, value_name = "FILE", conflicts_with = "heads")]
+    config: Option<PathBuf>,
+    /// Read config.json as that of this family, whatever its model_type, such as llama [default: its model_type]
+    #[arg(long, value_name = "FAMILY", conflicts_with = "heads")]
+    like: Option<String>,
+    /// The number of heads, without a config.json [default: as config.json has it]
+    #[arg(long)]
+    heads: Option<usize>,
+    /// The safetensors file with the input tensors
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// The safetensors file to write; only a file that this command wrote is replaced
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+    /// Also write the attention weights [default: the output alone]
+    #[arg(long)]
+    weights: bool,
+    /// Compute in f32, f64, f16 or bf16
+    #[arg(long, default_value = "f32", value_parser = device::dtype)]
+    dtype: DType,
+    /// Run on cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    device: Device,
+    /// Let each query see only keys up to its own position [default: as the masks and config.json have it]
+    #[arg(long)]
+    causal: bool,
+    /// Print the backend that runs, and the reason against each other one [default: not printed]
+    #[arg(long)]
+    plan: bool,
+}
+
+impl Command for Attend {
+    fn run(self) -> Result<()> {
+        attend(&self)
+    }
+}
+
+fn attend(arguments: &Attend) -> Result<()> {
+    let path = locate(&arguments.checkpoint)?;
+    let config = config_file(arguments, &path)?;
+    let mut read = vec![path.as_path(), &arguments.input];
+    read.extend(config.as_deref());
+    let output = Output::new(&arguments.output, Kind::Tensors("candle-attention attend 1"), &read)?;
+    let inputs = Inputs::read(&arguments.input, arguments.dtype, &arguments.device)?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let (layer, layout) = load(arguments, config.as_deref(), &checkpoint)?;
+    let causal = if arguments.causal { AttentionMask::causal() } else { AttentionMask::full() };
+    let (config, mask) = (layer.config(), inputs.mask.and(causal));
+
+    let call = AttentionInputs::new(&inputs.query, &inputs.key, &inputs.value, &mask);
+    let options = AttentionOptions::default().with_return_attention_weights(arguments.weights);
+    // Lines would damage tensors on standard output.
+    let mut out = print::unless_taken(output.is_stdout());
+    if arguments.plan {
+        writeln!(out, "{}", layer.plan(&call, &options)?)?;
+    }
+    let attended = layer.attend_with(&call, &options).map_err(|e| about(&arguments.input, &e))?;
+    let shape = attended.output.dims().to_vec();
+    let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
+    // NaN in the inputs may be what is to be compared; in the weights it is damage.
+    if !finite {
+        weights::check_finite(checkpoint.path().unwrap_or(&path), &checkpoint, &arguments.prefix)?;
+    }
+    let mut results = HashMap::from([("output".to_string(), attended.output)]);
+    results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
+    output.write_tensors(results)?;
+    if !finite {
+        print::note(format_args!("the output holds NaN or infinities, the weights of the layer are finite"));
+    }
+    let position = match &config.position {
+        Position::None => String::new(),
+        position => format!(", position {position}"),
+    };
+    let mask = config.mask.clone().and(mask);
+    writeln!(
+        out,
+        "layout {layout}, {} heads of {}, {} key-value heads{position}, mask {mask}: output {shape:?}",
+        config.num_attention_heads,
+        config.resolved_head_dim(),
+        config.resolved_num_key_value_heads(),
+    )?;
+    Ok(out.flush()?)
+}
+
+/// The config.json that the layer is read by; `None` with --heads.
+fn config_file(arguments: &Attend, checkpoint: &Path) -> Result<Option<PathBuf>> {
+    if arguments.heads.is_some() || arguments.config.is_some() {
+        return Ok(arguments.config.clone());
+    }
+    let folder = if checkpoint.is_dir() { checkpoint } else { folder_of(checkpoint) };
+    match folder.join("config.json") {
+        beside if beside.symlink_metadata().is_ok() => Ok(Some(beside)),
+        beside => {
+            let reason = format!("no config.json beside it ({}): give --heads or --config", beside.display());
+            Err(about(&arguments.checkpoint, &reason).into())
+        }
+    }
+}
+
+/// The layer and the name of its layout.
+fn load(
+    arguments: &Attend,
+    config: Option<&Path>,
+    checkpoint: &Checkpoint,
+) -> Result<(MultiHeadAttention, &'static str)> {
+    let (dtype, device) = (arguments.dtype, &arguments.device);
+    let Some(path) = config else {
+        let source = checkpoint.at(&arguments.prefix, dtype, device);
+        let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
+        let layout = detect(&source)?.name();
+        return Ok((MultiHeadAttention::load(&config, source)?, layout));
+    };
+    let json = read::json(path)?;
+    let config = ModelConfig::new(&json).with_like(arguments.like.as_deref());
+    let read = checkpoint.attention(&arguments.prefix, config, dtype, device).map_err(|e| about(path, &e))?;
+    Ok((read.layer, read.layout.name()))
+}

@@ -1,0 +1,140 @@
+//! Attention maps of a sentence encoder: one head in the terminal, one layer as a picture, all layers as an HTML page.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use candle_attention_text::visualize::TerminalColor;
+use candle_attention_text::{MapOptions, Text};
+use clap::Parser;
+
+use super::shared::model::Model;
+use super::shared::output::{Kind, Output, check_distinct};
+use super::shared::program::Command;
+use super::shared::{Result, print};
+
+/// Show the attention weights of a text or of a pair of texts, by default of one head in the terminal.
+///
+/// A text longer than the model takes is cut; the picture says where.
+#[derive(Parser)]
+#[command(
+    name = "attention-map",
+    after_help = "Examples:
+  candle-attention attention-map \"The cat sat on the mat because it was warm.\"
+  candle-attention attention-map --html map.html \"The cat sat on the mat because it was warm.\""
+)]
+pub struct AttentionMap {
+    #[command(flatten)]
+    model: Model,
+    /// The text whose attention is shown
+    text: String,
+    /// A second text, encoded together with the first as a cross-encoder does
+    #[arg(long, value_name = "TEXT")]
+    pair: Option<String>,
+    /// The layer, counted from 0 [default: 0; with --html all layers]
+    #[arg(long)]
+    layer: Option<usize>,
+    /// The head, counted from 0 [default: 0; in files all heads]
+    #[arg(long)]
+    head: Option<usize>,
+    /// Write an HTML page to explore layers and heads; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the heads of the layer as SVG; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Write the heads of the layer as PNG (in a build with `--features png`)
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
+}
+
+/// The files to write, checked.
+struct Outputs {
+    html: Option<Output>,
+    svg: Option<Output>,
+    png: Option<Output>,
+}
+
+impl Outputs {
+    fn all(&self) -> Vec<&Output> {
+        [&self.html, &self.svg, &self.png].into_iter().flatten().collect()
+    }
+}
+
+impl Command for AttentionMap {
+    fn run(self) -> Result<()> {
+        let outputs = self.outputs()?;
+        let folder = self.model.folder()?;
+        let encoder = self.model.load(folder.as_deref(), self.model.dtype())?;
+        let layer = self.layer.unwrap_or(0);
+        self.check_layers_and_heads(&encoder.heads(), layer)?;
+        let written = !outputs.all().is_empty();
+        let mut options = MapOptions::default();
+        options.prompt_name = self.model.prompt_name.as_deref();
+        if self.layer.is_some() || outputs.html.is_none() {
+            options = options.with_layers(&[layer]);
+        }
+        if let Some(head) = self.head.or((!written).then_some(0)) {
+            options = options.with_heads(&[head]);
+        }
+        let first = self.text.as_str();
+        let text = self.pair.as_deref().map_or(Text::One(first), |second| Text::Pair(first, second));
+        let maps = encoder.attention(text, &options)?;
+        let maps = maps.with_model(self.model.name());
+
+        // All pictures are made before one is written.
+        let html = outputs.html.as_ref().map(|output| Ok((output, output.marked(&maps.html()?))));
+        let svg = outputs.svg.as_ref().map(|output| Ok((output, output.marked(&maps.svg(layer)?))));
+        #[cfg(feature = "png")]
+        let png = outputs.png.as_ref().map(|output| Ok((output, maps.png(layer, 2.0)?)));
+        #[cfg(not(feature = "png"))]
+        let png: Option<Result<(&Output, Vec<u8>)>> = None;
+        let pictures = [html, svg, png].into_iter().flatten().collect::<Result<Vec<_>>>()?;
+        for (output, picture) in pictures {
+            output.write(&picture)?;
+            if !output.is_stdout() {
+                print::to_stderr(format_args!("{}: {} bytes", output.path().display(), picture.len()));
+            }
+        }
+        if !written {
+            let color = TerminalColor::detect(std::io::stdout().is_terminal());
+            let columns = console::Term::stdout().size_checked().map_or(100, |(_, columns)| usize::from(columns));
+            let mut out = print::stdout();
+            out.write_all(maps.terminal(layer, self.head.unwrap_or(0), color, columns)?.as_bytes())?;
+            out.flush()?;
+        }
+        Ok(())
+    }
+}
+
+impl AttentionMap {
+    fn outputs(&self) -> Result<Outputs> {
+        if self.png.is_some() && !cfg!(feature = "png") {
+            return Err("--png: this program was built without it (build with `--features png`)".into());
+        }
+        let output = |path: &Option<PathBuf>, kind| {
+            let path: Option<&Path> = path.as_deref();
+            path.map(|path| Output::new(path, kind, &[])).transpose()
+        };
+        let outputs = Outputs {
+            html: output(&self.html, Kind::Html)?,
+            svg: output(&self.svg, Kind::Svg)?,
+            png: output(&self.png, Kind::Png)?,
+        };
+        check_distinct(&outputs.all())?;
+        Ok(outputs)
+    }
+
+    /// Checks what was asked for against the heads of each layer.
+    fn check_layers_and_heads(&self, heads: &[usize], layer: usize) -> Result<()> {
+        let Some(&count) = heads.get(layer) else {
+            return Err(format!("--layer {layer}: the model has layers 0 to {}", heads.len().saturating_sub(1)).into());
+        };
+        match self.head {
+            Some(head) if head >= count => match count.checked_sub(1) {
+                Some(last) => Err(format!("--head {head}: layer {layer} has heads 0 to {last}").into()),
+                None => Err(format!("--head {head}: all heads of layer {layer} are pruned").into()),
+            },
+            _ => Ok(()),
+        }
+    }
+}

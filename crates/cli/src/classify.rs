@@ -1,0 +1,212 @@
+//! Classifies texts or pairs of texts, or finds entities in texts, by a model with a classification head.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use candle_attention_text::{
+    Aggregation, Entity, EntityOptions, Label, TaskHead, Text, TextClassifier, TokenClassifier,
+};
+use candle_core::{DType, Device};
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use super::shared::head_model::HeadModel;
+use super::shared::program::Command;
+use super::shared::{Result, print, read};
+
+/// Classify texts or pairs of texts, or find entities in texts.
+///
+/// Prints the most probable labels of each text, by a model with a head for sequence classification, such as one for
+/// sentiment, or with --pair one that reads two texts together. A model with a head for token classification, such as one
+/// for names of persons and places, prints the entities of each text. The checkpoint decides which of the two it is.
+#[derive(Parser)]
+#[command(
+    name = "classify",
+    after_help = "Examples:
+  candle-attention classify --model sentiment \"A warm, funny film.\" \"A waste of time.\"
+  candle-attention classify --model sentiment --file texts.txt --top-k 1 --json
+  candle-attention classify --model ner --aggregation first --json \"Anna lives in Paris.\""
+)]
+pub struct Classify {
+    #[command(flatten)]
+    model: HeadModel,
+    /// The texts to classify
+    texts: Vec<String>,
+    /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped [default: texts are
+    /// arguments]
+    #[arg(long, conflicts_with = "texts")]
+    file: Option<PathBuf>,
+    /// A second text, which the model reads after each of the texts [default: none]
+    #[arg(long, value_name = "TEXT")]
+    pair: Option<String>,
+    /// The number of labels to print per text, the most probable first [default: 5 in a table, all with --json]
+    #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
+    /// How tokens become entities, as in transformers: none (each token by itself), simple (neighbors of one label), or words
+    /// with the label of their first token, of the mean of their tokens, or of their most probable token [default: simple]
+    #[arg(long, value_name = "STRATEGY", value_parser = strategies())]
+    aggregation: Option<Aggregation>,
+    /// Print one {"text": …, "labels": [{"label": …, "score": …}]} per line, in input order; of entities {"text": …,
+    /// "entities": [{"entity_group": …, "score": …, "word": …, "start": …, "end": …}]}, where start and end count characters,
+    /// and with --aggregation none `entity` and `index` instead of `entity_group` [default: a table]
+    #[arg(long)]
+    json: bool,
+}
+
+/// The names of the strategies, as transformers has them.
+fn strategies() -> impl TypedValueParser<Value = Aggregation> {
+    PossibleValuesParser::new(["none", "simple", "first", "average", "max"]).map(|name| match name.as_str() {
+        "none" => Aggregation::None,
+        "first" => Aggregation::First,
+        "average" => Aggregation::Average,
+        "max" => Aggregation::Max,
+        _ => Aggregation::Simple,
+    })
+}
+
+/// A model with one of the two heads.
+enum Classifier {
+    Texts(TextClassifier),
+    Tokens(TokenClassifier),
+}
+
+impl Classifier {
+    fn open(folder: &Path, dtype: DType, device: &Device) -> candle_attention::Result<Self> {
+        Ok(match TaskHead::of_folder(folder)? {
+            TaskHead::TokenClassification => Self::Tokens(TokenClassifier::from_folder(folder, dtype, device)?),
+            _ => Self::Texts(TextClassifier::from_folder(folder, dtype, device)?),
+        })
+    }
+}
+
+#[derive(serde::Serialize)]
+struct Labels<'a> {
+    text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pair: Option<&'a str>,
+    labels: Vec<Scored<'a>>,
+}
+
+#[derive(serde::Serialize)]
+struct Scored<'a> {
+    label: &'a str,
+    score: f32,
+}
+
+#[derive(serde::Serialize)]
+struct Entities<'a> {
+    text: &'a str,
+    entities: Vec<Found<'a>>,
+}
+
+/// An entity with the keys of transformers.
+#[derive(serde::Serialize)]
+struct Found<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entity: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entity_group: Option<&'a str>,
+    score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    word: &'a str,
+    start: usize,
+    end: usize,
+}
+
+impl<'a> Found<'a> {
+    fn of(Entity { entity, score, word, start, end, index, .. }: &'a Entity) -> Self {
+        let name = Some(entity.as_str());
+        let (entity, entity_group) = if index.is_some() { (name, None) } else { (None, name) };
+        Self { entity, entity_group, score: *score, index: *index, word, start: *start, end: *end }
+    }
+}
+
+/// The columns of a text that are shown.
+const WIDTH: usize = 90;
+/// The columns of a label or of an entity that are shown.
+const LABEL: usize = 60;
+/// The labels of a text in a table.
+const TOP: u32 = 5;
+
+/// What a model says of the texts.
+enum Answers {
+    Labels(Vec<Vec<Label>>),
+    Entities(Vec<Vec<Entity>>),
+}
+
+impl Command for Classify {
+    fn run(self) -> Result<()> {
+        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
+        let opened = self.model.open(Classifier::open)?;
+        self.check(&opened.model)?;
+        let how = EntityOptions::default().with_aggregation(self.aggregation.unwrap_or_default());
+        let answers = opened.run(texts.len(), |model, options| match model {
+            Classifier::Texts(model) => {
+                let pair = |text| self.pair.as_deref().map_or(Text::One(text), |pair| Text::Pair(text, pair));
+                let inputs: Vec<Text> = texts.iter().map(|text| pair(text)).collect();
+                Ok(Answers::Labels(model.classify(&inputs, options)?))
+            }
+            Classifier::Tokens(model) => {
+                let inputs: Vec<&str> = texts.iter().map(String::as_str).collect();
+                Ok(Answers::Entities(model.entities(&inputs, &how, options)?))
+            }
+        })?;
+        match answers {
+            Answers::Labels(labels) => self.print_labels(&texts, &labels),
+            Answers::Entities(entities) => self.print_entities(&texts, &entities),
+        }
+    }
+}
+
+impl Classify {
+    /// Refuses options that are not for the head of the model.
+    fn check(&self, model: &Classifier) -> Result<()> {
+        let (options, head): (&[(&str, bool)], _) = match model {
+            Classifier::Texts(_) => (&[("--aggregation", self.aggregation.is_some())], "texts, not tokens"),
+            Classifier::Tokens(_) => {
+                (&[("--pair", self.pair.is_some()), ("--top-k", self.top_k.is_some())], "tokens, not texts")
+            }
+        };
+        match options.iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(format!("{option} is not for this model: it classifies {head}").into()),
+            None => Ok(()),
+        }
+    }
+
+    fn print_labels(&self, texts: &[String], classified: &[Vec<Label>]) -> Result<()> {
+        let mut out = print::stdout();
+        let top = self.top_k.unwrap_or(if self.json { u32::MAX } else { TOP });
+        for (text, labels) in texts.iter().zip(classified) {
+            let labels = &labels[..labels.len().min(top as usize)];
+            if self.json {
+                let labels = labels.iter().map(|Label { label, score, .. }| Scored { label, score: *score }).collect();
+                let line = Labels { text, pair: self.pair.as_deref(), labels };
+                writeln!(out, "{}", serde_json::to_string(&line)?)?;
+                continue;
+            }
+            writeln!(out, "{}", print::one_line(text, WIDTH))?;
+            for Label { label, score, .. } in labels {
+                writeln!(out, "  {score:>7.4}  {}", print::one_line(label, LABEL))?;
+            }
+        }
+        Ok(out.flush()?)
+    }
+
+    fn print_entities(&self, texts: &[String], found: &[Vec<Entity>]) -> Result<()> {
+        let mut out = print::stdout();
+        for (text, entities) in texts.iter().zip(found) {
+            if self.json {
+                let line = Entities { text, entities: entities.iter().map(Found::of).collect() };
+                writeln!(out, "{}", serde_json::to_string(&line)?)?;
+                continue;
+            }
+            writeln!(out, "{}", print::one_line(text, WIDTH))?;
+            for Entity { entity, score, word, start, end, .. } in entities {
+                let (entity, word) = (print::one_line(entity, LABEL), print::one_line(word.trim(), LABEL));
+                writeln!(out, "  {score:>7.4}  {entity}  {word}  {start}..{end}")?;
+            }
+        }
+        Ok(out.flush()?)
+    }
+}

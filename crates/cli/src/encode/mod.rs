@@ -1,0 +1,148 @@
+//! Sentence embeddings: a table of similarities, one JSON object per line, or a file for NumPy or safetensors.
+
+mod adaptation;
+mod embedder;
+mod outputs;
+mod retrieval;
+mod table;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+use adaptation::Adaptation;
+use clap::Parser;
+use embedder::Embedder;
+use outputs::Outputs;
+use retrieval::Retrieval;
+
+use super::shared::model::{Batches, Model};
+use super::shared::output::{Kind, Output};
+use super::shared::program::Command;
+use super::shared::read::{self, Lines};
+use super::shared::{Result, about, print};
+
+/// Compute sentence embeddings, and compare texts by them.
+///
+/// Prints a table of cosine similarities; for more than ten texts, each text with the one nearest to it. Texts longer than
+/// the model takes are cut, and their number is printed on standard error.
+#[derive(Parser)]
+#[command(
+    name = "encode",
+    after_help = "Examples:
+  candle-attention encode \"A cat sleeps.\" \"A kitten naps.\" \"Stocks fell.\"
+  candle-attention encode --file texts.txt --output embeddings.npy
+  candle-attention encode --json --as query --precision ubinary \"a pet at rest\""
+)]
+pub struct Encode {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    adaptation: Adaptation,
+    #[command(flatten)]
+    batches: Batches,
+    #[command(flatten)]
+    outputs: Outputs,
+    /// The texts to encode
+    texts: Vec<String>,
+    /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped
+    #[arg(long, conflicts_with = "texts")]
+    file: Option<PathBuf>,
+    /// Print one {"text": …, "embedding": […]} per line ({"text": …, "indices": […], "values": […]} of a sparse model,
+    /// {"text": …, "embeddings": [[…], …]} of one with a vector per token), in input order, as soon as it is computed: what has arrived of a
+    /// pipe at once, of a file 8,192 texts at a time
+    #[arg(long, conflicts_with_all = ["output", "against", "pairs"])]
+    json: bool,
+    /// Write the embeddings (texts, dimensions) to this .npy or .safetensors file (tensor `embeddings`); `-` is
+    /// standard output, in NumPy's format, as are devices and pipes without such a name
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "pairs"])]
+    output: Option<PathBuf>,
+    /// Print for each text the nearest line of this file, and their similarity
+    #[arg(long, value_name = "FILE", conflicts_with = "pairs")]
+    against: Option<PathBuf>,
+    /// Print the similarity of each pair of this file: two texts per line with a tab between them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "file"])]
+    pairs: Option<PathBuf>,
+}
+
+impl Command for Encode {
+    fn run(self) -> Result<()> {
+        let inputs: Vec<&Path> = self.file.as_deref().into_iter().collect();
+        self.outputs.check(self.json || self.output.is_some())?;
+        let output = self.output.as_deref().map(|path| output(path, &inputs)).transpose()?;
+        if let Some(output) = &output {
+            write::check(output, self.outputs.precision)?;
+        }
+        if self.json
+            && let Some(path) = &self.file
+        {
+            let lines = Lines::open(path)?;
+            return match self.retrieval()? {
+                Some(retrieval) => retrieval.stream(lines),
+                None => self.embedder()?.stream(lines),
+            };
+        }
+        if let Some(path) = &self.pairs {
+            let text = read::text(path)?;
+            self.retrieval()?;
+            return table::pairs(&self.embedder()?, &pairs(path, &text)?);
+        }
+        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
+        let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
+        if let Some(retrieval) = self.retrieval()? {
+            return retrieval.stream(texts.into_iter());
+        }
+        let embedder = self.embedder()?;
+        if self.json {
+            return embedder.stream(texts.into_iter());
+        }
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        if let Some(others) = against {
+            let others: Vec<&str> = others.iter().map(String::as_str).collect();
+            return table::nearest_of(&embedder, &texts, &others);
+        }
+        let embeddings = embedder.embed(&texts)?;
+        let (count, size) = embeddings.dims2()?;
+        let made = format!("{}, {size} numbers each by {}", print::count(count, "text"), self.model.name());
+        match output {
+            Some(output) => write::embeddings(&output, &embedder.quantize(&embeddings)?, &made),
+            None => table::similarities(&texts, &embeddings, &made),
+        }
+    }
+}
+
+impl Encode {
+    /// The model, if it makes sparse vectors or a vector per token.
+    fn retrieval(&self) -> Result<Option<Retrieval<'_>>> {
+        Retrieval::open(&self.model, &self.adaptation, &self.batches, &self.outputs, self.json)
+    }
+
+    fn embedder(&self) -> Result<Embedder<'_>> {
+        Embedder::load(&self.model, &self.adaptation, &self.batches, &self.outputs)
+    }
+}
+
+/// The two texts of each line.
+fn pairs<'a>(path: &Path, text: &'a str) -> Result<Vec<(&'a str, &'a str)>> {
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let pair = |(number, line): (usize, &'a str)| match line.split('\t').collect::<Vec<_>>()[..] {
+        [first, second] => Ok((first.trim(), second.trim())),
+        ref parts => {
+            let found = print::count(parts.len() - 1, "tab");
+            Err(about(path, &format!("line {number} has {found}, expected two texts with one tab between them")).into())
+        }
+    };
+    let pairs = lines.map(pair).collect::<Result<Vec<_>>>()?;
+    if pairs.is_empty() { Err(about(path, &"no pair of texts").into()) } else { Ok(pairs) }
+}
+
+/// The file to write, whose format is that of its name; NumPy's for a stream without one.
+fn output(path: &Path, inputs: &[&Path]) -> Result<Output> {
+    let is_stream = path.as_os_str() == "-" || path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir());
+    let kind = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("safetensors") => Kind::Tensors("candle-attention embeddings 1"),
+        Some("npy") => Kind::Npy,
+        _ if is_stream => Kind::Npy,
+        _ => return Err(about(path, &"expected a name that ends in .npy or .safetensors").into()),
+    };
+    Output::new(path, kind, inputs)
+}

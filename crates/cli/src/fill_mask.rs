@@ -1,0 +1,99 @@
+//! Predicts the masked words of texts by a model with a masked-language head.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use candle_attention_text::{FillMask as Model, MaskPrediction};
+use clap::Parser;
+
+use super::shared::head_model::HeadModel;
+use super::shared::program::Command;
+use super::shared::{Result, print, read};
+
+/// Predict what stands at each [MASK] of texts.
+///
+/// [MASK] is the mask of every model here: it is replaced by the model's own token, such as <mask>, which can be written too.
+/// The model has a head for masked language modeling, such as bert-base-uncased.
+#[derive(Parser)]
+#[command(
+    name = "fill-mask",
+    after_help = "Examples:
+  candle-attention fill-mask --model bert-base-uncased \"The cat [MASK] on the mat.\"
+  candle-attention fill-mask --model bert-base-uncased --top-k 3 --json \"A [MASK] sleeps on the [MASK].\""
+)]
+pub struct FillMask {
+    #[command(flatten)]
+    model: HeadModel,
+    /// The texts, each with at least one [MASK]
+    texts: Vec<String>,
+    /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped [default: texts are
+    /// arguments]
+    #[arg(long, conflicts_with = "texts")]
+    file: Option<PathBuf>,
+    /// The number of tokens to print per mask, the most probable first
+    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: u32,
+    /// Print one {"text": …, "masks": [[{"token": …, "id": …, "score": …}]]} per line, in input order [default: a table]
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(serde::Serialize)]
+struct Line<'a> {
+    text: &'a str,
+    masks: Vec<Vec<Prediction<'a>>>,
+}
+
+#[derive(serde::Serialize)]
+struct Prediction<'a> {
+    token: &'a str,
+    id: u32,
+    score: f32,
+}
+
+/// The mask in texts for every model.
+const MASK: &str = "[MASK]";
+/// The columns of a text that are shown.
+const WIDTH: usize = 90;
+/// The columns of a token that are shown.
+const TOKEN: usize = 40;
+
+impl Command for FillMask {
+    fn run(self) -> Result<()> {
+        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
+        let opened = self.model.open(|folder, dtype, device| Model::from_folder(folder, dtype, device))?;
+        let mask = opened.model.mask_token();
+        let masked: Vec<String> = texts.iter().map(|text| text.replace(MASK, mask)).collect();
+        if let Some(i) = masked.iter().position(|text| !text.contains(mask)) {
+            let text = print::one_line(&texts[i], WIDTH);
+            return Err(format!("`{text}` has no mask: write {MASK} where a word is to be found").into());
+        }
+        let inputs: Vec<&str> = masked.iter().map(String::as_str).collect();
+        let filled =
+            opened.run(texts.len(), |model, options| model.fill_masks(&inputs, self.top_k as usize, options))?;
+        let mut out = print::stdout();
+        for (text, masks) in texts.iter().zip(&filled) {
+            if self.json {
+                let masks = masks.iter().map(|tokens| tokens.iter().map(Prediction::of).collect()).collect();
+                writeln!(out, "{}", serde_json::to_string(&Line { text, masks })?)?;
+                continue;
+            }
+            writeln!(out, "{}", print::one_line(text, WIDTH))?;
+            for (number, tokens) in (1..).zip(masks) {
+                if masks.len() > 1 {
+                    writeln!(out, "  mask {number}")?;
+                }
+                for MaskPrediction { token, score, .. } in tokens {
+                    writeln!(out, "  {score:>7.4}  {}", print::one_line(token.trim(), TOKEN))?;
+                }
+            }
+        }
+        Ok(out.flush()?)
+    }
+}
+
+impl<'a> Prediction<'a> {
+    fn of(MaskPrediction { token, id, score, .. }: &'a MaskPrediction) -> Self {
+        Self { token, id: *id, score: *score }
+    }
+}

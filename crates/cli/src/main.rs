@@ -1,0 +1,62 @@
+//! The program `candle-attention`: what the library does, as commands.
+
+#[cfg(test)]
+mod tests;
+
+use std::process::ExitCode;
+
+use candle_attention_cli::shared::Result;
+use candle_attention_cli::shared::program::{self, Command};
+use candle_attention_cli::{
+    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, rerank, search, train,
+};
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Text embeddings, semantic search, attention maps, and the attention layers of published checkpoints.
+///
+/// Without --model, the commands that read texts run a small model that is part of this program.
+#[derive(Parser)]
+#[command(name = "candle-attention", version, max_term_width = 100)]
+struct Program {
+    #[command(subcommand)]
+    command: Commands,
+}
+
+#[derive(Subcommand)]
+enum Commands {
+    Encode(encode::Encode),
+    Search(search::Search),
+    Rerank(rerank::Rerank),
+    Classify(classify::Classify),
+    FillMask(fill_mask::FillMask),
+    Inspect(inspect::Inspect),
+    Attend(attend::Attend),
+    AttentionMap(attention_map::AttentionMap),
+    Prune(prune::Prune),
+    Train(train::Train),
+    Completions(completions::Completions),
+    Man(man::ManPages),
+}
+
+impl Command for Program {
+    fn run(self) -> Result<()> {
+        match self.command {
+            Commands::Encode(command) => command.run(),
+            Commands::Search(command) => command.run(),
+            Commands::Rerank(command) => command.run(),
+            Commands::Classify(command) => command.run(),
+            Commands::FillMask(command) => command.run(),
+            Commands::Inspect(command) => command.run(),
+            Commands::Attend(command) => command.run(),
+            Commands::AttentionMap(command) => command.run(),
+            Commands::Prune(command) => command.run(),
+            Commands::Train(command) => command.run(),
+            Commands::Completions(command) => command.run(Self::command()),
+            Commands::Man(command) => command.run(Self::command()),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    program::main::<Program>()
+}

@@ -1,0 +1,211 @@
+//! Ranks the attention heads of a sentence encoder, measures what pruning costs and saves, and writes the model without them.
+
+mod card;
+mod heads;
+mod rows;
+mod write;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use candle_attention_text::ImportanceMethod;
+use candle_core::DType;
+use clap::{Parser, ValueEnum};
+use plotters::prelude::SeriesLabelPosition;
+use rows::{Row, Texts};
+
+use super::shared::model::{Batches, Model};
+use super::shared::output::{Kind, Output};
+use super::shared::plot::{self, Chart, Line};
+use super::shared::program::Command;
+use super::shared::{Result, about, output_folder, print, read};
+
+/// Rank the attention heads of a sentence encoder by their importance on your texts, and prune the least important.
+///
+/// Every second text ranks the heads. The other texts measure the quality: the cosine between the embeddings of the pruned and
+/// of the whole model.
+///
+/// Who can load what --output writes: with --masked every library that loads the whole model, such as
+/// sentence-transformers, because the model keeps its size and its config.json; the pruned heads are zeros. Without it the
+/// model is smaller, and this program and transformers before 5 load it: its config.json has `pruned_heads`.
+#[derive(Parser)]
+#[command(
+    name = "prune",
+    after_help = "Examples:
+  candle-attention prune --file texts.txt --model all-MiniLM-L6-v2 --share 0.25 --output smaller --runs 0
+  candle-attention prune --file texts.txt --model all-MiniLM-L6-v2 --by entropy --runs 1 --plot pruned.svg --masked --output masked"
+)]
+pub struct Prune {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    batches: Batches,
+    /// A file of texts, one per line; `-` is standard input; blank lines are skipped
+    #[arg(long)]
+    file: PathBuf,
+    /// How the importance of a head is measured
+    #[arg(long, value_enum, default_value_t = By::Gradient)]
+    by: By,
+    /// Compare heads within their layer only: divide the scores of each layer by their norm [default: heads of all layers
+    /// are compared]
+    #[arg(long)]
+    by_layer: bool,
+    /// The share of heads to prune, from 0 to 1: it gets a row of its own, and --output prunes it [default: 0.25 with
+    /// --output]
+    #[arg(long)]
+    share: Option<f64>,
+    /// Write the pruned model to this folder, which must not exist [default: no model is written]
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Keep the size of the written model, and write zeros for the pruned heads, so that every library loads it [default:
+    /// the written model is smaller]
+    #[arg(long, requires = "output")]
+    masked: bool,
+    /// Draw quality and time against the share of pruned heads, as SVG [default: nothing is drawn]
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Read at most this many texts
+    #[arg(long, default_value_t = 400)]
+    limit: usize,
+    /// The number of times that a row is timed, each for at least a second; the median is reported; 0 measures no time
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum By {
+    /// How fast the embedding changes when the head is scaled: one forward and one backward pass
+    Gradient,
+    /// How far the embedding moves without the head: one forward pass per head
+    Ablation,
+    /// How focused the head is: one forward pass
+    Entropy,
+}
+
+impl By {
+    fn method(self) -> ImportanceMethod {
+        match self {
+            Self::Gradient => ImportanceMethod::Gradient,
+            Self::Ablation => ImportanceMethod::Ablation,
+            Self::Entropy => ImportanceMethod::Entropy,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gradient => "gradient",
+            Self::Ablation => "ablation",
+            Self::Entropy => "entropy",
+        }
+    }
+}
+
+/// The share that --output prunes without --share.
+const DEFAULT_SHARE: f64 = 0.25;
+
+impl Command for Prune {
+    fn run(self) -> Result<()> {
+        prune(&self)
+    }
+}
+
+fn prune(arguments: &Prune) -> Result<()> {
+    if let Some(share) = arguments.share.filter(|share| !(0.0..=1.0).contains(share)) {
+        return Err(format!("--share is {share}, expected 0 to 1").into());
+    }
+    let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, &[&arguments.file])).transpose()?;
+    if let Some(output) = &arguments.output {
+        output_folder::check_new(output)?;
+    }
+    if arguments.limit < 2 {
+        return Err(format!("--limit is {}, expected at least 2 texts", arguments.limit).into());
+    }
+    let texts = texts(arguments)?;
+    let folder = arguments.model.folder()?;
+    if folder.is_none() && arguments.output.is_some() {
+        return Err(
+            "--output needs --model: the embedded model has no folder (in this repository it is the folder `weights`)"
+                .into(),
+        );
+    }
+    if let (Some(folder), Some(output)) = (&folder, &arguments.output)
+        && output_folder::is_inside(output, folder)
+    {
+        let reason = format!("cannot be written into {}, the model that is pruned", folder.display());
+        return Err(about(output, &reason).into());
+    }
+    // Gradients of f16 would vanish.
+    let dtype = arguments.model.dtype.unwrap_or(DType::F32);
+    let encoder = arguments.model.load(folder.as_deref(), dtype)?;
+    // What is printed must not stop what is written.
+    let writes = plot.is_some() || arguments.output.is_some();
+    let is_taken = plot.as_ref().is_some_and(Output::is_stdout);
+    let mut out = if writes { print::unless_taken(is_taken) } else { Box::new(print::stdout()) };
+
+    let all: usize = encoder.heads().iter().sum();
+    let share = arguments.share.or(arguments.output.as_ref().map(|_| DEFAULT_SHARE));
+    let chosen = share.map(|share| (share * all as f64).round() as usize);
+    let rank: Vec<&str> = texts.iter().step_by(2).map(String::as_str).collect();
+    let judge: Vec<&str> = texts.iter().skip(1).step_by(2).map(String::as_str).collect();
+    let options = arguments.batches.options(arguments.model.prompt_name.as_deref());
+    let importance = heads::importance(&encoder, &rank, arguments.by.method(), &options)?;
+    let importance = if arguments.by_layer { importance.normalized_by_layer() } else { importance };
+    heads::print(&mut out, &importance)?;
+    out.flush()?;
+    let judge = Texts { texts: &judge, options };
+    let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, arguments.runs)?;
+    out.flush()?;
+    if let Some(output) = &plot {
+        draw(&rows, output)?;
+    }
+    if let (Some(folder), Some(output), Some(chosen)) = (folder, &arguments.output, chosen) {
+        let measured = card::Measured {
+            by: arguments.by.name(),
+            by_layer: arguments.by_layer,
+            rank: rank.len(),
+            judge: judge.texts.len(),
+            cosine: rows.iter().find(|row| all - row.heads == chosen).map(|row| row.cosine),
+        };
+        let name = name(arguments.model.name());
+        let written = write::Written { name: &name, folder: &folder, target: output, all };
+        written.write(&mut out, &importance.least_important(chosen), arguments.masked, &measured)?;
+    }
+    Ok(out.flush()?)
+}
+
+/// The name of a model for its card: a hub id, or the last part of a folder's path.
+fn name(model: &str) -> String {
+    let folder = std::fs::canonicalize(model).ok();
+    let name = folder.as_deref().and_then(|folder| folder.file_name());
+    name.map_or(model.to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn texts(arguments: &Prune) -> Result<Vec<String>> {
+    let text = read::text(&arguments.file)?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let texts: Vec<String> = lines.take(arguments.limit).map(str::to_string).collect();
+    match texts.len() {
+        count @ (0 | 1) => {
+            let found = format!("{}, expected at least 2", print::count(count, "text"));
+            Err(about(&arguments.file, &found).into())
+        }
+        _ => Ok(texts),
+    }
+}
+
+fn draw(rows: &[Row], output: &Output) -> Result<()> {
+    let line = |name: &'static str, of: fn(&Row) -> Option<f64>| Line {
+        name,
+        points: rows.iter().filter_map(|row| Some((row.share * 100.0, of(row)?))).collect(),
+    };
+    let lines = [line("cosine to the whole model's vectors", |row| Some(row.cosine)), line("time", |row| row.time)];
+    let chart = Chart {
+        x_name: "heads pruned, %",
+        y_name: "of the whole model",
+        x_end: 100.0,
+        y_end: rows.iter().filter_map(|row| row.time).fold(1.0, f64::max) * 1.05,
+        legend: SeriesLabelPosition::LowerLeft,
+        lines: lines.into_iter().filter(|line| !line.points.is_empty()).collect(),
+    };
+    output.write(&output.marked(&plot::svg(&[chart], 400)?))
+}

@@ -1,0 +1,60 @@
+//! Writes the model without its least important heads, and says how large it is.
+
+use std::io::Write;
+use std::path::Path;
+
+use candle_attention::pruning::PrunedHeads;
+use candle_attention_text::{PruneOptions, write_pruned_with};
+
+use super::super::shared::output::folder_of;
+use super::super::shared::{Result, about};
+use super::card::{self, Measured};
+
+/// A model to write.
+pub struct Written<'a> {
+    /// The name of the whole model.
+    pub name: &'a str,
+    /// The folder of the whole model.
+    pub folder: &'a Path,
+    pub target: &'a Path,
+    /// The number of heads of the whole model.
+    pub all: usize,
+}
+
+impl Written<'_> {
+    /// Writes the model without `heads`, with a model card that has what was measured.
+    pub fn write(&self, out: &mut impl Write, heads: &PrunedHeads, masked: bool, measured: &Measured) -> Result<()> {
+        let Self { name, folder, target, all } = self;
+        let card = card::text(name, folder, heads, *all, masked, measured)?;
+        let around = folder_of(target);
+        std::fs::create_dir_all(around).map_err(|e| about(around, &e))?;
+        write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(masked).with_card(&card))?;
+        let (count, shown) = (heads.count(), target.display());
+        let [before, after] = [weights(folder)?, weights(target)?].map(|bytes| bytes as f64 / 1e6);
+        match masked {
+            true => writeln!(
+                out,
+                "\n{shown}: written with {count} of {all} heads zeroed, {after:.1} MB of weights as the whole model"
+            )?,
+            false => writeln!(
+                out,
+                "\n{shown}: written without {count} of {all} heads, {after:.1} MB of weights, the whole model has \
+                 {before:.1} MB: {:.1} MB saved",
+                before - after
+            )?,
+        }
+        Ok(writeln!(out, "who can load it: {}", card::loaders(masked))?)
+    }
+}
+
+/// The bytes of all weights of a model: of its transformer and of its other modules.
+fn weights(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    // Deeper than a module there are copies of the model in other formats.
+    for entry in walkdir::WalkDir::new(folder).max_depth(2).follow_links(true).into_iter().filter_map(|e| e.ok()) {
+        if entry.file_type().is_file() && entry.path().extension().is_some_and(|extension| extension == "safetensors") {
+            bytes += entry.metadata()?.len();
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,73 @@
+//! The options of the commands that run a model with a task head.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use candle_attention_text::{EncodeOptions, default_dtype};
+use candle_core::{DType, Device};
+use indicatif::ProgressBar;
+
+use super::model::{Batches, check_weights, locate, note_truncated};
+use super::{Result, bar, device};
+
+#[derive(clap::Args)]
+pub struct HeadModel {
+    /// A model folder, or a hub id. It is required: the model that is embedded in this program has no head
+    #[arg(long, value_name = "FOLDER|ID")]
+    model: String,
+    /// The branch, tag or commit of a hub model [default: main]
+    #[arg(long)]
+    revision: Option<String>,
+    /// Compute in f32, f64, f16 or bf16 [default: f32; f16 on metal]
+    #[arg(long, value_parser = device::dtype)]
+    dtype: Option<DType>,
+    /// Run on cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    device: Device,
+    #[command(flatten)]
+    batches: Batches,
+}
+
+/// A model and how it is run.
+pub struct Opened<'a, M> {
+    pub model: M,
+    batches: &'a Batches,
+}
+
+impl HeadModel {
+    /// Loads the model, by `load` from its folder.
+    pub fn open<M>(
+        &self,
+        load: impl FnOnce(&Path, DType, &Device) -> candle_attention::Result<M>,
+    ) -> Result<Opened<'_, M>> {
+        let folder = locate(&self.model, self.revision.as_deref())?;
+        let dtype = self.dtype.unwrap_or_else(|| default_dtype(&self.device));
+        let model = load(&folder, dtype, &self.device).map_err(|error| match error.to_string() {
+            message if message.contains(&self.model) => message,
+            message => format!("{}: {message}", self.model),
+        })?;
+        check_weights(&folder)?;
+        Ok(Opened { model, batches: &self.batches })
+    }
+}
+
+impl<M> Opened<'_, M> {
+    /// Runs the model on `count` texts, by `run` with the options for it: with a progress bar for many texts, and a note
+    /// about those that were cut.
+    pub fn run<R>(
+        &self,
+        count: usize,
+        run: impl FnOnce(&M, &EncodeOptions) -> candle_attention::Result<R>,
+    ) -> Result<R> {
+        let options = self.batches.options(None);
+        let bar = if count > options.batch_size { bar::bar(count, "reading", "texts")? } else { ProgressBar::hidden() };
+        let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
+        let cut = Cell::new(0);
+        let on_truncated = |_: usize| cut.set(cut.get() + 1);
+        let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
+        let made = run(&self.model, &options)?;
+        bar.finish_and_clear();
+        note_truncated(cut.get(), count, options.max_length);
+        Ok(made)
+    }
+}

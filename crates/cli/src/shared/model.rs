@@ -1,0 +1,114 @@
+//! The options of the commands that run a text encoder.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use candle_attention::Error;
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
+use candle_core::{DType, Device};
+
+use super::{Result, about, device, print, weights};
+
+#[derive(clap::Args)]
+pub struct Model {
+    /// A model folder as sentence-transformers, transformers or model2vec saves it, of one of the families that
+    /// docs/encoder.md lists; or a hub id, in a build with `--features hub` [default: the small model that is embedded in this program]
+    #[arg(long, value_name = "FOLDER|ID")]
+    model: Option<String>,
+    /// The branch, tag or commit of a hub model [default: main]
+    #[arg(long, requires = "model")]
+    revision: Option<String>,
+    /// Compute in f32, f64, f16 or bf16 [default: f32; f16 on metal, but f32 to prune]
+    #[arg(long, value_parser = device::dtype)]
+    pub dtype: Option<DType>,
+    /// Run on cpu, cuda[:N] or metal[:N]
+    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    pub device: Device,
+    /// The name of the model's prompt to put before each text [default: the model's own default]
+    #[arg(long)]
+    pub prompt_name: Option<String>,
+}
+
+/// The options of the commands that encode many texts.
+#[derive(clap::Args)]
+pub struct Batches {
+    /// Texts per batch
+    #[arg(long, default_value_t = 32)]
+    batch_size: usize,
+    /// Tokens at which a text is cut, special tokens included [default: the model's own maximum]
+    #[arg(long, value_name = "TOKENS")]
+    max_length: Option<usize>,
+}
+
+impl Model {
+    /// The name to print for the model.
+    pub fn name(&self) -> &str {
+        self.model.as_deref().unwrap_or("the embedded model")
+    }
+
+    /// The folder of the model, downloaded from the hub if necessary; `None` for the embedded one.
+    pub fn folder(&self) -> Result<Option<PathBuf>> {
+        self.model.as_deref().map(|model| locate(model, self.revision.as_deref())).transpose()
+    }
+
+    /// The dtype to compute in.
+    pub fn dtype(&self) -> DType {
+        self.dtype.unwrap_or_else(|| default_dtype(&self.device))
+    }
+
+    /// Loads the model of [`folder`](Self::folder) in a dtype.
+    pub fn load(&self, folder: Option<&Path>, dtype: DType) -> Result<SentenceEncoder> {
+        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(dtype, &self.device)?) };
+        let encoder = SentenceEncoder::from_folder(folder, dtype, &self.device)?;
+        check_weights(folder)?;
+        Ok(encoder)
+    }
+}
+
+/// The folder of a model that is named by its path or its hub id. A name that is a path is said to be none before the hub
+/// is asked.
+pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
+    let path = Path::new(model);
+    if path.is_dir() {
+        if let Some(revision) = revision {
+            return Err(
+                format!("--revision {revision}: {model} is a folder, and only hub models have revisions").into()
+            );
+        }
+        return Ok(path.to_path_buf());
+    }
+    if path.exists() {
+        return Err(about(path, &"is a file, expected a model folder or a hub id").into());
+    }
+    let show_progress = std::io::stderr().is_terminal();
+    locate_model(model, revision, show_progress).map_err(|error| match error {
+        Error::Hub { reason, .. } => format!("{model}: no such folder, and as a hub id: {reason}").into(),
+        other => other.into(),
+    })
+}
+
+impl Batches {
+    /// Encoding options from the command line.
+    pub fn options<'a>(&self, prompt_name: Option<&'a str>) -> EncodeOptions<'a> {
+        let mut options = EncodeOptions::default().with_batch_size(self.batch_size);
+        (options.prompt_name, options.max_length) = (prompt_name, self.max_length);
+        options
+    }
+}
+
+/// Prints how many texts were cut, if any were, and at how many tokens, if that is known.
+pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
+    if cut > 0 {
+        let (of, were) = (print::count(of, "text"), if cut == 1 { "was" } else { "were" });
+        let at = at.map_or("the model's maximum length".to_string(), |at| print::count(at, "token"));
+        print::note(format_args!("{cut} of {of} {were} cut at {at} (--max-length)"));
+    }
+}
+
+/// Checks that all weights of a model are finite. One infinity may be hidden by a softmax, and still change every result.
+pub fn check_weights(folder: &Path) -> Result<()> {
+    // Some models have their weights in a folder of their own; what is computed with them is checked.
+    let Ok(checkpoint) = Checkpoint::open(folder) else { return Ok(()) };
+    weights::check_finite(folder, &checkpoint, "")
+}

@@ -1,0 +1,43 @@
+//! The dtype of an encoder where nobody asks for one.
+
+use candle_core::{DType, Device, DeviceLocation};
+
+/// The dtype that suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere.
+///
+/// On an Apple GPU f16 halves the memory that weights and hidden states take and the traffic to it, and has three more bits
+/// of precision than bf16. Sums, norms and softmaxes are computed in f32 all the same. Weights that are stored in f32 are
+/// converted when they are loaded. A model whose hidden states exceed 65,504 gives
+/// [`Error::NotFinite`](candle_attention::Error::NotFinite) in f16: load it in f32.
+///
+/// Training, gradients and head importance need f32, on every device.
+///
+/// ```
+/// use candle_attention_text::{SentenceEncoder, default_dtype};
+/// use candle_core::{DType, Device};
+/// let device = Device::Cpu;
+/// assert_eq!(default_dtype(&device), DType::F32);
+/// let encoder = SentenceEncoder::embedded(default_dtype(&device), &device)?;
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+pub fn default_dtype(device: &Device) -> DType {
+    at(device.location())
+}
+
+fn at(location: DeviceLocation) -> DType {
+    match location {
+        DeviceLocation::Metal { .. } => DType::F16,
+        _ => DType::F32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_apple_gpus_differ() {
+        assert_eq!(at(DeviceLocation::Metal { gpu_id: 0 }), DType::F16);
+        assert_eq!(at(DeviceLocation::Cuda { gpu_id: 0 }), DType::F32);
+        assert_eq!(default_dtype(&Device::Cpu), DType::F32);
+    }
+}

@@ -1,0 +1,319 @@
+//! Whole models of encoder families: BERT and the models that changed a part of it.
+
+use candle_attention::NormKind;
+use candle_nn::Activation;
+
+use crate::families::model::{
+    AbsolutePositions, Block, BlockNorms, EmbeddingScale, FeedForwardNames, GateKey, Model, SegmentTypes,
+};
+use crate::families::task_heads::{
+    ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
+};
+
+/// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)), on which the other models build.
+pub(super) const BERT_MODEL: Model = Model {
+    prefixes: &["bert"],
+    word_embeddings: "embeddings.word_embeddings",
+    embedding_scale: EmbeddingScale::One,
+    position_embeddings: "embeddings.position_embeddings",
+    positions: AbsolutePositions::Table,
+    type_embeddings: "embeddings.token_type_embeddings",
+    types: SegmentTypes::Always,
+    pair_types: true,
+    embeddings_norm: Some("embeddings.LayerNorm"),
+    projection: Some("embeddings_project"),
+    layers: "encoder.layer",
+    shared_layers: None,
+    heads_can_be_pruned: true,
+    block: Block {
+        attention: "attention",
+        norms: BlockNorms::Post { attention: "attention.output.LayerNorm", feed_forward: "output.LayerNorm" },
+        norm_kind: NormKind::Layer,
+        norm_bias: true,
+        inner_norm: None,
+        first_attention_norm: true,
+        feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
+        feed_forward_bias: true,
+    },
+    final_norm: None,
+    pad_token_id: 0,
+    renamed_keys: &[],
+    default_keys: &[("layer_norm_eps", 1e-12)],
+    mask_must_be_stated: false,
+    activation_key: None,
+    gate: None,
+    unsupported_keys: &["is_decoder", "add_cross_attention"],
+    classifier: Some(ClassifierHead::BERT),
+    token_classifier: TokenClassifierHead::BERT,
+    masked_lm: Some(MaskedLmHead::BERT),
+};
+
+pub(super) const ROBERTA_MODEL: Model = Model {
+    prefixes: &["roberta"],
+    positions: AbsolutePositions::AfterPad,
+    pair_types: false,
+    pad_token_id: 1,
+    classifier: Some(ClassifierHead::ROBERTA),
+    masked_lm: Some(MaskedLmHead::ROBERTA),
+    ..BERT_MODEL
+};
+
+/// Jina-BERT v2, with ALiBi.
+pub(super) const JINA_MODEL: Model = Model {
+    positions: AbsolutePositions::None,
+    block: Block {
+        norms: BlockNorms::Post { attention: "attention.output.LayerNorm", feed_forward: "mlp.layernorm" },
+        feed_forward: FeedForwardNames::Halves { both: "mlp.gated_layers", activated: 0, last: "mlp.wo" },
+        ..BERT_MODEL.block
+    },
+    // It decides, whatever `hidden_act` states.
+    renamed_keys: &[("feed_forward_type", "hidden_act")],
+    gate: Some(GateKey { key: "feed_forward_type", gates: &["geglu", "reglu"], required: true }),
+    ..BERT_MODEL
+};
+
+/// Jina's model for code. Only its tensors distinguish it from [`JINA_MODEL`].
+pub(super) const JINA_CODE_MODEL: Model = Model {
+    block: Block {
+        norms: BlockNorms::Post { attention: "layer_norm_1", feed_forward: "layer_norm_2" },
+        inner_norm: Some("attention.output.LayerNorm"),
+        feed_forward: FeedForwardNames::Halves { both: "mlp.up_gated_layer", activated: 1, last: "mlp.down_layer" },
+        ..JINA_MODEL.block
+    },
+    ..JINA_MODEL
+};
+
+/// What NomicBERT shares with the models that grew out of the same code.
+const NOMIC_BASE: Model = Model {
+    prefixes: &["bert", "nomic_bert"],
+    positions: AbsolutePositions::None,
+    types: SegmentTypes::Optional(2),
+    embeddings_norm: Some("emb_ln"),
+    layers: "encoder.layers",
+    block: Block {
+        attention: "attn",
+        norms: BlockNorms::Post { attention: "norm1", feed_forward: "norm2" },
+        feed_forward: FeedForwardNames::Apart { activated: "mlp.fc12", plain: "mlp.fc11", last: "mlp.fc2" },
+        ..BERT_MODEL.block
+    },
+    classifier: None,
+    masked_lm: None,
+    ..BERT_MODEL
+};
+
+/// GTE, in transformers' form and with its own code.
+pub(super) const GTE_MODEL: Model = Model {
+    prefixes: &["new", "gte"],
+    positions: AbsolutePositions::None,
+    types: SegmentTypes::Optional(1),
+    block: Block {
+        norms: BlockNorms::Post { attention: "attn_ln", feed_forward: "mlp_ln" },
+        feed_forward: FeedForwardNames::Halves { both: "mlp.up_gate_proj", activated: 1, last: "mlp.down_proj" },
+        ..BERT_MODEL.block
+    },
+    pad_token_id: 1,
+    unsupported_keys: &["is_decoder", "add_cross_attention", "logn_attention_scale"],
+    masked_lm: None,
+    ..BERT_MODEL
+};
+
+/// ELECTRA.
+pub(super) const ELECTRA_MODEL: Model = Model {
+    prefixes: &["electra"],
+    classifier: Some(ClassifierHead {
+        // Whatever the activation of its blocks.
+        activation: HeadActivation::Fixed(Activation::Gelu),
+        ..ClassifierHead::ROBERTA
+    }),
+    masked_lm: Some(MaskedLmHead {
+        first: "generator_predictions.dense",
+        norm: "generator_predictions.LayerNorm",
+        decoder: "generator_lm_head",
+        bias: "generator_lm_head.bias",
+        ..MaskedLmHead::ROBERTA
+    }),
+    ..BERT_MODEL
+};
+
+/// MPNet.
+pub(super) const MPNET_MODEL: Model = Model {
+    prefixes: &["mpnet"],
+    positions: AbsolutePositions::After(1),
+    types: SegmentTypes::Never,
+    pair_types: true,
+    block: Block {
+        norms: BlockNorms::Post { attention: "attention.LayerNorm", feed_forward: "output.LayerNorm" },
+        ..BERT_MODEL.block
+    },
+    ..ROBERTA_MODEL
+};
+
+/// DistilBERT.
+pub(super) const DISTILBERT_MODEL: Model = Model {
+    prefixes: &["distilbert"],
+    types: SegmentTypes::Never,
+    layers: "transformer.layer",
+    block: Block {
+        norms: BlockNorms::Post { attention: "sa_layer_norm", feed_forward: "output_layer_norm" },
+        feed_forward: FeedForwardNames::Plain { first: "ffn.lin1", last: "ffn.lin2" },
+        ..BERT_MODEL.block
+    },
+    renamed_keys: &[
+        ("dim", "hidden_size"),
+        ("n_layers", "num_hidden_layers"),
+        ("n_heads", "num_attention_heads"),
+        ("hidden_dim", "intermediate_size"),
+        ("activation", "hidden_act"),
+        ("dropout", "hidden_dropout_prob"),
+        ("attention_dropout", "attention_probs_dropout_prob"),
+    ],
+    classifier: Some(ClassifierHead {
+        pooler: false,
+        first: "pre_classifier",
+        activation: HeadActivation::Fixed(Activation::Relu),
+        ..ClassifierHead::BERT
+    }),
+    masked_lm: Some(MaskedLmHead {
+        first: "vocab_transform",
+        norm: "vocab_layer_norm",
+        decoder: "vocab_projector",
+        bias: "vocab_projector.bias",
+        ..MaskedLmHead::BERT
+    }),
+    ..BERT_MODEL
+};
+
+/// ALBERT.
+pub(super) const ALBERT_MODEL: Model = Model {
+    prefixes: &["albert"],
+    layers: "encoder.albert_layer_groups",
+    shared_layers: Some("albert_layers"),
+    projection: Some("encoder.embedding_hidden_mapping_in"),
+    block: Block {
+        norms: BlockNorms::Post { attention: "attention.LayerNorm", feed_forward: "full_layer_layer_norm" },
+        feed_forward: FeedForwardNames::Plain { first: "ffn", last: "ffn_output" },
+        ..BERT_MODEL.block
+    },
+    classifier: Some(ClassifierHead { first: "pooler", ..ClassifierHead::BERT }),
+    masked_lm: Some(MaskedLmHead {
+        first: "predictions.dense",
+        norm: "predictions.LayerNorm",
+        decoder: "predictions.decoder",
+        bias: "predictions.bias",
+        ..MaskedLmHead::BERT
+    }),
+    ..BERT_MODEL
+};
+
+/// ModernBERT.
+pub(super) const MODERNBERT_MODEL: Model = Model {
+    prefixes: &["model"],
+    word_embeddings: "embeddings.tok_embeddings",
+    positions: AbsolutePositions::None,
+    types: SegmentTypes::Never,
+    embeddings_norm: Some("embeddings.norm"),
+    layers: "layers",
+    block: Block {
+        attention: "attn",
+        norms: BlockNorms::Pre { attention: "attn_norm", feed_forward: "mlp_norm" },
+        norm_bias: false,
+        first_attention_norm: false,
+        feed_forward: FeedForwardNames::Halves { both: "mlp.Wi", activated: 0, last: "mlp.Wo" },
+        ..BERT_MODEL.block
+    },
+    final_norm: Some("final_norm"),
+    default_keys: &[("layer_norm_eps", 1e-5)],
+    renamed_keys: &[
+        ("hidden_activation", "hidden_act"),
+        ("norm_eps", "layer_norm_eps"),
+        ("mlp_dropout", "hidden_dropout_prob"),
+        ("attention_dropout", "attention_probs_dropout_prob"),
+    ],
+    classifier: Some(ClassifierHead {
+        pooler: false,
+        first: "head.dense",
+        optional_bias: true,
+        activation: HeadActivation::Stated("classifier_activation"),
+        norm: Some("head.norm"),
+        pooling_key: Some("classifier_pooling"),
+        ..ClassifierHead::BERT
+    }),
+    token_classifier: TokenClassifierHead {
+        first: Some(TokenClassifierFirst {
+            dense: "head.dense",
+            activation: HeadActivation::Stated("classifier_activation"),
+            norm: "head.norm",
+        }),
+        ..TokenClassifierHead::BERT
+    },
+    masked_lm: Some(MaskedLmHead {
+        first: "head.dense",
+        activation: HeadActivation::Stated("classifier_activation"),
+        norm: "head.norm",
+        decoder: "decoder",
+        bias: "decoder.bias",
+        optional_bias: true,
+    }),
+    ..BERT_MODEL
+};
+
+/// NomicBERT.
+pub(super) const NOMIC_MODEL: Model = Model {
+    // As Nomic's own code writes them; transformers writes BERT's.
+    renamed_keys: &[
+        ("n_embd", "hidden_size"),
+        ("n_layer", "num_hidden_layers"),
+        ("n_head", "num_attention_heads"),
+        ("n_inner", "intermediate_size"),
+        ("activation_function", "hidden_act"),
+        // Without a table of positions, a shorter `max_position_embeddings` beside it is no limit.
+        ("n_positions", "max_position_embeddings"),
+        ("layer_norm_epsilon", "layer_norm_eps"),
+        ("resid_pdrop", "hidden_dropout_prob"),
+        ("attn_pdrop", "attention_probs_dropout_prob"),
+    ],
+    gate: Some(GateKey { key: "activation_function", gates: &["swiglu", "geglu", "glu"], required: false }),
+    unsupported_keys: &[
+        "prenorm",
+        "parallel_block",
+        "causal",
+        "use_rms_norm",
+        "rotary_emb_scale_base",
+        "moe_every_n_layers",
+    ],
+    ..NOMIC_BASE
+};
+
+/// Jina embeddings v3.
+pub(super) const JINA_V3_MODEL: Model = Model {
+    prefixes: &["roberta"],
+    types: SegmentTypes::Optional(1),
+    pair_types: false,
+    block: Block {
+        attention: "mixer",
+        feed_forward: FeedForwardNames::Plain { first: "mlp.fc1", last: "mlp.fc2" },
+        ..NOMIC_BASE.block
+    },
+    default_keys: &[("layer_norm_eps", 1e-5)],
+    pad_token_id: 1,
+    classifier: Some(ClassifierHead::ROBERTA),
+    masked_lm: Some(MaskedLmHead::ROBERTA),
+    ..NOMIC_BASE
+};
+
+/// DeBERTa ([He 2021](https://arxiv.org/abs/2006.03654)), all versions: BERT with disentangled attention.
+pub(super) const DEBERTA_MODEL: Model = Model {
+    prefixes: &["deberta"],
+    positions: AbsolutePositions::TableUnless("position_biased_input"),
+    types: SegmentTypes::Optional(0),
+    projection: None,
+    default_keys: &[("layer_norm_eps", 1e-7)],
+    renamed_keys: &[("attention_head_size", "head_dim")],
+    unsupported_keys: &["conv_kernel_size"],
+    classifier: Some(ClassifierHead {
+        pooler: false,
+        activation: HeadActivation::Stated("pooler_hidden_act"),
+        ..ClassifierHead::BERT
+    }),
+    ..BERT_MODEL
+};

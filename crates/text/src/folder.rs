@@ -1,0 +1,276 @@
+//! The small files of a model folder, as transformers and sentence-transformers save it: which modules run, and the
+//! settings of the tokenizer. Everything that reads a folder, downloads one or copies one starts from these.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::{MAX_CONFIG_BYTES, is_present, read_limited};
+use candle_attention::{Error, Result};
+use serde::de::DeserializeOwned;
+
+use crate::model::config::BertConfig;
+use crate::model_files::{ModelFiles, inside};
+
+/// The most modules that a model may have. Each one reads files, or downloads them. Published models have at most 6: a
+/// transformer, pooling, up to three dense layers, normalization.
+pub(crate) const MAX_MODULES: usize = 16;
+
+/// The folder of a model, on disk or in memory, and what is known of it beforehand.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModelFolder<'a> {
+    pub path: &'a Path,
+    /// Files that the folder holds. Other programs that use the hub's cache remove a link and make it again, so one of
+    /// these files that is not found is an error, and not an absence that changes the model in silence.
+    known: Option<&'a BTreeSet<PathBuf>>,
+    /// The files of a folder in memory, which has the empty path.
+    memory: Option<&'a ModelFiles>,
+}
+
+impl<'a> ModelFolder<'a> {
+    /// A folder of which nothing is known.
+    pub fn new(path: &'a (impl AsRef<Path> + ?Sized)) -> Self {
+        Self { path: path.as_ref(), known: None, memory: None }
+    }
+
+    /// A folder that holds these files, named by their full paths.
+    #[cfg(feature = "hub")]
+    pub fn with_files(path: &'a Path, files: &'a BTreeSet<PathBuf>) -> Self {
+        Self { path, known: Some(files), memory: None }
+    }
+
+    /// A folder in memory.
+    pub fn in_memory(files: &'a ModelFiles) -> Self {
+        Self { path: Path::new(""), known: None, memory: Some(files) }
+    }
+
+    /// Whether it is a folder in memory.
+    pub fn is_in_memory(self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// Whether a file of the folder is there: something has its name, or it is known to be there.
+    pub fn holds(self, path: &Path) -> Result<bool> {
+        match self.memory {
+            Some(files) => Ok(files.contains(path)),
+            None => Ok(is_present(path)? || self.known.is_some_and(|known| known.contains(path))),
+        }
+    }
+
+    /// Reads a file of the folder of at most `limit` bytes.
+    pub fn read(self, path: &Path, limit: u64) -> Result<Cow<'a, [u8]>> {
+        match self.memory {
+            Some(files) => files.read(path, limit).map(Cow::Borrowed),
+            None => read_limited(path, limit).map(Cow::Owned),
+        }
+    }
+
+    /// Reads a JSON file of the folder.
+    pub fn json<T: DeserializeOwned>(self, path: &Path) -> Result<T> {
+        serde_json::from_slice(&self.read(path, MAX_CONFIG_BYTES)?).map_err(|e| Error::file(path, e))
+    }
+
+    /// Opens the weights in a folder inside of this one.
+    pub fn checkpoint(self, inside: &Path) -> Result<Checkpoint> {
+        match self.memory {
+            Some(files) => files.checkpoint(inside),
+            None => Checkpoint::open(inside),
+        }
+    }
+
+    /// Opens a safetensors file of the folder.
+    pub fn tensors(self, path: &Path) -> Result<Checkpoint> {
+        match self.memory {
+            Some(files) => files.tensors(path),
+            None => Checkpoint::open(path),
+        }
+    }
+
+    /// Reads the `config.json` of a transformer.
+    pub fn transformer_config(self, transformer: &Path) -> Result<BertConfig> {
+        let path = transformer.join("config.json");
+        let config: BertConfig = self.json(&path)?;
+        config.validate().map_err(|e| Error::file(path, e))?;
+        Ok(config)
+    }
+
+    /// Reads an optional JSON file of the folder, `None` if it is absent.
+    pub fn optional<T: DeserializeOwned>(self, path: &Path) -> Result<Option<T>> {
+        match self.holds(path)? {
+            true => self.json(path).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Reads an optional JSON file of the folder, or returns the default if it is absent.
+    pub fn json_or_default<T: DeserializeOwned + Default>(self, path: &Path) -> Result<T> {
+        Ok(self.optional(path)?.unwrap_or_default())
+    }
+}
+
+/// One entry of `modules.json`.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub(crate) struct Module {
+    pub path: String,
+    #[serde(rename = "type")]
+    pub class: String,
+}
+
+impl Module {
+    /// The class without its Python module, which differs between versions of the library.
+    pub(crate) fn kind(&self) -> &str {
+        self.class.rsplit('.').next().unwrap_or(&self.class)
+    }
+}
+
+/// Reads `modules.json` of a model whose first module is a transformer; without one, the model is a transformer at the top
+/// and its tokens are averaged.
+pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
+    let Some(modules) = any_modules(folder)? else { return Ok(None) };
+    match modules.first().map(Module::kind) {
+        Some("Transformer") => Ok(Some(modules)),
+        other => {
+            let other = other.unwrap_or_default();
+            let reason = format!("the first module is `{other}`, expected `Transformer`");
+            Err(Error::file(folder.path.join("modules.json"), reason))
+        }
+    }
+}
+
+/// Reads `modules.json`, whatever its modules are.
+///
+/// The file counts as absent only if nothing has its name. A link that leads nowhere, as an emptied cache leaves it, is
+/// an error: without its modules a model would give other embeddings.
+pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
+    let path = folder.path.join("modules.json");
+    let Some(mut modules) = folder.optional::<Vec<Module>>(&path)? else { return Ok(None) };
+    if modules.len() > MAX_MODULES {
+        return Err(Error::file(&path, format!("{} modules, expected at most {MAX_MODULES}", modules.len())));
+    }
+    // As model2vec names the top.
+    modules.iter_mut().filter(|module| module.path == ".").for_each(|module| module.path.clear());
+    for (i, module) in modules.iter().enumerate() {
+        let parts = || Path::new(&module.path).components();
+        if inside(Path::new(&module.path)).is_none() {
+            return Err(Error::file(&path, format!("module path `{}` leads out of the folder", module.path)));
+        }
+        if modules[..i].iter().any(|earlier| Path::new(&earlier.path).components().eq(parts())) {
+            return Err(Error::file(&path, format!("two modules have the path `{}`", module.path)));
+        }
+    }
+    if modules.is_empty() {
+        return Err(Error::file(&path, "no modules, expected `Transformer` first"));
+    }
+    Ok(Some(modules))
+}
+
+/// `sentence_bert_config.json`.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+struct TransformerConfig {
+    max_seq_length: Option<usize>,
+    do_lower_case: bool,
+}
+
+/// `tokenizer_config.json`.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+pub(crate) struct TokenizerConfig {
+    /// About 1e30 where no limit was known.
+    model_max_length: Option<f64>,
+    model_input_names: Option<Vec<String>>,
+    tokenizer_class: Option<String>,
+    mask_token: Option<Token>,
+    truncation_side: Option<String>,
+    unk_token: Option<Token>,
+}
+
+/// A special token: its text, or an object that holds it.
+#[derive(Debug, serde::Deserialize)]
+#[serde(untagged)]
+enum Token {
+    Text(String),
+    Object { content: String },
+}
+
+impl Token {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) | Self::Object { content: text } => text,
+        }
+    }
+}
+
+impl TokenizerConfig {
+    /// Reads the file. Its `padding_side` has no effect: texts are run without padding.
+    pub fn load(folder: ModelFolder, transformer: &Path) -> Result<Self> {
+        let path = transformer.join("tokenizer_config.json");
+        let config: Self = folder.json_or_default(&path)?;
+        match config.truncation_side.as_deref() {
+            None | Some("right") => Ok(config),
+            Some(other) => Err(Error::file(&path, format!("truncation_side is `{other}`, expected `right`"))),
+        }
+    }
+
+    /// Whether the tokenizer gives segment types to the model. Where this is not stated, transformers 4 gives them, and so do
+    /// the classes of transformers 5 that belong to models with types, but not its general class.
+    pub fn gives_types(&self) -> bool {
+        match &self.model_input_names {
+            Some(names) => names.iter().any(|name| name == "token_type_ids"),
+            None => self.tokenizer_class.as_deref() != Some("TokenizersBackend"),
+        }
+    }
+
+    /// The longest input that is stated, in tokens. A cast from float to integer saturates.
+    pub fn max_length(&self) -> Option<usize> {
+        self.model_max_length.map(|n| n as usize)
+    }
+
+    pub fn mask_token(&self) -> Option<&str> {
+        self.mask_token.as_ref().map(Token::text)
+    }
+
+    pub fn unk_token(&self) -> Option<&str> {
+        self.unk_token.as_ref().map(Token::text)
+    }
+}
+
+/// The longest input in tokens, and whether texts are to be lower-cased first.
+pub(crate) fn limits(folder: ModelFolder, transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
+    let own: TransformerConfig = folder.json_or_default(&transformer.join("sentence_bert_config.json"))?;
+    let tokenizer = TokenizerConfig::load(folder, transformer)?;
+    let stated = own.max_seq_length.or(tokenizer.max_length());
+    let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
+    if limit < 3 {
+        return Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"));
+    }
+    Ok((limit, own.do_lower_case))
+}
+
+/// Where in a folder the transformer itself is.
+pub(crate) fn transformer_of(folder: &Path, modules: Option<&[Module]>) -> PathBuf {
+    match modules {
+        Some([first, ..]) => folder.join(&first.path),
+        _ => folder.to_path_buf(),
+    }
+}
+
+#[cfg(all(test, feature = "hub"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_known_to_be_there_is_never_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        assert!(modules(ModelFolder::new(path)).unwrap().is_none());
+        let files = ["modules.json", "tokenizer_config.json"].map(|name| path.join(name));
+        let known = BTreeSet::from(files);
+        let folder = ModelFolder::with_files(path, &known);
+        for error in [modules(folder).unwrap_err(), TokenizerConfig::load(folder, path).unwrap_err()] {
+            assert!(matches!(error, Error::Io { .. }), "{error}");
+        }
+        assert!(limits(ModelFolder::new(path), path, 512).is_ok());
+    }
+}

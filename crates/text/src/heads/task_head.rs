@@ -1,0 +1,76 @@
+//! `TaskHead`: which head a checkpoint has.
+
+use std::path::Path;
+
+use candle_attention::checkpoint::{Checkpoint, WeightSource};
+use candle_attention::{Error, Result};
+use serde_json::Value;
+
+use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::model::bert::body;
+use crate::model::config::BertConfig;
+
+/// A head that classifies, by what it classifies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TaskHead {
+    /// Texts or pairs of texts: [`TextClassifier`](crate::TextClassifier),
+    /// [`CrossEncoder`](crate::CrossEncoder).
+    SequenceClassification,
+    /// Tokens: [`TokenClassifier`](crate::TokenClassifier).
+    TokenClassification,
+}
+
+impl TaskHead {
+    /// The classification head of a model folder: what `architectures` in its `config.json` states, or, if that is absent or
+    /// names no such head, what its tensors show. Both kinds may have one name, `classifier`; without the pooler before it,
+    /// it classifies tokens.
+    ///
+    /// # Errors
+    /// A file that is missing or malformed; a checkpoint without such a head.
+    pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+        let config = BertConfig::from_file(transformer.join("config.json"))?;
+        if let Some(stated) = Self::stated(&config) {
+            return Ok(stated);
+        }
+        let source = Checkpoint::open(&transformer)?.at("", candle_core::DType::F32, &candle_core::Device::Cpu);
+        let has = |name: &str| source.contains(&format!("{name}.weight"));
+        let first = |pooler: bool, name: &str| match body(&config, &source).filter(|_| pooler) {
+            Some(body) => body.contains(&format!("{name}.weight")),
+            None => has(name),
+        };
+        let row = config.row();
+        match row.classifier {
+            Some(names) if has(names.last) && first(names.pooler, names.first) => Ok(Self::SequenceClassification),
+            _ if has(row.token_classifier.last) => Ok(Self::TokenClassification),
+            _ => {
+                let why = "the checkpoint has no head that classifies texts or tokens".to_string();
+                Err(Error::MissingTensor { name: format!("{}.weight", row.token_classifier.last), why })
+            }
+        }
+    }
+
+    /// What the configuration states.
+    fn stated(config: &BertConfig) -> Option<Self> {
+        let names = config.key("architectures").and_then(Value::as_array)?;
+        names.iter().filter_map(Value::as_str).find_map(|name| match name {
+            name if name.ends_with("ForSequenceClassification") => Some(Self::SequenceClassification),
+            name if name.ends_with("ForTokenClassification") => Some(Self::TokenClassification),
+            _ => None,
+        })
+    }
+
+    /// Refuses a configuration that states the other head: both may have tensors of the same names.
+    pub(crate) fn check(self, config: &BertConfig) -> Result<()> {
+        let name = |head: Self| match head {
+            Self::SequenceClassification => "a head for sequence classification",
+            Self::TokenClassification => "a head for token classification",
+        };
+        match Self::stated(config) {
+            Some(other) if other != self => Err(Error::config("architectures", name(other), name(self))),
+            _ => Ok(()),
+        }
+    }
+}

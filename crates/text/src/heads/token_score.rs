@@ -1,0 +1,59 @@
+//! `TokenScore`: how much more likely one token follows a text than another, by a causal language model.
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::ops::Linear;
+use candle_attention::tensor::compute_dtype;
+use candle_attention::weights::LinearWeights;
+use candle_attention::{Error, Result};
+use candle_core::Tensor;
+
+use crate::model::bert::BertModel;
+use crate::model::config::BertConfig;
+use crate::model::embeddings::check_ids;
+use crate::model::hidden_states::{HiddenStates, rows};
+
+/// A decoder, and the rows of its language head for the tokens that decide on a score.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenScore {
+    pub model: BertModel,
+    /// `(1 or 2, hidden_size)`.
+    tokens: Linear,
+}
+
+impl TokenScore {
+    /// Loads the model from the root of a checkpoint. The score is the logit of the token `yes`, less that of `no` if there
+    /// is one.
+    ///
+    /// # Errors
+    /// The errors of [`BertModel::load`]; a family without such a head; a token that the model does not have.
+    pub fn load<S: WeightSource>(config: &BertConfig, source: S, yes: u32, no: Option<u32>) -> Result<Self> {
+        if !config.row().classifier.is_some_and(|head| head.last_token) {
+            return Err(Error::config("model_type", &config.model_type, "a decoder"));
+        }
+        if let Some(cap) = config.key("final_logit_softcapping") {
+            return Err(Error::config("final_logit_softcapping", cap, "absent: this version caps no logits"));
+        }
+        let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
+        check_ids("the tokens that are scored", &ids, config.vocab_size)?;
+        const HEAD: &str = "lm_head.weight";
+        let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(!source.contains(HEAD));
+        let (count, hidden) = (ids.len(), config.hidden_size);
+        let head = if tied { None } else { Some(source.get(HEAD, &[config.vocab_size, hidden])?) };
+        let model = BertModel::load(config, source)?;
+        let head = head.unwrap_or_else(|| model.embeddings.words.clone());
+        let weight = head.index_select(&Tensor::new(ids, head.device())?, 0)?;
+        Ok(Self { tokens: Linear::new(HEAD, LinearWeights::new(weight, None), count, hidden)?, model })
+    }
+
+    /// The score of each text.
+    pub fn scores(&self, hidden: &HiddenStates) -> Result<Vec<f32>> {
+        let last = |(text, length): (usize, &usize)| match length.checked_sub(1) {
+            Some(last) => Ok((text, last)),
+            None => Err(Error::value(format!("the number of tokens of text {text}"), 0, "at least 1")),
+        };
+        let last = hidden.lengths.iter().enumerate().map(last).collect::<Result<Vec<_>>>()?;
+        let xs = hidden.tokens_at(&last)?.unsqueeze(1)?; // (b, 1, hidden)
+        let logits = rows(&self.tokens.forward(&xs, compute_dtype(xs.dtype()))?.squeeze(1)?)?;
+        Ok(logits.iter().map(|logits| logits[0] - logits.get(1).copied().unwrap_or(0.0)).collect())
+    }
+}

@@ -1,0 +1,70 @@
+//! `EncoderKind`: what a model folder makes of texts.
+
+use std::path::Path;
+
+use candle_attention::Result;
+use serde_json::Value;
+
+use crate::folder::{ModelFolder, Module};
+use crate::router::routes;
+
+/// What an encoder makes of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EncoderKind {
+    /// One vector: [`SentenceEncoder`](crate::SentenceEncoder).
+    Sentence,
+    /// A weight for tokens of the vocabulary: [`SparseEncoder`](crate::SparseEncoder).
+    Sparse,
+    /// A vector per token: [`MultiVectorEncoder`](crate::MultiVectorEncoder).
+    MultiVector,
+}
+
+/// `config_sentence_transformers.json`.
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct Stated {
+    model_type: Option<String>,
+}
+
+/// `config.json`.
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct Config {
+    architectures: Option<Vec<Value>>,
+}
+
+impl EncoderKind {
+    /// The kind of a model folder: what `config_sentence_transformers.json` states, or what its modules show. A folder
+    /// without modules is ColBERT's if its `config.json` says so, and else that of a sentence encoder, as in
+    /// sentence-transformers.
+    ///
+    /// # Errors
+    /// A file that is malformed.
+    pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        Self::of(ModelFolder::new(&folder))
+    }
+
+    pub(crate) fn of(folder: ModelFolder) -> Result<Self> {
+        let stated: Stated = folder.json_or_default(&folder.path.join("config_sentence_transformers.json"))?;
+        match stated.model_type.as_deref() {
+            Some("SparseEncoder") => return Ok(Self::Sparse),
+            Some("MultiVectorEncoder" | "ColBERT") => return Ok(Self::MultiVector),
+            _ => {}
+        }
+        let Some(routes) = routes(folder)? else {
+            let config: Config = folder.json_or_default(&folder.path.join("config.json"))?;
+            let is_colbert = config.architectures.is_some_and(|names| names.iter().any(|name| name == "HF_ColBERT"));
+            return Ok(if is_colbert { Self::MultiVector } else { Self::Sentence });
+        };
+        let kinds: Vec<&str> = routes.modules().into_values().map(Module::kind).collect();
+        let has = |names: &[&str]| kinds.iter().any(|kind| names.contains(kind));
+        Ok(match () {
+            () if has(&["SpladePooling", "MLMTransformer", "SparseStaticEmbedding", "SparseAutoEncoder", "IDF"]) => {
+                Self::Sparse
+            }
+            () if has(&["MultiVectorMask"]) => Self::MultiVector,
+            () => Self::Sentence,
+        })
+    }
+}

@@ -1,0 +1,235 @@
+//! The encoder without a head: token ids to hidden states, by one loop over the blocks.
+
+use std::fmt;
+
+use candle_attention::checkpoint::{SharedTables, WeightSource};
+use candle_attention::norm::Norm;
+use candle_attention::ops::Linear;
+use candle_attention::tensor::{Freeze, Frozen};
+use candle_attention::weights::PositionWeights;
+use candle_attention::{AttentionMask, Result};
+use candle_core::{DType, Device, Tensor};
+
+use crate::model::block::Block;
+use crate::model::config::BertConfig;
+use crate::model::embeddings::Embeddings;
+use crate::model::feed_forward::load_linear;
+use crate::model::options::{ForwardOptions, ForwardOutput};
+use crate::model::stream::Stream;
+use crate::model::tensor_stream::{Batch, TensorStream};
+
+/// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden states.
+///
+/// [`BertConfig`] lists the families. All of them are embeddings, blocks of self-attention and feed-forward, and an
+/// optional norm at the end; what differs is data: the names of the tensors, where the norms are, how attention uses
+/// positions.
+///
+/// # Shapes
+/// ids `(b, s)` u32 → `(b, s, hidden_size)`, or a ragged batch of `tokens` ids → `(tokens, hidden_size)`.
+///
+/// # DTypes
+/// f16, bf16, f32 or f64, that of the weights. Sums are accumulated in f32 for half types.
+///
+/// # Memory
+/// On the CPU, what is loaded from a checkpoint keeps the weights of its projections packed for the kernels, and that is
+/// their only copy; so does what [`frozen`](Self::frozen) returns. Weights from other sources, which may be shared or
+/// variables, are kept as they are, and packed beside that at the first call if they are no variables.
+///
+/// # Training
+/// Loaded from variables (see [`Checkpoint::to_varmap`](candle_attention::checkpoint::Checkpoint::to_varmap)), each parameter gets
+/// its gradient.
+///
+/// # Example
+/// ```no_run
+/// use candle_attention::AttentionMask;
+/// use candle_attention::checkpoint::Checkpoint;
+/// use candle_attention_text::{BertConfig, BertModel};
+/// use candle_core::{DType, Device, Tensor};
+/// let config = BertConfig::from_file("all-MiniLM-L6-v2/config.json")?;
+/// let source = Checkpoint::open("all-MiniLM-L6-v2")?.at("", DType::F32, &Device::Cpu);
+/// let model = BertModel::load(&config, source)?;
+/// let ids = Tensor::new(&[[101u32, 7592, 102], [101, 102, 0]], &Device::Cpu)?;
+/// let hidden = model.forward(&ids, None, &AttentionMask::lengths(&[3, 2]))?;
+/// assert_eq!(hidden.dims(), [2, 3, 384]);
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct BertModel {
+    pub(crate) config: BertConfig,
+    pub(crate) embeddings: Embeddings,
+    pub(crate) embeddings_norm: Option<Norm>,
+    /// From the width of the embeddings to the width of the model, where they differ.
+    pub(crate) projection: Option<Linear>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) final_norm: Option<Norm>,
+    pub(crate) frozen: Frozen<Self>,
+}
+
+impl BertModel {
+    /// Reads the model from the root of a checkpoint: bare, or under the prefix that it has in a checkpoint with a head,
+    /// such as `bert`.
+    ///
+    /// Where the checkpoint holds adapters for tasks beside its weights (Jina embeddings v3), these are the weights without
+    /// any; [`LoraTasks::apply`](candle_attention::lora::LoraTasks::apply) of [`BertConfig::tasks`] gives those of a task.
+    ///
+    /// # Errors
+    /// An invalid configuration; a tensor missing or of the wrong shape, named.
+    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+        config.validate()?;
+        match config.tasks()? {
+            Some(tasks) => Self::load_plain(config, tasks.apply(source, None)?),
+            None => Self::load_plain(config, source),
+        }
+    }
+
+    /// [`load`](Self::load) from a source that has the weights under their own names.
+    fn load_plain<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+        let source = body(config, &source).unwrap_or(source);
+        let row = config.row_in(&source);
+        let embeddings = Embeddings::load(config, &source)?;
+        let prefixes = config.block_prefixes();
+        let first = source.child(&prefixes[0]).child(row.block.attention);
+        let (attention, _) = config.attention_of(&first, 0)?;
+        let pruned = config.pruned_heads.of_layer(0).len();
+        let shared = SharedTables::read(&attention, pruned, &PositionWeights::default(), &first)?;
+        let mut blocks: Vec<Block> = Vec::new();
+        for (index, prefix) in prefixes.iter().enumerate() {
+            // ALBERT's layers share their weights.
+            let block = match prefixes[..index].iter().position(|earlier| earlier == prefix) {
+                Some(earlier) => blocks[earlier].clone(),
+                None => Block::load(config, &row.block, source.child(prefix), index, &shared)?,
+            };
+            blocks.push(block);
+        }
+        let (width, projection) = (config.embedding_size(), row.projection.map(|name| source.child(name)));
+        let own = source.gives_own_tensors();
+        let norm =
+            |name: Option<&str>, size| name.map(|name| config.norm(&row.block, size, &source.child(name))).transpose();
+        let mut model = Self {
+            config: config.clone(),
+            embeddings,
+            embeddings_norm: norm(row.embeddings_norm, width)?,
+            // ALBERT has one even where the widths are the same.
+            projection: projection
+                .filter(|projection| width != config.hidden_size || projection.contains("weight"))
+                .map(|projection| load_linear(&projection, config.hidden_size, width))
+                .transpose()?,
+            blocks,
+            final_norm: norm(row.final_norm, config.hidden_size)?,
+            frozen: Frozen::default(),
+        };
+        if own {
+            model.freeze_in_place()?;
+        }
+        Ok(model)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &BertConfig {
+        &self.config
+    }
+
+    /// The number of attention heads of each layer.
+    pub fn heads(&self) -> Vec<usize> {
+        self.blocks.iter().map(|block| block.attention().config().num_attention_heads).collect()
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.embeddings.words.device()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.embeddings.words.dtype()
+    }
+
+    /// Token ids `(b, s)` u32 under `mask` → hidden states `(b, s, hidden_size)`. Every token has segment type 0 unless
+    /// `token_type_ids` `(b, s)` u32 are given.
+    ///
+    /// # Errors
+    /// A sequence longer than `max_position_embeddings`; an id outside its table (checked on the CPU only: a check on a
+    /// GPU would wait for the device); a mask that does not fit.
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
+        self.forward_t(ids, token_type_ids, mask, false)
+    }
+
+    /// [`forward`](Self::forward), with dropout if `train`.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward).
+    pub fn forward_t(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+        train: bool,
+    ) -> Result<Tensor> {
+        let options = ForwardOptions::default().with_train(train);
+        Ok(self.forward_with(ids, token_type_ids, mask, &options)?.hidden)
+    }
+
+    /// [`forward`](Self::forward) with options: head masks, and observing attention.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward); a layer that does not exist; a number of head masks other than that of
+    /// layers.
+    pub fn forward_with(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+        options: &ForwardOptions,
+    ) -> Result<ForwardOutput> {
+        options.check(self.blocks.len())?;
+        let hidden = self.embeddings.of_padded(ids, token_type_ids)?;
+        let batch = Batch::Padded { mask, options };
+        let mut stream = TensorStream::new(hidden, batch, self.config.hidden_dropout_prob);
+        self.run(&mut stream)?;
+        Ok(ForwardOutput { hidden: stream.hidden, observed: stream.observed })
+    }
+
+    /// Everything between the sum of the embeddings and the hidden states of the last layer, whatever the batch and the
+    /// device.
+    pub(crate) fn run<S: Stream>(&self, stream: &mut S) -> Result<()> {
+        if let Some(norm) = &self.embeddings_norm {
+            stream.normalize(norm)?;
+        }
+        stream.drop_out()?;
+        if let Some(projection) = &self.projection {
+            stream.project(projection)?;
+        }
+        for (index, block) in self.blocks.iter().enumerate() {
+            block.forward(stream, index)?;
+        }
+        match &self.final_norm {
+            Some(norm) => stream.normalize(norm),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One line, whatever the sizes: what the model is, its dtype and its device.
+impl fmt::Debug for BertModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let config = &self.config;
+        f.debug_struct("BertModel")
+            .field("model_type", &config.model_type)
+            .field("num_hidden_layers", &self.blocks.len())
+            .field("hidden_size", &config.hidden_size)
+            .field("num_attention_heads", &config.num_attention_heads)
+            .field("vocab_size", &config.vocab_size)
+            .field("dtype", &self.dtype())
+            .field("device", &self.device().location())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The body of the model, if it is not at the root of the checkpoint: under one of the prefixes that it has in a
+/// checkpoint with a head.
+pub(crate) fn body<S: WeightSource>(config: &BertConfig, source: &S) -> Option<S> {
+    let row = config.row();
+    let words = format!("{}.weight", row.word_embeddings);
+    if source.contains(&words) {
+        return None;
+    }
+    row.prefixes.iter().map(|prefix| source.child(prefix)).find(|prefixed| prefixed.contains(&words))
+}

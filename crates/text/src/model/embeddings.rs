@@ -1,0 +1,205 @@
+//! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::kernels::cpu::{AlignedVec, Element};
+use candle_attention::tensor::{MapTensors, element_count, with_slice, with_slices};
+use candle_attention::{Error, Result, for_cpu_element};
+use candle_core::{DType, Device, Tensor, WithDType};
+
+use crate::families::model::EmbeddingScale;
+use crate::model::config::BertConfig;
+
+/// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
+/// are not part of attention.
+#[derive(Debug, Clone)]
+pub(crate) struct Embeddings {
+    /// `(vocab_size, width)`.
+    pub words: Tensor,
+    /// The factor on the word embeddings, if the family has one.
+    scale: Option<f64>,
+    /// `(max_position_embeddings, width)`.
+    pub positions: Option<Tensor>,
+    /// `(type_vocab_size, width)`.
+    pub token_types: Option<Tensor>,
+    /// The position of a sequence's first token.
+    first_position: u32,
+    /// The id of padding, which positions skip: its own position is that id.
+    padding_id: Option<u32>,
+    max_tokens: usize,
+}
+
+impl MapTensors for Embeddings {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            words: f(&self.words)?,
+            positions: self.positions.map_tensors(f)?,
+            token_types: self.token_types.map_tensors(f)?,
+            ..*self
+        })
+    }
+}
+
+impl Embeddings {
+    /// Reads the tables from the body of a checkpoint.
+    pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
+        let row = config.row_in(source);
+        let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
+        let words = table(row.word_embeddings, config.vocab_size)?;
+        Ok(Self {
+            scale: match row.embedding_scale {
+                EmbeddingScale::One => None,
+                // Gemma's factor has the dtype of the weights.
+                EmbeddingScale::SqrtHiddenSize => Some(rounded((config.hidden_size as f64).sqrt(), words.dtype())?),
+            },
+            words,
+            positions: if config.has_position_table()? {
+                Some(table(row.position_embeddings, config.max_position_embeddings)?)
+            } else {
+                None
+            },
+            token_types: if config.has_types() {
+                Some(table(row.type_embeddings, config.type_vocab_size)?)
+            } else {
+                None
+            },
+            first_position: config.first_position() as u32,
+            padding_id: config.padding_id(),
+            max_tokens: config.max_tokens(),
+        })
+    }
+
+    fn scaled(&self, words: Tensor) -> Result<Tensor> {
+        match self.scale {
+            Some(scale) => Ok((words * scale)?),
+            None => Ok(words),
+        }
+    }
+
+    /// ids `(b, s)` u32 → `(b, s, width)`. Every token has segment type 0 unless `token_type_ids` `(b, s)` is given.
+    pub fn of_padded(&self, ids: &Tensor, token_type_ids: Option<&Tensor>) -> Result<Tensor> {
+        let (b, s) = ids.dims2().map_err(|_| Error::shape("ids", ids.dims(), "(b, s)"))?;
+        if s > self.max_tokens {
+            let expected = format!("at most {} tokens, by max_position_embeddings", self.max_tokens);
+            return Err(Error::shape("ids", ids.dims(), expected));
+        }
+        // candle's kernels for NVIDIA GPUs cannot look up nothing.
+        if ids.elem_count() == 0 {
+            let table = &self.words;
+            return Ok(Tensor::zeros((b, s, table.dim(1)?), table.dtype(), table.device())?);
+        }
+        let words = self.scaled(lookup("ids", &self.words, ids)?)?; // (b, s, width)
+        let words = match (&self.token_types, token_type_ids) {
+            (None, _) => words,
+            (Some(_), Some(types)) if types.dims() != [b, s] => {
+                return Err(Error::shape("token_type_ids", types.dims(), format!("{:?}", [b, s])));
+            }
+            (Some(table), Some(types)) => words.broadcast_add(&lookup("token_type_ids", table, types)?)?,
+            (Some(table), None) => words.broadcast_add(&table.narrow(0, 0, 1)?.unsqueeze(0)?)?,
+        };
+        match &self.positions {
+            Some(table) => Ok(words.broadcast_add(&self.padded_positions(table, ids)?)?),
+            None => Ok(words),
+        }
+    }
+
+    /// The rows of the position table: `(1, s, width)`, or `(b, s, width)` where they depend on the ids.
+    fn padded_positions(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        let (_, s) = ids.dims2()?;
+        let Some(padding_id) = self.padding_id else {
+            return Ok(table.narrow(0, 0, s)?.unsqueeze(0)?);
+        };
+        let counts = ids.ne(padding_id)?.to_dtype(DType::F32)?;
+        let positions = ((counts.cumsum(1)? * counts)? + f64::from(padding_id))?.to_dtype(DType::U32)?;
+        lookup("positions", table, &positions)
+    }
+
+    /// A ragged batch as one tensor, `(1, tokens, width)`: all ids reach the device in one copy per table.
+    pub fn of_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Tensor> {
+        let device = self.words.device();
+        let rows = |table: &Tensor, rows: &[u32]| table.index_select(&Tensor::new(rows, device)?, 0);
+        let mut sum = self.scaled(rows(&self.words, ids)?)?;
+        for (table, places) in [(&self.token_types, types), (&self.positions, &self.ragged_positions(ids, lengths))] {
+            if let Some(table) = table {
+                sum = (sum + rows(table, places)?)?;
+            }
+        }
+        Ok(sum.unsqueeze(0)?)
+    }
+
+    /// A ragged batch as f32 rows on the CPU, `(tokens, width)`.
+    pub fn of_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<AlignedVec<f32>> {
+        for_cpu_element!(self.words.dtype(), T => self.rows_of::<T>(ids, types, lengths))
+    }
+
+    fn rows_of<T: Element + WithDType>(
+        &self,
+        ids: &[u32],
+        types: &[u32],
+        lengths: &[usize],
+    ) -> Result<AlignedVec<f32>> {
+        let width = self.words.dim(1)?;
+        let positions = self.ragged_positions(ids, lengths);
+        let mut sums = AlignedVec::zeros("hidden states", element_count("hidden states", &[ids.len(), width])?)?;
+        let none = Tensor::zeros((0, width), T::DTYPE, &Device::Cpu)?;
+        let mut buffer = vec![0.0; width];
+        let tables =
+            [&self.words, self.token_types.as_ref().unwrap_or(&none), self.positions.as_ref().unwrap_or(&none)];
+        with_slices(tables, |[words, of_types, of_positions]: [&[T]; 3]| {
+            let tokens = ids.iter().zip(types).zip(positions);
+            for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
+                // In the order in which `of_padded` adds them.
+                let tables = [(words, id, self.scale), (of_types, kind, None), (of_positions, position, None)];
+                for (table, row, scale) in tables.into_iter().filter(|(table, ..)| !table.is_empty()) {
+                    let row = T::as_f32(&table[row as usize * width..][..width], &mut buffer);
+                    let scale = scale.map_or(1.0, |scale| scale as f32);
+                    sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += scale * x);
+                }
+            }
+        })?;
+        Ok(sums)
+    }
+
+    /// The row of the position table for each token.
+    fn ragged_positions(&self, ids: &[u32], lengths: &[usize]) -> Vec<u32> {
+        let mut ids = ids.iter();
+        let mut positions = Vec::with_capacity(ids.len());
+        for &length in lengths {
+            let mut next = self.first_position;
+            positions.extend(ids.by_ref().take(length).map(|&id| {
+                if self.padding_id == Some(id) {
+                    return id;
+                }
+                next += 1;
+                next - 1
+            }));
+        }
+        positions
+    }
+}
+
+/// `x` rounded to a float of this dtype.
+fn rounded(x: f64, dtype: DType) -> Result<f64> {
+    Ok(Tensor::new(x, &Device::Cpu)?.to_dtype(dtype)?.to_dtype(DType::F64)?.to_scalar()?)
+}
+
+/// ids `(b, s)` u32 → `(b, s, width)`.
+fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let (b, s) = ids.dims2()?;
+    if ids.dtype() != DType::U32 {
+        return Err(Error::dtype(name, ids.dtype(), "u32"));
+    }
+    if ids.device().is_cpu() {
+        with_slice(ids, |ids: &[u32]| check_ids(name, ids, table.dims()[0]))??;
+    }
+    Ok(table.index_select(&ids.flatten_all()?, 0)?.reshape((b, s, table.dim(1)?))?)
+}
+
+/// Checks that a table of `rows` rows has a row for each of `ids`.
+pub(crate) fn check_ids(name: &str, ids: &[u32], rows: usize) -> Result<()> {
+    match ids.iter().max() {
+        Some(&largest) if largest as usize >= rows => {
+            Err(Error::value(format!("the largest of {name}"), largest, format!("less than {rows}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,17 @@
+//! The encoder itself: token ids to hidden states.
+
+pub(crate) mod bert;
+pub(crate) mod block;
+pub(crate) mod config;
+mod config_keys;
+pub(crate) mod embeddings;
+pub(crate) mod feed_forward;
+mod freeze;
+pub(crate) mod hidden_states;
+pub(crate) mod options;
+pub(crate) mod pooling;
+mod ragged;
+mod row_stream;
+mod share;
+mod stream;
+mod tensor_stream;

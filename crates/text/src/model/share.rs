@@ -1,0 +1,107 @@
+//! Models that differ in some of their weights, and hold the others once.
+
+use candle_attention::Result;
+use candle_attention::tensor::ShareWeights;
+
+use crate::model::bert::BertModel;
+use crate::model::block::Block;
+use crate::model::embeddings::Embeddings;
+use crate::model::feed_forward::FeedForward;
+
+impl BertModel {
+    /// The same model with the weights of `other` where they are the same, bit for bit: both then hold one copy of them. It
+    /// is for models with different adapters of one base. Tables of embeddings, the query-key-value projection of a layer
+    /// and each other projection are compared as a whole.
+    ///
+    /// # Errors
+    /// A GPU cannot be read.
+    pub fn with_shared_weights(mut self, other: &Self) -> Result<Self> {
+        self.share_weights(other)?;
+        Ok(self)
+    }
+}
+
+impl ShareWeights for BertModel {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        self.embeddings.share_weights(&other.embeddings)?;
+        self.projection.share_weights(&other.projection)?;
+        for index in 0..self.blocks.len().min(other.blocks.len()) {
+            let (earlier, rest) = self.blocks.split_at_mut(index);
+            // ALBERT's layers share their weights.
+            match earlier.iter().find(|earlier| earlier.shares_weights_with(&rest[0])) {
+                Some(earlier) => rest[0] = earlier.clone(),
+                None => rest[0].share_weights(&other.blocks[index])?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ShareWeights for Embeddings {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        self.words.share_weights(&other.words)?;
+        self.positions.share_weights(&other.positions)?;
+        self.token_types.share_weights(&other.token_types)
+    }
+}
+
+impl ShareWeights for Block {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        self.attention.share_weights(&other.attention)?;
+        self.feed_forward.share_weights(&other.feed_forward)
+    }
+}
+
+impl ShareWeights for FeedForward {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        // Halves of one matrix are views of it: they are taken together with it, or not.
+        match (&mut self.both, &other.both) {
+            (Some(own), Some(of_other)) if own.whole.is_some() || of_other.whole.is_some() => {
+                let (Some(whole), Some(of_other)) = (&own.whole, &of_other.whole) else { return Ok(()) };
+                if whole.has_same_weights(of_other)? {
+                    self.activated = other.activated.clone();
+                    self.plain = other.plain.clone();
+                    self.both = other.both.clone();
+                }
+            }
+            _ => {
+                self.activated.share_weights(&other.activated)?;
+                self.plain.share_weights(&other.plain)?;
+            }
+        }
+        self.last.share_weights(&other.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+    use crate::model::config::BertConfig;
+    use candle_attention::checkpoint::Checkpoint;
+    use candle_attention::lora::LoraAdapter;
+
+    /// What an adapter does not change is in memory once.
+    #[test]
+    fn unchanged_weights_are_shared() -> Result<()> {
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let source = Checkpoint::open(format!("{fixtures}/tiny-bert"))?.at("", dtype, &Device::Cpu);
+            let config = BertConfig::from_file(format!("{fixtures}/tiny-bert/config.json"))?;
+            let base = BertModel::load(&config, source.clone())?;
+            let adapter = LoraAdapter::open(format!("{fixtures}/lora/bert_layers"))?;
+            let adapted = BertModel::load(&config, adapter.apply(source)?)?.with_shared_weights(&base)?;
+            assert_eq!(adapted.embeddings.words.id(), base.embeddings.words.id());
+            for (index, (own, of_base)) in adapted.blocks.iter().zip(&base.blocks).enumerate() {
+                let [own, of_base] =
+                    [own, of_base].map(|block| (block.attention.projection_ids(), &block.feed_forward));
+                assert_eq!(own.1.last.id(), of_base.1.last.id());
+                assert_eq!(own.1.activated.id(), of_base.1.activated.id());
+                // The adapter changes the values of the second layer.
+                assert_eq!([own.0[0] == of_base.0[0], own.0[1] == of_base.0[1]], [index == 0, true], "{dtype:?}");
+            }
+        }
+        Ok(())
+    }
+}

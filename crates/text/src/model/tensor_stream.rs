@@ -1,0 +1,139 @@
+//! Hidden states as a tensor: padded batches on every device, ragged batches on GPUs.
+
+use candle_attention::norm::Norm;
+use candle_attention::ops::{Linear, PendingBias};
+use candle_attention::ragged::BatchCache;
+use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, MultiHeadAttention, Result};
+use candle_core::Tensor;
+use candle_nn::ops::dropout;
+
+use crate::model::feed_forward::FeedForward;
+use crate::model::options::ForwardOptions;
+use crate::model::stream::Stream;
+
+/// Hidden states `(b, s, width)`: differentiable, and without waiting for the device. A ragged batch is
+/// `(1, tokens, width)`.
+pub(crate) struct TensorStream<'a> {
+    pub hidden: Tensor,
+    /// What attention observed so far, with the index of its layer.
+    pub observed: Vec<(usize, AttentionStats)>,
+    /// The input of the next sub-layer, if it is not `hidden`.
+    input: Option<Tensor>,
+    batch: Batch<'a>,
+    /// Probability of dropping an element; 0 outside training.
+    dropout: f64,
+}
+
+/// How the tokens of a batch are stored.
+pub(crate) enum Batch<'a> {
+    Padded { mask: &'a AttentionMask, options: &'a ForwardOptions<'a> },
+    Ragged { lengths: &'a [usize], positions: BatchCache },
+}
+
+impl<'a> Batch<'a> {
+    /// Sequences of these lengths one after another; what their positions mean is computed once for all layers.
+    pub fn ragged(lengths: &'a [usize]) -> Self {
+        Self::Ragged { lengths, positions: BatchCache::default() }
+    }
+}
+
+impl<'a> TensorStream<'a> {
+    /// `dropout` is applied only to a padded batch whose options ask for training.
+    pub fn new(hidden: Tensor, batch: Batch<'a>, dropout: f64) -> Self {
+        let train = matches!(&batch, Batch::Padded { options, .. } if options.train);
+        let dropout = if train { dropout } else { 0.0 };
+        Self { hidden, observed: Vec::new(), input: None, batch, dropout }
+    }
+
+    /// The input is read once: without this reference its memory is free as soon as the sub-layer is done with it.
+    fn take_input(&mut self) -> Tensor {
+        self.input.take().unwrap_or_else(|| self.hidden.clone())
+    }
+
+    fn drop_out_branch(&self, branch: PendingBias) -> Result<PendingBias> {
+        if self.dropout == 0.0 { Ok(branch) } else { Ok(dropout(&branch.apply()?, self.dropout as f32)?.into()) }
+    }
+}
+
+impl Stream for TensorStream<'_> {
+    /// The last bias is left to the next step where a GPU adds it there.
+    type Branch = PendingBias;
+
+    fn set_input(&mut self, norm: Option<&Norm>) -> Result<()> {
+        self.input = norm.map(|norm| norm.forward(&self.hidden)).transpose()?;
+        Ok(())
+    }
+
+    fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<PendingBias> {
+        let xs = self.take_input();
+        let branch = match &self.batch {
+            Batch::Padded { mask: of_batch, options } => {
+                let mask = (*of_batch).clone().and(mask.clone());
+                let inputs = AttentionInputs::self_attention(&xs, mask);
+                let of_layer = options.of_layer(index);
+                match options.observed_in(index) {
+                    Some(what) => {
+                        let observed = attention.observe(&inputs, &of_layer, what)?;
+                        let output = observed.output.clone();
+                        self.observed.push((index, observed));
+                        output.into()
+                    }
+                    None => attention.attend_with(&inputs, &of_layer)?.output.into(),
+                }
+            }
+            Batch::Ragged { lengths, positions } => {
+                attention.attend_ragged_pending(&xs.squeeze(0)?, lengths, mask, positions)?.map(|ys| ys.unsqueeze(0))?
+            }
+        };
+        self.drop_out_branch(branch)
+    }
+
+    fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<PendingBias> {
+        let branch = feed_forward.forward(&self.take_input())?;
+        self.drop_out_branch(branch)
+    }
+
+    fn normalize_branch(&mut self, branch: PendingBias, norm: &Norm) -> Result<PendingBias> {
+        Ok(norm.forward(&branch.apply()?)?.into())
+    }
+
+    fn normalize_sum(&mut self, branch: PendingBias, norm: &Norm) -> Result<PendingBias> {
+        Ok(norm.forward_sum(&self.hidden, branch)?.into())
+    }
+
+    fn add(&mut self, branch: PendingBias, output: Option<&Norm>, input: Option<&Norm>) -> Result<()> {
+        match (output, input) {
+            // One kernel where the device has one.
+            (None, Some(input)) => {
+                let (sum, normalized) = input.sum_and_forward(&self.hidden, branch)?;
+                (self.hidden, self.input) = (sum, Some(normalized));
+                Ok(())
+            }
+            (Some(output), input) => {
+                self.hidden = output.forward_sum(&self.hidden, branch)?;
+                self.set_input(input)
+            }
+            (None, None) => {
+                self.hidden = (&self.hidden + branch.apply()?)?;
+                self.set_input(None)
+            }
+        }
+    }
+
+    fn normalize(&mut self, norm: &Norm) -> Result<()> {
+        self.hidden = norm.forward(&self.hidden)?;
+        Ok(())
+    }
+
+    fn drop_out(&mut self) -> Result<()> {
+        if self.dropout > 0.0 {
+            self.hidden = dropout(&self.hidden, self.dropout as f32)?;
+        }
+        Ok(())
+    }
+
+    fn project(&mut self, projection: &Linear) -> Result<()> {
+        self.hidden = projection.forward(&self.hidden, self.hidden.dtype())?;
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! The files of a model in memory.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::{Error, Result};
+
+/// The name of a weight file.
+const WEIGHTS: &str = "model.safetensors";
+
+/// The files of a model folder in memory, such as `include_bytes!` compiles into a program. They take the same checks as
+/// files on disk.
+///
+/// ```
+/// use candle_attention_text::{EncodeOptions, ModelFiles, SentenceEncoder};
+/// use candle_core::{DType, Device};
+/// # macro_rules! file { ($name:literal) => { include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/", $name)) } }
+/// let files = ModelFiles::new()
+///     .with("config.json", file!("config.json"))?
+///     .with("tokenizer.json", file!("tokenizer.json"))?
+///     .with("model.safetensors", file!("model.safetensors"))?;
+/// let encoder = SentenceEncoder::from_files(&files, DType::F32, &Device::Cpu)?;
+/// assert_eq!(encoder.encode(&["A cat sleeps."], &EncodeOptions::default())?.dims(), [1, 128]);
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct ModelFiles {
+    small: BTreeMap<String, Cow<'static, [u8]>>,
+    weights: BTreeMap<String, Checkpoint>,
+}
+
+impl ModelFiles {
+    /// No files.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a file under its path in the folder, with `/` between the parts: `config.json`, `1_Pooling/config.json`. Bytes of
+    /// type `&'static [u8]` are not copied, and those of a `Vec` neither. The weights of a
+    /// model are one file, `model.safetensors`.
+    ///
+    /// # Errors
+    /// A name that leads out of the folder; a `.safetensors` file that is malformed; a part or an index of weights in several
+    /// files.
+    pub fn with<'a>(mut self, name: impl Into<Cow<'a, str>>, bytes: impl Into<FileBytes>) -> Result<Self> {
+        let (name, FileBytes(bytes)) = (name.into(), bytes.into());
+        let Some(key) = inside(Path::new(&*name)).filter(|key| !key.is_empty()) else {
+            return Err(Error::file(&*name, "is not the name of a file inside a folder"));
+        };
+        let file = key.rsplit('/').next().unwrap_or_default();
+        let is_weights = file.ends_with(".safetensors");
+        let is_part = (is_weights && file.contains("-of-")) || file.ends_with(".safetensors.index.json");
+        match file {
+            _ if is_weights && !is_part => {
+                let checkpoint = Checkpoint::from_named_bytes(Path::new(&*name), bytes)?;
+                self.weights.insert(key, checkpoint);
+            }
+            _ if is_part => return Err(Error::file(&*name, format!("expected the weights in one file, {WEIGHTS}"))),
+            _ => {
+                self.small.insert(key, bytes);
+            }
+        }
+        Ok(self)
+    }
+
+    /// Whether there is a file of this name.
+    pub(crate) fn contains(&self, path: &Path) -> bool {
+        inside(path).is_some_and(|key| self.small.contains_key(&key) || self.weights.contains_key(&key))
+    }
+
+    /// The content of a file of at most `limit` bytes.
+    pub(crate) fn read(&self, path: &Path, limit: u64) -> Result<&[u8]> {
+        let bytes = inside(path).and_then(|key| self.small.get(&key));
+        let bytes = bytes.ok_or_else(|| Error::file(path, "the file is not among those in memory"))?;
+        match bytes.len() as u64 {
+            length if length > limit => {
+                Err(Error::file(path, format!("the file has {length} bytes, expected at most {limit}")))
+            }
+            _ => Ok(bytes),
+        }
+    }
+
+    /// The weights in a folder.
+    pub(crate) fn checkpoint(&self, folder: &Path) -> Result<Checkpoint> {
+        self.tensors(&folder.join(WEIGHTS))
+    }
+
+    /// The tensors of a file.
+    pub(crate) fn tensors(&self, path: &Path) -> Result<Checkpoint> {
+        let found = inside(path).and_then(|key| self.weights.get(&key));
+        found.cloned().ok_or_else(|| Error::file(path, "the file is not among those in memory"))
+    }
+}
+
+/// The bytes of a file: `&'static [u8]`, `&'static [u8; N]` as `include_bytes!` gives them, or `Vec<u8>`.
+#[derive(Debug, Clone)]
+pub struct FileBytes(Cow<'static, [u8]>);
+
+impl From<&'static [u8]> for FileBytes {
+    fn from(bytes: &'static [u8]) -> Self {
+        Self(Cow::Borrowed(bytes))
+    }
+}
+
+impl<const N: usize> From<&'static [u8; N]> for FileBytes {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Self(Cow::Borrowed(bytes))
+    }
+}
+
+impl From<Vec<u8>> for FileBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Cow::Owned(bytes))
+    }
+}
+
+/// A path below a folder, with `/` between its parts; `None` if it leads out.
+pub(crate) fn inside(path: &Path) -> Option<String> {
+    let mut parts = Vec::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(part) => parts.push(part.to_str()?),
+            _ => return None,
+        }
+    }
+    Some(parts.join("/"))
+}

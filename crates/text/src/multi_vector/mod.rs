@@ -1,0 +1,208 @@
+//! `MultiVectorEncoder`: a vector per token, for late interaction.
+
+mod settings;
+mod tokens;
+
+use std::path::Path;
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::error::cut_to;
+use candle_attention::ops::max_sim;
+use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+
+use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::model::bert::BertModel;
+use crate::model::hidden_states::{HiddenStates, first_not_finite};
+use crate::model::pooling::l2_normalize;
+use crate::model_files::ModelFiles;
+use crate::multi_vector::settings::{Layer, Settings};
+use crate::multi_vector::tokens::TokenRules;
+use crate::prompts::Prompts;
+use crate::sentence::dense::Dense;
+use crate::sentence::modules::check_keys;
+use crate::text::batches::{Batch, TextBatcher, in_text_order};
+use crate::text::options::{EncodeOptions, Task, without_dimensions};
+use crate::text::tokenizer::Tokens;
+
+/// A vector for each token of a text, as the `MultiVectorEncoder` of sentence-transformers computes them: ColBERT
+/// ([Khattab 2020](https://arxiv.org/abs/2004.12832)) and its successors. A query and a document are compared by
+/// [`max_sim`](crate::max_sim).
+///
+/// ```no_run
+/// use candle_attention_text::{EncodeOptions, MultiVectorEncoder};
+/// use candle_core::{DType, Device};
+/// let encoder = MultiVectorEncoder::from_folder("answerai-colbert-small-v1", DType::F32, &Device::Cpu)?;
+/// let queries = encoder.encode_query(&["Who sleeps?"], &EncodeOptions::default())?;
+/// let documents = encoder.encode_document(&["A cat sleeps.", "Stocks fell."], &EncodeOptions::default())?;
+/// println!("{:?}", encoder.similarity(&queries, &documents)?);
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct MultiVectorEncoder {
+    model: BertModel,
+    batcher: TextBatcher,
+    rules: TokenRules,
+    /// What is done with the vectors of tokens; `None` is normalization.
+    steps: Vec<Option<Dense>>,
+    prompts: Prompts,
+    is_mean: bool,
+    size: usize,
+}
+
+impl MultiVectorEncoder {
+    /// The model of a folder as sentence-transformers 6, PyLate or ColBERT's own code saves it.
+    ///
+    /// # Errors
+    /// A file that is missing or malformed; a model that gives no vectors of tokens; a module that this version cannot run,
+    /// such as a pooling of tokens.
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
+    }
+
+    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+        let modules = modules(folder)?;
+        let settings = Settings::load(folder, modules.as_deref())?;
+        let config = folder.transformer_config(&settings.transformer)?;
+        let inline = source.child("linear");
+        let model = BertModel::load(&config, source)?;
+        let (mut steps, mut size) = (Vec::new(), config.hidden_size);
+        for layer in &settings.layers {
+            let dense = match layer {
+                Layer::Normalize => None,
+                Layer::Dense(path) => {
+                    check_keys(folder, path, "token_embeddings")?;
+                    Some(Dense::load(folder, path, size, model.device())?)
+                }
+                Layer::Inline => Some(Dense::inline(&inline, size)?),
+            };
+            size = dense.as_ref().map_or(size, Dense::out_features);
+            steps.push(dense);
+        }
+        let batcher = TextBatcher::load(folder, &settings.transformer, &model)?;
+        let rules = TokenRules::new(folder, &settings, &batcher.tokenizer, &config)?;
+        Ok(Self { model, batcher, rules, steps, prompts: settings.prompts, is_mean: settings.is_mean, size })
+    }
+
+    /// The model of a hub id, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
+    }
+
+    /// The dimension of the vectors.
+    pub fn embedding_size(&self) -> usize {
+        self.size
+    }
+
+    /// The vectors of each text's tokens, `(tokens, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`:
+    /// as of a document, with the model's default prompt. Special tokens count; those that the model skips do not.
+    ///
+    /// # Errors
+    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a token
+    /// that the model does not have; [`Error::NotFinite`] for the first text with a vector that is not finite.
+    pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
+        self.run(texts, options, None)
+    }
+
+    /// [`encode`](Self::encode) for texts that search: with the model's prompt and length for queries, and expanded by its
+    /// mask tokens, which count too.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode); a maximum length, if all queries of the model have one length.
+    pub fn encode_query(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
+        self.run(texts, options, Some(Task::Query))
+    }
+
+    /// [`encode`](Self::encode) for texts that are searched: with the model's prompt and length for documents.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode).
+    pub fn encode_document(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
+        self.run(texts, options, Some(Task::Document))
+    }
+
+    /// The score of each query with each document by [`max_sim`](crate::max_sim), divided by the number of the
+    /// query's vectors if the model states `meanmaxsim`.
+    ///
+    /// # Errors
+    /// Those of [`max_sim`](crate::max_sim).
+    pub fn similarity(&self, queries: &[Tensor], documents: &[Tensor]) -> Result<Vec<Vec<f32>>> {
+        let of_query = |query: &Tensor| {
+            let mut scores = max_sim(query, documents)?;
+            if self.is_mean {
+                let count = query.dim(0)? as f32;
+                scores.iter_mut().for_each(|score| *score /= count);
+            }
+            Ok(scores)
+        };
+        queries.iter().map(of_query).collect()
+    }
+
+    fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<Tensor>> {
+        let of_options = options.search_task()?;
+        let options = &EncodeOptions { task: None, ..*options };
+        without_dimensions(options)?;
+        let prompt = self.prompts.of(options, task)?;
+        let task = task.or(of_options);
+        let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
+        let (tokenizer, prompt) = self.rules.tokenizer(tokenizer, prompt)?;
+        let mut all = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches_by(tokenizer, &self.model, texts, prompt, options)? {
+            let Batch { texts, mut tokens, .. } = batch?;
+            let hidden = self.hidden(&mut tokens, task)?;
+            for (i, (text, tokens)) in texts.into_iter().zip(&tokens).enumerate() {
+                all.push((text, self.vectors(&hidden.text(i)?, &tokens.ids, task)?));
+            }
+        }
+        let all = in_text_order(all);
+        for (i, vectors) in all.iter().enumerate() {
+            if first_not_finite(vectors)?.is_some() {
+                let what = format_args!("a vector of text {i}, `{}`", cut_to(texts[i], 80));
+                return Err(Error::not_finite(what, self.batcher.dtype));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Expands the queries of a batch, and returns the hidden states of all tokens.
+    fn hidden(&self, batch: &mut [Tokens], task: Option<Task>) -> Result<HiddenStates> {
+        let Some(expansion) = self.rules.expansion.filter(|_| task == Some(Task::Query)) else {
+            return self.batcher.hidden(&self.model, batch);
+        };
+        let lengths: Vec<usize> = batch.iter().map(Tokens::len).collect();
+        batch.iter_mut().for_each(|tokens| self.rules.expand(expansion, tokens));
+        if expansion.attend {
+            return self.batcher.hidden(&self.model, batch);
+        }
+        // The tokens that were added attend to those of the query, and no token attends to them.
+        self.batcher.hidden_under(&self.model, batch, &lengths)
+    }
+
+    /// hidden `(tokens, hidden_size)` → the vectors of the tokens that count `(counted, size)`.
+    fn vectors(&self, hidden: &Tensor, ids: &[u32], task: Option<Task>) -> Result<Tensor> {
+        let counted = Tensor::new(self.rules.counted(task, ids), hidden.device())?;
+        let hidden = hidden.index_select(&counted, 0)?.to_dtype(compute_dtype(hidden.dtype()))?;
+        self.steps.iter().try_fold(hidden, |xs, dense| match dense {
+            Some(dense) => dense.forward(&xs),
+            None => l2_normalize(&xs),
+        })
+    }
+}

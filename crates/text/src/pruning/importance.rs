@@ -1,0 +1,221 @@
+//! Importance of the attention heads of a sentence encoder, measured on given texts.
+
+use candle_attention::pruning::PrunedHeads;
+use candle_attention::{Error, ObserveOptions, Result};
+use candle_core::{DType, Device, Tensor, Var};
+
+use crate::model::hidden_states::HiddenStates;
+use crate::model::options::{ForwardOptions, ForwardOutput};
+use crate::sentence::SentenceEncoder;
+use crate::sentence::transformer::Transformer;
+use crate::text::batches::{Batch, batch_size};
+use crate::text::options::EncodeOptions;
+use crate::text::tokenizer::Tokens;
+use crate::{HeadImportance, ImportanceMethod};
+
+/// The most memory of the activations of one batch while gradients are computed, in bytes. A text that needs more runs
+/// alone.
+const GRADIENT_BYTES: usize = 1 << 28;
+
+impl SentenceEncoder {
+    /// The importance of each head of each layer for the embeddings of `texts`. Progress is reported in texts.
+    ///
+    /// How texts are put into batches changes the scores by rounding only. [`ImportanceMethod::Gradient`] keeps the
+    /// activations of all layers, so its batches are smaller than `options` allows: an estimated 256 MiB of activations each.
+    ///
+    /// # Errors
+    /// No text; those of [`encode`](Self::encode); [`Error::NotFinite`] with the first head whose score is not finite.
+    pub fn head_importance(
+        &self,
+        texts: &[&str],
+        method: ImportanceMethod,
+        options: &EncodeOptions,
+    ) -> Result<HeadImportance> {
+        if texts.is_empty() {
+            return Err(Error::value("the number of texts to rank heads by", 0, "at least one"));
+        }
+        let (transformer, prompt) = (self.transformer()?, self.prompt(options)?);
+        let (sums, excluded_prefix) = (
+            transformer.model.heads().iter().map(|count| vec![0.0; *count]).collect(),
+            transformer.excluded_prefix(prompt)?,
+        );
+        let mut measure = Measure { encoder: self, transformer, sums, excluded_prefix };
+        let signs = Signs::of_texts(texts.len(), self.output_size());
+        for batch in transformer.batcher.batches(&transformer.model, texts, prompt, options)?.padded() {
+            let Batch { texts, tokens, .. } = batch?;
+            match method {
+                ImportanceMethod::Gradient => {
+                    let signs: Vec<Signs> = texts.iter().map(|&i| signs[i]).collect();
+                    let mut rest = (tokens.as_slice(), signs.as_slice());
+                    while !rest.0.is_empty() {
+                        let count = gradient_batch(transformer, rest.0);
+                        measure.by_gradient(&rest.0[..count], &rest.1[..count])?;
+                        rest = (&rest.0[count..], &rest.1[count..]);
+                    }
+                }
+                ImportanceMethod::Ablation => measure.by_ablation(&tokens)?,
+                ImportanceMethod::Entropy => measure.by_entropy(&tokens)?,
+            }
+        }
+        let mean = |layer: Vec<f64>| layer.into_iter().map(|sum| sum / texts.len() as f64).collect();
+        let scores: Vec<Vec<f64>> = measure.sums.into_iter().map(mean).collect();
+        for (layer, scores) in scores.iter().enumerate() {
+            if let Some(head) = scores.iter().position(|score| !score.is_finite()) {
+                let what = format_args!("the importance of head {head} of layer {layer}");
+                return Err(Error::not_finite(what, transformer.batcher.dtype));
+            }
+        }
+        Ok(HeadImportance::new(scores))
+    }
+
+    /// The same encoder without these heads.
+    ///
+    /// # Errors
+    /// As [`BertModel::prune_heads`](crate::BertModel::prune_heads).
+    pub fn prune_heads(&self, heads: &PrunedHeads) -> Result<Self> {
+        let transformer = self.transformer()?;
+        let pruned = Transformer { model: transformer.model.prune_heads(heads)?, ..transformer.clone() };
+        Ok(self.with_transformer(pruned))
+    }
+
+    /// The number of heads of each layer. A static embedding has no layers.
+    pub fn heads(&self) -> Vec<usize> {
+        self.transformer().map_or_else(|_| Vec::new(), |transformer| transformer.model.heads())
+    }
+}
+
+/// How many of the texts, the longest first, run together with gradients.
+fn gradient_batch(transformer: &Transformer, tokens: &[Tokens]) -> usize {
+    let lengths: Vec<usize> = tokens.iter().map(Tokens::len).collect();
+    let config = transformer.model.config();
+    // An estimate of the values that one token keeps per layer, gradients included: hidden states, features between the
+    // two matrices of the feed-forward part, and scores.
+    let values = 24 * config.hidden_size + 8 * config.intermediate_size + 8 * config.num_attention_heads * lengths[0];
+    let bytes = config.num_hidden_layers * values * transformer.batcher.dtype.size_in_bytes();
+    batch_size(&lengths, [lengths.len(), GRADIENT_BYTES / bytes.max(1)], true)
+}
+
+struct Measure<'a> {
+    encoder: &'a SentenceEncoder,
+    transformer: &'a Transformer,
+    /// The sum of each head of each layer over the texts so far.
+    sums: Vec<Vec<f64>>,
+    /// The number of tokens at the start of each text that pooling leaves out.
+    excluded_prefix: usize,
+}
+
+impl Measure<'_> {
+    /// `signs` has one sequence of signs per text.
+    fn by_gradient(&mut self, batch: &[Tokens], signs: &[Signs]) -> Result<()> {
+        let dtype = self.transformer.batcher.dtype;
+        let device = self.transformer.model.device();
+        // One factor for each text, so that the gradients of different texts do not cancel.
+        let ones = |count: &usize| Var::ones((batch.len(), *count), dtype, device);
+        let masks = self.transformer.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Var>>>()?;
+        let factors: Vec<Tensor> = masks.iter().map(|mask| mask.as_tensor().clone()).collect();
+        let (_, embeddings) = self.embed(batch, &ForwardOptions::default().with_head_masks(&factors))?;
+        let size = embeddings.dim(1)?;
+        let signs: Vec<f32> = signs.iter().flat_map(|signs| signs.take(size)).collect();
+        let signs = Tensor::from_vec(signs, embeddings.dims(), device)?.to_dtype(embeddings.dtype())?;
+        let grads = (embeddings * signs)?.sum_all()?.backward()?;
+        for (sums, mask) in self.sums.iter_mut().zip(&masks) {
+            // A layer without heads has none.
+            if let Some(grad) = grads.get(mask) {
+                let worth = grad.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.abs()?.sum(0)?.to_vec1::<f64>()?;
+                sums.iter_mut().zip(worth).for_each(|(sum, worth)| *sum += worth);
+            }
+        }
+        Ok(())
+    }
+
+    fn by_ablation(&mut self, batch: &[Tokens]) -> Result<()> {
+        let dtype = self.transformer.batcher.dtype;
+        let device = self.transformer.model.device().clone();
+        let ones = |count: &usize| Tensor::ones(*count, dtype, &device);
+        let all = self.transformer.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Tensor>>>()?;
+        let (_, whole) = self.embed(batch, &ForwardOptions::default().with_head_masks(&all))?;
+        for (layer, head) in self.all_heads() {
+            let mut masks = all.clone();
+            let factors: Vec<f32> = (0..all[layer].dims()[0]).map(|i| if i == head { 0.0 } else { 1.0 }).collect();
+            masks[layer] = Tensor::new(factors, &device)?.to_dtype(dtype)?;
+            let (_, without) = self.embed(batch, &ForwardOptions::default().with_head_masks(&masks))?;
+            self.sums[layer][head] += distances(&whole, &without)?;
+        }
+        Ok(())
+    }
+
+    fn by_entropy(&mut self, batch: &[Tokens]) -> Result<()> {
+        let layers: Vec<usize> = (0..self.sums.len()).collect();
+        let what = ObserveOptions::default().with_entropy(true);
+        let (forwarded, _) = self.embed(batch, &ForwardOptions::default().with_observe(&layers, &what))?;
+        for (layer, observed) in forwarded.observed {
+            let Some(entropy) = observed.entropy.filter(|entropy| entropy.elem_count() > 0) else { continue };
+            let entropy = entropy.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec3::<f64>()?; // (b, heads, s)
+            for (heads, encoding) in entropy.iter().zip(batch) {
+                // A single token has no choice.
+                let most = (encoding.len() as f64).ln();
+                if most > 0.0 {
+                    for (sum, head) in self.sums[layer].iter_mut().zip(heads) {
+                        let mean = head[..encoding.len()].iter().sum::<f64>() / encoding.len() as f64;
+                        *sum += 1.0 - mean / most;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Embeddings `(b, size)` of a batch, and what the model gave.
+    fn embed(&self, batch: &[Tokens], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
+        let transformer = self.transformer;
+        let (padded, types) = transformer.batcher.padded(&transformer.model, batch)?;
+        let mask = padded.mask();
+        let forwarded = transformer.model.forward_with(&padded.ids, Some(&types), &mask, options)?;
+        let hidden = HiddenStates { tokens: forwarded.hidden.clone(), lengths: padded.lengths };
+        Ok((forwarded, self.encoder.pool_hidden(&hidden, self.excluded_prefix)?))
+    }
+
+    fn all_heads(&self) -> Vec<(usize, usize)> {
+        let of_layer = |(layer, heads): (usize, &Vec<f64>)| (0..heads.len()).map(move |head| (layer, head));
+        self.sums.iter().enumerate().flat_map(of_layer).collect()
+    }
+}
+
+/// A place in a fixed sequence of random signs (xorshift64*, Vigna 2016). Each text has its own, whatever its batch.
+#[derive(Clone, Copy)]
+struct Signs(u64);
+
+impl Signs {
+    /// The places of the signs of `count` texts, `size` signs each.
+    fn of_texts(count: usize, size: usize) -> Vec<Self> {
+        let mut next = Self(1);
+        let mut of_text = || {
+            let of_text = next;
+            (&mut next).take(size).for_each(drop);
+            of_text
+        };
+        (0..count).map(|_| of_text()).collect()
+    }
+}
+
+impl Iterator for Signs {
+    type Item = f32;
+
+    fn next(&mut self) -> Option<f32> {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        Some(if self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 63 == 0 { 1.0 } else { -1.0 })
+    }
+}
+
+/// The sum over the rows of two matrices of 1 − cosine.
+fn distances(a: &Tensor, b: &Tensor) -> Result<f64> {
+    // On the CPU: not every device has f64.
+    let wide = |t: &Tensor| t.to_device(&Device::Cpu)?.to_dtype(DType::F64);
+    let (a, b) = (wide(a)?, wide(b)?);
+    let dot = (&a * &b)?.sum(1)?;
+    let lengths = (a.sqr()?.sum(1)? * b.sqr()?.sum(1)?)?.sqrt()?.maximum(1e-30)?;
+    let cosines = (dot / lengths)?.to_vec1::<f64>()?;
+    Ok(cosines.into_iter().map(|cosine| 1.0 - cosine).sum())
+}

@@ -1,0 +1,146 @@
+//! Vectors and exact search among them, without texts.
+
+use std::fmt;
+
+use candle_attention::{Error, Result};
+use half::f16;
+
+use crate::Ranked;
+use crate::search::nearest;
+
+/// Unit vectors that are searched by the cosine similarity: what an [`Index`](crate::search::Index) holds of its texts, for
+/// programs that keep the texts themselves.
+///
+/// They are in f16, 2 bytes per element. Rounding to f16 changes a score by at most 5e-4 (half a unit in the last place).
+/// Dot products accumulate in f32.
+///
+/// ```
+/// use candle_attention_text::search::Vectors;
+/// let mut vectors = Vectors::new(2)?;
+/// vectors.push(&[3.0, 4.0])?;
+/// vectors.push(&[1.0, 0.0])?;
+/// let nearest = vectors.search(&[2.0, 0.0], 1)?[0];
+/// assert_eq!((nearest.index, nearest.score), (1, 1.0));
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Vectors {
+    pub(super) size: usize,
+    /// `(n, size)`.
+    pub(super) elements: Vec<f16>,
+}
+
+/// One line, without the elements.
+impl fmt::Debug for Vectors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vectors").field("size", &self.size).field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl Vectors {
+    /// No vectors yet; each will have `size` elements.
+    ///
+    /// # Errors
+    /// [`Error::Value`] for a size of 0.
+    pub fn new(size: usize) -> Result<Self> {
+        match size {
+            0 => Err(Error::value("the size of an embedding", size, "at least 1")),
+            _ => Ok(Self { size, elements: Vec::new() }),
+        }
+    }
+
+    /// Number of vectors.
+    pub fn len(&self) -> usize {
+        self.elements.len() / self.size
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.elements.is_empty()
+    }
+
+    /// Adds a vector, scaled to length 1; a zero vector stays zero. Its index is the number of vectors before it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a vector of another size, [`Error::Value`] for one that is not finite.
+    pub fn push(&mut self, vector: &[f32]) -> Result<()> {
+        let row = self.len();
+        self.push_named(vector, || format!("vector {row}"))
+    }
+
+    /// The same; errors name the vector by `what`.
+    pub(super) fn push_named(&mut self, vector: &[f32], what: impl Fn() -> String) -> Result<()> {
+        let unit = self.unit(vector, what)?;
+        self.elements.extend(unit.into_iter().map(f16::from_f32));
+        Ok(())
+    }
+
+    /// Adds the vectors of `other` after these.
+    ///
+    /// # Errors
+    /// [`Error::Value`] for vectors of another size.
+    pub fn append(&mut self, other: Self) -> Result<()> {
+        if other.size != self.size {
+            return Err(Error::value("the size of the vectors", other.size, self.size.to_string()));
+        }
+        self.elements.extend(other.elements);
+        Ok(())
+    }
+
+    /// The `top_k` vectors nearest to `query`, best first; the score is the cosine similarity. Vectors with equal scores
+    /// are in the order of their indices.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a query of another size, [`Error::Value`] for one that is not finite.
+    pub fn search(&self, query: &[f32], top_k: usize) -> Result<Vec<Ranked>> {
+        self.search_as(query, top_k, |row| row)
+    }
+
+    /// The same, with an index of its own for each row.
+    pub(super) fn search_as(&self, query: &[f32], top_k: usize, index: impl Fn(usize) -> usize) -> Result<Vec<Ranked>> {
+        let query = self.unit(query, || "the embedding of the query".to_string())?;
+        // A vector rounded to f16 may be slightly longer than 1.
+        let ranked = |(row, score): (usize, f32)| Ranked { index: index(row), score: score.clamp(-1.0, 1.0) };
+        let ranked = nearest::scores(&self.elements, &query).into_iter().enumerate().map(ranked).collect();
+        let by = |a: &Ranked, b: &Ranked| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index));
+        Ok(nearest::top_k(ranked, top_k, by))
+    }
+
+    fn unit(&self, vector: &[f32], what: impl Fn() -> String) -> Result<Vec<f32>> {
+        if vector.len() != self.size {
+            return Err(Error::shape(what(), &[vector.len()], format!("({})", self.size)));
+        }
+        nearest::unit(vector).ok_or_else(|| Error::value(what(), "not finite", "finite numbers"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_vectors_are_named() {
+        let mut vectors = Vectors::new(3).unwrap();
+        vectors.push(&[1.0, 2.0, 2.0]).unwrap();
+        let message = |result: Result<()>| result.unwrap_err().to_string();
+        assert_eq!(message(vectors.push(&[1.0])), "vector 1 has shape [1], expected (3)");
+        assert_eq!(message(vectors.push(&[1.0, f32::NAN, 0.0])), "vector 1 is not finite, expected finite numbers");
+        let query = vectors.search(&[0.0; 2], 1).map(drop);
+        assert_eq!(message(query), "the embedding of the query has shape [2], expected (3)");
+        assert_eq!(message(Vectors::new(0).map(drop)), "the size of an embedding is 0, expected at least 1");
+        let other = message(vectors.append(Vectors::new(2).unwrap()));
+        assert_eq!(other, "the size of the vectors is 2, expected 3");
+        assert_eq!(vectors.len(), 1);
+    }
+
+    #[test]
+    fn equal_scores_keep_their_order() {
+        let mut vectors = Vectors::new(2).unwrap();
+        for vector in [[0.0, 1.0], [5.0, 0.0], [0.0, 0.0], [2.0, 0.0], [-1.0, 0.0]] {
+            vectors.push(&vector).unwrap();
+        }
+        let found: Vec<_> = vectors.search(&[1.0, 0.0], 9).unwrap().iter().map(|hit| (hit.index, hit.score)).collect();
+        assert_eq!(found, [(1, 1.0), (3, 1.0), (0, 0.0), (2, 0.0), (4, -1.0)]);
+        assert!(vectors.search(&[1.0, 0.0], 0).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,93 @@
+//! The adapted models of a sentence encoder: those of adapters that a user adds, those of tasks that the checkpoint has
+//! adapters for, and folders that hold an adapter.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
+use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraTasks};
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
+
+use crate::folder::ModelFolder;
+use crate::model::bert::BertModel;
+use crate::model::config::BertConfig;
+
+/// The weights that adapters are merged with, and the adapted models.
+#[derive(Clone, Default)]
+pub(crate) struct Adapters {
+    pub base: Option<CheckpointSource>,
+    pub models: BTreeMap<String, BertModel>,
+    /// The adapters in the checkpoint itself.
+    pub tasks: Option<TaskModels>,
+}
+
+/// Shows the names of the adapters.
+impl fmt::Debug for Adapters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tasks = self.tasks.iter().flat_map(|models| models.tasks.names());
+        f.debug_list().entries(self.models.keys().map(String::as_str).chain(tasks)).finish()
+    }
+}
+
+impl Adapters {
+    /// The adapters of a model with these weights: its tasks, and no others yet.
+    pub fn of(base: &CheckpointSource, config: &BertConfig) -> Result<Self> {
+        let tasks = config.tasks()?.map(|tasks| TaskModels { tasks, models: Arc::default() });
+        Ok(Self { base: Some(base.clone()), models: BTreeMap::new(), tasks })
+    }
+}
+
+/// The tasks that a checkpoint holds adapters for, and the models of those that have been asked for. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct TaskModels {
+    pub tasks: LoraTasks,
+    models: Arc<Mutex<BTreeMap<String, BertModel>>>,
+}
+
+impl TaskModels {
+    /// The model of a task, which shares what it can with `base`. Calls that ask for the same one at the same time load it
+    /// once.
+    pub fn model(&self, task: &str, source: &CheckpointSource, base: &BertModel) -> Result<BertModel> {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(task) {
+            return Ok(model.clone());
+        }
+        let adapted = self.tasks.apply(source.clone(), Some(task))?;
+        let model = BertModel::load(base.config(), adapted)?.with_shared_weights(base)?;
+        models.insert(task.to_string(), model.clone());
+        Ok(model)
+    }
+}
+
+/// The configuration of the base model of a folder that holds an adapter, as sentence-transformers saves a model with
+/// one, and the weights of both. `None` for a folder without an adapter.
+pub(super) fn adapted_folder(
+    folder: ModelFolder,
+    transformer: &Path,
+    dtype: DType,
+    device: &Device,
+) -> Result<Option<(BertConfig, AdaptedSource<CheckpointSource>)>> {
+    let path = transformer.join("adapter_config.json");
+    if !folder.holds(&path)? {
+        return Ok(None);
+    }
+    if folder.is_in_memory() {
+        return Err(Error::file(path, "an adapter in memory: load its base model, and add the adapter to it"));
+    }
+    let adapter = LoraAdapter::open(transformer)?;
+    let Some(name) = &adapter.config().base_model_name_or_path else {
+        return Err(Error::file(path, "it names no base model (base_model_name_or_path)"));
+    };
+    let base = PathBuf::from(name);
+    if !base.join("config.json").is_file() {
+        let reason = format!(
+            "its base model, `{name}`, is not a local folder with a model: load that one, and add this adapter to it"
+        );
+        return Err(Error::file(path, reason));
+    }
+    let source = adapter.apply(Checkpoint::open(&base)?.at("", dtype, device))?;
+    Ok(Some((BertConfig::from_file(base.join("config.json"))?, source)))
+}

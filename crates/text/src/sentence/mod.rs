@@ -1,0 +1,356 @@
+//! `SentenceEncoder`: sentence embeddings.
+
+mod adapted_calls;
+pub(crate) mod adapters;
+pub(crate) mod dense;
+mod embedded;
+pub(crate) mod encode;
+pub(crate) mod fingerprint;
+mod load;
+pub(crate) mod modules;
+pub(crate) mod quantize;
+pub(crate) mod similarity;
+mod spans;
+mod static_embedding;
+pub(crate) mod transformer;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+
+use crate::folder::ModelFolder;
+use crate::model::bert::BertModel;
+use crate::model::hidden_states::HiddenStates;
+use crate::model_files::ModelFiles;
+use crate::sentence::adapters::{Adapters, adapted_folder};
+use crate::sentence::load::{Loader, Route, Settings};
+use crate::sentence::modules::Modules;
+use crate::sentence::similarity::SimilarityFunction;
+use crate::sentence::transformer::{Input, Transformer};
+use crate::text::options::EncodeOptions;
+#[cfg(feature = "visualize")]
+use crate::text::tokenizer::Text;
+
+/// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
+/// maximum length are those of the model's folder.
+///
+/// Any number of threads may share an encoder, by reference or in an `Arc`. On an Apple GPU a few batches run at a time
+/// and the others wait.
+///
+/// ```no_run
+/// use candle_attention_text::{EncodeOptions, SentenceEncoder};
+/// use candle_core::{DType, Device};
+/// let encoder = SentenceEncoder::from_folder("all-MiniLM-L6-v2", DType::F32, &Device::Cpu)?;
+/// let embeddings = encoder.encode(&["A cat sleeps.", "A kitten naps."], &EncodeOptions::default())?;
+/// assert_eq!(embeddings.dims(), [2, 384]);
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct SentenceEncoder {
+    input: Input,
+    modules: Modules,
+    settings: Settings,
+    /// The name of this encoder's route; `None` without a router.
+    route_name: Option<String>,
+    /// The encoders of the other routes.
+    others: BTreeMap<String, SentenceEncoder>,
+    /// Whether the router has no default route.
+    needs_task: bool,
+}
+
+/// The modules of the default route, and the names of the routes.
+impl fmt::Debug for SentenceEncoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("SentenceEncoder");
+        shown.field("input", &self.input).field("modules", &self.modules);
+        if self.route_name.is_some() {
+            shown.field("routes", &self.routes());
+        }
+        shown.finish_non_exhaustive()
+    }
+}
+
+impl SentenceEncoder {
+    fn new(input: Input, modules: Modules, settings: Settings) -> Self {
+        Self { input, modules, settings, route_name: None, others: BTreeMap::new(), needs_task: false }
+    }
+
+    /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
+    /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
+    /// it, a text is the mean of its tokens or, by a causal language model, its last token, without normalization.
+    ///
+    /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
+    /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
+    /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
+    ///
+    /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
+    /// merged with its base model, which must be a local folder.
+    ///
+    /// # Errors
+    /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter whose base
+    /// model is not there.
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        let model = |path: &Path| {
+            if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
+                return Ok((BertModel::load(&config, source)?, Adapters::default()));
+            }
+            let config = folder.transformer_config(path)?;
+            let source = folder.checkpoint(path)?.at("", dtype, device);
+            let adapters = Adapters::of(&source, &config)?;
+            Ok((BertModel::load(&config, source)?, adapters))
+        };
+        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, model).load()?))
+    }
+
+    /// The encoder of the default route, with one more for each further route.
+    fn of_routes(settings: Settings, (mut routes, default): (Vec<Route>, Option<usize>)) -> Self {
+        let own = routes.remove(default.unwrap_or(0));
+        let mut encoder = Self::new(own.input, own.modules, settings.clone());
+        (encoder.route_name, encoder.needs_task) = (own.name, default.is_none());
+        for Route { name, input, modules } in routes {
+            encoder.others.extend(name.map(|name| (name, Self::new(input, modules, settings.clone()))));
+        }
+        encoder
+    }
+
+    /// The same with the weights of the transformer from any source, such as variables that are being trained
+    /// ([`VarMapSource`](candle_attention::checkpoint::VarMapSource)) or bytes; dense modules after it are read from the folder.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder); a model with several transformers, or none.
+    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        let mut source = Some(source);
+        let folder = ModelFolder::new(&folder);
+        let once = |path: &Path| {
+            let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
+            let source = source.take().ok_or_else(second)?;
+            Ok((BertModel::load(&folder.transformer_config(path)?, source)?, Adapters::default()))
+        };
+        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, once).load()?;
+        let encoder = Self::of_routes(Settings::load(folder)?, loaded);
+        encoder.transformer()?;
+        Ok(encoder)
+    }
+
+    /// The model of a hub id such as `sentence-transformers/all-MiniLM-L6-v2`, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
+    }
+
+    /// Embedding dimension: that of the model's last module, or what the model truncates embeddings to
+    /// (`truncate_dim` of `config_sentence_transformers.json`).
+    pub fn embedding_size(&self) -> usize {
+        self.size_for(&EncodeOptions::default())
+    }
+
+    /// The size to which the model truncates embeddings, where the options set none: `truncate_dim` of
+    /// `config_sentence_transformers.json`.
+    pub fn truncate_dim(&self) -> Option<usize> {
+        self.settings.truncate_dim
+    }
+
+    /// The names and texts of the prompts that the model's folder states, sorted by name.
+    pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.settings.prompts.all()
+    }
+
+    /// The name of the prompt of a call that names none, if the folder states one.
+    pub fn default_prompt_name(&self) -> Option<&str> {
+        self.settings.prompts.default_name()
+    }
+
+    /// How similar embeddings of this model are, as its folder says; else by the cosine.
+    pub fn similarity_fn(&self) -> SimilarityFunction {
+        self.settings.similarity
+    }
+
+    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated. A static embedding may
+    /// have none: `usize::MAX`.
+    pub fn max_seq_length(&self) -> usize {
+        match &self.input {
+            Input::Transformer(transformer) => transformer.batcher.max_seq_length,
+            Input::Static(table) => table.max_length.unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
+    /// over a long text, to embed each. Each begins and ends at a word if there is one, and repeats the words in the last
+    /// quarter of the one before. A text that fits is one window, without the spaces around it.
+    ///
+    /// # Errors
+    /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`] if
+    /// `tokenizer.json` is malformed in a way that only a text shows.
+    pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
+        let prompt = self.prompt(options)?;
+        match &self.route_of(options)?.0.input {
+            Input::Transformer(of) => of.batcher.tokenizer_for(options.max_length, &of.model)?.windows(text, prompt),
+            Input::Static(table) => table.tokenizer_for(options.max_length)?.windows(text, prompt),
+        }
+    }
+
+    /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the
+    /// first text as in [`encode`](Self::encode). A text that is too long is truncated; of a pair, the longer text first.
+    ///
+    /// # Errors
+    /// A layer, head or prompt that does not exist; a token that the model does not have.
+    #[cfg(feature = "visualize")]
+    pub fn attention<'a>(
+        &self,
+        text: impl Into<Text<'a>>,
+        options: &crate::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        let prompts = &self.settings.prompts;
+        let prompt = options.prompt.map_or_else(|| prompts.named(options.prompt_name), Ok)?;
+        let (first, second) = match text.into() {
+            Text::One(text) => (text, None),
+            Text::Pair(first, second) => (first, Some(second)),
+        };
+        let first = format!("{prompt}{first}");
+        let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
+        let transformer = self.transformer()?;
+        transformer.batcher.attention(&transformer.model, prompted, options)
+    }
+
+    /// The names of the routes of a model with a `Router`, its default first: [`EncodeOptions::task`] names one of them.
+    /// Empty for other models.
+    pub fn routes(&self) -> Vec<&str> {
+        self.route_name.iter().chain(self.others.keys()).map(String::as_str).collect()
+    }
+
+    /// The transformer; an error if the model has none.
+    pub(crate) fn transformer(&self) -> Result<&Transformer> {
+        self.input.transformer()
+    }
+
+    /// The same encoder with another transformer in its route.
+    pub(crate) fn with_transformer(&self, transformer: Transformer) -> Self {
+        Self { input: Input::Transformer(Box::new(transformer)), ..self.clone() }
+    }
+
+    /// The embeddings of texts with these hidden states, `(b, size)`, pooled without the first `excluded_prefix` tokens of
+    /// each.
+    pub(crate) fn pool_hidden(&self, hidden: &HiddenStates, excluded_prefix: usize) -> Result<Tensor> {
+        self.modules.forward(self.transformer()?.pool_hidden(hidden, excluded_prefix)?)
+    }
+
+    /// The size of an embedding before truncation.
+    pub(crate) fn output_size(&self) -> usize {
+        self.modules.output_size(self.input.output_size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::thread;
+
+    use super::*;
+    use crate::text::batches::{TextBatcher, in_text_order};
+    use crate::text::in_flight::InFlight;
+
+    fn encoder_batcher(encoder: &mut SentenceEncoder) -> &mut TextBatcher {
+        match &mut encoder.input {
+            Input::Transformer(transformer) => &mut transformer.batcher,
+            Input::Static(_) => panic!("a transformer"),
+        }
+    }
+
+    /// However many texts are tokenized at a time, the embeddings are the same bits in the same order.
+    #[test]
+    fn windows_do_not_change_embeddings() -> candle_attention::Result<()> {
+        let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let texts = ["A cat sleeps.", "", "Stocks fell sharply today.", "A kitten naps on the couch.", "No"];
+        let options = || EncodeOptions::default().with_batch_size(2);
+        let want = encoder.encode(&texts, &options())?.to_vec2::<f32>()?;
+        for window in [1, 2, 3, 5] {
+            encoder_batcher(&mut encoder).window = window;
+            let progress = std::cell::RefCell::new(Vec::new());
+            let on_progress = |done: usize, of: usize| progress.borrow_mut().push((done, of));
+            let got = encoder.encode(&texts, &options().with_on_progress(&on_progress))?.to_vec2::<f32>()?;
+            assert_eq!(got, want, "{window}");
+            let progress = progress.into_inner();
+            assert!(progress.is_sorted() && progress.last() == Some(&(5, 5)), "{progress:?}");
+        }
+        Ok(())
+    }
+
+    /// A text that cannot be tokenized stops the texts after it only: those before it are embedded first.
+    #[test]
+    fn long_texts_are_tokenized_a_few_at_a_time() -> candle_attention::Result<()> {
+        let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let [long, longest] = [1 << 20, crate::text::tokenizer::MAX_TEXT_BYTES + 1].map(|n| "a".repeat(n));
+        let done = std::cell::Cell::new(0);
+        let (on_progress, is_cancelled) = (|texts: usize, _: usize| done.set(texts), || done.get() == 2);
+        let options = EncodeOptions::default().with_on_progress(&on_progress);
+        let texts = [&long, "A cat.", &longest];
+        assert!(matches!(encoder.encode(&texts, &options), Err(Error::Value { .. })));
+        assert_eq!(done.get(), 2);
+        // A call that is cancelled tokenizes no more.
+        let options = options.with_is_cancelled(&is_cancelled);
+        assert!(matches!(encoder.encode(&texts[2..], &options), Err(Error::Cancelled)));
+        Ok(())
+    }
+
+    #[test]
+    fn a_cancelled_call_runs_no_more_batches() -> candle_attention::Result<()> {
+        let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let done = std::cell::Cell::new(0);
+        let (on_progress, is_cancelled) = (|texts: usize, _: usize| done.set(texts), || done.get() == 2);
+        let options = EncodeOptions::default().with_batch_size(1).with_on_progress(&on_progress);
+        let result = encoder.encode(&["A cat.", "A dog.", "A bird."], &options.with_is_cancelled(&is_cancelled));
+        assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        assert_eq!(done.get(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn a_hundred_threads_share_one_encoder() -> candle_attention::Result<()> {
+        let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+        let texts = ["A cat sleeps.", "Stocks fell sharply today.", "A kitten naps on the couch."];
+        let one_by_one = || EncodeOptions::default().with_batch_size(1);
+        let expected = encoder.encode(&texts, &one_by_one())?.to_vec2::<f32>()?;
+        encoder_batcher(&mut encoder).in_flight = InFlight::new(2, || Ok(()));
+        let (inside, most, batches) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let encoder = encoder.clone();
+        thread::scope(|scope| {
+            let run = || {
+                let (of, options, mut vectors) = (encoder.transformer()?, one_by_one(), Vec::new());
+                for batch in of.batcher.batches(&of.model, &texts, "", &options)? {
+                    let batch = batch?;
+                    most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
+                    let pooled = encoder.pool_hidden(&of.batcher.hidden(&of.model, &batch.tokens)?, 0)?;
+                    vectors.push((batch.texts[0], pooled));
+                    batches.fetch_add(1, SeqCst);
+                    inside.fetch_sub(1, SeqCst);
+                }
+                Ok::<_, Error>(Tensor::cat(&in_text_order(vectors), 0)?.to_vec2::<f32>()?)
+            };
+            let threads: Vec<_> = (0..100).map(|_| scope.spawn(run)).collect();
+            threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap(), expected));
+        });
+        assert_eq!(batches.into_inner(), 300);
+        assert!((1..=2).contains(&most.into_inner()));
+        Ok(())
+    }
+}

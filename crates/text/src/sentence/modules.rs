@@ -1,0 +1,118 @@
+//! The modules of a sentence-transformers model that work on embeddings: dense layers, layer norms, normalization.
+
+use std::path::Path;
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::norm::LayerNorm;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Module as _, Tensor};
+
+use crate::folder::{ModelFolder, Module};
+use crate::model::pooling::l2_normalize;
+use crate::sentence::dense::Dense;
+
+/// The key under which a module finds an embedding, and leaves it.
+const EMBEDDING: &str = "sentence_embedding";
+
+/// The epsilon of `torch.nn.LayerNorm`, which the module does not change.
+const LAYER_NORM_EPS: f64 = 1e-5;
+
+/// The modules after pooling, in their order.
+#[derive(Clone, Default)]
+pub(crate) struct Modules {
+    steps: Vec<Step>,
+    /// The size of an embedding; `None` where no module changes it.
+    size: Option<usize>,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Normalize,
+    LayerNorm(LayerNorm),
+    Dense(Box<Dense>),
+}
+
+/// Between which keys a module works; a module without a file works on embeddings.
+#[derive(Default, serde::Deserialize)]
+struct Keys {
+    module_input_name: Option<String>,
+    module_output_name: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct LayerNormConfig {
+    dimension: usize,
+}
+
+/// The list of steps.
+impl std::fmt::Debug for Modules {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.steps.fmt(f)
+    }
+}
+
+impl Modules {
+    /// Normalization alone.
+    pub fn normalize() -> Self {
+        Self { steps: vec![Step::Normalize], size: None }
+    }
+
+    /// Reads `modules`, which work on embeddings of `width`. In f32 whatever the model's dtype: it is theirs.
+    pub fn load(folder: ModelFolder, modules: &[&Module], width: usize, device: &Device) -> Result<Self> {
+        let mut loaded = Self::default();
+        for module in modules {
+            let path = folder.path.join(&module.path);
+            let width = loaded.size.unwrap_or(width);
+            check_keys(folder, &path, EMBEDDING)?;
+            match module.kind() {
+                "Normalize" => loaded.steps.push(Step::Normalize),
+                "Dense" => {
+                    let dense = Dense::load(folder, &path, width, device)?;
+                    loaded.size = Some(dense.out_features());
+                    loaded.steps.push(Step::Dense(Box::new(dense)));
+                }
+                "LayerNorm" => loaded.steps.push(Step::LayerNorm(layer_norm(folder, &path, width, device)?)),
+                // Dropout is the identity outside training.
+                "Dropout" => {}
+                other => {
+                    let reason = format!("module `{other}` at this place is not one this version runs");
+                    return Err(Error::file(folder.path.join("modules.json"), reason));
+                }
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// `(b, width)` → `(b, size)`.
+    pub fn forward(&self, pooled: Tensor) -> Result<Tensor> {
+        self.steps.iter().try_fold(pooled, |xs, step| match step {
+            Step::Normalize => l2_normalize(&xs),
+            Step::LayerNorm(norm) => Ok(norm.forward(&xs)?),
+            Step::Dense(dense) => dense.forward(&xs),
+        })
+    }
+
+    /// The size of an embedding for vectors of `width`.
+    pub fn output_size(&self, width: usize) -> usize {
+        self.size.unwrap_or(width)
+    }
+}
+
+/// Refuses a module that works on something other than `what`: on embeddings, or on the vectors of tokens.
+pub(crate) fn check_keys(folder: ModelFolder, path: &Path, what: &str) -> Result<()> {
+    let file = path.join("config.json");
+    let keys: Keys = folder.json_or_default(&file)?;
+    match [keys.module_input_name, keys.module_output_name].into_iter().flatten().find(|key| key != what) {
+        Some(key) => Err(Error::file(file, format!("the module works on `{key}`, expected `{what}`"))),
+        None => Ok(()),
+    }
+}
+
+fn layer_norm(folder: ModelFolder, path: &Path, width: usize, device: &Device) -> Result<LayerNorm> {
+    let file = path.join("config.json");
+    let LayerNormConfig { dimension } = folder.json(&file)?;
+    if dimension != width {
+        return Err(Error::file(file, format!("dimension is {dimension}, expected {width}")));
+    }
+    LayerNorm::load(width, LAYER_NORM_EPS, folder.checkpoint(path)?.at("", DType::F32, device).child("norm"))
+}

@@ -1,0 +1,232 @@
+//! Static embeddings: a vector per token of the vocabulary, and their mean for a text. No transformer.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+use tokenizers::parallelism::MaybeParallelRefIterator;
+
+use crate::folder::ModelFolder;
+use crate::text::options::EncodeOptions;
+use crate::text::tokenizer::{MAX_TOKENIZER_BYTES, Tokenizer};
+
+/// How many texts are tokenized between two reports of progress.
+const WINDOW: usize = 8192;
+
+/// The tensors of sentence-transformers and of model2vec.
+const NAMES: [&str; 2] = ["embedding.weight", "embeddings"];
+
+/// The number of tokens at which model2vec cuts texts where its configuration is silent.
+const MODEL2VEC_MAX_LENGTH: usize = 512;
+
+/// The mean of the vectors of a text's tokens, as the `StaticEmbedding` of sentence-transformers computes it, or, for a
+/// folder with the tensor `embeddings`, the `StaticModel` of model2vec.
+#[derive(Clone)]
+pub(crate) struct StaticEmbedding {
+    tokenizer: Tokenizer,
+    table: Arc<Table>,
+    /// The number of tokens at which a text is cut.
+    pub max_length: Option<usize>,
+    /// The steps of model2vec before and after a text is tokenized.
+    model2vec: Option<Model2Vec>,
+    dtype: DType,
+    pub device: Device,
+}
+
+struct Table {
+    /// `(rows, width)`.
+    rows: Vec<f32>,
+    width: usize,
+    /// The row of each token, where tokens share rows.
+    mapping: Option<Vec<usize>>,
+    /// The factor of each token.
+    weights: Option<Vec<f32>>,
+}
+
+#[derive(Clone, Copy)]
+struct Model2Vec {
+    /// The id of the token for what the vocabulary lacks, which does not count.
+    unknown: Option<u32>,
+    /// Characters per token at which a text is cut before it is tokenized.
+    median_token_chars: usize,
+}
+
+/// `config.json` of model2vec.
+#[derive(serde::Deserialize)]
+struct Model2VecConfig {
+    #[serde(default)]
+    normalize: bool,
+    #[serde(default = "model2vec_max_length")]
+    max_length: Option<usize>,
+}
+
+fn model2vec_max_length() -> Option<usize> {
+    Some(MODEL2VEC_MAX_LENGTH)
+}
+
+/// The part of `tokenizer.json` that names the unknown token.
+#[derive(serde::Deserialize)]
+struct TokenizerFile {
+    model: TokenizerModel,
+}
+
+#[derive(serde::Deserialize)]
+struct TokenizerModel {
+    unk_token: Option<String>,
+    unk_id: Option<u32>,
+}
+
+/// Without the table.
+impl std::fmt::Debug for StaticEmbedding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StaticEmbedding").field("width", &self.table.width).finish_non_exhaustive()
+    }
+}
+
+/// Whether a folder without `modules.json` is one of model2vec, and then whether its embeddings are normalized.
+pub(crate) fn model2vec(folder: ModelFolder) -> Result<Option<bool>> {
+    #[derive(serde::Deserialize)]
+    struct Kind {
+        model_type: Option<String>,
+    }
+    let file = folder.path.join("config.json");
+    let is_one = match folder.optional::<Kind>(&file)? {
+        Some(Kind { model_type: Some(kind) }) => kind == "model2vec",
+        // Models that were not distilled have no type, and neither a transformer's tensors.
+        Some(Kind { model_type: None }) => folder.checkpoint(folder.path).is_ok_and(|found| found.contains(NAMES[1])),
+        None => false,
+    };
+    is_one.then(|| Ok(folder.json::<Model2VecConfig>(&file)?.normalize)).transpose()
+}
+
+impl StaticEmbedding {
+    /// Reads `tokenizer.json` and `model.safetensors` of a folder. Its vectors are f64 for `dtype` f64 and else f32.
+    pub fn load(folder: ModelFolder, path: &Path, dtype: DType, device: &Device) -> Result<Self> {
+        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+            return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
+        }
+        let file = path.join("tokenizer.json");
+        let json = folder.read(&file, MAX_TOKENIZER_BYTES)?;
+        let wrong = |e: &dyn std::fmt::Display| Error::file(&file, e);
+        let tokenizer = Tokenizer::from_json(&json, usize::MAX, false).map_err(|e| wrong(&e))?;
+        let checkpoint = folder.checkpoint(path)?;
+        let weights = path.join("model.safetensors");
+        let table = Arc::new(Table::read(&checkpoint).map_err(|e| Error::file(weights, e))?);
+        let (max_length, model2vec) = match checkpoint.contains(NAMES[0]) {
+            true => (tokenizer.stated_length(), None),
+            false => {
+                let config: Option<Model2VecConfig> = folder.optional(&path.join("config.json"))?;
+                let TokenizerFile { model } = serde_json::from_slice(&json).map_err(|e| wrong(&e))?;
+                let unknown = model.unk_id.or_else(|| tokenizer.id(&model.unk_token?));
+                let median_token_chars = tokenizer.median_token_chars();
+                let max_length = config.map_or_else(model2vec_max_length, |config| config.max_length);
+                (max_length, Some(Model2Vec { unknown, median_token_chars }))
+            }
+        };
+        Ok(Self { tokenizer, table, max_length, model2vec, dtype: compute_dtype(dtype), device: device.clone() })
+    }
+
+    pub fn width(&self) -> usize {
+        self.table.width
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The tokenizer that cuts texts at `max_length` tokens, or at the model's own maximum.
+    pub fn tokenizer_for(&self, max_length: Option<usize>) -> Result<Tokenizer> {
+        self.tokenizer.with_max_length(max_length.or(self.max_length).unwrap_or(usize::MAX))
+    }
+
+    /// The means of the texts, each after `prompt`: `(texts, width)`. Zeros for a text without tokens.
+    pub fn embed(&self, texts: &[&str], prompt: &str, options: &EncodeOptions) -> Result<Tensor> {
+        let most = options.max_length.or(self.max_length);
+        if most == Some(0) {
+            return Err(Error::config("max_length", 0, "at least 1"));
+        }
+        let mut means = Vec::with_capacity(texts.len() * self.table.width);
+        for (number, window) in texts.chunks(WINDOW).enumerate() {
+            options.check_cancelled()?;
+            let start = options.first_text + number * WINDOW;
+            let made = window.maybe_par_iter().map(|text| self.mean(text, prompt, most)).collect::<Result<Vec<_>>>()?;
+            for (i, (mean, truncated)) in (start..).zip(made) {
+                means.extend(mean);
+                if let Some(on_truncated) = options.on_truncated.filter(|_| truncated) {
+                    on_truncated(i);
+                }
+            }
+            if let Some(on_progress) = options.on_progress {
+                on_progress(start + window.len(), options.first_text + texts.len());
+            }
+        }
+        let means = Tensor::from_vec(means, (texts.len(), self.table.width), &self.device)?;
+        Ok(means.to_dtype(self.dtype)?)
+    }
+
+    /// The mean of one text, and whether tokens were cut off.
+    fn mean(&self, text: &str, prompt: &str, most: Option<usize>) -> Result<(Vec<f32>, bool)> {
+        let mut text = text;
+        if let (Some(model2vec), Some(most)) = (self.model2vec, most) {
+            let chars = most.saturating_mul(model2vec.median_token_chars);
+            text = text.char_indices().nth(chars).map_or(text, |(end, _)| &text[..end]);
+        }
+        let (ids, truncated) = self.tokenizer.bare_ids(text, prompt, most)?;
+        let unknown = self.model2vec.and_then(|model2vec| model2vec.unknown);
+        let (mut mean, mut count) = (vec![0.0; self.table.width], 0);
+        for id in ids.into_iter().filter(|id| Some(*id) != unknown) {
+            let mismatch = || self.tokenizer.unknown_id(id, "one that the table of vectors has");
+            let (row, weight) = self.table.row(id).ok_or_else(mismatch)?;
+            mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * weight);
+            count += 1;
+        }
+        mean.iter_mut().for_each(|sum| *sum /= count.max(1) as f32);
+        Ok((mean, truncated))
+    }
+}
+
+impl Table {
+    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let name = NAMES.into_iter().find(|name| checkpoint.contains(name)).unwrap_or(NAMES[0]);
+        let tensor = checkpoint.tensor(name, &Device::Cpu)?;
+        let (count, width) = tensor.dims2().map_err(|_| Error::shape(name, tensor.dims(), "(tokens, width)"))?;
+        if !tensor.dtype().is_float() {
+            return Err(Error::dtype(name, tensor.dtype(), "a float"));
+        }
+        if width == 0 {
+            return Err(Error::shape(name, tensor.dims(), "(tokens, width) with a width of at least 1"));
+        }
+        let vector = |name: &str, dtype: DType| {
+            let found = checkpoint.contains(name) && !checkpoint.contains(NAMES[0]);
+            found.then(|| Ok::<_, Error>(checkpoint.tensor(name, &Device::Cpu)?.to_dtype(dtype)?)).transpose()
+        };
+        let mapping = match vector("mapping", DType::I64)? {
+            Some(mapping) => {
+                let row = |row: i64| usize::try_from(row).ok().filter(|row| *row < count);
+                let rows: Option<Vec<usize>> = mapping.to_vec1::<i64>()?.into_iter().map(row).collect();
+                let expected = format!("rows of `{name}`, 0 to {}", count.saturating_sub(1));
+                Some(rows.ok_or_else(|| Error::value("the rows in `mapping`", "one that there is not", expected))?)
+            }
+            None => None,
+        };
+        let weights = vector("weights", DType::F32)?.map(|weights| weights.to_vec1::<f32>()).transpose()?;
+        let tokens = mapping.as_ref().map_or(count, Vec::len);
+        if let Some(found) = weights.as_ref().map(Vec::len).filter(|found| *found < tokens) {
+            return Err(Error::value("the number of `weights`", found, format!("{tokens}, one for each token")));
+        }
+        Ok(Self { rows: tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?, width, mapping, weights })
+    }
+
+    /// The vector of a token and its factor; `None` if the table lacks the token.
+    fn row(&self, id: u32) -> Option<(&[f32], f32)> {
+        let row = match &self.mapping {
+            Some(mapping) => *mapping.get(id as usize)?,
+            None => id as usize,
+        };
+        let weight = self.weights.as_ref().map_or(Some(1.0), |weights| weights.get(id as usize).copied())?;
+        Some((self.rows.get(row.checked_mul(self.width)?..)?.get(..self.width)?, weight))
+    }
+}

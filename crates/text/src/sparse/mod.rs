@@ -1,0 +1,255 @@
+//! `SparseEncoder`: sparse embeddings, a weight for tokens of the vocabulary.
+
+mod layout;
+pub(crate) mod splade;
+mod static_weights;
+pub(crate) mod vector;
+
+use std::path::Path;
+
+use candle_attention::error::cut_to;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
+
+use crate::folder::ModelFolder;
+use crate::heads::masked_lm::MaskedLm;
+use crate::model_files::ModelFiles;
+use crate::prompts::Prompts;
+use crate::sparse::layout::{Chain, Layout};
+use crate::sparse::splade::SpladePooling;
+use crate::sparse::static_weights::StaticWeights;
+use crate::sparse::vector::SparseVector;
+use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::options::{EncodeOptions, Task, without_dimensions};
+
+/// Sparse embeddings as the `SparseEncoder` of sentence-transformers computes them: SPLADE
+/// ([Formal 2021](https://arxiv.org/abs/2109.10086)), a masked language model whose logits are pooled; and models that read
+/// the weights of a query's tokens from a table (inference-free, [Geng 2024](https://arxiv.org/abs/2411.04403)).
+///
+/// ```no_run
+/// use candle_attention_text::{EncodeOptions, SparseEncoder};
+/// use candle_core::{DType, Device};
+/// let encoder = SparseEncoder::from_folder("splade-cocondenser-ensembledistil", DType::F32, &Device::Cpu)?;
+/// let query = encoder.encode_query(&["Who sleeps?"], &EncodeOptions::default())?;
+/// let documents = encoder.encode_document(&["A cat sleeps.", "Stocks fell."], &EncodeOptions::default())?;
+/// println!("{:?} {:?}", encoder.similarity(&query, &documents)?, encoder.decode(&documents[0], 10));
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct SparseEncoder {
+    routes: Vec<Route>,
+    query: Option<usize>,
+    document: Option<usize>,
+    default: Option<usize>,
+    prompts: Prompts,
+    settings: Settings,
+}
+
+/// One way from texts to sparse vectors.
+#[derive(Debug, Clone)]
+enum Route {
+    Splade(Box<Splade>),
+    Static(StaticWeights),
+}
+
+/// A masked language model, and how its logits are pooled.
+#[derive(Debug, Clone)]
+struct Splade {
+    head: MaskedLm,
+    batcher: TextBatcher,
+    pooling: SpladePooling,
+}
+
+/// Keys of `config_sentence_transformers.json`.
+#[derive(Debug, Clone, Default, serde::Deserialize)]
+#[serde(default)]
+struct Settings {
+    max_active_dims: Option<usize>,
+    similarity_fn_name: Option<String>,
+}
+
+impl SparseEncoder {
+    /// The model of a folder as sentence-transformers saves it, or of a masked language model as transformers saves it,
+    /// whose logits are then pooled by their maximum.
+    ///
+    /// # Errors
+    /// A file that is missing or malformed; a model, module or tensor that this version cannot run, such as a sparse
+    /// autoencoder.
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        let Layout { chains, query, document, default } = Layout::load(folder)?;
+        let settings: Settings = folder.json_or_default(&folder.path.join("config_sentence_transformers.json"))?;
+        let load = |chain: &Chain| Route::load(folder, chain, dtype, device);
+        let routes = chains.iter().map(load).collect::<Result<Vec<_>>>()?;
+        let encoder = Self { routes, query, document, default, prompts: Prompts::load(folder)?, settings };
+        encoder.check_max_active_dims()?;
+        Ok(encoder)
+    }
+
+    /// The model of a hub id, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
+    }
+
+    /// Sets how many entries of a vector are kept, the largest; `None` keeps all. By default, what the model states.
+    ///
+    /// # Errors
+    /// 0 entries.
+    pub fn with_max_active_dims(mut self, max_active_dims: Option<usize>) -> Result<Self> {
+        self.settings.max_active_dims = max_active_dims;
+        self.check_max_active_dims()?;
+        Ok(self)
+    }
+
+    fn check_max_active_dims(&self) -> Result<()> {
+        match self.settings.max_active_dims {
+            Some(0) => Err(Error::config("max_active_dims", 0, "at least 1")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The size of the vectors, zeros included: the number of tokens of the vocabulary.
+    pub fn embedding_size(&self) -> usize {
+        match &self.routes[0] {
+            Route::Splade(splade) => splade.head.model().config().vocab_size,
+            Route::Static(weights) => weights.size(),
+        }
+    }
+
+    /// The vector of each text, by the default route of a model with several.
+    ///
+    /// # Errors
+    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a token
+    /// that the model does not have; a model without a default route; [`Error::NotFinite`] for the first text whose vector
+    /// is not finite.
+    pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<SparseVector>> {
+        self.run(texts, options, None)
+    }
+
+    /// [`encode`](Self::encode) for texts that search: with the model's prompt and route `query`, unless the options name
+    /// another prompt.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode).
+    pub fn encode_query(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<SparseVector>> {
+        self.run(texts, options, Some(Task::Query))
+    }
+
+    /// [`encode`](Self::encode) for texts that are searched: with the model's prompt and route `document`, unless the options
+    /// name another prompt.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode).
+    pub fn encode_document(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<SparseVector>> {
+        self.run(texts, options, Some(Task::Document))
+    }
+
+    /// How similar vectors are, each with each: by their dot product, or by their cosine if the model states that.
+    ///
+    /// # Errors
+    /// A model that states another similarity.
+    pub fn similarity(&self, queries: &[SparseVector], documents: &[SparseVector]) -> Result<Vec<Vec<f32>>> {
+        let similarity: fn(&SparseVector, &SparseVector) -> f32 = match self.settings.similarity_fn_name.as_deref() {
+            None | Some("dot" | "dot_score") => SparseVector::dot,
+            // `normalize` of PyTorch divides by at least 1e-12.
+            Some("cosine" | "cos_sim") => |a, b| a.dot(b) / (a.norm().max(1e-12) * b.norm().max(1e-12)),
+            Some(other) => return Err(Error::config("similarity_fn_name", other, "dot or cosine")),
+        };
+        let of_query = |a: &SparseVector| documents.iter().map(|b| similarity(a, b)).collect();
+        Ok(queries.iter().map(of_query).collect())
+    }
+
+    /// The tokens of the largest entries of a vector, at most `top_k`, the largest first.
+    pub fn decode(&self, vector: &SparseVector, top_k: usize) -> Vec<(String, f32)> {
+        let tokenizer = match &self.routes[self.document.or(self.default).unwrap_or(0)] {
+            Route::Splade(splade) => &splade.batcher.tokenizer,
+            Route::Static(weights) => weights.tokenizer(),
+        };
+        let mut entries: Vec<(u32, f32)> = vector.indices.iter().copied().zip(vector.values.iter().copied()).collect();
+        entries.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        entries.truncate(top_k);
+        entries.into_iter().map(|(id, value)| (tokenizer.token(id).unwrap_or_default(), value)).collect()
+    }
+
+    fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<SparseVector>> {
+        let of_options = options.search_task()?;
+        let options = &EncodeOptions { task: None, ..*options };
+        without_dimensions(options)?;
+        let (route, name) = match task.or(of_options) {
+            Some(Task::Query) => (self.query, "query"),
+            Some(_) => (self.document, "document"),
+            None => (self.default, "default"),
+        };
+        let Some(route) = route else {
+            return Err(Error::value("the route of the texts", name, "one that the model's router has"));
+        };
+        let prompt = self.prompts.of(options, task)?;
+        let vectors = match &self.routes[route] {
+            Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,
+            Route::Splade(splade) => splade.encode(texts, prompt, options, self.settings.max_active_dims)?,
+        };
+        let is_finite = |vector: &SparseVector| vector.values.iter().all(|value| value.is_finite());
+        match vectors.iter().position(|vector| !is_finite(vector)) {
+            Some(i) => {
+                let dtype = match &self.routes[route] {
+                    Route::Static(_) => DType::F32,
+                    Route::Splade(splade) => splade.batcher.dtype,
+                };
+                Err(Error::not_finite(format_args!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)), dtype))
+            }
+            None => Ok(vectors),
+        }
+    }
+}
+
+impl Route {
+    fn load(folder: ModelFolder, chain: &Chain, dtype: DType, device: &Device) -> Result<Self> {
+        let (transformer, pooling) = match chain {
+            Chain::Static { path } => return Ok(Self::Static(StaticWeights::load(folder, path)?)),
+            Chain::Splade { transformer, pooling } => (transformer, pooling),
+        };
+        let config = folder.transformer_config(transformer)?;
+        let head = MaskedLm::load(&config, folder.checkpoint(transformer)?.at("", dtype, device))?;
+        let batcher = TextBatcher::load(folder, transformer, head.model())?;
+        let pooling = match pooling {
+            Some(pooling) => SpladePooling::load(folder, pooling)?,
+            None => SpladePooling::MAX,
+        };
+        Ok(Self::Splade(Box::new(Splade { head, batcher, pooling })))
+    }
+}
+
+impl Splade {
+    fn encode(
+        &self,
+        texts: &[&str],
+        prompt: &str,
+        options: &EncodeOptions,
+        max_active_dims: Option<usize>,
+    ) -> Result<Vec<SparseVector>> {
+        let (model, mut vectors) = (self.head.model(), Vec::with_capacity(texts.len()));
+        for batch in self.batcher.batches(model, texts, prompt, options)? {
+            let batch = batch?;
+            let hidden = self.batcher.hidden(model, &batch.tokens)?;
+            let pooled = self.pooling.pool(&hidden, model.config().vocab_size, |xs| self.head.logits(xs))?;
+            let sparse = pooled.iter().map(|dense| SparseVector::from_dense(dense, max_active_dims));
+            vectors.extend(batch.texts.into_iter().zip(sparse));
+        }
+        Ok(in_text_order(vectors))
+    }
+}

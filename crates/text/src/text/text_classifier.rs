@@ -1,0 +1,221 @@
+//! `TextClassifier`: classification of texts and pairs of texts.
+
+use std::path::Path;
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
+use candle_nn::ops::{sigmoid, softmax_last_dim};
+
+use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::heads::classifier::SequenceClassifier;
+use crate::model::config::BertConfig;
+use crate::model::hidden_states::rows;
+use crate::model_files::ModelFiles;
+use crate::text::batches::{TextBatcher, in_text_order};
+#[cfg(feature = "visualize")]
+use crate::text::options::without_prompt;
+use crate::text::options::{EncodeOptions, check_finite, without_dimensions, without_embeddings};
+use crate::text::tokenizer::Text;
+
+/// Classifies texts or pairs of texts, as the `text-classification` pipeline of transformers.
+///
+/// The scores are, with one label or `multi_label_classification`, a sigmoid each; `regression`, the logits; otherwise a softmax.
+///
+/// ```no_run
+/// use candle_attention_text::{EncodeOptions, TextClassifier};
+/// use candle_core::{DType, Device};
+/// let classifier = TextClassifier::from_folder("distilbert-base-uncased-finetuned-sst-2-english", DType::F32, &Device::Cpu)?;
+/// for labels in classifier.classify(&["A warm, funny film."], &EncodeOptions::default())? {
+///     println!("{} {:.3}", labels[0].label, labels[0].score); // the most probable first
+/// }
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct TextClassifier {
+    head: SequenceClassifier,
+    batcher: TextBatcher,
+    function: Function,
+}
+
+/// A label of a text, and its score.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Label {
+    /// The name of the label, from `id2label`.
+    pub label: String,
+    /// The probability of the label, from 0 to 1; for regression, the logit.
+    pub score: f32,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Function {
+    Sigmoid,
+    Softmax,
+    Identity,
+}
+
+impl Function {
+    fn of(config: &BertConfig, labels: usize) -> Result<Self> {
+        match config.key_text("problem_type")? {
+            Some("regression") => Ok(Self::Identity),
+            Some("multi_label_classification") => Ok(Self::Sigmoid),
+            Some("single_label_classification") | None => Ok(if labels == 1 { Self::Sigmoid } else { Self::Softmax }),
+            Some(other) => {
+                let allowed = "regression, single_label_classification or multi_label_classification";
+                Err(Error::config("problem_type", other, allowed))
+            }
+        }
+    }
+}
+
+impl TextClassifier {
+    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
+    ///
+    /// # Errors
+    /// A file that is missing or malformed; those of [`SequenceClassifier::load`].
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
+    pub(crate) fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
+    }
+
+    /// The same with the weights from any source, such as variables that are being trained or bytes.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        Self::with_source(ModelFolder::new(&folder), source)
+    }
+
+    pub(crate) fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+        let modules = modules(folder)?;
+        if let Some([_, other, ..]) = modules.as_deref() {
+            let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
+            return Err(Error::file(folder.path.join("modules.json"), reason));
+        }
+        let transformer = transformer_of(folder.path, modules.as_deref());
+        let config = folder.transformer_config(&transformer)?;
+        let head = SequenceClassifier::load(&config, source)?;
+        let batcher = TextBatcher::load(folder, &transformer, head.model())?;
+        Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
+    }
+
+    /// The model of a hub id, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
+    }
+
+    /// The model and its head.
+    pub fn head(&self) -> &SequenceClassifier {
+        &self.head
+    }
+
+    /// The maximum number of tokens of a text or a pair, special tokens included.
+    pub fn max_seq_length(&self) -> usize {
+        self.batcher.max_seq_length
+    }
+
+    /// The names of the labels, in the order of [`logits`](Self::logits).
+    pub fn labels(&self) -> &[String] {
+        self.head.labels()
+    }
+
+    /// The labels of each text, the most probable first.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits).
+    pub fn classify<'a, T: Into<Text<'a>> + Copy>(
+        &self,
+        texts: &[T],
+        options: &EncodeOptions,
+    ) -> Result<Vec<Vec<Label>>> {
+        without_embeddings(options)?;
+        let numbers = self.numbers(texts, "", options, |head, logits| {
+            Ok(match head.function {
+                Function::Sigmoid => sigmoid(&logits)?,
+                Function::Softmax => softmax_last_dim(&logits)?,
+                Function::Identity => logits,
+            })
+        })?;
+        let labelled = |scores: Vec<f32>| {
+            let labels = self.labels().iter().cloned().zip(scores);
+            let mut labels: Vec<Label> = labels.map(|(label, score)| Label { label, score }).collect();
+            labels.sort_by(|a, b| b.score.total_cmp(&a.score));
+            labels
+        };
+        Ok(numbers.into_iter().map(labelled).collect())
+    }
+
+    /// The logits of each text, one per label.
+    ///
+    /// # Errors
+    /// A batch size of 0; a prompt; a token that the model does not have; [`Error::NotFinite`] for the first text whose
+    /// scores are not finite.
+    pub fn logits<'a, T: Into<Text<'a>> + Copy>(&self, texts: &[T], options: &EncodeOptions) -> Result<Vec<Vec<f32>>> {
+        without_embeddings(options)?;
+        self.prompted_logits(texts, "", options)
+    }
+
+    /// [`logits`](Self::logits) with a prompt before each text, or the first text of each pair.
+    pub(crate) fn prompted_logits<'a, T: Into<Text<'a>> + Copy>(
+        &self,
+        texts: &[T],
+        prompt: &str,
+        options: &EncodeOptions,
+    ) -> Result<Vec<Vec<f32>>> {
+        self.numbers(texts, prompt, options, |_, logits| Ok(logits))
+    }
+
+    /// The attention weights for a text or a pair of texts: see
+    /// [`SentenceEncoder::attention`](crate::SentenceEncoder::attention).
+    ///
+    /// # Errors
+    /// A layer or head that does not exist; a prompt; a token that the model does not have.
+    #[cfg(feature = "visualize")]
+    pub fn attention<'a>(
+        &self,
+        text: impl Into<Text<'a>>,
+        options: &crate::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        without_prompt(options.prompt_name, options.prompt)?;
+        self.batcher.attention(&self.head.model, text.into(), options)
+    }
+
+    fn numbers<'a, T: Into<Text<'a>> + Copy>(
+        &self,
+        texts: &[T],
+        prompt: &str,
+        options: &EncodeOptions,
+        function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
+    ) -> Result<Vec<Vec<f32>>> {
+        without_dimensions(options)?;
+        let mut numbers = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches(&self.head.model, texts, prompt, options)? {
+            let batch = batch?;
+            let ids: Vec<&[u32]> = batch.tokens.iter().map(|tokens| tokens.ids.as_slice()).collect();
+            let logits = self.head.logits(&self.batcher.hidden(&self.head.model, &batch.tokens)?, &ids)?;
+            // The sigmoid of an infinity would be finite: it becomes NaN here.
+            let of_batch = rows(&(function(self, logits.clone())? + (logits * 0.0)?)?)?;
+            numbers.extend(batch.texts.into_iter().zip(of_batch));
+        }
+        let numbers = in_text_order(numbers);
+        check_finite("the scores", texts, &numbers, self.batcher.dtype)?;
+        Ok(numbers)
+    }
+}

@@ -1,0 +1,202 @@
+//! `TokenClassifier`: labels of the tokens of texts, grouped to entities.
+
+use std::path::Path;
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::{Error, Result, setters};
+use candle_core::{D, DType, Device};
+use candle_nn::ops::softmax;
+
+use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
+use crate::heads::token_classifier::TokenClassificationHead;
+use crate::model::hidden_states::rows;
+use crate::model_files::ModelFiles;
+use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::entities::{Aggregation, Entity, ScoredToken, entities};
+use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
+use crate::text::tokenizer::{Tokenizer, Tokens};
+
+/// Finds entities such as persons and places in texts, as the `token-classification` (`ner`) pipeline of transformers.
+///
+/// ```no_run
+/// use candle_attention_text::{EncodeOptions, EntityOptions, TokenClassifier};
+/// use candle_core::{DType, Device};
+/// let classifier = TokenClassifier::from_folder("bert-base-NER", DType::F32, &Device::Cpu)?;
+/// let texts = ["Zoë Müller lives in Paris."];
+/// for entity in &classifier.entities(&texts, &EntityOptions::default(), &EncodeOptions::default())?[0] {
+///     println!("{} {:.3} {} {}..{}", entity.entity, entity.score, entity.word, entity.start, entity.end);
+/// }
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct TokenClassifier {
+    head: TokenClassificationHead,
+    batcher: TextBatcher,
+    /// The token for what the vocabulary lacks.
+    unknown: Option<u32>,
+}
+
+/// How entities are made of tokens. The default: [`Aggregation::Simple`], without those labelled `O`.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct EntityOptions {
+    /// How tokens are grouped.
+    pub aggregation: Aggregation,
+    /// The labels that are left out; where tokens are grouped, without `B-` or `I-`.
+    pub ignore_labels: Vec<String>,
+}
+
+impl Default for EntityOptions {
+    fn default() -> Self {
+        Self { aggregation: Aggregation::default(), ignore_labels: vec!["O".to_string()] }
+    }
+}
+
+impl EntityOptions {
+    setters! {
+        /// Sets how tokens are grouped.
+        with_aggregation, aggregation: Aggregation = aggregation;
+        /// Sets the labels that are left out.
+        with_ignore_labels, ignore_labels: Vec<String> = ignore_labels;
+    }
+}
+
+impl TokenClassifier {
+    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
+    ///
+    /// # Errors
+    /// A file that is missing or malformed; those of [`TokenClassificationHead::load`]; `do_lower_case` in
+    /// `sentence_bert_config.json`, which would change the places of tokens.
+    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::new(&folder), dtype, device)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(ModelFolder::in_memory(files), dtype, device)
+    }
+
+    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
+    }
+
+    /// The same with the weights from any source, such as variables that are being trained or bytes.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+        Self::with_source(ModelFolder::new(&folder), source)
+    }
+
+    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+        let modules = modules(folder)?;
+        if let Some([_, other, ..]) = modules.as_deref() {
+            let reason = format!("module `{}` after the transformer: this is no token classifier", other.kind());
+            return Err(Error::file(folder.path.join("modules.json"), reason));
+        }
+        let transformer = transformer_of(folder.path, modules.as_deref());
+        let config = folder.transformer_config(&transformer)?;
+        let head = TokenClassificationHead::load(&config, source)?;
+        let batcher = TextBatcher::load(folder, &transformer, head.model())?;
+        if batcher.tokenizer.lower_cases() {
+            let expected = "false: it would change the places of tokens";
+            return Err(Error::config("do_lower_case", true, expected));
+        }
+        let unknown = batcher.tokenizer.unknown(TokenizerConfig::load(folder, &transformer)?.unk_token());
+        Ok(Self { head, batcher, unknown })
+    }
+
+    /// The model of a hub id, from the local cache if it is there.
+    ///
+    /// # Errors
+    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
+    #[cfg(feature = "hub")]
+    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
+        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
+    }
+
+    /// The model and its head.
+    pub fn head(&self) -> &TokenClassificationHead {
+        &self.head
+    }
+
+    /// The names of the labels.
+    pub fn labels(&self) -> &[String] {
+        self.head.labels()
+    }
+
+    /// The entities of each text, in the order of the text. Tokens beyond the maximum length are in none.
+    ///
+    /// # Errors
+    /// A batch size of 0; a prompt; a token that the model does not have; [`Error::NotFinite`] for the first text whose
+    /// scores are not finite.
+    pub fn entities(&self, texts: &[&str], how: &EntityOptions, options: &EncodeOptions) -> Result<Vec<Vec<Entity>>> {
+        without_embeddings(options)?;
+        let model = &self.head.model;
+        let tokenizer = self.batcher.tokenizer_for(options.max_length, model)?.with_places();
+        let mut found = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches_by(tokenizer, model, texts, "", options)? {
+            let batch = batch?;
+            let hidden = self.batcher.hidden(model, &batch.tokens)?;
+            // One text after another: a text has the same scores in any batch.
+            for (i, (text, tokens)) in batch.texts.into_iter().zip(batch.tokens).enumerate() {
+                let logits = self.head.logits(&hidden.text(i)?.unsqueeze(0)?)?.squeeze(0)?; // (tokens, labels)
+                found.push((text, (tokens, rows(&softmax(&logits, D::Minus1)?)?)));
+            }
+        }
+        let (tokens, scores): (Vec<Tokens>, Vec<Vec<Vec<f32>>>) = in_text_order(found).into_iter().unzip();
+        let flat: Vec<Vec<f32>> = scores.iter().map(|scores| scores.concat()).collect();
+        check_finite("the scores", texts, &flat, self.batcher.dtype)?;
+        let words = Words { tokenizer: &self.batcher.tokenizer, unknown: self.unknown };
+        let all = texts.iter().zip(&tokens).zip(scores);
+        all.map(|((text, tokens), scores)| {
+            let tokens = words.scored(text, tokens, scores);
+            let mut found =
+                entities(&tokens, self.labels(), how.aggregation, &|words| self.batcher.tokenizer.join(words))?;
+            found.retain(|entity| !how.ignore_labels.contains(&entity.entity));
+            Ok(found)
+        })
+        .collect()
+    }
+}
+
+/// Which tokens continue a word.
+struct Words<'a> {
+    tokenizer: &'a Tokenizer,
+    unknown: Option<u32>,
+}
+
+impl Words<'_> {
+    /// The tokens of a text without the special ones.
+    fn scored(&self, text: &str, tokens: &Tokens, scores: Vec<Vec<f32>>) -> Vec<ScoredToken> {
+        // The byte of each character, and of the end.
+        let bytes: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
+        let part = |start: usize, end: usize| {
+            let byte = |character: usize| bytes[character.min(bytes.len() - 1)];
+            &text[byte(start)..byte(end.max(start))]
+        };
+        let mut scored = Vec::new();
+        for (index, ((&id, place), scores)) in tokens.ids.iter().zip(&tokens.places).zip(scores).enumerate() {
+            if place.special {
+                continue;
+            }
+            let name = self.tokenizer.token(id).unwrap_or_default();
+            let (start, end) = (place.start, place.end);
+            let (word, is_subword) = if self.unknown == Some(id) {
+                (part(start, end).to_string(), false)
+            } else if self.tokenizer.marks_subwords() {
+                // A token that is longer than its text has a prefix.
+                let continues = name.chars().count() != part(start, end).chars().count();
+                (name, continues)
+            } else {
+                (name, start > 0 && !part(start - 1, start + 1).contains(' '))
+            };
+            scored.push(ScoredToken { word, scores, start, end, index, is_subword });
+        }
+        scored
+    }
+}

@@ -1,0 +1,164 @@
+//! `TokenScorer`: scores of pairs of texts by a causal language model that is asked about them.
+
+use std::path::Path;
+
+use candle_attention::checkpoint::WeightSource;
+use candle_attention::{Error, Result};
+
+use crate::folder::{ModelFolder, Module};
+use crate::heads::token_score::TokenScore;
+use crate::model::config::BertConfig;
+use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::chat_template::{ChatTemplate, Message};
+#[cfg(feature = "visualize")]
+use crate::text::options::without_prompt;
+use crate::text::options::{EncodeOptions, check_finite, without_dimensions};
+use crate::text::tokenizer::{Text, Tokens};
+
+/// A decoder whose next token says how well a document answers a query, as the `LogitScore` module of
+/// sentence-transformers has it (Qwen3-Reranker).
+#[derive(Debug, Clone)]
+pub(crate) struct TokenScorer {
+    pub head: TokenScore,
+    pub batcher: TextBatcher,
+    template: Option<ChatTemplate>,
+}
+
+/// The settings of `LogitScore`.
+#[derive(serde::Deserialize)]
+struct Settings {
+    true_token_id: u32,
+    false_token_id: Option<u32>,
+    module_input_name: Option<String>,
+}
+
+impl TokenScorer {
+    /// Whether a model is one: it has such a module, or it has no modules and is a language model.
+    pub fn fits(modules: Option<&[Module]>, config: &BertConfig) -> bool {
+        match modules {
+            Some(modules) => modules.len() == 2 && modules[1].kind() == "LogitScore",
+            None => config.is_language_model(),
+        }
+    }
+
+    /// Loads a model that [fits](Self::fits). Without a module that states them, the tokens are `yes` and `no`.
+    pub fn load<S: WeightSource>(
+        folder: ModelFolder,
+        modules: Option<&[Module]>,
+        transformer: &Path,
+        config: &BertConfig,
+        source: S,
+    ) -> Result<Self> {
+        let stated = modules.map(|modules| Settings::load(folder, &folder.path.join(&modules[1].path))).transpose()?;
+        let template = ChatTemplate::load(folder, transformer, modules.is_some())?;
+        // The tokenizer needs the model only for its limits, and the head needs the tokenizer only for these two tokens.
+        let tokenizer = TextBatcher::tokenizer(folder, transformer, config)?;
+        let id = |token: &str| {
+            let missing =
+                || Error::file(transformer, format!("the tokenizer has no token `{token}`, which gives the score"));
+            tokenizer.id(token).ok_or_else(missing)
+        };
+        let (yes, no) = match stated {
+            Some(settings) => (settings.true_token_id, settings.false_token_id),
+            None => (id("yes")?, Some(id("no")?)),
+        };
+        let head = TokenScore::load(config, source, yes, no)?;
+        let mut batcher = TextBatcher::load(folder, transformer, &head.model)?;
+        if template.is_some() {
+            batcher.tokenizer = batcher.tokenizer.without_special_tokens();
+        }
+        Ok(Self { head, batcher, template })
+    }
+
+    /// The maximum number of tokens of a pair.
+    pub fn max_seq_length(&self) -> usize {
+        self.batcher.max_seq_length
+    }
+
+    /// The score of each pair; `prompt` is the instruction. A template makes one text of the pair and the instruction.
+    pub fn scores(&self, pairs: &[(&str, &str)], prompt: &str, options: &EncodeOptions) -> Result<Vec<f32>> {
+        without_dimensions(options)?;
+        let mut texts: Vec<Text> = pairs.iter().map(|pair| (*pair).into()).collect();
+        let (mut before, mut suffix, rendered) = (prompt, Vec::new(), self.rendered(pairs, prompt)?);
+        if let Some((of_template, rendered)) = &rendered {
+            (before, suffix) = ("", of_template.clone());
+            texts = rendered.iter().map(|text| Text::One(text)).collect();
+        }
+        let (model, mut scores) = (&self.head.model, Vec::with_capacity(pairs.len()));
+        for batch in self.batcher.batches(model, &texts, before, options)? {
+            let mut batch = batch?;
+            batch.tokens.iter_mut().for_each(|tokens| end_with(tokens, &suffix));
+            let of_batch = self.head.scores(&self.batcher.hidden(model, &batch.tokens)?)?;
+            scores.extend(batch.texts.into_iter().zip(of_batch));
+        }
+        let scores = in_text_order(scores);
+        let numbers: Vec<Vec<f32>> = scores.iter().map(|score| vec![*score]).collect();
+        check_finite("the score", pairs, &numbers, self.batcher.dtype)?;
+        Ok(scores)
+    }
+
+    /// The attention weights for a pair, in the text that the template makes of it.
+    #[cfg(feature = "visualize")]
+    pub fn attention(
+        &self,
+        query: &str,
+        document: &str,
+        options: &crate::MapOptions,
+    ) -> Result<crate::visualize::AttentionMaps> {
+        without_prompt(options.prompt_name, options.prompt)?;
+        match &self.template {
+            None => self.batcher.attention(&self.head.model, (query, document).into(), options),
+            Some(template) => {
+                let text = template.render(&messages("", query, document))?;
+                self.batcher.attention(&self.head.model, text.as_str().into(), options)
+            }
+        }
+    }
+
+    /// The texts that the template makes of pairs, and the tokens that end each of them; `None` without a template.
+    fn rendered(&self, pairs: &[(&str, &str)], prompt: &str) -> Result<Option<(Vec<u32>, Vec<String>)>> {
+        let Some(template) = &self.template else { return Ok(None) };
+        let render = |query, document| template.render(&messages(prompt, query, document));
+        let suffix = self.suffix([render("0", "0")?, render("1 2 3 4", "1 2 3 4")?])?;
+        let texts = pairs.iter().map(|(query, document)| render(query, document)).collect::<Result<_>>()?;
+        Ok(Some((suffix, texts)))
+    }
+
+    /// The tokens that end every rendered text: what two texts with other contents have in common at their end. A text
+    /// that is cut gets them back, because the model answers after them.
+    fn suffix(&self, texts: [String; 2]) -> Result<Vec<u32>> {
+        let tokenizer = self.batcher.tokenizer.with_max_length(usize::MAX)?;
+        let texts = texts.each_ref().map(|text| Text::One(text));
+        let tokens = tokenizer.encode(&texts, "")?;
+        let [first, second] = [&tokens[0].ids, &tokens[1].ids];
+        let common = first.iter().rev().zip(second.iter().rev()).take_while(|(a, b)| a == b).count();
+        let is_suffix = common < first.len().min(second.len());
+        Ok(if is_suffix { first[first.len() - common..].to_vec() } else { Vec::new() })
+    }
+}
+
+impl Settings {
+    fn load(folder: ModelFolder, module: &Path) -> Result<Self> {
+        let path = module.join("config.json");
+        let settings: Self = folder.json(&path)?;
+        match settings.module_input_name.as_deref() {
+            None | Some("causal_logits") => Ok(settings),
+            Some(other) => Err(Error::file(path, format!("module_input_name is `{other}`, expected `causal_logits`"))),
+        }
+    }
+}
+
+/// The messages of a pair: the prompt, if there is one, the query and the document.
+fn messages<'a>(prompt: &'a str, query: &'a str, document: &'a str) -> Vec<Message<'a>> {
+    let system = Some(("system", prompt)).filter(|(_, prompt)| !prompt.is_empty());
+    system.into_iter().chain([("query", query), ("document", document)]).collect()
+}
+
+/// Puts the suffix in place of the last tokens of a text that was cut.
+fn end_with(tokens: &mut Tokens, suffix: &[u32]) {
+    if tokens.truncated {
+        let kept = suffix.len().min(tokens.len());
+        let start = tokens.len() - kept;
+        tokens.ids[start..].copy_from_slice(&suffix[suffix.len() - kept..]);
+    }
+}

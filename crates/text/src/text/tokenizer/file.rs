@@ -1,0 +1,332 @@
+//! The content of a `tokenizer.json`, checked before the tokenizers library builds anything of it.
+//!
+//! The file is a small program: chains of replacements, regular expressions, templates, tries. The library takes it as
+//! trusted. What could end the process (which no caller can catch), or make it allocate out of proportion, is refused here;
+//! what only panics is caught where the tokenizer is built and applied.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::{NormalizedString, Normalizer};
+
+use crate::text::tokenizer::charsmap;
+use crate::text::tokenizer::expression::work;
+use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
+
+/// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
+pub(crate) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
+
+/// The most values in a `tokenizer.json`, counted by its commas and brackets: each takes up to 100 bytes while the file is
+/// read. The largest published vocabulary, of 901,629 pieces, has 2.8 million.
+const MAX_VALUES: usize = 1 << 23;
+
+/// The longest piece of a Unigram vocabulary, in bytes: the library keeps a level of a trie for each byte, and drops them
+/// by recursion, which ends the process when the stack is full. SentencePiece makes pieces of up to 16 characters.
+const MAX_PIECE_BYTES: usize = 1 << 10;
+
+/// The most nodes of the trie of a Unigram vocabulary: the library needs 350 bytes for each. Vocabularies of 901,629 pieces
+/// are published.
+const MAX_TRIE_NODES: usize = 1 << 22;
+
+/// The most bytes of all added tokens together: the library needs 80 bytes for each.
+const MAX_ADDED_BYTES: usize = 1 << 20;
+
+/// The largest `max_input_chars_per_word`: the work on a word grows with the third power of its length. It is 100 in
+/// published tokenizers.
+const MAX_WORD_CHARS: u64 = 1_000;
+
+/// The longest `continuing_subword_prefix` and `end_of_word_suffix`, in bytes: one is added to each letter of a word.
+/// Published ones have up to 4.
+const MAX_AFFIX_BYTES: usize = 63;
+
+/// The most steps of a normalizer, a pre-tokenizer, a post-processor or a decoder, patterns and template parts included.
+/// Published ones have up to 20.
+const MAX_STEPS: usize = 128;
+
+/// The deepest nesting of such steps. Published ones have 3.
+const MAX_DEPTH: usize = 16;
+
+/// The longest text that a step puts in, in bytes. Published ones have up to 10.
+const MAX_CONTENT_BYTES: usize = 64;
+
+/// The longest pattern, in bytes. Published ones have up to 1,000.
+const MAX_PATTERN_BYTES: usize = 1 << 12;
+
+/// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 25 KB
+/// for a class of letters, and one for each time that it is repeated.
+const MAX_PATTERN_WORK: usize = 1 << 13;
+
+/// The most pre-tokenizers that rewrite the text: the byte-level alphabet doubles it. Published ones have up to 2.
+const MAX_REWRITES: usize = 4;
+
+/// How many times longer the replacements of a decoder may make a token.
+const MAX_DECODED_GROWTH: usize = 1 << 10;
+
+/// The parts of the file that are looked at.
+#[derive(Deserialize)]
+struct File<'a> {
+    #[serde(borrow, default)]
+    added_tokens: Vec<AddedToken<'a>>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(borrow)]
+    model: Model<'a>,
+}
+
+#[derive(Deserialize)]
+struct AddedToken<'a> {
+    #[serde(borrow)]
+    content: Cow<'a, str>,
+    #[serde(default)]
+    normalized: bool,
+}
+
+#[derive(Deserialize)]
+struct Model<'a> {
+    max_input_chars_per_word: Option<u64>,
+    #[serde(borrow)]
+    continuing_subword_prefix: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    end_of_word_suffix: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    vocab: Vocabulary<'a>,
+    #[serde(default)]
+    merges: Merges,
+}
+
+/// Checks the content of a `tokenizer.json`.
+pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
+    let values = json.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count();
+    at_most("values of the file", values, MAX_VALUES)?;
+    let file: File = serde_json::from_slice(json)?;
+    check_model(file.model)?;
+    let added = file.added_tokens.iter().map(|token| token.content.len());
+    at_most("bytes of the longest added token", added.clone().max().unwrap_or(0), MAX_PIECE_BYTES)?;
+    at_most("bytes of all added tokens", added.sum(), MAX_ADDED_BYTES)?;
+    let mut walk = Walk::default();
+    for (name, part) in [
+        ("normalizer", &file.normalizer),
+        ("pre_tokenizer", &file.pre_tokenizer),
+        ("post_processor", &file.post_processor),
+        ("decoder", &file.decoder),
+    ] {
+        walk = Walk { name, pattern_work: walk.pattern_work, ..Walk::default() };
+        walk.check(part, 0)?;
+    }
+    // The library normalizes these tokens while it builds the tokenizer.
+    if !file.normalizer.is_null() && file.added_tokens.iter().any(|token| token.normalized) {
+        let normalizer: NormalizerWrapper = serde_json::from_value(file.normalizer)?;
+        let steps = NormalizerSteps::new(Some(&normalizer))?;
+        for token in file.added_tokens.iter().filter(|token| token.normalized) {
+            let stepwise = Stepwise::new(&steps, token.content.len());
+            stepwise.normalize(&mut NormalizedString::from(&*token.content))?;
+            stepwise.result()?;
+        }
+    }
+    Ok(())
+}
+
+fn at_most(what: &str, found: usize, allowed: usize) -> tokenizers::Result<()> {
+    match found > allowed {
+        true => Err(format!("the number of {what} is {found}, expected at most {allowed}").into()),
+        false => Ok(()),
+    }
+}
+
+fn check_model(model: Model) -> tokenizers::Result<()> {
+    if let Some(found) = model.max_input_chars_per_word.filter(|found| *found > MAX_WORD_CHARS) {
+        return Err(format!("`max_input_chars_per_word` is {found}, expected at most {MAX_WORD_CHARS}").into());
+    }
+    let prefix = model.continuing_subword_prefix.as_deref().unwrap_or_default().len();
+    at_most("bytes of `continuing_subword_prefix`", prefix, MAX_AFFIX_BYTES)?;
+    let suffix = model.end_of_word_suffix.as_deref().unwrap_or_default().len();
+    at_most("bytes of `end_of_word_suffix`", suffix, MAX_AFFIX_BYTES)?;
+    let longest = model.vocab.pieces.iter().map(|piece| piece.len()).max().unwrap_or(0);
+    at_most("bytes of the longest piece of the vocabulary", longest, MAX_PIECE_BYTES)?;
+    at_most("nodes of the trie of the vocabulary", model.vocab.trie_nodes(), MAX_TRIE_NODES)?;
+    // The library takes the rest for UTF-8 without looking.
+    match (model.merges.no_boundaries >> prefix) & 1 {
+        1 => {
+            Err("a merge has a second part shorter than `continuing_subword_prefix`, or not of whole letters after it"
+                .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A walk over a part of the file.
+#[derive(Default)]
+struct Walk {
+    name: &'static str,
+    steps: usize,
+    /// Of all parts.
+    pattern_work: usize,
+    rewrites: usize,
+    decoded_growth: usize,
+}
+
+impl Walk {
+    fn check(&mut self, value: &Value, depth: usize) -> tokenizers::Result<()> {
+        at_most(&format!("nested levels of `{}`", self.name), depth, MAX_DEPTH)?;
+        match value {
+            Value::Array(values) => values.iter().try_for_each(|value| self.check(value, depth + 1)),
+            Value::Object(keys) => {
+                self.steps += 1;
+                at_most(&format!("steps of `{}`", self.name), self.steps, MAX_STEPS)?;
+                keys.iter().try_for_each(|(key, value)| {
+                    self.check_key(key, value)?;
+                    self.check(value, depth + 1)
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_key(&mut self, key: &str, value: &Value) -> tokenizers::Result<()> {
+        let Some(text) = value.as_str() else { return Ok(()) };
+        match key {
+            "precompiled_charsmap" => charsmap::check(&STANDARD.decode(text)?)?,
+            "content" if self.name != "post_processor" => {
+                at_most("bytes of a replacement", text.len(), MAX_CONTENT_BYTES)?;
+                self.decoded_growth = self.decoded_growth.max(1).saturating_mul(text.len().max(1));
+                if self.name == "decoder" {
+                    at_most("times that a token may grow", self.decoded_growth, MAX_DECODED_GROWTH)?;
+                }
+            }
+            "prepend" => at_most("bytes of a prefix", text.len(), MAX_CONTENT_BYTES)?,
+            "Regex" | "String" => {
+                at_most("bytes of a pattern", text.len(), MAX_PATTERN_BYTES)?;
+                let work = if key == "Regex" { work(text)? } else { text.len() };
+                self.pattern_work = self.pattern_work.saturating_add(work);
+                at_most(
+                    "characters and classes of all patterns, repeated ones counted as often",
+                    self.pattern_work,
+                    MAX_PATTERN_WORK,
+                )?;
+            }
+            "type" if self.name == "pre_tokenizer" && ["ByteLevel", "Metaspace"].contains(&text) => {
+                self.rewrites += 1;
+                at_most("pre-tokenizers that rewrite the text", self.rewrites, MAX_REWRITES)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The vocabulary of a model: pieces with scores, or ids by token, which take as much memory as the file.
+#[derive(Default)]
+struct Vocabulary<'a> {
+    pieces: Vec<Cow<'a, str>>,
+}
+
+impl Vocabulary<'_> {
+    /// The number of different beginnings of pieces, or more if it is allowed anyway.
+    fn trie_nodes(mut self) -> usize {
+        let bytes = self.pieces.iter().map(|piece| piece.len()).sum();
+        if bytes <= MAX_TRIE_NODES {
+            return bytes;
+        }
+        self.pieces.sort_unstable();
+        let shared = |pair: &[Cow<str>]| pair[0].bytes().zip(pair[1].bytes()).take_while(|(a, b)| a == b).count();
+        bytes - self.pieces.windows(2).map(shared).sum::<usize>()
+    }
+}
+
+#[derive(Deserialize)]
+struct Piece<'a>(#[serde(borrow)] Cow<'a, str>, #[allow(dead_code, reason = "it has to be there")] IgnoredAny);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Vocabulary<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pieces;
+
+        impl<'de> Visitor<'de> for Pieces {
+            type Value = Vocabulary<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a list of pieces with scores, or an object of ids")
+            }
+
+            fn visit_unit<E>(self) -> Result<Vocabulary<'de>, E> {
+                Ok(Vocabulary::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut ids: A) -> Result<Vocabulary<'de>, A::Error> {
+                while ids.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Vocabulary::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vocabulary<'de>, A::Error> {
+                let mut pieces = Vec::new();
+                while let Some(Piece(piece, _)) = list.next_element()? {
+                    pieces.push(piece);
+                }
+                Ok(Vocabulary { pieces })
+            }
+        }
+
+        deserializer.deserialize_any(Pieces)
+    }
+}
+
+/// The merges of a BPE model.
+#[derive(Default)]
+struct Merges {
+    /// Bit `n`: the second part of some merge cannot be cut after `n` bytes.
+    no_boundaries: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge<'a> {
+    #[allow(dead_code, reason = "the first part has to be there")]
+    Parts(#[serde(borrow)] Cow<'a, str>, #[serde(borrow)] Cow<'a, str>),
+    Line(#[serde(borrow)] Cow<'a, str>),
+}
+
+impl<'de> Deserialize<'de> for Merges {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Boundaries;
+
+        impl<'de> Visitor<'de> for Boundaries {
+            type Value = Merges;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a list of merges")
+            }
+
+            fn visit_unit<E>(self) -> Result<Merges, E> {
+                Ok(Merges::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut merges: A) -> Result<Merges, A::Error> {
+                let mut no_boundaries = 0;
+                while let Some(merge) = merges.next_element::<Merge>()? {
+                    let second = match &merge {
+                        Merge::Parts(_, second) => second,
+                        // A line without a space is an error of the library.
+                        Merge::Line(line) => line.split_once(' ').map_or("", |(_, second)| second),
+                    };
+                    (0..=MAX_AFFIX_BYTES)
+                        .filter(|at| !second.is_char_boundary(*at))
+                        .for_each(|at| no_boundaries |= 1 << at);
+                }
+                Ok(Merges { no_boundaries })
+            }
+        }
+
+        deserializer.deserialize_any(Boundaries)
+    }
+}

@@ -1,0 +1,97 @@
+//! Agreement of two encoders on the same texts.
+
+use candle_attention::{Error, Result};
+use candle_core::{DType, Tensor};
+
+/// Agreement of the embeddings of two encoders on the same texts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Agreement {
+    /// Spearman's rank correlation of the cosine similarities of all pairs of texts.
+    pub spearman: f64,
+    /// Share of texts whose nearest neighbor in the second encoder is among the ten nearest in the first.
+    pub top_1_in_10: f64,
+}
+
+/// Compares embeddings `ours` `(texts, d)` with embeddings `theirs` `(texts, d')` of the same texts.
+///
+/// # Errors
+/// [`Error::Shape`] for different numbers of texts, [`Error::Value`] for fewer than three texts.
+pub fn agreement(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
+    let (n, _) = ours.dims2().map_err(|_| Error::shape("ours", ours.dims(), "(texts, d)"))?;
+    if theirs.rank() != 2 || theirs.dims()[0] != n {
+        return Err(Error::shape("theirs", theirs.dims(), format!("({n}, d)")));
+    }
+    if n < 3 {
+        return Err(Error::value("the number of texts", n, "at least 3, to compare pairs"));
+    }
+    let (ours, theirs) = (similarities(ours)?, similarities(theirs)?);
+    let nearest = |row: &[f32], i: usize| {
+        let mut others: Vec<usize> = (0..n).filter(|&j| j != i).collect();
+        others.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+        others.truncate(10);
+        others
+    };
+    let found = (0..n).filter(|&i| nearest(&ours[i], i).contains(&nearest(&theirs[i], i)[0])).count();
+    let pairs = |rows: &[Vec<f32>]| -> Vec<f32> {
+        rows.iter().enumerate().flat_map(|(i, row)| row[i + 1..].iter().copied()).collect()
+    };
+    let spearman = pearson(&ranks(&pairs(&ours)), &ranks(&pairs(&theirs)));
+    Ok(Agreement { spearman, top_1_in_10: found as f64 / n as f64 })
+}
+
+/// Cosine similarities of all pairs of rows.
+fn similarities(xs: &Tensor) -> Result<Vec<Vec<f32>>> {
+    let unit = crate::train::student::unit(&xs.to_dtype(DType::F32)?)?;
+    Ok(unit.matmul(&unit.t()?)?.to_vec2()?)
+}
+
+/// The rank of each value, from 0; equal values share their mean rank.
+fn ranks(numbers: &[f32]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..numbers.len()).collect();
+    order.sort_by(|&a, &b| numbers[a].total_cmp(&numbers[b]));
+    let mut ranks = vec![0.0; numbers.len()];
+    let mut start = 0;
+    for equal in order.chunk_by(|&a, &b| numbers[a] == numbers[b]) {
+        let rank = start as f64 + (equal.len() as f64 - 1.0) / 2.0;
+        equal.iter().for_each(|&i| ranks[i] = rank);
+        start += equal.len();
+    }
+    ranks
+}
+
+/// Pearson's correlation; 0 if one of the sequences is constant.
+fn pearson(xs: &[f64], ys: &[f64]) -> f64 {
+    let mean = |numbers: &[f64]| numbers.iter().sum::<f64>() / numbers.len() as f64;
+    let (mean_x, mean_y) = (mean(xs), mean(ys));
+    let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
+    for (x, y) in xs.iter().map(|x| x - mean_x).zip(ys.iter().map(|y| y - mean_y)) {
+        xy += x * y;
+        xx += x * x;
+        yy += y * y;
+    }
+    if xx * yy > 0.0 { xy / (xx * yy).sqrt() } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor};
+
+    use super::{agreement, pearson, ranks};
+
+    #[test]
+    fn equal_values_share_their_mean_rank() {
+        assert_eq!(ranks(&[3.0, 1.0, 3.0, 2.0]), [2.5, 0.0, 2.5, 1.0]);
+        // Worked out by hand: 1 - 6 · (1 + 1) / (4 · 15).
+        let spearman = pearson(&ranks(&[1.0, 2.0, 3.0, 4.0]), &ranks(&[1.0, 2.0, 4.0, 3.0]));
+        assert!((spearman - 0.8).abs() < 1e-12, "{spearman}");
+    }
+
+    #[test]
+    fn rotated_and_scaled_embeddings_agree_fully() {
+        let xs = Tensor::new(&[[1f32, 0.0], [0.9, 0.1], [0.2, 1.0], [-1.0, 0.3]], &Device::Cpu).unwrap();
+        let rotated = xs.matmul(&Tensor::new(&[[0f32, 2.0], [-2.0, 0.0]], &Device::Cpu).unwrap()).unwrap();
+        let found = agreement(&rotated, &xs).unwrap();
+        assert!(found.spearman > 1.0 - 1e-9 && found.top_1_in_10 == 1.0, "{found:?}");
+        assert!(agreement(&xs.narrow(0, 0, 2).unwrap(), &xs).is_err());
+    }
+}

@@ -1,0 +1,155 @@
+//! A sentence encoder to learn from, its cached embeddings, and the projection to the student's dimension.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::{Fingerprint, create_folder, is_present, write_atomic, write_tensors};
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
+
+use crate::train::student::unit;
+use crate::{EncodeOptions, SentenceEncoder};
+
+/// Number of texts whose embeddings are in one cache file. As many are encoded between two calls of the progress function,
+/// and are lost by an interrupt.
+const CACHED: usize = 256;
+/// Number of embeddings whose products are summed at once.
+const CHUNK: usize = 4096;
+/// Name of the tensor in a cache file.
+const EMBEDDINGS: &str = "embeddings";
+/// Iterations of [`basis`]; more of them change no digit of an f32.
+const ROUNDS: usize = 40;
+
+/// A sentence encoder to learn from.
+#[derive(Debug)]
+pub struct Teacher {
+    encoder: SentenceEncoder,
+    pub(super) key: String,
+}
+
+impl Teacher {
+    /// Loads a sentence encoder from a folder, as [`SentenceEncoder::from_folder`] does. In bf16 it encodes faster, and its
+    /// vectors differ in the third digit.
+    ///
+    /// # Errors
+    /// Those of [`SentenceEncoder::from_folder`].
+    pub fn open(folder: impl AsRef<Path>, dtype: DType) -> Result<Self> {
+        let encoder = SentenceEncoder::from_folder(&folder, dtype, &Device::Cpu)?;
+        let content = crate::fingerprint(&folder)?;
+        let key = [content.as_bytes(), dtype.as_str().as_bytes()].into_iter().collect::<Fingerprint>().hex();
+        Ok(Self { encoder, key })
+    }
+
+    /// One unit vector per text, `(texts, embedding_size)` in f32.
+    ///
+    /// # Errors
+    /// Those of [`SentenceEncoder::encode`].
+    pub fn encode(&self, texts: &[String]) -> Result<Tensor> {
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        unit(&self.encoder.encode(&texts, &EncodeOptions::default().with_batch_size(64))?.to_dtype(DType::F32)?)
+    }
+
+    /// Dimension of the embeddings.
+    pub(super) fn embedding_size(&self) -> usize {
+        self.encoder.embedding_size()
+    }
+
+    /// The vectors of [`encode`](Self::encode) rounded to f16, cached in files in `folder`, each when its texts are encoded.
+    pub(super) fn encode_once(
+        &self,
+        texts: &[String],
+        folder: &Path,
+        on_progress: Option<&dyn Fn(usize, usize)>,
+    ) -> Result<Tensor> {
+        let mut parts = Vec::with_capacity(texts.len().div_ceil(CACHED));
+        for (i, texts_of_part) in texts.chunks(CACHED).enumerate() {
+            let path = self.cache_path(texts_of_part, folder);
+            if is_present(&path)? {
+                parts.push(self.cached(&path, texts_of_part.len())?);
+                continue;
+            }
+            let embeddings = self.encode(texts_of_part)?.to_dtype(DType::F16)?;
+            create_folder(folder)?;
+            let tensors = BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]);
+            write_atomic(&path, |file| write_tensors(file, &path, &tensors, &HashMap::new()))?;
+            parts.push(embeddings);
+            if let Some(on_progress) = on_progress {
+                on_progress(i * CACHED + texts_of_part.len(), texts.len());
+            }
+        }
+        Ok(Tensor::cat(&parts, 0)?)
+    }
+
+    /// The embeddings of a cache file, checked.
+    fn cached(&self, path: &Path, texts: usize) -> Result<Tensor> {
+        let file = Checkpoint::open(path)?;
+        let (dtype, stored) = file.tensor_info(EMBEDDINGS)?;
+        let shape = [texts, self.embedding_size()];
+        if *stored != shape || dtype != Dtype::F16 {
+            let found = format!("has dtype {dtype} and shape {stored:?}");
+            let reason = format!("`{EMBEDDINGS}` {found}, expected F16 {shape:?}; remove the file");
+            return Err(Error::file(path, reason));
+        }
+        let embeddings = file.tensor(EMBEDDINGS, &Device::Cpu)?;
+        // 0 times a number that is not finite is NaN.
+        if (embeddings.to_dtype(DType::F32)? * 0.0)?.sum_all()?.to_scalar::<f32>()? != 0.0 {
+            let reason = "its embeddings of the teacher hold NaN or an infinity; remove the file";
+            return Err(Error::file(path, reason));
+        }
+        Ok(embeddings)
+    }
+
+    fn cache_path(&self, texts: &[String], folder: &Path) -> PathBuf {
+        let parts = texts.iter().map(|text| text.as_bytes()).chain([self.key.as_bytes()]);
+        folder.join(format!("teacher-{}.safetensors", parts.collect::<Fingerprint>().hex()))
+    }
+}
+
+/// An orthonormal basis `(d, width)` in f32 of the directions in which vectors `(n, d)` keep most of their inner products:
+/// the leading eigenvectors of the second moments, found by orthogonal iteration (Golub and Van Loan, Matrix Computations,
+/// 8.2.4). `width` is at most `d`.
+pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
+    let (n, d) = embeddings.dims2()?;
+    let mut moments = Tensor::zeros((d, d), DType::F32, &Device::Cpu)?;
+    for start in (0..n).step_by(CHUNK) {
+        let rows = embeddings.narrow(0, start, CHUNK.min(n - start))?.to_dtype(DType::F32)?;
+        moments = (moments + rows.t()?.matmul(&rows)?)?;
+    }
+    let moments = moments.to_dtype(DType::F64)?;
+    // Any start works that is not orthogonal to an eigenvector.
+    let start = |i: usize| ((i * i + 7 * i) % 101) as f64 - 50.0;
+    let mut columns: Vec<f64> = (0..width * d).map(start).collect();
+    (0..width.min(d)).for_each(|i| columns[i * d + i] += 500.0);
+    for _ in 0..ROUNDS {
+        orthonormalize(&mut columns, d);
+        columns = Tensor::from_slice(&columns, (width, d), &Device::Cpu)?.matmul(&moments)?.flatten_all()?.to_vec1()?;
+    }
+    orthonormalize(&mut columns, d);
+    Ok(Tensor::from_vec(columns, (width, d), &Device::Cpu)?.t()?.to_dtype(DType::F32)?.contiguous()?)
+}
+
+/// Orthonormalizes consecutive vectors of `d` elements by Gram and Schmidt's method. A vector that depends linearly on
+/// the ones before it becomes 0.
+fn orthonormalize(vectors: &mut [f64], d: usize) {
+    for i in 0..vectors.len() / d {
+        let (before, rest) = vectors.split_at_mut(i * d);
+        let vector = &mut rest[..d];
+        let size = dot(vector, vector).sqrt();
+        // Two passes are enough for full accuracy (Giraud 2005).
+        for _ in 0..2 {
+            for other in before.chunks_exact(d) {
+                let along = dot(vector, other);
+                vector.iter_mut().zip(other).for_each(|(x, y)| *x -= along * y);
+            }
+        }
+        let left = dot(vector, vector).sqrt();
+        let factor = if left > 1e-10 * size { 1.0 / left } else { 0.0 };
+        vector.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}

@@ -1,0 +1,120 @@
+//! Adapters of sentence encoders, against sentence-transformers (`tests/golden/lora.py`): the folder `lora/sentences`.
+
+use std::cell::RefCell;
+
+use candle_attention::checkpoint::{Checkpoint, write_file};
+use candle_attention::lora::LoraAdapter;
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextClassifier};
+use candle_core::{DType, Device, Tensor};
+
+use crate::common::programs::copy_folder;
+use crate::common::{Golden, assert_close, fixture, max_diff, numbers, says};
+
+const CPU: Device = Device::Cpu;
+/// Sentence vectors of unit length.
+const VECTORS: f64 = 2e-5;
+
+fn texts() -> Vec<String> {
+    serde_json::from_slice(&std::fs::read(fixture("tiny_sentences.json")).unwrap()).unwrap()
+}
+
+fn encoder() -> SentenceEncoder {
+    let mut encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), DType::F32, &CPU).unwrap();
+    encoder.add_adapter("a", &LoraAdapter::open(fixture("lora/sentences")).unwrap()).unwrap();
+    encoder.add_adapter("b", &LoraAdapter::open(fixture("lora/bert_query_value")).unwrap()).unwrap();
+    encoder
+}
+
+fn encode(encoder: &SentenceEncoder, texts: &[&str], options: &EncodeOptions) -> Tensor {
+    encoder.encode(texts, options).unwrap()
+}
+
+#[test]
+fn vectors_equal_those_of_sentence_transformers() {
+    let (texts, golden) = (texts(), Golden::open("lora/sentences.safetensors"));
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let (encoder, options) = (encoder(), EncodeOptions::default());
+    let plain = SentenceEncoder::from_folder(fixture("tiny-bert"), DType::F32, &CPU).unwrap();
+    for (key, options) in [("adapted", options.with_adapter("a")), ("base", options)] {
+        let got = encode(&encoder, &texts, &options);
+        assert_close(key, &got, &golden.get(key), VECTORS);
+        eprintln!("sentences, {key}: {:.1e}", max_diff(&got, &golden.get(key)));
+    }
+    let [base, again] = [&plain, &encoder].map(|encoder| numbers(&encode(encoder, &texts, &options)));
+    assert_eq!(base, again, "the base model is as it was, bit for bit");
+}
+
+/// Each text has the bits that it has in a call with its adapter alone; indices and counts are those of the call.
+#[test]
+fn texts_of_one_call_have_their_own_adapters() {
+    let texts = texts();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let (encoder, options) = (encoder(), EncodeOptions::default());
+    let names = [Some("b"), None, Some("a"), Some("b"), Some("a"), None, Some("b"), None];
+    let (cut, progress) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+    let (on_truncated, on_progress) =
+        (|i: usize| cut.borrow_mut().push(i), |done: usize, of: usize| progress.borrow_mut().push((done, of)));
+    let options_of_all = options.with_adapters(&names).with_on_truncated(&on_truncated).with_on_progress(&on_progress);
+    let got = encode(&encoder, &texts, &options_of_all);
+    for (i, name) in names.into_iter().enumerate() {
+        let mut alone = options;
+        alone.adapter = name;
+        let want = encode(&encoder, &texts[i..=i], &alone);
+        assert_eq!(numbers(&got.narrow(0, i, 1).unwrap()), numbers(&want), "text {i} with {name:?}");
+    }
+    cut.borrow_mut().sort();
+    assert_eq!(cut.into_inner(), [3, 5]);
+    let progress = progress.into_inner();
+    assert!(progress.is_sorted() && progress.last() == Some(&(8, 8)), "{progress:?}");
+    assert_eq!(encode(&encoder, &[], &options.with_adapters(&[])).dims(), [0, 24]);
+}
+
+#[test]
+fn adapters_are_added_and_removed_by_name() {
+    let (mut encoder, options) = (encoder(), EncodeOptions::default());
+    assert_eq!(encoder.adapters().collect::<Vec<_>>(), ["a", "b"]);
+    says(encoder.encode(&["x"], &options.with_adapter("c")), &["adapter is c", "a or b"]);
+    says(encoder.encode(&["x"], &options.with_adapters(&[Some("c")])), &["adapter is c", "a or b"]);
+    says(encoder.encode(&["x"], &options.with_adapters(&[])), &["the number of adapters is 0", "1, that of texts"]);
+    says(
+        encoder.encode(&["x"], &options.with_adapter("a").with_adapters(&[None])),
+        &["the adapter or task of all texts is a", "its own"],
+    );
+    assert!(encoder.remove_adapter("a") && !encoder.remove_adapter("a"));
+    says(encoder.encode(&["x"], &options.with_adapter("a")), &["adapter is a", "expected b"]);
+    let source = Checkpoint::open(fixture("tiny-bert")).unwrap().at("", DType::F32, &CPU);
+    let mut given = SentenceEncoder::load(fixture("tiny-bert"), source).unwrap();
+    let adapter = LoraAdapter::open(fixture("lora/sentences")).unwrap();
+    says(given.add_adapter("a", &adapter), &["one that was loaded from its own folder"]);
+    says(given.encode(&["x"], &options.with_adapter("a")), &["none: the encoder has no adapters"]);
+    let other = LoraAdapter::open(fixture("lora/distilbert_query_value")).unwrap();
+    says(encoder.add_adapter("d", &other), &["tensor `transformer.layer.0.attention.q_lin.weight` is missing"]);
+
+    let folder = crate::models::folder(2, serde_json::json!({}));
+    let classifier = TextClassifier::from_folder(folder.path(), DType::F32, &CPU).unwrap();
+    says(classifier.classify(&["x"], &options.with_adapter("a")), &["adapter or task is a", "`AdaptedSource`"]);
+}
+
+/// The folder of sentence-transformers has the adapter and the path of its base model.
+#[test]
+fn a_folder_with_an_adapter_is_loaded_with_its_base() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("adapted");
+    copy_folder(&fixture("lora/sentences"), &folder);
+    let load = || SentenceEncoder::from_folder(&folder, DType::F32, &CPU);
+    let with_base = |base: serde_json::Value| {
+        let path = fixture("lora/sentences/adapter_config.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        json["base_model_name_or_path"] = base;
+        write_file(folder.join("adapter_config.json"), json.to_string()).unwrap();
+    };
+    with_base("some-user/some-model".into());
+    says(load(), &["adapter_config.json", "`some-user/some-model`, is not a local folder"]);
+    with_base(serde_json::Value::Null);
+    says(load(), &["adapter_config.json", "names no base model"]);
+    with_base(fixture("tiny-bert").to_str().unwrap().into());
+    let texts = texts();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let got = encode(&load().unwrap(), &texts, &EncodeOptions::default());
+    assert_close("folder", &got, &Golden::open("lora/sentences.safetensors").get("adapted"), VECTORS);
+}

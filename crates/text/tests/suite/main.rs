@@ -1,0 +1,47 @@
+//! Tests of text encoders, without a network and without a published model: against golden values of the libraries that own
+//! the formulas, and with invalid input.
+
+mod adapters;
+mod bge_m3;
+mod browser;
+mod buckets;
+#[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
+mod debug;
+mod embedded;
+mod encoder;
+mod encoders;
+mod frozen;
+mod heads;
+mod hostile_folders;
+mod hostile_tokenizers;
+mod hub;
+mod jina;
+mod lora;
+mod lora_tasks;
+mod lora_training;
+mod memory;
+mod minilm;
+#[allow(dead_code, reason = "two suites share it")]
+#[path = "../../../../tests/common/models.rs"]
+mod models;
+mod multi_vector;
+mod quality;
+mod ragged;
+mod rerankers;
+mod resume;
+mod search;
+mod sentence_models;
+mod sentence_modules;
+mod sentence_outputs;
+mod soak;
+mod sources;
+mod sparse;
+mod task_heads;
+mod token_classifier;
+mod train;
+mod train_folders;
+mod visualize;
+mod visualize_page;
+mod visualize_tokens;

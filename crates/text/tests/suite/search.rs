@@ -1,0 +1,235 @@
+//! The index and its file.
+
+use std::cell::RefCell;
+
+use candle_attention::Error;
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention_text::search::{Index, Lines};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
+use candle_core::{DType, Device, Tensor};
+
+use crate::common::{fixture, says};
+use crate::models::lines;
+use crate::models::tiny;
+
+/// The largest change of a score by rounding to f16.
+const ROUNDED: f64 = 1e-3;
+
+fn encoder() -> SentenceEncoder {
+    SentenceEncoder::from_folder(fixture("tiny-bert"), DType::F32, &Device::Cpu).unwrap()
+}
+
+fn borrowed(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
+}
+
+fn filled<'a>(texts: &'a [&'a str], encoder: &SentenceEncoder) -> Index<'a> {
+    let mut index = Index::new(texts, encoder.embedding_size(), "tiny").unwrap();
+    assert_eq!(index.embed(encoder, &EncodeOptions::default(), |_| Ok(())).unwrap(), texts.len());
+    index
+}
+
+/// The product of each row with the query at length 1, in f64.
+fn brute_force(rows: &Tensor, query: &[f32]) -> Vec<f64> {
+    let rows = rows.to_dtype(DType::F64).unwrap().to_vec2::<f64>().unwrap();
+    let length = query.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let product = |row: &Vec<f64>| row.iter().zip(query).map(|(a, &b)| a * f64::from(b)).sum::<f64>() / length;
+    rows.iter().map(product).collect()
+}
+
+#[test]
+fn order_and_scores_equal_brute_force() {
+    // A model that does not normalise: the cosine is not its product.
+    let folder = tiny();
+    let modules = std::fs::read_to_string(folder.path().join("modules.json")).unwrap();
+    let mut modules: Vec<serde_json::Value> = serde_json::from_str(&modules).unwrap();
+    modules.pop();
+    std::fs::write(folder.path().join("modules.json"), serde_json::to_string(&modules).unwrap()).unwrap();
+    let encoder = SentenceEncoder::from_folder(folder.path(), DType::F32, &Device::Cpu).unwrap();
+    let texts = lines(2500);
+    let texts = borrowed(&texts);
+    let index = filled(&texts, &encoder);
+    let path = folder.path().join("kept/index.safetensors");
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    index.save(&path).unwrap();
+    let kept = Checkpoint::open(&path).unwrap().tensor("embeddings", &Device::Cpu).unwrap();
+    let exact = encoder.encode(&texts, &EncodeOptions::default()).unwrap();
+    let lengths = exact.to_dtype(DType::F64).unwrap().sqr().unwrap().sum_keepdim(1).unwrap().sqrt().unwrap();
+    assert!((lengths.get(0).unwrap().to_vec1::<f64>().unwrap()[0] - 1.0).abs() > 0.1);
+    let exact = exact.to_dtype(DType::F64).unwrap().broadcast_div(&lengths).unwrap();
+    let mut worst = 0f64;
+    for text in ["the cat", "hello world", "zebra"] {
+        let query = encoder.encode(&[text], &EncodeOptions::default()).unwrap().get(0).unwrap();
+        let query = query.to_vec1::<f32>().unwrap();
+        let (kept, exact) = (brute_force(&kept, &query), brute_force(&exact, &query));
+        for top_k in [0, 1, 10, 2499, 2500, 4000] {
+            let found = index.search(&query, top_k).unwrap();
+            assert_eq!(found.len(), top_k.min(texts.len()));
+            let mut want: Vec<usize> = (0..texts.len()).collect();
+            want.sort_by(|&a, &b| kept[b].total_cmp(&kept[a]));
+            for (hit, &want) in found.iter().zip(&want) {
+                // Another text only where f32 cannot tell the two apart.
+                assert!((kept[hit.index] - kept[want]).abs() < 1e-6, "{text}: {hit:?}, want text {want}");
+                assert!((f64::from(hit.score) - kept[hit.index]).abs() < 1e-6, "{text}: {hit:?}");
+                worst = worst.max((f64::from(hit.score) - exact[hit.index]).abs());
+            }
+            let mut seen: Vec<usize> = found.iter().map(|hit| hit.index).collect();
+            seen.sort();
+            seen.dedup();
+            assert_eq!(seen.len(), found.len());
+        }
+    }
+    println!("f16 moves a score by {worst:e} at most, {} numbers", encoder.embedding_size());
+    assert!(worst < ROUNDED);
+    let itself = encoder.encode(&texts[77..78], &EncodeOptions::default()).unwrap().get(0).unwrap();
+    assert_eq!(index.search(&itself.to_vec1().unwrap(), 1).unwrap()[0].index, 77);
+    says(index.search(&[1.0; 23], 1), &["the embedding of the query has shape [23], expected (24)"]);
+    says(index.search(&[f32::NAN; 24], 1), &["the embedding of the query is not finite"]);
+    says(Index::new(&texts, 0, "tiny"), &["the size of an embedding is 0"]);
+    assert!(Index::new(&texts, 24, "tiny").unwrap().search(&[1.0; 24], 5).unwrap().is_empty());
+}
+
+#[test]
+fn texts_of_equal_scores_are_in_their_own_order() {
+    let encoder = encoder();
+    let texts = ["hello world", "the cat", "hello world", "the cat", "the cat"];
+    let index = filled(&texts, &encoder);
+    let query = encoder.encode(&["the cat"], &EncodeOptions::default()).unwrap().get(0).unwrap().to_vec1().unwrap();
+    for top_k in 1..=5 {
+        let found: Vec<usize> = index.search(&query, top_k).unwrap().iter().map(|hit| hit.index).collect();
+        assert_eq!(found, [1, 3, 4, 0, 2][..top_k]);
+    }
+}
+
+#[test]
+fn only_new_texts_are_embedded() {
+    let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("index.safetensors");
+    let texts = lines(1500);
+    let texts = borrowed(&texts);
+    let before = filled(&texts[..1200], &encoder);
+    before.save(&path).unwrap();
+
+    // The first 100 are gone, 300 are new.
+    let mut index = Index::new(&texts[100..], 24, "tiny").unwrap();
+    assert_eq!(index.load_cached(&path).unwrap(), 1100);
+    assert_eq!(index.missing(), (1100..1400).collect::<Vec<_>>());
+    let counts = RefCell::new(Vec::new());
+    let on_progress = |done: usize, all: usize| counts.borrow_mut().push((done, all));
+    let options = EncodeOptions::default().with_batch_size(100).with_on_progress(&on_progress);
+    let mut chunks = Vec::new();
+    let after = |index: &Index| {
+        chunks.push(index.len());
+        Ok(())
+    };
+    assert_eq!(index.embed(&encoder, &options, after).unwrap(), 300);
+    assert_eq!((*counts.borrow()).clone(), [(100, 300), (200, 300), (300, 300)]);
+    assert_eq!(chunks, [1400]);
+    assert_eq!(index.embed(&encoder, &options, |_| panic!("nothing to do")).unwrap(), 0);
+    assert_eq!((counts.borrow().len(), index.missing().len()), (3, 0));
+
+    // What was taken over and what was added give what one run gives.
+    let whole = filled(&texts[100..], &encoder);
+    let query = encoder.encode(&["the cat"], &EncodeOptions::default()).unwrap().get(0).unwrap().to_vec1().unwrap();
+    assert_eq!(index.search(&query, 1400).unwrap(), whole.search(&query, 1400).unwrap());
+    // An error of the caller's ends it, and what was embedded stays.
+    let mut stopped = Index::new(&texts, 24, "tiny").unwrap();
+    let stop = |_: &Index| Err(Error::Tokenizer("enough".to_string()));
+    says(stopped.embed(&encoder, &options, stop), &["enough"]);
+    assert_eq!(stopped.len(), 1024);
+}
+
+#[test]
+fn foreign_and_damaged_files_are_errors_and_load_nothing() {
+    let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("index.safetensors");
+    let texts = ["one", "two", "three"];
+    let index = filled(&texts, &encoder);
+    index.save(&path).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    let fails = |bytes: &[u8], model: &str, parts: &[&str]| {
+        std::fs::write(&path, bytes).unwrap();
+        let mut index = Index::new(&texts, 24, model).unwrap();
+        says(index.load_cached(&path), &[&["index.safetensors"], parts].concat());
+        assert!(index.is_empty());
+    };
+    (0..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a valid safetensors file"]));
+    fails(&[&good[..], b"more"].concat(), "tiny", &["not a valid safetensors file"]);
+    fails(&[0xFF; 4096], "tiny", &["not a valid safetensors file"]);
+    fails(&good, "large", &["made with another model"]);
+    let mut nan = good.clone();
+    // The last number; the keys and checksums of three texts follow.
+    let end = nan.len() - 3 * (16 + 8);
+    nan[end - 2..end].copy_from_slice(&[0, 0x7E]);
+    fails(&nan, "tiny", &["is damaged: row 2 does not match its checksum"]);
+    let replaced = |from: &str, to: &str| {
+        let text: Vec<u8> = good.clone();
+        let at = text.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        [&text[..at], to.as_bytes(), &text[at + from.len()..]].concat()
+    };
+    fails(&replaced("index 2", "index 9"), "tiny", &["is a search index of another version of this crate"]);
+    fails(&replaced("\"keys\"", "\"keyz\""), "tiny", &["keys"]);
+    fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a valid safetensors file"]);
+    fails(&replaced("[3,24]", "[4,18]"), "tiny", &["`embeddings` is F16 [4, 18]"]);
+    fails(&replaced("\"F16\"", "\"I16\""), "tiny", &["`embeddings` is I16"]);
+    says(Index::new(&texts, 24, "tiny").unwrap().load_cached(folder.path().join("no")), &["no: No such file"]);
+
+    // A damaged index may be written over, other tensors may not.
+    std::fs::write(&path, &good[..100]).unwrap();
+    index.save(&path).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), good);
+    let weights = folder.path().join("model.safetensors");
+    std::fs::copy(fixture("tiny-bert/model.safetensors"), &weights).unwrap();
+    says(index.save(&weights), &["model.safetensors: is not a search index, and its content would be lost"]);
+    // Not even if it cannot be read: it may be a model of a later version of the format.
+    let later = folder.path().join("later.safetensors");
+    std::fs::write(&later, [&64u64.to_le_bytes()[..], &[b' '; 64]].concat()).unwrap();
+    says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
+    assert_eq!(std::fs::read(&later).unwrap().len(), 72);
+    // Nor a text about the format.
+    let notes = "A file of `candle-attention search index 2` has \"format\":\"candle-attention search index 2\".";
+    std::fs::write(&later, notes).unwrap();
+    says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
+    std::fs::write(&later, "").unwrap();
+    index.save(&later).unwrap();
+    std::fs::remove_file(later).unwrap();
+    says(Index::check_writable(folder.path()), &["is a folder"]);
+    says(Index::check_writable(folder.path().join("no/index.safetensors")), &["its folder does not exist"]);
+    Index::check_writable("index.safetensors").unwrap();
+    let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["index.safetensors", "model.safetensors"]);
+}
+
+#[test]
+fn lines_are_distinct_and_not_blank() {
+    let lines = Lines::new("\u{feff}one\r\n\n  two \n\t\none\ntwo\nthree");
+    assert_eq!(lines.texts, ["one", "two", "three"]);
+    assert_eq!(lines.numbers, [vec![1, 5], vec![3, 6], vec![7]]);
+    assert_eq!(Lines::new(" \n"), Lines::default());
+}
+
+#[test]
+fn fingerprint_depends_on_the_loaded_files_alone() {
+    let own = fingerprint(fixture("tiny-bert")).unwrap();
+    assert_eq!(own.len(), 64);
+    let changed = |file: &str| {
+        let folder = tiny();
+        let mut bytes = std::fs::read(folder.path().join(file)).unwrap_or_default();
+        bytes.push(b' ');
+        std::fs::write(folder.path().join(file), bytes).unwrap();
+        fingerprint(folder.path()).unwrap()
+    };
+    let files = ["model.safetensors", "tokenizer.json", "config.json", "1_Pooling/config.json", "modules.json"];
+    let mut all: Vec<String> = files.map(changed).into_iter().chain([own.clone()]).collect();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), files.len() + 1);
+    assert_eq!(changed("README.md"), own);
+    assert_eq!(fingerprint(tiny().path()).unwrap(), own);
+    let renamed = tiny();
+    let path = |name: &str| renamed.path().join(name);
+    std::fs::rename(path("sentence_bert_config.json"), path("sentence_other_config.json")).unwrap();
+    assert_ne!(fingerprint(renamed.path()).unwrap(), own);
+    says(fingerprint("/no/such/folder"), &["/no/such/folder: No such file"]);
+}
