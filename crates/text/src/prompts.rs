@@ -86,8 +86,8 @@ impl Prompts {
         }
     }
 
-    /// The text before each text of a call: the prompt of the options, or the one that they name, or else that of the task,
-    /// or, without a task, the default one.
+    /// The text before each text of a call: the prompt of the options, or the one that they name, or else that of the
+    /// task, or, without a task, the default one.
     ///
     /// # Errors
     /// If no prompt has the name.
@@ -98,8 +98,8 @@ impl Prompts {
         }
     }
 
-    /// The text that a reranker puts before its queries: the prompt of the options, or the one that they name, or the default
-    /// one.
+    /// The text that a reranker puts before its queries: the prompt of the options, or the one that they name, or the
+    /// default one.
     ///
     /// # Errors
     /// If no prompt is stated under the name.

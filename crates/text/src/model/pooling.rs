@@ -68,8 +68,8 @@ impl Pooling {
 }
 
 impl Pooling {
-    /// Texts on the CPU: the rows of their tokens `(tokens, d)`, those of text `i` from `offsets[i]` to `offsets[i + 1]`, of
-    /// which the first `excluded` do not count → `(texts, modes · d)`.
+    /// Texts on the CPU: the rows of their tokens `(tokens, d)`, those of text `i` from `offsets[i]` to `offsets[i +
+    /// 1]`, of which the first `excluded` do not count → `(texts, modes · d)`.
     pub(crate) fn of_sequences(
         &self,
         tokens: &[f32],

@@ -34,8 +34,8 @@ impl SentenceEncoder {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`LoraAdapter::apply`]. An encoder whose weights were given by [`load`](Self::load), or that has an
-    /// adapter in its own folder, has not kept its base weights: give `load` the
+    /// The errors of [`LoraAdapter::apply`]. An encoder whose weights were given by [`load`](Self::load), or that has
+    /// an adapter in its own folder, has not kept its base weights: give `load` the
     /// [`AdaptedSource`](candle_attention::lora::AdaptedSource) instead.
     pub fn add_adapter(&mut self, name: &str, adapter: &LoraAdapter) -> Result<()> {
         let Input::Transformer(transformer) = &mut self.input else {
@@ -136,15 +136,15 @@ impl SentenceEncoder {
         }
     }
 
-    /// The name of a task that needs an adapter of the checkpoint: of a checkpoint without adapters, `query` and `document`
-    /// need none.
+    /// The name of a task that needs an adapter of the checkpoint: of a checkpoint without adapters, `query` and
+    /// `document` need none.
     fn adapter_task<'a>(&self, task: Option<Task<'a>>) -> Option<&'a str> {
         let has_tasks = self.tasks().next().is_some();
         task.map(Task::name).filter(|name| has_tasks || matches!(Task::from(*name), Task::Named(_)))
     }
 
-    /// The text before each text of a call: the prompt of the options, or the one that they name, or else the instruction
-    /// of their task, or the model's default prompt.
+    /// The text before each text of a call: the prompt of the options, or the one that they name, or else the
+    /// instruction of their task, or the model's default prompt.
     pub(crate) fn prompt<'a>(&'a self, options: &EncodeOptions<'a>) -> Result<&'a str> {
         let adapters = self.transformer().ok().and_then(|transformer| transformer.adapters.tasks.as_ref());
         match (options.prompt.or(options.prompt_name), options.task, adapters) {

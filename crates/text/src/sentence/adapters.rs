@@ -48,8 +48,8 @@ pub(crate) struct TaskModels {
 }
 
 impl TaskModels {
-    /// The model of a task, which shares what it can with `base`. Calls that ask for the same one at the same time load it
-    /// once.
+    /// The model of a task, which shares what it can with `base`. Calls that ask for the same one at the same time load
+    /// it once.
     pub fn model(&self, task: &str, source: &CheckpointSource, base: &BertModel) -> Result<BertModel> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = models.get(task) {

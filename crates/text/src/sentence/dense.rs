@@ -121,8 +121,8 @@ impl Dense {
 /// An activation of `torch.nn` that needs no argument.
 type Activation = fn(&Tensor) -> candle_core::Result<Tensor>;
 
-/// The activation of a class such as `torch.nn.modules.activation.Tanh`, with the class's own parameters; `None` if it is
-/// not one of torch's, or not among these.
+/// The activation of a class such as `torch.nn.modules.activation.Tanh`, with the class's own parameters; `None` if it
+/// is not one of torch's, or not among these.
 fn activation(class: &str) -> Option<Activation> {
     // Other libraries may have other functions of the same name; sentence-transformers does not run them either.
     let name = class.strip_prefix("torch.")?.rsplit('.').next()?;

@@ -70,14 +70,14 @@ impl SentenceEncoder {
         self.encode(texts, &self.document_options(*options))
     }
 
-    /// The options for search queries: [`Task::Query`], and the model's prompt `query` unless the options name another. A
-    /// model without it has an empty one, which also replaces its default prompt, as in sentence-transformers.
+    /// The options for search queries: [`Task::Query`], and the model's prompt `query` unless the options name another.
+    /// A model without it has an empty one, which also replaces its default prompt, as in sentence-transformers.
     pub fn query_options<'a>(&self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
         self.options_for(options, Task::Query)
     }
 
-    /// The options for documents to be searched: [`Task::Document`], and the model's prompt `document` unless the options
-    /// name another. A model without it has an empty one, which also replaces its default prompt, as in
+    /// The options for documents to be searched: [`Task::Document`], and the model's prompt `document` unless the
+    /// options name another. A model without it has an empty one, which also replaces its default prompt, as in
     /// sentence-transformers.
     pub fn document_options<'a>(&self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
         self.options_for(options, Task::Document)
@@ -125,8 +125,8 @@ impl SentenceEncoder {
         Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
     }
 
-    /// The embeddings `(embedding_size)` of texts from an iterator, in their order, as [`encode`](Self::encode) computes
-    /// them.
+    /// The embeddings `(embedding_size)` of texts from an iterator, in their order, as [`encode`](Self::encode)
+    /// computes them.
     ///
     /// Texts are taken from the iterator when the embeddings before them have been given out: up to 8,192 at a time, or
     /// 64 MiB, which run in batches of similar length. So memory does not grow with the number of texts.
@@ -170,8 +170,8 @@ impl SentenceEncoder {
         self.similarity_fn().similarity_pairwise(a, b)
     }
 
-    /// The encoder of the route of a call, as the `Router` of sentence-transformers resolves it, and the options without the
-    /// task, if the router has used it.
+    /// The encoder of the route of a call, as the `Router` of sentence-transformers resolves it, and the options
+    /// without the task, if the router has used it.
     pub(super) fn route_of<'a>(&self, options: &EncodeOptions<'a>) -> Result<(&Self, EncodeOptions<'a>)> {
         let Some(own) = &self.route_name else { return Ok((self, *options)) };
         let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };

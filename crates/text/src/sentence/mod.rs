@@ -232,8 +232,8 @@ impl SentenceEncoder {
         transformer.batcher.attention(&transformer.model, prompted, options)
     }
 
-    /// The names of the routes of a model with a `Router`, its default first: [`EncodeOptions::task`] names one of them.
-    /// Empty for other models.
+    /// The names of the routes of a model with a `Router`, its default first: [`EncodeOptions::task`] names one of
+    /// them. Empty for other models.
     pub fn routes(&self) -> Vec<&str> {
         self.route_name.iter().chain(self.others.keys()).map(String::as_str).collect()
     }
@@ -248,8 +248,8 @@ impl SentenceEncoder {
         Self { input: Input::Transformer(Box::new(transformer)), ..self.clone() }
     }
 
-    /// The embeddings of texts with these hidden states, `(b, size)`, pooled without the first `excluded_prefix` tokens of
-    /// each.
+    /// The embeddings of texts with these hidden states, `(b, size)`, pooled without the first `excluded_prefix` tokens
+    /// of each.
     pub(crate) fn pool_hidden(&self, hidden: &HiddenStates, excluded_prefix: usize) -> Result<Tensor> {
         self.modules.forward(self.transformer()?.pool_hidden(hidden, excluded_prefix)?)
     }

@@ -31,8 +31,8 @@ pub(crate) struct Transformer {
 }
 
 impl Transformer {
-    /// The pooled vectors of a batch, `(b, size)`, computed by `model` without the first `excluded_prefix` tokens of each
-    /// text. On the CPU each text is pooled as soon as its hidden states are there.
+    /// The pooled vectors of a batch, `(b, size)`, computed by `model` without the first `excluded_prefix` tokens of
+    /// each text. On the CPU each text is pooled as soon as its hidden states are there.
     pub fn encode_and_pool(&self, model: &BertModel, batch: &[Tokens], excluded_prefix: usize) -> Result<Tensor> {
         match self.batcher.pooled(model, batch, &self.pooling, excluded_prefix)? {
             Some(pooled) => Ok(pooled),
@@ -40,7 +40,8 @@ impl Transformer {
         }
     }
 
-    /// The pooled vectors of texts with these hidden states, `(b, size)`, without the first `excluded_prefix` tokens of each.
+    /// The pooled vectors of texts with these hidden states, `(b, size)`, without the first `excluded_prefix` tokens of
+    /// each.
     pub fn pool_hidden(&self, hidden: &HiddenStates, excluded_prefix: usize) -> Result<Tensor> {
         let mask = |length: usize, s: usize| (0..s).map(move |j| u8::from((excluded_prefix..length).contains(&j)));
         let device = hidden.tokens.device();
@@ -58,8 +59,8 @@ impl Transformer {
         self.pooling.forward(&tokens, &Tensor::from_vec(mask, (b, s), device)?)
     }
 
-    /// The number of tokens at the start of a text with this prompt that pooling leaves out: the start token and those of
-    /// the prompt, unless the model includes them.
+    /// The number of tokens at the start of a text with this prompt that pooling leaves out: the start token and those
+    /// of the prompt, unless the model includes them.
     pub fn excluded_prefix(&self, prompt: &str) -> Result<usize> {
         if self.include_prompt || prompt.is_empty() {
             return Ok(0);

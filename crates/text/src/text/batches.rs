@@ -145,8 +145,8 @@ impl TextBatcher {
         model.forward_buckets(&inputs.ids, &inputs.types(), Some(visible))
     }
 
-    /// The pooled vectors of a batch, `(b, size)`, without the first `excluded_prefix` tokens of each text: pooled as soon as
-    /// the hidden states of a text are there. `None` if the model does not run on f32 rows on the CPU.
+    /// The pooled vectors of a batch, `(b, size)`, without the first `excluded_prefix` tokens of each text: pooled as
+    /// soon as the hidden states of a text are there. `None` if the model does not run on f32 rows on the CPU.
     pub fn pooled(
         &self,
         model: &BertModel,

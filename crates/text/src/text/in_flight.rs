@@ -21,9 +21,9 @@ pub(crate) const MOST_QUEUED: usize = 16_384;
 
 /// A bound on the work in flight, or none. Clones share it.
 ///
-/// With `n` permits, batches of at most `b` tokens and calls that allow `q` queued tokens, less than `q + n · b` tokens are
-/// in flight: at most `n` batches have a [`Permit`], and a thread gives its permit back only if those of the batches that
-/// were left unfinished are less than `q`.
+/// With `n` permits, batches of at most `b` tokens and calls that allow `q` queued tokens, less than `q + n · b` tokens
+/// are in flight: at most `n` batches have a [`Permit`], and a thread gives its permit back only if those of the
+/// batches that were left unfinished are less than `q`.
 #[derive(Debug, Clone)]
 pub(crate) struct InFlight(Option<Arc<Bounded>>);
 
@@ -69,8 +69,8 @@ impl InFlight {
         Self(Some(Arc::new(Bounded { state, released: Condvar::new(), wait: Box::new(wait) })))
     }
 
-    /// Waits for a permit to queue a batch. `tokens` counts padding. The device is waited for at the end of the batch if
-    /// `most_queued` tokens or more are then in flight.
+    /// Waits for a permit to queue a batch. `tokens` counts padding. The device is waited for at the end of the batch
+    /// if `most_queued` tokens or more are then in flight.
     pub fn begin(&self, tokens: usize, most_queued: usize) -> Permit {
         let held = self.0.as_ref().map(|bounded| {
             bounded.acquire();

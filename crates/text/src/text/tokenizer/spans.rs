@@ -9,8 +9,8 @@ use tokenizers::{OffsetType, TruncationDirection};
 use crate::text::tokenizer::{MAX_TEXT_BYTES, Text, Tokenizer, Tokens, guarded};
 
 impl Tokenizer {
-    /// The ids of a text after `prompt`, at most `most`, without special tokens; and whether any were cut off, at the end
-    /// that `tokenizer.json` states.
+    /// The ids of a text after `prompt`, at most `most`, without special tokens; and whether any were cut off, at the
+    /// end that `tokenizer.json` states.
     pub(crate) fn bare_ids(&self, text: &str, prompt: &str, most: Option<usize>) -> Result<(Vec<u32>, bool)> {
         let text = if prompt.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(format!("{prompt}{text}")) };
         if text.len() > MAX_TEXT_BYTES {
