@@ -49,12 +49,11 @@ impl Mutator {
     }
 }
 
-/// The corpus of a target.
+/// The corpus of a target: one input per line, in hexadecimal digits.
 fn corpus(name: &str) -> Vec<Vec<u8>> {
-    let folder = repository("fuzz/corpus").join(name);
-    let mut files: Vec<_> = std::fs::read_dir(folder).expect("a corpus").map(|file| file.unwrap().path()).collect();
-    files.sort();
-    files.iter().map(|file| std::fs::read(file).expect("an input")).collect()
+    let text = std::fs::read_to_string(repository(&format!("fuzz/corpus/{name}.hex"))).expect("a corpus");
+    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).expect("two digits");
+    text.lines().map(|line| line.as_bytes().chunks(2).map(byte).collect()).collect()
 }
 
 /// Prints the input if the target panics.

@@ -21,9 +21,12 @@ pub struct Template {
 }
 
 static TEMPLATES: LazyLock<Vec<Template>> = LazyLock::new(|| {
-    let files = list(&repository("tests/fixtures/families"));
+    // A file of files, each a tensor of bytes.
+    let bytes = std::fs::read(repository("tests/fixtures/families.safetensors")).expect("fixtures");
+    let mut files = SafeTensors::deserialize(&bytes).expect("fixtures").tensors();
+    files.sort_by(|(a, _), (b, _)| a.cmp(b));
     // Those of the layouts are last, so that the bytes of the corpus keep their meaning as families are added.
-    let mut all: Vec<Template> = files.iter().map(|path| read(path)).collect();
+    let mut all: Vec<Template> = files.iter().map(|(_, file)| read(file.data())).collect();
     all.extend(of_layouts());
     all
 });
@@ -35,12 +38,11 @@ pub fn list(folder: &Path) -> Vec<std::path::PathBuf> {
     paths
 }
 
-fn read(path: &Path) -> Template {
-    let bytes = std::fs::read(path).unwrap();
-    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+fn read(bytes: &[u8]) -> Template {
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
     let metadata = header.metadata().as_ref().unwrap();
     let config = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
-    Template { config, entries: entries_of(&bytes) }
+    Template { config, entries: entries_of(bytes) }
 }
 
 /// The tensors of a safetensors file, by name, without the golden values of a test.

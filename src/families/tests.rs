@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use candle_core::Device;
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
@@ -12,9 +13,21 @@ use crate::families::table::families;
 /// Rows without a fixture of their own, by their first `model_type`, each with the reason.
 const WITHOUT_FIXTURE: &[(&str, &str)] = &[("new", "the attention of `gte`, under the name that GTE's own code uses")];
 
-fn fixtures(folder: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
-    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// The checkpoints of families and model types: tensors of the bytes of files.
+fn checkpoints() -> Vec<Checkpoint> {
+    let mut all = Vec::new();
+    for files in ["families.safetensors", "model_types.safetensors"] {
+        let files = Checkpoint::open(fixture(files)).unwrap();
+        all.extend(files.names().map(|name| {
+            let file = files.tensor(name, &Device::Cpu).unwrap();
+            Checkpoint::from_bytes(file.to_vec1::<u8>().unwrap()).unwrap()
+        }));
+    }
+    all
 }
 
 /// The `model_type` of a configuration and of its sections.
@@ -26,8 +39,8 @@ fn model_types(config: &Value) -> Vec<String> {
 #[test]
 fn every_model_type_of_a_row_has_a_fixture() {
     let mut tested = BTreeSet::new();
-    for path in fixtures("families").into_iter().chain(fixtures("model_types")) {
-        let metadata = Checkpoint::open(&path).unwrap().metadata().clone();
+    for checkpoint in checkpoints() {
+        let metadata = checkpoint.metadata();
         if metadata.contains_key("timm") {
             tested.insert("timm".to_string());
         }
@@ -60,10 +73,9 @@ fn every_model_type_of_a_row_is_in_the_table() {
 fn every_layout_has_a_fixture() {
     let mut tested = BTreeSet::new();
     let singles = ["layouts", "d2l_torch", "d2l_jax", "d2l_mxnet", "d2l_keras", "flax_mha", "keras_mha", "torch_mha"];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let singles = singles.map(|name| root.join(format!("{name}.safetensors")));
-    for path in fixtures("families").into_iter().chain(fixtures("model_types")).chain(singles) {
-        tested.extend(Checkpoint::open(&path).unwrap().attention_layers(None).into_iter().map(|layer| layer.layout));
+    let singles = singles.map(|name| Checkpoint::open(fixture(&format!("{name}.safetensors"))).unwrap());
+    for checkpoint in checkpoints().into_iter().chain(singles) {
+        tested.extend(checkpoint.attention_layers(None).into_iter().map(|layer| layer.layout));
     }
     for layout in LAYOUTS {
         assert!(tested.contains(layout.name), "layout `{}` has no fixture in tests/fixtures", layout.name);

@@ -43,6 +43,39 @@ impl Golden {
     }
 }
 
+/// A fixture file with the bytes of many safetensors files, each a tensor by the name of its file.
+pub struct Files(Checkpoint);
+
+impl Files {
+    pub fn open(name: &str) -> Self {
+        Self(Checkpoint::open(fixture(name)).unwrap())
+    }
+
+    pub fn bytes(&self, name: &str) -> Vec<u8> {
+        self.0.tensor(name, &Device::Cpu).unwrap().to_vec1().unwrap()
+    }
+
+    pub fn checkpoint(&self, name: &str) -> Checkpoint {
+        Checkpoint::from_bytes(self.bytes(name)).unwrap()
+    }
+
+    /// All files with their names, sorted.
+    pub fn all(&self) -> impl Iterator<Item = (&str, Checkpoint)> {
+        self.0.names().map(|name| (name, self.checkpoint(name)))
+    }
+}
+
+/// A fixture of `tests/golden/families.py`: attention layers of a tiny model, and what went into and out of them.
+pub fn family(name: &str) -> Checkpoint {
+    Files::open("families.safetensors").checkpoint(name)
+}
+
+/// The `config.json` in a fixture of a family. timm's checkpoints have none: what a user would have to state is beside it.
+pub fn family_config(checkpoint: &Checkpoint) -> serde_json::Value {
+    let metadata = checkpoint.metadata();
+    serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap()
+}
+
 pub fn numbers(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }

@@ -61,8 +61,8 @@ def add(tensors, case, **arrays):
             tensors[f"{case}.{key}"] = array
 
 
-def save(file_name, tensors, packages, note, framework="numpy", **metadata):
-    """Writes `tensors` to tests/fixtures/<file_name>, with versions and notes as metadata.
+def encode(tensors, packages, note, framework="numpy", **metadata):
+    """A safetensors file of `tensors`, with versions and notes as metadata.
 
     The header is written with sorted keys, so that equal runs give equal bytes.
     """
@@ -78,9 +78,21 @@ def save(file_name, tensors, packages, note, framework="numpy", **metadata):
     header["__metadata__"] = metadata
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    FIXTURES.mkdir(exist_ok=True)
-    (FIXTURES / file_name).write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
 
-    print(file_name, "-", metadata["versions"])
+
+def metadata(data):
+    """The metadata of a safetensors file of these bytes."""
+    (size,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + size])["__metadata__"]
+
+
+def save(file_name, tensors, packages, note, framework="numpy", **metadata):
+    """Writes `tensors` to tests/fixtures/<file_name> (see `encode`)."""
+    data = encode(tensors, packages, note, framework, **metadata)
+    FIXTURES.mkdir(exist_ok=True)
+    (FIXTURES / file_name).write_bytes(data)
+
+    print(file_name)
     for key, tensor in tensors.items():
         print(f"  {key:36} {tuple(tensor.shape)} {tensor.dtype}")

@@ -1,6 +1,6 @@
 """Attention layers of tiny random models of many families, run as the whole model runs them.
 
-Writes one file ../fixtures/families/<family>.safetensors for each family. `layouts.py` calls the
+Writes ../fixtures/families.safetensors, whose tensors are the bytes of a file for each family. `layouts.py` calls the
 attention modules alone; here the whole model runs on random token ids or pixels and hooks catch
 what goes into and out of its attention, so positions (rotary, ALiBi, relative biases), windows,
 soft caps, sinks and query/key norms are applied as the model applies them. A file holds
@@ -28,29 +28,32 @@ Made with torch 2.15.0, transformers 5.23.0, timm 1.0.31 (stored in the metadata
 Re-run:  python tests/golden/families.py [family ...]
 """
 
-import contextlib
 import copy
 import importlib
-import io
 import json
 import sys
 import tempfile
 import zlib
 from pathlib import Path
 
+import numpy as np
 import timm
 import torch
 import transformers as tf
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 
-from common import FIXTURES, save
+from common import FIXTURES, encode, save
 
 B = 2  # batch size of every input
 VOCAB = 13
-OUT = FIXTURES / "families"
+OUT = "families.safetensors"
+PACKAGES = ["torch", "transformers", "timm"]
+NOTE = "see families.py"
 WANTED = sys.argv[1:]
+FILES = load_arrays(FIXTURES / OUT) if WANTED else {}
 
 torch.set_num_threads(1)
 tf.utils.logging.disable_progress_bar()
@@ -207,14 +210,11 @@ class Family:
         metadata = {"config": self.text, "cases": json.dumps(self.cases, separators=(",", ":"))}
         if self.timm is not None:
             metadata["timm"] = json.dumps(self.timm)
-        path = OUT / f"{self.name}.safetensors"
-        with contextlib.redirect_stdout(io.StringIO()):
-            save(f"families/{path.name}", {k: t.contiguous().clone() for k,
-                                           t in self.tensors.items()},
-                 ["torch", "transformers", "timm"], "see families.py", framework="torch",
-                 **metadata)
-        size = path.stat().st_size
+        tensors = {k: t.contiguous().clone() for k, t in self.tensors.items()}
+        data = encode(tensors, PACKAGES, NOTE, framework="torch", **metadata)
+        size = len(data)
         assert size < 40960, f"{self.name}: {size} bytes"
+        FILES[self.name] = np.frombuffer(data, np.uint8)
         print(f"{self.name:18} {size:6}  " + ", ".join(c["name"] for c in self.cases))
 
 
@@ -1867,7 +1867,6 @@ def timm_siglip_pool(name):
     f.save()
 
 
-OUT.mkdir(parents=True, exist_ok=True)
 failed = []
 for family_name, make in FAMILIES.items():
     if WANTED and family_name not in WANTED:
@@ -1877,5 +1876,5 @@ for family_name, make in FAMILIES.items():
     except Exception as e:  # the others are still made; the exit status tells
         failed.append(family_name)
         print(f"{family_name:18} FAILED  {type(e).__name__}: {e}"[:1500])
-print(sum(p.stat().st_size for p in OUT.glob("*.safetensors")), "bytes in all")
+save(OUT, FILES, PACKAGES, NOTE)
 sys.exit(1 if failed else 0)

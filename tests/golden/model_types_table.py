@@ -1,7 +1,8 @@
 """From the walk over all model types (model_types.py): small fixtures of those that are right, and the table of all.
 
-Writes ../fixtures/model_types/<model_type>.safetensors (as in families.py: the weights of attention layers, what goes
-into and out of them, the config.json), unless ../fixtures/families holds the model type, and ../../docs/model-types.md.
+Writes ../fixtures/model_types.safetensors, whose tensors are the bytes of a file for each model type (as in families.py:
+the weights of attention layers, what goes into and out of them, the config.json), unless ../fixtures/families.safetensors has
+the model type, and ../../docs/model-types.md.
 """
 
 import json
@@ -11,13 +12,16 @@ import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import numpy as np
 from safetensors import safe_open
+from safetensors.numpy import load_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from common import FIXTURES, save
+from common import FIXTURES, encode, metadata, save
 
 ROOT = FIXTURES.parent.parent
-FOLDER = FIXTURES / "model_types"
+PACKAGES = ["torch", "transformers"]
+NOTE = "see model_types.py"
 # Keys of a config.json that no attention reads; they would be most of a small fixture.
 NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dtype", "torch_dtype", "problem_type",
             "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "_name_or_path",
@@ -54,18 +58,17 @@ def read(config):
 
 
 def in_families():
-    """The model types of which a layer is in ../fixtures/families."""
+    """The model types of which a layer is in ../fixtures/families.safetensors."""
     found = set()
-    for path in (FIXTURES / "families").glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            config = json.loads(file.metadata()["config"])
+    for data in load_file(FIXTURES / "families.safetensors").values():
+        config = json.loads(metadata(data.tobytes())["config"])
         sections = [config, *(v for v in config.values() if isinstance(v, dict))]
         found |= {section["model_type"] for section in sections if "model_type" in section}
     return found
 
 
-def fixture(name, path, layers):
-    """One case for each place in the model where the crate says that another mask or position is applied."""
+def fixture(path, layers):
+    """The bytes of a file with one case for each place in the model where the crate says that another mask or position is applied."""
     chosen = {}
     for layer in layers:
         if "right" in layer["verdict"]:
@@ -75,8 +78,8 @@ def fixture(name, path, layers):
     prefixes = list(chosen.values())[:6]
     tensors = {}
     with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        cases = [c for c in json.loads(metadata["cases"]) if c["prefix"] in prefixes]
+        stated = file.metadata()
+        cases = [c for c in json.loads(stated["cases"]) if c["prefix"] in prefixes]
         for key in file.keys():
             golden = any(key.startswith(f"golden.{c['name']}.") and key.count(".") == c["name"].count(".") + 2
                          for c in cases)
@@ -85,10 +88,9 @@ def fixture(name, path, layers):
                 tensor = file.get_tensor(key)
                 if tensor.is_floating_point():
                     tensors[key] = tensor.contiguous().clone()
-        config = json.dumps(read(json.loads(metadata["config"])), separators=(",", ":"))
-    save(f"model_types/{name}.safetensors", tensors, ["torch", "transformers"], "see model_types.py",
-         framework="torch", config=config, cases=json.dumps(cases, separators=(",", ":")))
-    return (FOLDER / f"{name}.safetensors").stat().st_size
+        config = json.dumps(read(json.loads(stated["config"])), separators=(",", ":"))
+    cases = json.dumps(cases, separators=(",", ":"))
+    return encode(tensors, PACKAGES, NOTE, framework="torch", config=config, cases=cases)
 
 
 def short(reason):
@@ -126,7 +128,7 @@ def row(name, walked, layers, known, family, parts):
     if name in parts and not family:
         return "right", f"a section of `{parts[name]}`"
     if name in known and not family:
-        return "right", "see `tests/fixtures/families`"
+        return "right", "see `tests/fixtures/families.safetensors`"
     if "unsupported" in family:
         return "refused", family["unsupported"]
     if reasons:
@@ -146,20 +148,19 @@ def write(walked_folder):
     # Sections that no class of transformers runs alone.
     parts = {section: name for name, walked in walks.items() for section in (walked.get("sections") or {}).values()
              if any("right" in layer["verdict"] for layer in found.get(name, []))}
-    FOLDER.mkdir(exist_ok=True)
-    for old in FOLDER.glob("*.safetensors"):
-        old.unlink()
-    lines, counts, total = [], Counter(), 0
+    lines, counts, files = [], Counter(), {}
     for name in sorted(CONFIG_MAPPING_NAMES):
         walked = walks.get(name, {"status": "not built", "layers": []})
         verdict, what = row(name, walked, found.get(name, []), known, families[name], parts)
         counts[verdict] += 1
         lines.append(f"| `{name}` | {verdict} | {what} |")
         if verdict == "right" and name not in known and found.get(name):
-            total += fixture(name, walked_folder / f"{name}.safetensors", found[name])
+            data = fixture(walked_folder / f"{name}.safetensors", found[name])
+            files[name] = np.frombuffer(data, np.uint8)
+    save("model_types.safetensors", files, PACKAGES, NOTE)
     others = ", ".join(f"{n} {v}" for v, n in counts.most_common() if v not in ("right", "refused"))
     text = (Path(__file__).with_name("model_types.md")).read_text()
     text = text.format(total=len(lines), right=counts["right"], refused=counts["refused"], others=others,
                        table="\n".join(lines))
     (ROOT / "docs" / "model-types.md").write_text(text)
-    print(counts, total, "bytes")
+    print(counts)

@@ -1,6 +1,6 @@
 //! Rotary scaling that depends on the length of the sequence, with a cache: what one run gives, or an error.
 
-use candle_attention::checkpoint::{Checkpoint, ModelAttention};
+use candle_attention::checkpoint::ModelAttention;
 use candle_attention::position::{Rotary, RotaryScaling};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, KvCache, MultiHeadAttention,
@@ -8,7 +8,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{LAYER, Random, assert_close, fixture, max_diff, random_layer, says};
+use crate::common::{LAYER, Random, assert_close, family, family_config, max_diff, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -18,11 +18,8 @@ fn options() -> AttentionOptions<'static> {
 
 /// A layer of `tests/golden/families.py`, whose original length is 6, with the input and output of the long run.
 fn golden(name: &str) -> (ModelAttention, [Tensor; 2]) {
-    let path = fixture(&format!("families/{name}.safetensors"));
-    let bytes = std::fs::read(&path).unwrap();
-    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
-    let json = serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
-    let checkpoint = Checkpoint::open(&path).unwrap();
+    let checkpoint = family(name);
+    let json = family_config(&checkpoint);
     let model = checkpoint.attention("model.layers.0.self_attn", &json, DType::F32, &CPU).unwrap();
     let golden = ["input", "output"].map(|part| checkpoint.tensor(&format!("golden.long.{part}"), &CPU).unwrap());
     (model, golden)

@@ -1,6 +1,5 @@
 //! Positions that a call gives its tokens: packed rows, offsets, M-RoPE, with a cache and in ragged batches.
 
-use candle_attention::checkpoint::Checkpoint;
 use candle_attention::position::{Alibi, Rotary, RotaryScaling};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
@@ -8,7 +7,7 @@ use candle_attention::{
 };
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::{Golden, LAYER, Random, assert_close, fixture, max_diff, random_layer, says};
+use crate::common::{Golden, LAYER, Random, assert_close, family, family_config, max_diff, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -78,11 +77,8 @@ fn given_positions_equal_transformers() {
 #[test]
 fn sections_are_read_from_a_configuration() {
     for (name, alternating) in [("qwen2_vl", false), ("qwen3_vl", true)] {
-        let path = fixture(&format!("families/{name}.safetensors"));
-        let bytes = std::fs::read(&path).unwrap();
-        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
-        let json = serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
-        let checkpoint = Checkpoint::open(&path).unwrap();
+        let checkpoint = family(name);
+        let json = family_config(&checkpoint);
         let model = checkpoint.attention("layers.0.self_attn", &json, DType::F32, &CPU).unwrap();
         let Position::Rotary(rotary) = &model.layer.config().position else { panic!("{name}") };
         assert_eq!((rotary.mrope_section, rotary.mrope_interleaved), (Some([2, 1, 1]), alternating), "{name}");

@@ -1,11 +1,11 @@
 //! Attention layers as their models run them: each published family's own module, in its published layout, with its
 //! positions, norms, windows and caches, against the output that transformers or timm gave (`tests/golden/families.py`).
 
-use candle_attention::checkpoint::{Checkpoint, ModelAttention, ModelConfig};
+use candle_attention::checkpoint::{ModelAttention, ModelConfig};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache};
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::{LAYER, assert_close, fixture, max_diff, says};
+use crate::common::{LAYER, assert_close, family, family_config, max_diff, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -17,15 +17,11 @@ struct Case {
     grid: Option<[usize; 2]>,
 }
 
-fn family(name: &str) {
-    let path = fixture(&format!("families/{name}.safetensors"));
-    let bytes = std::fs::read(&path).unwrap();
-    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
-    let metadata = header.metadata().as_ref().unwrap();
-    // timm's checkpoints have no config.json; what a user would have to say stands beside it.
-    let json: serde_json::Value = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
+fn run(name: &str) {
+    let checkpoint = family(name);
+    let metadata = checkpoint.metadata();
+    let json = family_config(&checkpoint);
     let cases: Vec<Case> = serde_json::from_str(&metadata["cases"]).unwrap();
-    let checkpoint = Checkpoint::open(&path).unwrap();
     assert!(!cases.is_empty());
     for case in cases {
         let what = format!("{name} {}", case.name);
@@ -92,7 +88,7 @@ macro_rules! families {
     ($($name:ident)*) => {$(
         #[test]
         fn $name() {
-            family(stringify!($name));
+            run(stringify!($name));
         }
     )*};
 }
@@ -265,7 +261,7 @@ families! {
 #[test]
 fn mismatch_of_checkpoint_and_configuration_is_an_error() {
     let load = |name: &str, prefix: &str, like: &str, json: serde_json::Value| {
-        let checkpoint = Checkpoint::open(fixture(&format!("families/{name}.safetensors"))).unwrap();
+        let checkpoint = family(name);
         checkpoint.attention(prefix, ModelConfig::new(&json).with_like(like), DType::F32, &CPU)
     };
     let heads = || serde_json::json!({"num_attention_heads": 4});

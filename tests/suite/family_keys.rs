@@ -2,11 +2,11 @@
 //! them, or refused.
 
 use candle_attention::AttentionMask;
-use candle_attention::checkpoint::{Checkpoint, ModelConfig};
+use candle_attention::checkpoint::ModelConfig;
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
-use crate::common::{fixture, says};
+use crate::common::{family, says};
 use crate::right_or_refused::load;
 
 /// A configuration of 2 heads with these keys.
@@ -171,7 +171,7 @@ fn number_of_heads_that_the_file_leaves_out_is_that_of_the_config_class() {
 /// The formula of norms comes from the family: one that has none is not given LayerNorm.
 #[test]
 fn norms_that_the_family_does_not_have_are_refused() {
-    let checkpoint = Checkpoint::open(fixture("families/qwen3.safetensors")).unwrap();
+    let checkpoint = family("qwen3");
     let json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
     let config = ModelConfig::new(&json).with_like("llama");
     let model = checkpoint.attention("model.layers.0.self_attn", config, DType::F32, &Device::Cpu);

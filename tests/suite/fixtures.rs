@@ -1,10 +1,11 @@
 //! Every fixture is named by the test that runs it: a fixture that no list names would never be checked.
 
-use crate::common::{fixture, repository};
+use std::collections::BTreeSet;
+
+use crate::common::{Files, fixture, repository};
 
 /// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite` of any package. The empty path is `tests/fixtures` itself.
 const USED_BY: &[(&str, &[&str])] = &[
-    ("families", &["families"]),
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),
     ("sentence_models", &["sentence_models"]),
@@ -28,6 +29,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "layouts",
             "lora",
             "minilm",
+            "model_types",
             "multi_vector",
             "rerankers",
             "seeds",
@@ -41,25 +43,30 @@ const USED_BY: &[(&str, &[&str])] = &[
     ),
 ];
 
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_' || c == '-'
+/// The words in the sources of tests.
+fn words(tests: &[&str]) -> BTreeSet<String> {
+    let source = |test: &&str| {
+        let suites = ["", "crates/text", "crates/cli"].map(|package| repository().join(package).join("tests/suite"));
+        let path = suites.map(|suite| suite.join(format!("{test}.rs"))).into_iter().find(|path| path.exists());
+        std::fs::read_to_string(path.unwrap()).unwrap()
+    };
+    let source: String = tests.iter().map(source).collect();
+    let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    source.split(|c| !is_word(c)).map(str::to_string).collect()
 }
 
 #[test]
 fn every_fixture_is_named_by_the_test_that_runs_it() {
     for (folder, tests) in USED_BY {
-        let source = |test: &&str| {
-            let suites =
-                ["", "crates/text", "crates/cli"].map(|package| repository().join(package).join("tests/suite"));
-            let path = suites.map(|suite| suite.join(format!("{test}.rs"))).into_iter().find(|path| path.exists());
-            std::fs::read_to_string(path.unwrap()).unwrap()
-        };
-        let source: String = tests.iter().map(source).collect();
-        let words: Vec<&str> = source.split(|c| !is_word(c)).collect();
+        let words = words(tests);
         for entry in std::fs::read_dir(fixture(folder)).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_stem().unwrap().to_str().unwrap();
-            assert!(words.contains(&name), "{}: named in none of {tests:?}", path.display());
+            assert!(words.contains(name), "{}: named in none of {tests:?}", path.display());
         }
+    }
+    let words = words(&["families"]);
+    for (name, _) in Files::open("families.safetensors").all() {
+        assert!(words.contains(name), "{name}: not named by the test of families");
     }
 }

@@ -9,22 +9,18 @@ use candle_attention::checkpoint::{Checkpoint, ModelConfig};
 use candle_core::{Device, Tensor};
 use serde_json::{Value, json};
 
-use crate::common::fixture;
+use crate::common::{Files, family_config};
 
 /// Every attention layer of every family's fixture is found under its prefix, with the heads of its configuration.
 #[test]
 fn every_attention_layer_of_every_family_is_listed() {
     let mut families = 0;
-    for entry in std::fs::read_dir(fixture("families")).unwrap() {
-        let path = entry.unwrap().path();
-        let bytes = std::fs::read(&path).unwrap();
-        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
-        let metadata = header.metadata().as_ref().unwrap();
-        let config: Value = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
+    for (name, checkpoint) in Files::open("families.safetensors").all() {
+        let metadata = checkpoint.metadata();
+        let config = family_config(&checkpoint);
         let cases: Vec<Value> = serde_json::from_str(&metadata["cases"]).unwrap();
         let config = ModelConfig::new(&config).with_like(metadata.contains_key("timm").then_some("timm"));
-        let layers = Checkpoint::open(&path).unwrap().attention_layers(Some(config));
-        let name = path.file_stem().unwrap().to_string_lossy().to_string();
+        let layers = checkpoint.attention_layers(Some(config));
         for case in &cases {
             let layer = layers.iter().find(|layer| layer.prefix == case["prefix"].as_str().unwrap());
             let layer = layer.unwrap_or_else(|| panic!("{name} {case}"));

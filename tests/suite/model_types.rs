@@ -9,7 +9,7 @@ use candle_attention::{AttentionInputs, AttentionOptions, Error};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
-use crate::common::{LAYER, fixture};
+use crate::common::{Files, LAYER, family};
 
 #[derive(serde::Deserialize)]
 struct Case {
@@ -26,7 +26,10 @@ struct Walked {
 
 impl Walked {
     fn open(path: &Path) -> Self {
-        let checkpoint = Checkpoint::open(path).unwrap();
+        Self::new(Checkpoint::open(path).unwrap())
+    }
+
+    fn new(checkpoint: Checkpoint) -> Self {
         let metadata = |key: &str| checkpoint.metadata()[key].clone();
         let (config, cases) = (metadata("config"), metadata("cases"));
         Self {
@@ -85,6 +88,11 @@ fn table() -> BTreeMap<String, String> {
     rows
 }
 
+/// The fixtures of model types.
+fn fixtures() -> Files {
+    Files::open("model_types.safetensors")
+}
+
 fn safetensors(folder: &Path) -> Vec<PathBuf> {
     let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     paths.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors")).collect()
@@ -98,8 +106,9 @@ fn stem(path: &Path) -> String {
 fn every_model_type_that_is_right_agrees_with_transformers() {
     let mut wrong = Vec::new();
     let mut held = BTreeSet::new();
-    for path in safetensors(&fixture("model_types")) {
-        let (name, walked) = (stem(&path), Walked::open(&path));
+    let model_types = fixtures();
+    for (name, checkpoint) in model_types.all() {
+        let walked = Walked::new(checkpoint);
         assert!(!walked.cases.is_empty(), "{name}");
         for case in &walked.cases {
             let verdict = walked.verdict(case);
@@ -107,12 +116,13 @@ fn every_model_type_that_is_right_agrees_with_transformers() {
                 wrong.push(format!("{name} {}: {verdict}", case.prefix));
             }
         }
-        held.insert(name);
+        held.insert(name.to_string());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let own = held.clone();
     // The others are run by `families.rs`, or as sections of a model type.
-    for path in ["families", "model_types"].iter().flat_map(|folder| safetensors(&fixture(folder))) {
-        let config = Checkpoint::open(&path).unwrap().metadata()["config"].clone();
+    for (_, checkpoint) in Files::open("families.safetensors").all().chain(model_types.all()) {
+        let config = checkpoint.metadata()["config"].clone();
         let config: Value = serde_json::from_str(&config).unwrap();
         // Some sections of a configuration are model types without a model of their own.
         let sections = config.as_object().into_iter().flat_map(|keys| keys.values()).chain([&config]);
@@ -120,14 +130,13 @@ fn every_model_type_that_is_right_agrees_with_transformers() {
     }
     for (name, verdict) in table() {
         assert!(verdict != "right" || held.contains(&name), "`{name}` is right in the table and has no fixture");
-        let fixture = fixture(&format!("model_types/{name}.safetensors"));
-        assert!(verdict == "right" || !fixture.exists(), "`{name}` has a fixture and is {verdict} in the table");
+        assert!(verdict == "right" || !own.contains(&name), "`{name}` has a fixture and is {verdict} in the table");
     }
 }
 
 #[test]
 fn a_model_type_that_is_refused_loads_no_layer() {
-    let checkpoint = Checkpoint::open(fixture("families/llama.safetensors")).unwrap();
+    let checkpoint = family("llama");
     let source = checkpoint.at("model.layers.0.self_attn", DType::F32, &Device::Cpu);
     for (name, verdict) in table().into_iter().filter(|(_, verdict)| verdict == "refused") {
         let config = json!({"model_type": name, "num_attention_heads": 4, "num_key_value_heads": 2});
@@ -142,7 +151,7 @@ fn a_model_type_that_is_refused_loads_no_layer() {
 #[test]
 fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     let config = |name: &str, change: fn(&mut Value)| {
-        let walked = Walked::open(&fixture(&format!("model_types/{name}.safetensors")));
+        let walked = Walked::new(fixtures().checkpoint(name));
         let mut config = walked.config;
         change(&mut config);
         let prefix = walked.cases.iter().map(|case| &case.prefix).find(|prefix| !prefix.contains("cross")).unwrap();
@@ -157,7 +166,7 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     let rotated = config("roformer", |c| c["rotary_value"] = json!(true));
     assert!(matches!(rotated, Err(Error::UnsupportedKey { key, .. }) if key == "rotary_value"));
 
-    let led = Walked::open(&fixture("model_types/led.safetensors"));
+    let led = Walked::new(fixtures().checkpoint("led"));
     let source = led.checkpoint.at("led.encoder.layers.0.self_attn", DType::F32, &Device::Cpu);
     match config_from_json(&led.config, &source) {
         Err(Error::UnsupportedFamily { model_type, why }) => {
@@ -181,7 +190,7 @@ fn walk() {
             println!("{}", json!({"model_type": stem(&path), "prefix": case.prefix, "verdict": verdict}));
         }
     }
-    let checkpoint = Checkpoint::open(fixture("families/llama.safetensors")).unwrap();
+    let checkpoint = family("llama");
     let source = checkpoint.at("model.layers.0.self_attn", DType::F32, &Device::Cpu);
     for name in std::env::var("NAMES").unwrap_or_default().split(',') {
         let family = match config_from_json(&json!({"model_type": name}), &source) {

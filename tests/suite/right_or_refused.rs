@@ -7,7 +7,7 @@ use candle_attention::checkpoint::{Checkpoint, ModelAttention, ModelConfig};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
-use crate::common::{assert_close, fixture, says};
+use crate::common::{assert_close, family, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -259,7 +259,7 @@ fn prefix_leads_to_its_section() {
 /// The name that a file lacks can be given, and gives what the name in the file gives.
 #[test]
 fn like_gives_the_numbers_of_the_family() {
-    let checkpoint = Checkpoint::open(fixture("families/qwen3.safetensors")).unwrap();
+    let checkpoint = family("qwen3");
     let mut json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
     let prefix = "model.layers.0.self_attn";
     let run = |config: ModelConfig| {
@@ -279,7 +279,7 @@ fn like_gives_the_numbers_of_the_family() {
 /// A value of another kind is not taken for an absent one.
 #[test]
 fn values_of_another_kind_are_errors() {
-    let checkpoint = Checkpoint::open(fixture("families/mistral.safetensors")).unwrap();
+    let checkpoint = family("mistral");
     let config: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
     for (key, value, kind) in [
         ("is_causal", json!("no"), "true or false"),

@@ -7,9 +7,8 @@ use candle_attention::weights::AttentionWeights;
 use candle_attention::{AttentionConfig, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use serde_json::Value;
 
-use crate::common::{fixture, numbers, says};
+use crate::common::{Files, family_config, numbers, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -27,14 +26,13 @@ fn bits(tensor: &Tensor) -> (Vec<usize>, Vec<u64>) {
 fn every_layer_survives_writing_in_every_layout_that_holds_it() {
     let folder = tempfile::tempdir().unwrap();
     let (mut written, mut refused) = (0, 0);
-    for entry in std::fs::read_dir(fixture("families")).unwrap() {
-        let path = entry.unwrap().path();
-        let bytes = std::fs::read(&path).unwrap();
+    let files = Files::open("families.safetensors");
+    for (family, checkpoint) in files.all() {
+        let bytes = files.bytes(family);
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
         let metadata = header.metadata().clone().unwrap();
-        let json: Value = serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap();
-        let checkpoint = Checkpoint::open(&path).unwrap();
         assert_eq!(*checkpoint.metadata(), metadata);
+        let json = family_config(&checkpoint);
         let json = ModelConfig::new(&json).with_like(metadata.contains_key("timm").then_some("timm"));
         for info in checkpoint.attention_layers(Some(json)) {
             let source = checkpoint.at(&info.prefix, DType::F32, &CPU);
@@ -44,7 +42,7 @@ fn every_layer_survives_writing_in_every_layout_that_holds_it() {
             let own = weights.to_layout(&config, layout(info.layout)).unwrap();
             for (name, tensor) in own.iter().filter(|(name, _)| !name.contains("norm")) {
                 let stored = checkpoint.tensor(&format!("{}.{name}", info.prefix), &CPU).unwrap();
-                assert_eq!(bits(tensor), bits(&stored), "{path:?} {name}");
+                assert_eq!(bits(tensor), bits(&stored), "{family} {name}");
             }
             for other in layouts() {
                 let file = folder.path().join("layer.safetensors");
@@ -59,12 +57,12 @@ fn every_layer_survives_writing_in_every_layout_that_holds_it() {
                 let reread = Checkpoint::open(&file).unwrap();
                 assert_eq!(*reread.metadata(), metadata);
                 let source = reread.at("some.layer", DType::F32, &CPU);
-                assert_eq!(detect(&source).unwrap().name(), other.name(), "{path:?}");
+                assert_eq!(detect(&source).unwrap().name(), other.name(), "{family}");
                 let (again, _) = AttentionWeights::read(&config, &source).unwrap();
                 let again = again.to_layout(&config, layout(info.layout)).unwrap();
-                assert_eq!(again.len(), own.len(), "{path:?} by {}", other.name());
+                assert_eq!(again.len(), own.len(), "{family} by {}", other.name());
                 for (name, tensor) in &again {
-                    assert_eq!(bits(tensor), bits(&own[name]), "{path:?} {name} by {}", other.name());
+                    assert_eq!(bits(tensor), bits(&own[name]), "{family} {name} by {}", other.name());
                 }
             }
         }

@@ -42,21 +42,17 @@ pub struct AttentionMap {
     /// Write the heads of the layer as SVG; `-` is standard output
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write the heads of the layer as PNG (in a build with `--features png`)
-    #[arg(long, value_name = "FILE")]
-    png: Option<PathBuf>,
 }
 
 /// The files to write, checked.
 struct Outputs {
     html: Option<Output>,
     svg: Option<Output>,
-    png: Option<Output>,
 }
 
 impl Outputs {
     fn all(&self) -> Vec<&Output> {
-        [&self.html, &self.svg, &self.png].into_iter().flatten().collect()
+        [&self.html, &self.svg].into_iter().flatten().collect()
     }
 }
 
@@ -84,11 +80,7 @@ impl Command for AttentionMap {
         // All pictures are made before one is written.
         let html = outputs.html.as_ref().map(|output| Ok((output, output.marked(&maps.html()?))));
         let svg = outputs.svg.as_ref().map(|output| Ok((output, output.marked(&maps.svg(layer)?))));
-        #[cfg(feature = "png")]
-        let png = outputs.png.as_ref().map(|output| Ok((output, maps.png(layer, 2.0)?)));
-        #[cfg(not(feature = "png"))]
-        let png: Option<Result<(&Output, Vec<u8>)>> = None;
-        let pictures = [html, svg, png].into_iter().flatten().collect::<Result<Vec<_>>>()?;
+        let pictures = [html, svg].into_iter().flatten().collect::<Result<Vec<_>>>()?;
         for (output, picture) in pictures {
             output.write(&picture)?;
             if !output.is_stdout() {
@@ -108,18 +100,11 @@ impl Command for AttentionMap {
 
 impl AttentionMap {
     fn outputs(&self) -> Result<Outputs> {
-        if self.png.is_some() && !cfg!(feature = "png") {
-            return Err("--png: this program was built without it (build with `--features png`)".into());
-        }
         let output = |path: &Option<PathBuf>, kind| {
             let path: Option<&Path> = path.as_deref();
             path.map(|path| Output::new(path, kind, &[])).transpose()
         };
-        let outputs = Outputs {
-            html: output(&self.html, Kind::Html)?,
-            svg: output(&self.svg, Kind::Svg)?,
-            png: output(&self.png, Kind::Png)?,
-        };
+        let outputs = Outputs { html: output(&self.html, Kind::Html)?, svg: output(&self.svg, Kind::Svg)? };
         check_distinct(&outputs.all())?;
         Ok(outputs)
     }

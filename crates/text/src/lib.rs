@@ -47,7 +47,7 @@ pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
 pub use model::pooling::{Pooling, PoolingMode};
-pub use model_files::{FileBytes, ModelFiles};
+pub use model_files::ModelFiles;
 pub use multi_vector::MultiVectorEncoder;
 pub use pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead};
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};

@@ -44,8 +44,8 @@ impl ModelFiles {
     /// # Errors
     /// A name that leads out of the folder; a `.safetensors` file that is malformed; a part or an index of weights in several
     /// files.
-    pub fn with<'a>(mut self, name: impl Into<Cow<'a, str>>, bytes: impl Into<FileBytes>) -> Result<Self> {
-        let (name, FileBytes(bytes)) = (name.into(), bytes.into());
+    pub fn with<'a>(mut self, name: impl Into<Cow<'a, str>>, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
+        let (name, bytes) = (name.into(), bytes.into());
         let Some(key) = inside(Path::new(&*name)).filter(|key| !key.is_empty()) else {
             return Err(Error::file(&*name, "is not the name of a file inside a folder"));
         };
@@ -91,28 +91,6 @@ impl ModelFiles {
     pub(crate) fn tensors(&self, path: &Path) -> Result<Checkpoint> {
         let found = inside(path).and_then(|key| self.weights.get(&key));
         found.cloned().ok_or_else(|| Error::file(path, "the file is not among those in memory"))
-    }
-}
-
-/// The bytes of a file: `&'static [u8]`, `&'static [u8; N]` as `include_bytes!` gives them, or `Vec<u8>`.
-#[derive(Debug, Clone)]
-pub struct FileBytes(Cow<'static, [u8]>);
-
-impl From<&'static [u8]> for FileBytes {
-    fn from(bytes: &'static [u8]) -> Self {
-        Self(Cow::Borrowed(bytes))
-    }
-}
-
-impl<const N: usize> From<&'static [u8; N]> for FileBytes {
-    fn from(bytes: &'static [u8; N]) -> Self {
-        Self(Cow::Borrowed(bytes))
-    }
-}
-
-impl From<Vec<u8>> for FileBytes {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self(Cow::Owned(bytes))
     }
 }
 

@@ -1,17 +1,15 @@
-//! Files of a search index, damaged, and the lines of a text: an index takes over what is whole and nothing else, and
+//! Files of a search index, damaged: an index takes over what is whole and nothing else, and
 //! finds with it what plain cosine similarity finds.
 
-use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use arbitrary::{Result, Unstructured};
-use candle_attention_text::search::{Index, Lines};
+use candle_attention_text::search::Index;
 use half::f16;
 use sha2::Digest;
 
 use crate::file::{Entry, header, safetensors};
 use crate::folder::Folder;
-use crate::json::text;
 use crate::{message_of, rarely};
 
 const SIZE: usize = 4;
@@ -23,29 +21,6 @@ static KEYS: LazyLock<Vec<Vec<u8>>> =
     LazyLock::new(|| TEXTS.iter().map(|text| sha2::Sha256::digest(text)[..16].to_vec()).collect());
 
 pub fn run(u: &mut Unstructured) -> Result<()> {
-    match u.int_in_range(0..=3)? {
-        0 => lines(&text(u, 24)?),
-        _ => index(u)?,
-    }
-    Ok(())
-}
-
-/// Every distinct line that is not blank, trimmed, once, with all its numbers.
-fn lines(text: &str) {
-    let lines = Lines::new(text);
-    assert_eq!(lines.texts.len(), lines.numbers.len());
-    assert_eq!(lines.texts.iter().collect::<BTreeSet<_>>().len(), lines.texts.len());
-    let all: Vec<&str> = text.strip_prefix('\u{feff}').unwrap_or(text).lines().collect();
-    let mut count = 0;
-    for (line, numbers) in lines.texts.iter().zip(&lines.numbers) {
-        assert!(!line.is_empty() && numbers.is_sorted_by(|a, b| a < b));
-        assert!(numbers.iter().all(|number| all[number - 1].trim() == *line));
-        count += numbers.len();
-    }
-    assert_eq!(count, all.iter().filter(|line| !line.trim().is_empty()).count());
-}
-
-fn index(u: &mut Unstructured) -> Result<()> {
     let bytes = file(u)?;
     let folder = Folder::new();
     let path = folder.write("index.safetensors", &bytes);

@@ -1,4 +1,4 @@
-// The Android module: the Kotlin bindings, and the libraries that `android/build-libraries` makes.
+// The Android module: the Kotlin bindings and the libraries, both made by `android/build-libraries`.
 import org.jetbrains.kotlin.gradle.dsl.JvmTarget
 
 // Their versions are in settings.gradle.kts, or in the build of the app that includes the module.

@@ -1,6 +1,6 @@
 // swift-tools-version: 5.9
-// The Swift package. `apple/build` makes CandleAttentionFFI.xcframework, which is not part of the repository, and writes the line
-// of the platforms.
+// The Swift package. `apple/build` makes CandleAttentionFFI.xcframework and the bindings, which are not part of the repository,
+// and writes the line of the platforms.
 import PackageDescription
 
 let package = Package(

@@ -20,7 +20,6 @@ use super::{Result, about, print};
 pub enum Kind {
     Html,
     Svg,
-    Png,
     /// NumPy's format for one array.
     Npy,
     Json,
@@ -43,7 +42,6 @@ impl Kind {
         match self {
             Self::Html => "an HTML page of this program",
             Self::Svg => "an SVG picture of this program",
-            Self::Png => "a PNG picture",
             Self::Npy => "a NumPy array of this program",
             Self::Json => "JSON",
             Self::Tensors(_) => "tensors of this command",
@@ -56,7 +54,6 @@ impl Kind {
             || match self {
                 Self::Html => start.starts_with(b"<!doctype html>") && end.ends_with(MARK.as_bytes()),
                 Self::Svg => start.starts_with(b"<svg ") && end.ends_with(MARK.as_bytes()),
-                Self::Png => start.starts_with(b"\x89PNG"),
                 Self::Npy => {
                     let header = start.split(|&byte| byte == b'\n').next().unwrap_or_default();
                     start.starts_with(b"\x93NUMPY") && header.ends_with(&[b' '; NPY_MARK])
@@ -71,7 +68,7 @@ impl Kind {
     }
 
     fn is_text(self) -> bool {
-        !matches!(self, Self::Png | Self::Npy | Self::Tensors(_))
+        !matches!(self, Self::Npy | Self::Tensors(_))
     }
 }
 
@@ -101,6 +98,11 @@ impl Output {
                 return wrong(format!("standard output is a terminal, which cannot show {}", kind.name()));
             }
             return output(Target::Stdout);
+        }
+        if kind == Kind::Svg && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("png")) {
+            return wrong(
+                "is the name of a PNG picture, expected .svg; browsers and Inkscape make a PNG of it".to_string(),
+            );
         }
         let Ok(metadata) = path.metadata() else {
             let target = behind_links(path)?;

@@ -1,12 +1,13 @@
 //! The example `search`.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::search::{Index, Lines};
+use candle_attention_text::search::Index;
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 
@@ -55,8 +56,10 @@ impl Notes {
     fn kept(&self) -> usize {
         let checkpoint = Checkpoint::open(self.cache()).unwrap();
         let text = std::fs::read_to_string(self.file()).unwrap();
-        let lines = Lines::new(&text);
-        let mut index = Index::new(&lines.texts, 24, checkpoint.metadata()["model"].clone()).unwrap();
+        let mut seen = HashSet::new();
+        let lines: Vec<&str> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty() && seen.insert(*line)).collect();
+        let mut index = Index::new(&lines, 24, checkpoint.metadata()["model"].clone()).unwrap();
         index.load_cached(self.cache()).unwrap()
     }
 }

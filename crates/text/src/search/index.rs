@@ -41,8 +41,8 @@ impl<'a> Index<'a> {
     /// An index of `texts` without vectors; `size` is the dimension of an embedding.
     ///
     /// `model` identifies everything that the vectors depend on beside the texts: the
-    /// [`fingerprint`](crate::fingerprint) of the model, and the dtype and the prompt if they vary. Duplicate texts
-    /// are embedded once each; [`Lines`](crate::search::Lines) removes them.
+    /// [`fingerprint`](crate::fingerprint) of the model, and the dtype and the prompt if they vary. A text
+    /// that occurs twice is embedded twice.
     ///
     /// # Errors
     /// [`Error::Value`](candle_attention::Error::Value) for a size of 0.

@@ -7,30 +7,28 @@
 //!
 //! ```no_run
 //! use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
-//! use candle_attention_text::search::{Index, Lines};
+//! use candle_attention_text::search::Index;
 //! use candle_core::{DType, Device};
 //! let text = std::fs::read_to_string("notes.txt")?;
-//! let lines = Lines::new(&text);
+//! let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
 //! let encoder = SentenceEncoder::from_folder("all-MiniLM-L6-v2", DType::F32, &Device::Cpu)?;
 //!
-//! let mut index = Index::new(&lines.texts, encoder.embedding_size(), fingerprint("all-MiniLM-L6-v2")?)?;
+//! let mut index = Index::new(&lines, encoder.embedding_size(), fingerprint("all-MiniLM-L6-v2")?)?;
 //! index.load_cached("notes.safetensors").ok(); // from an earlier run, if there was one
 //! index.embed(&encoder, &EncodeOptions::default(), |_| Ok(()))?;
 //! index.save("notes.safetensors")?;
 //!
 //! let query = encoder.encode(&["When is the rent due?"], &EncodeOptions::default())?;
 //! for hit in index.search(&query.get(0)?.to_vec1()?, 10)? {
-//!     println!("{:.3} line {}: {}", hit.score, lines.numbers[hit.index][0], lines.texts[hit.index]);
+//!     println!("{:.3} {}", hit.score, lines[hit.index]);
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod file;
 mod index;
-mod lines;
 mod nearest;
 mod vectors;
 
 pub use index::Index;
-pub use lines::Lines;
 pub use vectors::Vectors;

@@ -1,4 +1,4 @@
-//! Attention weights as pictures: a heat map for the terminal, a grid of heads as SVG or PNG, an interactive HTML page with
+//! Attention weights as pictures: a heat map for the terminal, a grid of heads as SVG, an interactive HTML page with
 //! all layers and heads.
 //!
 //! [`AttentionMaps`] takes the attention weights of any layer and labels for its queries and keys;
@@ -21,8 +21,6 @@ mod colormap;
 mod html;
 mod label;
 mod maps;
-#[cfg(feature = "png")]
-mod png;
 mod svg;
 mod terminal;
 mod tokens;

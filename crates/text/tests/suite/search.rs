@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::search::{Index, Lines};
+use candle_attention_text::search::Index;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
 use candle_core::{DType, Device, Tensor};
 
@@ -199,14 +199,6 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
     let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["index.safetensors", "model.safetensors"]);
-}
-
-#[test]
-fn lines_are_distinct_and_not_blank() {
-    let lines = Lines::new("\u{feff}one\r\n\n  two \n\t\none\ntwo\nthree");
-    assert_eq!(lines.texts, ["one", "two", "three"]);
-    assert_eq!(lines.numbers, [vec![1, 5], vec![3, 6], vec![7]]);
-    assert_eq!(Lines::new(" \n"), Lines::default());
 }
 
 #[test]

@@ -13,16 +13,21 @@ use candle_attention_text::{
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::common::{assert_close, fixture, says};
+use crate::common::{Files, assert_close, family_config, fixture, says};
 
 const CPU: Device = Device::Cpu;
 
-fn family(name: &str) -> (Checkpoint, Vec<u8>, Value) {
-    let path = fixture(&format!("families/{name}.safetensors"));
-    let checkpoint = Checkpoint::open(&path).unwrap();
-    let json = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
-    (checkpoint, std::fs::read(path).unwrap(), json)
+/// A fixture of a family as a file, whose folder must be kept, with its bytes and its configuration.
+fn family(name: &str) -> (TempDir, Checkpoint, Vec<u8>, Value) {
+    let bytes = Files::open("families.safetensors").bytes(name);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(&path, &bytes).unwrap();
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let json = family_config(&checkpoint);
+    (folder, checkpoint, bytes, json)
 }
 
 /// `(1, 10, width)`: BEiT takes 9 patches and a class token.
@@ -45,7 +50,7 @@ fn every_source_gives_the_same_layer() {
         ("beit_shared", "encoder.layer.0.attention"),
         ("gemma3", "model.layers.1.self_attn"),
     ] {
-        let (checkpoint, bytes, json) = family(name);
+        let (_folder, checkpoint, bytes, json) = family(name);
         let want = checkpoint.attention(prefix, &json, DType::F32, &CPU).unwrap();
         let same = |what: &str, got: &ModelAttention| {
             assert_eq!(got.layer.config(), want.layer.config(), "{name} {what}");
@@ -94,7 +99,7 @@ fn every_source_gives_the_same_layer() {
 
 #[test]
 fn trained_layer_is_written_and_read_again() {
-    let (checkpoint, _, json) = family("qwen3");
+    let (_folder, checkpoint, _, json) = family("qwen3");
     let prefix = "model.layers.0.self_attn";
     let map = checkpoint.to_varmap(prefix, DType::F32, &CPU).unwrap();
     let source = VarMapSource::new(&map).at(prefix);
@@ -115,7 +120,7 @@ fn trained_layer_is_written_and_read_again() {
 /// A source that cannot tell what is asked of it says so, and what to take instead.
 #[test]
 fn errors_of_sources_say_what_to_do() {
-    let (checkpoint, bytes, json) = family("qwen3");
+    let (_folder, checkpoint, bytes, json) = family("qwen3");
     let prefix = "model.layers.0.self_attn";
     let map = checkpoint.to_varmap("", DType::F32, &CPU).unwrap();
     let vb = VarBuilder::from_varmap(&map, DType::F32, &CPU);
@@ -147,7 +152,7 @@ fn errors_of_sources_say_what_to_do() {
 #[test]
 fn configuration_of_a_loaded_layer_is_that_of_its_weights() {
     let bias = |name: &str, prefix: &str| {
-        let (checkpoint, _, json) = family(name);
+        let (_folder, checkpoint, _, json) = family(name);
         let vb = checkpoint.var_builder(DType::F32, &CPU).pp(prefix);
         let asked = config_from_json(&json, &vb).unwrap().config;
         let layer = ModelAttention::load(&json, vb).unwrap().layer;
@@ -173,10 +178,10 @@ fn configuration_of_a_loaded_layer_is_that_of_its_weights() {
 /// Norms over one head, where the configuration has them over all heads, and the other way round, are told apart.
 #[test]
 fn extent_of_norms_that_does_not_fit_is_named() {
-    let (checkpoint, _, json) = family("olmo2");
+    let (_folder, checkpoint, _, json) = family("olmo2");
     let prefix = "model.layers.0.self_attn";
     let load = |over: NormOver, name: &str| {
-        let (checkpoint, _, json) = family(name);
+        let (_folder, checkpoint, _, json) = family(name);
         let source = checkpoint.at(prefix, DType::F32, &CPU);
         let mut config = config_from_json(&json, &source).unwrap().config;
         config.qk_norm = Some(QkNorm::new(NormKind::Rms, over, 1e-6));

@@ -258,17 +258,3 @@ fn models_make_maps_of_a_pair() {
     );
     assert_eq!(cross.attention("a", "", &options).unwrap().queries(), ["[CLS]", "a", "[SEP]", "[SEP]"]);
 }
-
-#[cfg(feature = "png")]
-#[test]
-fn png_is_the_svg_in_pixels() {
-    let maps = AttentionMaps::new(&tokens(4), &tokens(4)).with_layer(0, &softmax(7, &[2, 4, 4])).unwrap();
-    let png = maps.png(0, 2.0).unwrap();
-    assert_eq!(png[..8], *b"\x89PNG\r\n\x1a\n");
-    let svg = maps.svg(0).unwrap();
-    let document = roxmltree::Document::parse(&svg).unwrap();
-    let wide: u32 = document.root_element().attribute("width").unwrap().parse().unwrap();
-    assert_eq!(png[16..20], (2 * wide).to_be_bytes());
-    says(maps.png(0, 0.0), &["scale is 0", "0.1 to 8"]);
-    says(maps.png(1, 1.0), &["a layer is 1"]);
-}
