@@ -1,6 +1,6 @@
 //! How texts are encoded.
 
-use candle_attention_text;
+use candle_attention_text as encoder;
 
 /// How texts are encoded; the names are those of sentence-transformers.
 #[derive(Debug, Clone, uniffi::Record)]
