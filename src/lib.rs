@@ -1,13 +1,14 @@
 //! Multi-head attention for [Candle](candle_core): one layer for every kind of mask, position scheme and published
 //! checkpoint layout.
 //!
-//! [`MultiHeadAttention`] is a [`candle_nn::Module`]. It is trainable, runs on CPUs, NVIDIA GPUs and Apple GPUs, loads its
-//! weights from safetensors files in any known layout, and reports which kernel a call runs on.
+//! [`MultiHeadAttention`] is a [`candle_nn::Module`]. It is trainable, loads its weights from safetensors files in any known
+//! layout, returns its attention weights, and reports which kernel a call runs on. It has kernels for CPUs and NVIDIA GPUs,
+//! and uses candle's on Apple GPUs; this version has run on CPUs only.
 //!
 //! # A new layer
 //!
 //! ```
-//! use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
+//! use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
 //! use candle_core::{DType, Device, Module, Tensor};
 //! use candle_nn::{VarBuilder, VarMap};
 //!
@@ -20,6 +21,10 @@
 //!
 //! let mask = AttentionMask::causal().and(AttentionMask::lengths(&[5, 3]));
 //! assert_eq!(attention.attend(&xs, &xs, &xs, &mask)?.dims(), [2, 5, 64]); // queries, keys, values, mask
+//!
+//! let options = AttentionOptions::default().with_return_attention_weights(true);
+//! let attended = attention.attend_with(&AttentionInputs::self_attention(&xs, &mask), &options)?;
+//! assert_eq!(attended.attention_weights.unwrap().dims(), [2, 4, 5, 5]); // (b, h, s_q, s_kv)
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -119,6 +124,8 @@ mod documents {
     struct Checkpoints;
     #[doc = include_str!("../docs/decoding.md")]
     struct Decoding;
+    #[doc = include_str!("../docs/pruning-and-attention-maps.md")]
+    struct PruningAndAttentionMaps;
     #[doc = include_str!("../docs/train-your-own-block.md")]
     struct TrainYourOwnBlock;
 }

@@ -88,3 +88,48 @@ fn no_file_is_too_long() {
         assert!(lines <= MAX_LINES, "{}: {lines} lines, at most {MAX_LINES}", path.display());
     }
 }
+
+/// The top-level folders whose paths are looked for in documents.
+const FOLDERS: [&str; 9] = ["src", "crates", "tests", "docs", "examples", "weights", "benches", "fuzz", "integrations"];
+
+/// Paths that a build or a run makes.
+const MADE: [&str; 3] = ["/target/", "integrations/wasm/pkg", "fuzz/found"];
+
+/// The Markdown files of the repository.
+fn documents(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && !["target", "node_modules", "fixtures"].contains(&name.as_str()) {
+            found.extend(documents(&path));
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// A path is relative to the root of the repository or to a folder around the document. `NAME` stands for any name.
+#[test]
+fn paths_in_documents_exist() {
+    let mut missing = Vec::new();
+    for document in documents(root()) {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for word in text.split(|c: char| !c.is_ascii_alphanumeric() && !"_./-".contains(c)) {
+            let path = word.trim_start_matches("../").split("NAME").next().unwrap().trim_end_matches(['.', '/']);
+            let in_repository = path.split_once('/').is_some_and(|(folder, _)| FOLDERS.contains(&folder));
+            let around = |path: &str| {
+                document
+                    .ancestors()
+                    .skip(1)
+                    .take_while(|folder| folder.starts_with(root()))
+                    .any(|folder| folder.join(path).exists())
+            };
+            if in_repository && !around(path) && !MADE.iter().any(|made| word.contains(made)) {
+                missing.push(format!("{}: {word}", document.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "paths that do not exist:\n{}", missing.join("\n"));
+}

@@ -34,7 +34,7 @@ pub struct Arguments {
 struct Row(Vec<u32>);
 
 fn row(text: &str) -> std::result::Result<Row, String> {
-    let id = |id: &str| id.trim().parse().map_err(|_| format!("`{id}` is no token id"));
+    let id = |id: &str| id.trim().parse().map_err(|_| format!("`{id}` is not a token id"));
     text.split(',').map(id).collect::<std::result::Result<_, _>>().map(Row)
 }
 

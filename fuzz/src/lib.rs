@@ -2,11 +2,11 @@
 //!
 //! The bytes choose a real file and the damage to it. Random files would nearly all be rejected by the first check.
 //!
-//! The file is compiled twice: as the library of the fuzzers (`fuzz_targets`), and as the test `fuzz` of the crate itself,
+//! The file is compiled twice: as the library of the fuzzers (`fuzz_targets`), and as the test `fuzz` of crates/text,
 //! which runs every target over the corpus and some mutations of it (`short.rs`).
 
 #[path = "../../tests/common/mod.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 mod common;
 mod config;
 mod file;
@@ -20,17 +20,15 @@ mod start;
 pub mod targets;
 mod templates;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use arbitrary::{Result, Unstructured};
 
 pub use start::{report, start};
 
-/// A file of the repository. The package of the fuzzers is in a folder of it.
+/// A file of the repository.
 fn repository(path: &str) -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let top = if manifest.join("fuzz_targets").exists() { manifest.join("..") } else { manifest.to_path_buf() };
-    top.join(path)
+    common::repository().join(path)
 }
 
 /// True for one in `n` inputs, and false where the bytes have run out: a short input has little damage.

@@ -8,7 +8,7 @@ use crate::checkpoint::source::WeightSource;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layer::{Layer, LayerContents};
-use crate::families::names::QK_NORMS;
+use crate::families::layout::QK_NORMS;
 use crate::io::number;
 use crate::mask::AttentionMask;
 

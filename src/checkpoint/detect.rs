@@ -7,9 +7,9 @@
 use crate::checkpoint::source::WeightSource;
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
+use crate::families::layout::{BIAS_KV, DISTANCE_EMBEDDINGS, QK_NORMS, SCORE, SINKS};
 use crate::families::layout::{Layout, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
-use crate::families::names::{BIAS_KV, DISTANCE_EMBEDDINGS, QK_NORMS, SCORE, SINKS};
 
 /// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
 const IGNORED: &[&str] =

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use crate::checkpoint::source::WeightSource;
 use crate::config::{AttentionConfig, NormOver};
 use crate::error::{Error, Result};
-use crate::families::names::QK_NORMS;
+use crate::families::layout::QK_NORMS;
 use crate::weights::NormWeights;
 
 /// Reads the norms if there are any. Their formula comes from the configuration, which must have one then.

@@ -3,8 +3,8 @@
 use crate::checkpoint::source::{WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
+use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS};
 use crate::families::layout::{Layout, PositionRole};
-use crate::families::names::{DISTANCE_EMBEDDINGS, PATCH_BIAS};
 use crate::position::Presence;
 use crate::weights::PositionWeights;
 

@@ -8,8 +8,8 @@ use crate::checkpoint::position_weights::read_position;
 use crate::checkpoint::source::WeightSource;
 use crate::config::{AttentionConfig, Scoring};
 use crate::error::{Error, Result};
+use crate::families::layout::{BIAS_KV, ROTARY_FREQUENCIES, SCORE, SINKS};
 use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
-use crate::families::names::{BIAS_KV, ROTARY_FREQUENCIES, SCORE, SINKS};
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
 
 impl AttentionWeights {

@@ -6,7 +6,7 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layout::Layout;
-use crate::families::names::{DISTANCE_EMBEDDINGS, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
+use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
 use crate::position::{LayerSizes, PositionParameter, Presence};
 use crate::tensor::select;
 use crate::weights::{AttentionWeights, PositionWeights};

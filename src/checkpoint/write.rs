@@ -8,9 +8,9 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
+use crate::families::layout::{BIAS_KV, SCORE, SINKS};
 use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
-use crate::families::names::{BIAS_KV, SCORE, SINKS};
 use crate::io::{write_atomic, write_tensors};
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights};
 

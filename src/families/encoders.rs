@@ -72,3 +72,35 @@ pub(crate) const ENCODERS: &[Family] = &[
     // Also its third version.
     Family { model_types: &["deberta-v2"], positions: LayerPositions::Disentangled { v2: true }, ..DEBERTA },
 ];
+
+/// BERT's layer, causal if `is_decoder` is set.
+const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
+
+pub(crate) const TEXT_ENCODERS: &[Family] = &[
+    Family {
+        model_types: &[
+            "bert-generation",
+            "data2vec-text",
+            "ernie",
+            "megatron-bert",
+            "rembert",
+            "roberta-prelayernorm",
+            "roc_bert",
+            "xlm-roberta-xl",
+            "xmod",
+        ],
+        ..BERT_LAYER
+    },
+    // These see both ways whatever `is_decoder` states.
+    Family { model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], ..BASE },
+    Family {
+        model_types: &["big_bird"],
+        needs: &[("attention_type", "original_full", "block-sparse attention")],
+        ..BERT_LAYER
+    },
+    Family {
+        model_types: &["roformer"],
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
+        ..BERT_LAYER
+    },
+];

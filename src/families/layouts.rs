@@ -1,8 +1,8 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
+use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
 use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
-use crate::families::names::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {

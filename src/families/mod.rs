@@ -9,7 +9,6 @@
 mod decoders;
 #[cfg(test)]
 mod defaults_test;
-mod disentangled;
 mod encoder_decoders;
 mod encoders;
 mod family;
@@ -18,14 +17,12 @@ mod keys;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;
-pub(crate) mod names;
 mod patches;
 mod rotary;
 mod speech;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
-mod text_encoders;
 mod unsupported;
 mod visibility;
 mod vision;

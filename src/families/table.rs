@@ -6,9 +6,9 @@ use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::ENCODERS;
+use crate::families::encoders::TEXT_ENCODERS;
 use crate::families::family::Family;
 use crate::families::speech::SPEECH;
-use crate::families::text_encoders::TEXT_ENCODERS;
 use crate::families::unsupported::{UNSUPPORTED, UNSUPPORTED_PARTS};
 use crate::families::vision::VISION;
 

@@ -23,7 +23,7 @@ use crate::lora::patterns::Patterns;
 /// ```no_run
 /// use candle_attention::AttentionMask;
 /// use candle_attention::checkpoint::Checkpoint;
-/// use candle_attention::encoder::{BertConfig, BertModel};
+/// use candle_attention_text::{BertConfig, BertModel};
 /// use candle_attention::lora::{LoraConfig, LoraTraining};
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{AdamW, Optimizer};

@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::kernels::cpu::Lengths;
+use crate::mask::dense::MaskDims;
 use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, Polarity, Segments, Window};
-use crate::mask::mask_tensor::MaskDims;
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 use crate::tensor::{check_allocation, element_count};

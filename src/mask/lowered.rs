@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use crate::error::Result;
 use crate::kernels::cpu as kernels;
 use crate::kernels::cpu::{Broadcast, Distances, Lengths, Mask, MaskStructure};
-use crate::mask::distance_embeddings::DistanceEmbeddings;
+use crate::mask::kinds::DistanceEmbeddings;
 use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.

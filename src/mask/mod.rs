@@ -14,11 +14,9 @@
 
 mod attention_mask;
 mod dense;
-mod distance_embeddings;
 mod kinds;
 mod lower;
 mod lowered;
-mod mask_tensor;
 #[cfg(any(test, feature = "cuda"))]
 mod merge;
 mod padded;
@@ -28,7 +26,7 @@ mod term;
 
 pub use attention_mask::AttentionMask;
 pub(crate) use dense::{DenseMask, lowest_finite};
-pub(crate) use distance_embeddings::DistanceEmbeddings;
+pub(crate) use kinds::DistanceEmbeddings;
 #[cfg(test)]
 pub(crate) use kinds::Stripes;
 pub(crate) use kinds::{Disentangled, RelativeBias};

@@ -7,8 +7,8 @@ use candle_core::{DType, Device};
 
 use crate::error::Result;
 use crate::mask::attention_mask::AttentionMask;
+use crate::mask::dense::MaskDims;
 use crate::mask::kinds::{Additive, Boolean, Polarity};
-use crate::mask::mask_tensor::MaskDims;
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 

@@ -12,7 +12,6 @@ pub enum What {
     /// A layer, relative to its largest output.
     Layer,
     /// An encoder, relative to its largest output.
-    #[cfg_attr(not(feature = "encoder"), expect(dead_code, reason = "there is none without the feature"))]
     Encoder,
 }
 

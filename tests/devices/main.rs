@@ -11,7 +11,6 @@ mod cases;
 #[path = "../common/mod.rs"]
 mod common;
 mod covering;
-#[cfg(feature = "encoder")]
 mod encoder;
 mod inputs;
 mod judge;
@@ -62,7 +61,6 @@ on_each_device! {
     few_queries_over_many_keys: traps::few_queries_over_many_keys;
 }
 
-#[cfg(feature = "encoder")]
 on_each_device! {
     encoders: encoder::padded_and_ragged;
 }

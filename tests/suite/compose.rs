@@ -232,7 +232,7 @@ fn missing_files_and_keys_are_errors() {
         fails(example(program).args(["Cargo.toml", "1"]), "Cargo.toml: is a file, expected a model folder");
     }
     fails(qwen3().args(["1,2", "3,64"]), "row 2: id 64, expected less than 64, the vocab_size of ");
-    fails(qwen3().arg("5,x"), "`x` is no token id");
+    fails(qwen3().arg("5,x"), "`x` is not a token id");
     fails(example("t5").arg(fixture("compose/t5")).arg("99999"), "row 1: id 99999, expected less than ");
     fails(example("qwen3").arg(fixture("compose/vit")).arg("1"), "`model_type` is \"vit\", expected \"qwen3\"");
     fails(example("t5").arg(fixture("compose/qwen3")).arg("1"), "`model_type` is \"qwen3\", expected \"t5\"");

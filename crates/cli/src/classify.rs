@@ -23,9 +23,11 @@ use super::shared::{Result, print, read};
 #[command(
     name = "classify",
     after_help = "Examples:
-  candle-attention classify --model sentiment \"A warm, funny film.\" \"A waste of time.\"
-  candle-attention classify --model sentiment --file texts.txt --top-k 1 --json
-  candle-attention classify --model ner --aggregation first --json \"Anna lives in Paris.\""
+  candle-attention classify --model distilbert/distilbert-base-uncased-finetuned-sst-2-english \\
+      \"A warm, funny film.\" \"A waste of time.\"
+  candle-attention classify --model distilbert/distilbert-base-uncased-finetuned-sst-2-english \\
+      --file texts.txt --top-k 1 --json
+  candle-attention classify --model dslim/bert-base-NER --aggregation first --json \"Anna lives in Paris.\""
 )]
 pub struct Classify {
     #[command(flatten)]

@@ -13,13 +13,13 @@ use super::shared::{Result, print, read};
 /// Predict what stands at each [MASK] of texts.
 ///
 /// [MASK] is the mask of every model here: it is replaced by the model's own token, such as <mask>, which can be written too.
-/// The model has a head for masked language modeling, such as bert-base-uncased.
+/// The model has a head for masked language modeling, such as google-bert/bert-base-uncased.
 #[derive(Parser)]
 #[command(
     name = "fill-mask",
     after_help = "Examples:
-  candle-attention fill-mask --model bert-base-uncased \"The cat [MASK] on the mat.\"
-  candle-attention fill-mask --model bert-base-uncased --top-k 3 --json \"A [MASK] sleeps on the [MASK].\""
+  candle-attention fill-mask --model google-bert/bert-base-uncased \"The cat [MASK] on the mat.\"
+  candle-attention fill-mask --model google-bert/bert-base-uncased --top-k 3 --json \"A [MASK] sleeps on the [MASK].\""
 )]
 pub struct FillMask {
     #[command(flatten)]

@@ -19,8 +19,9 @@ use super::shared::{Result, print, read};
 #[command(
     name = "rerank",
     after_help = "Examples:
-  candle-attention rerank --model cross-encoder --query \"Who sleeps?\" \"A cat sleeps.\" \"Stocks fell.\"
-  candle-attention rerank --model cross-encoder --query \"Who sleeps?\" --file texts.txt --top-k 3 --json"
+  candle-attention rerank --model cross-encoder/ms-marco-MiniLM-L6-v2 \"Who sleeps?\" \"A cat sleeps.\" \"Stocks fell.\"
+  candle-attention rerank --model cross-encoder/ms-marco-MiniLM-L6-v2 --query \"Who sleeps?\" \\
+      --file texts.txt --top-k 3 --json"
 )]
 pub struct Rerank {
     #[command(flatten)]

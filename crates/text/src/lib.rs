@@ -1,11 +1,59 @@
-//! Text encoders built on [`MultiHeadAttention`](candle_attention::MultiHeadAttention), loaded from published checkpoints: sentence
-//! embeddings ([`SentenceEncoder`]), text classification ([`TextClassifier`]), entities in texts ([`TokenClassifier`]),
-//! scores of pairs of texts ([`CrossEncoder`]) and masked-token prediction ([`FillMask`]).
+//! Text encoders on the attention layer of [`candle_attention`]: sentence, sparse and multi-vector embeddings, classifiers,
+//! rerankers, masked language models and semantic search.
 //!
-//! These take texts. The models below them take token ids: [`BertModel`] computes hidden states, [`SequenceClassifier`],
-//! [`TokenClassificationHead`] and [`MaskedLm`] add a task head. BERT's families differ in tensor names, positions, feed-forward part and norms; all of that
-//! is data, a row of the table of families, so that one stack of blocks with one forward loop runs them all. [`BertConfig`]
-//! lists the supported families.
+//! They read the folders of sentence-transformers, transformers and model2vec, and give the same numbers.
+//!
+//! ```
+//! use candle_attention_text::{EncodeOptions, SentenceEncoder};
+//! use candle_core::{DType, Device};
+//!
+//! let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?; // 3 MB, in English
+//! let texts = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "Stocks fell sharply today."];
+//! let embeddings = encoder.encode(&texts, &EncodeOptions::default())?; // (3, 128)
+//! let similarity = encoder.similarity(&embeddings, &embeddings)?.to_vec2::<f32>()?; // (3, 3)
+//! assert!(similarity[0][1] > similarity[0][2]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `from_folder` reads a model from a folder, `from_files` from memory, and with the feature `hub` `from_hub` downloads it.
+//! [`EncoderKind::of_folder`] finds out which encoder a folder is for.
+//!
+//! # From texts
+//!
+//! | Type | Gives |
+//! |---|---|
+//! | [`SentenceEncoder`] | one vector per text, or one per token |
+//! | [`SparseEncoder`] | weights of the tokens of the vocabulary (SPLADE) |
+//! | [`MultiVectorEncoder`] | a vector per token for [`max_sim`] (ColBERT) |
+//! | [`M3Encoder`] | all three in one pass (BGE-M3) |
+//! | [`CrossEncoder`] | scores of pairs of texts, documents ranked for a query |
+//! | [`TextClassifier`], [`TokenClassifier`] | labels of texts, entities in texts |
+//! | [`FillMask`] | tokens for a mask |
+//!
+//! # From token ids
+//!
+//! [`BertModel`] computes hidden states; [`SequenceClassifier`], [`TokenClassificationHead`] and [`MaskedLm`] add a task head.
+//! A family of models is data: tensor names, positions, norms and the feed-forward part are a row of a table. One stack of
+//! blocks with one forward loop runs them all, and all of them train. [`BertConfig`] lists the families.
+//!
+//! # Modules
+//!
+//! | Module | Contents |
+//! |---|---|
+//! | [`search`] | an index of texts, its file, the nearest texts |
+//! | `train` | training a small encoder from lines of text |
+//! | `visualize` | attention maps in the terminal, as SVG and as an HTML page |
+//!
+//! # Cargo features
+//!
+//! | Feature | Default | Adds |
+//! |---|---|---|
+//! | `hub` | no | models by their id on the Hugging Face Hub |
+//! | `train` | no | the module `train` |
+//! | `visualize` | no | the module `visualize` |
+//! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
+//! | `cuda`, `cudnn`, `flash-attn`, `metal`, `accelerate`, `mkl` | no | as in [`candle_attention`] |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod default_dtype;
 mod families;
@@ -71,3 +119,12 @@ pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;
 
 pub use candle_attention::ops::max_sim;
+
+/// Compiles the code blocks of the README and of the guide as doctests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/encoder.md")]
+    struct Encoder;
+}

@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::dense::{DenseMask, lowest_finite};
+use crate::mask::dense::{MaskDims, MaskTensor};
 use crate::mask::lowered::LoweredMask;
-use crate::mask::mask_tensor::{MaskDims, MaskTensor};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 use crate::mask::dense::DenseMask;
-use crate::mask::mask_tensor::{MaskDims, MaskTensor};
+use crate::mask::dense::{MaskDims, MaskTensor};
 use crate::mask::shape::{AttnShape, check_integers, comparable};
 use crate::mask::term::{MaskCall, MaskTerm};
 

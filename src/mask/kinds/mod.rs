@@ -13,7 +13,7 @@ mod window;
 
 pub(crate) use additive::Additive;
 pub(crate) use boolean::{Boolean, Polarity};
-pub(crate) use disentangled::Disentangled;
+pub(crate) use disentangled::{Disentangled, DistanceEmbeddings};
 pub(crate) use distances::Distances;
 pub(crate) use lengths::KeyLengths;
 pub(crate) use relative_bias::RelativeBias;

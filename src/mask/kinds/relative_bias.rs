@@ -7,10 +7,10 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
+use crate::mask::dense::MaskDims;
 use crate::mask::dense::{DenseMask, lowest_finite};
 use crate::mask::kinds::Additive;
 use crate::mask::lowered::{DistanceTable, LoweredMask};
-use crate::mask::mask_tensor::MaskDims;
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 use crate::tensor::{bias_from_table, element_count, select, with_f32_slice};

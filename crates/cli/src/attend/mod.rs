@@ -47,7 +47,7 @@ use super::shared::{Result, about, device, print, read, weights};
 --output attended.safetensors --weights --causal --plan"
 )]
 pub struct Attend {
-    /// A .safetensors file, a model folder, a .safetensors.index.json, or a hub id in a build with `--features hub`
+    /// A .safetensors file, a model folder, a .safetensors.index.json, or the id of a model on the Hugging Face Hub
     #[arg(long, value_name = "PATH|ID")]
     checkpoint: PathBuf,
     /// The prefix of the layer's tensor names, such as encoder.layer.0.attention; empty if they have none

@@ -32,8 +32,10 @@ use super::shared::{Result, about, output_folder, print, read};
 #[command(
     name = "prune",
     after_help = "Examples:
-  candle-attention prune --file texts.txt --model all-MiniLM-L6-v2 --share 0.25 --output smaller --runs 0
-  candle-attention prune --file texts.txt --model all-MiniLM-L6-v2 --by entropy --runs 1 --plot pruned.svg --masked --output masked"
+  candle-attention prune --file texts.txt --model sentence-transformers/all-MiniLM-L6-v2 \\
+      --share 0.25 --output smaller --runs 0
+  candle-attention prune --file texts.txt --model sentence-transformers/all-MiniLM-L6-v2 \\
+      --by entropy --runs 1 --plot pruned.svg --masked --output masked"
 )]
 pub struct Prune {
     #[command(flatten)]

@@ -12,7 +12,7 @@ use super::{Result, bar, device};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
-    /// A model folder, or a hub id. It is required: the model that is embedded in this program has no head
+    /// A model folder, or the id of a model on the Hugging Face Hub. It is required: the model in this program has no head
     #[arg(long, value_name = "FOLDER|ID")]
     model: String,
     /// The branch, tag or commit of a hub model [default: main]

@@ -12,8 +12,8 @@ use super::{Result, about, device, print, weights};
 
 #[derive(clap::Args)]
 pub struct Model {
-    /// A model folder as sentence-transformers, transformers or model2vec saves it, of one of the families that
-    /// docs/encoder.md lists; or a hub id, in a build with `--features hub` [default: the small model that is embedded in this program]
+    /// A model folder as sentence-transformers, transformers or model2vec saves it, or the id of a model on the Hugging Face
+    /// Hub, such as sentence-transformers/all-MiniLM-L6-v2 [default: the small English model in this program]
     #[arg(long, value_name = "FOLDER|ID")]
     model: Option<String>,
     /// The branch, tag or commit of a hub model [default: main]

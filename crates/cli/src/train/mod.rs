@@ -33,7 +33,7 @@ pub struct Train {
     /// The file of texts to train on, one per line
     #[arg(long, value_name = "FILE", required_unless_present = "eval")]
     text: Option<PathBuf>,
-    /// A model folder of sentence-transformers to learn from, or a hub id in a build with `--features hub`
+    /// A model to learn from: a folder of sentence-transformers, or the id of a model on the Hugging Face Hub
     /// [default: none; a masked language model is trained]
     #[arg(long, value_name = "FOLDER|ID")]
     teacher: Option<String>,
@@ -78,7 +78,7 @@ pub struct Train {
 const EXAMPLES: &str = "\
 Examples:
   candle-attention train --text texts.txt --output words --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16
-  candle-attention train --text texts.txt --eval held_back.txt --teacher all-MiniLM-L6-v2 \\
+  candle-attention train --text texts.txt --eval held_back.txt --teacher sentence-transformers/all-MiniLM-L6-v2 \\
       --output student --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16 --plot student.svg";
 
 /// The settings of `TrainConfig` that the command line can change.

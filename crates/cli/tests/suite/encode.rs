@@ -1,4 +1,4 @@
-//! The examples as programs: input, output, and errors.
+//! The command `encode`.
 
 use crate::common::{Golden, LAYER, fixture};
 use crate::programs::{fails, program, succeeds};
@@ -47,6 +47,4 @@ fn encode_prints_embeddings_in_input_order() {
     fails(tiny().args(["--batch-size", "0", "a"]), "batch_size = 0");
     fails(tiny().args(["--device", "tpu", "a"]), "expected cpu, cuda[:N] or metal[:N]");
     fails(program("encode").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");
-    #[cfg(not(feature = "hub"))]
-    fails(program("encode").args(["--model", "owner/name", "a"]), "`--features hub`");
 }

@@ -27,7 +27,6 @@
 
 mod file;
 mod index;
-mod nearest;
 mod vectors;
 
 pub use index::Index;

@@ -9,8 +9,8 @@ use flate2::{Compression, write::ZlibEncoder};
 use quick_xml::escape::escape;
 use rayon::prelude::*;
 
-use crate::visualize::colormap;
 use crate::visualize::maps::AttentionMaps;
+use crate::visualize::svg;
 use crate::visualize::tokens::{Axis, grouped};
 
 /// Weights are stored and shown with four decimals.
@@ -47,8 +47,8 @@ struct Data<'a> {
     key_marks: Option<Vec<u8>>,
     truncation: Option<TruncationData>,
     layers: Vec<LayerData<'a>>,
-    light: &'a colormap::Colormap,
-    dark: &'a colormap::Colormap,
+    light: &'a svg::Colormap,
+    dark: &'a svg::Colormap,
 }
 
 #[derive(serde::Serialize)]
@@ -99,8 +99,8 @@ impl AttentionMaps {
             key_marks: keys.map(bits),
             truncation: self.truncation_data(),
             layers: self.layers.iter().map(|l| LayerData { layer: l.layer, heads: &l.heads }).collect(),
-            light: &colormap::LIGHT,
-            dark: &colormap::DARK,
+            light: &svg::LIGHT,
+            dark: &svg::DARK,
         };
         let json = serde_json::to_string(&data).map_err(candle_core::Error::wrap)?;
         let heads: Vec<(usize, usize)> =

@@ -17,9 +17,7 @@
 //! # Ok::<(), candle_attention::Error>(())
 //! ```
 
-mod colormap;
 mod html;
-mod label;
 mod maps;
 mod svg;
 mod terminal;

@@ -5,11 +5,8 @@ use std::fmt::Write;
 use candle_attention::Result;
 use quick_xml::escape::escape;
 
-use crate::visualize::colormap;
-use crate::visualize::colormap::{color, level};
-use crate::visualize::label::{fit, width};
 use crate::visualize::maps::{AttentionMaps, LayerMaps};
-use crate::visualize::tokens::{Axis, TokenMarks};
+use crate::visualize::tokens::{Axis, TokenMarks, fit, width};
 
 /// Number of color levels.
 const LEVELS: usize = 48;
@@ -116,7 +113,7 @@ impl AttentionMaps {
             let (y, subtitle) = (MARGIN + 26, fit(&self.subtitle(), room as usize));
             let _ = writeln!(svg, "<text x=\"{MARGIN}\" y=\"{y}\" fill=\"{SPECIAL}\">{}</text>", escape(subtitle));
         }
-        let largest = colormap::largest(&layer.weights);
+        let largest = largest_weight(&layer.weights);
         for at in 0..layer.heads.len() {
             self.write_head(&mut svg, &layout, layer, at, largest);
         }
@@ -137,7 +134,7 @@ impl AttentionMaps {
         );
         for (level, path) in self.paths(layout, self.of_head(layer, at), largest).iter().enumerate().skip(1) {
             if !path.is_empty() {
-                let [r, g, b] = color(&colormap::LIGHT, level as f32 / (LEVELS - 1) as f32);
+                let [r, g, b] = color(&LIGHT, level as f32 / (LEVELS - 1) as f32);
                 let _ = write!(svg, "<path stroke=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\"/>");
             }
         }
@@ -194,7 +191,7 @@ impl AttentionMaps {
             let mut levels = vec![0; layout.columns];
             for weights in weights.chunks(self.keys.len()).skip(row * layout.block).take(layout.block) {
                 for (shown, block) in levels.iter_mut().zip(weights.chunks(layout.block)) {
-                    let level = level(colormap::largest(block), largest);
+                    let level = level(largest_weight(block), largest);
                     *shown = (*shown).max((level * (LEVELS - 1) as f32).round() as usize);
                 }
             }
@@ -233,8 +230,8 @@ fn write_labels(svg: &mut String, layout: &Arrangement, axis: &Axis, place: impl
 fn write_legend(svg: &mut String, x: usize, y: usize, largest: f32) {
     let wide = 192;
     svg.push_str("<defs><linearGradient id=\"scale\">");
-    for (i, [r, g, b]) in colormap::LIGHT.iter().enumerate() {
-        let at = i as f32 / (colormap::LIGHT.len() - 1) as f32;
+    for (i, [r, g, b]) in LIGHT.iter().enumerate() {
+        let at = i as f32 / (LIGHT.len() - 1) as f32;
         let _ = write!(svg, "<stop offset=\"{at}\" stop-color=\"#{r:02x}{g:02x}{b:02x}\"/>");
     }
     let _ = writeln!(
@@ -247,4 +244,35 @@ fn write_legend(svg: &mut String, x: usize, y: usize, largest: f32) {
         let _ = write!(svg, "<text x=\"{x}\" y=\"{}\">{weight:.3}</text>", y + 23);
     }
     svg.push_str("</g>\n");
+}
+
+/// Equidistant colors from weight 0 to the largest weight, interpolated linearly.
+pub(crate) type Colormap = [[u8; 3]; 6];
+
+/// For a white background.
+pub(crate) const LIGHT: Colormap =
+    [[255, 255, 255], [214, 230, 244], [147, 196, 222], [74, 151, 201], [24, 100, 170], [8, 45, 100]];
+/// For a black background.
+pub(crate) const DARK: Colormap =
+    [[22, 27, 34], [27, 58, 92], [28, 106, 143], [47, 163, 163], [143, 214, 148], [250, 245, 180]];
+
+/// The color at `level`, from 0 to 1.
+pub(crate) fn color(colormap: &Colormap, level: f32) -> [u8; 3] {
+    let position = level.clamp(0.0, 1.0) * (colormap.len() - 1) as f32;
+    let low = (position as usize).min(colormap.len() - 2);
+    let fraction = position - low as f32;
+    std::array::from_fn(|i| {
+        let (a, b) = (f32::from(colormap[low][i]), f32::from(colormap[low + 1][i]));
+        (a + (b - a) * fraction).round() as u8
+    })
+}
+
+/// The level of a weight: the square root of its ratio to the largest, because most weights are small compared with it.
+pub(crate) fn level(weight: f32, largest: f32) -> f32 {
+    if largest > 0.0 { (weight / largest).clamp(0.0, 1.0).sqrt() } else { 0.0 }
+}
+
+/// The largest of the weights.
+pub(crate) fn largest_weight(weights: &[f32]) -> f32 {
+    weights.iter().copied().fold(0.0, f32::max)
 }

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use candle_attention::Result;
 
-use crate::visualize::colormap;
-use crate::visualize::colormap::{color, level};
-use crate::visualize::label::{fit, letters, width};
 use crate::visualize::maps::AttentionMaps;
+use crate::visualize::svg;
+use crate::visualize::svg::{color, level};
+use crate::visualize::tokens::{fit, letters, width};
 
 /// The colors that a terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl TerminalColor {
     }
 
     fn cell(self, level: f32) -> String {
-        let [r, g, b] = color(&colormap::DARK, level);
+        let [r, g, b] = color(&svg::DARK, level);
         match self {
             Self::None => [" ", "░", "▒", "▓", "█"][(level * 4.0).round() as usize].repeat(2),
             Self::TrueColor => format!("\x1b[48;2;{r};{g};{b}m  "),
@@ -79,7 +79,7 @@ impl AttentionMaps {
     /// [`Error::Value`](candle_attention::Error::Value) for a layer or head that was not added.
     pub fn terminal(&self, layer: usize, head: usize, color: TerminalColor, columns: usize) -> Result<String> {
         let weights = self.weights(layer, head)?;
-        let largest = colormap::largest(weights);
+        let largest = svg::largest_weight(weights);
         let names: Vec<String> = self.queries.labels().iter().map(|name| fit(name, LABEL)).collect();
         let keys: Vec<String> = self.keys.labels().iter().map(|name| fit(name, LABEL)).collect();
         let left = names.iter().map(|name| width(name)).max().unwrap_or(0);
@@ -109,7 +109,7 @@ impl AttentionMaps {
                 }
                 text.push_str(color.end());
                 if end == keys.len() {
-                    let most = colormap::largest(row);
+                    let most = svg::largest_weight(row);
                     let key = row.iter().position(|&weight| weight == most).unwrap_or(0);
                     let _ = write!(text, "  {most:.4} {}", keys[key]);
                 }

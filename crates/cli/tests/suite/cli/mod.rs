@@ -27,11 +27,17 @@ impl Scratch {
         std::fs::write(scratch.path("texts.txt"), (0..60).map(line).collect::<String>()).unwrap();
         std::fs::write(scratch.path("held_back.txt"), (60..90).map(line).collect::<String>()).unwrap();
         std::fs::write(scratch.path("notes.txt"), "The rent is due on Friday.\nA cat sat on the sofa.\n").unwrap();
-        copy_folder(tiny().path(), &scratch.path("all-MiniLM-L6-v2"));
-        for (name, labels) in [("cross-encoder", 1), ("sentiment", 2), ("bert-base-uncased", 0)] {
+        for name in ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"] {
+            copy_folder(tiny().path(), &scratch.path(name));
+        }
+        for (name, labels) in [
+            ("cross-encoder/ms-marco-MiniLM-L6-v2", 1),
+            ("distilbert/distilbert-base-uncased-finetuned-sst-2-english", 2),
+            ("google-bert/bert-base-uncased", 0),
+        ] {
             copy_folder(crate::models::folder(labels, serde_json::json!({})).path(), &scratch.path(name));
         }
-        copy_folder(&crate::common::fixture("token_classifier/bert"), &scratch.path("ner"));
+        copy_folder(&crate::common::fixture("token_classifier/bert"), &scratch.path("dslim/bert-base-NER"));
         let query = Tensor::ones((1, 5, 24), DType::F32, &Device::Cpu).unwrap();
         candle_core::safetensors::save(&[("query", query)].into(), scratch.path("in.safetensors")).unwrap();
         scratch
