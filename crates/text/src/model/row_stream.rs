@@ -1,10 +1,11 @@
 //! Hidden states as f32 rows in reused buffers: ragged batches on the CPU.
 
-use candle_attention::kernels::cpu::{AlignedVec, Isa, Team};
 use candle_attention::norm::Norm;
-use candle_attention::ops::{Activation, Linear};
+use candle_attention::ops::Linear;
 use candle_attention::ragged::Buffers;
 use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+
+use candle_attention_kernels::{Activation, AlignedVec, Isa, Team};
 
 use crate::model::feed_forward::FeedForward;
 use crate::model::stream::Stream;
@@ -65,7 +66,7 @@ impl Stream for RowStream<'_> {
     fn attend(&mut self, _: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.tokens() * attention.config().resolved_output_size())?;
         let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        attention.attend_ragged_cpu(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
+        attention.attend_rows(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
         Ok(branch)
     }
 
