@@ -254,11 +254,11 @@ impl BertConfig {
 
     /// The position of a sequence's first token.
     pub(crate) fn first_position(&self) -> usize {
-        self.uncounted().map_or(0, |pad| pad as usize + 1)
+        self.padding_id().map_or(0, |pad| pad as usize + 1)
     }
 
-    /// The id of tokens that are not counted in positions; they all have that id as their position.
-    pub(crate) fn uncounted(&self) -> Option<u32> {
+    /// The id of padding in families whose positions skip it: all of its tokens have that id as their position.
+    pub(crate) fn padding_id(&self) -> Option<u32> {
         match self.row().positions {
             AbsolutePositions::Table | AbsolutePositions::TableUnless(_) | AbsolutePositions::None => None,
             AbsolutePositions::AfterPad => Some(self.pad_token_id),

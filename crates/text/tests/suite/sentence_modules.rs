@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_attention::{Error, Result};
 use candle_attention_text::{
     CrossEncoder, EncodeOptions, EntityOptions, FillMask, M3Encoder, ModelFiles, MultiVectorEncoder, SentenceEncoder,
-    SparseEncoder, TextClassifier, TokenClassifier, fingerprint,
+    SparseEncoder, Task, TextClassifier, TokenClassifier, fingerprint,
 };
 use candle_core::{DType, Device, Tensor};
 
@@ -130,15 +130,18 @@ fn queries_and_documents_take_their_routes() {
     equals(&encoder, "router", &plain);
     equals(&encoder, "router.query", &encoder.query_options(plain));
     equals(&encoder, "router.document", &encoder.document_options(plain));
-    says(encoder.encode(&["a"], &plain.with_task("passage")), &["the task is passage", "document or query"]);
+    says(
+        encoder.encode(&["a"], &plain.with_task(Task::Named("passage"))),
+        &["the task is passage", "document or query"],
+    );
     // Only the transformer has vectors of tokens.
     assert_eq!(encoder.encode_tokens(&["a cat"], &plain).unwrap()[0].dims(), [4, 24]);
-    let of_query = encoder.encode_tokens(&["a cat"], &plain.with_task("query"));
+    let of_query = encoder.encode_tokens(&["a cat"], &plain.with_task(Task::Query));
     says(of_query, &["the first module of the model is StaticEmbedding, expected Transformer"]);
 
     let encoder = load(late.path()).unwrap();
-    equals(&encoder, "router_late.query", &plain.with_task("query"));
-    equals(&encoder, "router_late.document", &plain.with_task("document"));
+    equals(&encoder, "router_late.query", &plain.with_task(Task::Query));
+    equals(&encoder, "router_late.document", &plain.with_task(Task::Document));
     says(encoder.encode(&["a"], &plain), &["the task is not set", "query or document"]);
     // All files of the routes are part of the model.
     let before = fingerprint(late.path()).unwrap();
