@@ -10,31 +10,10 @@ use candle_attention_text::{
 };
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::programs::copy_folder;
 use crate::common::{Golden, LAYER, assert_close, fixture, max_diff, numbers, says};
+use crate::models::modules_folder as folder;
 
 const CPU: Device = Device::Cpu;
-
-/// A folder of `sentence-modules`, with what tiny-bert has in the folder of its transformer, and its tokenizer.
-pub fn folder(name: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let (transformer, tokenizer) = match name {
-        "chain" | "router_late" => (Some(""), None),
-        "router" => (Some("document_0_Transformer"), Some("query_0_StaticEmbedding")),
-        _ => (None, None),
-    };
-    if let Some(inside) = transformer {
-        copy_folder(&fixture("tiny-bert"), &folder.path().join(inside));
-        for name in ["modules.json", "config_sentence_transformers.json"] {
-            std::fs::remove_file(folder.path().join(inside).join(name)).unwrap();
-        }
-    }
-    copy_folder(&fixture("sentence-modules").join(name), folder.path());
-    if let Some(inside) = tokenizer {
-        std::fs::copy(fixture("tiny-bert/tokenizer.json"), folder.path().join(inside).join("tokenizer.json")).unwrap();
-    }
-    folder
-}
 
 fn load(folder: &Path) -> Result<SentenceEncoder> {
     SentenceEncoder::from_folder(folder, DType::F32, &CPU)
