@@ -85,7 +85,7 @@ mod config;
 pub mod error;
 mod families;
 pub mod io;
-pub mod kernels;
+mod kernels;
 pub mod lora;
 mod macros;
 mod mask;
@@ -95,6 +95,10 @@ pub mod position;
 pub mod pruning;
 pub mod ragged;
 pub mod sdpa;
+#[cfg(test)]
+#[allow(unsafe_code)]
+#[path = "../crates/kernels/tests/support/mod.rs"]
+mod support;
 pub mod tensor;
 pub mod weights;
 

@@ -25,9 +25,8 @@ pub use cache::{CrossCache, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
-use candle_core::{DType, Device, Module, Tensor};
-
 use call::{PreparedCall, Route};
+use candle_core::{DType, Device, Module, Tensor};
 use options::Tokens;
 
 use crate::config::AttentionConfig;

@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use candle_attention_kernels as kernels;
+use candle_attention_kernels::{Activation, AttentionProblem, Batch, Element, HeadsView, Isa, Mask, ScratchPool, Team};
 use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
@@ -14,9 +16,6 @@ use crate::attention::MultiHeadAttention;
 use crate::config::NormKind;
 use crate::error::Result;
 use crate::for_cpu_element;
-use crate::kernels::Activation;
-use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Mask, ScratchPool, Team};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::NormParameters;
 use crate::ragged::{Buffers, CHUNK_VALUES, RaggedBatch, groups, lengths, offsets, share_sequences};
@@ -164,7 +163,8 @@ impl MultiHeadAttention {
         if config.num_attention_heads == 0 {
             // The product of an empty context: the bias.
             let tokens = offsets.last().copied().unwrap_or(0);
-            return self.o_proj.packed()?.multiply_into::<f32, O>(team, &[], tokens, Activation::Identity, output);
+            let packed = self.o_proj.packed()?;
+            return Ok(packed.multiply_into::<f32, O>(team, &[], tokens, Activation::Identity, output)?);
         }
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();

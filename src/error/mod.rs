@@ -312,6 +312,16 @@ impl From<Error> for candle_core::Error {
     }
 }
 
+impl From<candle_attention_kernels::Error> for Error {
+    fn from(error: candle_attention_kernels::Error) -> Self {
+        use candle_attention_kernels::Error as Kernel;
+        match error {
+            Kernel::Shape { operand, found, expected } => Self::Shape { tensor: operand, found, expected },
+            Kernel::Value { what, found, expected } => Self::Value { what, found, expected },
+        }
+    }
+}
+
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
         match error {

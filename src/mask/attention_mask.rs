@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kernels::cpu::Lengths;
 use crate::mask::dense::MaskDims;
 use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, Polarity, Segments, Window};
 use crate::mask::shape::check_integers;

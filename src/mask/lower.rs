@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use candle_attention_kernels::{Lengths, MaskStructure};
 use candle_core::{DType, Device};
 
 use crate::error::Result;
-use crate::kernels::cpu::{Lengths, MaskStructure};
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::dense::DenseMask;
 use crate::mask::kinds::Window;

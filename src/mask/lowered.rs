@@ -1,10 +1,10 @@
 //! The lowered mask: rules over positions and tensors, as fused kernels read them.
 
+use candle_attention_kernels as kernels;
+use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructure};
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{Broadcast, Distances, Lengths, Mask, MaskStructure};
 use crate::mask::kinds::DistanceEmbeddings;
 use crate::tensor::{Memory, Slice};
 

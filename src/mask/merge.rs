@@ -1,9 +1,9 @@
 //! The merged mask of the CUDA kernels: at most one rule and one tensor of each kind.
 
+use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::kernels::cpu::Lengths;
 use crate::kernels::cuda::to_i32_positions;
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::dense::DenseMask;

@@ -1,26 +1,24 @@
 //! Element-wise activation of the result of a product, with its bias and its gate in the same pass.
 
+use candle_attention_kernels::Activation;
 use candle_core::Tensor;
 
 use super::cuda;
 use super::fused::supports_fused;
 use super::problem::Activated;
 use crate::error::Result;
-pub use crate::kernels::Activation;
 use crate::tensor::last_dim_contiguous;
 
-impl Activation {
-    /// The activation that computes what candle's does; `None` if no kernel has it.
-    pub fn from_candle(activation: candle_nn::Activation) -> Option<Self> {
-        use candle_nn::Activation as Candle;
-        Some(match activation {
-            Candle::Gelu => Self::Gelu,
-            Candle::NewGelu | Candle::GeluPytorchTanh => Self::GeluTanh,
-            Candle::Silu | Candle::Swish => Self::Silu,
-            Candle::Relu => Self::Relu,
-            _ => return None,
-        })
-    }
+/// The activation of the kernels that computes what candle's does; `None` if they do not have it.
+pub fn fused_activation(activation: candle_nn::Activation) -> Option<Activation> {
+    use candle_nn::Activation as Candle;
+    Some(match activation {
+        Candle::Gelu => Activation::Gelu,
+        Candle::NewGelu | Candle::GeluPytorchTanh => Activation::GeluTanh,
+        Candle::Silu | Candle::Swish => Activation::Silu,
+        Candle::Relu => Activation::Relu,
+        _ => return None,
+    })
 }
 
 impl Activated<'_> {

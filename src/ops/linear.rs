@@ -7,11 +7,10 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use candle_attention_kernels::{Activation, PackedWeights};
 use candle_core::{D, DType, Device, Tensor, TensorId};
 
 use crate::error::{Error, Result};
-use crate::kernels::Activation;
-use crate::kernels::cpu::PackedWeights;
 use crate::ops::fused::supports_fused;
 use crate::ops::pack::{multiply, pack, unpack, unpack_bias};
 use crate::ops::problem::Activated;

@@ -1,9 +1,9 @@
 //! MaxSim of a query with documents, on tensors.
 
+use candle_attention_kernels::{Isa, PackedWeights, Packer, ScratchPool, Team, max_sim as kernel};
 use candle_core::{D, DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kernels::cpu::{Isa, PackedWeights, Packer, ScratchPool, Team, max_sim as kernel};
 use crate::tensor::{compute_dtype, with_f32_slice};
 
 /// The fewest multiply-adds of a task, a few documents together if they are short: some microseconds.
@@ -51,7 +51,7 @@ pub fn max_sim(query: &Tensor, documents: &[Tensor]) -> Result<Vec<f32>> {
             for (score, document) in scores.iter_mut().zip(&documents[chunk * step..]) {
                 *score = with_f32_slice(document, |document| kernel(&query, document, &pool))??;
             }
-            Ok(())
+            Ok::<_, Error>(())
         })
     })?;
     Ok(scores)
@@ -68,7 +68,7 @@ fn dims(name: &str, tensor: &Tensor) -> Result<(usize, usize)> {
 fn pack(query: &[f32], tokens: usize, width: usize) -> Result<PackedWeights> {
     let mut packer = Packer::new(Isa::detect()?, false, tokens, width)?;
     packer.push(tokens, query, None)?;
-    packer.finish()
+    Ok(packer.finish()?)
 }
 
 /// By candle's operations.

@@ -17,7 +17,7 @@ mod qkv;
 mod rotation;
 mod score_factor;
 
-pub use activation::Activation;
+pub use activation::fused_activation;
 pub(crate) use linear::accumulate_dtype;
 pub use linear::{Linear, PendingBias};
 pub use max_sim::max_sim;

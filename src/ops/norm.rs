@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use candle_attention_kernels::{Isa, RowNorm, Team};
 use candle_core::{D, DType, Device, Tensor};
 
 use super::cuda;
 use super::fused::{fits_fused, supports_fused};
 use super::problem::Norm;
 use crate::error::Result;
-use crate::kernels::cpu::{Isa, RowNorm, Team};
 use crate::tensor::{
     broadcast_rows, compute_dtype, element_count, last_dim_contiguous, with_f32_slice, with_f32_slices,
 };
@@ -32,7 +32,7 @@ pub(crate) struct NormParameters<'a> {
 impl NormParameters<'_> {
     /// Replaces the rows `xs` by the norm of `xs`, or of `xs + residual`, by the CPU kernel.
     pub(crate) fn normalize_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
-        self.run(|norm| norm.apply(isa, team, xs, residual))
+        self.run(|norm| Ok(norm.apply(isa, team, xs, residual)?))
     }
 
     /// Replaces the values `part` of each row of `width` values by their norm: `part` is one or more rows of the norm.
@@ -45,10 +45,10 @@ impl NormParameters<'_> {
         part: Range<usize>,
     ) -> Result<()> {
         self.run(|norm| {
-            team.try_for_chunks(xs, ROWS_PER_CHUNK * width, |_, rows| {
+            Ok(team.try_for_chunks(xs, ROWS_PER_CHUNK * width, |_, rows| {
                 let mut rows = rows.chunks_exact_mut(width);
                 rows.try_for_each(|row| norm.apply(isa, Team::ALONE, &mut row[part.clone()], None))
-            })
+            })?)
         })
     }
 

@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
+use candle_attention_kernels::{Activation, Element, Isa, PackedWeights, Packer, Team};
 use candle_core::{D, DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
 use crate::for_cpu_element;
-use crate::kernels::Activation;
-use crate::kernels::cpu::{Element, Isa, PackedWeights, Packer, Team};
 use crate::tensor::{check_allocation, element_count, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 
@@ -25,7 +24,7 @@ pub(super) fn pack(parts: &[&LinearWeights]) -> Result<PackedWeights> {
         let (bias, outputs) = (bias.as_deref(), weight.dim(0)?);
         for_cpu_element!(dtype, T => with_slice(weight, |weight: &[T]| packer.push(outputs, weight, bias))?)?;
     }
-    packer.finish()
+    Ok(packer.finish()?)
 }
 
 /// The weights of a range of outputs as they were packed, in their `dtype`: every bit of a number is the same.

@@ -1,8 +1,7 @@
 //! Descriptions of the row-wise operations, from which both the fused kernels and candle's operations compute.
 
+use candle_attention_kernels::Activation;
 use candle_core::Tensor;
-
-use crate::kernels::Activation;
 
 /// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row
 /// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang 2019](https://arxiv.org/abs/1910.07467)).

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use candle_attention_kernels::{Isa, PackedWeights};
 use candle_core::{D, DType, Tensor, TensorId};
 
 use crate::error::Result;
-use crate::kernels::cpu::{Isa, PackedWeights};
 use crate::ops::linear::{Linear, empty};
 use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
 use crate::tensor::ShareWeights;

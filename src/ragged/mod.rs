@@ -23,8 +23,9 @@ pub use share::{CHUNK_VALUES, groups, share_sequences};
 use std::any::Any;
 use std::sync::{Mutex, PoisonError};
 
+use candle_attention_kernels::ScratchPool;
+
 use crate::error::Result;
-use crate::kernels::cpu::ScratchPool;
 
 /// What the layers of a model share while they run one ragged batch: scratch memory, and results that depend only on
 /// the batch and the position scheme, such as cosines. Make one per batch.

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
+use candle_attention_kernels::Team;
 use rayon::prelude::*;
 
 use super::lengths;
 use crate::error::Result;
-use crate::kernels::cpu::Team;
 
 /// Values of the hidden states that one thread takes at a time: 1 MB in f32, half of the L2 cache of a core.
 pub const CHUNK_VALUES: usize = 1 << 18;

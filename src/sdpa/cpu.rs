@@ -1,11 +1,11 @@
 //! Attention on the CPU by the crate's own fused kernel.
 
+use candle_attention_kernels as kernels;
+use candle_attention_kernels::{AttentionProblem, Batch, Element, HeadsView, Isa, Team};
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
 use crate::for_cpu_element;
-use crate::kernels::cpu as kernels;
-use crate::kernels::cpu::{AttentionProblem, Batch, Element, HeadsView, Isa, Team};
 use crate::mask::AttnShape;
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};

@@ -81,7 +81,7 @@ fn check_memory(call: &Call, options: &SdpaOptions) -> Result<()> {
         DeviceKind::Cuda(_) if scores > u32::MAX as usize - 1024 => {
             Err(Error::value("the number of scores", scores, "less than 2^32 on an NVIDIA GPU (use a smaller batch)"))
         }
-        DeviceKind::Cpu => check_allocation::<u8>("the eager backend", scratch_bytes(call, options)),
+        DeviceKind::Cpu => Ok(check_allocation::<u8>("the eager backend", scratch_bytes(call, options))?),
         _ => Ok(()),
     }
 }

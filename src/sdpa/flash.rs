@@ -1,10 +1,10 @@
 //! FlashAttention 2 ([Dao 2023](https://arxiv.org/abs/2307.08691)) by candle-flash-attn, limited to the calls it
 //! supports.
 
+use candle_attention_kernels::MaskStructure;
 use candle_core::{DType, Tensor};
 
 use crate::error::Result;
-use crate::kernels::cpu::MaskStructure;
 use crate::kernels::cuda::Gpu;
 use crate::mask::{AttentionMask, AttnShape};
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};

@@ -1,9 +1,9 @@
 //! Whether memory for a tensor can be had, asked before candle requests it.
 
+use candle_attention_kernels::check_allocation;
 use candle_core::{DType, Device};
 
 use crate::error::{Error, Result};
-use crate::tensor::size::is_granted;
 
 /// Checks that `elements`, the product of these numbers, can be allocated: they have an address, and on the CPU the
 /// allocator grants them. candle aborts the process where an allocation on the CPU fails; on GPUs it returns an error.
@@ -11,7 +11,11 @@ use crate::tensor::size::is_granted;
 pub fn check_tensor_memory(what: &str, found: usize, elements: &[usize], dtype: DType, device: &Device) -> Result<()> {
     let bytes = elements.iter().try_fold(dtype.size_in_bytes(), |bytes, count| bytes.checked_mul(*count));
     match bytes {
-        Some(bytes) if bytes <= isize::MAX as usize && (!device.is_cpu() || is_granted(bytes)) => Ok(()),
+        Some(bytes)
+            if bytes <= isize::MAX as usize && (!device.is_cpu() || check_allocation::<u8>(what, bytes).is_ok()) =>
+        {
+            Ok(())
+        }
         bytes => {
             let bytes = bytes.map_or("more bytes than an address can count".to_string(), |n| format!("{n} bytes"));
             Err(Error::value(what, found, format!("one that fits into memory: it takes {bytes}")))

@@ -1,9 +1,9 @@
 //! Memory layout that the fused kernels need.
 
+use candle_attention_kernels::{check_allocation, element_count};
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::tensor::size::{check_allocation, element_count};
 
 /// The tensor itself if the elements of its last dimension are adjacent in memory, otherwise a contiguous copy. Fused
 /// kernels follow the strides of all other dimensions.

@@ -12,12 +12,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use candle_attention_kernels::{check_allocation, element_count};
 use candle_core::{DType, Tensor, TensorId, WithDType};
 use half::{bf16, f16};
 
 use crate::error::Result;
 use crate::tensor::cpu_slice::with_slices;
-use crate::tensor::size::{check_allocation, element_count};
 
 /// What consists of tensors: the weights of a layer, a layer, a model.
 pub trait MapTensors: Sized {

@@ -1,31 +1,12 @@
-//! Random numbers for the tests of this crate, the same in every run.
+//! Random tensors for the tests of this crate, the same in every run.
 
 use candle_core::{Device, Tensor};
 
-/// A random number generator (xorshift64*, Vigna 2016). The seed is not zero.
-pub struct Random(pub u64);
+pub use crate::support::Random;
 
 impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    /// Uniform in `[-1, 1)`.
-    pub fn next(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    /// A number below `bound`.
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.bits() >> 33) as usize % bound
-    }
-
     /// Uniform in `[-2, 2)`, as an f32 tensor on the CPU.
     pub fn tensor(&mut self, dims: &[usize]) -> Tensor {
-        let numbers: Vec<f32> = (0..dims.iter().product()).map(|_| self.next() * 2.0).collect();
-        Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap()
+        Tensor::from_vec(self.values::<f32>(dims.iter().product()), dims, &Device::Cpu).unwrap()
     }
 }

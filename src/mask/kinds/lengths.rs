@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device};
 
 use crate::error::{Error, Result};
-use crate::kernels::cpu::Lengths;
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::TermStructure;
 use crate::mask::shape::AttnShape;

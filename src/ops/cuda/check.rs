@@ -77,10 +77,10 @@ fn shape(name: &str, tensor: &Tensor, expected: &[usize]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use candle_attention_kernels::Activation;
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::kernels::Activation;
 
     fn zeros(dims: &[usize]) -> Tensor {
         Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap()

@@ -4,11 +4,11 @@
 
 use std::cell::Cell;
 
+use candle_attention_kernels::Activation;
 use candle_core::{Device, Tensor};
 
 use super::check;
 use crate::error::Result;
-use crate::kernels::Activation;
 use crate::ops::problem::{Activated, Norm};
 
 thread_local! {

@@ -1,6 +1,6 @@
 //! A block of the encoder: self-attention and feed-forward, each added to what it read.
 
-use candle_attention::checkpoint::{SharedTables, WeightSource};
+use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::tensor::{Freeze, MapTensors};
 use candle_attention::weights::AttentionWeights;
@@ -76,10 +76,10 @@ impl Norms {
 
 impl Block {
     /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has some.
-    pub fn load<S: WeightSource>(
+    pub fn load(
         config: &BertConfig,
         row: &BlockRow,
-        source: S,
+        source: &AnySource,
         index: usize,
         shared: &SharedTables,
     ) -> Result<Self> {
@@ -115,7 +115,7 @@ impl Block {
             attention,
             mask,
             attention_norms,
-            feed_forward: FeedForward::load(config, row, &source)?,
+            feed_forward: FeedForward::load(config, row, source)?,
             feed_forward_norms,
         })
     }
@@ -168,6 +168,7 @@ impl Block {
 mod tests {
     use std::collections::HashMap;
 
+    use candle_attention_kernels::{AlignedVec, Team};
     use candle_core::{D, DType, Device};
     use candle_nn::VarBuilder;
 
@@ -178,7 +179,6 @@ mod tests {
     use crate::model::tensor_stream::{Batch, TensorStream};
     use crate::random::Random;
     use candle_attention::NormKind;
-    use candle_attention::kernels::cpu::{AlignedVec, Team};
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;
@@ -304,7 +304,8 @@ mod tests {
         for (which, row) in rows.iter().enumerate() {
             for index in [0, 1] {
                 let source = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
-                let block = Block::load(&config, row, source, index, &SharedTables::default()).unwrap();
+                let block =
+                    Block::load(&config, row, &AnySource::new(&source), index, &SharedTables::default()).unwrap();
                 let sequence = |i: usize| xs.narrow(0, offsets[i], LENGTHS[i]).unwrap();
                 let want: Vec<Tensor> =
                     (0..LENGTHS.len()).map(|i| reference(row, index, &tensors, &sequence(i))).collect();

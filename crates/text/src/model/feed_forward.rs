@@ -1,11 +1,12 @@
 //! The feed-forward part of a block, plain or gated.
 
-use candle_attention::checkpoint::WeightSource;
-use candle_attention::kernels::cpu::{Element, ScratchPool, Team};
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::tensor::{MapTensors, element_count};
 use candle_attention::weights::LinearWeights;
 use candle_attention::{Result, ops};
+use candle_attention_kernels as kernels;
+use candle_attention_kernels::{Element, ScratchPool, Team};
 use candle_core::{DType, Device, Module, Tensor, WithDType};
 use candle_nn::Activation;
 use half::bf16;
@@ -37,7 +38,7 @@ pub(crate) struct Both {
 
 impl FeedForward {
     /// Loads the projections below the prefix of `source`, that of a layer.
-    pub fn load<S: WeightSource>(config: &BertConfig, row: &Block, source: &S) -> Result<Self> {
+    pub fn load(config: &BertConfig, row: &Block, source: &AnySource) -> Result<Self> {
         let names = row.feed_forward;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let read = |name: &str, out, input| {
@@ -98,7 +99,7 @@ impl FeedForward {
 
     /// xs `(b, s, hidden)` → the same, with the last bias pending where a GPU adds it in the next operation.
     pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
-        if let Some(activation) = ops::Activation::from_candle(self.activation)
+        if let Some(activation) = ops::fused_activation(self.activation)
             && let both = self.both.as_ref().and_then(|both| Some((both.whole.as_ref()?, both.activated)))
             && let Some(inner) = self.activated.forward_activated(xs, activation, self.plain.as_ref(), both)?
         {
@@ -172,7 +173,7 @@ impl FeedForward {
         self.activated_rows(team, xs, rows, &mut inner)?;
         if let Some(plain) = &self.plain {
             let mut factors = scratch.take(size)?;
-            plain.packed()?.multiply_into(team, xs, rows, ops::Activation::Identity, &mut factors)?;
+            plain.packed()?.multiply_into(team, xs, rows, kernels::Activation::Identity, &mut factors)?;
             inner.iter_mut().zip(&*factors).for_each(|(x, factor)| *x *= *factor);
         }
         self.last_rows(team, &inner, rows, outer)
@@ -185,8 +186,14 @@ impl FeedForward {
         rows: usize,
         inner: &mut [T],
     ) -> Result<()> {
-        let fused = ops::Activation::from_candle(self.activation);
-        self.activated.packed()?.multiply_into(team, xs, rows, fused.unwrap_or(ops::Activation::Identity), inner)?;
+        let fused = ops::fused_activation(self.activation);
+        self.activated.packed()?.multiply_into(
+            team,
+            xs,
+            rows,
+            fused.unwrap_or(kernels::Activation::Identity),
+            inner,
+        )?;
         if fused.is_none() {
             let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
             inner.copy_from_slice(&self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?);
@@ -195,7 +202,7 @@ impl FeedForward {
     }
 
     fn last_rows<T: Element>(&self, team: Team, inner: &[T], rows: usize, outer: &mut [f32]) -> Result<()> {
-        self.last.packed()?.multiply_into(team, inner, rows, ops::Activation::Identity, outer)
+        Ok(self.last.packed()?.multiply_into(team, inner, rows, kernels::Activation::Identity, outer)?)
     }
 }
 
@@ -240,12 +247,12 @@ impl MapTensors for FeedForward {
 }
 
 /// Loads the weights of a projection `(out, input)`.
-pub(crate) fn read_linear<S: WeightSource>(source: &S, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
+pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
     Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
 }
 
 /// Loads a projection `(out, input)` with its bias.
-pub(crate) fn load_linear<S: WeightSource>(source: &S, out: usize, input: usize) -> Result<Linear> {
+pub(crate) fn load_linear(source: &AnySource, out: usize, input: usize) -> Result<Linear> {
     Linear::new(&source.full_name(""), read_linear(source, out, input, true)?, out, input)
 }

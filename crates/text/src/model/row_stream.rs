@@ -1,10 +1,11 @@
 //! Hidden states as f32 rows in reused buffers: ragged batches on the CPU.
 
-use candle_attention::kernels::cpu::{AlignedVec, Isa, Team};
 use candle_attention::norm::Norm;
-use candle_attention::ops::{Activation, Linear};
+use candle_attention::ops::Linear;
 use candle_attention::ragged::Buffers;
 use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+
+use candle_attention_kernels::{Activation, AlignedVec, Isa, Team};
 
 use crate::model::feed_forward::FeedForward;
 use crate::model::stream::Stream;

@@ -3,20 +3,16 @@
 
 use std::collections::HashMap;
 
+use candle_attention_kernels::{AttentionProblem, Batch, Distances, Element, HeadsView, Lengths, Mask, MaskStructure};
 use half::{bf16, f16};
 use libloading::Library;
 
 use super::emulator::{EMULATOR, Memory, compile, dtype};
-use crate::kernels::cpu::AttentionProblem;
-use crate::kernels::cpu::Batch;
-use crate::kernels::cpu::Element;
-use crate::kernels::cpu::HeadsView;
-use crate::kernels::cpu::tests::masks::MaskTensors;
-use crate::kernels::cpu::tests::reference::{Sizes, naive, problem, qkv};
-use crate::kernels::cpu::tests::{Random, upcast};
-use crate::kernels::cpu::{Distances, Lengths, Mask, MaskStructure};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::cuda::{AttentionParams, Features, ProblemShape, Variant};
+use crate::support::masks::MaskTensors;
+use crate::support::reference::{Sizes, naive, problem, qkv};
+use crate::support::{Random, upcast};
 
 /// GPUs for which the same problem selects different kernels and tile sizes.
 pub(super) const GPUS: [Gpu; 4] = [

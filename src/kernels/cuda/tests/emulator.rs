@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use candle_attention_kernels::Element;
 use candle_core::DType;
 use libloading::Library;
-
-use crate::kernels::cpu::Element;
 
 /// Takes the place of `source/device.cuh` in a source.
 pub(super) const EMULATOR: &str =

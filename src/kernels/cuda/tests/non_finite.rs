@@ -1,16 +1,15 @@
 //! NaN and infinities in keys and values on the emulator: a query that does not see them gives the same bits as without
 //! them, in whole and in partial key tiles, and where keys are split over several blocks.
 
+use candle_attention_kernels::{Distances, Element, Mask, MaskStructure};
 use half::{bf16, f16};
 
 use super::attention::{Emulator, GPUS};
-use crate::kernels::cpu::Element;
-use crate::kernels::cpu::tests::Random;
-use crate::kernels::cpu::tests::masks::MaskTensors;
-use crate::kernels::cpu::tests::non_finite::check;
-use crate::kernels::cpu::tests::reference::{Sizes, qkv};
-use crate::kernels::cpu::{Distances, Mask, MaskStructure};
 use crate::kernels::cuda::Gpu;
+use crate::support::Random;
+use crate::support::hidden::check;
+use crate::support::masks::MaskTensors;
+use crate::support::reference::{Sizes, qkv};
 
 fn check_masks<T: Element>(gpu: Gpu, (s_q, s_kv): (usize, usize), spoiled: &[usize]) {
     let (mut random, mut emulator) = (Random(17), Emulator::new());

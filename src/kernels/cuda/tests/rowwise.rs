@@ -1,12 +1,12 @@
 //! The row-wise kernels on the emulator against f64 loops: normalization, activation and rotary embedding.
 
+use candle_attention_kernels::Element;
 use half::{bf16, f16};
 use libloading::Library;
 
 use super::emulator::{EMULATOR, Memory, compile, dtype};
-use crate::kernels::cpu::Element;
-use crate::kernels::cpu::tests::{Random, upcast};
 use crate::kernels::cuda::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise};
+use crate::support::{Random, upcast};
 
 /// A view `(b, s, h, size)` of a larger tensor.
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,140 @@
+//! Activations, and their functions on vectors: GELU ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) by the error
+//! function and by the hyperbolic tangent, SiLU, ReLU, and the hyperbolic tangent itself.
+
+use super::exp::exp;
+use super::isa::simd::Simd;
+
+/// An element-wise activation that a matrix product can end with. The discriminants are fixed, because kernels for GPUs
+/// read them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x`.
+    Identity = 0,
+    /// `x · Φ(x)`, exact by the error function ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)).
+    Gelu = 1,
+    /// `x · Φ(x)`, approximated by the hyperbolic tangent.
+    GeluTanh = 2,
+    /// `x / (1 + e^-x)`, also called Swish ([Elfwing 2017](https://arxiv.org/abs/1702.03118)).
+    Silu = 3,
+    /// `max(x, 0)`.
+    Relu = 4,
+}
+
+impl Activation {
+    /// The activation of each lane.
+    #[inline(always)]
+    pub(crate) fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
+        match self {
+            Self::Identity => x,
+            Self::Gelu => gelu(s, x),
+            Self::GeluTanh => gelu_tanh(s, x),
+            Self::Silu => silu(s, x),
+            Self::Relu => relu(s, x),
+        }
+    }
+}
+
+/// An odd function as `x · P(x²) / Q(x²)` for `|x| <= limit`; beyond the limit it is constant in f32. Coefficients of
+/// the highest powers come first.
+struct Rational<const M: usize, const N: usize> {
+    limit: f32,
+    p: [f32; M],
+    q: [f32; N],
+}
+
+/// The error function, with the coefficients of Eigen and XLA.
+#[allow(clippy::excessive_precision)]
+const ERF: Rational<7, 5> = Rational {
+    limit: 4.0,
+    p: [
+        -2.726_142_258_013_06e-10,
+        2.770_681_424_959_02e-8,
+        -2.101_024_020_825_08e-6,
+        -5.692_506_394_623_46e-5,
+        -7.349_906_303_268_55e-4,
+        -2.954_599_808_540_25e-3,
+        -1.609_603_332_624_15e-2,
+    ],
+    q: [
+        -1.456_607_184_649_96e-5,
+        -2.133_740_552_789_05e-4,
+        -1.682_826_974_382_03e-3,
+        -7.373_329_167_204_68e-3,
+        -1.426_473_905_141_89e-2,
+    ],
+};
+
+/// The hyperbolic tangent, with the coefficients of Eigen and XLA.
+#[allow(clippy::excessive_precision)]
+const TANH: Rational<7, 4> = Rational {
+    limit: 9.0,
+    p: [
+        -2.760_768_477_423_55e-16,
+        2.000_187_904_824_77e-13,
+        -8.604_671_522_137_35e-11,
+        5.122_297_090_371_14e-8,
+        1.485_722_357_179_79e-5,
+        6.372_619_288_754_36e-4,
+        4.893_524_558_917_86e-3,
+    ],
+    q: [1.198_258_394_667_02e-6, 1.185_347_056_866_54e-4, 2.268_434_632_439_00e-3, 4.893_525_185_543_85e-3],
+};
+
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(s: S, coefficients: &[f32; N], x: S::V) -> S::V {
+    let mut sum = s.splat(coefficients[0]);
+    for coefficient in &coefficients[1..] {
+        sum = s.mul_add(sum, x, s.splat(*coefficient));
+    }
+    sum
+}
+
+impl<const M: usize, const N: usize> Rational<M, N> {
+    #[inline(always)]
+    fn evaluate<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        // `min` and `max` return their second argument if one is NaN, so NaN passes.
+        let x = s.max(s.splat(-self.limit), s.min(s.splat(self.limit), x));
+        let square = s.mul(x, x);
+        s.div(s.mul(x, polynomial(s, &self.p, square)), polynomial(s, &self.q, square))
+    }
+}
+
+/// `tanh(x)`, within 6 units in the last place and never beyond ±1. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    s.max(s.splat(-1.0), s.min(s.splat(1.0), TANH.evaluate(s, x)))
+}
+
+/// GELU: `x / 2 · (1 + erf(x / √2))`, within 4e-7 · max(1, |x|) of the true value. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
+    let half = s.mul(x, s.splat(0.5));
+    s.mul_add(half, ERF.evaluate(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2))), half)
+}
+
+/// GELU by the hyperbolic tangent: `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`, within 4e-7 · max(1, |x|) of the
+/// true value. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    const ROOT: f32 = 0.797_884_6;
+    let cubic = s.mul_add(s.mul(x, x), s.splat(0.044_715 * ROOT), s.splat(ROOT));
+    let half = s.mul(x, s.splat(0.5));
+    s.mul_add(half, tanh(s, s.mul(x, cubic)), half)
+}
+
+/// SiLU, also called Swish: `x / (1 + e^-x)`, within 4e-7 · max(1, |x|) of the true value. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    let negative = s.sub(zero, x);
+    // `exp` is defined for x <= 0 only. Above 0 the fraction is 1 / (1 + e^-x), below it is e^x / (1 + e^x).
+    let below = exp(s, s.min(zero, x));
+    let total = s.add(one, exp(s, s.min(x, negative)));
+    s.mul(x, s.div(below, total))
+}
+
+/// ReLU: `max(x, 0)`. NaN becomes 0, as with `f32::max` (NEON: stays NaN).
+#[inline(always)]
+pub(crate) fn relu<S: Simd>(s: S, x: S::V) -> S::V {
+    s.max(x, s.splat(0.0))
+}

@@ -1,0 +1,284 @@
+//! Fused attention: softmax attention without a score matrix.
+//!
+//! The keys are taken in blocks, and the softmax is updated from block to block
+//! ([Milakov 2018](https://arxiv.org/abs/1805.02867), [Dao 2022](https://arxiv.org/abs/2205.14135)). Memory is linear
+//! in the number of keys, and a tile of scores stays in the L1 cache.
+//!
+//! The result of a query does not depend on the other queries, sequences or heads of the call, nor on how the work is
+//! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
+//! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
+
+use super::convert::Convert;
+use super::distance_products::DistanceProducts;
+use super::error::{Error, Result};
+use super::isa::Isa;
+use super::isa::bf16_dot::Bf16Dot;
+use super::isa::kernel::{Bf16Kernel, Kernel};
+use super::isa::simd::{MAX_LANES, Simd};
+use super::non_finite::{FiniteValues, all_finite};
+use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, online_softmax_update};
+use super::problem::AttentionProblem;
+use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::scratch::ScratchPool;
+use super::shared_out::SharedOut;
+use super::size::{element_count, try_reserve};
+use super::team::Team;
+use super::tile_bf16::TileBf16;
+use super::tile_f32::TileF32;
+
+/// Queries that are multiplied with a key block before the next key block is fetched.
+const QUERY_BLOCK: usize = 64;
+/// f32 values in a cache line.
+const LINE: usize = 16;
+/// Part of the queries of one sequence, for the query heads of one key-value head.
+#[derive(Clone, Copy)]
+struct Task {
+    b: usize,
+    h_kv: usize,
+    from: usize,
+    to: usize,
+}
+
+/// [`attend`](crate::attend) for one dtype.
+pub(crate) fn attend<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
+    to.clear();
+    let size = problem.checked_output_size()?;
+    try_reserve("the output of attention", to, size)?;
+    if size > 0 {
+        run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr()))?;
+    }
+    // SAFETY: each task that returns `Ok` has written all of its own, and together they are all.
+    unsafe { to.set_len(size) };
+    Ok(())
+}
+
+/// [`attend_into`](crate::attend_into) for one dtype.
+pub(crate) fn attend_into<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
+    let size = problem.checked_output_size()?;
+    if to.len() != size {
+        return Err(Error::shape("the output of attention", &[to.len()], format!("[{size}]")));
+    }
+    if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr())) }
+}
+
+/// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`. `out`
+/// is memory for all of them.
+fn run_tasks<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, out: SharedOut<T>) -> Result<()> {
+    let pool = ScratchPool::default();
+    let tasks = tasks(problem, team.threads())?;
+    team.try_for_each(tasks.len(), |i| {
+        let mut result = Ok(());
+        let kernel = TaskKernel { problem, task: tasks[i], pool: &pool, out, result: &mut result };
+        if problem.bf16 && isa.has_bf16_dot() {
+            isa.run_bf16(kernel)
+        } else {
+            isa.run(kernel)
+        }
+        result
+    })
+}
+
+/// Size in f32 values of the memory that one thread needs beside inputs and outputs: the packed keys and values, and
+/// the packed queries, sums and scores of a query block. An estimate, which saturates.
+pub fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
+    let widths = d.saturating_add(d_v).saturating_add(16);
+    let keys = keys.saturating_add(KEY_BLOCK).saturating_mul(widths);
+    keys.saturating_add(QUERY_BLOCK.saturating_mul(widths)).saturating_add(8 * KEY_BLOCK)
+}
+
+fn tasks<T>(problem: &AttentionProblem<T>, threads: usize) -> Result<Vec<Task>> {
+    let batch = problem.batch;
+    let heads = batch.sequences().len() * problem.h_kv;
+    // Every task packs its keys again. So there are only as many tasks as keep all threads busy, and no short ones.
+    let wanted = if threads == 1 { 1 } else { (2 * threads).div_ceil(heads.max(1)) };
+    let tasks_of_head = |(b, h_kv): (usize, usize)| {
+        let s_q = batch.s_q(b);
+        let queries = s_q.div_ceil(wanted.min(s_q.div_ceil(2 * QUERY_BLOCK)).max(1)).next_multiple_of(QUERY_BLOCK);
+        (0..s_q).step_by(queries.max(1)).map(move |from| Task { b, h_kv, from, to: s_q.min(from + queries) })
+    };
+    let heads = || batch.sequences().flat_map(|b| (0..problem.h_kv).map(move |h_kv| (b, h_kv)));
+    // Many sequences may be one row of memory, and their output small.
+    let mut tasks = Vec::new();
+    try_reserve("the tasks of attention", &mut tasks, heads().map(|head| tasks_of_head(head).len()).sum())?;
+    tasks.extend(heads().flat_map(tasks_of_head));
+    Ok(tasks)
+}
+
+/// A task as a kernel.
+struct TaskKernel<'a, T> {
+    problem: &'a AttentionProblem<'a, T>,
+    task: Task,
+    pool: &'a ScratchPool,
+    out: SharedOut<T>,
+    result: &'a mut Result<()>,
+}
+
+impl<T: Convert> Kernel for TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        *self.result = self.run_with(TileF32::<S, MR, NR>(s));
+    }
+}
+
+impl<T: Convert> Bf16Kernel for TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D) {
+        *self.result = self.run_with(TileBf16(s, dot));
+    }
+}
+
+/// The scratch memory of a task, divided by purpose.
+struct Scratch<'a> {
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    queries: &'a mut [f32],
+    output: &'a mut [f32],
+    row_max: &'a mut [f32],
+    row_sum: &'a mut [f32],
+    scores: &'a mut [f32],
+    tokens: &'a mut [f32],
+    products: &'a mut [f32],
+}
+
+impl<'a> Scratch<'a> {
+    /// The size of each part for `keys` keys and that many `products`, and of all together.
+    fn sizes<C: ScoreTile>(keys: usize, d: usize, d_v: usize, products: usize) -> Result<([usize; 9], usize)> {
+        let (width, width_v) = (C::key_width(d), C::value_width(d_v));
+        let what = "the scratch memory of attention";
+        // All of the sum but a small constant is at most this product: then nothing in it wraps around.
+        element_count(
+            what,
+            &[keys.saturating_add(2 * QUERY_BLOCK), width.saturating_add(width_v).saturating_add(LINE), 2],
+        )?;
+        let keys = keys.next_multiple_of(C::PANEL);
+        let sizes = [
+            keys * width,
+            C::values_offset(keys, width_v),
+            QUERY_BLOCK * width,
+            QUERY_BLOCK * width_v,
+            QUERY_BLOCK,
+            QUERY_BLOCK,
+            C::SCORES,
+            (MAX_LANES + 2) * d + width + 3 * width_v,
+            products,
+        ]
+        .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
+        Ok((sizes, sizes.iter().sum()))
+    }
+
+    fn divide(mut rest: &'a mut [f32], sizes: [usize; 9]) -> Self {
+        let [keys, values, queries, output, row_max, row_sum, scores, tokens, products] = sizes.map(|size| {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
+            rest = after;
+            part
+        });
+        Self { keys, values, queries, output, row_max, row_sum, scores, tokens, products }
+    }
+}
+
+impl<T: Convert> TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run_with<C: ScoreTile>(&self, tile: C) -> Result<()> {
+        let Self { problem, task: Task { b, h_kv, from, to }, out, .. } = *self;
+        let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
+        const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL) && QUERY_BLOCK.is_multiple_of(C::ROWS)) };
+        let (width, width_v) = (C::key_width(d), C::value_width(d_v));
+        let (s_q, s_kv, start) = (problem.batch.s_q(b), problem.batch.s_kv(b), problem.batch.start(b));
+
+        // Keys after the last one that any query of the task sees are not even packed.
+        let ranges = (from..to).map(|i| problem.mask.range(b, i, s_q, s_kv));
+        let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
+        let keys = if problem.appended > 0 { s_kv + problem.appended } else { visible };
+        let products = DistanceProducts::size::<C, T>(problem, QUERY_BLOCK, keys)?;
+        let (sizes, total) = Scratch::sizes::<C>(keys, d, d_v, products)?;
+        let mut memory = self.pool.take(total)?;
+        let mut scratch = Scratch::divide(&mut memory, sizes);
+        let packed_keys = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
+        tile.pack_keys(packed_keys, scratch.tokens, scratch.keys);
+        let values = Tokens { heads: &problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
+        tile.pack_values(values, width_v, scratch.tokens, scratch.values);
+        // The values without what is not finite, once an output is not.
+        let (mut finite, mut values_were_checked) = (None::<FiniteValues<T>>, false);
+
+        let mut products = DistanceProducts::new::<C, T>(
+            problem,
+            b,
+            from..to,
+            [QUERY_BLOCK, keys],
+            std::mem::take(&mut scratch.products),
+        );
+        let (query_factor, score_factor) = C::split_scale(problem.scale);
+        let group = problem.h / problem.h_kv;
+        for h in h_kv * group..(h_kv + 1) * group {
+            if let Some(products) = &mut products {
+                let memory = [&mut *scratch.tokens, &mut *scratch.queries, &mut *scratch.scores];
+                products.start_head(tile, problem, [h, h_kv], memory);
+            }
+            let sink = problem.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
+            let mut first = from;
+            while first < to {
+                let rows = QUERY_BLOCK.min(to - first);
+                let used = rows.next_multiple_of(C::ROWS);
+                let queries = Tokens { heads: &problem.q, start, h, from: first, count: rows, d };
+                tile.pack_queries(queries, query_factor, scratch.tokens, &mut scratch.queries[..used * width]);
+                if let Some(products) = &mut products {
+                    let queries = &scratch.queries[..used * width];
+                    products.start_block(tile, d, first..first + rows, queries, scratch.scores);
+                }
+                // A sink is a score that was seen before the first key, with a value of 0.
+                scratch.output[..used * width_v].fill(0.0);
+                scratch.row_max[..used].fill(sink);
+                scratch.row_sum[..used].fill(if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 });
+                for block in (0..keys).step_by(KEY_BLOCK) {
+                    let count = KEY_BLOCK.min(keys - block);
+                    for row in (0..rows).step_by(C::ROWS) {
+                        let rows = C::ROWS.min(rows - row);
+                        let pos = TilePos { b, h, s_q, s_kv, query: first + row, rows, start: block, count };
+                        if !any_visible(&problem.mask, pos) {
+                            continue;
+                        }
+                        let range = |size: usize| row * size..(row + C::ROWS) * size;
+                        let queries = &scratch.queries[range(width)];
+                        tile.scores(rows, queries, d, &scratch.keys[block * width..], count, scratch.scores);
+                        let mut state = SoftmaxState {
+                            row_max: &mut scratch.row_max[range(1)],
+                            row_sum: &mut scratch.row_sum[range(1)],
+                            output: &mut scratch.output[range(width_v)],
+                            width_v,
+                        };
+                        let products = products.as_ref().map(|products| TileProducts { products, row });
+                        online_softmax_update(s, problem, pos, score_factor, products, scratch.scores, &mut state);
+                        let values = &scratch.values[C::values_offset(block, width_v)..];
+                        tile.accumulate_values(rows, scratch.scores, values, count, state.output, width_v);
+                    }
+                }
+                if !values_were_checked && !all_finite(&scratch.output[..rows * width_v]) {
+                    values_were_checked = true;
+                    finite = FiniteValues::new::<C>(values, scratch.tokens)?;
+                    if let Some(finite) = &finite {
+                        let heads = &finite.view(d_v);
+                        let values = Tokens { heads, start: (0, 0), h: 0, ..values };
+                        tile.pack_values(values, width_v, scratch.tokens, scratch.values);
+                        continue; // with the same queries again
+                    }
+                }
+                for (i, row) in scratch.output.chunks_exact_mut(width_v).take(rows).enumerate() {
+                    let row_sum = scratch.row_sum[i];
+                    // A query that sees no key has sums of 0, and its output is 0.
+                    let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
+                    // 0 is added because the sign of a product that underflows to 0 may come from a hidden key.
+                    row.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+                    if let Some(finite) = &finite {
+                        let sees = |key: usize| problem.mask.sees((b, h, first + i), key, [s_q, s_kv]);
+                        finite.add_visible::<C>(values, sees, scratch.tokens, row);
+                    }
+                    let at = ((problem.batch.queries_before(b) + first + i) * problem.h + h) * d_v;
+                    // SAFETY: `attend` has reserved the output; only this task writes this query and head.
+                    T::downcast(&row[..d_v], unsafe { out.part(at, d_v) });
+                }
+                first += rows;
+            }
+        }
+        Ok(())
+    }
+}

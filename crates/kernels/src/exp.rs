@@ -1,0 +1,45 @@
+//! The exponential function on vectors.
+
+use super::isa::simd::Simd;
+
+/// Below this value `e^x` is less than the smallest normal f32, and the result is 0.
+const UNDERFLOW: f32 = -87.336_54;
+
+/// ln 2, rounded up to so few bits that its product with a small integer is exact, and the rounding error.
+#[allow(clippy::excessive_precision)]
+const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH_ERROR: f32 = 2.121_944_4e-4;
+
+/// Coefficients of `(e^r - 1 - r) / r²`, highest power first.
+#[allow(clippy::excessive_precision)]
+const POLYNOMIAL: [f32; 6] = [
+    1.987_569_150_0e-4,
+    1.398_199_950_7e-3,
+    8.333_451_907_3e-3,
+    4.166_579_589_4e-2,
+    1.666_666_545_9e-1,
+    5.000_000_120_1e-1,
+];
+
+/// `e^x` for `x <= 0`. NaN stays NaN.
+///
+/// 1. Write `x = n · ln 2 + r` with an integral `n` and `|r| <= ln 2 / 2`, so that `e^x = 2^n · e^r`.
+/// 2. Compute `e^r` by a polynomial of degree 6, with the coefficients of `expf` in Moshier's
+///    [Cephes](https://www.netlib.org/cephes/).
+///
+/// The error is at most 2 units in the last place where the processor has FMA, 3 elsewhere. The result is exactly 1 at
+/// 0, and exactly 0 at -inf and wherever it would be subnormal.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+    let c = |x: f32| s.splat(x);
+    let n = s.round(s.mul(s.max(x, c(UNDERFLOW)), c(std::f32::consts::LOG2_E)));
+    // From `x` itself, not from its clamped copy: `max` would lose a NaN.
+    let r = s.mul_add(n, c(-LN2_HIGH), x);
+    let r = s.mul_add(n, c(LN2_HIGH_ERROR), r);
+    let mut p = c(POLYNOMIAL[0]);
+    for coefficient in &POLYNOMIAL[1..] {
+        p = s.mul_add(p, r, c(*coefficient));
+    }
+    let e = s.add(s.mul_add(s.mul(r, r), p, r), c(1.0));
+    s.zero_below(x, c(UNDERFLOW), s.ldexp(e, n))
+}

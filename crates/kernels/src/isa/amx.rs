@@ -1,0 +1,314 @@
+//! AMX: products of 16 × 16 tiles by eight tile registers of 1 KiB each.
+//!
+//! Rust has no stable intrinsics for them, hence the inline assembly. See "Programming with Intel AMX" in volume 1 of
+//! Intel's Software Developer's Manual.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
+
+use super::avx512_bf16::Avx512Bf16;
+use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout};
+use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
+
+/// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Amx(Avx512Bf16);
+
+/// The operand of `ldtilecfg`: palette 1, eight tiles of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes_per_row: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIG: TileConfig = {
+    let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
+    let mut tile = 0;
+    while tile < 8 {
+        config.bytes_per_row[tile] = 64;
+        config.rows[tile] = 16;
+        tile += 1;
+    }
+    config
+};
+
+impl InstructionSet for Amx {
+    const NAME: &'static str = "amx";
+    const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
+    const HAS_BF16_DOT: bool = true;
+
+    /// Asks the operating system for permission.
+    fn detect() -> Option<Self> {
+        let vectors = Avx512Bf16::detect()?;
+        let usable = has_tiles() && request_permission();
+        // Tests emulate the instructions where they are missing.
+        #[cfg(test)]
+        let usable = usable || crate::tests::amx::emulate();
+        usable.then_some(Self(vectors))
+    }
+
+    /// `tdpbf16ps`: 16 · 16 · 32 multiply-adds in 16 cycles.
+    fn speed() -> u32 {
+        if has_tiles() { 512 } else { 0 }
+    }
+
+    fn run<K: Kernel>(self, kernel: K) {
+        self.0.run(kernel);
+    }
+
+    /// Configures the tile registers of this thread for the time of the kernel.
+    fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+        let _tiles = ConfiguredTiles::new(self);
+        self.0.run_bf16_with(self, kernel);
+    }
+}
+
+/// Assembly that changes tile registers: [`asm!`], to which all of them are declared as outputs.
+macro_rules! tile_asm {
+    ($($part:tt)+) => {
+        asm!(
+            $($part)+
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+        )
+    };
+}
+
+/// The tile registers of this thread, configured as long as the value lives. A panic in a kernel releases them, too.
+struct ConfiguredTiles;
+
+impl ConfiguredTiles {
+    fn new(_: Amx) -> Self {
+        // SAFETY: the argument proves that the processor has AMX and that this process may use it. `CONFIG` has the 64
+        // bytes that the instruction reads.
+        unsafe { tile_asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly),) };
+        Self
+    }
+}
+
+impl Drop for ConfiguredTiles {
+    fn drop(&mut self) {
+        // SAFETY: the value proves that `new` has executed an instruction of AMX.
+        unsafe { tile_asm!("tilerelease", options(nostack, nomem),) };
+    }
+}
+
+/// Whether the processor has AMX-TILE and AMX-BF16 and the operating system saves the tiles.
+pub(crate) fn has_tiles() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    const OSXSAVE: u32 = 1 << 27;
+    const TILE_STATES: u64 = 0b11 << 17;
+    let (leaves, _) = __get_cpuid_max(0);
+    if leaves < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
+        return false;
+    }
+    let amx = __cpuid_count(7, 0).edx & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE;
+    // SAFETY: with OSXSAVE set, the processor has XGETBV and the operating system enables it.
+    amx && unsafe { _xgetbv(0) } & TILE_STATES == TILE_STATES
+}
+
+/// Asks Linux for the tile state. Since 5.16 a process has these 8 KiB only after `arch_prctl(ARCH_REQ_XCOMP_PERM)`.
+#[cfg(target_os = "linux")]
+fn request_permission() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XTILEDATA: i64 = 18;
+    let result: i64;
+    // SAFETY: the system call accesses no memory of this process; the kernel overwrites rcx and r11 only.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+/// AMX is used on Linux only.
+#[cfg(not(target_os = "linux"))]
+fn request_permission() -> bool {
+    false
+}
+
+/// Pairs per row of a tile: 64 bytes.
+const TILE_PAIRS: usize = 16;
+/// Rows of a tile.
+const TILE_ROWS: usize = 16;
+
+/// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`), which lie in memory as rows or as
+/// blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3 hold the
+/// sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
+///
+/// A product is one block of assembly, because the contents of registers do not last from one block to the next.
+///
+/// # Safety
+/// The conditions of [`Bf16Dot::multiply_tile`].
+#[inline(always)]
+unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
+    tile: Bf16Tile,
+    a: *const Bf16x2,
+    b: *const Bf16x2,
+    c: *mut f32,
+) {
+    // From one row to the next, from the upper rows of A to the lower ones, and of B from one step to the next.
+    let (a_stride, lower, b_stride, b_step) = match tile.layout {
+        TileLayout::Rows { a, b } => (a, TILE_ROWS * a, b, TILE_PAIRS * b),
+        TileLayout::Blocks => {
+            (TILE_PAIRS, TILE_ROWS * tile.pairs, TILE_PAIRS, Amx::MAX_VECTORS * TILE_PAIRS * TILE_PAIRS)
+        }
+    };
+    #[cfg(test)]
+    fill_with_nan();
+    // SAFETY: each tile is 16 rows of 64 bytes at the stride of its matrix, inside the memory that the caller promises.
+    // The caller runs as long as a `ConfiguredTiles` lives. The compiler does not know the configuration, so it neither
+    // changes it nor depends on it. A function that is called in between could change it only by using AMX itself, and
+    // what kernels call does not: copies and the allocator.
+    unsafe {
+        tile_asm!(
+            "test {accumulate}, {accumulate}",
+            "jnz 2f",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "jmp 3f",
+            "2:",
+            "tileloadd tmm0, [{c} + {c_stride}]",
+            ".if {wide}",
+            "tileloadd tmm1, [{c} + {c_stride} + 64]",
+            ".endif",
+            ".if {tall}",
+            "tileloadd tmm2, [{lower_c} + {c_stride}]",
+            ".endif",
+            ".if {tall} & {wide}",
+            "tileloadd tmm3, [{lower_c} + {c_stride} + 64]",
+            ".endif",
+            "3:",
+            "test {steps}, {steps}",
+            "jz 5f",
+            "4:",
+            "tileloadd tmm4, [{a} + {a_stride}]",
+            "tileloadd tmm6, [{b} + {b_stride}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            ".if {wide}",
+            "tileloadd tmm7, [{b} + {b_stride} + {next}]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            ".endif",
+            ".if {tall}",
+            "tileloadd tmm5, [{lower_a} + {a_stride}]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            ".endif",
+            ".if {tall} & {wide}",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            ".endif",
+            "add {a}, {next}",
+            "add {lower_a}, {next}",
+            "add {b}, {b_step}",
+            "dec {steps}",
+            "jnz 4b",
+            "5:",
+            "tilestored [{c} + {c_stride}], tmm0",
+            ".if {wide}",
+            "tilestored [{c} + {c_stride} + 64], tmm1",
+            ".endif",
+            ".if {tall}",
+            "tilestored [{lower_c} + {c_stride}], tmm2",
+            ".endif",
+            ".if {tall} & {wide}",
+            "tilestored [{lower_c} + {c_stride} + 64], tmm3",
+            ".endif",
+            tall = const TALL as u8,
+            wide = const WIDE as u8,
+            // From the first vector of B to the second, and of A from one step to the next: a row, or a block of 1 KiB.
+            next = const if BLOCKS { 4 * TILE_PAIRS * TILE_ROWS } else { 4 * TILE_PAIRS },
+            accumulate = in(reg) usize::from(tile.accumulate),
+            steps = inout(reg) tile.pairs / TILE_PAIRS => _,
+            a = inout(reg) a => _,
+            lower_a = inout(reg) a.wrapping_add(lower) => _,
+            b = inout(reg) b => _,
+            c = in(reg) c,
+            lower_c = in(reg) c.wrapping_add(TILE_ROWS * tile.c_stride),
+            // In bytes.
+            a_stride = in(reg) 4 * a_stride,
+            b_stride = in(reg) 4 * b_stride,
+            c_stride = in(reg) 4 * tile.c_stride,
+            b_step = in(reg) 4 * b_step,
+            options(nostack),
+        );
+    }
+}
+
+/// Runs the [`microkernel`] of a tile's size.
+///
+/// # Safety
+/// The conditions of [`Bf16Dot::multiply_tile`]; `BLOCKS` is the layout of the tile.
+#[inline(always)]
+unsafe fn of_layout<const BLOCKS: bool>(tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (tile.rows > TILE_ROWS, tile.vectors > 1) {
+            (true, true) => microkernel::<true, true, BLOCKS>(tile, a, b, c),
+            (true, false) => microkernel::<true, false, BLOCKS>(tile, a, b, c),
+            (false, true) => microkernel::<false, true, BLOCKS>(tile, a, b, c),
+            (false, false) => microkernel::<false, false, BLOCKS>(tile, a, b, c),
+        }
+    }
+}
+
+/// Fills the tile registers with NaN, so that tests see it if a product uses what was in them before.
+#[cfg(test)]
+fn fill_with_nan() {
+    let row = [f32::NAN; TILE_PAIRS];
+    // SAFETY: the tiles are configured, as for the product that follows. Each is 16 times the one row.
+    unsafe {
+        tile_asm!(
+            "tileloadd tmm0, [{row} + {stride}]",
+            "tileloadd tmm1, [{row} + {stride}]",
+            "tileloadd tmm2, [{row} + {stride}]",
+            "tileloadd tmm3, [{row} + {stride}]",
+            "tileloadd tmm4, [{row} + {stride}]",
+            "tileloadd tmm5, [{row} + {stride}]",
+            "tileloadd tmm6, [{row} + {stride}]",
+            "tileloadd tmm7, [{row} + {stride}]",
+            row = in(reg) &raw const row,
+            stride = in(reg) 0usize,
+            options(nostack, readonly),
+        );
+    }
+}
+
+// SAFETY: `microkernel` reads and writes 16 or 32 rows of 16 or 32 columns: at most `MAX_ROWS` rows, and exactly the
+// vectors of the tile.
+unsafe impl Bf16Dot for Amx {
+    /// Two by two tiles: with eight tile registers, four hold sums, and each step has four loads for four products. One
+    /// by one would have two loads for each product.
+    const MAX_ROWS: usize = 2 * TILE_ROWS;
+    const MAX_VECTORS: usize = 2;
+    const PAIR_STEP: usize = TILE_PAIRS;
+    const TAKES_BLOCKS: bool = true;
+
+    #[inline(always)]
+    fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
+        self.0.round_to_bf16(from, to);
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+        // SAFETY: the caller's promise; `run_bf16` has configured the tiles.
+        unsafe {
+            match tile.layout {
+                TileLayout::Rows { .. } => of_layout::<false>(tile, a, b, c),
+                TileLayout::Blocks => of_layout::<true>(tile, a, b, c),
+            }
+        }
+    }
+}

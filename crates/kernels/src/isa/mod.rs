@@ -1,0 +1,235 @@
+//! Instruction sets: which ones this processor has, and how a kernel runs on one of them.
+//!
+//! An instruction set is one file in this folder and one line in the table below. Its file has a type that implements
+//! [`InstructionSet`](kernel::InstructionSet) and [`Simd`](simd::Simd), with the size of its register tile and the
+//! reason for it; if it multiplies bf16 pairs, also [`Bf16Dot`](bf16_dot::Bf16Dot). Nothing else has to change:
+//! detection, the environment variable, dispatch and the tests that compare all instruction sets with the references
+//! read the table.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
+pub(crate) mod bf16_dot;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+pub(crate) mod kernel;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+mod portable;
+#[cfg(test)]
+mod portable_bf16;
+pub(crate) mod simd;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+
+use std::cmp::Reverse;
+use std::sync::OnceLock;
+
+use bf16_dot::{Bf16Dot, VECTOR_COLUMNS};
+use kernel::{Bf16Kernel, InstructionSet, Kernel};
+use simd::Simd;
+
+use crate::error::{Error, Result};
+
+/// The environment variable that chooses an instruction set.
+const VARIABLE: &str = "CANDLE_ATTENTION_ISA";
+
+/// Makes the enum [`Isa`] and its dispatch from the table of instruction sets.
+macro_rules! isas {
+    ($($(#[cfg($($condition:tt)+)])? $name:ident($type:ty),)+) => {
+        /// An instruction set that this processor has. Only detection makes a value.
+        #[derive(Debug, Clone, Copy)]
+        pub struct Isa(Token);
+
+        /// The capability tokens: only [`InstructionSet::detect`] makes them.
+        #[derive(Debug, Clone, Copy)]
+        enum Token {
+            $($(#[cfg($($condition)+)])? $name($type),)+
+        }
+
+        /// The table of instruction sets.
+        const TABLE: &[Candidate] = &[
+            $(
+                $(#[cfg($($condition)+)])?
+                Candidate {
+                    name: <$type>::NAME,
+                    speed: <$type>::speed,
+                    detect: || <$type>::detect().map(|token| Isa(Token::$name(token))),
+                },
+            )+
+        ];
+
+        impl Isa {
+            /// The name that the environment variable `CANDLE_ATTENTION_ISA` takes.
+            pub fn name(self) -> &'static str {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::NAME,)+
+                }
+            }
+
+            /// The name of the instructions that kernels without bf16 products run on.
+            pub fn f32_name(self) -> &'static str {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::F32_NAME,)+
+                }
+            }
+
+            /// Whether there are instructions that multiply bf16 pairs.
+            pub fn has_bf16_dot(self) -> bool {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::HAS_BF16_DOT,)+
+                }
+            }
+
+            /// Runs a kernel with this instruction set.
+            pub(crate) fn run<K: Kernel>(self, kernel: K) {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run(kernel),)+
+                }
+            }
+
+            /// Runs a kernel with bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
+            pub(crate) fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_bf16(kernel),)+
+                }
+            }
+        }
+    };
+}
+
+isas! {
+    #[cfg(target_arch = "x86_64")]
+    Amx(amx::Amx),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(avx512_bf16::Avx512Bf16),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon),
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Simd128(simd128::Simd128),
+    Portable(portable::Portable),
+    #[cfg(test)]
+    PortableBf16(portable_bf16::PortableBf16),
+}
+
+/// An instruction set that this processor may have.
+struct Candidate {
+    name: &'static str,
+    speed: fn() -> u32,
+    detect: fn() -> Option<Isa>,
+}
+
+/// The candidates of the table, the fastest first. Miri interprets plain Rust only.
+fn candidates() -> Vec<&'static Candidate> {
+    let mut candidates: Vec<_> = TABLE.iter().filter(|row| !cfg!(miri) || row.name.starts_with("portable")).collect();
+    candidates.sort_by_key(|candidate| Reverse((candidate.speed)()));
+    candidates
+}
+
+/// The first candidate that the processor has, of all or of those with a name. Only candidates that could be chosen are
+/// detected: a detection may ask the operating system for a permission that changes the process.
+fn choose(candidates: &[&Candidate], name: Option<&str>) -> Option<Isa> {
+    candidates.iter().filter(|row| name.is_none_or(|name| row.name == name)).find_map(|row| (row.detect)())
+}
+
+impl Isa {
+    /// The fastest instruction set of this processor, or the one that `CANDLE_ATTENTION_ISA` names.
+    ///
+    /// # Errors
+    /// If the variable names an instruction set that this processor does not have.
+    pub fn detect() -> Result<Self> {
+        static DETECTED: OnceLock<Result<Isa, String>> = OnceLock::new();
+        let detected = DETECTED.get_or_init(|| {
+            let name = std::env::var_os(VARIABLE).map(|name| name.to_string_lossy().into_owned());
+            choose(&candidates(), name.as_deref()).ok_or(name.unwrap_or_default())
+        });
+        detected.clone().map_err(|name| {
+            let names = Self::all().into_iter().map(Isa::name).collect::<Vec<_>>().join(" or ");
+            Error::value(VARIABLE, name, format!("{names}, which this processor has"))
+        })
+    }
+
+    /// All instruction sets that this processor has, the fastest first. Detects each of them.
+    pub fn all() -> Vec<Self> {
+        candidates().into_iter().filter_map(|candidate| (candidate.detect)()).collect()
+    }
+
+    /// Columns of the register tile.
+    pub(crate) fn tile_columns(self) -> usize {
+        let mut columns = 0;
+        self.run(TileColumns(&mut columns));
+        columns
+    }
+
+    /// The tiles of bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
+    pub(crate) fn bf16_tiles(self) -> Bf16Tiles {
+        let mut tiles = Bf16Tiles::default();
+        self.run_bf16(FindBf16Tiles(&mut tiles));
+        tiles
+    }
+}
+
+/// The tiles of an instruction set's bf16 products.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bf16Tiles {
+    /// Columns of the largest tile.
+    pub columns: usize,
+    /// The step of their pairs.
+    pub pair_step: usize,
+    /// Whether weights are packed as blocks of 16 pairs by 16 outputs.
+    pub blocks: bool,
+}
+
+struct TileColumns<'a>(&'a mut usize);
+
+impl Kernel for TileColumns<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, _: S) {
+        *self.0 = NR * S::LANES;
+    }
+}
+
+struct FindBf16Tiles<'a>(&'a mut Bf16Tiles);
+
+impl Bf16Kernel for FindBf16Tiles<'_> {
+    #[inline(always)]
+    fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
+        let columns = D::MAX_VECTORS * VECTOR_COLUMNS;
+        *self.0 = Bf16Tiles { columns, pair_step: D::PAIR_STEP, blocks: D::TAKES_BLOCKS };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A candidate that must not be detected.
+    const UNTOUCHED: Candidate = Candidate { name: "untouched", speed: || 1000, detect: || panic!("was detected") };
+    const MISSING: Candidate = Candidate { name: "missing", speed: || 999, detect: || None };
+    const PORTABLE: Candidate =
+        Candidate { name: "portable", speed: || 1, detect: || Some(Isa(Token::Portable(portable::Portable))) };
+
+    #[test]
+    fn only_what_may_be_chosen_is_detected() {
+        let name_of = |isa: Option<Isa>| isa.map(Isa::name);
+        assert_eq!(name_of(choose(&[&UNTOUCHED, &MISSING, &PORTABLE], Some("portable"))), Some("portable"));
+        assert_eq!(name_of(choose(&[&MISSING, &PORTABLE, &UNTOUCHED], None)), Some("portable"));
+        assert_eq!(name_of(choose(&[&UNTOUCHED, &MISSING, &PORTABLE], Some("missing"))), None);
+        assert_eq!(name_of(choose(&[&UNTOUCHED], Some("sse9"))), None);
+    }
+
+    #[test]
+    fn the_candidates_are_sorted_by_speed() {
+        let speeds: Vec<u32> = candidates().into_iter().map(|candidate| (candidate.speed)()).collect();
+        assert!(speeds.is_sorted_by(|a, b| a >= b), "{speeds:?}");
+    }
+}

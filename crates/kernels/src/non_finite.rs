@@ -1,0 +1,84 @@
+//! Values that are not finite, under a mask.
+//!
+//! What a hidden key holds has no influence on a query, NaN and infinities included. Scores of hidden keys are replaced,
+//! whatever they are. But values are multiplied with weights of 0, and 0 · NaN is NaN. So where an output is not finite,
+//! such values are packed again as zeros, and added to the outputs of the queries that see them after the products. This
+//! costs nothing for values that are finite. It is the same for every query that sees such a value, whether or not the
+//! queries of its task see all keys, because tasks depend on the number of threads.
+
+use super::convert::Convert;
+use super::error::Result;
+use super::problem::HeadsView;
+use super::score_tile::{ScoreTile, Tokens};
+use super::size::try_reserve;
+
+/// The values of a task with zeros in place of what is not finite.
+pub(super) struct FiniteValues<T> {
+    /// `(count, d)`.
+    data: Vec<T>,
+    /// The tokens with values that are not finite.
+    tokens: Vec<usize>,
+}
+
+impl<T: Convert> FiniteValues<T> {
+    /// `None` if all values are finite as `C` packs them. `buffer` has room for a token.
+    #[cold]
+    pub fn new<C: ScoreTile>(values: Tokens<T>, buffer: &mut [f32]) -> Result<Option<Self>> {
+        let mut tokens = Vec::new();
+        for i in 0..values.count {
+            if !all_below(C::INFINITE, values.as_f32(i, buffer)) {
+                tokens.push(i);
+            }
+        }
+        if tokens.is_empty() {
+            return Ok(None);
+        }
+        let mut data = Vec::new();
+        try_reserve("a copy of the values", &mut data, values.count * values.d)?;
+        for i in 0..values.count {
+            let head = values.heads.head(values.start, values.from + i, values.h, values.d);
+            let wide = T::as_f32(head, buffer);
+            let finite = |x: &f32| all_below(C::INFINITE, std::slice::from_ref(x));
+            data.extend(head.iter().zip(wide).map(|(value, wide)| if finite(wide) { *value } else { T::ZERO }));
+        }
+        Ok(Some(Self { data, tokens }))
+    }
+
+    /// The values to pack.
+    pub fn view(&self, d: usize) -> HeadsView<'_, T> {
+        HeadsView { data: &self.data, strides: [0, d, 0] }
+    }
+
+    /// Adds what was left out to the output of the query that `sees` a token or not.
+    #[cold]
+    pub fn add_visible<C: ScoreTile>(
+        &self,
+        values: Tokens<T>,
+        sees: impl Fn(usize) -> bool,
+        buffer: &mut [f32],
+        output: &mut [f32],
+    ) {
+        for &token in self.tokens.iter().filter(|token| sees(**token)) {
+            let value = values.as_f32(token, buffer);
+            for (to, x) in output.iter_mut().zip(value) {
+                if !all_below(C::INFINITE, std::slice::from_ref(x)) {
+                    *to += x * f32::INFINITY; // also of what only rounds to infinity
+                }
+            }
+        }
+    }
+}
+
+/// Whether all values are finite.
+#[inline(always)]
+pub(super) fn all_finite(xs: &[f32]) -> bool {
+    all_below(f32::INFINITY, xs)
+}
+
+/// Whether the magnitudes of all values are below `limit`, and none is NaN. Compared as integers, so that the loop is
+/// vectorized.
+#[inline(always)]
+fn all_below(limit: f32, xs: &[f32]) -> bool {
+    const SIGN: u32 = 1 << 31;
+    xs.iter().fold(0, |largest, x| largest.max(x.to_bits() & !SIGN)) < limit.to_bits()
+}

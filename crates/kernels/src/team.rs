@@ -1,0 +1,356 @@
+//! A team of threads that stays awake for the length of one forward pass.
+//!
+//! A forward pass of a short text is some thirty products of 10 to 100 µs each. A thread pool that wakes its threads for
+//! each of them and lets them sleep in between costs more than a second thread brings. Here the threads of rayon's pool
+//! are asked once, and then look for work until the pass is over.
+//!
+//! The *leader* is the thread that runs the pass. Whatever it can share it divides into items, numbered from 0, each
+//! member of the team having its own range of them. Members take items from their own range first, then from those of
+//! others, so that no counter is shared by all, and the leader waits until all items are done. **The leader never waits
+//! for a member that has not begun an item**: it can do all of them alone. So a pool that is busy elsewhere costs time,
+//! and never blocks a pass. And all teams of a process together leave one thread of the pool to others.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::error::Result;
+use super::shared_out::SharedOut;
+
+/// Multiply-adds below which waking other threads costs more than they bring.
+const MIN_WORK: usize = 1 << 22;
+/// Looks for work in vain after which a member lets other threads of the system run between two looks.
+const SPINS: usize = 4096;
+
+/// How many threads of pools are members of teams whose pass is not over, or are asked to be.
+static MEMBERS: AtomicUsize = AtomicUsize::new(0);
+
+/// The threads that share the work of a call.
+#[derive(Clone, Copy)]
+pub struct Team<'a> {
+    /// `None`: the leader is alone.
+    shared: Option<&'a Shared>,
+}
+
+/// Work that members take items of. The lifetime of `run` is erased: see [`Shared::publish`].
+#[derive(Clone, Copy)]
+struct Job(*const (dyn Fn(usize) + Sync));
+
+/// What the members of a team know of each other.
+struct Shared {
+    members: Vec<Member>,
+    /// The job of the items that can be taken now.
+    job: std::cell::UnsafeCell<Option<Job>>,
+    /// Whether the pass is over.
+    over: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// One member, on cache lines of its own: processors fetch them in pairs.
+#[repr(align(128))]
+#[derive(Default)]
+struct Member {
+    /// The items of its range that nobody has taken: the next one in the low half, the end in the high half.
+    range: AtomicU64,
+    /// The items that it has done in this pass.
+    done: AtomicUsize,
+}
+
+// SAFETY: only the leader writes `job`, while no item can be taken, and members read it only after they have taken an
+// item, whose range was published after the job was written. What `job` points to may be shared (`Sync`).
+unsafe impl Sync for Shared {}
+// SAFETY: for the same reason.
+unsafe impl Send for Shared {}
+
+impl Member {
+    /// Takes the next item of the range.
+    fn take(&self) -> Option<usize> {
+        let mut range = self.range.load(Ordering::Acquire);
+        loop {
+            let (next, end) = (range as u32, (range >> 32) as u32);
+            if next >= end {
+                return None;
+            }
+            match self.range.compare_exchange_weak(range, range + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(next as usize),
+                Err(now) => range = now,
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn new(members: usize) -> Self {
+        Self {
+            members: (0..members).map(|_| Member::default()).collect(),
+            job: std::cell::UnsafeCell::new(None),
+            over: AtomicBool::new(false),
+            panic: Mutex::default(),
+        }
+    }
+
+    /// Does one item, of the range of member `own` if there is one. Whether there was any.
+    fn work(&self, own: usize) -> bool {
+        let members = self.members.len();
+        let Some(item) = (0..members).find_map(|i| self.members[(own + i) % members].take()) else {
+            return false;
+        };
+        // SAFETY: an item was taken, so the job was written before and is not overwritten until the item is done.
+        let job = unsafe { *self.job.get() };
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(Job(run)) = job {
+                // SAFETY: the leader keeps what it points to alive until all items are done.
+                unsafe { (*run)(item) }
+            }
+        }));
+        if let Err(panic) = done {
+            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+        }
+        self.members[own].done.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    fn done(&self) -> usize {
+        self.members.iter().map(|member| member.done.load(Ordering::Acquire)).sum()
+    }
+
+    /// Runs all items, with whoever is awake. Returns when the last one is done, so `run` outlives all uses of it.
+    fn publish(&self, items: u32, run: &(dyn Fn(usize) + Sync)) {
+        let before = self.done();
+        // SAFETY: only the lifetime changes. Members use the reference between taking an item and counting it as done,
+        // and this function returns after all of that.
+        let run: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(run) };
+        // SAFETY: all items of the job before are done, so nobody reads this.
+        unsafe { *self.job.get() = Some(Job(run)) };
+        let members = self.members.len() as u64;
+        let start = |member: u64| member * u64::from(items) / members;
+        for (member, i) in self.members.iter().zip(0..) {
+            member.range.store(start(i) | start(i + 1) << 32, Ordering::Release);
+        }
+        while self.work(0) {}
+        let mut waits = Waits::default();
+        while self.done() - before < items as usize {
+            waits.wait();
+        }
+        if let Some(panic) = self.panic.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// How long a thread has looked in vain.
+#[derive(Default)]
+struct Waits(usize);
+
+impl Waits {
+    fn wait(&mut self) {
+        self.0 += 1;
+        match self.0 {
+            ..SPINS => std::hint::spin_loop(),
+            _ => std::thread::yield_now(),
+        }
+    }
+}
+
+/// One of [`MEMBERS`], until it is dropped.
+struct Place;
+
+impl Place {
+    /// `None` if there are `most` members already.
+    fn take(most: usize) -> Option<Self> {
+        let one_more = |members: usize| (members < most).then_some(members + 1);
+        MEMBERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        MEMBERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Members that look for work until it is dropped, even by a panic. Their places are free at once: the next pass does not
+/// wait until they have noticed.
+struct Awake {
+    shared: Arc<Shared>,
+    _places: Vec<Place>,
+}
+
+impl Awake {
+    /// Asks the threads of rayon's pool that are in no other team. `None` if there are none, or if a pass of this many
+    /// multiply-adds is too short for them.
+    fn new(multiply_adds: usize) -> Option<Self> {
+        let threads = if multiply_adds < MIN_WORK { 1 } else { rayon::current_num_threads() };
+        let places: Vec<Place> = (1..threads).map_while(|_| Place::take(threads - 1)).collect();
+        if places.is_empty() {
+            return None;
+        }
+        let shared = Arc::new(Shared::new(1 + places.len()));
+        for own in 1..=places.len() {
+            let shared = shared.clone();
+            rayon::spawn(move || {
+                let mut waits = Waits::default();
+                while !shared.over.load(Ordering::Acquire) {
+                    match shared.work(own) {
+                        true => waits = Waits::default(),
+                        false => waits.wait(),
+                    }
+                }
+            });
+        }
+        Some(Self { shared, _places: places })
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Release);
+    }
+}
+
+impl Team<'_> {
+    /// The calling thread alone.
+    pub const ALONE: Self = Self { shared: None };
+
+    /// Calls `pass` with a team of all threads of rayon's pool that are in no other team, or with the calling thread alone if
+    /// a pass of this many multiply-adds is too short for more.
+    pub fn with<R>(multiply_adds: usize, pass: impl FnOnce(Team) -> R) -> R {
+        match Awake::new(multiply_adds) {
+            Some(awake) => pass(Team { shared: Some(&awake.shared) }),
+            None => pass(Self::ALONE),
+        }
+    }
+
+    /// The number of threads that may take part.
+    pub fn threads(&self) -> usize {
+        self.shared.map_or(1, |shared| shared.members.len())
+    }
+
+    /// Calls `run` with `0 .. items`, each once, on the threads of the team.
+    ///
+    /// # Errors
+    /// The first error of an item; items that have not begun by then are left out.
+    pub fn try_for_each<E: Send>(&self, items: usize, run: impl Fn(usize) -> Result<(), E> + Sync) -> Result<(), E> {
+        let (Some(shared), Ok(count @ 2..)) = (self.shared, u32::try_from(items)) else {
+            return (0..items).try_for_each(run);
+        };
+        let (failed, error) = (AtomicBool::new(false), Mutex::new(None::<E>));
+        shared.publish(count, &|item| {
+            if failed.load(Ordering::Relaxed) {
+                return;
+            }
+            if let Err(found) = run(item) {
+                failed.store(true, Ordering::Relaxed);
+                error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
+            }
+        });
+        error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// Calls `run` with the number and the elements of each chunk of `step` elements of `xs`; the last one may be shorter.
+    ///
+    /// # Errors
+    /// The first error of a chunk; chunks that have not begun by then are left out.
+    pub fn try_for_chunks<T: Send, E: Send>(
+        &self,
+        xs: &mut [T],
+        step: usize,
+        run: impl Fn(usize, &mut [T]) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let (all, step) = (xs.len(), step.max(1));
+        let xs = SharedOut(xs.as_mut_ptr());
+        self.try_for_each(all.div_ceil(step), |i| {
+            let (from, to) = (i * step, all.min((i + 1) * step));
+            // SAFETY: inside `xs`, which is borrowed for all of this; each item has elements of its own and runs once.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(xs.start().add(from), to - from) };
+            run(i, chunk)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    fn pool(threads: usize) -> rayon::ThreadPool {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
+    }
+
+    #[test]
+    fn every_item_runs_once() {
+        for threads in [1, 2, 3, 8] {
+            pool(threads).install(|| {
+                Team::with(usize::MAX, |team| {
+                    assert!(team.threads() <= threads, "other tests have teams, too");
+                    for items in [0, 1, 2, 7, 100, 1000, 3] {
+                        let counts: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+                        team.try_for_each(items, |i| {
+                            counts[i].fetch_add(1, Ordering::Relaxed);
+                            Ok::<_, Error>(())
+                        })
+                        .unwrap();
+                        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{threads}, {items}");
+                    }
+                });
+            });
+        }
+    }
+
+    /// The only other thread of the pool waits for what comes after the pass.
+    #[test]
+    fn a_busy_pool_does_not_block_a_pass() {
+        let pool = pool(2);
+        let (send, receive) = std::sync::mpsc::channel();
+        pool.spawn(move || receive.recv().unwrap());
+        let sum = AtomicUsize::new(0);
+        pool.install(|| {
+            Team::with(usize::MAX, |team| {
+                team.try_for_each(100, |i| {
+                    sum.fetch_add(i, Ordering::Relaxed);
+                    Ok::<_, Error>(())
+                })
+            })
+        })
+        .unwrap();
+        send.send(()).unwrap();
+        assert_eq!(sum.into_inner(), 4950);
+    }
+
+    #[test]
+    fn errors_and_panics_reach_the_leader() {
+        pool(3).install(|| {
+            Team::with(usize::MAX, |team| {
+                let fails = |i: usize| if i == 7 { Err(Error::value("an item", i, "another")) } else { Ok(()) };
+                assert!(team.try_for_each(50, fails).unwrap_err().to_string().contains("an item is 7"));
+                let panics = AssertUnwindSafe(|| {
+                    team.try_for_each(50, |i| if i == 9 { panic!("nine") } else { Ok::<_, Error>(()) })
+                });
+                assert_eq!(*catch_unwind(panics).unwrap_err().downcast::<&str>().unwrap(), "nine");
+                team.try_for_each(50, |_| Ok::<_, Error>(())).unwrap();
+            });
+        });
+    }
+
+    #[test]
+    fn chunks_are_all_of_a_slice() {
+        pool(3).install(|| {
+            Team::with(usize::MAX, |team| {
+                let mut xs = [0; 23];
+                let add = |i: usize, chunk: &mut [usize]| {
+                    chunk.iter_mut().for_each(|x| *x += i + 1);
+                    Ok::<_, Error>(())
+                };
+                team.try_for_chunks(&mut xs, 5, add).unwrap();
+                assert!(xs.iter().zip(0..).all(|(x, i)| *x == i / 5 + 1), "{xs:?}");
+                team.try_for_chunks(&mut xs[..0], 5, add).unwrap();
+            });
+        });
+    }
+
+    #[test]
+    fn short_passes_wake_nobody() {
+        pool(4).install(|| Team::with(MIN_WORK - 1, |team| assert_eq!(team.threads(), 1)));
+    }
+}

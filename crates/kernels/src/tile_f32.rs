@@ -1,0 +1,173 @@
+//! Score tiles in f32.
+
+use super::convert::Convert;
+use super::isa::simd::{MAX_LANES, Simd};
+use super::microkernel::{StridedRows, microkernel};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+
+/// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
+#[derive(Clone, Copy)]
+pub(super) struct TileF32<S, const MR: usize, const NR: usize>(pub S);
+
+impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR> {
+    type S = S;
+    const ROWS: usize = MR;
+    const PANEL: usize = NR * S::LANES;
+    const SCORES: usize = MR * KEY_BLOCK;
+    const INFINITE: f32 = f32::INFINITY;
+
+    #[inline(always)]
+    fn simd(self) -> S {
+        self.0
+    }
+    fn key_width(d: usize) -> usize {
+        d
+    }
+    fn value_width(d_v: usize) -> usize {
+        d_v.next_multiple_of(S::LANES)
+    }
+    #[inline(always)]
+    fn values_offset(key: usize, width_v: usize) -> usize {
+        key * width_v
+    }
+    fn split_scale(scale: f32) -> (f32, f32) {
+        (scale, 1.0)
+    }
+
+    /// A panel holds the first value of each key, then the second, and so on.
+    #[inline(always)]
+    fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
+        let (s, d) = (self.0, keys.d);
+        let whole = d / S::LANES * S::LANES;
+        assert!(Self::PANEL.is_multiple_of(S::LANES) && buffer.len() >= S::LANES * d);
+        for (panel, to) in to.chunks_exact_mut(Self::PANEL * d).enumerate() {
+            for first in (0..Self::PANEL).step_by(S::LANES) {
+                let mut rows = [std::ptr::null(); MAX_LANES];
+                for ((lane, row), buffer) in rows.iter_mut().take(S::LANES).enumerate().zip(buffer.chunks_exact_mut(d))
+                {
+                    *row = keys.as_f32(panel * Self::PANEL + first + lane, buffer).as_ptr();
+                }
+                for at in (0..whole).step_by(S::LANES) {
+                    let part = rows.map(|row| row.wrapping_add(at));
+                    // SAFETY: `LANES` of the `d` values of a key from `at` on; in `to` there are `d` rows of `PANEL`
+                    // values, and those from `at` and `first` on have `LANES` more.
+                    unsafe { s.transpose(&part, to.as_mut_ptr().add(at * Self::PANEL + first), Self::PANEL) };
+                }
+                for at in whole..d {
+                    for (to, row) in to[at * Self::PANEL + first..][..S::LANES].iter_mut().zip(rows) {
+                        // SAFETY: one of the `d` values of a key.
+                        *to = unsafe { *row.add(at) };
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pack_values<T: Convert>(self, values: Tokens<T>, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
+        for (key, to) in to.chunks_exact_mut(width_v).take(values.count).enumerate() {
+            let (value, padding) = to.split_at_mut(values.d);
+            f32::upcast(values.as_f32(key, buffer), value);
+            padding.fill(0.0);
+        }
+    }
+
+    #[inline(always)]
+    fn pack_queries<T: Convert>(self, queries: Tokens<T>, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
+        for (i, to) in to.chunks_exact_mut(queries.d).enumerate() {
+            let query = queries.as_f32(i, buffer);
+            to.iter_mut().zip(query).for_each(|(to, x)| *to = x * factor);
+        }
+    }
+
+    #[inline(always)]
+    fn scores(self, _: usize, queries: &[f32], d: usize, keys: &[f32], count: usize, scores: &mut [f32]) {
+        let (s, panel) = (self.0, Self::PANEL);
+        assert!(
+            count <= KEY_BLOCK
+                && queries.len() >= MR * d
+                && keys.len() >= count.next_multiple_of(panel) * d
+                && scores.len() >= MR * KEY_BLOCK
+        );
+        for start in (0..count).step_by(panel) {
+            let a = StridedRows { at: queries.as_ptr(), stride: d };
+            // SAFETY: the assertion checks the lengths. `start` is a multiple of `panel` below `count`, and `count` is
+            // at most `KEY_BLOCK`, which is a multiple of `panel`.
+            unsafe {
+                let sums = microkernel::<S, MR, NR, false>(s, d, a, keys.as_ptr().add(start * d), panel);
+                for (r, sums) in sums.into_iter().enumerate() {
+                    for (n, sum) in sums.into_iter().enumerate() {
+                        s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn accumulate_values(
+        self,
+        _: usize,
+        attention_weights: &mut [f32],
+        values: &[f32],
+        count: usize,
+        output: &mut [f32],
+        width_v: usize,
+    ) {
+        let s = self.0;
+        assert!(attention_weights.len() >= MR * KEY_BLOCK && count <= KEY_BLOCK && width_v.is_multiple_of(S::LANES));
+        assert!(values.len() >= count * width_v && output.len() >= MR * width_v);
+        let mut column = 0;
+        while column < width_v {
+            let step = vectors_per_step((width_v - column) / S::LANES);
+            // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
+            // `LANES`.
+            unsafe {
+                match step {
+                    1 => accumulate_columns::<S, MR, 1>(s, attention_weights, values, count, output, width_v, column),
+                    2 => accumulate_columns::<S, MR, 2>(s, attention_weights, values, count, output, width_v, column),
+                    _ => accumulate_columns::<S, MR, 3>(s, attention_weights, values, count, output, width_v, column),
+                }
+            }
+            column += step * S::LANES;
+        }
+    }
+}
+
+/// How many of the `left` vectors to compute together: at most the three of a register tile. Four are two pairs,
+/// because a single vector would use the registers badly.
+#[inline(always)]
+pub(super) fn vectors_per_step(left: usize) -> usize {
+    match left {
+        1 => 1,
+        2 | 4 => 2,
+        _ => 3,
+    }
+}
+
+/// Adds the products with `NV` vectors of columns from `column`.
+///
+/// # Safety
+/// The slices have the lengths that `accumulate_values` checks, and `column + NV · LANES <= width_v`.
+#[inline(always)]
+unsafe fn accumulate_columns<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    attention_weights: &[f32],
+    values: &[f32],
+    count: usize,
+    output: &mut [f32],
+    width_v: usize,
+    column: usize,
+) {
+    let a = StridedRows { at: attention_weights.as_ptr(), stride: KEY_BLOCK };
+    // SAFETY: the caller promises it.
+    unsafe {
+        let added = microkernel::<S, MR, NV, false>(s, count, a, values.as_ptr().add(column), width_v);
+        for (r, added) in added.into_iter().enumerate() {
+            for (n, added) in added.into_iter().enumerate() {
+                let at = output.as_mut_ptr().add(r * width_v + column + n * S::LANES);
+                s.store(at, s.add(s.load(at), added));
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Functions of single values.
+
+use candle_attention_kernels::{Activation, Isa};
+
+use super::isas;
+use crate::activation::tanh;
+use crate::exp::exp;
+use crate::isa::kernel::Kernel;
+use crate::isa::simd::Simd;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Function {
+    Exp,
+    Tanh,
+    Activation(Activation),
+}
+
+/// Applies a function to each value by itself.
+struct Evaluate<'a> {
+    function: Function,
+    xs: &'a mut [f32],
+}
+
+impl Kernel for Evaluate<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        for x in self.xs {
+            let v = s.splat(*x);
+            *x = s.first_lane(match self.function {
+                Function::Exp => exp(s, v),
+                Function::Tanh => tanh(s, v),
+                Function::Activation(activation) => activation.apply(s, v),
+            });
+        }
+    }
+}
+
+/// The function of `x`, with the given instruction set.
+pub(super) fn evaluate(isa: Isa, function: Function, x: f32) -> f32 {
+    let mut xs = [x];
+    isa.run(Evaluate { function, xs: &mut xs });
+    xs[0]
+}
+
+/// Calls `check` with the name of each instruction set and the function on it.
+fn on_each_isa(function: Function, check: impl Fn(&str, &dyn Fn(f32) -> f32)) {
+    for isa in isas() {
+        check(isa.name(), &|x| evaluate(isa, function, x));
+    }
+}
+
+fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
+    assert_eq!(exp(0.0), 1.0, "{name}");
+    assert_eq!(exp(f32::NEG_INFINITY), 0.0, "{name}");
+    assert_eq!(exp(-1e30), 0.0, "{name}");
+    assert!(exp(f32::NAN).is_nan(), "{name}");
+    let mut worst: f64 = 0.0;
+    let mut x = 0.0f32;
+    while x > -87.0 {
+        let want = f64::from(x).exp();
+        let ulp = f64::from(f32::from_bits((want as f32).to_bits() + 1)) - f64::from(want as f32);
+        worst = worst.max((f64::from(exp(x)) - want).abs() / ulp);
+        x -= 0.000_731;
+    }
+    println!("{name}: exp is within {worst:.2} units in the last place");
+    assert!(worst <= ulps, "{name}: {worst}");
+}
+
+#[test]
+fn exp_is_within_its_error_bound() {
+    on_each_isa(Function::Exp, |name, f| {
+        check_exp(name, f, if name.starts_with("portable") { 3.0 } else { 2.0 });
+    });
+}
+
+/// The reference is the series of the error function in f64.
+#[test]
+fn gelu_is_within_its_error_bound() {
+    let erf = |x: f64| {
+        let mut term = x;
+        let mut sum = x;
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    };
+    on_each_isa(Function::Activation(Activation::Gelu), |name, f| {
+        assert_eq!((f(0.0), f(10.0), f(1e10)), (0.0, 10.0, 1e10), "{name}");
+        assert!(f(-10.0).abs() < 1e-5 && f(f32::NAN).is_nan(), "{name}");
+        let mut worst: f64 = 0.0;
+        for i in -5000..=5000 {
+            let x = i as f32 * 0.001;
+            let want = f64::from(x) / 2.0 * (1.0 + erf(f64::from(x) / 2f64.sqrt()));
+            worst = worst.max((f64::from(f(x)) - want).abs() / f64::from(x.abs().max(1.0)));
+        }
+        println!("{name}: gelu is within {worst:.1e}");
+        assert!(worst < 4e-7, "{name}: {worst}");
+    });
+}
+
+/// The error is in units in the last place of the true value.
+#[test]
+fn tanh_is_within_its_error_bound() {
+    on_each_isa(Function::Tanh, |name, f| {
+        assert_eq!((f(0.0), f(f32::INFINITY), f(-20.0)), (0.0, 1.0, -1.0), "{name}");
+        assert!(f(f32::NAN).is_nan(), "{name}");
+        let mut worst: f64 = 0.0;
+        for i in 1..12_000 {
+            let x = 1.0023f32.powi(i - 10_000);
+            let want = f64::from(x).tanh();
+            let ulp = f64::from(f32::from_bits((want as f32).to_bits() + 1)) - f64::from(want as f32);
+            worst = worst.max((f64::from(f(x)) - want).abs() / ulp);
+        }
+        println!("{name}: tanh is within {worst:.2} units in the last place");
+        assert!(worst <= 6.0, "{name}: {worst}");
+    });
+}
+
+#[test]
+fn gelu_by_tanh_is_within_its_error_bound() {
+    on_each_isa(Function::Activation(Activation::GeluTanh), |name, f| {
+        assert_eq!((f(0.0), f(10.0)), (0.0, 10.0), "{name}");
+        assert!(f(-10.0).abs() < 2e-6 && f(f32::NAN).is_nan(), "{name}");
+        let mut worst: f64 = 0.0;
+        for i in -5000..=5000 {
+            let x = i as f32 * 0.001;
+            let wide = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044_715 * wide.powi(3));
+            worst = worst.max((f64::from(f(x)) - wide / 2.0 * (1.0 + inner.tanh())).abs() / wide.abs().max(1.0));
+        }
+        println!("{name}: gelu by tanh is within {worst:.1e}");
+        assert!(worst < 4e-7, "{name}: {worst}");
+    });
+}
+
+#[test]
+fn silu_is_within_its_error_bound() {
+    on_each_isa(Function::Activation(Activation::Silu), |name, f| {
+        assert_eq!((f(0.0), f(100.0), f(-100.0)), (0.0, 100.0, 0.0), "{name}");
+        assert!(f(f32::NAN).is_nan(), "{name}");
+        let mut worst: f64 = 0.0;
+        for i in -20000..=20000 {
+            let x = i as f32 * 0.001;
+            let wide = f64::from(x);
+            worst = worst.max((f64::from(f(x)) - wide / (1.0 + (-wide).exp())).abs() / wide.abs().max(1.0));
+        }
+        println!("{name}: silu is within {worst:.1e}");
+        assert!(worst < 4e-7, "{name}: {worst}");
+    });
+}
+
+#[test]
+fn relu_is_exact() {
+    on_each_isa(Function::Activation(Activation::Relu), |name, f| {
+        assert_eq!([-1.5, -0.0, 0.0, 1.5, f32::INFINITY].map(f), [0.0, 0.0, 0.0, 1.5, f32::INFINITY], "{name}");
+    });
+}

@@ -1,0 +1,66 @@
+//! Every instruction set of this machine against naive references in f64, over odd sizes.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+mod attention;
+mod bf16_tiles;
+mod distances;
+mod functions;
+mod gemm;
+mod non_finite;
+mod norm;
+mod score_tiles;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+mod sizes;
+mod support;
+mod unpack;
+
+use candle_attention_kernels::{Isa, PackedWeights, Packer, Result};
+use support::{Random, downcast, upcast};
+
+/// The instruction sets of this machine, or only the one that `CANDLE_ATTENTION_ISA` names.
+fn isas() -> Vec<Isa> {
+    let forced = std::env::var("CANDLE_ATTENTION_ISA").ok();
+    let isas: Vec<Isa> =
+        Isa::all().into_iter().filter(|isa| forced.as_ref().is_none_or(|name| isa.name() == name)).collect();
+    assert!(!isas.is_empty(), "this machine does not have {forced:?}");
+    isas
+}
+
+/// Runs with a pool of so many threads; on WebAssembly, which has none, on the only one.
+fn on_threads<R: Send>(threads: usize, run: impl FnOnce() -> R + Send) -> R {
+    if cfg!(target_family = "wasm") {
+        return run();
+    }
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
+}
+
+impl PackedWeights {
+    /// Packs `weight` `(out_features, in_features)` and `bias` `(out_features)`.
+    pub fn new(
+        isa: Isa,
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Self> {
+        let mut packer = Packer::new(isa, false, out_features, in_features)?;
+        packer.push(out_features, weight, bias)?;
+        packer.finish()
+    }
+
+    /// Packs weights that are bf16 values.
+    pub fn new_bf16(
+        isa: Isa,
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Self> {
+        let weight: Vec<half::bf16> = weight.iter().map(|weight| half::bf16::from_f32(*weight)).collect();
+        let mut packer = Packer::new(isa, true, out_features, in_features)?;
+        packer.push(out_features, &weight, bias)?;
+        packer.finish()
+    }
+}
