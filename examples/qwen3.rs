@@ -56,7 +56,7 @@ impl Layer {
         // The layer is causal by itself. Each row continues at its own end.
         let inputs = AttentionInputs::self_attention(&normed, AttentionMask::full());
         let options = AttentionOptions::default();
-        let xs = (xs + self.attention.layer.attend_cached_lengths(&inputs, lengths, cache, &options)?.output)?;
+        let xs = (xs + self.attention.layer.attend_with(&inputs.with_cache_lengths(cache, lengths), &options)?.output)?;
         let normed = self.mlp_norm.forward(&xs)?;
         let inner = (self.gate_proj.forward(&normed)?.silu()? * self.up_proj.forward(&normed)?)?; // SwiGLU
         Ok((&xs + self.down_proj.forward(&inner)?)?)

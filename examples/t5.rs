@@ -114,7 +114,7 @@ impl T5 {
     /// The caches of each block: one for its own tokens, one with keys and values of what the encoder read.
     pub fn caches(&self, memory: &Tensor) -> Result<Vec<(KvCache, CrossCache)>> {
         let cross = self.decoder.0.iter().filter_map(|block| block.cross.as_ref());
-        cross.map(|cross| Ok((KvCache::growing(), cross.layer.cross_cache(memory)?))).collect()
+        cross.map(|cross| Ok((KvCache::growing(), cross.layer.cross_cache(memory, memory)?))).collect()
     }
 
     /// The scores of the token after each of `ids` `(b, s)`, which follow those in the caches. `lengths` are those that
@@ -124,10 +124,14 @@ impl T5 {
         for (block, (own, memory)) in self.decoder.0.iter().zip(caches) {
             let normed = block.norms[0].forward(&xs)?;
             let inputs = AttentionInputs::self_attention(&normed, AttentionMask::full()); // causal by itself
-            xs = (xs + block.attention.layer.attend_cached(&inputs, own, &options)?.output)?;
+            xs = (xs + block.attention.layer.attend_with(&inputs.with_cache(own), &options)?.output)?;
             if let Some(cross) = &block.cross {
                 let (normed, mask) = (block.norms[1].forward(&xs)?, AttentionMask::lengths(lengths));
-                xs = (xs + cross.layer.attend_cross_cached(&normed, mask, memory, &options)?.output)?;
+                xs = (xs
+                    + cross
+                        .layer
+                        .attend_with(&AttentionInputs::cross_cached(&normed, memory, mask), &options)?
+                        .output)?;
             }
             xs = block.feed_forward(&xs)?;
         }

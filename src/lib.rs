@@ -93,24 +93,21 @@ pub mod norm;
 pub mod ops;
 pub mod position;
 pub mod pruning;
+pub mod ragged;
 pub mod sdpa;
 #[cfg(test)]
+#[allow(unsafe_code)]
 #[path = "../crates/kernels/tests/support/mod.rs"]
 mod support;
 pub mod tensor;
 pub mod weights;
 
-pub mod ragged {
-    //! Batches of sequences one after another, without padding.
-    pub use crate::attention::ragged::*;
-    pub use crate::position::ragged::{BatchCache, lengths, offsets};
-}
-
 pub use candle_core;
 pub use candle_nn;
 
-pub use attention::cache::{CrossCache, KvCache};
-pub use attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys};
+pub use attention::{
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KvCache, MultiHeadAttention, ObserveOptions, TopKeys,
+};
 pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};

@@ -8,13 +8,14 @@
 use std::path::{Path, PathBuf};
 
 /// The rooms of the layer from the ground up.
-const LAYER: [&str; 18] = [
+const LAYER: [&str; 19] = [
     "macros",
     "error",
     "io",
     "tensor",
     "weights",
     "kernels",
+    "ragged",
     "ops",
     "mask",
     "position",

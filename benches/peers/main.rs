@@ -121,7 +121,7 @@ fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, dtype: DT
     let mut options = AttentionOptions::default();
     options.backend = target.backend;
     Ok(Box::new(move || match &lengths {
-        Some(lengths) => Ok(layer.attend_ragged(&xs, lengths, &mask)?),
+        Some(lengths) => Ok(layer.attend_with(&AttentionInputs::ragged(&xs, lengths, &mask), &options)?.output),
         None => Ok(layer.attend_with(&AttentionInputs::self_attention(&xs, &mask), &options)?.output),
     }))
 }

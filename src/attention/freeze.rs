@@ -9,8 +9,8 @@ use crate::tensor::{Freeze, Frozen, MapTensors};
 use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl MultiHeadAttention {
-    /// The layer as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they are
-    /// packed for the kernels at once, and the packed projections are all that the copy keeps of them.
+    /// The layer as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they
+    /// are packed for the kernels at once, and the packed projections are all that the copy keeps of them.
     ///
     /// A layer of variables runs candle's differentiable operations on their present values. Its frozen copy runs the
     /// fused kernels, and is a snapshot: it does not follow the variables. `frozen` is cheap to call before each
@@ -122,8 +122,8 @@ impl<T: MapTensors> MapTensors for [T; 2] {
 }
 
 impl MultiHeadAttention {
-    /// Identities of the query-key-value projection and of the output projection. Layers that share a projection, such as
-    /// clones, have equal ones.
+    /// Identities of the query-key-value projection and of the output projection. Layers that share a projection, such
+    /// as clones, have equal ones.
     pub fn projection_ids(&self) -> [candle_core::TensorId; 2] {
         [self.qkv.id(), self.o_proj.id()]
     }

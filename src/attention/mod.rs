@@ -3,37 +3,38 @@
 //! Tokens stay in order. The usual implementation transposes queries, keys and values to `(b, h, s, d)` and back, which
 //! copies every activation four times. Here one fused projection writes `(tokens, (h + 2 h_kv) · d)`, kernels read
 //! heads from it by stride and write `(tokens, h · d)`, and the output projection reads that. Ragged batches follow
-//! from it: a batch is the concatenation of its sequences, so nothing is spent on padding ([`attend_ragged`]). Where a
-//! kernel does not apply (gradients, returned attention weights), the same tensors go through candle's differentiable
-//! operations.
+//! from it: a batch is the concatenation of its sequences, so nothing is spent on padding
+//! ([`AttentionInputs::ragged`]). Where a kernel does not apply (gradients, returned attention weights), the same
+//! tensors go through candle's differentiable operations.
 //!
-//! [`attend_ragged`]: MultiHeadAttention::attend_ragged
+//! Every call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it runs
+//! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`padded`). A plan is a
+//! prepared call that does not run.
 
 mod build;
-pub(crate) mod cache;
+mod cache;
 mod call;
-mod debug;
 mod freeze;
-mod init;
 mod observe;
 mod options;
-mod plan;
-mod positions;
-pub(crate) mod ragged;
+mod padded;
+mod rows;
 mod transform;
 
+pub use cache::{CrossCache, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
+use call::{PreparedCall, Route};
 use candle_core::{DType, Device, Module, Tensor};
+use options::Tokens;
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::mask::AttentionMask;
-use crate::ops::{Linear, Qkv};
+use crate::ops::{Linear, PendingBias, Qkv};
 use crate::position::PositionState;
-use crate::sdpa;
-use crate::sdpa::AttentionOutput;
+use crate::sdpa::{AttentionOutput, Plan};
 use crate::tensor::Frozen;
 use crate::weights::NormWeights;
 
@@ -53,8 +54,8 @@ use crate::weights::NormWeights;
 /// # DTypes
 /// f16, bf16, f32, f64: the dtype of the weights, which the inputs must share. On the CPU half types are computed in
 /// f32 from the projections to the output, which is rounded once. With bf16 instructions (AMX, AVX512-BF16) the
-/// operands of each product are rounded to bf16, while sums and softmax stay in f32. A call with a cache rounds queries,
-/// keys and values to the dtype of the weights, which the cache holds. On a GPU the softmax is in f32.
+/// operands of each product are rounded to bf16, while sums and softmax stay in f32. A call with a cache rounds
+/// queries, keys and values to the dtype of the weights, which the cache holds. On a GPU the softmax is in f32.
 /// # Masks
 /// [`AttentionMask`]: true = attend. A fully masked query gives zeros before the output projection.
 /// # Backends
@@ -125,11 +126,11 @@ impl MultiHeadAttention {
         self.frozen.is_itself()
     }
 
-    /// Self-attention under the mask of the configuration, `(b, s, hidden_size)` → `(b, s, output_size)`; with `train`,
-    /// dropout is applied.
+    /// [`forward`](Module::forward), with dropout if `train`.
     ///
-    /// Call it on the layer itself: candle gives every `Module` a `ModuleT` whose `forward_t` ignores `train`, and
-    /// generic code such as `candle_nn::seq_t` calls that one. There, wrap the layer in a closure.
+    /// candle gives every `Module` a `ModuleT` whose `forward_t` ignores `train`. This method is here so that
+    /// `layer.forward_t(&xs, true)` is right; generic code such as `candle_nn::seq_t` calls candle's. There, wrap the
+    /// layer in a closure.
     ///
     /// # Errors
     /// `xs` has the wrong shape, dtype or device.
@@ -148,74 +149,51 @@ impl MultiHeadAttention {
         self.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
     }
 
-    /// Attention with [`AttentionOptions`]: training, returned attention weights, a forced backend, a head mask.
+    /// Attention over [`AttentionInputs`], which are padded, ragged, the next tokens of a cache, or queries over a
+    /// cached memory; with [`AttentionOptions`]: training, returned attention weights, a forced backend, a head mask.
     ///
     /// # Errors
-    /// Those of [`attend`](Self::attend), or a forced backend that cannot run the call.
+    /// - A tensor has the wrong shape, dtype or device, or the mask does not fit the call.
+    /// - A forced backend cannot run the call.
+    /// - Ragged: the lengths do not add up to the tokens, the mask is neither full, causal nor a window, or the
+    ///   positions are those of image patches and the sequences have different lengths.
+    /// - With a cache, which is unchanged after any error: [`Error::CacheFull`](crate::Error::CacheFull);
+    ///   [`Error::CachedRotation`](crate::Error::CachedRotation), where LongRoPE or dynamic scaling would rotate the
+    ///   cached keys otherwise; a cache of another batch or of a layer with other sizes; a layer with `add_bias_kv`,
+    ///   `add_zero_attn` or positions of image patches.
+    /// - Over a cached memory: a cache of another layer or another batch.
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
+        let (output, attention_weights) = self.attended(inputs, options)?;
+        Ok(AttentionOutput { output: output.apply()?, attention_weights })
+    }
+
+    /// The output of [`attend_with`](Self::attend_with) without options, for a residual norm that adds the last bias in
+    /// the same kernel, where a GPU has one.
+    ///
+    /// # Errors
+    /// Those of [`attend_with`](Self::attend_with).
+    pub fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
+        self.attended(inputs, &AttentionOptions::default()).map(|(output, _)| output)
+    }
+
+    /// The backend that would run [`attend_with`](Self::attend_with), why each other one would not, and the scratch
+    /// memory in bytes. A cache is not changed. Where a ragged batch has to be padded, it is the plan of the padded
+    /// batch.
+    ///
+    /// # Errors
+    /// Those of [`attend_with`](Self::attend_with).
+    pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs, options)?;
-        if self.config.num_attention_heads == 0 {
-            return self.without_heads(inputs.query);
-        }
-        let s_kv = inputs.key.dim(1)?;
-        let mask = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
-        let inputs = &inputs.under(&*mask);
-        let sdpa_options = self.sdpa_options(inputs, options);
-        let call = self.call(inputs, &sdpa_options, s_kv)?;
-        if options.head_mask.is_none()
-            && options.positions.is_none()
-            && options.grid.is_none()
-            && self.supports_unpadding(inputs, &call, &sdpa_options)
-        {
-            let output = match inputs.mask.as_padding() {
-                _ if inputs.mask.is_windowed() => Some(self.attend_whole(inputs.query, &inputs.mask)?),
-                Some((lengths, band)) => {
-                    inputs.mask.check(call.shape)?;
-                    Some(self.attend_unpadded(inputs.query, lengths, &band)?)
-                }
-                None => None,
-            };
-            if let Some(output) = output {
-                return Ok(AttentionOutput { output, attention_weights: None });
+        let cache = inputs.lock_cache();
+        let PreparedCall { call, options, route, .. } =
+            self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        match (route, &inputs.tokens) {
+            (Route::Buckets, Tokens::Ragged(lengths)) => {
+                let padded = options.mask.clone().into_owned().and(AttentionMask::padding(lengths));
+                Plan::new(&call, &options.with_mask(padded))
             }
+            _ => Plan::new(&call, &options),
         }
-        let ready = self.transformed(inputs, call.dtype, options)?;
-        let sdpa_options = sdpa_options.with_mask(&*ready.mask);
-        self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa_options)?, inputs, options)
-    }
-
-    /// Applies the head mask and the output projection to the result of `sdpa`.
-    fn finish(
-        &self,
-        attended: AttentionOutput,
-        inputs: &AttentionInputs,
-        options: &AttentionOptions,
-    ) -> Result<AttentionOutput> {
-        let (b, s_q, h, d_v) = attended.output.dims4()?;
-        let dtype = inputs.query.dtype();
-        let by_head = match options.head_mask {
-            Some(mask) => {
-                let sequences = if mask.rank() == 2 { b } else { 1 };
-                attended
-                    .output
-                    .broadcast_mul(&mask.to_dtype(attended.output.dtype())?.reshape((sequences, 1, h, 1))?)?
-            }
-            None => attended.output,
-        };
-        let output = self.o_proj.forward(&by_head.reshape((b, s_q, h * d_v))?, dtype)?;
-        let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
-        Ok(AttentionOutput { output, attention_weights })
-    }
-
-    /// The output of a layer without heads: the bias of the output projection for each query.
-    fn without_heads(&self, query: &Tensor) -> Result<AttentionOutput> {
-        let (b, s_q, _) = query.dims3()?;
-        let shape = (b, s_q, self.config.resolved_output_size());
-        let output = match self.o_proj.bias()? {
-            Some(bias) => bias.broadcast_as(shape)?,
-            None => Tensor::zeros(shape, query.dtype(), query.device())?,
-        };
-        Ok(AttentionOutput { output, attention_weights: None })
     }
 }
 

@@ -9,12 +9,15 @@ use std::borrow::Cow;
 
 use candle_core::{D, DType, Device, Tensor};
 
+use crate::attention::cache::KvCache;
+use crate::attention::call::PreparedCall;
+use crate::attention::options::Tokens;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
 use crate::ops::accumulate_dtype;
 use crate::sdpa;
-use crate::sdpa::{Backend, SdpaOptions};
+use crate::sdpa::{Backend, Plan, SdpaOptions};
 use crate::setters;
 use crate::tensor::{compute_dtype, select};
 
@@ -24,7 +27,8 @@ const BLOCK: usize = 1 << 21;
 /// Selects which attention statistics [`MultiHeadAttention::observe`] returns. Default: none, of all heads and queries.
 ///
 /// ```
-/// # use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, ObserveOptions};
+/// # use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions};
+/// # use candle_attention::{MultiHeadAttention, ObserveOptions};
 /// # use candle_core::{DType, Device, Tensor};
 /// # let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
 /// # let attention = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb)?;
@@ -105,10 +109,12 @@ impl MultiHeadAttention {
     /// The output of [`attend_with`](Self::attend_with), and the selected statistics of its attention weights.
     ///
     /// Queries are processed in blocks: unless the attention weights themselves are selected, memory grows with `s_kv`,
-    /// not with `s_q · s_kv`.
+    /// not with `s_q · s_kv`. A ragged batch is padded to its longest sequence, and the queries are those of the padded
+    /// batch. Inputs with a cache add their keys and values to it.
     ///
     /// # Errors
-    /// Those of [`attend_with`](Self::attend_with), or a head, a query or a number of keys that does not exist.
+    /// Those of [`attend_with`](Self::attend_with), a head, a query or a number of keys that does not exist, a ragged
+    /// batch without tokens, or mean distances of sequences of unequal length in a cache.
     pub fn observe(
         &self,
         inputs: &AttentionInputs,
@@ -116,39 +122,54 @@ impl MultiHeadAttention {
         what: &ObserveOptions,
     ) -> Result<AttentionStats> {
         self.check(inputs, options)?;
+        let options = &options.with_return_attention_weights(false);
+        if let Tokens::Ragged(lengths) = inputs.tokens {
+            return self.observe_padded(inputs.query, lengths, &inputs.mask, options, what);
+        }
+        let mut cache = inputs.lock_cache();
+        match cache.as_deref_mut() {
+            Some(cache) => cache.or_unchanged(|cache| self.observe_with(inputs, options, what, Some(cache))),
+            None => self.observe_with(inputs, options, what, None),
+        }
+    }
+
+    fn observe_with(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+        what: &ObserveOptions,
+        cache: Option<&mut KvCache>,
+    ) -> Result<AttentionStats> {
         let (b, s_q, _) = inputs.query.dims3()?;
-        let s_kv = inputs.key.dim(1)?;
         let h = self.config.num_attention_heads;
         let heads = chosen("head", what.heads.as_deref(), h)?;
         let queries = chosen("query", what.queries.as_deref(), s_q)?;
 
         if h == 0 {
-            let output = self.without_heads(inputs.query)?.output;
-            return StatBlocks::default().concatenated(
-                output,
-                what,
-                [b, 0, queries.len()],
-                s_kv,
-                DType::F32,
-                inputs.query.device(),
-            );
+            let output = self.without_heads(inputs.query)?;
+            let s_kv = if let Tokens::Memory(memory) = inputs.tokens { memory.len() } else { inputs.key.dim(1)? };
+            let empty = [b, 0, queries.len()];
+            return StatBlocks::default().concatenated(output, what, empty, s_kv, DType::F32, inputs.query.device());
         }
-        let options = &options.with_return_attention_weights(false);
-        let positioned = self.mask_with_bias(inputs, inputs.query.dim(1)?, s_kv, None, None)?;
-        let inputs_by_position = inputs.under(&*positioned);
-        let sdpa = self.sdpa_options(&inputs_by_position, options);
-        let call = self.call(&inputs_by_position, &sdpa, s_kv)?;
-        positioned.check(call.shape)?;
-        // The dtype in which the eager backend computes.
-        let wide = accumulate_dtype(self.qkv.like());
-        let ready = self.transformed(&inputs_by_position, wide, options)?;
+        let mut prepared = self.prepare(inputs, options, cache.as_deref())?;
+        if what.mean_distance && prepared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some()) {
+            let allowed = "false for sequences of unequal length in a cache";
+            return Err(Error::config("mean_distance", true, allowed));
+        }
+        // The dtype in which the eager backend computes; a cache has its own.
+        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_));
+        let wide = if is_cached { prepared.call.dtype } else { accumulate_dtype(self.qkv.like()) };
+        let qkv = self.transformed(inputs, &mut prepared, wide, options, cache)?;
+        let PreparedCall { call, options: sdpa, .. } = prepared;
         let output = if call.dtype == wide {
-            let sdpa = sdpa.with_mask(&*ready.mask);
-            self.finish(sdpa::attend_bshd(&ready.q, &ready.k, &ready.v, &sdpa)?, inputs, options)?.output
+            let attended = sdpa::attend_call(Plan::choose(&call, &sdpa)?, qkv.each_ref(), None, &call, &sdpa)?;
+            self.finish(attended, inputs, options)?.0
         } else {
-            self.attend_with(inputs, options)?.output
+            self.attended(inputs, options)?.0
         };
-        let keys = ready.k.dim(1)?;
+        let output = output.apply()?;
+        let ([q, k, _], s_kv) = (qkv, call.shape.s_kv);
+        let keys = k.dim(1)?;
         if let Some(k) = what.top_k.filter(|k| !(1..=keys).contains(k)) {
             return Err(Error::config("top_k", k, format!("1 to {keys}, the keys")));
         }
@@ -161,11 +182,14 @@ impl MultiHeadAttention {
             select(t, &heads.iter().map(|head| head / group).collect::<Vec<_>>(), dim)
         };
         let group = h / self.config.resolved_num_key_value_heads();
-        let (q, k) = (select_heads(&ready.q, 2, 1)?, select_heads(&ready.k, 2, group)?);
+        let (q, k) = (select_heads(&q, 2, 1)?, select_heads(&k, 2, group)?);
         // The output is not needed here, so values of one element are enough.
         let v = k.narrow(3, 0, 1)?;
-        let mask =
-            if all { ready.mask } else { Cow::Owned(ready.mask.of_heads(&heads, AttnShape { b, h, s_q, s_kv })?) };
+        let mask = if all {
+            sdpa.mask.clone()
+        } else {
+            Cow::Owned(sdpa.mask.of_heads(&heads, AttnShape { b, h, s_q, s_kv })?)
+        };
         let sinks = self.sinks.as_ref().map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
         let score = self.score.as_ref().map(|score| select_heads(score, 0, 1)).transpose()?;
         let call = AttnShape { b, h: heads.len(), s_q, s_kv };
@@ -177,14 +201,14 @@ impl MultiHeadAttention {
         let observed: &[usize] = if heads.is_empty() { &[] } else { &queries };
         for run in runs(observed, step) {
             let mask = mask.of_queries(run.clone(), call)?;
-            let inputs = inputs.under(&mask);
             let sdpa = SdpaOptions {
+                mask: Cow::Owned(mask),
                 sinks: sinks.as_ref(),
                 additive: score.as_ref(),
                 return_attention_weights: true,
                 backend: Some(Backend::Eager),
                 dropout: 0.0,
-                ..self.sdpa_options(&inputs, options)
+                ..sdpa.clone()
             };
             let weights = sdpa::attend_bshd(&q.narrow(1, run.start, run.len())?, &k, &v, &sdpa)?.attention_weights;
             let Some(weights) = weights else { continue };

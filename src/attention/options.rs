@@ -1,44 +1,88 @@
 //! Inputs and options of one call.
 
 use std::borrow::Cow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::Tensor;
 
+use crate::attention::cache::{CrossCache, KvCache};
 use crate::mask::AttentionMask;
+use crate::ragged::Buffers;
 use crate::sdpa::Backend;
 use crate::setters;
 
-/// The tensors of one call, borrowed, and its mask, borrowed or owned.
+/// The tokens of one call, borrowed, and its mask, borrowed or owned.
+///
+/// - a padded batch: [`new`](Self::new), [`self_attention`](Self::self_attention),
+///   [`cross_attention`](Self::cross_attention)
+/// - sequences of unequal length without padding: [`ragged`](Self::ragged)
+/// - the next tokens of sequences in a [`KvCache`]: [`with_cache`](Self::with_cache),
+///   [`with_cache_lengths`](Self::with_cache_lengths)
+/// - queries over a memory in a [`CrossCache`]: [`cross_cached`](Self::cross_cached)
 ///
 /// ```
-/// use candle_attention::{AttentionInputs, AttentionMask};
-/// # let xs = candle_core::Tensor::zeros((1, 5, 8), candle_core::DType::F32, &candle_core::Device::Cpu)?;
-/// let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-/// let mask = AttentionMask::lengths(&[3]);
-/// let memory = AttentionInputs::cross_attention(&xs, &xs, &mask);
-/// # let _ = (inputs, memory);
-/// # Ok::<(), candle_attention::Error>(())
+/// use candle_attention::{
+///     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
+/// };
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2).with_mask(AttentionMask::causal()), vb)?;
+/// let (options, mut cache) = (AttentionOptions::default(), KvCache::growing());
+///
+/// let xs = Tensor::randn(0f32, 1., (2, 5, 8), &Device::Cpu)?;
+/// let padded = AttentionInputs::self_attention(&xs, AttentionMask::padding(&[5, 3]));
+/// assert_eq!(layer.attend_with(&padded, &options)?.output.dims(), [2, 5, 8]);
+///
+/// let xs = Tensor::randn(0f32, 1., (8, 8), &Device::Cpu)?; // the same without padding
+/// let ragged = AttentionInputs::ragged(&xs, &[5, 3], AttentionMask::full());
+/// assert_eq!(layer.attend_with(&ragged, &options)?.output.dims(), [8, 8]);
+///
+/// for _ in 0..3 {
+///     let next = Tensor::randn(0f32, 1., (2, 1, 8), &Device::Cpu)?;
+///     let inputs = AttentionInputs::self_attention(&next, AttentionMask::full()).with_cache(&mut cache);
+///     assert_eq!(layer.attend_with(&inputs, &options)?.output.dims(), [2, 1, 8]);
+/// }
+/// assert_eq!(cache.lengths(), [3, 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
-#[non_exhaustive]
+#[derive(Debug)]
 pub struct AttentionInputs<'a> {
-    /// Input of the query projection, `(b, s_q, query_size)`.
-    pub query: &'a Tensor,
-    /// Input of the key projection, `(b, s_kv, key_size)`.
-    pub key: &'a Tensor,
-    /// Input of the value projection, `(b, s_kv, value_size)`.
-    pub value: &'a Tensor,
-    /// The keys that each query attends to, besides the mask of the configuration.
-    pub mask: Cow<'a, AttentionMask>,
+    pub(super) query: &'a Tensor,
+    pub(super) key: &'a Tensor,
+    pub(super) value: &'a Tensor,
+    pub(super) mask: Cow<'a, AttentionMask>,
+    pub(super) tokens: Tokens<'a>,
+    /// Locked for the length of a call, so that all calls take shared inputs.
+    pub(super) cache: Option<Mutex<&'a mut KvCache>>,
+    /// The new tokens of each sequence in the cache, if some of them are padding.
+    pub(super) new_lengths: Option<&'a [usize]>,
+    pub(super) buffers: Option<&'a Buffers>,
+}
+
+/// How the tokens of a call are stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Tokens<'a> {
+    /// `(b, s, width)`.
+    Padded,
+    /// Sequences of these lengths one after another, `(tokens, width)`.
+    Ragged(&'a [usize]),
+    /// The queries are `(b, s_q, width)`, keys and values are projected already.
+    Memory(&'a CrossCache),
 }
 
 impl<'a> AttentionInputs<'a> {
-    /// Every token of `query` attends to the tokens of `key` and `value`.
+    /// Every token of `query` `(b, s_q, query_size)` attends to the tokens of `key` `(b, s_kv, key_size)` and `value`
+    /// `(b, s_kv, value_size)`.
+    ///
+    /// `mask` hides keys besides the mask of the configuration.
     pub fn new(query: &'a Tensor, key: &'a Tensor, value: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
-        Self { query, key, value, mask: mask.into() }
+        let (mask, tokens) = (mask.into(), Tokens::Padded);
+        Self { query, key, value, mask, tokens, cache: None, new_lengths: None, buffers: None }
     }
 
-    /// Self-attention: every token of `xs` attends to the tokens of its sequence.
+    /// Self-attention: every token of `xs` `(b, s, query_size)` attends to the tokens of its sequence.
     pub fn self_attention(xs: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
         Self::new(xs, xs, xs, mask)
     }
@@ -48,9 +92,75 @@ impl<'a> AttentionInputs<'a> {
         Self::new(xs, memory, memory, mask)
     }
 
-    /// The same tensors under another mask.
-    pub(super) fn under(&self, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
-        Self { mask: mask.into(), ..*self }
+    /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)` holds the sequences one after
+    /// another, `lengths` the number of tokens of each. The output is `(tokens, output_size)`.
+    ///
+    /// The result is that of padding the sequences, masking the padding and removing it again, but a fused kernel
+    /// spends nothing on padding. Without one, for gradients and on Apple GPUs, sequences of like length are padded
+    /// together: padding is at most a quarter of what is computed. On the CPU the result of a sequence has the same
+    /// bits alone and in any batch.
+    ///
+    /// `mask` is `full`, `causal` or a `window`, each within a sequence.
+    ///
+    /// Dropout and a head mask `(h)` or `(sequences, h)` mean what they mean in a padded batch. Returned attention
+    /// weights are those of the padded batch, `(sequences, h, s, s)` with `s` tokens in the longest sequence: rows and
+    /// columns of padding are 0. Positions are `(tokens)`, or `(3, tokens)` for M-RoPE. With one of these options the
+    /// batch is padded; a forced fused backend alone runs it without padding.
+    pub fn ragged(xs: &'a Tensor, lengths: &'a [usize], mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+        Self { tokens: Tokens::Ragged(lengths), ..Self::self_attention(xs, mask) }
+    }
+
+    /// Cross-attention of `queries` `(b, s_q, query_size)` to a memory whose keys and values are projected already
+    /// ([`MultiHeadAttention::cross_cache`](crate::MultiHeadAttention::cross_cache)). `mask` has one column per token
+    /// of the memory.
+    pub fn cross_cached(queries: &'a Tensor, memory: &'a CrossCache, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+        Self { tokens: Tokens::Memory(memory), ..Self::self_attention(queries, mask) }
+    }
+
+    /// These inputs as the next tokens of the sequences in `cache`: a call adds their keys and values to the cache, and
+    /// they attend to all keys in it. [`plan`](crate::MultiHeadAttention::plan) leaves the cache as it is, and so does
+    /// a call that fails.
+    ///
+    /// Positions continue from the end of the cache, or are those of [`AttentionOptions::with_positions`]. The mask
+    /// covers all keys: causal masks and windows as usual, [`keep`](AttentionMask::keep) and similar masks with one
+    /// column per kept token and per new one ([`KvCache::mask_columns`]).
+    pub fn with_cache<'b>(&self, cache: &'b mut KvCache) -> AttentionInputs<'b>
+    where
+        'a: 'b,
+    {
+        let Self { query, key, value, ref mask, tokens, new_lengths, buffers, .. } = *self;
+        AttentionInputs {
+            query,
+            key,
+            value,
+            mask: mask.clone(),
+            tokens,
+            cache: Some(Mutex::new(cache)),
+            new_lengths,
+            buffers,
+        }
+    }
+
+    /// [`with_cache`](Self::with_cache) for sequences of unequal length: the new tokens are padded on the right, and
+    /// sequence `i` has `lengths[i]` of them. Each sequence continues at its own end. The output for padding is
+    /// undefined.
+    pub fn with_cache_lengths<'b>(&self, cache: &'b mut KvCache, lengths: &'b [usize]) -> AttentionInputs<'b>
+    where
+        'a: 'b,
+    {
+        AttentionInputs { new_lengths: Some(lengths), ..self.with_cache(cache) }
+    }
+
+    /// These inputs with what the layers of a model share while they run one ragged batch.
+    #[must_use]
+    pub fn with_buffers(mut self, buffers: &'a Buffers) -> Self {
+        self.buffers = Some(buffers);
+        self
+    }
+
+    /// The cache, for one call.
+    pub(super) fn lock_cache(&self) -> Option<MutexGuard<'_, &'a mut KvCache>> {
+        self.cache.as_ref().map(|cache| cache.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -60,9 +170,9 @@ impl<'a> AttentionInputs<'a> {
 pub struct AttentionOptions<'a> {
     /// Whether dropout is applied (training); default false.
     pub train: bool,
-    /// Makes dropout reproducible: the same seed drops the same attention weights in calls of one shape, on every device.
-    /// Layers that share a seed drop the same weights, and so do steps of training: give each its own. `None`, the
-    /// default, drops others in each call.
+    /// Makes dropout reproducible: the same seed drops the same attention weights in calls of one shape, on every
+    /// device. Layers that share a seed drop the same weights, and so do steps of training: give each its own. `None`,
+    /// the default, drops others in each call.
     pub dropout_seed: Option<u64>,
     /// Whether the attention weights are returned, as they are before dropout; default false.
     pub return_attention_weights: bool,
@@ -75,10 +185,10 @@ pub struct AttentionOptions<'a> {
     /// `(b, s_kv)` or, for M-RoPE, `(3, b, s_kv)` with the temporal position, height and width of each token. Dimension
     /// `b` may be 1. The queries are the last of these tokens. Default none.
     ///
-    /// For packed rows, for a sequence that continues elsewhere, and for images in text. Only the rotation of queries and
-    /// keys follows these positions: causal masks and windows go by the order of the tokens, and packed rows are kept
-    /// apart by [`AttentionMask::segments`]. A layer without positions ignores them, and a scheme that is not rotary
-    /// refuses them. Without them, the next call with a cache continues after the largest position so far.
+    /// For packed rows, for a sequence that continues elsewhere, and for images in text. Only the rotation of queries
+    /// and keys follows these positions: causal masks and windows go by the order of the tokens, and packed rows are
+    /// kept apart by [`AttentionMask::segments`]. A layer without positions ignores them, and a scheme that is not
+    /// rotary refuses them. Without them, the next call with a cache continues after the largest position so far.
     pub positions: Option<&'a Tensor>,
     /// Factors on the output of each head before the output projection: `(h)`, or `(b, h)` per sequence, in any
     /// floating-point dtype. 0 disables a head. Differentiable. Returned attention weights do not include it.

@@ -5,51 +5,56 @@ use std::borrow::Cow;
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::options::{AttentionInputs, AttentionOptions};
-use crate::attention::positions::sequence_lengths;
+use crate::attention::cache::KvCache;
+use crate::attention::call::PreparedCall;
+use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
 use crate::mask::{AttentionMask, Disentangled, DistanceEmbeddings};
 use crate::ops::{Norm, accumulate_dtype};
 use crate::position::{EmbeddingCall, TokenPositions};
+use crate::ragged::{BatchCache, RaggedBatch, offsets};
 use crate::weights::NormWeights;
 
-/// Queries, keys and values `(b, s, heads, d)` ready for attention, extra keys included, and the whole mask.
-pub(super) struct Transformed<'a> {
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub mask: Cow<'a, AttentionMask>,
-}
-
 impl MultiHeadAttention {
-    /// Projects and transforms the inputs of a padded call. Their mask has the position bias already, to which what
-    /// depends on queries and keys is added here.
-    pub(super) fn transformed<'a>(
+    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, ready for attention: with the extra keys of the layer,
+    /// and with the keys and values of the cache, to which the new ones are added. What depends on queries and keys is
+    /// added to the mask of the call.
+    pub(super) fn transformed(
         &self,
-        inputs: &'a AttentionInputs,
+        inputs: &AttentionInputs,
+        prepared: &mut PreparedCall,
         dtype: DType,
         options: &AttentionOptions,
-    ) -> Result<Transformed<'a>> {
-        let (b, s_kv, _) = inputs.key.dims3()?;
-        let explicit = self.explicit_positions(options, b, s_kv)?;
-        let lengths = inputs.mask.padded_lengths().map(|padding| sequence_lengths(padding, explicit.as_ref()));
-        let tokens = TokenPositions {
-            explicit: explicit.as_ref(),
-            lengths: lengths.as_deref(),
-            grid: options.grid,
-            ..TokenPositions::default()
-        };
-        let [q, k, v] = self.project(inputs, dtype, &tokens)?;
-        let mask = match self.distance_embeddings(q.dim(1)?, s_kv)? {
-            Some(embeddings) => {
-                let scale = self.config.resolved_scale();
-                let products = Disentangled { q: q.clone(), k: k.clone(), embeddings, scale };
-                Cow::Owned(AttentionMask::clone(&inputs.mask).and(AttentionMask::of_term(products)))
+        cache: Option<&mut KvCache>,
+    ) -> Result<[Tensor; 3]> {
+        let PreparedCall { call, new_tokens, .. } = &*prepared;
+        let xs = [inputs.query, inputs.key, inputs.value];
+        let tokens = prepared.positions(options.grid, None);
+        let [q, k, v] = match (&inputs.tokens, cache, new_tokens) {
+            (Tokens::Memory(memory), ..) => {
+                let q = self.project_queries(inputs.query, dtype)?;
+                return Ok([q, memory.keys.clone(), memory.values.clone()]);
             }
-            None => Cow::Borrowed(&*inputs.mask),
+            (Tokens::Ragged(lengths), ..) => {
+                let (xs, own_batch) = (inputs.query.unsqueeze(0)?, BatchCache::default());
+                let cache = inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions);
+                let ragged = Some(RaggedBatch { offsets: &offsets(lengths), cache });
+                return self.project([&xs; 3], dtype, &TokenPositions { ragged, ..tokens });
+            }
+            (Tokens::Padded, Some(cache), Some(new)) => {
+                let [q, k, v] = self.project(xs, dtype, &tokens)?;
+                let [k, v] = cache.append([k, v], new, call.tracks_gradient)?;
+                return Ok([q, k, v]);
+            }
+            (Tokens::Padded, ..) => self.project(xs, dtype, &tokens)?,
         };
-        Ok(Transformed { q, k: self.append(k, 0)?, v: self.append(v, 1)?, mask })
+        if let Some(embeddings) = self.distance_embeddings(call.shape.s_q, call.shape.s_kv)? {
+            let scale = self.config.resolved_scale();
+            let products = AttentionMask::of_term(Disentangled { q: q.clone(), k: k.clone(), embeddings, scale });
+            prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(products));
+        }
+        Ok([q, self.append(k, 0)?, self.append(v, 1)?])
     }
 
     /// The embeddings of the distances of a call whose last query stands at the last key, if the scheme has some.
@@ -59,15 +64,9 @@ impl MultiHeadAttention {
     }
 
     /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped, normalized and rotated.
-    pub(super) fn project(
-        &self,
-        inputs: &AttentionInputs,
-        dtype: DType,
-        tokens: &TokenPositions,
-    ) -> Result<[Tensor; 3]> {
+    fn project(&self, xs: [&Tensor; 3], dtype: DType, tokens: &TokenPositions) -> Result<[Tensor; 3]> {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
-        let xs = [inputs.query, inputs.key, inputs.value];
         if self.qk_norm.is_none() && config.clip_qkv.is_none() && !config.position.scheme().rotates() {
             return self.qkv.forward(xs, sizes, dtype);
         }
@@ -79,14 +78,14 @@ impl MultiHeadAttention {
     }
 
     /// The queries alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions.
-    pub(super) fn project_queries(&self, query: &Tensor, dtype: DType) -> Result<Tensor> {
+    fn project_queries(&self, query: &Tensor, dtype: DType) -> Result<Tensor> {
         let wide = accumulate_dtype(self.qkv.like());
         let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
         Ok(self.normalized(&self.clipped(q)?, 0)?.to_dtype(dtype)?)
     }
 
-    /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with the
-    /// extra keys.
+    /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with
+    /// the extra keys.
     pub(super) fn project_memory(&self, key: &Tensor, value: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
         let wide = accumulate_dtype(self.qkv.like());
         let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];

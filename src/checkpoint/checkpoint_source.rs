@@ -30,11 +30,12 @@ impl WeightSource for CheckpointSource {
         join(&self.prefix, name)
     }
 
-    fn names(&self) -> Option<Vec<String>> {
-        if self.prefix.is_empty() {
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        let prefix = self.full_name(prefix);
+        if prefix.is_empty() {
             return Some(self.checkpoint.names().map(str::to_string).collect());
         }
-        let start = format!("{}.", self.prefix);
+        let start = format!("{prefix}.");
         let names = self.checkpoint.names_from(&start);
         Some(names.map_while(|name| name.strip_prefix(&start)).map(str::to_string).collect())
     }

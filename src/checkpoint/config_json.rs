@@ -33,11 +33,14 @@ pub struct HfAttentionConfig {
 /// [`Error::UnsupportedKey`] for a key that changes attention in a way that the family is not known to have. Also a key
 /// missing or of the wrong kind; those of [`infer_config`]; a size that the weights contradict; a prefix that does not tell
 /// its section.
-pub fn config_from_json<'a, S: WeightSource>(
+pub fn config_from_json<'a>(
     config: impl Into<ModelConfig<'a>>,
-    source: &S,
+    source: &dyn WeightSource,
 ) -> Result<HfAttentionConfig> {
-    let ModelConfig { json, like } = config.into();
+    read_config(config.into(), source)
+}
+
+fn read_config(ModelConfig { json, like }: ModelConfig, source: &dyn WeightSource) -> Result<HfAttentionConfig> {
     let prefix = source.full_name("");
     let Section { keys: section, model_type, unsupported } = section(json, &prefix)?;
     if let Some(error) = unsupported.filter(|_| like.is_none()) {
@@ -78,9 +81,9 @@ pub fn config_from_json<'a, S: WeightSource>(
 
 /// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that
 /// `source` points at: positions, norms, scale. Also returns the layer's built-in mask.
-pub fn configure_layer<S: WeightSource>(
+pub fn configure_layer(
     section: &serde_json::Value,
-    source: &S,
+    source: &dyn WeightSource,
     config: AttentionConfig,
     pruned: &[usize],
 ) -> Result<(AttentionConfig, AttentionMask)> {
@@ -89,9 +92,9 @@ pub fn configure_layer<S: WeightSource>(
     configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned)
 }
 
-fn configure<S: WeightSource>(
+fn configure(
     layer: &Layer,
-    source: &S,
+    source: &dyn WeightSource,
     config: AttentionConfig,
     pruned: &[usize],
 ) -> Result<(AttentionConfig, AttentionMask)> {

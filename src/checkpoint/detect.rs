@@ -31,13 +31,13 @@ const NOT_APPLIED: &[(&str, &str)] = &[
 ];
 
 impl Layout {
-    fn fits<S: WeightSource>(&self, source: &S) -> bool {
+    fn fits(&self, source: &dyn WeightSource) -> bool {
         self.required().iter().all(|name| source.contains(name)) && self.orientation_matches(source)
     }
 
     /// Whether the weight has the layout's orientation, where another layout has the same names in the other one: GPT-2's
     /// `c_attn` is `[in, out]`, GPT-BigCode's `[out, in]`. There are more outputs than inputs in both.
-    fn orientation_matches<S: WeightSource>(&self, source: &S) -> bool {
+    fn orientation_matches(&self, source: &dyn WeightSource) -> bool {
         let (QkvNames::Fused(linear, _) | QkvNames::Pair(_, linear)) = self.qkv else { return true };
         if !self.check_orientation {
             return true;
@@ -53,7 +53,7 @@ impl Layout {
     }
 
     /// Checks that the biases present are a combination that the families of this layout publish.
-    fn check_biases<S: WeightSource>(&self, source: &S) -> Result<()> {
+    fn check_biases(&self, source: &dyn WeightSource) -> Result<()> {
         let names = self.bias_names();
         let present = names.map(|name| source.contains(name));
         let [q, k, v, o] = present;
@@ -73,7 +73,7 @@ impl Layout {
     }
 
     /// Checks that every tensor under the prefix that changes the result is read.
-    fn check_unread<S: WeightSource>(&self, source: &S) -> Result<()> {
+    fn check_unread(&self, source: &dyn WeightSource) -> Result<()> {
         let unsupported = |name: &str, why: &str| {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
@@ -110,14 +110,14 @@ impl Layout {
 /// # Errors
 /// [`Error::UnknownLayout`] if none fits; [`Error::MissingTensor`] if a bias is missing that the family always has;
 /// [`Error::UnsupportedTensor`] if there is a tensor that would change the result.
-pub fn detect<S: WeightSource>(source: &S) -> Result<&'static Layout> {
+pub fn detect(source: &dyn WeightSource) -> Result<&'static Layout> {
     let layout = LAYOUTS.iter().find(|layout| layout.fits(source)).ok_or_else(|| unknown(source))?;
     layout.check_biases(source)?;
     layout.check_unread(source)?;
     Ok(layout)
 }
 
-fn unknown<S: WeightSource>(source: &S) -> Error {
+fn unknown(source: &dyn WeightSource) -> Error {
     let lacking = |layout: &Layout| {
         let required = layout.required();
         required.into_iter().filter(|name| !source.contains(name)).collect::<Vec<_>>()
@@ -146,7 +146,7 @@ fn unknown<S: WeightSource>(source: &S) -> Error {
 }
 
 /// The first longer prefix under which a layout fits.
-fn deeper_prefix<S: WeightSource>(source: &S) -> Option<String> {
+fn deeper_prefix(source: &dyn WeightSource) -> Option<String> {
     let names = source.names()?;
     let present: std::collections::HashSet<&str> = names.iter().map(String::as_str).collect();
     names.iter().find_map(|name| {

@@ -15,7 +15,7 @@ use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
 ///
 /// # Errors
 /// Those of [`detect`]; sizes that the number of heads does not divide.
-pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> Result<AttentionConfig> {
+pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
     let layout = detect(source)?;
     let o = out_in(source, layout.o.weight, layout.o.orientation, false)?;
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
@@ -62,14 +62,14 @@ pub fn infer_config<S: WeightSource>(source: &S, num_attention_heads: usize) -> 
 }
 
 /// The biases that the layer has.
-fn biases<S: WeightSource>(source: &S, layout: &Layout) -> ProjectionBias {
+fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
     let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
     ProjectionBias { q, k: k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..)), v, o }
 }
 
 /// `(rows, inputs)` of query, key and value in one weight.
-fn fused<S: WeightSource>(
-    source: &S,
+fn fused(
+    source: &dyn WeightSource,
     name: &str,
     orientation: Orientation,
     query_rows: usize,
@@ -83,12 +83,7 @@ fn fused<S: WeightSource>(
 }
 
 /// The shape of a weight as `(out, in)`, whatever its orientation.
-fn out_in<S: WeightSource>(
-    source: &S,
-    name: &str,
-    orientation: Orientation,
-    into_heads: bool,
-) -> Result<(usize, usize)> {
+fn out_in(source: &dyn WeightSource, name: &str, orientation: Orientation, into_heads: bool) -> Result<(usize, usize)> {
     let shape = source.shape(name)?.ok_or_else(|| Error::Tensor {
         name: source.full_name(name),
         found: "is in a source that does not tell shapes, such as `VarBuilder::from_varmap`".to_string(),

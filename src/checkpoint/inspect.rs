@@ -13,7 +13,7 @@ use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shape_only::ShapeOnly;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
-use crate::checkpoint::source::{WeightSource, join};
+use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::error::Result;
 use crate::families::layouts::LAYOUTS;
 
@@ -148,7 +148,8 @@ impl Checkpoint {
                     info.head_dim = Some(config.resolved_head_dim());
                     info.position = Some(config.position.to_string());
                     info.mask = Some(config.mask.to_string());
-                    if let Err(error) = read_with_shared_tables(config, pruned_heads, &ShapeOnly(source)) {
+                    let shapes = AnySource::new(&ShapeOnly(source));
+                    if let Err(error) = read_with_shared_tables(config, pruned_heads, &shapes) {
                         info.problem = Some(error.to_string());
                     }
                 }

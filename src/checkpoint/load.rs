@@ -10,7 +10,7 @@ use crate::checkpoint::detect::detect;
 use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
-use crate::checkpoint::source::{WeightSource, join};
+use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::families::layout::Layout;
@@ -25,8 +25,8 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Those of [`AttentionWeights::read`]; a shared table that the source does not hold.
-    pub fn load<S: WeightSource>(config: &AttentionConfig, source: S) -> Result<Self> {
-        let (weights, _) = read_with_shared_tables(config, &[], &source)?;
+    pub fn load(config: &AttentionConfig, source: impl WeightSource) -> Result<Self> {
+        let (weights, _) = read_with_shared_tables(config, &[], &AnySource::new(&source))?;
         Self::from_weights(config, weights)
     }
 }
@@ -71,9 +71,13 @@ impl ModelAttention {
     /// let model = ModelAttention::load(&json, VarMapSource::new(&map).at(prefix))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn load<'a, S: WeightSource>(config: impl Into<ModelConfig<'a>>, source: S) -> Result<Self> {
-        let asked = config_from_json(config, &source)?;
-        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, &source)?;
+    pub fn load<'a>(config: impl Into<ModelConfig<'a>>, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(config.into(), &AnySource::new(&source))
+    }
+
+    fn load_from(config: ModelConfig, source: &AnySource) -> Result<Self> {
+        let asked = config_from_json(config, source)?;
+        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, source)?;
         Ok(Self { layer: MultiHeadAttention::from_weights(&asked.config, weights)?, layout })
     }
 

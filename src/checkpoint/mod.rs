@@ -50,7 +50,6 @@ pub use model_config::ModelConfig;
 pub use open::Checkpoint;
 pub use open::read_index;
 pub use shared_tables::SharedTables;
-pub use source::WeightSource;
-pub use source::{below, wrong_shape};
+pub use source::{AnySource, WeightSource, below, wrong_shape};
 pub use var_map_source::VarMapSource;
 pub use write::write_layers;

@@ -9,7 +9,7 @@ use crate::families::layout::QK_NORMS;
 use crate::weights::NormWeights;
 
 /// Reads the norms if there are any. Their formula comes from the configuration, which must have one then.
-pub(crate) fn read_norms<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
+pub(crate) fn read_norms(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
     let present = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
     let found = QK_NORMS.iter().find(|names| names.iter().any(|name| present(name)));
     let norm = match (&config.qk_norm, found) {

@@ -10,7 +10,7 @@ use crate::weights::PositionWeights;
 
 impl Layout {
     /// The name of the table of biases of patches that `source` holds, if it holds one.
-    pub(crate) fn patch_table_in<S: WeightSource>(&self, source: &S) -> Option<&'static str> {
+    pub(crate) fn patch_table_in(&self, source: &dyn WeightSource) -> Option<&'static str> {
         let tables = self.position.iter().filter(|name| name.scheme == PATCH_BIAS);
         tables.map(|name| name.stored).find(|table| source.contains(table))
     }
@@ -18,8 +18,8 @@ impl Layout {
 
 /// Reads the weights of the layer's position scheme that `source` holds. Weights that several layers share are stored
 /// elsewhere, and are read where the prefix of the layer is known.
-pub(crate) fn read_position<S: WeightSource>(
-    source: &S,
+pub(crate) fn read_position(
+    source: &dyn WeightSource,
     config: &AttentionConfig,
     layout: &Layout,
 ) -> Result<PositionWeights> {

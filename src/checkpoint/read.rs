@@ -19,7 +19,7 @@ impl AttentionWeights {
     ///
     /// # Errors
     /// Those of [`detect`]; a tensor whose shape does not fit the configuration, named.
-    pub fn read<S: WeightSource>(config: &AttentionConfig, source: &S) -> Result<(Self, &'static Layout)> {
+    pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
         let reader = Reader { source, layout, sizes: Sizes::new(config) };
@@ -79,13 +79,13 @@ impl Sizes {
     }
 }
 
-struct Reader<'a, S> {
-    source: &'a S,
+struct Reader<'a> {
+    source: &'a dyn WeightSource,
     layout: &'static Layout,
     sizes: Sizes,
 }
 
-impl<S: WeightSource> Reader<'_, S> {
+impl Reader<'_> {
     fn qkv(&self) -> Result<QkvWeights> {
         let Sizes { qkv, inputs, .. } = &self.sizes;
         let rows = self.sizes.rows();
@@ -196,7 +196,7 @@ fn part_of(linear: &LinearWeights, start: usize, len: usize) -> Result<LinearWei
     Ok(LinearWeights { weight: linear.weight.narrow(0, start, len)?, bias })
 }
 
-fn check_rotary<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<()> {
+fn check_rotary(source: &dyn WeightSource, config: &AttentionConfig) -> Result<()> {
     if source.contains(ROTARY_FREQUENCIES) && !config.position.scheme().has_frequency_buffer() {
         let allowed = format!("rotary: the checkpoint holds `{}`", source.full_name(ROTARY_FREQUENCIES));
         return Err(Error::config("position", format!("{:?}", config.position), allowed));
@@ -204,7 +204,7 @@ fn check_rotary<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result
     Ok(())
 }
 
-fn read_score<S: WeightSource>(source: &S, config: &AttentionConfig) -> Result<Option<Tensor>> {
+fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Option<Tensor>> {
     match (config.scoring, source.contains(SCORE)) {
         (Scoring::ScaledDotProduct, false) => Ok(None),
         (Scoring::ScaledDotProduct, true) => {

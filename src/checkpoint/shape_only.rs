@@ -22,8 +22,8 @@ impl WeightSource for ShapeOnly {
         self.0.full_name(name)
     }
 
-    fn names(&self) -> Option<Vec<String>> {
-        self.0.names()
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        self.0.names_below(prefix)
     }
 
     fn contains(&self, name: &str) -> bool {

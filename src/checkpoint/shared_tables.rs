@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::checkpoint::source::{WeightSource, join};
+use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layout::Layout;
@@ -16,10 +16,10 @@ const MAX_BIASES: usize = 1 << 24;
 
 /// Reads the weights of the layer that `source` points at, with the tables that it shares with other layers. `pruned` are
 /// the heads that it no longer has, by their indices in the unpruned model.
-pub fn read_with_shared_tables<S: WeightSource>(
+pub fn read_with_shared_tables(
     config: &AttentionConfig,
     pruned: &[usize],
-    source: &S,
+    source: &AnySource,
 ) -> Result<(AttentionWeights, &'static Layout)> {
     let (mut weights, layout) = AttentionWeights::read(config, source)?;
     let tables = SharedTables::read(config, pruned.len(), &weights.position, source)?;
@@ -38,12 +38,7 @@ pub struct SharedTables {
 
 impl SharedTables {
     /// Reads what the layer at `source`, which no longer has `pruned` of its heads, shares with others and is not in `own`.
-    pub fn read<S: WeightSource>(
-        config: &AttentionConfig,
-        pruned: usize,
-        own: &PositionWeights,
-        source: &S,
-    ) -> Result<Self> {
+    pub fn read(config: &AttentionConfig, pruned: usize, own: &PositionWeights, source: &AnySource) -> Result<Self> {
         // A tensor that layers share keeps all heads when one of the layers loses some.
         let sizes = config.sizes();
         let heads = sizes.num_attention_heads + pruned;

@@ -1,24 +1,36 @@
 //! `WeightSource`: where weights are read from.
 
+use std::rc::Rc;
+
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 use crate::error::{Error, Result};
 
 /// Where weights come from: a [`VarBuilder`], a prefix of a [`Checkpoint`](crate::checkpoint::Checkpoint) on disk or in
-/// memory, or of a [`VarMapSource`](crate::checkpoint::VarMapSource). Every loader of this crate takes any of them.
-pub trait WeightSource: Sized {
+/// memory, or of a [`VarMapSource`](crate::checkpoint::VarMapSource). Every loader of this crate takes any of them, and
+/// reads by `&dyn WeightSource` or [`AnySource`], so that it is compiled once.
+pub trait WeightSource {
     /// The same source without a prefix: the whole checkpoint. Tables that layers share are found from there.
-    fn root(&self) -> Self;
+    fn root(&self) -> Self
+    where
+        Self: Sized;
 
     /// The source one component below: from prefix `a`, child `b` has prefix `a.b`.
-    fn child(&self, name: &str) -> Self;
+    fn child(&self, name: &str) -> Self
+    where
+        Self: Sized;
 
     /// `name` with the prefix in front.
     fn full_name(&self, name: &str) -> String;
 
-    /// All names below the prefix, without the prefix; `None` if the source cannot list them.
-    fn names(&self) -> Option<Vec<String>>;
+    /// The names that the child `prefix` would list: those below it, without it. `None` if the source cannot list them.
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>>;
+
+    /// All names below the source's own prefix, without it; `None` if the source cannot list them.
+    fn names(&self) -> Option<Vec<String>> {
+        self.names_below("")
+    }
 
     /// Whether the source holds a tensor of exactly this name.
     fn contains(&self, name: &str) -> bool;
@@ -66,7 +78,7 @@ impl WeightSource for VarBuilder<'_> {
         join(&self.prefix(), name)
     }
 
-    fn names(&self) -> Option<Vec<String>> {
+    fn names_below(&self, _: &str) -> Option<Vec<String>> {
         None
     }
 
@@ -90,6 +102,59 @@ impl WeightSource for VarBuilder<'_> {
             Ok(Some(found)) if found != shape => wrong_shape(self.full_name(name), &found, shape),
             _ => Error::Candle(error),
         })
+    }
+}
+
+/// A source of any kind, at its prefix: what loaders pass on. Cheap to clone.
+#[derive(Clone)]
+pub struct AnySource<'a> {
+    /// Without a prefix.
+    root: Rc<dyn WeightSource + 'a>,
+    prefix: String,
+}
+
+impl<'a> AnySource<'a> {
+    /// `source` with its type erased.
+    pub fn new(source: &(impl WeightSource + 'a)) -> Self {
+        Self { root: Rc::new(source.root()), prefix: source.full_name("") }
+    }
+}
+
+impl WeightSource for AnySource<'_> {
+    fn root(&self) -> Self {
+        Self { root: self.root.clone(), prefix: String::new() }
+    }
+
+    fn child(&self, name: &str) -> Self {
+        Self { root: self.root.clone(), prefix: self.full_name(name) }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        join(&self.prefix, name)
+    }
+
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        self.root.names_below(&self.full_name(prefix))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.root.contains(&self.full_name(name))
+    }
+
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        self.root.shape(&self.full_name(name))
+    }
+
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.root.get(&self.full_name(name), shape)
+    }
+
+    fn gives_own_tensors(&self) -> bool {
+        self.root.gives_own_tensors()
+    }
+
+    fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
+        self.root.get_reshaped(&self.full_name(name), stored, shape)
     }
 }
 

@@ -57,10 +57,10 @@ impl WeightSource for VarMapSource {
         join(&self.prefix, name)
     }
 
-    fn names(&self) -> Option<Vec<String>> {
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        let prefix = self.full_name(prefix);
         let data = self.map.data().lock().unwrap_or_else(PoisonError::into_inner);
-        let mut names: Vec<String> =
-            data.keys().filter_map(|name| below(&self.prefix, name)).map(str::to_string).collect();
+        let mut names: Vec<String> = data.keys().filter_map(|name| below(&prefix, name)).map(str::to_string).collect();
         names.sort_unstable();
         Some(names)
     }

@@ -43,13 +43,17 @@ impl LoraAdapter {
     /// # Errors
     /// A tensor of the adapter that belongs to no weight of the checkpoint, or does not fit its shape; both are named.
     pub fn apply<S: WeightSource>(&self, base: S) -> Result<AdaptedSource<S>> {
-        let root = base.root();
-        let shift = self.changes.keys().next().map_or(Ok(Shift::None), |module| Shift::find(module, &root))?;
+        let merged = Arc::new(self.merged(&base.root())?);
+        Ok(AdaptedSource { base, merged })
+    }
+
+    fn merged(&self, root: &dyn WeightSource) -> Result<Merged> {
+        let shift = self.changes.keys().next().map_or(Ok(Shift::None), |module| Shift::find(module, root))?;
         let mut changes = BTreeMap::<String, Vec<Change>>::new();
         let (mut dtype, mut device) = (None, None);
         for (module, change) in &self.changes {
             let whole = self.whole.get(&format!("{module}.weight"));
-            let place = match (whole, shift.place(module, &root)) {
+            let place = match (whole, shift.place(module, root)) {
                 (_, Some(place)) => place,
                 (Some(_), None) => Place { module: shift.apply(module), third: None },
                 (None, None) => return Err(without_weight(&format!("{module}.weight"))),
@@ -99,7 +103,23 @@ impl LoraAdapter {
             whole.insert(name, tensor);
         }
         let tracks_gradient = self.changes.values().any(LowRank::tracks_gradient);
-        Ok(AdaptedSource { base, merged: Arc::new(Merged { changes, whole, tracks_gradient, device }) })
+        Ok(Merged { changes, whole, tracks_gradient, device })
+    }
+}
+
+impl Merged {
+    fn get(&self, base: &dyn WeightSource, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let full_name = base.full_name(name);
+        let weight = match self.whole.get(&full_name) {
+            Some(whole) if whole.dims() != shape => return Err(wrong_shape(full_name, whole.dims(), shape)),
+            Some(whole) => whole.clone(),
+            None => base.get(name, shape)?,
+        };
+        let changes = self.changes.get(&full_name).into_iter().flatten();
+        changes.into_iter().try_fold(weight, |weight, change| match change.stored_dims() == shape {
+            true => change.merge(&weight),
+            false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
+        })
     }
 }
 
@@ -170,9 +190,9 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
         self.base.full_name(name)
     }
 
-    fn names(&self) -> Option<Vec<String>> {
-        let mut names = self.base.names()?;
-        let prefix = self.full_name("");
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        let mut names = self.base.names_below(prefix)?;
+        let prefix = self.full_name(prefix);
         let new = self.merged.whole.keys().filter_map(|name| below(&prefix, name));
         names.extend(new.map(str::to_string));
         names.sort_unstable();
@@ -192,17 +212,7 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let full_name = self.full_name(name);
-        let weight = match self.merged.whole.get(&full_name) {
-            Some(whole) if whole.dims() != shape => return Err(wrong_shape(full_name, whole.dims(), shape)),
-            Some(whole) => whole.clone(),
-            None => self.base.get(name, shape)?,
-        };
-        let changes = self.merged.changes.get(&full_name).into_iter().flatten();
-        changes.into_iter().try_fold(weight, |weight, change| match change.stored_dims() == shape {
-            true => change.merge(&weight),
-            false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
-        })
+        self.merged.get(&self.base, name, shape)
     }
 
     /// Variables of an adapter in training are not given away.

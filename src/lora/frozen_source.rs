@@ -39,8 +39,8 @@ impl<S: WeightSource> WeightSource for FrozenSource<S> {
         self.base.full_name(name)
     }
 
-    fn names(&self) -> Option<Vec<String>> {
-        self.base.names()
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        self.base.names_below(prefix)
     }
 
     fn contains(&self, name: &str) -> bool {

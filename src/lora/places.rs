@@ -54,7 +54,7 @@ pub(super) enum Shift {
 
 impl Shift {
     /// The one under which the checkpoint has a module of the adapter.
-    pub fn find<S: WeightSource>(module: &str, root: &S) -> Result<Self> {
+    pub fn find(module: &str, root: &dyn WeightSource) -> Result<Self> {
         let weights = candidates(module).into_iter().map(|place| format!("{}.weight", place.module));
         let weights: Vec<String> = weights.collect();
         for weight in &weights {
@@ -89,7 +89,7 @@ impl Shift {
     }
 
     /// The place of a module in the checkpoint.
-    pub fn place<S: WeightSource>(&self, module: &str, root: &S) -> Option<Place> {
+    pub fn place(&self, module: &str, root: &dyn WeightSource) -> Option<Place> {
         let shifted = |place: Place| Place { module: self.apply(&place.module), ..place };
         candidates(module).into_iter().map(shifted).find(|place| root.contains(&format!("{}.weight", place.module)))
     }

@@ -54,22 +54,24 @@ impl<S: WeightSource> TaskSource<S> {
         let original = part_of(name, ORIGINAL);
         if !self.base.contains(name) && self.base.contains(&original) { original } else { name.to_string() }
     }
+}
 
-    /// The change of a weight of `shape` for a task.
-    fn change(&self, name: &str, shape: &[usize], task: Task) -> Result<LowRank> {
+impl Task {
+    /// The change of a weight of `shape`.
+    fn change(self, base: &dyn WeightSource, name: &str, shape: &[usize]) -> Result<LowRank> {
         let [a, b] = ["0.lora_A", "0.lora_B"].map(|part| part_of(name, part));
         let &[rows, width] = shape else {
             let found = format!("has shape {shape:?}");
-            return Err(Error::Tensor { name: self.full_name(name), found, expected: "(out, in)".to_string() });
+            return Err(Error::Tensor { name: base.full_name(name), found, expected: "(out, in)".to_string() });
         };
-        let Task { index, tasks, rank, scale } = task;
+        let Self { index, tasks, rank, scale } = self;
         let (linear, table) = ([tasks, rank, width], [tasks, rows, rank]);
-        let is_table = match self.base.shape(&a)? {
+        let is_table = match base.shape(&a)? {
             Some(found) => found != linear && found == table,
-            None => self.base.get(&a, &linear).is_err(),
+            None => base.get(&a, &linear).is_err(),
         };
         let of_task = |name: &str, shape: [usize; 3]| -> Result<Tensor> {
-            Ok(self.base.get(name, &shape)?.narrow(0, index, 1)?.squeeze(0)?)
+            Ok(base.get(name, &shape)?.narrow(0, index, 1)?.squeeze(0)?)
         };
         let (first, second) = match is_table {
             // A table of embeddings adds A B, a linear layer B A.
@@ -93,8 +95,8 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
         self.base.full_name(name)
     }
 
-    fn names(&self) -> Option<Vec<String>> {
-        let names = self.base.names()?;
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        let names = self.base.names_below(prefix)?;
         Some(names.iter().filter_map(|name| plain(name)).collect())
     }
 
@@ -110,7 +112,7 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
         let stored = self.stored(name);
         let weight = self.base.get(&stored, shape)?;
         match self.task {
-            Some(task) if stored != name => self.change(name, shape, task)?.merge(&weight),
+            Some(task) if stored != name => task.change(&self.base, name, shape)?.merge(&weight),
             _ => Ok(weight),
         }
     }

@@ -56,43 +56,8 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     /// A source that cannot list its names; a configuration that names no module, a table of embeddings, biases or
     /// modules to save, which this version does not train; a pattern that is not valid.
     pub fn new(config: &LoraConfig, base: S) -> Result<Self> {
-        if config.bias != LoraBias::None {
-            return Err(Error::config("bias", format!("{:?}", config.bias), "none: only low-rank changes are trained"));
-        }
-        if let Some(module) = config.modules_to_save.first() {
-            return Err(Error::config("modules_to_save", module, "none: only low-rank changes are trained"));
-        }
         let base = FrozenSource::new(base);
-        let root = base.root();
-        let Some(names) = root.names() else {
-            let expected = "one that lists its names, such as a checkpoint or a `VarMapSource`";
-            return Err(Error::value("the source of the base model", "one that does not list its names", expected));
-        };
-        let modules: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix(".weight")).collect();
-        let patterns = Patterns::new(config, modules.len())?;
-        let mut changes = BTreeMap::new();
-        for module in modules {
-            let name = format!("{module}.weight");
-            let Some(shape) = root.shape(&name)? else { continue };
-            let is_table = module.contains("embed") || module.contains("relative");
-            if shape.len() != 2 || (is_table && patterns.names_all()) || !patterns.targets(module)? {
-                continue;
-            }
-            if is_table {
-                let expected = "linear layers alone: tables of embeddings are not trained";
-                return Err(Error::config("target_modules", module, expected));
-            }
-            let weight = root.get(&name, &shape)?;
-            changes.insert(module.to_string(), fresh(config, &patterns, module, &weight)?);
-        }
-        if changes.is_empty() {
-            let found = format!("{:?}", config.target_modules);
-            return Err(Error::config("target_modules", found, "the names of linear layers of the base model"));
-        }
-        Self::of(
-            LoraAdapter { config: config.clone(), changes, embeddings: BTreeSet::new(), whole: BTreeMap::new() },
-            base,
-        )
+        Self::of(fresh_adapter(config, &base.root())?, base)
     }
 
     /// Continues with copies of the low-rank changes of an adapter; other tensors of it stay as they are.
@@ -105,20 +70,10 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
         Self::of(adapter.clone(), base)
     }
 
-    /// Makes variables of the tensors of an adapter, on the device of the base.
-    fn of(mut adapter: LoraAdapter, base: FrozenSource<S>) -> Result<Self> {
-        let device = match adapter.apply(base.clone())?.device() {
-            Some(device) => device.clone(),
-            None => Device::Cpu,
-        };
-        let mut variables = Vec::new();
-        for change in adapter.changes.values_mut() {
-            for tensor in [Some(&mut change.a), Some(&mut change.b), change.magnitude.as_mut()].into_iter().flatten() {
-                let variable = Var::from_tensor(&tensor.detach().to_dtype(DType::F32)?.to_device(&device)?)?;
-                *tensor = variable.as_tensor().clone();
-                variables.push(variable);
-            }
-        }
+    /// Trains the tensors of an adapter, on the device of the base.
+    fn of(adapter: LoraAdapter, base: FrozenSource<S>) -> Result<Self> {
+        let device = adapter.apply(base.clone())?.device().cloned().unwrap_or(Device::Cpu);
+        let (adapter, variables) = with_variables(adapter, &device)?;
         Ok(Self { base, adapter, variables })
     }
 
@@ -151,8 +106,57 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     }
 }
 
+/// A new adapter for the modules of the base model that `config` names.
+fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource) -> Result<LoraAdapter> {
+    if config.bias != LoraBias::None {
+        return Err(Error::config("bias", format!("{:?}", config.bias), "none: only low-rank changes are trained"));
+    }
+    if let Some(module) = config.modules_to_save.first() {
+        return Err(Error::config("modules_to_save", module, "none: only low-rank changes are trained"));
+    }
+    let Some(names) = root.names() else {
+        let expected = "one that lists its names, such as a checkpoint or a `VarMapSource`";
+        return Err(Error::value("the source of the base model", "one that does not list its names", expected));
+    };
+    let modules: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix(".weight")).collect();
+    let patterns = Patterns::new(config, modules.len())?;
+    let mut changes = BTreeMap::new();
+    for module in modules {
+        let name = format!("{module}.weight");
+        let Some(shape) = root.shape(&name)? else { continue };
+        let is_table = module.contains("embed") || module.contains("relative");
+        if shape.len() != 2 || (is_table && patterns.names_all()) || !patterns.targets(module)? {
+            continue;
+        }
+        if is_table {
+            let expected = "linear layers alone: tables of embeddings are not trained";
+            return Err(Error::config("target_modules", module, expected));
+        }
+        let weight = root.get(&name, &shape)?;
+        changes.insert(module.to_string(), fresh_change(config, &patterns, module, &weight)?);
+    }
+    if changes.is_empty() {
+        let found = format!("{:?}", config.target_modules);
+        return Err(Error::config("target_modules", found, "the names of linear layers of the base model"));
+    }
+    Ok(LoraAdapter { config: config.clone(), changes, embeddings: BTreeSet::new(), whole: BTreeMap::new() })
+}
+
+/// Makes variables of the tensors of an adapter.
+fn with_variables(mut adapter: LoraAdapter, device: &Device) -> Result<(LoraAdapter, Vec<Var>)> {
+    let mut variables = Vec::new();
+    for change in adapter.changes.values_mut() {
+        for tensor in [Some(&mut change.a), Some(&mut change.b), change.magnitude.as_mut()].into_iter().flatten() {
+            let variable = Var::from_tensor(&tensor.detach().to_dtype(DType::F32)?.to_device(device)?)?;
+            *tensor = variable.as_tensor().clone();
+            variables.push(variable);
+        }
+    }
+    Ok((adapter, variables))
+}
+
 /// The change of a module at the start of training.
-fn fresh(config: &LoraConfig, patterns: &Patterns, module: &str, weight: &Tensor) -> Result<LowRank> {
+fn fresh_change(config: &LoraConfig, patterns: &Patterns, module: &str, weight: &Tensor) -> Result<LowRank> {
     let (rank, scale, transposed) = (patterns.rank(module)?, patterns.scale(module)?, config.fan_in_fan_out);
     let ordered = if transposed { weight.t()? } else { weight.clone() };
     let (out, input) = ordered.dims2()?;

@@ -46,7 +46,7 @@ impl Norm {
     }
 
     /// Reads `weight`, and `bias` if `bias` is set. Early checkpoints call these `gamma` and `beta`.
-    pub fn load<S: WeightSource>(kind: NormKind, bias: bool, size: usize, eps: f64, source: &S) -> Result<Self> {
+    pub fn load(kind: NormKind, bias: bool, size: usize, eps: f64, source: &dyn WeightSource) -> Result<Self> {
         let read = |parameter: &Parameter| source.get(parameter.name_in(source), &[size]);
         Self::new(kind, read(&WEIGHT)?, bias.then(|| read(&BIAS)).transpose()?, eps)
     }
@@ -160,7 +160,7 @@ const WEIGHT: Parameter = Parameter { name: "weight", early: "gamma" };
 const BIAS: Parameter = Parameter { name: "bias", early: "beta" };
 
 impl Parameter {
-    fn name_in<S: WeightSource>(&self, source: &S) -> &'static str {
+    fn name_in(&self, source: &dyn WeightSource) -> &'static str {
         if source.contains(self.early) { self.early } else { self.name }
     }
 }

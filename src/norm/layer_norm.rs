@@ -63,7 +63,7 @@ impl LayerNorm {
     ///
     /// # Errors
     /// If one is missing or not of length `size`; if `eps` is negative or not finite.
-    pub fn load<S: WeightSource>(size: usize, eps: f64, source: S) -> Result<Self> {
+    pub fn load(size: usize, eps: f64, source: impl WeightSource) -> Result<Self> {
         Ok(Self(Norm::load(NormKind::Layer, true, size, eps, &source)?))
     }
 
@@ -71,7 +71,7 @@ impl LayerNorm {
     ///
     /// # Errors
     /// Those of [`load`](Self::load).
-    pub fn load_no_bias<S: WeightSource>(size: usize, eps: f64, source: S) -> Result<Self> {
+    pub fn load_no_bias(size: usize, eps: f64, source: impl WeightSource) -> Result<Self> {
         Ok(Self(Norm::load(NormKind::Layer, false, size, eps, &source)?))
     }
 

@@ -59,7 +59,7 @@ impl RmsNorm {
     ///
     /// # Errors
     /// If it is missing or not of length `size`; if `eps` is negative or not finite.
-    pub fn load<S: WeightSource>(size: usize, eps: f64, source: S) -> Result<Self> {
+    pub fn load(size: usize, eps: f64, source: impl WeightSource) -> Result<Self> {
         Ok(Self(Norm::load(NormKind::Rms, false, size, eps, &source)?))
     }
 
@@ -67,7 +67,7 @@ impl RmsNorm {
     ///
     /// # Errors
     /// Those of [`load`](Self::load).
-    pub fn load_offset<S: WeightSource>(size: usize, eps: f64, source: S) -> Result<Self> {
+    pub fn load_offset(size: usize, eps: f64, source: impl WeightSource) -> Result<Self> {
         Ok(Self(Norm::load(NormKind::RmsOffset, false, size, eps, &source)?))
     }
 

@@ -10,7 +10,6 @@ mod alibi;
 mod disentangled;
 mod explicit;
 mod parameters;
-pub mod ragged;
 mod relative_bias_2d;
 mod rope_cache;
 mod rope_scaling;

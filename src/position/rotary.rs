@@ -6,11 +6,11 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use super::parameters::LayerSizes;
-use super::ragged::RaggedBatch;
 use super::rope_scaling::RotaryScaling;
 use super::rotation::{RotaryStyle, rotate};
 use super::scheme::{PositionScheme, RaggedSupport, TokenPositions};
 use crate::error::{Error, Result};
+use crate::ragged::RaggedBatch;
 use crate::setters;
 
 /// The most elements of a head that are rotated. A frequency is computed for each pair, also to check a configuration. The

@@ -6,10 +6,10 @@ use candle_core::{Device, Tensor};
 
 use super::explicit::ExplicitPositions;
 use super::parameters::{LayerSizes, PositionParameter, PositionState};
-use super::ragged::{BatchCache, RaggedBatch};
 use crate::error::Result;
 use crate::mask::{AttentionMask, DistanceEmbeddings};
 use crate::ops::Qkv;
+use crate::ragged::{BatchCache, RaggedBatch};
 
 /// Positions of the tokens of one call.
 #[derive(Debug, Clone, Copy)]

@@ -89,7 +89,10 @@ fn required_methods_are_enough_on_every_backend() {
 
     // Sequences of 7 and 3 tokens, without padding.
     let ragged = Tensor::cat(&[xs.get(0).unwrap(), xs.get(1).unwrap().narrow(0, 0, 3).unwrap()], 0).unwrap();
-    let got = layer.attend_ragged(&ragged, &[7, 3], &causal).unwrap();
+    let got = layer
+        .attend_with(&AttentionInputs::ragged(&ragged, &[7, 3], &causal), &AttentionOptions::default())
+        .unwrap()
+        .output;
     assert_close("ragged, first", &got.narrow(0, 0, 7).unwrap(), &want.get(0).unwrap());
     assert_close("ragged, second", &got.narrow(0, 7, 3).unwrap(), &want.get(1).unwrap().narrow(0, 0, 3).unwrap());
 
@@ -98,7 +101,7 @@ fn required_methods_are_enough_on_every_backend() {
     for (start, length) in [(0, 4), (4, 3)] {
         let chunk = xs.narrow(1, start, length).unwrap();
         let inputs = AttentionInputs::self_attention(&chunk, &causal);
-        let got = layer.attend_cached(&inputs, &mut cache, &options).unwrap().output;
+        let got = layer.attend_with(&inputs.with_cache(&mut cache), &options).unwrap().output;
         assert_close("cached", &got, &want.narrow(1, start, length).unwrap());
     }
 

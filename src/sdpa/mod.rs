@@ -1,10 +1,10 @@
 //! Scaled dot-product attention over tensors, the one entry point of all attention in the crate.
 //!
-//! Every call takes the same three steps: it is validated, a [`Plan`] is made from its sizes and properties, and one
+//! Every call takes the same three steps: it is validated, a backend is chosen from its sizes and properties, and that
 //! backend runs it. Because there is one entry point, arguments are checked once and mean the same on every backend: a
-//! kernel never sees a shape, dtype or mask that it would have to reject itself. Because the plan comes before the
-//! computation, the choice can be inspected, tested and forced: [`plan_for`] returns it with the reason against each
-//! other backend. The alternative, a chain of kernels that each try a call and fall back, was rejected: which one ran
+//! kernel never sees a shape, dtype or mask that it would have to reject itself. Because the choice comes before the
+//! computation, it can be inspected, tested and forced: [`plan_for`] returns it with the reason against each other
+//! backend. The alternative, a chain of kernels that each try a call and fall back, was rejected: which one ran
 //! would be visible only in the run time.
 
 mod backend;
@@ -78,15 +78,25 @@ use crate::tensor::{check_allocation, element_count};
 /// ```
 pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<AttentionOutput> {
     let call = Call::new(q, k, v, options)?;
-    let plan = Plan::new(&call, options)?;
+    attend_call(Plan::choose(&call, options)?, [q, k, v], None, &call, options)
+}
+
+/// [`attend_bshd`] for a call that is checked, on the backend that was chosen for it; `offsets` as for [`fused`].
+pub(crate) fn attend_call(
+    backend: Backend,
+    [q, k, v]: [&Tensor; 3],
+    offsets: Option<&[usize]>,
+    call: &Call,
+    options: &SdpaOptions,
+) -> Result<AttentionOutput> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     if [b, h, s_q, s_kv.saturating_add(options.appended_keys)].contains(&0) {
-        return empty_output(q, &call, options);
+        return empty_output(q, call, options);
     }
-    match plan.backend {
-        Backend::Eager => eager::attend(q, k, v, &call, options),
+    match backend {
+        Backend::Eager if offsets.is_none() => eager::attend(q, k, v, call, options),
         backend => {
-            let output = fused(backend, [q, k, v], None, &call, options)?;
+            let output = fused(backend, [q, k, v], offsets, call, options)?;
             Ok(AttentionOutput { output, attention_weights: None })
         }
     }
@@ -96,7 +106,7 @@ pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) ->
 ///
 /// A ragged batch has `offsets`, where each sequence starts and the last one ends. Its tensors have a batch size of 1,
 /// while `call` counts the sequences and has the length of the longest.
-pub(crate) fn fused(
+fn fused(
     backend: Backend,
     qkv: [&Tensor; 3],
     offsets: Option<&[usize]>,
@@ -117,8 +127,7 @@ pub(crate) fn fused(
 
 /// The backend that runs a ragged batch without padding, `None` if none does. `call` is as for [`fused`].
 pub(crate) fn ragged_backend(call: &Call, options: &SdpaOptions) -> Result<Option<Backend>> {
-    options.mask.check(call.shape)?;
-    let backend = Plan::new(call, options)?.backend;
+    let backend = Plan::choose(call, options)?;
     Ok(match backend {
         Backend::Cpu | Backend::FlashAttn | Backend::Cuda => Some(backend),
         Backend::Eager | Backend::Metal => None,

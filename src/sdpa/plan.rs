@@ -36,16 +36,22 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Chooses the forced backend, or the first of [`Backend::ALL`] that can run the call.
+    /// The forced backend, or the first of [`Backend::ALL`] that can run the call.
+    pub(crate) fn choose(call: &Call, options: &SdpaOptions) -> Result<Backend> {
+        let unsupported = |backend: Backend| unsupported_reason(backend, call, options);
+        match options.backend {
+            Some(backend) => match unsupported(backend) {
+                None => Ok(backend),
+                Some(reason) => Err(Error::Backend { backend: backend.to_string(), reason }),
+            },
+            None => Ok(Backend::ALL.into_iter().find(|other| unsupported(*other).is_none()).unwrap_or(Backend::Eager)),
+        }
+    }
+
+    /// The chosen backend with the reasons against the others.
     pub(crate) fn new(call: &Call, options: &SdpaOptions) -> Result<Self> {
         let unsupported = |backend: Backend| unsupported_reason(backend, call, options);
-        let backend = match options.backend {
-            Some(backend) => match unsupported(backend) {
-                None => backend,
-                Some(reason) => return Err(Error::Backend { backend: backend.to_string(), reason }),
-            },
-            None => Backend::ALL.into_iter().find(|backend| unsupported(*backend).is_none()).unwrap_or(Backend::Eager),
-        };
+        let backend = Self::choose(call, options)?;
         let not_needed = || match options.backend {
             Some(forced) => format!("{forced} was asked for"),
             None => format!("{backend} can run the call and comes first"),

@@ -77,20 +77,34 @@ pub fn with_slices<T: WithDType, R, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[T]; N]) -> R,
 ) -> Result<R> {
-    let contiguous = tensors.into_iter().map(contiguous::<T>).collect::<Result<Vec<_>>>()?;
-    let memory: Vec<_> = contiguous.iter().map(Memory::of).collect();
-    let slices = memory.iter().map(Memory::lock::<T>).collect::<Result<Vec<_>>>()?;
-    let mut data = slices.iter().zip(&contiguous).map(|(slice, tensor)| &slice.data()[..tensor.elem_count()]);
-    Ok(f(std::array::from_fn(|_| data.next().unwrap_or(&[]))))
+    let (mut f, mut result) = (Some(f), None);
+    call_with_slices(&tensors, &mut |data| result = f.take().map(|f| f(std::array::from_fn(|i| data[i]))))?;
+    Ok(result.expect("it calls what it is given"))
 }
 
-/// The tensor in row-major order; an error if a copy that is needed for that does not fit into memory.
-fn contiguous<T: WithDType>(tensor: &Tensor) -> Result<Tensor> {
-    let count = element_count("a tensor", tensor.dims())?;
-    if count > 0 && !tensor.is_contiguous() {
-        check_allocation::<T>("a copy of a tensor", count)?;
-    }
-    Ok(tensor.contiguous()?)
+/// Compiled once per element type, whatever is called.
+fn call_with_slices<T: WithDType>(tensors: &[&Tensor], f: &mut dyn FnMut(&[&[T]])) -> Result<()> {
+    let contiguous = contiguous(tensors, check_allocation::<T>)?;
+    let memory: Vec<_> = contiguous.iter().map(Memory::of).collect();
+    let slices = memory.iter().map(Memory::lock::<T>).collect::<Result<Vec<_>>>()?;
+    let data = slices.iter().zip(&contiguous).map(|(slice, tensor)| &slice.data()[..tensor.elem_count()]);
+    f(&data.collect::<Vec<_>>());
+    Ok(())
+}
+
+/// The tensors in row-major order; an error if a copy that is needed for that does not fit into memory, by `check`.
+fn contiguous(
+    tensors: &[&Tensor],
+    check: fn(&str, usize) -> candle_attention_kernels::Result<()>,
+) -> Result<Vec<Tensor>> {
+    let contiguous = |tensor: &&Tensor| {
+        let count = element_count("a tensor", tensor.dims())?;
+        if count > 0 && !tensor.is_contiguous() {
+            check("a copy of a tensor", count)?;
+        }
+        Ok(tensor.contiguous()?)
+    };
+    tensors.iter().map(contiguous).collect()
 }
 
 /// Calls `f` with the elements of a CPU tensor of any dtype, converted to f32, in row-major order.
@@ -100,13 +114,17 @@ pub fn with_f32_slice<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result
 
 /// [`with_f32_slice`] of several tensors at once.
 pub fn with_f32_slices<R, const N: usize>(tensors: [&Tensor; N], f: impl FnOnce([&[f32]; N]) -> R) -> Result<R> {
-    let converted = tensors.map(|tensor| {
+    let converted = in_f32(&tensors)?;
+    with_slices(std::array::from_fn::<_, N, _>(|i| &converted[i]), f)
+}
+
+fn in_f32(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
+    let convert = |tensor: &&Tensor| {
         let count = element_count("a tensor", tensor.dims())?;
         if tensor.dtype() != DType::F32 {
             check_allocation::<f32>("an f32 copy of a tensor", count)?;
         }
         Ok(tensor.to_dtype(DType::F32)?)
-    });
-    let converted = converted.into_iter().collect::<Result<Vec<_>>>()?;
-    with_slices(std::array::from_fn::<_, N, _>(|i| &converted[i]), f)
+    };
+    tensors.iter().map(convert).collect()
 }

@@ -9,6 +9,7 @@ pub use random::{Random, random_layer};
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 
 /// Largest absolute difference in f32 from the system that a golden value comes from.
@@ -41,6 +42,17 @@ impl Golden {
     pub fn try_get(&self, name: &str) -> Option<Tensor> {
         self.0.contains(name).then(|| self.get(name))
     }
+}
+
+/// The output of a layer over a ragged batch.
+pub fn attend_ragged(
+    layer: &MultiHeadAttention,
+    xs: &Tensor,
+    lengths: &[usize],
+    mask: &AttentionMask,
+) -> candle_attention::Result<Tensor> {
+    let inputs = AttentionInputs::ragged(xs, lengths, mask);
+    layer.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
 }
 
 /// A fixture file with the bytes of many safetensors files, each a tensor by the name of its file.

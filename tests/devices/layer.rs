@@ -139,7 +139,9 @@ pub fn on_ragged_batches(device: &Device) {
         let hidden = layer.config.hidden_size;
         let xs = Random::new(61).tensor(&[LENGTHS.iter().sum(), hidden], layer.dtype);
         for mask in &masks {
-            let got = layer.on_device.attend_ragged(&xs.to_device(device).unwrap(), &LENGTHS, mask).unwrap();
+            let xs_there = xs.to_device(device).unwrap();
+            let inputs = AttentionInputs::ragged(&xs_there, &LENGTHS, mask);
+            let got = layer.on_device.attend_with(&inputs, &AttentionOptions::default()).unwrap().output;
             let sees = |_: usize, _: usize, i: usize, j: usize| {
                 let seen = match mask.to_string().as_str() {
                     "none" => true,
@@ -192,7 +194,7 @@ pub fn token_by_token(device: &Device) {
                 let mask = AttentionMask::causal();
                 let inputs = AttentionInputs::self_attention(&chunk, &mask);
                 let options = AttentionOptions::default();
-                outputs.push(layer.on_device.attend_cached(&inputs, &mut cache, &options).unwrap().output);
+                outputs.push(layer.on_device.attend_with(&inputs.with_cache(&mut cache), &options).unwrap().output);
                 start += length;
             }
             let got = Tensor::cat(&outputs, 1).unwrap();
@@ -212,7 +214,7 @@ pub fn token_by_token(device: &Device) {
                 let chunk = Tensor::cat(&[row(0), row(1)], 0).unwrap();
                 let inputs = AttentionInputs::self_attention(&chunk, &mask);
                 let options = AttentionOptions::default();
-                let got = layer.on_device.attend_cached_lengths(&inputs, &lengths, &mut cache, &options);
+                let got = layer.on_device.attend_with(&inputs.with_cache_lengths(&mut cache, &lengths), &options);
                 let got = got.unwrap().output;
                 for row in 0..2 {
                     kept[row].push(got.narrow(0, row, 1).unwrap().narrow(1, 0, lengths[row]).unwrap());
@@ -234,13 +236,15 @@ pub fn token_by_token(device: &Device) {
 
         // Sequences selected from a memory that was projected once, and their queries token by token.
         let memory = Random::new(64).tensor(&[2, 7, layer.config.hidden_size], layer.dtype);
-        let cache = layer.on_device.cross_cache(&memory.to_device(device).unwrap()).unwrap();
-        let cache = cache.select_rows(&[1, 1]).unwrap();
+        let memory_there = memory.to_device(device).unwrap();
+        let cache = layer.on_device.cross_cache(&memory_there, &memory_there).unwrap();
+        let cache = cache.select_sequences(&[1, 1]).unwrap();
         let rows = Tensor::new(&[1u32, 1], &Device::Cpu).unwrap();
         let want = layer.reference(&xs, &memory.index_select(&rows, 0).unwrap(), &|_, _, _, _| Some(0.0));
         let token = |at: usize| {
             let (query, options) = (there.narrow(1, at, 1).unwrap(), AttentionOptions::default());
-            layer.on_device.attend_cross_cached(&query, AttentionMask::full(), &cache, &options).unwrap().output
+            let inputs = AttentionInputs::cross_cached(&query, &cache, AttentionMask::full());
+            layer.on_device.attend_with(&inputs, &options).unwrap().output
         };
         let got = Tensor::cat(&(0..s).map(token).collect::<Vec<_>>(), 1).unwrap();
         layer.judge(&mut verdict, "cross-attention with a cache", &got, &want);

@@ -26,26 +26,29 @@ fn tokens(b: usize, s: usize) -> Tensor {
 fn capacities_of_caches_are_checked_before_memory_is_requested() {
     let (layer, options, xs) = (layer(), AttentionOptions::default(), tokens(2, 3));
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-    let want = layer.attend_cached(&inputs, &mut KvCache::growing(), &options).unwrap().output;
+    let want = layer.attend_with(&inputs.with_cache(&mut KvCache::growing()), &options).unwrap().output;
     for capacity in HUGE.into_iter().chain([(1 << 30) + 1]) {
         let mut cache = KvCache::fixed(capacity);
         let limit = "at most 1073741824";
-        says(layer.attend_cached(&inputs, &mut cache, &options), &["capacity", &capacity.to_string(), limit]);
-        says(layer.plan_cached(&inputs, None, &cache, &options), &["capacity", limit]);
+        says(layer.attend_with(&inputs.with_cache(&mut cache), &options), &["capacity", &capacity.to_string(), limit]);
+        says(layer.plan(&inputs.with_cache(&mut cache), &options), &["capacity", limit]);
         assert!(cache.is_empty() && cache.lengths().is_empty() && cache.capacity() == Some(capacity));
     }
     // A capacity that is allowed, for a batch that makes it larger than any memory.
     let many = tokens(1 << 13, 1);
     let calls = AttentionInputs::self_attention(&many, AttentionMask::causal());
     let mut cache = KvCache::fixed(1 << 30);
-    says(layer.attend_cached(&calls, &mut cache, &options), &["the capacity of a cache", "1073741824", "memory"]);
+    says(
+        layer.attend_with(&calls.with_cache(&mut cache), &options),
+        &["the capacity of a cache", "1073741824", "memory"],
+    );
     assert!(cache.is_empty());
     // A window is no allocation: only the tokens that come are kept.
     for window in HUGE {
         let mut cache = KvCache::rotating(window);
-        let got = layer.attend_cached(&inputs, &mut cache, &options).unwrap().output;
+        let got = layer.attend_with(&inputs.with_cache(&mut cache), &options).unwrap().output;
         assert_close("a rotating cache", &got, &want, 0.0);
-        says(cache.truncate_rows(&[window, 1]), &["lengths[0]", &window.to_string()]);
+        says(cache.truncate_sequences(&[window, 1]), &["lengths[0]", &window.to_string()]);
         cache.truncate(window).unwrap();
         cache.truncate(1).unwrap();
         assert_eq!((cache.lengths(), cache.capacity()), (vec![1, 1], Some(window)));
@@ -58,34 +61,38 @@ fn methods_of_caches_take_any_number() {
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
     let caches = [KvCache::growing(), KvCache::fixed(5), KvCache::rotating(2)];
     for mut cache in caches {
-        layer.attend_cached(&inputs, &mut cache, &options).unwrap();
-        let before = numbers(&layer.attend_cached(&inputs, &mut cache.try_clone().unwrap(), &options).map_or_else(
-            |error| match error {
-                Error::CacheFull { .. } => Tensor::zeros(1, DType::F32, &CPU).unwrap(),
-                error => panic!("{error}"),
-            },
-            |attended| attended.output,
-        ));
+        layer.attend_with(&inputs.with_cache(&mut cache), &options).unwrap();
+        let before =
+            numbers(&layer.attend_with(&inputs.with_cache(&mut cache.try_clone().unwrap()), &options).map_or_else(
+                |error| match error {
+                    Error::CacheFull { .. } => Tensor::zeros(1, DType::F32, &CPU).unwrap(),
+                    error => panic!("{error}"),
+                },
+                |attended| attended.output,
+            ));
         let mask = Tensor::ones((2, 1, 1, 4), DType::U8, &CPU).unwrap();
         for n in HUGE {
             assert!(cache.mask_columns(&[n]) >= n && cache.mask_columns(&[1, n]) >= n);
             says(cache.select_columns(&mask, &[n]), &["mask"]);
             says(cache.select_columns(&mask, &[n, 1]), &["mask"]);
-            says(cache.select_rows(&[0, n]), &["sequence", &n.to_string()]);
-            assert_eq!(cache.held_tokens(n), None);
+            says(cache.select_sequences(&[0, n]), &["sequence", &n.to_string()]);
+            assert_eq!(cache.retained_range(n), None);
             let lengths = [n, 1];
-            says(layer.attend_cached_lengths(&inputs, &lengths, &mut cache, &options), &["length", &n.to_string()]);
+            says(
+                layer.attend_with(&inputs.with_cache_lengths(&mut cache, &lengths), &options),
+                &["length", &n.to_string()],
+            );
         }
-        says(cache.select_rows(&[]), &["empty"]);
+        says(cache.select_sequences(&[]), &["empty"]);
         assert_eq!(cache.lengths(), [3, 3]);
-        let after = layer.attend_cached(&inputs, &mut cache, &options);
+        let after = layer.attend_with(&inputs.with_cache(&mut cache), &options);
         assert_eq!(after.map_or(vec![0.0], |attended| numbers(&attended.output)), before);
     }
-    let memory = layer.cross_cache(&xs).unwrap();
+    let memory = layer.cross_cache(&xs, &xs).unwrap();
     for n in HUGE {
-        says(memory.select_rows(&[n]), &["sequence", &n.to_string()]);
+        says(memory.select_sequences(&[n]), &["sequence", &n.to_string()]);
     }
-    says(memory.select_rows(&[]), &["empty"]);
+    says(memory.select_sequences(&[]), &["empty"]);
 }
 
 /// Numbers of f64 that kernels in f32 would read as 0, 1 or infinity.
@@ -191,8 +198,11 @@ fn ragged_batches_of_absurd_lengths_are_errors() {
     for n in HUGE {
         for lengths in [vec![n], vec![n, 5], vec![5, n], vec![n, n.wrapping_neg().wrapping_add(5)], vec![n; 4]] {
             for options in [AttentionOptions::default(), with_weights] {
-                says(layer.attend_ragged_with(&xs, &lengths, &full, &options), &["the sum of lengths"]);
-                says(layer.plan_ragged(&xs, &lengths, &full, &options), &["the sum of lengths"]);
+                says(
+                    layer.attend_with(&AttentionInputs::ragged(&xs, &lengths, &full), &options),
+                    &["the sum of lengths"],
+                );
+                says(layer.plan(&AttentionInputs::ragged(&xs, &lengths, &full), &options), &["the sum of lengths"]);
             }
         }
     }
@@ -200,7 +210,10 @@ fn ragged_batches_of_absurd_lengths_are_errors() {
     let mut lengths = vec![0; 1 << 20];
     lengths[0] = 1 << 12;
     let xs = Tensor::zeros((1 << 12, 8), DType::F32, &CPU).unwrap();
-    says(layer.attend_ragged_with(&xs, &lengths, &full, &with_weights), &["padded", "1048576 sequences"]);
+    says(
+        layer.attend_with(&AttentionInputs::ragged(&xs, &lengths, &full), &with_weights),
+        &["padded", "1048576 sequences"],
+    );
 }
 
 #[test]
@@ -213,13 +226,13 @@ fn positions_outside_of_32_bits_are_errors() {
         let options = AttentionOptions::default().with_positions(&positions);
         let mut cache = KvCache::growing();
         says(layer.attend_with(&inputs, &options), &["a position", &position.to_string()]);
-        says(layer.attend_cached(&inputs, &mut cache, &options), &["a position", &position.to_string()]);
+        says(layer.attend_with(&inputs.with_cache(&mut cache), &options), &["a position", &position.to_string()]);
         assert!(cache.is_empty());
     }
     // The largest ones, and the tokens after them.
     let positions = Tensor::new(&[1i64 << 31, 5, (1 << 32) - 1], &CPU).unwrap();
     let (options, mut cache) = (AttentionOptions::default().with_positions(&positions), KvCache::growing());
-    layer.attend_cached(&inputs, &mut cache, &options).unwrap();
-    let next = layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap();
+    layer.attend_with(&inputs.with_cache(&mut cache), &options).unwrap();
+    let next = layer.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default()).unwrap();
     assert!(numbers(&next.output).iter().all(|x| x.is_finite()));
 }

@@ -26,7 +26,7 @@ fn configs() -> [AttentionConfig; 3] {
 
 fn step(layer: &MultiHeadAttention, xs: &Tensor, mask: &AttentionMask, cache: &mut KvCache) -> Tensor {
     let inputs = AttentionInputs::self_attention(xs, mask);
-    layer.attend_cached(&inputs, cache, &options()).unwrap().output
+    layer.attend_with(&inputs.with_cache(cache), &options()).unwrap().output
 }
 
 fn step_rows(
@@ -36,7 +36,7 @@ fn step_rows(
     (cache, lengths): (&mut KvCache, &[usize]),
 ) -> Tensor {
     let inputs = AttentionInputs::self_attention(xs, mask);
-    layer.attend_cached_lengths(&inputs, lengths, cache, &options()).unwrap().output
+    layer.attend_with(&inputs.with_cache_lengths(cache, lengths), &options()).unwrap().output
 }
 
 /// The causal output of one run over all tokens.
@@ -58,7 +58,7 @@ fn truncated_tokens_are_forgotten() {
             step(&layer, &xs.narrow(1, 0, 5).unwrap(), &causal, &mut cache);
             step(&layer, &drafted, &causal, &mut cache);
             cache.truncate(5).unwrap();
-            assert_eq!((cache.len(), cache.held(), cache.lengths()), (5, 5, vec![5, 5]));
+            assert_eq!((cache.len(), cache.retained_len(), cache.lengths()), (5, 5, vec![5, 5]));
             cache.truncate(7).unwrap();
             assert_eq!(cache.len(), 5, "more tokens than there are");
             let got = step(&layer, &xs.narrow(1, 5, 4).unwrap(), &causal, &mut cache);
@@ -67,7 +67,7 @@ fn truncated_tokens_are_forgotten() {
         // Each sequence accepts another number of tokens.
         let mut cache = KvCache::growing();
         step(&layer, &xs.narrow(1, 0, 6).unwrap(), &causal, &mut cache);
-        cache.truncate_rows(&[3, 6]).unwrap();
+        cache.truncate_sequences(&[3, 6]).unwrap();
         assert_eq!(cache.lengths(), [3, 6]);
         let next = Tensor::cat(
             &[
@@ -81,8 +81,8 @@ fn truncated_tokens_are_forgotten() {
             let want = want.narrow(0, row, 1).unwrap().narrow(1, start, 2).unwrap();
             assert_close(&format!("row {row}"), &got.narrow(0, row, 1).unwrap(), &want, TOLERANCE);
         }
-        says(cache.truncate_rows(&[6, 2]), &["lengths[0] is 6", "at most 5, the tokens of the sequence"]);
-        says(cache.truncate_rows(&[1]), &["the number of lengths is 1", "2, the sequences in the cache"]);
+        says(cache.truncate_sequences(&[6, 2]), &["lengths[0] is 6", "at most 5, the tokens of the sequence"]);
+        says(cache.truncate_sequences(&[1]), &["the number of lengths is 1", "2, the sequences in the cache"]);
         assert_eq!(cache.lengths(), [5, 8]);
     }
 }
@@ -97,12 +97,15 @@ fn a_rotating_cache_is_truncated_as_far_as_it_can_be() {
     let want = layer.attend(&xs, &xs, &xs, &window).unwrap();
     let mut cache = KvCache::rotating(4);
     step(&layer, &xs.narrow(1, 0, 7).unwrap(), &causal, &mut cache);
-    assert_eq!((cache.len(), cache.held(), cache.held_tokens(0), cache.capacity()), (7, 4, Some(3..7), Some(4)));
+    assert_eq!(
+        (cache.len(), cache.retained_len(), cache.retained_range(0), cache.capacity()),
+        (7, 4, Some(3..7), Some(4))
+    );
     says(cache.truncate(5), &["the length of sequence 0 in a rotating cache is 5", "at least 6", "the first 3 tokens"]);
     assert_eq!(cache.len(), 7);
     // A query sees itself and three tokens, which are still held without the last one.
     cache.truncate(6).unwrap();
-    assert_eq!((cache.len(), cache.held_tokens(0), cache.held_tokens(1)), (6, Some(3..6), None));
+    assert_eq!((cache.len(), cache.retained_range(0), cache.retained_range(1)), (6, Some(3..6), None));
     let got = step(&layer, &xs.narrow(1, 6, 3).unwrap(), &causal, &mut cache);
     assert_close("after the truncation", &got, &want.narrow(1, 6, 3).unwrap(), TOLERANCE);
 }
@@ -123,10 +126,10 @@ fn a_rotating_cache_rotates_many_times() {
             assert_close("rotated", &got, &want.narrow(1, start, len).unwrap(), TOLERANCE);
             start += len;
             if start % 5 == 0 {
-                cache.select_rows(&[1, 0]).unwrap();
-                cache.select_rows(&[1, 0]).unwrap();
+                cache.select_sequences(&[1, 0]).unwrap();
+                cache.select_sequences(&[1, 0]).unwrap();
             }
-            assert_eq!((cache.len(), cache.held()), (start, start.min(window)));
+            assert_eq!((cache.len(), cache.retained_len()), (start, start.min(window)));
         }
     }
 }
@@ -143,7 +146,7 @@ fn selected_sequences_continue_as_they_would_alone() {
         for mut cache in [KvCache::growing(), KvCache::fixed(9), KvCache::rotating(9)] {
             step_rows(&layer, &prompts, &causal, (&mut cache, &lengths));
             for (rows, then) in [(vec![2, 0, 0, 1], [4, 5, 5, 2].as_slice()), (vec![3, 0], &[3, 5])] {
-                cache.select_rows(&rows).unwrap();
+                cache.select_sequences(&rows).unwrap();
                 if rows.len() == 4 {
                     assert_eq!(cache.lengths(), then);
                     let token = random.tensor(&[4, 1, 24], DType::F32);
@@ -158,8 +161,11 @@ fn selected_sequences_continue_as_they_would_alone() {
                     assert_eq!(cache.lengths(), then);
                 }
             }
-            says(cache.select_rows(&[0, 2]), &["a sequence to select is 2", "less than 2, the sequences in the cache"]);
-            says(cache.select_rows(&[]), &["the list of sequences to select is empty"]);
+            says(
+                cache.select_sequences(&[0, 2]),
+                &["a sequence to select is 2", "less than 2, the sequences in the cache"],
+            );
+            says(cache.select_sequences(&[]), &["the list of sequences to select is empty"]);
             assert_eq!(cache.lengths(), [3, 5]);
             cache.reset();
             assert!(cache.is_empty() && cache.lengths().is_empty());
@@ -205,7 +211,7 @@ fn masks_of_a_rotating_cache_are_cut_from_those_of_all_tokens() {
     // Sequences of unequal length: 9 and 6 tokens, then 1 and 2 more.
     let mut cache = KvCache::rotating(4);
     step_rows(&layer, &xs, &causal, (&mut cache, &[9, 6]));
-    assert_eq!((cache.held_tokens(0), cache.held_tokens(1)), (Some(5..9), Some(2..6)));
+    assert_eq!((cache.retained_range(0), cache.retained_range(1)), (Some(5..9), Some(2..6)));
     assert_eq!((cache.mask_columns(&[1]), cache.mask_columns(&[1, 2]), cache.mask_columns(&[0, 3])), (5, 6, 7));
     let numbers = Tensor::arange(0u32, 10, &CPU).unwrap().reshape((1, 1, 10)).unwrap();
     let cut = cache.select_columns(&numbers, &[1, 2]).unwrap();
@@ -235,7 +241,7 @@ fn a_cache_has_the_dtype_of_its_layer() {
             step(&layer, &xs.narrow(1, 0, 3).unwrap(), &causal, &mut cache);
             let other = Tensor::zeros((5, 1, xs.dim(2).unwrap()), dtype, &CPU).unwrap();
             let inputs = AttentionInputs::self_attention(&other, &causal);
-            says(layer.attend_cached(&inputs, &mut cache, &options()), &[&format!("in {}", dtype.as_str())]);
+            says(layer.attend_with(&inputs.with_cache(&mut cache), &options()), &[&format!("in {}", dtype.as_str())]);
             // Every chunking reads the same rounded keys.
             let want = step(&layer, &xs, &causal, &mut KvCache::growing());
             let rest = [step(&layer, &xs.narrow(1, 3, 1).unwrap(), &causal, &mut cache)];

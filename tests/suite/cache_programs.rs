@@ -79,7 +79,7 @@ fn program(position: Position, seed: u64) {
             let lengths: Vec<usize> =
                 rows.iter().map(|row| row.tokens.len().saturating_sub(below(&mut random, 4))).collect();
             let before = cache.lengths();
-            if cache.truncate_rows(&lengths).is_ok() {
+            if cache.truncate_sequences(&lengths).is_ok() {
                 for (row, &length) in rows.iter_mut().zip(&lengths) {
                     row.tokens.truncate(length);
                     row.positions.truncate(length);
@@ -91,7 +91,7 @@ fn program(position: Position, seed: u64) {
         }
         if step > 0 && below(&mut random, 4) == 0 {
             let chosen: Vec<usize> = (0..1 + below(&mut random, 4)).map(|_| below(&mut random, rows.len())).collect();
-            cache.select_rows(&chosen).unwrap();
+            cache.select_sequences(&chosen).unwrap();
             rows = chosen.iter().map(|&row| rows[row].clone()).collect();
         }
         let s = 1 + below(&mut random, 4);
@@ -120,7 +120,7 @@ fn program(position: Position, seed: u64) {
         }
         let inputs = AttentionInputs::self_attention(&chunk, &mask);
         let held = cache.lengths();
-        let output = match layer.attend_cached_lengths(&inputs, &lengths, &mut cache, &options) {
+        let output = match layer.attend_with(&inputs.with_cache_lengths(&mut cache, &lengths), &options) {
             Ok(attended) => attended.output,
             // Only LongRoPE has a boundary here.
             Err(Error::CachedRotation { length, .. }) if position.to_string().contains("longrope") => {

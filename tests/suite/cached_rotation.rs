@@ -8,7 +8,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{LAYER, Random, assert_close, family, family_config, max_diff, random_layer, says};
+use crate::common::{LAYER, Random, assert_close, attend_ragged, family, family_config, max_diff, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -33,7 +33,7 @@ fn step(
 ) -> candle_attention::Result<Tensor> {
     let xs = xs.narrow(1, start, len).unwrap();
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-    layer.attend_cached(&inputs, cache, &options()).map(|attended| attended.output)
+    layer.attend_with(&inputs.with_cache(cache), &options()).map(|attended| attended.output)
 }
 
 /// A call across the boundary fails, changes nothing, and after a reset the result is that of transformers.
@@ -77,7 +77,7 @@ fn longrope_continues_beyond_the_boundary() {
     assert!(matches!(failed, Err(Error::CachedRotation { rotated_for: 9, length: 6, .. })), "{failed:?}");
     // A call without tokens of this sequence leaves its keys as they are.
     let none = AttentionInputs::self_attention(&xs, AttentionMask::full());
-    model.layer.attend_cached_lengths(&none, &[0, 0], &mut cache, &options()).unwrap();
+    model.layer.attend_with(&none.with_cache_lengths(&mut cache, &[0, 0]), &options()).unwrap();
     let failed = step(&model.layer, &xs, (5, 1), &mut cache);
     assert!(matches!(failed, Err(Error::CachedRotation { rotated_for: 9, length: 6, .. })), "{failed:?}");
     step(&model.layer, &xs, (5, 2), &mut cache).unwrap();
@@ -128,9 +128,10 @@ fn each_sequence_is_rotated_for_its_own_length() {
             let together = layer.attend(&xs, &xs, &xs, &padded).unwrap();
             let mut cache = KvCache::growing();
             let inputs = AttentionInputs::self_attention(&xs, &causal);
-            let cached = layer.attend_cached_lengths(&inputs, &lengths, &mut cache, &options()).unwrap().output;
+            let cached =
+                layer.attend_with(&inputs.with_cache_lengths(&mut cache, &lengths), &options()).unwrap().output;
             let flat = (0..3).map(|i| row(&xs, i).squeeze(0).unwrap()).collect::<Vec<_>>();
-            let ragged = layer.attend_ragged(&Tensor::cat(&flat, 0).unwrap(), &lengths, &causal).unwrap();
+            let ragged = attend_ragged(&layer, &Tensor::cat(&flat, 0).unwrap(), &lengths, &causal).unwrap();
             let mut start = 0;
             for (i, length) in lengths.into_iter().enumerate() {
                 let alone = row(&xs, i);
@@ -144,12 +145,13 @@ fn each_sequence_is_rotated_for_its_own_length() {
             // Row 1 crosses the boundary, row 0 gets no tokens and may stay where it is.
             let chunk = xs.narrow(1, 0, 2).unwrap();
             let inputs = AttentionInputs::self_attention(&chunk, &causal);
-            let failed = layer.attend_cached_lengths(&inputs, &[0, 2, 0], &mut cache, &options());
+            let failed = layer.attend_with(&inputs.with_cache_lengths(&mut cache, &[0, 2, 0]), &options());
             assert!(
                 matches!(failed, Err(Error::CachedRotation { sequence: 1, cached: 5, length: 7, .. })),
                 "{failed:?}"
             );
-            let stays = layer.attend_cached_lengths(&inputs, &[0, 1, 0], &mut cache, &options()).unwrap().output;
+            let stays =
+                layer.attend_with(&inputs.with_cache_lengths(&mut cache, &[0, 1, 0]), &options()).unwrap().output;
             let six = Tensor::cat(&[row(&xs, 1), chunk.narrow(0, 1, 1).unwrap().narrow(1, 0, 1).unwrap()], 1).unwrap();
             let want = layer.attend(&six, &six, &six, &causal).unwrap().narrow(1, 5, 1).unwrap();
             assert_close("row 1", &stays.narrow(0, 1, 1).unwrap().narrow(1, 0, 1).unwrap(), &want, 2e-6);

@@ -48,7 +48,7 @@ fn in_chunks(
     let chunk = |&length: &usize| {
         let xs = xs.narrow(1, start, length).unwrap();
         start += length;
-        layer.attend_cached(&AttentionInputs::self_attention(&xs, mask), cache, &options()).unwrap().output
+        layer.attend_with(&AttentionInputs::self_attention(&xs, mask).with_cache(cache), &options()).unwrap().output
     };
     let outputs: Vec<Tensor> = lengths.iter().map(chunk).collect();
     Tensor::cat(&outputs, 1).unwrap()
@@ -129,7 +129,8 @@ fn sequences_of_unequal_length_equal_themselves_alone() {
                 };
                 let chunk = Tensor::cat(&(0..3).map(row).collect::<Vec<_>>(), 0).unwrap();
                 let inputs = AttentionInputs::self_attention(&chunk, &mask);
-                let output = layer.attend_cached_lengths(&inputs, lengths, &mut cache, &options()).unwrap().output;
+                let output =
+                    layer.attend_with(&inputs.with_cache_lengths(&mut cache, lengths), &options()).unwrap().output;
                 for b in 0..3 {
                     outputs[b].push(output.narrow(0, b, 1).unwrap().narrow(1, 0, lengths[b]).unwrap());
                     starts[b] += lengths[b];
@@ -192,8 +193,10 @@ fn cached_keys_keep_their_gradient() {
     let gradient =
         |output: &Tensor| output.sqr().unwrap().sum_all().unwrap().backward().unwrap().remove(&prompt).unwrap();
     let mut cache = KvCache::growing();
-    layer.attend_cached(&AttentionInputs::self_attention(&prompt, &causal), &mut cache, &options()).unwrap();
-    let last = layer.attend_cached(&AttentionInputs::self_attention(&token, &causal), &mut cache, &options()).unwrap();
+    layer.attend_with(&AttentionInputs::self_attention(&prompt, &causal).with_cache(&mut cache), &options()).unwrap();
+    let last = layer
+        .attend_with(&AttentionInputs::self_attention(&token, &causal).with_cache(&mut cache), &options())
+        .unwrap();
     assert_close("gradient", &gradient(&last.output), &gradient(&whole), 2e-5);
 }
 
@@ -219,7 +222,10 @@ fn cache_works_with_changing_backends() {
         let mut part = |start: usize, weights: bool| {
             let xs = xs.narrow(1, start, 3).unwrap();
             let inputs = AttentionInputs::self_attention(&xs, &causal);
-            layer.attend_cached(&inputs, &mut cache, &options().with_return_attention_weights(weights)).unwrap().output
+            layer
+                .attend_with(&inputs.with_cache(&mut cache), &options().with_return_attention_weights(weights))
+                .unwrap()
+                .output
         };
         let got = Tensor::cat(&[part(0, first_with_weights), part(3, !first_with_weights)], 1).unwrap();
         assert_close("bf16", &got, &want, 5e-2);
@@ -236,8 +242,8 @@ fn errors_leave_the_cache_unchanged() {
     let mut call = |xs: &Tensor, mask: &AttentionMask, lengths: Option<&[usize]>| {
         let inputs = AttentionInputs::self_attention(xs, mask);
         match lengths {
-            Some(lengths) => layer.attend_cached_lengths(&inputs, lengths, &mut cache, &options()),
-            None => layer.attend_cached(&inputs, &mut cache, &options()),
+            Some(lengths) => layer.attend_with(&inputs.with_cache_lengths(&mut cache, lengths), &options()),
+            None => layer.attend_with(&inputs.with_cache(&mut cache), &options()),
         }
     };
     call(&xs, &causal, None).unwrap();
@@ -255,17 +261,17 @@ fn errors_leave_the_cache_unchanged() {
     assert_eq!(cache.lengths(), [4, 4]);
     let mut fresh = KvCache::growing();
     let inputs = AttentionInputs::self_attention(&xs, &causal);
-    let forced = layer.attend_cached(&inputs, &mut fresh, &options().with_backend(Backend::Metal));
+    let forced = layer.attend_with(&inputs.with_cache(&mut fresh), &options().with_backend(Backend::Metal));
     says(forced, &["backend metal cannot run this call"]);
     assert!(fresh.is_empty());
     let mut endless = KvCache::fixed(usize::MAX);
     says(
-        layer.attend_cached(&inputs, &mut endless, &options()),
+        layer.attend_with(&inputs.with_cache(&mut endless), &options()),
         &["the capacity of a fixed cache", "at most 1073741824"],
     );
     assert!(endless.is_empty());
-    layer.attend_cached(&inputs, &mut KvCache::rotating(usize::MAX), &options()).unwrap();
+    layer.attend_with(&inputs.with_cache(&mut KvCache::rotating(usize::MAX)), &options()).unwrap();
     let appended = random_layer(&AttentionConfig::new(24, 4).with_add_zero_attn(true), 0.4, &mut random);
-    let refused = appended.attend_cached(&inputs, &mut KvCache::growing(), &options());
+    let refused = appended.attend_with(&inputs.with_cache(&mut KvCache::growing()), &options());
     says(refused, &["add_bias_kv or add_zero_attn", "false with a cache"]);
 }

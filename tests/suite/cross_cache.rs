@@ -17,7 +17,7 @@ fn options() -> AttentionOptions<'static> {
 }
 
 fn attend(layer: &MultiHeadAttention, xs: &Tensor, mask: &AttentionMask, cache: &CrossCache) -> Tensor {
-    layer.attend_cross_cached(xs, mask, cache, &options()).unwrap().output
+    layer.attend_with(&AttentionInputs::cross_cached(xs, cache, mask), &options()).unwrap().output
 }
 
 /// Every kind of layer without positions: queries alone give what queries with the memory give.
@@ -39,7 +39,7 @@ fn queries_alone_equal_a_call_with_the_memory() {
         let xs = random.tensor(&[2, 6, 24], DType::F32);
         let mask = AttentionMask::lengths(&[5, 3]);
         let want = layer.attend(&xs, &keys, &values, &mask).unwrap();
-        let cache = layer.cross_cache_with(&keys, &values).unwrap();
+        let cache = layer.cross_cache(&keys, &values).unwrap();
         assert_eq!((cache.len(), cache.batch_size(), cache.is_empty()), (5, 2, false));
         let parts = [(0, 4), (4, 1), (5, 1)].map(|(start, len)| xs.narrow(1, start, len).unwrap());
         let got = parts.map(|xs| attend(&layer, &xs, &mask, &cache));
@@ -48,7 +48,11 @@ fn queries_alone_equal_a_call_with_the_memory() {
         let inputs = AttentionInputs::new(&xs, &keys, &values, &mask);
         let weighted = options().with_return_attention_weights(true);
         let want = layer.attend_with(&inputs, &weighted).unwrap().attention_weights.unwrap();
-        let got = layer.attend_cross_cached(&xs, &mask, &cache, &weighted).unwrap().attention_weights.unwrap();
+        let got = layer
+            .attend_with(&AttentionInputs::cross_cached(&xs, &cache, &mask), &weighted)
+            .unwrap()
+            .attention_weights
+            .unwrap();
         assert_close("weights", &got, &want, TOLERANCE);
     }
 }
@@ -58,14 +62,14 @@ fn selected_sequences_are_those_of_a_selected_memory() {
     let mut random = Random::new(73);
     let layer = random_layer(&AttentionConfig::new(24, 4), 0.4, &mut random);
     let (memory, xs) = (random.tensor(&[2, 5, 24], DType::F32), random.tensor(&[3, 1, 24], DType::F32));
-    let cache = layer.cross_cache(&memory).unwrap().select_rows(&[1, 1, 0]).unwrap();
+    let cache = layer.cross_cache(&memory, &memory).unwrap().select_sequences(&[1, 1, 0]).unwrap();
     let rows = Tensor::new(&[1u32, 1, 0], &Device::Cpu).unwrap();
     let memory = memory.index_select(&rows, 0).unwrap();
     let full = AttentionMask::full();
     let want = layer.attend(&xs, &memory, &memory, &full).unwrap();
     assert_close("rows", &attend(&layer, &xs, &full, &cache), &want, TOLERANCE);
-    says(cache.select_rows(&[0, 3]), &["a sequence to select is 3", "less than 3"]);
-    says(cache.select_rows(&[]), &["the list of sequences to select is empty"]);
+    says(cache.select_sequences(&[0, 3]), &["a sequence to select is 3", "less than 3"]);
+    says(cache.select_sequences(&[]), &["the list of sequences to select is empty"]);
 }
 
 #[test]
@@ -79,7 +83,7 @@ fn gradients_reach_the_memory_and_the_weights() {
     let full = AttentionMask::full();
     let loss = |output: Tensor| output.sqr().unwrap().sum_all().unwrap().backward().unwrap();
     let want = loss(layer.attend(&xs, &memory, &memory, &full).unwrap());
-    let cache = layer.cross_cache(&memory).unwrap();
+    let cache = layer.cross_cache(&memory, &memory).unwrap();
     let got = loss(attend(&layer, &xs, &full, &cache));
     let variables = map.all_vars();
     for var in variables.iter().chain([&memory]) {
@@ -94,17 +98,18 @@ fn a_cache_is_bound_to_its_layer_and_batch() {
     let (layer, other) = (random_layer(&config, 0.4, &mut random), random_layer(&config, 0.4, &mut random));
     let (memory, xs) = (random.tensor(&[2, 5, 24], DType::F32), random.tensor(&[2, 1, 24], DType::F32));
     let full = AttentionMask::full();
-    let cache = layer.cross_cache(&memory).unwrap();
+    let cache = layer.cross_cache(&memory, &memory).unwrap();
     let call = |layer: &MultiHeadAttention, xs: &Tensor, mask: &AttentionMask| {
-        layer.attend_cross_cached(xs, mask, &cache, &options())
+        layer.attend_with(&AttentionInputs::cross_cached(xs, &cache, mask), &options())
     };
     call(&layer.clone(), &xs, &full).unwrap();
     says(call(&other, &xs, &full), &["the cache for cross-attention is one of another layer"]);
     says(call(&layer, &xs.narrow(0, 0, 1).unwrap(), &full), &["the batch size is 1", "2, as in the cache"]);
     says(call(&layer, &memory.narrow(2, 0, 7).unwrap(), &full), &["query has shape [2, 5, 7]", "(b, s_q, 24)"]);
     says(call(&layer, &xs, &AttentionMask::lengths(&[6, 5])), &["lengths[0] is 6", "at most 5"]);
-    says(layer.cross_cache(&xs.narrow(2, 0, 7).unwrap()), &["key has shape [2, 1, 7]", "(b, s_kv, 24)"]);
-    says(layer.cross_cache_with(&memory, &xs), &["value has shape [2, 1, 24]", "[2, 5, 24]"]);
+    let narrow = xs.narrow(2, 0, 7).unwrap();
+    says(layer.cross_cache(&narrow, &narrow), &["key has shape [2, 1, 7]", "(b, s_kv, 24)"]);
+    says(layer.cross_cache(&memory, &xs), &["value has shape [2, 1, 24]", "[2, 5, 24]"]);
     let rotary = random_layer(&config.with_position(Position::Rotary(Rotary::default())), 0.4, &mut random);
-    says(rotary.cross_cache(&memory), &["position = rotary", "none with a cache for cross-attention"]);
+    says(rotary.cross_cache(&memory, &memory), &["position = rotary", "none with a cache for cross-attention"]);
 }

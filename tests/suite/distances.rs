@@ -7,7 +7,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{LAYER, Random, assert_close, random_layer};
+use crate::common::{LAYER, Random, assert_close, attend_ragged, random_layer};
 
 /// Schemes whose last distance or bucket comes early, late, and never.
 fn schemes() -> Vec<Position> {
@@ -70,8 +70,9 @@ fn ragged_batches_agree_with_each_sequence() {
         let layer = layer(position.clone());
         let xs = random.tensor(&[264, 24], DType::F32);
         for mask in [AttentionMask::full(), AttentionMask::causal()] {
-            let got = layer.attend_ragged(&xs, &lengths, &mask).unwrap();
-            let plan = layer.plan_ragged(&xs, &lengths, &mask, &AttentionOptions::default()).unwrap();
+            let got = attend_ragged(&layer, &xs, &lengths, &mask).unwrap();
+            let plan =
+                layer.plan(&AttentionInputs::ragged(&xs, &lengths, &mask), &AttentionOptions::default()).unwrap();
             assert_eq!(plan.backend, Backend::Cpu);
             let mut start = 0;
             for length in lengths.into_iter().filter(|length| *length > 0) {
@@ -81,7 +82,7 @@ fn ragged_batches_agree_with_each_sequence() {
                 let what = format!("{position}, {mask}, {length} tokens");
                 let got = got.narrow(0, start, length).unwrap().unsqueeze(0).unwrap();
                 assert_close(&what, &got, &attend(&layer, &inputs, Backend::Eager), LAYER);
-                let ragged = layer.attend_ragged(&alone, &[length], &mask).unwrap().unsqueeze(0).unwrap();
+                let ragged = attend_ragged(&layer, &alone, &[length], &mask).unwrap().unsqueeze(0).unwrap();
                 assert_close(&what, &got, &ragged, 0.0);
                 start += length;
             }
@@ -107,7 +108,7 @@ fn cached_steps_agree_with_one_call() {
         let chunk = Tensor::stack(&rows, 0).unwrap();
         let inputs = AttentionInputs::self_attention(&chunk, &causal);
         let options = AttentionOptions::default().with_backend(Backend::Cpu);
-        let got = layer.attend_cached_lengths(&inputs, &counts, &mut cache, &options).unwrap().output;
+        let got = layer.attend_with(&inputs.with_cache_lengths(&mut cache, &counts), &options).unwrap().output;
         for b in [0, 1] {
             let part = |t: &Tensor, start: usize| t.get(b).unwrap().narrow(0, start, counts[b]).unwrap();
             assert_close(&format!("{counts:?}"), &part(&got, 0), &part(&want, held[b]), LAYER);

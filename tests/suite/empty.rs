@@ -6,7 +6,7 @@ use candle_attention::{
 };
 use candle_core::{DType, Device, Module, Tensor, Var};
 
-use crate::common::{Random, numbers, random_layer};
+use crate::common::{Random, attend_ragged, numbers, random_layer};
 
 const CPU: Device = Device::Cpu;
 
@@ -80,11 +80,11 @@ fn an_empty_batch_cut_by_tokens_or_features_is_empty() {
                 assert_eq!(output.dims(), dims);
             }
             let rows = xs.narrow(1, 0, 1).unwrap().squeeze(1).unwrap();
-            assert_eq!(layer.attend_ragged(&rows, &[], &AttentionMask::full()).unwrap().dims(), [0, 8]);
+            assert_eq!(attend_ragged(layer, &rows, &[], &AttentionMask::full()).unwrap().dims(), [0, 8]);
         }
         let mut cache = KvCache::growing();
         let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-        let output = packed.attend_cached(&inputs, &mut cache, &AttentionOptions::default());
+        let output = packed.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default());
         assert!(output.is_ok_and(|output| output.output.dims() == dims));
     }
     let heads = zeros([0, 5, 6, 8], DType::F32);

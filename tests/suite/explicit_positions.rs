@@ -67,7 +67,7 @@ fn given_positions_equal_transformers() {
         for (start, len) in [(0, 4), (4, 1), (5, 4)] {
             let (xs, positions) = (xs.narrow(1, start, len).unwrap(), tokens(&positions, start, len));
             let inputs = AttentionInputs::self_attention(&xs, &mask);
-            let got = layer.attend_cached(&inputs, &mut cache, &options(&positions)).unwrap().output;
+            let got = layer.attend_with(&inputs.with_cache(&mut cache), &options(&positions)).unwrap().output;
             assert_close(&format!("{case} in chunks"), &got, &want.narrow(1, start, len).unwrap(), LAYER);
         }
     }
@@ -94,14 +94,14 @@ fn a_cache_continues_after_the_largest_position() {
         let (xs, mut options) = (xs.narrow(1, start, len).unwrap(), AttentionOptions::default());
         options.positions = positions;
         let inputs = AttentionInputs::self_attention(&xs, &mask);
-        layer.attend_cached(&inputs, cache, &options).unwrap().output
+        layer.attend_with(&inputs.with_cache(cache), &options).unwrap().output
     };
     // From token 6 on all three positions of the golden are those of text.
     step(0, 7, Some(&tokens(&positions, 0, 7)), &mut cache);
     assert_close("text", &step(7, 2, None, &mut cache), &want.narrow(1, 7, 2).unwrap(), LAYER);
     // Rejected tokens take their positions with them.
     cache.truncate(7).unwrap();
-    cache.select_rows(&[0, 1]).unwrap();
+    cache.select_sequences(&[0, 1]).unwrap();
     assert_close("again", &step(7, 2, None, &mut cache), &want.narrow(1, 7, 2).unwrap(), LAYER);
 }
 
@@ -115,15 +115,16 @@ fn ragged_rows_have_their_own_positions() {
     let flat = |t: &Tensor| Tensor::cat(&[row(t, 0), row(t, 1)], 1).unwrap().squeeze(0).unwrap();
     let of_row = |i: usize| positions.narrow(1, i, 1).unwrap().narrow(2, 0, lengths[i]).unwrap().squeeze(1).unwrap();
     let given = Tensor::cat(&[of_row(0), of_row(1)], 1).unwrap(); // (3, tokens)
-    let got = layer.attend_ragged_with(&flat(&xs), &lengths, &causal, &options(&given)).unwrap().output;
+    let got =
+        layer.attend_with(&AttentionInputs::ragged(&flat(&xs), &lengths, &causal), &options(&given)).unwrap().output;
     assert_close("ragged", &got, &flat(&want), LAYER);
     let short = given.narrow(1, 0, 14).unwrap();
-    let failed = layer.attend_ragged_with(&flat(&xs), &lengths, &causal, &options(&short));
+    let failed = layer.attend_with(&AttentionInputs::ragged(&flat(&xs), &lengths, &causal), &options(&short));
     says(failed, &["positions has shape [3, 14]", "[15] or [3, 15]"]);
     // With a cache, where padding has positions that nobody reads.
     let mut cache = KvCache::growing();
     let inputs = AttentionInputs::self_attention(&xs, &causal);
-    let got = layer.attend_cached_lengths(&inputs, &lengths, &mut cache, &options(&positions)).unwrap().output;
+    let got = layer.attend_with(&inputs.with_cache_lengths(&mut cache, &lengths), &options(&positions)).unwrap().output;
     for i in 0..2 {
         assert_close("cached", &row(&got, i), &row(&want, i), LAYER);
     }
@@ -210,7 +211,7 @@ fn errors_name_the_positions() {
     let sections = Position::Rotary(Rotary::default().with_mrope_section([1, 1, 2]));
     says(base().with_position(sections).validate(), &["mrope_section = [1, 1, 2]", "the sum 3"]);
     let mut cache = KvCache::growing();
-    says(layer.attend_cached(&inputs, &mut cache, &options(&zeros(&[4]))), &["positions has shape [4]"]);
+    says(layer.attend_with(&inputs.with_cache(&mut cache), &options(&zeros(&[4]))), &["positions has shape [4]"]);
     assert!(cache.is_empty());
 }
 

@@ -77,7 +77,9 @@ fn chunks(what: &str, model: &ModelAttention, lengths: Option<Tensor>, xs: Optio
     for length in lengths.to_vec1::<i64>().unwrap() {
         let xs = xs.narrow(1, start, length as usize).unwrap();
         let inputs = AttentionInputs::self_attention(&xs, model.mask());
-        outputs.push(model.layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap().output);
+        outputs.push(
+            model.layer.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default()).unwrap().output,
+        );
         start += length as usize;
     }
     assert!(outputs.len() > 1, "{what}");

@@ -311,6 +311,6 @@ fn rotating_cache_of_window_zero_is_an_error() {
     let xs = Tensor::ones((1, 3, 8), DType::F32, &CPU).unwrap();
     let mask = AttentionMask::full();
     let inputs = AttentionInputs::self_attention(&xs, &mask);
-    let called = layer.attend_cached(&inputs, &mut KvCache::rotating(0), &AttentionOptions::default());
+    let called = layer.attend_with(&inputs.with_cache(&mut KvCache::rotating(0)), &AttentionOptions::default());
     says(called, &["the window of a rotating cache is 0, expected at least 1"]);
 }

@@ -10,7 +10,7 @@ use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::{AttentionConfig, AttentionMask};
 use candle_core::{DType, Device, Module, Tensor};
 
-use crate::common::{Random, random_layer};
+use crate::common::{Random, attend_ragged, random_layer};
 
 const CPU: Device = Device::Cpu;
 /// Far more than the work takes. A deadlock lasts for ever.
@@ -68,6 +68,6 @@ fn a_norm_and_a_layer_do_not_wait_for_a_writer_of_their_parameters() {
     let xs = Tensor::zeros((4, 8), DType::F32, &CPU).unwrap();
     let input = xs.clone();
     while_writing(&xs, 2_000, move || {
-        layer.attend_ragged(&input, &[3, 1], &AttentionMask::causal()).unwrap();
+        attend_ragged(&layer, &input, &[3, 1], &AttentionMask::causal()).unwrap();
     });
 }

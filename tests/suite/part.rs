@@ -11,7 +11,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Random, assert_close, max_diff, numbers, random_layer, says};
+use crate::common::{Random, assert_close, attend_ragged, max_diff, numbers, random_layer, says};
 
 /// Two layers with the same weights: one with `mask` in its configuration, one without.
 fn with_and_without(mask: &AttentionMask) -> [MultiHeadAttention; 2] {
@@ -52,8 +52,8 @@ fn a_mask_of_the_configuration_holds_in_every_kind_of_call() {
         }
 
         let ragged = Tensor::cat(&[xs.get(0).unwrap(), xs.get(1).unwrap().narrow(0, 0, 4).unwrap()], 0).unwrap();
-        let want_ragged = plain.attend_ragged(&ragged, &[7, 4], &mask).unwrap();
-        same("attend_ragged", &layer.attend_ragged(&ragged, &[7, 4], &AttentionMask::full()).unwrap(), &want_ragged);
+        let want_ragged = attend_ragged(&plain, &ragged, &[7, 4], &mask).unwrap();
+        same("attend_ragged", &attend_ragged(&layer, &ragged, &[7, 4], &AttentionMask::full()).unwrap(), &want_ragged);
 
         // With a cache, which has no keys after the last query.
         if mask != AttentionMask::window(Some(2), Some(1)) {
@@ -61,7 +61,8 @@ fn a_mask_of_the_configuration_holds_in_every_kind_of_call() {
             for (start, len) in [(0, 3), (3, 1), (4, 3)] {
                 let chunk = xs.narrow(1, start, len).unwrap();
                 let inputs = AttentionInputs::self_attention(&chunk, AttentionMask::full());
-                let got = layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap().output;
+                let got =
+                    layer.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default()).unwrap().output;
                 assert_close("attend_cached", &got, &want.narrow(1, start, len).unwrap(), 1e-6);
             }
         }
@@ -71,8 +72,10 @@ fn a_mask_of_the_configuration_holds_in_every_kind_of_call() {
         let full = AttentionMask::full();
         let want = plain.attend(&queries, &xs, &xs, &mask).unwrap();
         same("cross-attention", &layer.attend(&queries, &xs, &xs, &full).unwrap(), &want);
-        let cache = layer.cross_cache(&xs).unwrap();
-        let cached = layer.attend_cross_cached(&queries, &full, &cache, &AttentionOptions::default()).unwrap();
+        let cache = layer.cross_cache(&xs, &xs).unwrap();
+        let cached = layer
+            .attend_with(&AttentionInputs::cross_cached(&queries, &cache, &full), &AttentionOptions::default())
+            .unwrap();
         assert_close("cross-attention with a cache", &cached.output, &want, 1e-6);
     }
 }
@@ -140,7 +143,10 @@ fn a_seed_makes_dropout_reproducible() {
     // Ragged batches and caches take it, too.
     let ragged = |seed: u64| {
         let options = train.with_dropout_seed(seed);
-        dropping.attend_ragged_with(&xs.get(0).unwrap(), &[20, 4], &AttentionMask::full(), &options).unwrap().output
+        dropping
+            .attend_with(&AttentionInputs::ragged(&xs.get(0).unwrap(), &[20, 4], &AttentionMask::full()), &options)
+            .unwrap()
+            .output
     };
     assert_eq!(max_diff(&ragged(1), &ragged(1)), 0.0);
     assert!(max_diff(&ragged(1), &ragged(2)) > 1e-3);
@@ -221,7 +227,7 @@ fn a_full_cache_is_a_variant_of_the_error() {
     let layer = small_layer();
     let (xs, mut cache) = (Tensor::zeros((1, 3, 8), DType::F32, &Device::Cpu).unwrap(), KvCache::fixed(4));
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-    layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap();
-    let error = layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap_err();
+    layer.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default()).unwrap();
+    let error = layer.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default()).unwrap_err();
     assert!(matches!(error, Error::CacheFull { tokens: 6, capacity: 4, .. }), "{error}");
 }

@@ -46,51 +46,67 @@ fn cached_calls_have_plans_and_stay_as_they_were() {
         for lengths in [None, Some(&[3, 1][..])] {
             let mut cache = cache();
             for _ in 0..2 {
-                let (before, held) = (cache.len(), cache.held());
-                let plan = |layer: &MultiHeadAttention| layer.plan_cached(&inputs, lengths, &cache, &options).unwrap();
+                let (before, held) = (cache.len(), cache.retained_len());
+                let next = match lengths {
+                    Some(lengths) => inputs.with_cache_lengths(&mut cache, lengths),
+                    None => inputs.with_cache(&mut cache),
+                };
+                let plan = |layer: &MultiHeadAttention| layer.plan(&next, &options).unwrap();
                 assert_eq!(plan(&fixed).backend, Backend::Cpu);
                 assert_eq!(plan(&learning).backend, Backend::Eager);
-                assert_eq!((cache.len(), cache.held()), (before, held), "a plan changes nothing");
                 let forced = options.with_backend(Backend::Eager);
-                assert_eq!(fixed.plan_cached(&inputs, lengths, &cache, &forced).unwrap().backend, Backend::Eager);
-                let run = match lengths {
-                    Some(lengths) => fixed.attend_cached_lengths(&inputs, lengths, &mut cache, &options),
-                    None => fixed.attend_cached(&inputs, &mut cache, &options),
+                assert_eq!(fixed.plan(&next, &forced).unwrap().backend, Backend::Eager);
+                assert_eq!((cache.len(), cache.retained_len()), (before, held), "a plan changes nothing");
+                let next = match lengths {
+                    Some(lengths) => inputs.with_cache_lengths(&mut cache, lengths),
+                    None => inputs.with_cache(&mut cache),
                 };
-                run.unwrap();
+                fixed.attend_with(&next, &options).unwrap();
             }
         }
     }
     // Memory is that of all keys, and errors are those of the call.
     let mut cache = KvCache::fixed(8);
-    let scratch = |cache: &KvCache| {
+    let scratch = |cache: &mut KvCache| {
         let eager = options.with_backend(Backend::Eager);
-        fixed.plan_cached(&inputs, None, cache, &eager).unwrap().scratch_bytes
+        fixed.plan(&inputs.with_cache(cache), &eager).unwrap().scratch_bytes
     };
-    let first = scratch(&cache);
-    fixed.attend_cached(&inputs, &mut cache, &options).unwrap();
-    assert!(scratch(&cache) > first);
-    fixed.attend_cached(&inputs, &mut cache, &options).unwrap();
-    let full = fixed.plan_cached(&inputs, None, &cache, &options);
+    let first = scratch(&mut cache);
+    fixed.attend_with(&inputs.with_cache(&mut cache), &options).unwrap();
+    assert!(scratch(&mut cache) > first);
+    fixed.attend_with(&inputs.with_cache(&mut cache), &options).unwrap();
+    let full = fixed.plan(&inputs.with_cache(&mut cache), &options);
     assert!(matches!(full, Err(Error::CacheFull { tokens: 9, capacity: 8, .. })));
     // A layer that is fixed, and cached keys that learn.
     let mut cache = KvCache::growing();
     let variable = candle_core::Var::from_tensor(&xs).unwrap();
-    fixed.attend_cached(&AttentionInputs::self_attention(&variable, &mask), &mut cache, &options).unwrap();
-    assert_eq!(fixed.plan_cached(&inputs, None, &cache, &options).unwrap().backend, Backend::Eager);
+    fixed.attend_with(&AttentionInputs::self_attention(&variable, &mask).with_cache(&mut cache), &options).unwrap();
+    assert_eq!(fixed.plan(&inputs.with_cache(&mut cache), &options).unwrap().backend, Backend::Eager);
 }
 
 #[test]
 fn cross_attention_with_a_cache_has_a_plan() {
     let layer = random_layer(&AttentionConfig::new(12, 3), 0.5, &mut Random::new(92));
     let [query, memory] = [2, 5].map(|s| Random::new(93).tensor(&[2, s, 12], DType::F32));
-    let (cache, options) = (layer.cross_cache(&memory).unwrap(), AttentionOptions::default());
+    let (cache, options) = (layer.cross_cache(&memory, &memory).unwrap(), AttentionOptions::default());
     let lengths = AttentionMask::lengths(&[5, 3]);
-    assert_eq!(layer.plan_cross_cached(&query, &lengths, &cache, &options).unwrap().backend, Backend::Cpu);
+    assert_eq!(
+        layer.plan(&AttentionInputs::cross_cached(&query, &cache, &lengths), &options).unwrap().backend,
+        Backend::Cpu
+    );
     let weights = options.with_return_attention_weights(true);
-    assert_eq!(layer.plan_cross_cached(&query, &lengths, &cache, &weights).unwrap().backend, Backend::Eager);
-    says(layer.plan_cross_cached(&query, AttentionMask::lengths(&[5]), &cache, &options), &["lengths", "2"]);
-    says(layer.plan_cross_cached(&memory.narrow(0, 0, 1).unwrap(), lengths, &cache, &options), &["batch size is 1"]);
+    assert_eq!(
+        layer.plan(&AttentionInputs::cross_cached(&query, &cache, &lengths), &weights).unwrap().backend,
+        Backend::Eager
+    );
+    says(
+        layer.plan(&AttentionInputs::cross_cached(&query, &cache, AttentionMask::lengths(&[5])), &options),
+        &["lengths", "2"],
+    );
+    says(
+        layer.plan(&AttentionInputs::cross_cached(&memory.narrow(0, 0, 1).unwrap(), &cache, lengths), &options),
+        &["batch size is 1"],
+    );
 }
 
 #[test]
@@ -98,8 +114,8 @@ fn ragged_batches_have_plans() {
     let mask = AttentionMask::causal();
     let (xs, lengths) = (Random::new(94).tensor(&[9, 12], DType::F32), [4, 0, 5]);
     let plan = |layer: &MultiHeadAttention, options: &AttentionOptions| {
-        layer.attend_ragged_with(&xs, &lengths, &mask, options).unwrap();
-        layer.plan_ragged(&xs, &lengths, &mask, options).unwrap()
+        layer.attend_with(&AttentionInputs::ragged(&xs, &lengths, &mask), options).unwrap();
+        layer.plan(&AttentionInputs::ragged(&xs, &lengths, &mask), options).unwrap()
     };
     let plain = AttentionConfig::new(12, 3);
     let options = AttentionOptions::default();
@@ -111,8 +127,14 @@ fn ragged_batches_have_plans() {
         assert_eq!(plan(&trainable(&config), &options).backend, Backend::Eager);
     }
     let layer = random_layer(&plain, 0.5, &mut Random::new(95));
-    says(layer.plan_ragged(&xs, &[4, 4], &mask, &options), &["the sum of lengths is 8", "9"]);
+    says(layer.plan(&AttentionInputs::ragged(&xs, &[4, 4], &mask), &options), &["the sum of lengths is 8", "9"]);
     let flash = options.with_backend(Backend::FlashAttn);
-    says(layer.plan_ragged(&xs, &lengths, &mask, &flash), &["backend flash-attn cannot run this call"]);
-    says(layer.attend_ragged_with(&xs, &lengths, &mask, &flash), &["backend flash-attn cannot run this call"]);
+    says(
+        layer.plan(&AttentionInputs::ragged(&xs, &lengths, &mask), &flash),
+        &["backend flash-attn cannot run this call"],
+    );
+    says(
+        layer.attend_with(&AttentionInputs::ragged(&xs, &lengths, &mask), &flash),
+        &["backend flash-attn cannot run this call"],
+    );
 }

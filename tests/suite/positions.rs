@@ -89,8 +89,8 @@ fn errors_name_the_value_and_the_allowed_ones() {
     says(table.attend_with(&inputs, &options), &["7 and 7", "5 and 5: 1 and 2 x 2 patches"]);
     says(table.attend_with(&inputs, &options.with_grid([2, 3])), &["grid", "relative grid(2 x 2 patches"]);
     for layer in [&rotary, &table] {
-        says(layer.attend_cached(&inputs, &mut KvCache::growing(), &options), &["position", "whole sequence"]);
-        says(layer.cross_cache(&xs), &["position", "none with a cache for cross-attention"]);
+        says(layer.attend_with(&inputs.with_cache(&mut KvCache::growing()), &options), &["position", "whole sequence"]);
+        says(layer.cross_cache(&xs, &xs), &["position", "none with a cache for cross-attention"]);
     }
     let says_of = |position: Position, parts: &[&str]| {
         says(AttentionConfig::new(12, 2).with_position(position).validate(), parts);

@@ -76,6 +76,7 @@ pub mod search;
 mod sentence;
 mod sparse;
 #[cfg(test)]
+#[allow(unsafe_code)]
 #[path = "../../kernels/tests/support/mod.rs"]
 mod support;
 mod text;
@@ -85,11 +86,12 @@ pub mod train;
 pub mod visualize;
 
 pub use default_dtype::default_dtype;
-pub use heads::classifier::SequenceClassifier;
-pub use heads::masked_lm::MaskedLm;
+pub use heads::classifier::{SequenceClassifier, SequenceHead};
+pub use heads::head_model::HeadModel;
+pub use heads::masked_lm::{MaskedHead, MaskedLm};
 pub use heads::pooling::{Pooling, PoolingMode};
 pub use heads::task_head::TaskHead;
-pub use heads::token_classifier::TokenClassificationHead;
+pub use heads::token_classifier::{TokenClassificationHead, TokenHead};
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};

@@ -1,20 +1,17 @@
 //! `M3Encoder`: dense, sparse and multi-vector embeddings in one pass (BGE-M3).
 
-use std::path::Path;
-
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::error::cut_to;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
+use crate::folder::{ModelFolder, TokenizerConfig, constructors, modules, transformer_of};
 use crate::heads::pooling::l2_normalize;
 use crate::model::bert::BertModel;
 use crate::model::feed_forward::load_linear;
 use crate::model::hidden_states::first_not_finite;
-use crate::model_files::ModelFiles;
 use crate::sparse::vector::SparseVector;
 use crate::text::batches::TextBatcher;
 use crate::text::options::{EncodeOptions, without_embeddings};
@@ -59,22 +56,14 @@ pub struct M3Embedding {
 }
 
 impl M3Encoder {
-    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards), and the heads,
-    /// `sparse_linear.safetensors` and `colbert_linear.safetensors`, each with `weight` and `bias`. They are published as
-    /// pickles (`.pt`), which this crate does not read: PyTorch and safetensors convert them.
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; a head of another width.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
-    }
-
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
+    constructors! {
+        /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards), and the heads,
+        /// `sparse_linear.safetensors` and `colbert_linear.safetensors`, each with `weight` and `bias`. They are published as
+        /// pickles (`.pt`), which this crate does not read: PyTorch and safetensors convert them.
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; a head of another width.
+        from_folder, from_files;
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
@@ -172,7 +161,7 @@ fn head(
             return Err(Error::Tensor { name: format!("{name}: weight"), found, expected });
         }
     };
-    let mut linear = load_linear(&source, found, hidden)?;
+    let mut linear = load_linear(&AnySource::new(&source), found, hidden)?;
     linear.pack()?;
     Ok(linear)
 }

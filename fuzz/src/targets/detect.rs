@@ -94,7 +94,7 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     for (start, length) in [(0, 2), (2, 1)] {
         let chunk = query.narrow(1, start, length).unwrap();
         let inputs = AttentionInputs::self_attention(&chunk, model.mask());
-        let output = match model.layer.attend_cached(&inputs, &mut cache, &options) {
+        let output = match model.layer.attend_with(&inputs.with_cache(&mut cache), &options) {
             // The rotation may change with the third token.
             Err(Error::CachedRotation { .. }) => return,
             attended => attended.expect("decoding with a cache").output,

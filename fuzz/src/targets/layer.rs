@@ -171,17 +171,21 @@ fn ragged(u: &mut Unstructured, random: &mut Random) -> Result<()> {
             true => drop(stated.splice(place..place, [1 << 63; 2])),
             false => stated.insert(place, *u.choose(&[1, usize::MAX])?),
         }
-        let error = layer.attend_ragged(&xs, &stated, &mask);
+        let error = layer.attend_with(&AttentionInputs::ragged(&xs, &stated, &mask), &AttentionOptions::default());
         error.map_err(message_of).expect_err("lengths that do not add up");
         return Ok(());
     }
-    let output = layer.attend_ragged(&xs, &lengths, &mask).expect("a ragged batch");
+    let attend = |xs: &Tensor, lengths: &[usize]| {
+        let inputs = AttentionInputs::ragged(xs, lengths, &mask);
+        layer.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
+    };
+    let output = attend(&xs, &lengths).expect("a ragged batch");
     assert_eq!(output.dims(), [tokens, HIDDEN]);
     let all = numbers(&output);
     let mut start = 0;
     for length in lengths {
         let own = xs.narrow(0, start, length).expect("a sequence");
-        let alone = numbers(&layer.attend_ragged(&own, &[length], &mask).expect("a sequence"));
+        let alone = numbers(&attend(&own, &[length]).expect("a sequence"));
         assert_eq!(all[start * HIDDEN..][..length * HIDDEN], alone, "other bits in a batch");
         start += length;
     }
@@ -255,32 +259,32 @@ fn program(u: &mut Unstructured, random: &mut Random) -> Result<()> {
     let mut rows: Vec<Sequence> = vec![Vec::new(); u.int_in_range(1..=3)?];
     for _ in 0..u.int_in_range(1..=6)? {
         let before = cache.lengths();
-        let (held, capacity) = (cache.held(), cache.capacity());
+        let (retained, capacity) = (cache.retained_len(), cache.capacity());
         match u.int_in_range(0..=7)? {
             0 => {
                 let lengths: Vec<usize> = rows
                     .iter()
                     .map(|row| Ok(if rarely(u, 8)? { size(u)? } else { u.int_in_range(0..=row.len())? }))
                     .collect::<Result<_>>()?;
-                match cache.truncate_rows(&lengths) {
+                match cache.truncate_sequences(&lengths) {
                     Ok(()) => rows.iter_mut().zip(&lengths).for_each(|(row, len)| row.truncate(*len)),
-                    Err(error) => unchanged(&cache, &before, held, error),
+                    Err(error) => unchanged(&cache, &before, retained, error),
                 }
             }
             1 => {
                 let len = size(u)?;
                 match cache.truncate(len) {
                     Ok(()) => rows.iter_mut().for_each(|row| row.truncate(len)),
-                    Err(error) => unchanged(&cache, &before, held, error),
+                    Err(error) => unchanged(&cache, &before, retained, error),
                 }
             }
             2 => {
                 let chosen: Vec<usize> = (0..u.int_in_range(0..=4)?)
                     .map(|_| if rarely(u, 8)? { size(u) } else { u.int_in_range(0..=rows.len() - 1) })
                     .collect::<Result<_>>()?;
-                match cache.select_rows(&chosen) {
+                match cache.select_sequences(&chosen) {
                     Ok(()) => rows = chosen.iter().map(|row| rows[*row].clone()).collect(),
-                    Err(error) => unchanged(&cache, &before, held, error),
+                    Err(error) => unchanged(&cache, &before, retained, error),
                 }
             }
             3 => {
@@ -290,9 +294,9 @@ fn program(u: &mut Unstructured, random: &mut Random) -> Result<()> {
                 let tokens = random.booleans(&dims, 0.5);
                 match cache.select_columns(&tokens, &new) {
                     Ok(cut) => assert_eq!(cut.dims().last(), Some(&columns)),
-                    Err(error) => unchanged(&cache, &before, held, error),
+                    Err(error) => unchanged(&cache, &before, retained, error),
                 }
-                assert!(cache.held_tokens(size(u)?).is_none_or(|tokens| tokens.len() <= held));
+                assert!(cache.retained_range(size(u)?).is_none_or(|tokens| tokens.len() <= retained));
                 if rarely(u, 8)? {
                     cache.reset();
                     rows.iter_mut().for_each(Vec::clear);
@@ -311,7 +315,7 @@ fn program(u: &mut Unstructured, random: &mut Random) -> Result<()> {
                 let inputs = AttentionInputs::self_attention(&chunk, &mask);
                 let options = AttentionOptions::default();
                 let mut other = cache.try_clone().expect("a copy");
-                let attended = layer.attend_cached_lengths(&inputs, &lengths, &mut cache, &options);
+                let attended = layer.attend_with(&inputs.with_cache_lengths(&mut cache, &lengths), &options);
                 let output = match attended {
                     Ok(attended) => attended.output,
                     Err(error) => {
@@ -319,12 +323,13 @@ fn program(u: &mut Unstructured, random: &mut Random) -> Result<()> {
                         let known = matches!(error, Error::CacheFull { .. } | Error::CachedRotation { .. });
                         let absurd = capacity.is_some_and(|capacity| capacity == 0 || capacity > 1 << 20);
                         assert!(!fits || known || absurd, "a call that fits: {error}");
-                        unchanged(&cache, &before, held, error);
+                        unchanged(&cache, &before, retained, error);
                         continue;
                     }
                 };
-                let again =
-                    layer.attend_cached_lengths(&inputs, &lengths, &mut other, &options).expect("the same call");
+                let again = layer
+                    .attend_with(&inputs.with_cache_lengths(&mut other, &lengths), &options)
+                    .expect("the same call");
                 for (i, row) in rows.iter_mut().enumerate().filter(|(i, _)| lengths[*i] > 0) {
                     for token in 0..lengths[i] {
                         let token = chunk.get(i).and_then(|row| row.narrow(0, token, 1)).expect("a token");
@@ -355,7 +360,7 @@ fn program(u: &mut Unstructured, random: &mut Random) -> Result<()> {
 }
 
 /// A call that failed changed nothing.
-fn unchanged(cache: &KvCache, lengths: &[usize], held: usize, error: Error) {
+fn unchanged(cache: &KvCache, lengths: &[usize], retained: usize, error: Error) {
     message_of(error);
-    assert_eq!((cache.lengths(), cache.held()), (lengths.to_vec(), held));
+    assert_eq!((cache.lengths(), cache.retained_len()), (lengths.to_vec(), retained));
 }

@@ -2,25 +2,30 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::keys;
-use super::kv_cache::{CacheKind, KvCache, Row};
+use super::kv_cache::{CacheKind, KvCache, Sequence};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::ExplicitPositions;
 use crate::tensor::check_tensor_memory;
 
-/// The keys and values that a chunk attends to.
-pub(super) struct CachedKeys {
-    pub keys: Tensor,
-    pub values: Tensor,
-    /// The key at which the chunk starts, and the number of keys, per sequence; `None` if the chunk ends at the last key
-    /// in every sequence.
+/// The new tokens of a call with a cache.
+pub(in crate::attention) struct NewTokens {
+    /// Tokens of each sequence that are not padding.
+    pub counts: Vec<usize>,
+    /// The key at which they start, and the number of keys, per sequence; `None` if they end at the last key in every
+    /// sequence.
     pub unequal: Option<[Vec<usize>; 2]>,
+    /// The position of the first one in each sequence.
+    pub starts: Vec<usize>,
+    /// The length of each sequence with them, for which the new keys are rotated.
+    pub rotated_for: Vec<usize>,
+    /// The positions that the call gives.
+    pub explicit: Option<ExplicitPositions>,
 }
 
 /// What the cached tensors of a layer are, apart from the number of tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct TokenShape {
+pub(in crate::attention) struct TokenShape {
     pub b: usize,
     pub h_kv: usize,
     pub d: usize,
@@ -44,8 +49,9 @@ impl TokenShape {
 /// Tokens of the first allocation.
 const INITIAL_CAPACITY: usize = 64;
 
-/// Most tokens per sequence of a fixed cache: as many keys as the kernels count. It refuses a capacity that was read from
-/// a damaged configuration before memory is requested for it. The longest published contexts have 10 million tokens.
+/// Most tokens per sequence of a fixed cache: as many keys as the kernels count. It refuses a capacity that was read
+/// from a damaged configuration before memory is requested for it. The longest published contexts have 10 million
+/// tokens.
 pub(super) const MAX_CAPACITY: usize = 1 << 30;
 
 /// Tokens that a rotating cache can take before it copies those of its window to the front.
@@ -60,20 +66,14 @@ fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> 
 }
 
 /// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.
-fn aligned(held: &[usize], new: &[usize], s: usize) -> bool {
-    held.iter().all(|tokens| *tokens == held[0]) && new.iter().all(|tokens| *tokens == s)
-}
-
-/// Where the chunk starts and ends in each sequence, unless it is [`aligned`].
-pub(super) fn unequal(held: Vec<usize>, new: &[usize], s: usize) -> Option<[Vec<usize>; 2]> {
-    let totals = held.iter().zip(new).map(|(held, new)| held + new).collect();
-    (!aligned(&held, new, s)).then_some([held, totals])
+fn aligned(retained: &[usize], new: &[usize], s: usize) -> bool {
+    retained.iter().all(|tokens| *tokens == retained[0]) && new.iter().all(|tokens| *tokens == s)
 }
 
 impl KvCache {
     /// Whether a gradient flows into the cached tokens.
-    pub(super) fn tracks_gradient(&self) -> bool {
-        self.held() > 0 && self.buffers.iter().flatten().any(Tensor::track_op)
+    pub(in crate::attention) fn tracks_gradient(&self) -> bool {
+        self.retained_len() > 0 && self.buffers.iter().flatten().any(Tensor::track_op)
     }
 
     /// The window of a rotating cache.
@@ -84,9 +84,17 @@ impl KvCache {
         }
     }
 
+    /// The key at which a chunk of `s` tokens starts, and the number of keys with it, per sequence, unless it begins
+    /// and ends at the same key in every sequence. The first `new` tokens of each sequence are not padding.
+    pub(in crate::attention) fn unequal(&self, new: &[usize], s: usize) -> Option<[Vec<usize>; 2]> {
+        let retained: Vec<usize> = self.sequences_of(new.len()).iter().map(|sequence| sequence.retained).collect();
+        let totals = retained.iter().zip(new).map(|(retained, new)| retained + new).collect();
+        (!aligned(&retained, new, s)).then_some([retained, totals])
+    }
+
     /// The mask of a call on the keys of a chunk: `mask` within the window of the cache, and within each sequence, if
-    /// they are [`unequal`](CachedKeys::unequal).
-    pub(super) fn mask(&self, mask: &AttentionMask, unequal: Option<&[Vec<usize>; 2]>) -> AttentionMask {
+    /// they are [`unequal`](Self::unequal).
+    pub(in crate::attention) fn mask(&self, mask: &AttentionMask, unequal: Option<&[Vec<usize>; 2]>) -> AttentionMask {
         let mut mask = mask.clone();
         if let Some(window) = self.window() {
             mask = mask.and(AttentionMask::window(Some(window - 1), None));
@@ -101,7 +109,7 @@ impl KvCache {
     }
 
     /// Checks a chunk of `s` tokens, of which `lengths` are not padding, and returns the new tokens of each sequence.
-    pub(super) fn check_chunk(
+    pub(in crate::attention) fn check_chunk(
         &self,
         of: TokenShape,
         device: &Device,
@@ -119,14 +127,14 @@ impl KvCache {
         if let Some(length) = new.iter().find(|length| **length > s) {
             return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
         }
-        if let Some([keys, values]) = self.buffers.as_ref().filter(|_| !self.rows.is_empty()) {
-            let held = TokenShape::of([keys, values])?;
+        if let Some([keys, values]) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) {
+            let retained = TokenShape::of([keys, values])?;
             if !keys.device().same_device(device) {
                 let [found, expected] = [device, keys.device()].map(|device| format!("{:?}", device.location()));
                 return Err(Error::Device { tensor: "a call with a cache".to_string(), found, expected });
             }
-            if held != of {
-                let expected = format!("as in the cache, {}", held.describe());
+            if retained != of {
+                let expected = format!("as in the cache, {}", retained.describe());
                 return Err(Error::value("a call with a cache", of.describe(), expected));
             }
         }
@@ -142,42 +150,40 @@ impl KvCache {
     }
 
     /// The sequences of a batch of `b`, new ones if there are none yet.
-    pub(super) fn rows_of(&self, b: usize) -> Vec<Row> {
-        if self.rows.is_empty() { vec![Row::default(); b] } else { self.rows.clone() }
+    pub(in crate::attention) fn sequences_of(&self, b: usize) -> Vec<Sequence> {
+        if self.sequences.is_empty() { vec![Sequence::default(); b] } else { self.sequences.clone() }
     }
 
-    /// Adds keys and values `(b, s, h_kv, d)`, of which the first `new` of each sequence are not padding. `rotated`: the
-    /// length of each sequence for which the keys are rotated; `positions`: where the tokens stand, if the call says it;
-    /// `tracked`: whether the call tracks a gradient, of the keys or of anything else.
-    pub(super) fn append(
+    /// Adds keys and values `(b, s, h_kv, d)`, and returns all that the chunk attends to. `tracked`: whether the call
+    /// tracks a gradient, of the keys or of anything else.
+    pub(in crate::attention) fn append(
         &mut self,
         [k, v]: [Tensor; 2],
-        new: &[usize],
-        rotated: &[usize],
-        positions: Option<&ExplicitPositions>,
+        new: &NewTokens,
         tracked: bool,
-    ) -> Result<CachedKeys> {
-        let mut rows = self.rows_of(new.len());
-        let held: Vec<usize> = rows.iter().map(|row| row.held).collect();
-        let totals: Vec<usize> = held.iter().zip(new).map(|(held, new)| held + new).collect();
+    ) -> Result<[Tensor; 2]> {
+        let NewTokens { counts: new, rotated_for, explicit, .. } = new;
+        let mut sequences = self.sequences_of(new.len());
+        let retained: Vec<usize> = sequences.iter().map(|sequence| sequence.retained).collect();
+        let totals: Vec<usize> = retained.iter().zip(new).map(|(retained, new)| retained + new).collect();
         let window = self.window();
         let kept: Vec<usize> = totals.iter().map(|&total| total.min(window.unwrap_or(total))).collect();
-        let longest = held.iter().copied().max().unwrap_or(0);
+        let longest = retained.iter().copied().max().unwrap_or(0);
         let cached = self.buffers.as_ref().filter(|_| longest > 0);
         // For a gradient tokens are concatenated instead of written in place, which a graph does not notice.
         let tracked = tracked || [&k, &v].into_iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
         self.in_graph |= tracked;
         let s = k.dim(1)?;
-        let fits = window.is_none_or(|window| aligned(&held, new, s) && s <= slack(window));
+        let fits = window.is_none_or(|window| aligned(&retained, new, s) && s <= slack(window));
         let [keys, values] = if fits && !tracked {
-            self.write([&k, &v], &held, new)?
+            self.write([&k, &v], &retained, new)?
         } else {
             let join = |i: usize, chunk: &Tensor| {
                 let old = cached.map(|buffers| buffers[i].narrow(1, self.first, longest)).transpose()?;
-                keys::join(old.as_ref(), chunk, &held, new)
+                join(old.as_ref(), chunk, &retained, new)
             };
             let all = [join(0, &k)?, join(1, &v)?];
-            self.buffers = Some([keys::last(&all[0], &totals, &kept)?, keys::last(&all[1], &totals, &kept)?]);
+            self.buffers = Some([last(&all[0], &totals, &kept)?, last(&all[1], &totals, &kept)?]);
             self.first = 0;
             all
         };
@@ -185,37 +191,37 @@ impl KvCache {
             // All sequences of a rotating cache drop as many tokens here, those of another one none.
             self.first += totals.first().zip(kept.first()).map_or(0, |(total, kept)| total - kept);
         }
-        for (i, row) in rows.iter_mut().enumerate() {
-            row.add(new[i], |token| positions.map(|positions| positions.largest(i, token)));
-            row.dropped += totals[i] - kept[i];
-            row.held = kept[i];
+        for (i, sequence) in sequences.iter_mut().enumerate() {
+            sequence.add(new[i], |token| explicit.as_ref().map(|positions| positions.largest(i, token)));
+            sequence.dropped += totals[i] - kept[i];
+            sequence.retained = kept[i];
             // Without a new token the cached keys stay as they are, also behind a `truncate`.
             if new[i] > 0 {
-                row.rotated_for = rotated[i];
+                sequence.rotated_for = rotated_for[i];
             }
         }
-        self.rows = rows;
-        let unequal = unequal(held, new, s);
-        Ok(CachedKeys { keys, values, unequal })
+        self.sequences = sequences;
+        Ok([keys, values])
     }
 
     /// Writes the chunk behind the tokens that the sequences hold, and returns all tokens.
-    fn write(&mut self, chunk: [&Tensor; 2], held: &[usize], new: &[usize]) -> Result<[Tensor; 2]> {
-        let columns = held.iter().zip(new).map(|(held, new)| held + new).max().unwrap_or(0);
+    fn write(&mut self, chunk: [&Tensor; 2], retained: &[usize], new: &[usize]) -> Result<[Tensor; 2]> {
+        let columns = retained.iter().zip(new).map(|(retained, new)| retained + new).max().unwrap_or(0);
         let buffers = self.reserve(chunk, columns)?;
         let s = chunk[0].dim(1)?;
         for (to, from) in buffers.iter().zip(chunk) {
             let from = from.contiguous()?;
-            if aligned(held, new, s) {
+            if aligned(retained, new, s) {
                 // Without sequences there are no columns either.
-                if let Some(held) = held.first().filter(|_| s > 0) {
-                    to.slice_set(&from, 1, self.first + held)?;
+                if let Some(retained) = retained.first().filter(|_| s > 0) {
+                    to.slice_set(&from, 1, self.first + retained)?;
                 }
                 continue;
             }
-            for (row, (&held, &new)) in held.iter().zip(new).enumerate().filter(|(_, (_, new))| **new > 0) {
-                let from = from.narrow(0, row, 1)?.narrow(1, 0, new)?;
-                to.narrow(0, row, 1)?.slice_set(&from, 1, self.first + held)?;
+            for (sequence, (&retained, &new)) in retained.iter().zip(new).enumerate().filter(|(_, (_, new))| **new > 0)
+            {
+                let from = from.narrow(0, sequence, 1)?.narrow(1, 0, new)?;
+                to.narrow(0, sequence, 1)?.slice_set(&from, 1, self.first + retained)?;
             }
         }
         let [keys, values] = buffers;
@@ -230,9 +236,9 @@ impl KvCache {
             let alike = matches!(TokenShape::of([keys, values]), Ok(old) if old == of);
             alike && keys.device().same_device(chunk[0].device()) && !self.in_graph
         };
-        let held = self.held();
+        let retained = self.retained_len();
         let columns = self.buffers.as_ref().filter(|buffers| usable(buffers)).map_or(0, |[keys, _]| keys.dims()[1]);
-        if held == 0 {
+        if retained == 0 {
             self.first = 0;
         }
         let buffers = match &self.buffers {
@@ -250,8 +256,8 @@ impl KvCache {
                 let larger = |i: usize| {
                     let (b, _, h, d) = chunk[i].dims4()?;
                     let new = Tensor::zeros((b, columns, h, d), chunk[i].dtype(), chunk[i].device())?;
-                    if let Some(old) = old.as_ref().filter(|_| held > 0) {
-                        new.slice_set(&old[i].narrow(1, self.first, held)?.contiguous()?, 1, 0)?;
+                    if let Some(old) = old.as_ref().filter(|_| retained > 0) {
+                        new.slice_set(&old[i].narrow(1, self.first, retained)?.contiguous()?, 1, 0)?;
                     }
                     Ok::<_, Error>(new)
                 };
@@ -264,4 +270,64 @@ impl KvCache {
         self.in_graph = false;
         Ok(buffers)
     }
+}
+
+/// The first `retained` tokens of each sequence of `old` and then the first `new` tokens of `chunk`, `(b, s, h, d)`
+/// each → `(b, columns, h, d)`. What follows the tokens of a sequence is arbitrary.
+fn join(old: Option<&Tensor>, chunk: &Tensor, retained: &[usize], new: &[usize]) -> Result<Tensor> {
+    if retained.is_empty() {
+        // Without sequences there are no columns.
+        return Ok(chunk.narrow(1, 0, 0)?);
+    }
+    let longest = retained.iter().copied().max().unwrap_or(0);
+    let s = chunk.dim(1)?;
+    let old = old.filter(|_| longest > 0).map(|old| old.narrow(1, 0, longest)).transpose()?;
+    let all = match old {
+        // candle cannot concatenate an empty tensor.
+        Some(old) if s == 0 => old,
+        Some(old) => Tensor::cat(&[&old, chunk], 1)?, // (b, longest + s, h, d)
+        None => chunk.clone(),
+    };
+    if retained.iter().all(|tokens| *tokens == longest) && new.iter().all(|tokens| *tokens == s) {
+        return Ok(all);
+    }
+    let columns = retained.iter().zip(new).map(|(retained, new)| retained + new).max().unwrap_or(0);
+    gather(&all, columns, |sequence, column| match column.checked_sub(retained[sequence]) {
+        Some(i) if i < new[sequence] => longest + i,
+        Some(_) => 0,
+        None => column,
+    })
+}
+
+/// The last `kept` tokens of the `totals` tokens of each sequence, `(b, s, h, d)` → `(b, longest kept, h, d)`.
+fn last(tokens: &Tensor, totals: &[usize], kept: &[usize]) -> Result<Tensor> {
+    let (columns, s) = (kept.iter().copied().max().unwrap_or(0), tokens.dim(1)?);
+    let even = totals.iter().all(|total| *total == s) && kept.iter().all(|tokens| *tokens == columns);
+    match even {
+        true if columns == s => Ok(tokens.clone()),
+        // A copy, because a view would keep all of a long chunk in memory.
+        true => Ok(tokens.narrow(1, s - columns, columns)?.force_contiguous()?),
+        false => gather(
+            tokens,
+            columns,
+            |sequence, i| if i < kept[sequence] { totals[sequence] - kept[sequence] + i } else { 0 },
+        ),
+    }
+}
+
+/// `(b, s, h, d)` → `(b, columns, h, d)`, of which column `c` of sequence `i` is the token `index(i, c)`.
+fn gather(tokens: &Tensor, columns: usize, index: impl Fn(usize, usize) -> usize) -> Result<Tensor> {
+    let (b, s, h, d) = tokens.dims4()?;
+    if columns == 0 {
+        return Ok(tokens.narrow(1, 0, 0)?);
+    }
+    let places = (0..b).flat_map(|sequence| (0..columns).map(move |column| (sequence, column)));
+    if u32::try_from(b.saturating_mul(s)).is_err() {
+        let found = format!("{b} sequences of {s}");
+        return Err(Error::value("the number of tokens in a cache of unequal sequences", found, "less than 2^32"));
+    }
+    let places = places.map(|(sequence, column)| (sequence * s + index(sequence, column)) as u32);
+    let places = Tensor::from_iter(places, tokens.device())?;
+    let flat = tokens.contiguous()?.reshape((b * s, h, d))?;
+    Ok(flat.index_select(&places, 0)?.reshape((b, columns, h, d))?)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use super::kv_cache::{KvCache, Row};
+use super::kv_cache::{KvCache, Sequence};
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
@@ -57,15 +57,15 @@ fn tokens(b: usize, s: usize) -> Tensor {
 }
 
 /// The bits of what a cache holds of each sequence, and what it knows about it.
-fn contents(cache: &KvCache) -> (Vec<Row>, Vec<u32>) {
+fn contents(cache: &KvCache) -> (Vec<Sequence>, Vec<u32>) {
     let mut bits = Vec::new();
     for buffer in cache.buffers.iter().flatten() {
-        for (i, row) in cache.rows.iter().enumerate() {
-            let held = buffer.narrow(0, i, 1).unwrap().narrow(1, cache.first, row.held).unwrap();
-            bits.extend(held.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits));
+        for (i, sequence) in cache.sequences.iter().enumerate() {
+            let retained = buffer.narrow(0, i, 1).unwrap().narrow(1, cache.first, sequence.retained).unwrap();
+            bits.extend(retained.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits));
         }
     }
-    (cache.rows.clone(), bits)
+    (cache.sequences.clone(), bits)
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_error_at_any_step_leaves_the_cache_as_before() {
                     if let Some(lengths) = lengths {
                         let xs = tokens(2, 3);
                         let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-                        layer.attend_cached_lengths(&inputs, &lengths, &mut cache, &options).unwrap();
+                        layer.attend_with(&inputs.with_cache_lengths(&mut cache, &lengths), &options).unwrap();
                     }
                     cache
                 };
@@ -92,7 +92,7 @@ fn an_error_at_any_step_leaves_the_cache_as_before() {
                 let mask = AttentionMask::causal().and(AttentionMask::of_term(Failing(left.clone())));
                 let inputs = AttentionInputs::self_attention(&xs, &mask);
                 let output = |cache: &mut KvCache| {
-                    let attended = layer.attend_cached_lengths(&inputs, &next, cache, &options)?;
+                    let attended = layer.attend_with(&inputs.with_cache_lengths(cache, &next), &options)?;
                     Ok::<_, Error>(attended.output.flatten_all()?.to_vec1::<f32>()?)
                 };
                 let mut untouched = filled();
@@ -126,12 +126,12 @@ fn another_batch_is_an_error_before_any_kernel_runs() {
     let (mut cache, options) = (KvCache::growing(), AttentionOptions::default());
     let xs = tokens(2, 3);
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-    layer.attend_cached_lengths(&inputs, &[3, 1], &mut cache, &options).unwrap();
+    layer.attend_with(&inputs.with_cache_lengths(&mut cache, &[3, 1]), &options).unwrap();
     let before = contents(&cache);
     for b in [1, 3, 64] {
         let xs = tokens(b, 1);
         let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-        let (attended, kernels) = with_mock_device(|| layer.attend_cached(&inputs, &mut cache, &options));
+        let (attended, kernels) = with_mock_device(|| layer.attend_with(&inputs.with_cache(&mut cache), &options));
         assert!(attended.unwrap_err().to_string().contains("a batch of 2"), "{b}");
         assert_eq!(kernels, 0);
         assert_eq!(contents(&cache), before);

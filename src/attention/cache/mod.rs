@@ -7,14 +7,11 @@
 //! that would need other keys fails before it changes the cache.
 
 mod append;
-mod attend;
 mod cross;
-mod edit;
 #[cfg(all(test, not(feature = "cuda")))]
 mod faults;
-mod keys;
 mod kv_cache;
-mod plan;
 
+pub(super) use append::{NewTokens, TokenShape};
 pub use cross::CrossCache;
 pub use kv_cache::KvCache;

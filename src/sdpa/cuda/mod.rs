@@ -5,10 +5,9 @@ mod arguments;
 #[cfg(feature = "cuda")]
 mod launch;
 
-use candle_core::Tensor;
-
 #[cfg(feature = "cuda")]
 use arguments::Arguments;
+use candle_core::Tensor;
 
 use crate::error::Result;
 use crate::sdpa::unsupported::{first_reason, no_fused_kernel};

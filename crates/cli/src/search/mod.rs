@@ -29,7 +29,8 @@ use super::shared::{Result, about};
 /// nearly the same are one hit.
 ///
 /// The embeddings are saved beside each file, in FILE.search-MODEL.safetensors, where MODEL is a number of its own for each
-/// model. The next run embeds only new and changed lines; an interrupted run continues where it stopped.
+/// model. The next run embeds only new and changed lines; an interrupted run continues from its
+/// last save.
 #[derive(Parser)]
 #[command(
     name = "search",

@@ -1,16 +1,13 @@
 //! `SequenceClassifier`: the sequence classification head on token ids.
 
-use std::fmt;
-
-use candle_attention::checkpoint::WeightSource;
-use candle_attention::norm::Norm;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
-use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
+use candle_attention::tensor::{MapTensors, compute_dtype};
 use candle_attention::{AttentionMask, Error, Result};
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
 use serde_json::{Map, Value};
 
-use crate::families::task_heads::HeadActivation;
+use crate::heads::head_model::{Head, HeadModel, Transform};
 use crate::heads::task_head::TaskHead;
 use crate::model::bert::{BertModel, body};
 use crate::model::config::BertConfig;
@@ -20,16 +17,15 @@ use crate::model::hidden_states::HiddenStates;
 /// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
 /// configuration says so, the mean. In decoders the head is `last(x)` of the last token that does not pad.
+pub type SequenceClassifier = HeadModel<SequenceHead>;
+
+/// The head of a [`SequenceClassifier`].
 #[derive(Clone)]
-pub struct SequenceClassifier {
-    pub(crate) model: BertModel,
+pub struct SequenceHead {
     reads: Reads,
-    first: Option<Linear>,
-    activation: HeadActivation,
-    norm: Option<Norm>,
+    first: Option<Transform>,
     last: Linear,
     labels: Vec<String>,
-    frozen: Frozen<Self>,
 }
 
 /// What of a text the head reads.
@@ -43,51 +39,21 @@ enum Reads {
     },
 }
 
-/// One line: the model and the number of labels.
-impl fmt::Debug for SequenceClassifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let labels = self.labels.len();
-        f.debug_struct("SequenceClassifier")
-            .field("model", &self.model)
-            .field("labels", &labels)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Freeze for SequenceClassifier {
-    fn frozen_state(&mut self) -> &mut Frozen<Self> {
-        &mut self.frozen
-    }
-
-    fn pack(&mut self) -> Result<()> {
-        self.first.as_mut().map_or(Ok(()), Linear::pack)?;
-        self.last.pack()?;
-        self.model.freeze_in_place()
-    }
-}
-
-impl MapTensors for SequenceClassifier {
+impl MapTensors for SequenceHead {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            model: self.model.map_tensors(f)?,
-            reads: self.reads,
-            first: self.first.map_tensors(f)?,
-            activation: self.activation,
-            norm: self.norm.map_tensors(f)?,
-            last: self.last.map_tensors(f)?,
-            labels: self.labels.clone(),
-            frozen: Frozen::default(),
-        })
+        let (first, last) = (self.first.map_tensors(f)?, self.last.map_tensors(f)?);
+        Ok(Self { reads: self.reads, first, last, labels: self.labels.clone() })
     }
 }
 
-impl SequenceClassifier {
-    /// Loads model and head from the root of a checkpoint.
-    ///
-    /// # Errors
-    /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head; a number of labels in `id2label` that
-    /// differs from the head's.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+impl Head for SequenceHead {
+    const NAME: &'static str = "SequenceClassifier";
+
+    fn load(
+        config: &BertConfig,
+        source: &AnySource,
+        model: impl FnOnce() -> Result<BertModel>,
+    ) -> Result<(Self, BertModel)> {
         let Some(names) = config.row().classifier else {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
         };
@@ -99,18 +65,19 @@ impl SequenceClassifier {
         TaskHead::SequenceClassification.check(config)?;
         let hidden = config.hidden_size;
         let labels = labels(config, source.full_name(&weight), source.shape(&weight)?, hidden)?;
-        let body = body(config, &source);
+        let body = body(config, source);
         let first = match (&body, names.pooler) {
             (Some(body), true) => body.child(names.first),
             _ => source.child(names.first),
         };
-        let last = source.child(names.last);
-        let bias = !names.optional_bias || first.contains("bias");
-        let load_first =
-            || Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden);
-        let weights = read_linear(&last, labels.len(), hidden, !names.last_token)?;
-        let own = source.gives_own_tensors();
-        let mut head = Self {
+        let weights = read_linear(&source.child(names.last), labels.len(), hidden, !names.last_token)?;
+        let load_first = || {
+            let bias = !names.optional_bias || first.contains("bias");
+            let dense = Linear::new(&first.full_name(""), read_linear(&first, hidden, hidden, bias)?, hidden, hidden)?;
+            let norm = names.norm.map(|name| config.norm(&config.row().block, hidden, &source.child(name)));
+            Transform::new(config, dense, names.activation, norm.transpose()?)
+        };
+        let head = Self {
             reads: match names.last_token {
                 // Without an entry of the file, the model has none.
                 true => Reads::Last { padding: config.key("pad_token_id").map(|_| config.pad_token_id) },
@@ -118,36 +85,26 @@ impl SequenceClassifier {
                 false => Reads::First,
             },
             first: if names.last_token { None } else { Some(load_first()?) },
-            activation: head_activation(config, names.activation)?,
-            norm: names.norm.map(|name| config.norm(&config.row().block, hidden, &source.child(name))).transpose()?,
             last: Linear::new(names.last, weights, labels.len(), hidden)?,
             labels,
-            frozen: Frozen::default(),
-            model: BertModel::load(config, source)?,
         };
-        if own {
-            head.freeze_in_place()?;
-        }
-        Ok(head)
+        Ok((head, model()?))
     }
 
-    /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since: see
-    /// [`BertModel::frozen`].
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn frozen(&self) -> Result<Self> {
-        self.freeze(&self.frozen)
+    fn pack(&mut self) -> Result<()> {
+        self.first.as_mut().map_or(Ok(()), Transform::pack)?;
+        self.last.pack()
     }
 
-    /// The model without the head.
-    pub fn model(&self) -> &BertModel {
-        &self.model
+    fn labels(&self) -> Option<&[String]> {
+        Some(&self.labels)
     }
+}
 
+impl SequenceClassifier {
     /// The labels of the logits, in their order: `id2label`, or `LABEL_0`, `LABEL_1`, …
     pub fn labels(&self) -> &[String] {
-        &self.labels
+        &self.head.labels
     }
 
     /// Token ids `(b, s)` u32, padded on the right, with `lengths` tokens per sequence → logits `(b, labels)` in f32 (f64
@@ -157,7 +114,7 @@ impl SequenceClassifier {
     /// The errors of [`BertModel::forward`]; a sequence without tokens.
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
         let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
-        let ids = match self.reads {
+        let ids = match self.head.reads {
             Reads::Last { .. } => ids.to_vec2()?,
             _ => Vec::new(),
         };
@@ -167,34 +124,19 @@ impl SequenceClassifier {
 
     /// `(b, labels)`. `ids` are the tokens of each text, which decoders look for padding.
     pub(crate) fn logits(&self, hidden: &HiddenStates, ids: &[&[u32]]) -> Result<Tensor> {
-        let xs = match self.reads {
+        let xs = match self.head.reads {
             Reads::First => hidden.first()?,
             Reads::Means => hidden.means()?,
             Reads::Last { padding } => hidden.tokens_at(&last_tokens(ids, padding)?)?,
         };
         let xs = xs.unsqueeze(1)?; // (b, 1, hidden)
         let dtype = compute_dtype(xs.dtype());
-        let Some(first) = &self.first else { return Ok(self.last.forward(&xs, dtype)?.squeeze(1)?) };
-        let xs = first.forward(&xs, dtype)?;
-        let xs = match self.activation {
-            HeadActivation::Fixed(activation) => activation.forward(&xs)?,
-            _ => xs.tanh()?,
-        };
-        let xs = match &self.norm {
-            Some(norm) => norm.forward(&xs)?,
+        let xs = match &self.head.first {
+            Some(first) => first.forward(&xs)?,
             None => xs,
         };
-        Ok(self.last.forward(&xs, dtype)?.squeeze(1)?)
+        Ok(self.head.last.forward(&xs, dtype)?.squeeze(1)?)
     }
-}
-
-/// The activation of a head, fixed or `tanh`.
-pub(super) fn head_activation(config: &BertConfig, activation: HeadActivation) -> Result<HeadActivation> {
-    Ok(match activation {
-        HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
-        HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
-        activation => activation,
-    })
 }
 
 /// For each text its number and the place of its last token that does not pad; of one that only pads, the first.

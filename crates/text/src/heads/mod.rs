@@ -1,6 +1,7 @@
 //! Task heads on hidden states: pooling, classification, masked-token prediction.
 
 pub(crate) mod classifier;
+pub(crate) mod head_model;
 pub(crate) mod masked_lm;
 pub(crate) mod pooling;
 pub(crate) mod task_head;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::{Checkpoint, WeightSource};
+use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource};
 use candle_attention::{Error, Result};
 use serde_json::Value;
 
@@ -36,6 +36,7 @@ impl TaskHead {
             return Ok(stated);
         }
         let source = Checkpoint::open(&transformer)?.at("", candle_core::DType::F32, &candle_core::Device::Cpu);
+        let source = AnySource::new(&source);
         let has = |name: &str| source.contains(&format!("{name}.weight"));
         let first = |pooler: bool, name: &str| match body(&config, &source).filter(|_| pooler) {
             Some(body) => body.contains(&format!("{name}.weight")),

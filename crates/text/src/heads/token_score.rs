@@ -1,6 +1,6 @@
 //! `TokenScore`: how much more likely one token follows a text than another, by a causal language model.
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::weights::LinearWeights;
@@ -26,7 +26,7 @@ impl TokenScore {
     ///
     /// # Errors
     /// The errors of [`BertModel::load`]; a family without such a head; a token that the model does not have.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S, yes: u32, no: Option<u32>) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: &AnySource, yes: u32, no: Option<u32>) -> Result<Self> {
         if !config.row().classifier.is_some_and(|head| head.last_token) {
             return Err(Error::config("model_type", &config.model_type, "a decoder"));
         }
@@ -39,7 +39,7 @@ impl TokenScore {
         let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(!source.contains(HEAD));
         let (count, hidden) = (ids.len(), config.hidden_size);
         let head = if tied { None } else { Some(source.get(HEAD, &[config.vocab_size, hidden])?) };
-        let model = BertModel::load(config, source)?;
+        let model = BertModel::load_from(config, source)?;
         let head = head.unwrap_or_else(|| model.embeddings.words.clone());
         let weight = head.index_select(&Tensor::new(ids, head.device())?, 0)?;
         Ok(Self { tokens: Linear::new(HEAD, LinearWeights::new(weight, None), count, hidden)?, model })

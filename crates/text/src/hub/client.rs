@@ -1,232 +1,232 @@
-//! Requests to a hub.
-//!
-//! One GET brings both what the hub says of a file and its content, so that there is no second answer that could differ
-//! from the one that was checked. Redirects are followed here and not by the HTTP library: the hub itself may name a
-//! file, the hosts to which it redirects only deliver the content.
+//! Requests to the hub, by hf-hub.
 
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
+use hf_hub::{HFClient, HFError, HFRepository, RepoTypeModel, split_id};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::runtime::Runtime;
+
+use crate::hub::options::HubOptions;
 use candle_attention::{Error, Result};
-use ureq::http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, ETAG, LOCATION};
-use ureq::http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
-use ureq::tls::{RootCerts, TlsConfig};
-use ureq::{Agent, Body};
-
-use crate::hub::endpoint::Endpoint;
-use crate::hub::fault::Fault;
-use crate::hub::names::{BlobName, Commit, RepoPath, Revision, shown};
-
-/// The most redirects of one request. The hub itself needs two.
-const MAX_REDIRECTS: usize = 10;
 
 /// How often a request is repeated to a hub that is busy or cannot be reached.
-const RETRIES: u32 = 3;
+const RETRIES: usize = 3;
 
-/// The pause before the first repetition; it doubles each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The slowest download that is waited for, in bytes per second. The slowest mobile networks have ten times as much.
+const MIN_SPEED: f64 = 1024.0;
 
-const X_REPO_COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
-const X_LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
-const X_LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
-const X_ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
+/// The answer of hf-hub; `None` is a hub that stayed silent.
+type Answer<T> = std::result::Result<T, Option<HFError>>;
 
-/// What the hub says of a file, checked.
-#[derive(Debug)]
-pub(crate) struct Facts {
-    pub commit: Commit,
-    pub name: BlobName,
-    /// In bytes, if the hub says it.
-    pub size: Option<u64>,
-}
-
-/// The hub's answer for a file.
-pub(crate) enum Reply {
-    File(Facts, Body),
-    /// The repository does not hold it, at this commit if the hub names one.
-    Absent(Option<Commit>),
-}
-
-/// A connection to one hub.
+/// A connection to the hub, for one model.
 pub(crate) struct Client {
-    agent: Agent,
-    endpoint: Endpoint,
-    authorization: Option<HeaderValue>,
+    /// `Some` until it is dropped.
+    runtime: Option<Runtime>,
+    repository: HFRepository<RepoTypeModel>,
+    timeout: Duration,
+    progress: bool,
 }
 
 impl Client {
-    /// `timeout` is how long the hub may stay silent.
-    pub fn new(endpoint: Endpoint, token: Option<&str>, timeout: Duration) -> Result<Self> {
-        let authorization = token.map(|token| {
-            let value = HeaderValue::from_str(&format!("Bearer {token}"));
-            value
-                .map_err(|_| Error::value("the hub's token", "one that no header can hold", "visible ASCII characters"))
-        });
-        let timeout = Some(timeout);
-        let mut config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .user_agent(concat!("candle-attention/", env!("CARGO_PKG_VERSION")))
-            // Sizes and hashes are those of the file itself.
-            .accept_encoding("identity")
-            // The certificates of the system, to which companies add their own.
-            .tls_config(TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build())
-            .timeout_resolve(timeout)
-            .timeout_connect(timeout)
-            .timeout_send_request(timeout)
-            .timeout_recv_response(timeout)
-            .timeout_per_read(timeout)
-            .timeout_per_write(timeout);
-        if endpoint.is_this_machine() {
-            config = config.proxy(None);
+    /// The client of a model, or why the hub is not asked.
+    pub fn new(id: &str, cache: &Path, options: &HubOptions) -> Result<std::result::Result<Self, String>> {
+        let timeout = options.checked_timeout()?;
+        if options.is_offline() {
+            return Ok(Err("offline mode is on".to_string()));
         }
-        Ok(Self { agent: config.build().new_agent(), endpoint, authorization: authorization.transpose()? })
+        let mut builder = HFClient::builder().endpoint(options.checked_endpoint()?).cache_dir(cache);
+        builder =
+            builder.retry_max_attempts(RETRIES).user_agent(concat!("candle-attention/", env!("CARGO_PKG_VERSION")));
+        if let Some(token) = options.checked_token()? {
+            builder = builder.token(token);
+        }
+        let client = builder.build().map_err(|e| Fault::new(Some(e), None).into_error(id, cache))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = Some(runtime.map_err(|e| Error::io(cache, e))?);
+        let (owner, name) = split_id(id);
+        Ok(Ok(Self { runtime, repository: client.model(owner, name), timeout, progress: options.progress }))
     }
 
-    /// Asks for the file `path` of the repository `id`.
-    pub fn get(&self, id: &str, revision: &Revision, path: &RepoPath) -> std::result::Result<Reply, Fault> {
-        let mut address = self.endpoint.file(id, revision, path).map_err(Fault::Refused)?;
-        let mut headers = HeaderMap::new();
-        for _ in 0..=MAX_REDIRECTS {
-            let own = self.endpoint.is_own(&address);
-            let response = self.ask(&address, own)?;
-            let next = match response.status().as_u16() {
-                301 | 302 | 303 | 307 | 308 => {
-                    let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-                    Some(self.endpoint.follow(&address, location.unwrap_or_default()).map_err(Fault::Refused)?)
+    /// The commit of a revision, and the files that it has.
+    pub fn listing(&self, revision: &str) -> std::result::Result<(String, BTreeSet<String>), Fault> {
+        let watch = Watch::new(ProgressBar::hidden(), self.timeout);
+        let info = self.wait(&watch, self.repository.info().revision(revision).send());
+        let info = info.map_err(|error| match error {
+            Some(HFError::RevisionNotFound { context: Some(context), .. }) => match context.error_code.as_deref() {
+                Some("RevisionNotFound") => Fault::Refused(format!("no revision `{revision}`")),
+                Some(_) => Fault::Refused(NO_MODEL.to_string()),
+                // A proxy or a web server on the way also answers 404.
+                None => {
+                    Fault::Refused("the answer is 404 without the header x-error-code by which a hub says why".into())
                 }
-                _ => None,
-            };
-            if own {
-                let within = next.as_ref().is_some_and(|next| self.endpoint.is_own(next));
-                take_names(&mut headers, response.headers(), within);
+            },
+            error => Fault::new(error, None),
+        })?;
+        // It becomes a part of paths.
+        let commit =
+            info.sha.filter(|sha| sha.len() == 40 && sha.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')));
+        let commit = commit.ok_or_else(|| Fault::Refused("the hub names no commit of 40 hexadecimal digits".into()))?;
+        let files = info.siblings.ok_or_else(|| Fault::Refused("the hub lists no files".into()))?;
+        Ok((commit, files.into_iter().map(|file| file.rfilename).collect()))
+    }
+
+    /// Brings a file of a commit into the cache, and returns its path and the size that the hub announced. `force`:
+    /// also if the cache holds a blob of its name.
+    pub fn download(&self, path: &str, commit: &str, force: bool) -> Answer<(PathBuf, Option<u64>)> {
+        let bar = if self.progress { ProgressBar::no_length() } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(path.escape_debug().to_string());
+        let watch = Watch::new(bar, self.timeout);
+        let work = self.repository.download_file().filename(path).revision(commit).force_download(force);
+        let found = self.wait(&watch, work.progress(watch.clone()).send());
+        watch.bar.finish_and_clear();
+        // hf-hub says 0 for a size that it does not know.
+        let size = Some(watch.size.load(Ordering::Relaxed)).filter(|size| *size > 0);
+        Ok((found?, size))
+    }
+
+    /// Waits for an answer as long as bytes arrive. hf-hub itself would wait for ever.
+    fn wait<T>(&self, watch: &Watch, work: impl Future<Output = hf_hub::HFResult<T>>) -> Answer<T> {
+        let Some(runtime) = &self.runtime else { return Err(None) };
+        runtime.block_on(async {
+            let (mut work, mut before) = (pin!(work), 0);
+            loop {
+                if let Ok(answer) = tokio::time::timeout(self.timeout, &mut work).await {
+                    return answer.map_err(Some);
+                }
+                let received = watch.received.load(Ordering::Relaxed);
+                if received < before + watch.least {
+                    return Err(None);
+                }
+                before = received;
             }
-            match next {
-                Some(next) => address = next,
-                None => return reply(response, own, &headers, revision, path),
-            }
+        })
+    }
+}
+
+impl Drop for Client {
+    /// Leaves threads that still wait, as one for the lock of another program.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
         }
-        Err(Fault::refused(format!("more than {MAX_REDIRECTS} redirects")))
+    }
+}
+
+/// What arrived of a file.
+struct Watch {
+    bar: ProgressBar,
+    size: AtomicU64,
+    received: AtomicU64,
+    /// The bytes that must arrive within one timeout.
+    least: u64,
+}
+
+impl Watch {
+    fn new(bar: ProgressBar, timeout: Duration) -> Arc<Self> {
+        let least = ((timeout.as_secs_f64() * MIN_SPEED) as u64).max(1);
+        Arc::new(Self { bar, size: AtomicU64::new(0), received: AtomicU64::new(0), least })
     }
 
-    /// Sends one request, and repeats it while the hub is busy or cannot be reached.
-    fn ask(&self, address: &Uri, own: bool) -> std::result::Result<Response<Body>, Fault> {
-        let mut pause = FIRST_PAUSE;
-        for last in (0..=RETRIES).map(|retry| retry == RETRIES) {
-            let mut request = self.agent.get(address);
-            if let Some(authorization) = self.authorization.as_ref().filter(|_| own) {
-                request = request.header(AUTHORIZATION, authorization);
+    fn has(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+        self.received.fetch_max(bytes.saturating_add(self.least), Ordering::Relaxed);
+    }
+}
+
+impl ProgressHandler for Watch {
+    fn on_progress(&self, event: &ProgressEvent) {
+        match event {
+            ProgressEvent::Download(DownloadEvent::Start { total_bytes, .. }) => {
+                self.bar.set_length(*total_bytes);
+                self.size.store(*total_bytes, Ordering::Relaxed);
+                // An answer is progress too.
+                self.has(0);
             }
-            match request.call() {
-                Ok(response) if last || !is_busy(response.status().as_u16()) => return Ok(response),
-                Err(error) if last || !is_passing(&error) => return Err(no_answer(error)),
-                _ => std::thread::sleep(pause),
+            ProgressEvent::Download(DownloadEvent::Progress { files }) => {
+                files.iter().for_each(|file| self.has(file.bytes_completed));
             }
-            pause *= 2;
-        }
-        Err(Fault::Unreachable("no answer from the hub".to_string()))
-    }
-}
-
-/// Keeps what an answer of the hub says of the file. A redirect within the hub says it of itself, except for what is
-/// linked.
-fn take_names(headers: &mut HeaderMap, answer: &HeaderMap, within: bool) {
-    let plain = [ETAG].into_iter().filter(|_| !within);
-    for name in [X_REPO_COMMIT, X_LINKED_ETAG, X_LINKED_SIZE, X_ERROR_CODE].into_iter().chain(plain) {
-        if let Some(value) = answer.get(&name) {
-            headers.insert(name, value.clone());
+            ProgressEvent::Download(DownloadEvent::AggregateProgress { bytes_completed, .. }) => {
+                self.has(*bytes_completed)
+            }
+            _ => {}
         }
     }
 }
 
-/// Statuses of a hub that may answer later.
-fn is_busy(status: u16) -> bool {
-    matches!(status, 408 | 429 | 500 | 502 | 503 | 504)
-}
-
-/// Errors after which another try may succeed. One that waited for the whole timeout is not repeated.
-fn is_passing(error: &ureq::Error) -> bool {
-    matches!(error, ureq::Error::Io(_) | ureq::Error::ConnectionFailed)
-}
-
-fn no_answer(error: ureq::Error) -> Fault {
-    use ureq::Error::{ConnectProxyFailed, ConnectionFailed, HostNotFound, Io, Timeout};
-    let reason = format!("no answer from the hub: {}", shown(&error.to_string()));
-    match error {
-        Io(_) | Timeout(_) | HostNotFound | ConnectionFailed | ConnectProxyFailed(_) => Fault::Unreachable(reason),
-        _ => Fault::Refused(reason),
-    }
+/// Why something did not come from the hub.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The hub did not answer, or said that it cannot now. What the cache holds of the revision may serve instead.
+    Unreachable(String),
+    /// The hub answered, and what was asked for cannot be had.
+    Refused(String),
+    /// This machine failed: the cache cannot be read or written.
+    Local(std::io::Error),
 }
 
 const NO_MODEL: &str = "no such model, or it is private and needs a valid HF_TOKEN";
 
-/// Makes a reply of the last answer, which `own` says to be of the hub itself, and of what the hub said of the file.
-fn reply(
-    response: Response<Body>,
-    own: bool,
-    headers: &HeaderMap,
-    revision: &Revision,
-    path: &RepoPath,
-) -> std::result::Result<Reply, Fault> {
-    let status = response.status();
-    let code = headers.get(X_ERROR_CODE).filter(|_| own).and_then(|code| code.to_str().ok());
-    match (status.as_u16(), code) {
-        (200, _) => {
-            let facts = facts(headers, response.headers())?;
-            Ok(Reply::File(facts, response.into_body()))
+impl Fault {
+    /// The reason in one line. `file` is what was asked for, `None` for the model itself.
+    pub fn new(error: Option<HFError>, file: Option<&str>) -> Self {
+        let at = file.map_or(String::new(), |file| format!("`{file}`: "));
+        let forbidden = || {
+            let what = file.map_or("the model".to_string(), |file| format!("`{file}`"));
+            format!("access to {what} is forbidden: the model may be gated, or HF_TOKEN may lack the right")
+        };
+        match error {
+            None => Self::Unreachable(format!("{at}no answer from the hub: it stays silent or is too slow")),
+            Some(HFError::Io(error)) => Self::Local(error),
+            Some(HFError::Forbidden { .. }) => Self::Refused(forbidden()),
+            Some(HFError::AuthRequired { context }) if context.error_code.as_deref() == Some("GatedRepo") => {
+                Self::Refused(forbidden())
+            }
+            // The hub also answers this for a model that does not exist, so that it does not reveal private ones.
+            Some(HFError::AuthRequired { .. } | HFError::RepoNotFound { .. }) => Self::Refused(NO_MODEL.to_string()),
+            Some(HFError::EntryNotFound { .. }) => Self::Refused(format!("{at}the hub lists it, and does not have it")),
+            Some(HFError::RateLimited { context, .. }) => {
+                Self::Unreachable(format!("{at}the answer is {}", context.status))
+            }
+            Some(HFError::Http { context }) => match context.status.as_u16() {
+                408 | 500 | 502 | 503 | 504 => Self::Unreachable(format!("{at}the answer is {}", context.status)),
+                _ => Self::Refused(format!("{at}the answer is {}", context.status)),
+            },
+            Some(HFError::Request { source, .. }) => {
+                let cause = root(&source);
+                match source.is_builder() || source.is_decode() || source.is_redirect() {
+                    true => Self::Refused(format!("{at}{cause}")),
+                    false => Self::Unreachable(format!("{at}no answer from the hub: {cause}")),
+                }
+            }
+            Some(HFError::CacheLockTimeout { path }) => {
+                Self::Refused(format!("{at}another program downloads it, or holds the lock {}", path.display()))
+            }
+            Some(other) => Self::Refused(format!("{at}{other}")),
         }
-        (404, Some("EntryNotFound")) => Ok(Reply::Absent(commit(headers)?)),
-        (404, Some("RevisionNotFound")) => Err(Fault::Stated(format!("no revision `{}`", revision.as_str()))),
-        (403, _) | (_, Some("GatedRepo")) => Err(Fault::Stated(format!(
-            "access to `{}` is forbidden: the model may be gated, or HF_TOKEN may lack the right",
-            path.as_str()
-        ))),
-        // The hub also answers this for a model that does not exist, so that it does not reveal private ones.
-        (401, _) | (404, Some("RepoNotFound")) => Err(Fault::Stated(NO_MODEL.to_string())),
-        // A proxy or a web server on the way also answers 404. Going on without the file could change the model.
-        (404, _) if own => {
-            Err(Fault::refused("the answer is 404 without the header x-error-code by which a hub says why"))
+    }
+
+    /// The error for a caller who asked for the model `id`, whose cache is `folder`.
+    pub fn into_error(self, id: &str, folder: &Path) -> Error {
+        match self {
+            Self::Unreachable(reason) | Self::Refused(reason) => Error::Hub { id: id.to_string(), reason },
+            Self::Local(error) => Error::io(folder, error),
         }
-        (busy, _) if is_busy(busy) => Err(Fault::Unreachable(format!("the answer is {status}"))),
-        _ => Err(Fault::refused(format!("the answer is {status}, expected 200 OK"))),
     }
 }
 
-/// What the hub said of a file (`headers`) and what the host that delivers it says of its answer (`last`).
-fn facts(headers: &HeaderMap, last: &HeaderMap) -> std::result::Result<Facts, Fault> {
-    if let Some(encoding) = last.get(CONTENT_ENCODING).filter(|value| *value != "identity") {
-        return Err(wrong("Content-Encoding", encoding, "none"));
+/// The innermost cause of an error, which says what happened.
+fn root(mut error: &dyn std::error::Error) -> String {
+    while let Some(cause) = error.source() {
+        error = cause;
     }
-    let commit = commit(headers)?.ok_or_else(|| absent("X-Repo-Commit"))?;
-    let etag = headers.get(X_LINKED_ETAG).or(headers.get(ETAG)).ok_or_else(|| absent("ETag"))?;
-    let name = etag.to_str().ok().and_then(BlobName::of_etag);
-    let name = name.ok_or_else(|| wrong("ETag", etag, BlobName::EXPECTED))?;
-    let linked = size(headers, X_LINKED_SIZE, "X-Linked-Size")?;
-    let length = size(last, CONTENT_LENGTH, "Content-Length")?;
-    match (linked, length) {
-        (Some(linked), Some(length)) if linked != length => {
-            Err(Fault::refused(format!("Content-Length is {length}, but X-Linked-Size is {linked}")))
-        }
-        (linked, length) => Ok(Facts { commit, name, size: linked.or(length) }),
-    }
-}
-
-fn commit(headers: &HeaderMap) -> std::result::Result<Option<Commit>, Fault> {
-    let Some(value) = headers.get(X_REPO_COMMIT) else { return Ok(None) };
-    let commit = value.to_str().ok().and_then(Commit::parse);
-    commit.map(Some).ok_or_else(|| wrong("X-Repo-Commit", value, Commit::EXPECTED))
-}
-
-fn size(headers: &HeaderMap, name: HeaderName, title: &str) -> std::result::Result<Option<u64>, Fault> {
-    let Some(value) = headers.get(name) else { return Ok(None) };
-    let size = value.to_str().ok().and_then(|value| value.parse().ok());
-    size.map(Some).ok_or_else(|| wrong(title, value, "a number of bytes"))
-}
-
-fn absent(header: &str) -> Fault {
-    Fault::refused(format!("the answer has no header {header}"))
-}
-
-fn wrong(header: &str, found: &HeaderValue, expected: &str) -> Fault {
-    let found = shown(&String::from_utf8_lossy(found.as_bytes()));
-    Fault::refused(format!("the header {header} is `{found}`, expected {expected}"))
+    error.to_string()
 }

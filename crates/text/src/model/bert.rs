@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_attention::checkpoint::{SharedTables, WeightSource};
+use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen};
@@ -74,17 +74,21 @@ impl BertModel {
     ///
     /// # Errors
     /// An invalid configuration; a tensor missing or of the wrong shape, named.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(config, &AnySource::new(&source))
+    }
+
+    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
         config.validate()?;
         match config.tasks()? {
-            Some(tasks) => Self::load_plain(config, tasks.apply(source, None)?),
+            Some(tasks) => Self::load_plain(config, &AnySource::new(&tasks.apply(source.clone(), None)?)),
             None => Self::load_plain(config, source),
         }
     }
 
-    /// [`load`](Self::load) from a source that has the weights under their own names.
-    fn load_plain<S: WeightSource>(config: &BertConfig, source: S) -> Result<Self> {
-        let source = body(config, &source).unwrap_or(source);
+    /// [`load_from`](Self::load_from) a source that has the weights under their own names.
+    fn load_plain(config: &BertConfig, source: &AnySource) -> Result<Self> {
+        let source = body(config, source).unwrap_or_else(|| source.clone());
         let row = config.row_in(&source);
         let embeddings = Embeddings::load(config, &source)?;
         let prefixes = config.block_prefixes();
@@ -97,7 +101,7 @@ impl BertModel {
             // ALBERT's layers share their weights.
             let block = match prefixes[..index].iter().position(|earlier| earlier == prefix) {
                 Some(earlier) => blocks[earlier].clone(),
-                None => Block::load(config, &row.block, source.child(prefix), index, &shared)?,
+                None => Block::load(config, &row.block, &source.child(prefix), index, &shared)?,
             };
             blocks.push(block);
         }
@@ -225,7 +229,7 @@ impl fmt::Debug for BertModel {
 
 /// The body of the model, if it is not at the root of the checkpoint: under one of the prefixes that it has in a
 /// checkpoint with a head.
-pub(crate) fn body<S: WeightSource>(config: &BertConfig, source: &S) -> Option<S> {
+pub(crate) fn body<'a>(config: &BertConfig, source: &AnySource<'a>) -> Option<AnySource<'a>> {
     let row = config.row();
     let words = format!("{}.weight", row.word_embeddings);
     if source.contains(&words) {

@@ -1,6 +1,6 @@
 //! A block of the encoder: self-attention and feed-forward, each added to what it read.
 
-use candle_attention::checkpoint::{SharedTables, WeightSource};
+use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::tensor::{Freeze, MapTensors};
 use candle_attention::weights::AttentionWeights;
@@ -76,10 +76,10 @@ impl Norms {
 
 impl Block {
     /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has some.
-    pub fn load<S: WeightSource>(
+    pub fn load(
         config: &BertConfig,
         row: &BlockRow,
-        source: S,
+        source: &AnySource,
         index: usize,
         shared: &SharedTables,
     ) -> Result<Self> {
@@ -115,7 +115,7 @@ impl Block {
             attention,
             mask,
             attention_norms,
-            feed_forward: FeedForward::load(config, row, &source)?,
+            feed_forward: FeedForward::load(config, row, source)?,
             feed_forward_norms,
         })
     }
@@ -155,12 +155,12 @@ impl Block {
     /// Multiply-adds of the block for a ragged batch on f32 rows.
     pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        Ok(self.attention.ragged_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
+        Ok(self.attention.rows_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
     }
 
     /// Whether the block runs on f32 rows on the CPU.
     pub fn supports_rows(&self) -> bool {
-        self.attention.supports_cpu_ragged() && self.feed_forward.supports_rows()
+        self.attention.supports_rows() && self.feed_forward.supports_rows()
     }
 }
 
@@ -304,7 +304,8 @@ mod tests {
         for (which, row) in rows.iter().enumerate() {
             for index in [0, 1] {
                 let source = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
-                let block = Block::load(&config, row, source, index, &SharedTables::default()).unwrap();
+                let block =
+                    Block::load(&config, row, &AnySource::new(&source), index, &SharedTables::default()).unwrap();
                 let sequence = |i: usize| xs.narrow(0, offsets[i], LENGTHS[i]).unwrap();
                 let want: Vec<Tensor> =
                     (0..LENGTHS.len()).map(|i| reference(row, index, &tensors, &sequence(i))).collect();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::{WeightSource, configure_layer};
+use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer};
 use candle_attention::io::json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
@@ -225,11 +225,7 @@ impl BertConfig {
     }
 
     /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
-    pub(crate) fn attention_of<S: WeightSource>(
-        &self,
-        source: &S,
-        index: usize,
-    ) -> Result<(AttentionConfig, AttentionMask)> {
+    pub(crate) fn attention_of(&self, source: &AnySource, index: usize) -> Result<(AttentionConfig, AttentionMask)> {
         let mut config = self.attention();
         let pruned = self.pruned_heads.of_layer(index);
         if !pruned.is_empty() {
@@ -241,7 +237,7 @@ impl BertConfig {
     }
 
     /// Reads a norm of hidden states, of the kind of these blocks.
-    pub(crate) fn norm<S: WeightSource>(&self, block: &Block, size: usize, source: &S) -> Result<Norm> {
+    pub(crate) fn norm(&self, block: &Block, size: usize, source: &AnySource) -> Result<Norm> {
         let bias = self.key_flag("norm_bias")?.unwrap_or(block.norm_bias);
         let bias = bias && block.norm_kind == NormKind::Layer;
         Norm::load(block.norm_kind, bias, size, self.layer_norm_eps, source)
@@ -293,7 +289,7 @@ impl BertConfig {
     }
 
     /// The model's row, where the tensors under the model's own prefix decide between models of one configuration.
-    pub(crate) fn row_in<S: WeightSource>(&self, source: &S) -> &'static Model {
+    pub(crate) fn row_in(&self, source: &AnySource) -> &'static Model {
         self.find_row(|name| source.contains(name)).unwrap_or(families::bert())
     }
 

@@ -1,6 +1,6 @@
 //! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::tensor::{MapTensors, element_count, with_slice, with_slices};
 use candle_attention::{Error, Result, for_cpu_element};
 use candle_attention_kernels::{AlignedVec, Element};
@@ -41,7 +41,7 @@ impl MapTensors for Embeddings {
 
 impl Embeddings {
     /// Reads the tables from the body of a checkpoint.
-    pub fn load<S: WeightSource>(config: &BertConfig, source: &S) -> Result<Self> {
+    pub fn load(config: &BertConfig, source: &AnySource) -> Result<Self> {
         let row = config.row_in(source);
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
         let words = table(row.word_embeddings, config.vocab_size)?;

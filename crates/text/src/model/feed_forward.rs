@@ -1,6 +1,6 @@
 //! The feed-forward part of a block, plain or gated.
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::tensor::{MapTensors, element_count};
 use candle_attention::weights::LinearWeights;
@@ -38,7 +38,7 @@ pub(crate) struct Both {
 
 impl FeedForward {
     /// Loads the projections below the prefix of `source`, that of a layer.
-    pub fn load<S: WeightSource>(config: &BertConfig, row: &Block, source: &S) -> Result<Self> {
+    pub fn load(config: &BertConfig, row: &Block, source: &AnySource) -> Result<Self> {
         let names = row.feed_forward;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let read = |name: &str, out, input| {
@@ -247,12 +247,12 @@ impl MapTensors for FeedForward {
 }
 
 /// Loads the weights of a projection `(out, input)`.
-pub(crate) fn read_linear<S: WeightSource>(source: &S, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
+pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
     Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
 }
 
 /// Loads a projection `(out, input)` with its bias.
-pub(crate) fn load_linear<S: WeightSource>(source: &S, out: usize, input: usize) -> Result<Linear> {
+pub(crate) fn load_linear(source: &AnySource, out: usize, input: usize) -> Result<Linear> {
     Linear::new(&source.full_name(""), read_linear(source, out, input, true)?, out, input)
 }

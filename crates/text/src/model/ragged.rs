@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use candle_attention::ops::Linear;
-use candle_attention::ragged::{CHUNK_VALUES, share_sequences};
-use candle_attention::ragged::{lengths as lengths_between, offsets};
+use candle_attention::ragged::{CHUNK_VALUES, lengths as lengths_between, offsets, share_sequences};
 use candle_attention::tensor::{compute_dtype, element_count, zeros};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};

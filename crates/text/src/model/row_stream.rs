@@ -66,7 +66,7 @@ impl Stream for RowStream<'_> {
     fn attend(&mut self, _: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.tokens() * attention.config().resolved_output_size())?;
         let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        attention.attend_ragged_cpu(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
+        attention.attend_rows(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
         Ok(branch)
     }
 

@@ -2,7 +2,7 @@
 
 use candle_attention::norm::Norm;
 use candle_attention::ops::{Linear, PendingBias};
-use candle_attention::ragged::BatchCache;
+use candle_attention::ragged::Buffers;
 use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, MultiHeadAttention, Result};
 use candle_core::Tensor;
 use candle_nn::ops::dropout;
@@ -27,13 +27,13 @@ pub(crate) struct TensorStream<'a> {
 /// How the tokens of a batch are stored.
 pub(crate) enum Batch<'a> {
     Padded { mask: &'a AttentionMask, options: &'a ForwardOptions<'a> },
-    Ragged { lengths: &'a [usize], positions: BatchCache },
+    Ragged { lengths: &'a [usize], buffers: Buffers },
 }
 
 impl<'a> Batch<'a> {
     /// Sequences of these lengths one after another; what their positions mean is computed once for all layers.
     pub fn ragged(lengths: &'a [usize]) -> Self {
-        Self::Ragged { lengths, positions: BatchCache::default() }
+        Self::Ragged { lengths, buffers: Buffers::default() }
     }
 }
 
@@ -81,8 +81,10 @@ impl Stream for TensorStream<'_> {
                     None => attention.attend_with(&inputs, &of_layer)?.output.into(),
                 }
             }
-            Batch::Ragged { lengths, positions } => {
-                attention.attend_ragged_pending(&xs.squeeze(0)?, lengths, mask, positions)?.map(|ys| ys.unsqueeze(0))?
+            Batch::Ragged { lengths, buffers } => {
+                let xs = xs.squeeze(0)?;
+                let inputs = AttentionInputs::ragged(&xs, lengths, mask).with_buffers(buffers);
+                attention.attend_pending_bias(&inputs)?.map(|ys| ys.unsqueeze(0))?
             }
         };
         self.drop_out_branch(branch)

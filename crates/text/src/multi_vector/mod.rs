@@ -3,20 +3,17 @@
 mod settings;
 mod tokens;
 
-use std::path::Path;
-
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::error::cut_to;
 use candle_attention::ops::max_sim;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_core::Tensor;
 
-use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::folder::{ModelFolder, constructors, modules};
 use crate::heads::pooling::l2_normalize;
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::{HiddenStates, first_not_finite};
-use crate::model_files::ModelFiles;
 use crate::multi_vector::settings::{Layer, Settings};
 use crate::multi_vector::tokens::TokenRules;
 use crate::prompts::{Prompts, Task};
@@ -52,34 +49,21 @@ pub struct MultiVectorEncoder {
 }
 
 impl MultiVectorEncoder {
-    /// The model of a folder as sentence-transformers 6, PyLate or ColBERT's own code saves it.
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; a model that gives no vectors of tokens; a module that this version cannot run,
-    /// such as a pooling of tokens.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
+    constructors! {
+        /// The model of a folder as sentence-transformers 6, PyLate or ColBERT's own code saves it.
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; a model that gives no vectors of tokens; a module that this version cannot run,
+        /// such as a pooling of tokens.
+        from_folder, from_files, from_hub, open;
     }
 
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
-    }
-
-    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
-    }
-
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let modules = modules(folder)?;
         let settings = Settings::load(folder, modules.as_deref())?;
         let config = folder.transformer_config(&settings.transformer)?;
         let inline = source.child("linear");
-        let model = BertModel::load(&config, source)?;
+        let model = BertModel::load_from(&config, source)?;
         let (mut steps, mut size) = (Vec::new(), config.hidden_size);
         for layer in &settings.layers {
             let dense = match layer {
@@ -96,15 +80,6 @@ impl MultiVectorEncoder {
         let batcher = TextBatcher::load(folder, &settings.transformer, &model)?;
         let rules = TokenRules::new(folder, &settings, &batcher.tokenizer, &config)?;
         Ok(Self { model, batcher, rules, steps, prompts: settings.prompts, is_mean: settings.is_mean, size })
-    }
-
-    /// The model of a hub id, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The dimension of the vectors.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource, detect};
+use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
 use candle_attention::io::{NewFolder, check_absent, is_present, json, write_new_folder, write_tensors};
 use candle_attention::position::Position;
 use candle_attention::pruning::PrunedHeads;
@@ -118,7 +118,7 @@ fn replace(
     masked: bool,
     tensors: &mut BTreeMap<String, Tensor>,
 ) -> Result<()> {
-    let root = checkpoint.at("", DType::F32, &Device::Cpu);
+    let root = AnySource::new(&checkpoint.at("", DType::F32, &Device::Cpu));
     let body = body(config, &root);
     let source = body.as_ref().unwrap_or(&root);
     let row = config.row_in(source);
@@ -150,7 +150,7 @@ fn replace(
 /// Puts the weights without `heads` in the place of those of a layer.
 fn shrink(
     checkpoint: &Checkpoint,
-    layer: &CheckpointSource,
+    layer: &AnySource,
     mut config: AttentionConfig,
     heads: &[usize],
     tensors: &mut BTreeMap<String, Tensor>,
@@ -172,7 +172,7 @@ fn shrink(
 /// Puts an output projection that reads nothing of `heads` in the place of that of a layer.
 fn mask(
     checkpoint: &Checkpoint,
-    layer: &CheckpointSource,
+    layer: &AnySource,
     config: &AttentionConfig,
     heads: &[usize],
     tensors: &mut BTreeMap<String, Tensor>,

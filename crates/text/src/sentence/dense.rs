@@ -85,7 +85,7 @@ impl Dense {
     }
 
     /// The weight `(out, width)` of `source` alone, without bias or activation (ColBERT).
-    pub fn inline<S: WeightSource>(source: &S, width: usize) -> Result<Self> {
+    pub fn inline(source: &dyn WeightSource, width: usize) -> Result<Self> {
         let out = match source.shape("weight")?.as_deref() {
             Some([out, _]) if (1..=MAX_DENSE_FEATURES).contains(out) => *out,
             other => {

@@ -27,11 +27,14 @@ pub(super) struct Route {
     pub modules: Modules,
 }
 
+/// Loads the transformer in a folder.
+type LoadModel<'a> = dyn FnMut(&Path) -> Result<(BertModel, Adapters)> + 'a;
+
 /// Loads the modules of a folder. Modules that several routes share are loaded once.
-pub(super) struct Loader<'a, F> {
+pub(super) struct Loader<'a> {
     pub folder: ModelFolder<'a>,
     /// Loads the transformer in a folder.
-    pub load_model: F,
+    pub load_model: &'a mut LoadModel<'a>,
     /// Where static embeddings go: they have no weights of their own source.
     pub dtype: DType,
     pub device: Device,
@@ -39,8 +42,8 @@ pub(super) struct Loader<'a, F> {
     tables: BTreeMap<PathBuf, StaticEmbedding>,
 }
 
-impl<'a, F: FnMut(&Path) -> Result<(BertModel, Adapters)>> Loader<'a, F> {
-    pub fn new(folder: ModelFolder<'a>, dtype: DType, device: &Device, load_model: F) -> Self {
+impl<'a> Loader<'a> {
+    pub fn new(folder: ModelFolder<'a>, dtype: DType, device: &Device, load_model: &'a mut LoadModel<'a>) -> Self {
         let device = device.clone();
         Self { folder, load_model, dtype, device, transformers: BTreeMap::new(), tables: BTreeMap::new() }
     }

@@ -25,14 +25,13 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, constructors};
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::HiddenStates;
-use crate::model_files::ModelFiles;
 use crate::sentence::adapters::{Adapters, adapted_folder};
 use crate::sentence::input::Input;
 use crate::sentence::load::{Loader, Route};
@@ -88,34 +87,26 @@ impl SentenceEncoder {
         Self { input, modules, settings, route_name: None, others: BTreeMap::new(), needs_task: false }
     }
 
-    /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
-    /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
-    /// it, a text is the mean of its tokens or, by a causal language model, its last token, without normalization.
-    ///
-    /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
-    /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
-    /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
-    ///
-    /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
-    /// merged with its base model, which must be a local folder.
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter whose base
-    /// model is not there.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
-    }
-
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
+    constructors! {
+        /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
+        /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
+        /// it, a text is the mean of its tokens or, by a causal language model, its last token, without normalization.
+        ///
+        /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
+        /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
+        /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
+        ///
+        /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
+        /// merged with its base model, which must be a local folder.
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter whose base
+        /// model is not there.
+        from_folder, from_files, from_hub;
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let model = |path: &Path| {
+        let mut model = |path: &Path| {
             if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
                 return Ok((BertModel::load(&config, source)?, Adapters::default()));
             }
@@ -124,7 +115,7 @@ impl SentenceEncoder {
             let adapters = Adapters::of(&source, &config)?;
             Ok((BertModel::load(&config, source)?, adapters))
         };
-        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, model).load()?))
+        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, &mut model).load()?))
     }
 
     /// The encoder of the default route, with one more for each further route.
@@ -143,27 +134,21 @@ impl SentenceEncoder {
     ///
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder); a model with several transformers, or none.
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
+    pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
+        Self::load_from(ModelFolder::new(&folder), &AnySource::new(&source))
+    }
+
+    fn load_from(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let mut source = Some(source);
-        let folder = ModelFolder::new(&folder);
-        let once = |path: &Path| {
+        let mut once = |path: &Path| {
             let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
             let source = source.take().ok_or_else(second)?;
-            Ok((BertModel::load(&folder.transformer_config(path)?, source)?, Adapters::default()))
+            Ok((BertModel::load_from(&folder.transformer_config(path)?, source)?, Adapters::default()))
         };
-        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, once).load()?;
+        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, &mut once).load()?;
         let encoder = Self::of_routes(Settings::load(folder)?, loaded);
         encoder.transformer()?;
         Ok(encoder)
-    }
-
-    /// The model of a hub id such as `sentence-transformers/all-MiniLM-L6-v2`, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// Embedding dimension: that of the model's last module, or what the model truncates embeddings to

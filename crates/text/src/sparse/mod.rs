@@ -5,15 +5,12 @@ pub(crate) mod splade;
 mod static_weights;
 pub(crate) mod vector;
 
-use std::path::Path;
-
 use candle_attention::error::cut_to;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, constructors};
 use crate::heads::masked_lm::MaskedLm;
-use crate::model_files::ModelFiles;
 use crate::prompts::{Prompts, Task};
 use crate::sparse::layout::{Chain, Layout};
 use crate::sparse::splade::SpladePooling;
@@ -70,22 +67,14 @@ struct Settings {
 }
 
 impl SparseEncoder {
-    /// The model of a folder as sentence-transformers saves it, or of a masked language model as transformers saves it,
-    /// whose logits are then pooled by their maximum.
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; a model, module or tensor that this version cannot run, such as a sparse
-    /// autoencoder.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
-    }
-
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
+    constructors! {
+        /// The model of a folder as sentence-transformers saves it, or of a masked language model as transformers saves it,
+        /// whose logits are then pooled by their maximum.
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; a model, module or tensor that this version cannot run, such as a sparse
+        /// autoencoder.
+        from_folder, from_files, from_hub;
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
@@ -96,15 +85,6 @@ impl SparseEncoder {
         let encoder = Self { routes, query, document, default, prompts: Prompts::load(folder)?, settings };
         encoder.check_max_active_dims()?;
         Ok(encoder)
-    }
-
-    /// The model of a hub id, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// Sets how many entries of a vector are kept, the largest; `None` keeps all. By default, what the model states.

@@ -1,14 +1,10 @@
 //! `CrossEncoder`: scores of pairs of texts, and ranking.
 
-use std::path::Path;
-
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result};
-use candle_core::{DType, Device};
 use serde_json::{Map, Value};
 
-use crate::folder::{ModelFolder, modules, transformer_of};
-use crate::model_files::ModelFiles;
+use crate::folder::{ModelFolder, constructors, modules, transformer_of};
 use crate::prompts::Prompts;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::options::EncodeOptions;
@@ -59,36 +55,15 @@ pub struct Ranked {
 }
 
 impl CrossEncoder {
-    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
-    ///
-    /// # Errors
-    /// Those of [`TextClassifier::from_folder`]; an activation other than a sigmoid or none.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
+    constructors! {
+        /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
+        ///
+        /// # Errors
+        /// Those of [`TextClassifier::from_folder`]; an activation other than a sigmoid or none.
+        from_folder, from_files, from_hub, load, open;
     }
 
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
-    }
-
-    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
-    }
-
-    /// The same with the weights from any source, such as variables that are being trained or bytes.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
-    }
-
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let modules = modules(folder)?;
         let transformer = transformer_of(folder.path, modules.as_deref());
         let config = folder.transformer_config(&transformer)?;
@@ -104,15 +79,6 @@ impl CrossEncoder {
         let classifier = TextClassifier::with_source(folder, source)?;
         let sigmoid = stated.unwrap_or(classifier.labels().len() == 1);
         Ok(Self { scorer: Scorer::Head(Box::new(classifier)), sigmoid, prompts })
-    }
-
-    /// The model of a hub id, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The number of logits of a pair: 1, or the number of labels of a model that classifies pairs.

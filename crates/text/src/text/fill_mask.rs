@@ -1,16 +1,13 @@
 //! `FillMask`: masked-token prediction on texts.
 
-use std::path::Path;
-
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result};
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
-use crate::folder::{ModelFolder, TokenizerConfig};
+use crate::folder::{ModelFolder, TokenizerConfig, constructors};
 use crate::heads::masked_lm::MaskedLm;
 use crate::model::hidden_states::rows;
-use crate::model_files::ModelFiles;
 use crate::text::batches::TextBatcher;
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::text::tokenizer::Text;
@@ -50,38 +47,22 @@ pub struct MaskPrediction {
 }
 
 impl FillMask {
-    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards). The mask token is that of
-    /// `tokenizer_config.json`, else `[MASK]` or `<mask>`.
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; those of [`MaskedLm::load`]; a tokenizer without a mask token.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
-    }
-
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
+    constructors! {
+        /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards). The mask token is that of
+        /// `tokenizer_config.json`, else `[MASK]` or `<mask>`.
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; those of [`MaskedLm::load`]; a tokenizer without a mask token.
+        from_folder, from_files, from_hub, load;
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        Self::with_source(folder, folder.checkpoint(folder.path)?.at("", dtype, device))
+        Self::with_source(folder, &AnySource::new(&folder.checkpoint(folder.path)?.at("", dtype, device)))
     }
 
-    /// The same with the weights from any source, such as variables that are being trained or bytes.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
-    }
-
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
         let path = folder.path;
-        let head = MaskedLm::load(&folder.transformer_config(path)?, source)?;
+        let head = MaskedLm::load_from(&folder.transformer_config(path)?, source)?;
         let batcher = TextBatcher::load(folder, path, head.model())?;
         let stated = TokenizerConfig::load(folder, path)?;
         let mut names = stated.mask_token().into_iter().chain(["[MASK]", "<mask>"]);
@@ -90,15 +71,6 @@ impl FillMask {
             return Err(Error::file(path.join("tokenizer.json"), "it has no mask token such as `[MASK]`"));
         };
         Ok(Self { head, batcher, mask })
-    }
-
-    /// The model of a hub id, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The model and its head.

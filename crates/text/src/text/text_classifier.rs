@@ -1,17 +1,13 @@
 //! `TextClassifier`: classification of texts and pairs of texts.
 
-use std::path::Path;
-
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result};
-use candle_core::{DType, Device};
 use candle_nn::ops::{sigmoid, softmax_last_dim};
 
-use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::folder::{ModelFolder, constructors, only_transformer};
 use crate::heads::classifier::SequenceClassifier;
 use crate::model::config::BertConfig;
 use crate::model::hidden_states::rows;
-use crate::model_files::ModelFiles;
 use crate::text::batches::TextBatcher;
 #[cfg(feature = "visualize")]
 use crate::text::options::without_prompt;
@@ -70,55 +66,19 @@ impl Function {
 }
 
 impl TextClassifier {
-    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; those of [`SequenceClassifier::load`].
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
+    constructors! {
+        /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; those of [`SequenceClassifier::load`].
+        from_folder, from_files, from_hub, load, open;
     }
 
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
-    }
-
-    pub(crate) fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
-    }
-
-    /// The same with the weights from any source, such as variables that are being trained or bytes.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
-    }
-
-    pub(crate) fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
-        let modules = modules(folder)?;
-        if let Some([_, other, ..]) = modules.as_deref() {
-            let reason = format!("module `{}` after the transformer: this is no sequence classifier", other.kind());
-            return Err(Error::file(folder.path.join("modules.json"), reason));
-        }
-        let transformer = transformer_of(folder.path, modules.as_deref());
-        let config = folder.transformer_config(&transformer)?;
-        let head = SequenceClassifier::load(&config, source)?;
+    pub(crate) fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
+        let (transformer, config) = only_transformer(folder, "sequence classifier")?;
+        let head = SequenceClassifier::load_from(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
         Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
-    }
-
-    /// The model of a hub id, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The model and its head.

@@ -1,16 +1,13 @@
 //! `TokenClassifier`: labels of the tokens of texts, grouped to entities.
 
-use std::path::Path;
-
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result, setters};
-use candle_core::{D, DType, Device};
+use candle_core::D;
 use candle_nn::ops::softmax;
 
-use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
+use crate::folder::{ModelFolder, TokenizerConfig, constructors, only_transformer};
 use crate::heads::token_classifier::TokenClassificationHead;
 use crate::model::hidden_states::rows;
-use crate::model_files::ModelFiles;
 use crate::text::batches::TextBatcher;
 use crate::text::entities::{Aggregation, Entity, ScoredToken, entities};
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
@@ -63,45 +60,18 @@ impl EntityOptions {
 }
 
 impl TokenClassifier {
-    /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
-    ///
-    /// # Errors
-    /// A file that is missing or malformed; those of [`TokenClassificationHead::load`]; `do_lower_case` in
-    /// `sentence_bert_config.json`, which would change the places of tokens.
-    pub fn from_folder(folder: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::new(&folder), dtype, device)
+    constructors! {
+        /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
+        ///
+        /// # Errors
+        /// A file that is missing or malformed; those of [`TokenClassificationHead::load`]; `do_lower_case` in
+        /// `sentence_bert_config.json`, which would change the places of tokens.
+        from_folder, from_files, from_hub, load, open;
     }
 
-    /// The same from memory.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn from_files(files: &ModelFiles, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(ModelFolder::in_memory(files), dtype, device)
-    }
-
-    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
-        Self::with_source(folder, folder.checkpoint(&transformer)?.at("", dtype, device))
-    }
-
-    /// The same with the weights from any source, such as variables that are being trained or bytes.
-    ///
-    /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
-    pub fn load<S: WeightSource>(folder: impl AsRef<Path>, source: S) -> Result<Self> {
-        Self::with_source(ModelFolder::new(&folder), source)
-    }
-
-    fn with_source<S: WeightSource>(folder: ModelFolder, source: S) -> Result<Self> {
-        let modules = modules(folder)?;
-        if let Some([_, other, ..]) = modules.as_deref() {
-            let reason = format!("module `{}` after the transformer: this is no token classifier", other.kind());
-            return Err(Error::file(folder.path.join("modules.json"), reason));
-        }
-        let transformer = transformer_of(folder.path, modules.as_deref());
-        let config = folder.transformer_config(&transformer)?;
-        let head = TokenClassificationHead::load(&config, source)?;
+    fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
+        let (transformer, config) = only_transformer(folder, "token classifier")?;
+        let head = TokenClassificationHead::load_from(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
         if batcher.tokenizer.lower_cases() {
             let expected = "false: it would change the places of tokens";
@@ -109,15 +79,6 @@ impl TokenClassifier {
         }
         let unknown = batcher.tokenizer.unknown(TokenizerConfig::load(folder, &transformer)?.unk_token());
         Ok(Self { head, batcher, unknown })
-    }
-
-    /// The model of a hub id, from the local cache if it is there.
-    ///
-    /// # Errors
-    /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
-    #[cfg(feature = "hub")]
-    pub fn from_hub(id: &str, options: &crate::HubOptions, dtype: DType, device: &Device) -> Result<Self> {
-        Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
     }
 
     /// The model and its head.

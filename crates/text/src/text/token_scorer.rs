@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result};
 
 use crate::folder::{ModelFolder, Module};
@@ -42,12 +42,12 @@ impl TokenScorer {
     }
 
     /// Loads a model that [fits](Self::fits). Without a module that states them, the tokens are `yes` and `no`.
-    pub fn load<S: WeightSource>(
+    pub fn load(
         folder: ModelFolder,
         modules: Option<&[Module]>,
         transformer: &Path,
         config: &BertConfig,
-        source: S,
+        source: &AnySource,
     ) -> Result<Self> {
         let stated = modules.map(|modules| Settings::load(folder, &folder.path.join(&modules[1].path))).transpose()?;
         let template = ChatTemplate::load(folder, transformer, modules.is_some())?;

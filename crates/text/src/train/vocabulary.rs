@@ -1,6 +1,6 @@
 //! Training of a WordPiece vocabulary with BERT's normalization and special tokens.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use candle_attention::{Error, Result};
 use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
@@ -89,8 +89,9 @@ fn letters(texts: &[String], words: impl Fn(&str) -> tokenizers::Result<Vec<Stri
         }
     }
     let characters = counts.values().sum();
-    let by_count: BTreeMap<_, _> = counts.into_iter().map(|(letter, n)| ((std::cmp::Reverse(n), letter), ())).collect();
-    let mut letters: Vec<char> = by_count.into_keys().map(|(_, letter)| letter).take(ALPHABET).collect();
+    let mut by_count: Vec<(usize, char)> = counts.into_iter().map(|(letter, n)| (n, letter)).collect();
+    by_count.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+    let mut letters: Vec<char> = by_count.into_iter().map(|(_, letter)| letter).take(ALPHABET).collect();
     letters.sort_unstable();
     Ok((letters, characters))
 }
@@ -116,7 +117,7 @@ pub(super) fn words(tokenizer: &Tokenizer) -> Vec<String> {
 
 /// The content of `tokenizer.json`.
 pub(super) fn to_json(tokenizer: &Tokenizer) -> Result<String> {
-    tokenizer.to_string(false).map_err(tokenizer_error)
+    serde_json::to_string(tokenizer).map_err(tokenizer_error)
 }
 
 /// What is taken from a saved `tokenizer.json`.

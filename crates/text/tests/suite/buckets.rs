@@ -5,14 +5,14 @@ use std::cell::RefCell;
 
 use candle_attention::checkpoint::{Checkpoint, VarMapSource};
 use candle_attention::position::{Alibi, Position, Rotary};
-use candle_attention::{AttentionConfig, AttentionMask, AttentionOptions, Backend, Error};
+use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error};
 use candle_attention_text::{
     BertConfig, BertModel, CrossEncoder, EncodeOptions, EntityOptions, M3Encoder, MultiVectorEncoder, SentenceEncoder,
     SparseEncoder, TextClassifier, TokenClassifier,
 };
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::{Random, assert_close, fixture, numbers, random_layer, says};
+use crate::common::{Random, assert_close, attend_ragged, fixture, numbers, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -45,9 +45,9 @@ fn attention_by_buckets_equals_ragged_attention() {
         for mask in [AttentionMask::full(), AttentionMask::causal(), AttentionMask::window(Some(4), Some(2))] {
             let lengths: Vec<usize> = (0..30).map(|i| (random.uniform().powi(3) * 60.0) as usize + i % 2).collect();
             let xs = random.tensor(&[lengths.iter().sum(), 24], DType::F32);
-            let want = layer.attend_ragged(&xs, &lengths, &mask).unwrap();
+            let want = attend_ragged(&layer, &xs, &lengths, &mask).unwrap();
             let eager = AttentionOptions::default().with_backend(Backend::Eager);
-            let got = layer.attend_ragged_with(&xs, &lengths, &mask, &eager).unwrap().output;
+            let got = layer.attend_with(&AttentionInputs::ragged(&xs, &lengths, &mask), &eager).unwrap().output;
             assert_close(&format!("{mask}, {:?}", config.position), &got, &want, 1e-5);
         }
     }

@@ -31,9 +31,9 @@ fn a_layer_prints_its_configuration_and_never_its_weights() {
     let mut cache = KvCache::growing();
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::lengths(&[5; 2]));
     fits_a_log_line(&inputs, &["lengths(2 rows)"]);
-    layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap();
-    fits_a_log_line(&cache, &["KvCache", "Growing", "sequences: 2", "len: 5", "held: 5", "F32"]);
-    cache.select_rows(&[0; 50]).unwrap();
+    layer.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default()).unwrap();
+    fits_a_log_line(&cache, &["KvCache", "Growing", "sequences: 2", "len: 5", "retained_len: 5", "F32"]);
+    cache.select_sequences(&[0; 50]).unwrap();
     fits_a_log_line(&cache, &["sequences: 50"]);
     fits_a_log_line(&layer.plan(&inputs, &AttentionOptions::default()).unwrap().backend, &["Cpu"]);
 }

@@ -60,10 +60,10 @@ fn a_frozen_layer_is_made_anew_only_after_a_change() {
         let first = layer.frozen().unwrap();
         first.forward(&xs).unwrap();
         // A cache is accepted by the layer that made it and by its clones only.
-        let cache = first.cross_cache(&xs).unwrap();
+        let cache = first.cross_cache(&xs, &xs).unwrap();
         let same = |other: &MultiHeadAttention| {
             let options = AttentionOptions::default();
-            other.attend_cross_cached(&xs, AttentionMask::full(), &cache, &options).is_ok()
+            other.attend_with(&AttentionInputs::cross_cached(&xs, &cache, AttentionMask::full()), &options).is_ok()
         };
         assert_eq!(is_packed(&first), dtype != DType::F64);
         for again in [layer.frozen().unwrap(), layer.clone().frozen().unwrap(), first.frozen().unwrap()] {

@@ -4,7 +4,7 @@
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
-use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
+use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, MultiHeadAttention};
 use candle_attention_text::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
 use candle_core::{DType, Device, Module, Tensor, Var};
 
@@ -105,12 +105,15 @@ fn packed_layers_compute_what_layers_of_tensors_compute() {
         let variable = Var::from_tensor(&xs).unwrap();
         let full = AttentionMask::full();
         let results = |layer: &MultiHeadAttention| {
-            let cache = layer.cross_cache(&memory).unwrap();
+            let cache = layer.cross_cache(&memory, &memory).unwrap();
             [
                 layer.forward(&xs).unwrap(),
                 layer.attend(&xs, &memory, &memory, &full).unwrap(),
                 layer.attend(&xs, &xs, &memory.narrow(1, 0, 5).unwrap(), &full).unwrap(),
-                layer.attend_cross_cached(&xs, &full, &cache, &Default::default()).unwrap().output,
+                layer
+                    .attend_with(&AttentionInputs::cross_cached(&xs, &cache, &full), &Default::default())
+                    .unwrap()
+                    .output,
                 layer.forward(variable.as_tensor()).unwrap(),
             ]
         };

@@ -12,7 +12,7 @@ use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncode
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Golden, Random, assert_close, assert_within, fixture, max_diff, numbers, says};
+use crate::common::{Golden, Random, assert_close, assert_within, attend_ragged, fixture, max_diff, numbers, says};
 
 const CPU: Device = Device::Cpu;
 const LENGTHS: [usize; 5] = [3, 70, 1, 0, 17];
@@ -95,7 +95,7 @@ fn ragged_batch_equals_its_sequences_alone() {
         let layer = frozen(&config, dtype);
         let xs = Random::new(61).tensor(&[tokens, 24], dtype);
         for mask in masks() {
-            let ragged = layer.attend_ragged(&xs, &LENGTHS, &mask).unwrap();
+            let ragged = attend_ragged(&layer, &xs, &LENGTHS, &mask).unwrap();
             assert_eq!((ragged.dims(), ragged.dtype()), (&[tokens, 24][..], dtype));
             for (sequence, got) in sequences(&xs).iter().zip(sequences(&ragged)) {
                 let alone = sequence.unsqueeze(0).unwrap();
@@ -116,7 +116,7 @@ fn sinks_take_their_share_in_a_ragged_batch() {
     let weights = plain.weights().unwrap().with_sinks(random.tensor(&[3], DType::F32));
     let layer = MultiHeadAttention::from_weights(plain.config(), weights).unwrap();
     let xs = random.tensor(&[LENGTHS.iter().sum(), 24], DType::F32);
-    let ragged = layer.attend_ragged(&xs, &LENGTHS, &AttentionMask::full()).unwrap();
+    let ragged = attend_ragged(&layer, &xs, &LENGTHS, &AttentionMask::full()).unwrap();
     for (sequence, got) in sequences(&xs).iter().zip(sequences(&ragged)) {
         let want = layer.forward(&sequence.unsqueeze(0).unwrap()).unwrap().squeeze(0).unwrap();
         assert_near("sinks", &got, &want);
@@ -143,7 +143,7 @@ fn options_are_those_of_the_padded_batch() {
         Tensor::cat(&LENGTHS.iter().enumerate().filter(|(_, n)| **n > 0).map(row).collect::<Vec<_>>(), 0).unwrap()
     };
     let plain = AttentionOptions::default();
-    let run = |options: &AttentionOptions| layer.attend_ragged_with(&xs, &LENGTHS, &causal, options);
+    let run = |options: &AttentionOptions| layer.attend_with(&AttentionInputs::ragged(&xs, &LENGTHS, &causal), options);
     let [by_head, by_row] = [&[4][..], &[b, 4]].map(|dims| random.tensor(dims, DType::F32));
     let options = [
         plain,
@@ -170,11 +170,12 @@ fn options_are_those_of_the_padded_batch() {
     let wrong = random.tensor(&[3], DType::F32);
     says(run(&plain.with_head_mask(&wrong)), &["head_mask has shape [3]", "[4] or [5, 4]"]);
     let short = xs.narrow(0, 0, 90).unwrap();
-    let failed = layer.attend_ragged_with(&short, &LENGTHS, &causal, &plain.with_head_mask(&by_head));
+    let failed =
+        layer.attend_with(&AttentionInputs::ragged(&short, &LENGTHS, &causal), &plain.with_head_mask(&by_head));
     says(failed, &["the sum of lengths is 91", "90, the tokens of xs"]);
     let nothing = xs.narrow(0, 0, 0).unwrap();
     let weighted = plain.with_return_attention_weights(true);
-    let got = layer.attend_ragged_with(&nothing, &[0, 0], &causal, &weighted).unwrap();
+    let got = layer.attend_with(&AttentionInputs::ragged(&nothing, &[0, 0], &causal), &weighted).unwrap();
     assert_eq!((got.output.dims(), got.attention_weights.unwrap().dims()), (&[0, 24][..], &[2, 4, 0, 0][..]));
 }
 
@@ -186,10 +187,10 @@ fn images_of_different_sizes_are_refused() {
     let xs = Random::new(67).tensor(&[10, 24], DType::F32);
     let full = AttentionMask::full();
     says(
-        layer.attend_ragged(&xs, &[5, 2, 3], &full),
+        attend_ragged(&layer, &xs, &[5, 2, 3], &full),
         &["the list of lengths is [5, 2, 3]", "equal ones for rotary grid"],
     );
-    let got = layer.attend_ragged(&xs, &[5, 5], &full).unwrap();
+    let got = attend_ragged(&layer, &xs, &[5, 5], &full).unwrap();
     let images = xs.reshape((2, 5, 24)).unwrap();
     let want = layer.attend(&images, &images, &images, &full).unwrap();
     assert_near("images", &got, &want.reshape((10, 24)).unwrap());
@@ -201,9 +202,9 @@ fn bits_do_not_depend_on_other_sequences() {
     let layer = frozen(&AttentionConfig::new(24, 3), DType::F32);
     let xs = Random::new(62).tensor(&[LENGTHS.iter().sum(), 24], DType::F32);
     let none = AttentionMask::full();
-    let together = layer.attend_ragged(&xs, &LENGTHS, &none).unwrap();
+    let together = attend_ragged(&layer, &xs, &LENGTHS, &none).unwrap();
     for ((sequence, got), length) in sequences(&xs).iter().zip(sequences(&together)).zip(LENGTHS) {
-        let alone = layer.attend_ragged(sequence, &[length], &none).unwrap();
+        let alone = attend_ragged(&layer, sequence, &[length], &none).unwrap();
         assert!(numbers(&alone) == numbers(&got), "a sequence of {length}");
         if length > 0 {
             let one = sequence.unsqueeze(0).unwrap();
@@ -238,7 +239,7 @@ fn removing_padding_equals_masking_it() {
             assert!(numbers(&weights.narrow(0, 1, 1).unwrap().narrow(2, 3, 17).unwrap()).iter().all(|w| *w == 0.0));
             // The tokens of a row have the bits that they have alone.
             let alone = xs.narrow(0, 1, 1).unwrap().narrow(1, 0, 3).unwrap();
-            let alone = layer.attend_ragged(&alone.squeeze(0).unwrap(), &[3], &AttentionMask::full()).unwrap();
+            let alone = attend_ragged(&layer, &alone.squeeze(0).unwrap(), &[3], &AttentionMask::full()).unwrap();
             let row = got.narrow(0, 1, 1).unwrap().narrow(1, 0, 3).unwrap();
             if mask.to_string().starts_with("padding") {
                 assert_eq!(numbers(&row), numbers(&alone));
@@ -259,7 +260,7 @@ fn gradients_flow_through_a_ragged_batch() {
     let vb = VarBuilder::from_varmap(&map, DType::F64, &CPU);
     let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb).unwrap();
     let xs = Random::new(63).tensor(&[9, 8], DType::F64);
-    let output = layer.attend_ragged(&xs, &[4, 5], &AttentionMask::causal()).unwrap();
+    let output = attend_ragged(&layer, &xs, &[4, 5], &AttentionMask::causal()).unwrap();
     let grads = output.sqr().unwrap().sum_all().unwrap().backward().unwrap();
     for (name, variable) in map.data().lock().unwrap().iter() {
         let grad = numbers(grads.get(variable).unwrap());
@@ -273,15 +274,18 @@ fn wrong_ragged_inputs_are_named() {
     let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &CPU).unwrap();
     let none = AttentionMask::full();
     let xs = zeros(&[5, 8], DType::F32);
-    says(layer.attend_ragged(&zeros(&[1, 5, 8], DType::F32), &[5], &none), &["xs has shape [1, 5, 8]", "(tokens, 8)"]);
-    says(layer.attend_ragged(&zeros(&[5, 7], DType::F32), &[5], &none), &["xs has shape [5, 7]"]);
-    says(layer.attend_ragged(&zeros(&[5, 8], DType::F16), &[5], &none), &["xs has dtype f16", "f32"]);
-    says(layer.attend_ragged(&xs, &[2, 2], &none), &["the sum of lengths is 4", "5, the tokens of xs"]);
+    says(
+        attend_ragged(&layer, &zeros(&[1, 5, 8], DType::F32), &[5], &none),
+        &["xs has shape [1, 5, 8]", "(tokens, 8)"],
+    );
+    says(attend_ragged(&layer, &zeros(&[5, 7], DType::F32), &[5], &none), &["xs has shape [5, 7]"]);
+    says(attend_ragged(&layer, &zeros(&[5, 8], DType::F16), &[5], &none), &["xs has dtype f16", "f32"]);
+    says(attend_ragged(&layer, &xs, &[2, 2], &none), &["the sum of lengths is 4", "5, the tokens of xs"]);
     // In 64 bits these add up to 5.
-    says(layer.attend_ragged(&xs, &[usize::MAX, 6], &none), &["the sum of lengths is 18446744073709551615"]);
+    says(attend_ragged(&layer, &xs, &[usize::MAX, 6], &none), &["the sum of lengths is 18446744073709551615"]);
     let lengths = AttentionMask::lengths(&[1, 2]);
-    says(layer.attend_ragged(&xs, &[2, 3], &lengths), &["the mask of a ragged batch is lengths(2 rows)"]);
-    assert_eq!(layer.attend_ragged(&zeros(&[0, 8], DType::F32), &[], &none).unwrap().dims(), [0, 8]);
+    says(attend_ragged(&layer, &xs, &[2, 3], &lengths), &["the mask of a ragged batch is lengths(2 rows)"]);
+    assert_eq!(attend_ragged(&layer, &zeros(&[0, 8], DType::F32), &[], &none).unwrap().dims(), [0, 8]);
 }
 
 #[test]

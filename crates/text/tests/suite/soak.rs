@@ -55,7 +55,8 @@ impl Shared<'_> {
         for start in (0..tokens).step_by(chunk) {
             let xs = xs.narrow(1, start, chunk.min(tokens - start)).unwrap();
             let inputs = AttentionInputs::self_attention(&xs, &mask);
-            let output = self.layer.attend_cached(&inputs, &mut cache, &AttentionOptions::default()).unwrap().output;
+            let output =
+                self.layer.attend_with(&inputs.with_cache(&mut cache), &AttentionOptions::default()).unwrap().output;
             chunks.extend(bits(&output));
         }
         assert_eq!(chunks, whole, "chunks of {chunk} of {tokens} tokens");

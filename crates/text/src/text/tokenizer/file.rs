@@ -6,14 +6,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
-use tokenizers::normalizers::NormalizerWrapper;
-use tokenizers::{NormalizedString, Normalizer};
+use serde_json::{Value, json};
+use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 
 use crate::text::tokenizer::charsmap;
 use crate::text::tokenizer::expression::work;
@@ -127,8 +127,10 @@ pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
     }
     // The library normalizes these tokens while it builds the tokenizer.
     if !file.normalizer.is_null() && file.added_tokens.iter().any(|token| token.normalized) {
-        let normalizer: NormalizerWrapper = serde_json::from_value(file.normalizer)?;
-        let steps = NormalizerSteps::new(Some(&normalizer))?;
+        // As part of a tokenizer, whose parsing is compiled in the library.
+        let alone = json!({"normalizer": file.normalizer, "model": {"type": "BPE", "vocab": {}, "merges": []}});
+        let tokenizer = Tokenizer::from_str(&alone.to_string())?;
+        let steps = NormalizerSteps::new(tokenizer.get_normalizer())?;
         for token in file.added_tokens.iter().filter(|token| token.normalized) {
             let stepwise = Stepwise::new(&steps, token.content.len());
             stepwise.normalize(&mut NormalizedString::from(&*token.content))?;

@@ -125,9 +125,9 @@ fn growth(step: &NormalizerWrapper) -> usize {
 
 /// The expression of a normalizer that replaces its matches.
 fn expression_of(normalizer: &NormalizerWrapper) -> tokenizers::Result<Option<Expression>> {
-    let NormalizerWrapper::Replace(_) = normalizer else { return Ok(None) };
+    let NormalizerWrapper::Replace(replace) = normalizer else { return Ok(None) };
     // The pattern is a private field.
-    let step = serde_json::to_value(normalizer)?;
+    let step = serde_json::to_value(replace)?;
     step["pattern"]["Regex"].as_str().map(Expression::new).transpose()
 }
 

@@ -19,6 +19,7 @@ mod windows;
 use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use tokenizers::parallelism::MaybeParallelRefIterator;
@@ -120,7 +121,8 @@ impl Tokenizer {
     pub(crate) fn from_json(json: &[u8], max_length: usize, lower_case: bool) -> Result<Self> {
         let inner = guarded(|| {
             file::check(json)?;
-            let tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
+            // `from_str` is compiled in the library, `from_bytes` would be compiled here.
+            let tokenizer = tokenizers::Tokenizer::from_str(std::str::from_utf8(json)?)?;
             let normalizer = NormalizerSteps::new(tokenizer.get_normalizer())?;
             let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })

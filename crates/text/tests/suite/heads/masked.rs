@@ -32,7 +32,7 @@ fn head_masks_apply_on_every_path() {
     let mut cache = KvCache::growing();
     let step = |i: usize, cache: &mut KvCache| {
         let xs = one.narrow(1, i, 1).unwrap();
-        layer.attend_cached(&AttentionInputs::self_attention(&xs, &causal), cache, &options).unwrap().output
+        layer.attend_with(&AttentionInputs::self_attention(&xs, &causal).with_cache(cache), &options).unwrap().output
     };
     let steps: Vec<Tensor> = (0..7).map(|i| step(i, &mut cache)).collect();
     assert_close("cached", &Tensor::cat(&steps, 1).unwrap(), &whole, 1e-6);

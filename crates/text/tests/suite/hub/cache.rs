@@ -59,7 +59,8 @@ fn a_blob_that_is_not_what_its_name_says_is_brought_again() {
     }
 }
 
-/// Where the name is no hash, the size tells that a blob was cut: of weights, and of the first file, whose commit is asked for.
+/// Where the name is no hash, the size tells that a blob was cut: of weights, and of the first file, whose commit is
+/// asked for.
 #[cfg(unix)]
 #[test]
 fn a_cut_blob_of_an_opaque_name_is_brought_again() {

@@ -86,7 +86,9 @@ fn offline_with_an_incomplete_cache_is_an_error() {
 fn offline_with_an_empty_cache_is_an_error() {
     let hub = Hub::start();
     let error = download(ID, &hub.options().with_offline(true));
-    says(error, &["hub: tiny/bert", "`modules.json` is not in the cache, and offline mode is on"]);
+    says(error, &["hub: tiny/bert", "revision `main` is not in the cache, and offline mode is on"]);
+    let pinned = download(ID, &hub.options().with_revision(COMMIT).with_offline(true));
+    says(pinned, &["hub: tiny/bert", "`modules.json` is not in the cache, and offline mode is on"]);
     assert_eq!(hub.request_count(), 0);
 }
 
@@ -124,7 +126,11 @@ fn errors_distinguish_no_access_from_no_model() {
     }
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let options = hub.options().with_endpoint(format!("http://{nobody}"));
-    says(download(ID, &options), &["hub: tiny/bert: `modules.json`: no answer from the hub: "]);
+    says(
+        download(ID, &options),
+        &["hub: tiny/bert: revision `main` is not in the cache, and no answer from the hub: "],
+    );
+    says(download(ID, &options.with_revision(COMMIT)), &["hub: tiny/bert: no answer from the hub: "]);
 }
 
 #[test]

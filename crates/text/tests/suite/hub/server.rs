@@ -11,6 +11,8 @@ use candle_attention_text::HubOptions;
 use crate::common::fixture;
 
 pub const ID: &str = "tiny/bert";
+/// The name of the list of files, among the answers.
+pub const LISTING: &str = "listing";
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A request, with its headers in lower case.
@@ -43,6 +45,14 @@ struct Shared {
     files: HashMap<String, Answer>,
     requests: Vec<String>,
     tokens: Vec<Option<String>>,
+}
+
+impl Shared {
+    /// What the hub says of a commit.
+    fn listing(&self, commit: &str) -> Vec<u8> {
+        let files: Vec<_> = self.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
+        serde_json::json!({"id": ID, "sha": commit, "siblings": files}).to_string().into_bytes()
+    }
 }
 
 pub struct Hub {
@@ -186,10 +196,14 @@ fn serve(mut stream: TcpStream, shared: &Mutex<Shared>) {
         let commit = shared.commit.clone();
         let starts = [format!("/{ID}/resolve/main/"), format!("/{ID}/resolve/{commit}/"), "/elsewhere/".to_string()];
         let file = starts.iter().find_map(|start| request.path.strip_prefix(start));
-        let answer = match file {
-            Some(file) => shared.files.get(file).cloned().ok_or("EntryNotFound"),
-            None if request.path.starts_with(&format!("/{ID}/")) => Err("RevisionNotFound"),
-            None => Err("RepoNotFound"),
+        let lists = format!("/api/models/{ID}/revision/");
+        let answer = match (file, request.path.strip_prefix(&lists)) {
+            (Some(file), _) => shared.files.get(file).cloned().ok_or("EntryNotFound"),
+            (None, Some(revision)) if revision == "main" || revision == commit => {
+                Ok(shared.files.get(LISTING).cloned().unwrap_or_else(|| Answer::Whole(shared.listing(&commit))))
+            }
+            (None, Some(_)) => Err("RevisionNotFound"),
+            (None, None) => Err("RepoNotFound"),
         };
         (commit, answer)
     };

@@ -1,10 +1,10 @@
 //! Buckets: sequences of like length, which are padded together where no kernel takes a ragged batch.
 //!
-//! A bucket is filled from the longest sequence to the shorter ones. Its mean length falls with each sequence, so that the
-//! first one with which padding would be more than a quarter ends the bucket: no shorter one could be in it either. Every
-//! sequence of at least three quarters of the longest fits, so that sequences of up to `n` tokens need at most
-//! `1 + log(n) / log(4/3)` buckets, 22 for 512 tokens. Rounding lengths up, to share shapes between batches, was
-//! rejected: the kernels take any length, and candle's allocator rounds sizes up itself.
+//! A bucket is filled from the longest sequence to the shorter ones. Its mean length falls with each sequence, so that
+//! the first one with which padding would be more than a quarter ends the bucket: no shorter one could be in it either.
+//! Every sequence of at least three quarters of the longest fits, so that sequences of up to `n` tokens need at most `1
+//! + log(n) / log(4/3)` buckets, 22 for 512 tokens. Rounding lengths up, to share shapes between batches, was rejected:
+//! the kernels take any length, and candle's allocator rounds sizes up itself.
 
 use std::cmp::Reverse;
 
@@ -106,7 +106,8 @@ mod tests {
         assert_eq!(got, want);
     }
 
-    /// Mixtures of uniform lengths, powers of two, lengths that are nearly the same, and many short ones with a few long.
+    /// Mixtures of uniform lengths, powers of two, lengths that are nearly the same, and many short ones with a few
+    /// long.
     #[test]
     fn padding_is_at_most_a_quarter() {
         let mut random = Random(7);

@@ -1,39 +1,34 @@
-//! Ragged self-attention in the buffers of the CPU kernel: no tensors between the steps.
+//! Self-attention in the buffers of the CPU kernel, for ragged batches and for padded ones without their padding.
 //!
-//! One thread computes a group of whole sequences at a time: the projection, attention and the output projection, so that
-//! each step finds what the one before has written in the cache. A team of threads computes one step after the other for
-//! all sequences, and shares the work of each.
+//! There are no tensors between the steps, and nothing is computed for padding. One thread computes a group of whole
+//! sequences at a time: the projection, attention and the output projection, so that each step finds what the one
+//! before has written in the cache. A team of threads computes one step after the other for all sequences, and shares
+//! the work of each.
 
 use std::ops::Range;
 
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{Activation, AttentionProblem, Batch, Element, HeadsView, Isa, Mask, ScratchPool, Team};
-use candle_core::Device;
+use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
 use crate::attention::MultiHeadAttention;
 use crate::config::NormKind;
 use crate::error::Result;
+use crate::for_cpu_element;
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::NormParameters;
-use crate::position::ragged::{BatchCache, RaggedBatch};
+use crate::ragged::{Buffers, CHUNK_VALUES, RaggedBatch, groups, lengths, offsets, share_sequences};
+use crate::tensor::{check_allocation, element_count, with_slice, zeros};
 
-/// What the layers of a model share in a forward pass.
-#[derive(Default)]
-pub struct Buffers {
-    /// Memory for what a step computes and the next one reads.
-    pub scratch: ScratchPool,
-    cache: BatchCache,
-}
-
-/// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache, which
-/// has 1 to 2 MB a core; with fewer the weights are read more often.
+/// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
+/// which has 1 to 2 MB a core; with fewer the weights are read more often.
 const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
-    /// Whether [`attend_ragged_cpu`](Self::attend_ragged_cpu) supports the layer: its weights are fixed and on the CPU,
-    /// and nothing happens between projection and kernel but norms and a rotation.
-    pub fn supports_cpu_ragged(&self) -> bool {
+    /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
+    /// of the kernels, and nothing happens between projection and kernel but norms and a rotation.
+    pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
             && self.bias_kv.is_none()
@@ -48,21 +43,114 @@ impl MultiHeadAttention {
             && self.o_proj.can_pack()
     }
 
-    /// Multiply-adds of [`attend_ragged_cpu`](Self::attend_ragged_cpu).
-    pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
+    /// Multiply-adds of [`attend_rows`](Self::attend_rows), for
+    /// [`share_sequences`](crate::ragged::share_sequences).
+    ///
+    /// # Errors
+    /// The weights cannot be packed.
+    pub fn rows_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
         let products =
             self.qkv.packed()?.multiply_adds(tokens).saturating_add(self.o_proj.packed()?.multiply_adds(tokens));
-        let pairs =
-            crate::position::ragged::lengths(offsets).map(|s| s.saturating_mul(s)).fold(0, usize::saturating_add);
+        let pairs = lengths(offsets).map(|s| s.saturating_mul(s)).fold(0, usize::saturating_add);
         let per_pair = self.config.resolved_head_dim() + self.config.resolved_value_head_dim();
         Ok(products.saturating_add(pairs.saturating_mul(self.config.num_attention_heads * per_pair)))
     }
 
-    /// Self-attention within each sequence of a ragged batch: `xs` `(tokens, query_size)`, where sequence `i` has the
-    /// tokens `offsets[i] .. offsets[i + 1]`, to `output` `(tokens, output_size)`. Call only if
-    /// [`supports_cpu_ragged`](Self::supports_cpu_ragged).
-    pub fn attend_ragged_cpu<A: Element, O: Element>(
+    /// Self-attention within each sequence of a ragged batch, from rows to rows: `xs` `(tokens, query_size)`, where
+    /// sequence `i` has the tokens `offsets[i] .. offsets[i + 1]`, to `output` `(tokens, output_size)`. `mask` is full,
+    /// causal or a window, besides the mask of the configuration.
+    ///
+    /// For models that run all layers over a part of a batch before the next part ([`ragged`](crate::ragged)). Call it
+    /// only if the layer [supports it](Self::supports_rows).
+    ///
+    /// # Errors
+    /// The sizes do not fit, or there is not enough memory.
+    pub fn attend_rows<A: Element, O: Element>(
+        &self,
+        team: Team,
+        xs: &[A],
+        offsets: &[usize],
+        mask: &AttentionMask,
+        buffers: &Buffers,
+        output: &mut [O],
+    ) -> Result<()> {
+        self.rows_under(team, xs, offsets, &self.with_own_mask(mask), buffers, output)
+    }
+
+    /// Self-attention of `xs` without padding: `(tokens, query_size)` → `(tokens, output_size)`, sequences of these
+    /// `lengths` one after another; or `(b, s, query_size)` → `(b, s, output_size)`, where what follows the lengths, if
+    /// there are some, is padding. `mask` includes that of the configuration.
+    pub(super) fn attend_sequences(
+        &self,
+        xs: &Tensor,
+        lengths: Option<Vec<usize>>,
+        mask: &AttentionMask,
+    ) -> Result<Tensor> {
+        for_cpu_element!(xs.dtype(), T => self.attend_sequences_of::<T>(xs, lengths, mask))
+    }
+
+    fn attend_sequences_of<T: Element + WithDType>(
+        &self,
+        xs: &Tensor,
+        lengths: Option<Vec<usize>>,
+        mask: &AttentionMask,
+    ) -> Result<Tensor> {
+        let mut dims = xs.dims().to_vec();
+        let (elements, s) = (element_count("xs", &dims)?, dims[dims.len() - 2]);
+        let (width, size) = (self.config.resolved_query_size(), self.config.resolved_output_size());
+        *dims.last_mut().expect("2 or 3 dimensions") = size;
+        if elements == 0 {
+            return Ok(Tensor::zeros(dims, xs.dtype(), xs.device())?);
+        }
+        if !xs.is_contiguous() {
+            check_allocation::<f64>("a copy of xs", elements)?;
+        }
+        let xs = &xs.contiguous()?;
+        let lengths = lengths.unwrap_or_else(|| vec![s; dims[0]]);
+        // Packed before `xs` is locked: packing locks the weights.
+        self.qkv.packed()?;
+        let packed = self.o_proj.packed()?;
+        let offsets = offsets(&lengths);
+        if dims.len() == 2 || lengths.iter().all(|length| *length == s) {
+            let output = with_slice(xs, |xs: &[T]| self.rows_on_all_threads(xs, &offsets, mask))??;
+            return Ok(Tensor::from_vec(output, dims, &Device::Cpu)?);
+        }
+        let mut real = Vec::with_capacity(offsets[lengths.len()] * width);
+        with_slice(xs, |xs: &[T]| {
+            for (xs, &length) in xs.chunks_exact((s * width).max(1)).zip(&lengths) {
+                real.extend_from_slice(&xs[..length * width]);
+            }
+        })?;
+        let ys = self.rows_on_all_threads(&real, &offsets, mask)?;
+        // A fully masked query gives zeros before the output projection, and so its bias after it.
+        let mut masked = Vec::<T>::new();
+        packed.multiply(Team::ALONE, &vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked)?;
+        let mut output = Vec::with_capacity(lengths.len() * s * size);
+        for (&length, &start) in lengths.iter().zip(&offsets) {
+            output.extend_from_slice(&ys[start * size..][..length * size]);
+            (length..s).for_each(|_| output.extend_from_slice(&masked));
+        }
+        Ok(Tensor::from_vec(output, dims, &Device::Cpu)?)
+    }
+
+    fn rows_on_all_threads<T: Element>(&self, xs: &[T], offsets: &[usize], mask: &AttentionMask) -> Result<Vec<T>> {
+        let (input, size) = (self.config.resolved_query_size(), self.config.resolved_output_size());
+        let tokens = offsets.last().copied().unwrap_or(0);
+        let mut output = zeros("the output of attention", element_count("the output", &[tokens, size])?)?;
+        let work = self.rows_multiply_adds(offsets)?;
+        let part = |sequences: &Range<usize>| (offsets[sequences.end] - offsets[sequences.start]) * size;
+        share_sequences(offsets, CHUNK_VALUES / input.max(1), work, &mut output, part, |team, sequences, output| {
+            let ends = &offsets[sequences.start..=sequences.end];
+            let starts: Vec<usize> = ends.iter().map(|start| start - ends[0]).collect();
+            let xs = &xs[ends[0] * input..ends[ends.len() - 1] * input];
+            self.rows_under(team, xs, &starts, mask, &Buffers::default(), output)
+        })?;
+        Ok(output)
+    }
+
+    /// [`attend_rows`](Self::attend_rows) under `mask`, which includes that of the configuration.
+    fn rows_under<A: Element, O: Element>(
         &self,
         team: Team,
         xs: &[A],
@@ -78,7 +166,7 @@ impl MultiHeadAttention {
             let packed = self.o_proj.packed()?;
             return Ok(packed.multiply_into::<f32, O>(team, &[], tokens, Activation::Identity, output)?);
         }
-        let batch = RaggedBatch { offsets, cache: &buffers.cache };
+        let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
         if scheme.rotates() || self.qk_norm.is_some() {
             let heads = config.num_attention_heads + config.resolved_num_key_value_heads();
@@ -121,7 +209,7 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    /// [`attend_ragged_cpu`](Self::attend_ragged_cpu) with queries, keys and values as elements of type `T`. `rotate`
+    /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `rotate`
     /// applies norms and positions to the queries and keys of `(tokens, q k v)` in place.
     #[allow(clippy::too_many_arguments, reason = "one call, split by element type")]
     fn attend_elements<A: Element, T: Element, O: Element>(
@@ -142,7 +230,7 @@ impl MultiHeadAttention {
 
         let longest = batch.longest();
         let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
-        let mask = bias.into_iter().fold(self.with_own_mask(mask).into_owned(), AttentionMask::and);
+        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
         let mut mask = mask.lower(shape, &Device::Cpu)?;
         mask.embeddings = self.distance_embeddings(longest, longest)?;
@@ -208,34 +296,4 @@ impl MultiHeadAttention {
 /// The size in f32 values of the memory of `count` elements.
 fn floats<T>(count: usize) -> usize {
     (count * size_of::<T>()).div_ceil(size_of::<f32>())
-}
-
-/// Groups of whole sequences, as many as have at most `limit` tokens together, and at least one.
-pub(crate) fn groups(offsets: &[usize], limit: usize) -> impl Iterator<Item = Range<usize>> {
-    let sequences = offsets.len().saturating_sub(1);
-    let mut first = 0;
-    std::iter::from_fn(move || {
-        let start = first;
-        if start >= sequences {
-            return None;
-        }
-        first += 1;
-        while first < sequences && offsets[first + 1] - offsets[start] <= limit {
-            first += 1;
-        }
-        Some(start..first)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn groups_are_whole_sequences_up_to_the_limit() {
-        let of = |offsets: &[usize], limit: usize| groups(offsets, limit).collect::<Vec<_>>();
-        assert_eq!(of(&[0, 3, 3, 5, 20, 22], 5), [0..3, 3..4, 4..5]);
-        assert_eq!(of(&[0, 3, 3, 5], usize::MAX).len(), 1);
-        assert!(of(&[0], 5).is_empty() && of(&[], 5).is_empty());
-    }
 }

@@ -1,13 +1,50 @@
-//! Ragged batches: where each sequence starts, and what the layers of a model compute once for a batch.
+//! Ragged batches: sequences stored one after another, without padding.
+//!
+//! Padding a batch of texts to the longest wastes half of the work or more, in every layer. A ragged batch has only
+//! real tokens, and [`offsets`] say where each sequence starts, like FlashAttention's `cu_seqlens`.
+//! [`AttentionInputs::ragged`](crate::AttentionInputs::ragged) runs one through a single layer. The rest of this module
+//! is for models that run a ragged batch through many layers:
+//!
+//! - **On the CPU**, [`share_sequences`] divides the sequences between the threads. Each thread computes all layers for
+//!   its sequences in buffers, by [`MultiHeadAttention::attend_rows`](crate::MultiHeadAttention::attend_rows) and the
+//!   steps of [`ops`](crate::ops), so that activations stay in its cache. A sequence has the same bits alone and in any
+//!   batch.
+//! - **With a fused kernel over tensors**, as on NVIDIA GPUs, the layers share what depends on the batch alone:
+//!   [`AttentionInputs::with_buffers`](crate::AttentionInputs::with_buffers).
+//! - **Elsewhere**, and for gradients, sequences of like length are padded together: [`buckets`]. Padding is at most a
+//!   quarter of what is computed. Sorting texts by length, the usual alternative, reduces padding without a bound.
+
+mod buckets;
+mod share;
+
+pub use buckets::{Bucket, bucket_size, buckets, padded_places};
+pub use share::{CHUNK_VALUES, groups, share_sequences};
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
+
+use candle_attention_kernels::ScratchPool;
 
 use crate::error::Result;
 
+/// What the layers of a model share while they run one ragged batch: scratch memory, and results that depend only on
+/// the batch and the position scheme, such as cosines. Make one per batch.
+#[derive(Default)]
+pub struct Buffers {
+    /// Scratch memory of the CPU kernels.
+    pub scratch: ScratchPool,
+    pub(crate) positions: BatchCache,
+}
+
+impl std::fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffers").finish_non_exhaustive()
+    }
+}
+
 /// A ragged batch: sequence `i` has the tokens `offsets[i] .. offsets[i + 1]`, at positions 0, 1, ….
 #[derive(Debug, Clone, Copy)]
-pub struct RaggedBatch<'a> {
+pub(crate) struct RaggedBatch<'a> {
     /// Where each sequence starts and where the last one ends, like FlashAttention's `cu_seqlens`.
     pub offsets: &'a [usize],
     /// Intermediate results for this batch.
@@ -26,12 +63,12 @@ impl RaggedBatch<'_> {
     }
 }
 
-/// Tokens of each sequence between `offsets`.
+/// The number of tokens of each sequence, from its [`offsets`].
 pub fn lengths(offsets: &[usize]) -> impl Iterator<Item = usize> + Clone {
     offsets.windows(2).map(|ends| ends[1] - ends[0])
 }
 
-/// Where each sequence starts and where the last one ends.
+/// Where each sequence starts and where the last one ends: `[2, 0, 3]` → `[0, 2, 2, 5]`.
 ///
 /// The sum saturates at `usize::MAX`, which equals no number of tokens. A sum that wrapped around could equal the right
 /// one.
@@ -47,8 +84,8 @@ pub fn offsets(lengths: &[usize]) -> Vec<usize> {
 /// Results that depend only on the batch and the scheme, such as cosines or bias tables: one layer computes them, the
 /// others reuse them. Entries are found by type and key, so that a scheme can keep whatever it needs.
 #[derive(Debug, Default)]
-pub struct BatchCache {
-    entries: RefCell<Vec<Box<dyn Any + Send>>>,
+pub(crate) struct BatchCache {
+    entries: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
 impl BatchCache {
@@ -63,11 +100,12 @@ impl BatchCache {
             let (key, value) = (**entry).downcast_ref::<(K, V)>()?;
             matches(key).then(|| value.clone())
         };
-        if let Some(value) = self.entries.borrow().iter().find_map(cached) {
+        let entries = || self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = entries().iter().find_map(cached) {
             return Ok(value);
         }
         let (key, value) = compute()?;
-        let mut entries = self.entries.borrow_mut();
+        let mut entries = entries();
         let alike = entries.iter().filter(|entry| (***entry).is::<(K, V)>()).count();
         if alike >= limit
             && let Some(oldest) = entries.iter().position(|entry| (**entry).is::<(K, V)>())

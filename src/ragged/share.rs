@@ -1,26 +1,32 @@
 //! How the threads of the CPU share a ragged batch.
 //!
 //! If there are sequences for all threads, each thread takes chunks of whole sequences and computes everything for one
-//! before the next: the activations of a chunk stay in its cache, and no thread waits for another. Otherwise all threads
-//! are a team for the whole batch, and share the work of each step.
+//! before the next: the activations of a chunk stay in its cache, and no thread waits for another. Otherwise all
+//! threads are a team for the whole batch, and share the work of each step.
 
 use std::ops::Range;
 
 use candle_attention_kernels::Team;
 use rayon::prelude::*;
 
-use super::cpu::groups;
+use super::lengths;
 use crate::error::Result;
-use crate::position::ragged::lengths;
+
+/// Values of the hidden states that one thread takes at a time: 1 MB in f32, half of the L2 cache of a core.
+pub const CHUNK_VALUES: usize = 1 << 18;
 
 /// Chunks for each thread, at least. With fewer, a thread that begins the last one late keeps all others waiting.
 const CHUNKS_PER_THREAD: usize = 2;
 /// The fewest tokens of a chunk, if there are sequences for a larger one: each chunk reads all weights.
 const MIN_CHUNK_TOKENS: usize = 128;
 
-/// Calls `run` with a team, a range of the sequences between `offsets`, and their part of `output`, until all sequences are
-/// done. The parts follow each other, and `part` is the size of one. A chunk has at most `limit` tokens, if no sequence has
-/// more. The batch takes `multiply_adds`.
+/// Runs a ragged batch on all threads: calls `run` with a team of threads, a range of sequences, and their part of
+/// `output`, until all sequences are done.
+///
+/// `offsets` are those of [`offsets`](super::offsets). The parts of `output` follow each other, and `part` returns the
+/// size of one. A range has at most `limit` tokens, unless a single sequence has more; [`CHUNK_VALUES`] divided by the
+/// width of the hidden states is a good limit. The number of threads depends on `multiply_adds`, the work of the whole
+/// batch.
 ///
 /// # Errors
 /// The first error of a chunk.
@@ -67,12 +73,37 @@ fn chunks(offsets: &[usize], limit: usize, threads: usize) -> Option<Vec<Range<u
     (chunks.len() >= threads && longest <= share).then_some(chunks)
 }
 
+/// Groups of whole sequences, as many as have at most `limit` tokens together, and at least one.
+pub fn groups(offsets: &[usize], limit: usize) -> impl Iterator<Item = Range<usize>> {
+    let sequences = offsets.len().saturating_sub(1);
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let start = first;
+        if start >= sequences {
+            return None;
+        }
+        first += 1;
+        while first < sequences && offsets[first + 1] - offsets[start] <= limit {
+            first += 1;
+        }
+        Some(start..first)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::position::ragged::offsets;
+    use crate::ragged::offsets;
+
+    #[test]
+    fn groups_are_whole_sequences_up_to_the_limit() {
+        let of = |offsets: &[usize], limit: usize| groups(offsets, limit).collect::<Vec<_>>();
+        assert_eq!(of(&[0, 3, 3, 5, 20, 22], 5), [0..3, 3..4, 4..5]);
+        assert_eq!(of(&[0, 3, 3, 5], usize::MAX).len(), 1);
+        assert!(of(&[0], 5).is_empty() && of(&[], 5).is_empty());
+    }
 
     #[test]
     fn chunks_are_for_all_threads_or_none() {

@@ -1,0 +1,148 @@
+//! Ragged batches through padding: right for every layer and every option, slower than the other ways.
+
+use candle_core::{DType, Tensor};
+
+use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+use crate::ragged::{Bucket, buckets, offsets, padded_places};
+use crate::sdpa::AttentionOutput;
+use crate::tensor::check_tensor_memory;
+
+impl MultiHeadAttention {
+    /// Self-attention within each sequence of `xs` `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
+    ///
+    /// Sequences of like length are padded together; with options that belong to a padded batch, all of them.
+    pub(super) fn attend_buckets(
+        &self,
+        xs: &Tensor,
+        lengths: &[usize],
+        mask: &AttentionMask,
+        options: &AttentionOptions,
+    ) -> Result<AttentionOutput> {
+        let (tokens, size) = (xs.dim(0)?, self.config.resolved_output_size());
+        if tokens == 0 {
+            let zeros = |dims: &[usize]| Tensor::zeros(dims, xs.dtype(), xs.device());
+            let weights = [lengths.len(), self.config.num_attention_heads, 0, 0];
+            let attention_weights = options.return_attention_weights.then(|| zeros(&weights)).transpose()?;
+            return Ok(AttentionOutput { output: zeros(&[0, size])?, attention_weights });
+        }
+        let buckets = match options.need_padding(self.config.dropout) {
+            true => vec![Bucket::of_all(lengths)],
+            false => buckets(lengths),
+        };
+        let padding = Padding::new(xs, lengths, &buckets)?;
+        let (mut outputs, mut attention_weights) = (Vec::with_capacity(buckets.len()), None);
+        for bucket in &buckets {
+            let (xs, positions) = padding.pad(bucket, options)?;
+            let options = AttentionOptions { positions: positions.as_ref(), ..*options };
+            // Padding as queries is removed below, and shows in the weights alone.
+            let mask = mask.clone().and(match options.return_attention_weights || self.rotates_for_length() {
+                true => AttentionMask::padding(&padding.lengths_of(bucket)),
+                false => AttentionMask::lengths(&padding.lengths_of(bucket)),
+            });
+            let attended = self.attend_with(&AttentionInputs::self_attention(&xs, mask), &options)?;
+            outputs.push(attended.output.reshape((bucket.padded_tokens(), size))?);
+            attention_weights = attended.attention_weights;
+        }
+        let output = Tensor::cat(&outputs, 0)?.index_select(&padding.places()?, 0)?;
+        Ok(AttentionOutput { output, attention_weights })
+    }
+
+    /// [`observe`](Self::observe) of a ragged batch: that of all sequences padded to the longest one.
+    pub(super) fn observe_padded(
+        &self,
+        xs: &Tensor,
+        lengths: &[usize],
+        mask: &AttentionMask,
+        options: &AttentionOptions,
+        what: &ObserveOptions,
+    ) -> Result<AttentionStats> {
+        if xs.dim(0)? == 0 {
+            return Err(Error::value("a ragged batch to observe", "without tokens", "at least one token"));
+        }
+        let all = [Bucket::of_all(lengths)];
+        let padding = Padding::new(xs, lengths, &all)?;
+        let (xs, positions) = padding.pad(&all[0], options)?;
+        let options = AttentionOptions { positions: positions.as_ref(), ..*options };
+        let mask = mask.clone().and(AttentionMask::padding(lengths));
+        let stats = self.observe(&AttentionInputs::self_attention(&xs, mask), &options, what)?;
+        let output = stats.output.flatten(0, 1)?.index_select(&padding.places()?, 0)?;
+        Ok(AttentionStats { output, ..stats })
+    }
+
+    /// Whether a padded batch needs [`AttentionMask::padding`], because keys are rotated for the length of their
+    /// sequence. For other layers, where nobody looks at padding as queries, [`AttentionMask::lengths`] hides it as
+    /// keys in a mask that is smaller by a factor of `s`.
+    pub fn rotates_for_length(&self) -> bool {
+        self.config.position.scheme().rotates_for_length()
+    }
+}
+
+/// A ragged batch that is padded by buckets.
+struct Padding<'a> {
+    /// `(tokens + 1, width)`: padding is one more token, of zeros.
+    with_zero: Tensor,
+    lengths: &'a [usize],
+    offsets: Vec<usize>,
+    buckets: &'a [Bucket],
+}
+
+impl<'a> Padding<'a> {
+    fn new(xs: &Tensor, lengths: &'a [usize], buckets: &'a [Bucket]) -> Result<Self> {
+        let (tokens, width) = xs.dims2()?;
+        // Many empty sequences beside a long one are a small ragged batch and may be a large padded one.
+        let padded = buckets.iter().fold(0usize, |sum, bucket| sum.saturating_add(bucket.padded_tokens()));
+        if u32::try_from(padded).is_err() {
+            let longest = lengths.iter().max().copied().unwrap_or(0);
+            let found = format!("{} sequences of up to {longest} tokens", lengths.len());
+            return Err(Error::value("a ragged batch that has to be padded", found, "less than 2^32 padded tokens"));
+        }
+        check_tensor_memory("the number of tokens to pad", tokens, &[tokens + 1, width], xs.dtype(), xs.device())?;
+        let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
+        Ok(Self { with_zero: Tensor::cat(&[xs, &zero], 0)?, lengths, offsets: offsets(lengths), buckets })
+    }
+
+    fn lengths_of(&self, bucket: &Bucket) -> Vec<usize> {
+        bucket.sequences.iter().map(|&sequence| self.lengths[sequence]).collect()
+    }
+
+    /// The tokens of a bucket `(b, s, width)`, and their positions, if the call gives some.
+    fn pad(&self, bucket: &Bucket, options: &AttentionOptions) -> Result<(Tensor, Option<Tensor>)> {
+        let (tokens, width) = (self.with_zero.dim(0)? - 1, self.with_zero.dim(1)?);
+        let (b, s) = (bucket.sequences.len(), bucket.longest);
+        let (dtype, device) = (self.with_zero.dtype(), self.with_zero.device());
+        check_tensor_memory("the number of sequences to pad", b, &[b, s, width], dtype, device)?;
+        // The token at each padded place.
+        let mut to_padded = Vec::with_capacity(b * s);
+        for &sequence in &bucket.sequences {
+            let (start, length) = (self.offsets[sequence], self.lengths[sequence]);
+            to_padded.extend((0..s).map(|i| if i < length { (start + i) as u32 } else { tokens as u32 }));
+        }
+        let to_padded = Tensor::new(to_padded, device)?;
+        let positions = match options.positions {
+            Some(positions) => Some(padded_positions(positions, tokens, &to_padded)?.reshape(((), b, s))?),
+            None => None,
+        };
+        Ok((self.with_zero.index_select(&to_padded, 0)?.reshape((b, s, width))?, positions))
+    }
+
+    /// Where the tokens of the ragged batch are among those of the buckets.
+    fn places(&self) -> Result<Tensor> {
+        Ok(Tensor::new(padded_places(self.buckets, self.lengths), self.with_zero.device())?)
+    }
+}
+
+/// Positions `(tokens)` or `(axes, tokens)` of a ragged batch → `(axes, places)`, where padding stands at 0.
+fn padded_positions(positions: &Tensor, tokens: usize, to_padded: &Tensor) -> Result<Tensor> {
+    let axes = match *positions.dims() {
+        [found] if found == tokens => 1,
+        [axes, found] if found == tokens => axes,
+        ref dims => return Err(Error::shape("positions", dims, format!("[{tokens}] or [3, {tokens}]"))),
+    };
+    if !positions.dtype().is_int() {
+        return Err(Error::dtype("positions", positions.dtype(), "an integer dtype"));
+    }
+    let positions = positions.to_device(to_padded.device())?.to_dtype(DType::I64)?.reshape((axes, tokens))?;
+    Ok(positions.pad_with_zeros(1, 0, 1)?.contiguous()?.index_select(to_padded, 1)?)
+}
