@@ -1,8 +1,8 @@
 //! Buffers whose first element is at the start of a cache line.
 //!
-//! Vectors of AVX-512 and rows of AMX tiles are 64 bytes, one cache line. The allocator aligns a `Vec` to 16 bytes only,
-//! and then each of these loads and stores touches two lines. Alignment alone makes f32 products 5 to 14 % faster on
-//! Intel, and bf16 products of AMX up to 28 %.
+//! Vectors of AVX-512 and rows of AMX tiles are 64 bytes, one cache line. The allocator aligns a `Vec` to 16 bytes
+//! only, and then each of these loads and stores touches two lines. Alignment alone makes f32 products 5 to 14 % faster
+//! on Intel, and bf16 products of AMX up to 28 %.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -17,7 +17,8 @@ use super::size::{element_count, try_reserve};
 #[repr(C, align(64))]
 struct CacheLine([u8; 64]);
 
-// SAFETY: an array of bytes, for which any bits and also zeros are valid; its size is its alignment, so nothing is padded.
+// SAFETY: an array of bytes, for which any bits and also zeros are valid; its size is its alignment, so nothing is
+// padded.
 unsafe impl Zeroable for CacheLine {}
 // SAFETY: for the same reason.
 unsafe impl Pod for CacheLine {}

@@ -61,8 +61,8 @@ pub(crate) fn attend_into<T: Convert>(isa: Isa, team: Team, problem: &AttentionP
     if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr())) }
 }
 
-/// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`. `out`
-/// is memory for all of them.
+/// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`.
+/// `out` is memory for all of them.
 fn run_tasks<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, out: SharedOut<T>) -> Result<()> {
     let pool = ScratchPool::default();
     let tasks = tasks(problem, team.threads())?;

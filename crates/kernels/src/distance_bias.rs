@@ -1,8 +1,9 @@
 //! Biases by the distance between a query and a key, as the attention kernel reads them: nothing per pair of the two.
 //!
-//! A distance is counted from the query to the key: positive if the key comes after the query. A call with `s_q` queries
-//! and `s_kv` keys has `s_q + s_kv - 1` distances, so the memory of both descriptions is linear in its length. A row of
-//! scores, one query with consecutive keys, meets consecutive distances: its biases are a slice of a [`DistanceTable`].
+//! A distance is counted from the query to the key: positive if the key comes after the query. A call with `s_q`
+//! queries and `s_kv` keys has `s_q + s_kv - 1` distances, so the memory of both descriptions is linear in its length.
+//! A row of scores, one query with consecutive keys, meets consecutive distances: its biases are a slice of a
+//! [`DistanceTable`].
 
 use std::ops::Range;
 

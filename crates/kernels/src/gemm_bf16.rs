@@ -74,8 +74,8 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
                 };
                 sums.swap(0, 1);
                 // SAFETY: `rounded` has `MAX_ROWS` rows of `pairs` from `first`, a multiple of `MAX_ROWS`, `terms` is a
-                // whole panel, both in the layout of the tile, and `sums` has room for the largest tile. This is a kernel
-                // under `run_bf16`.
+                // whole panel, both in the layout of the tile, and `sums` has room for the largest tile. This is a
+                // kernel under `run_bf16`.
                 unsafe {
                     let to = sums[0].0.as_mut_ptr();
                     dot.multiply_tile(tile, rounded[first * pairs..].as_ptr(), terms.as_ptr(), to)

@@ -1,9 +1,9 @@
 //! The mask as the attention kernel reads it: rules over positions, and tensors as strided slices.
 //!
-//! Lengths, windows and distances stay rules ([`MaskStructure`]), because a rule costs no memory and gives the kernel the
-//! range of keys that a query can see before it computes a score: hidden key blocks are skipped. Learned biases by
-//! distance are read from memory that is linear in the length. Only masks without such a rule are read per pair of query
-//! and key. The kernel owns these types; whoever calls it fills them.
+//! Lengths, windows and distances stay rules ([`MaskStructure`]), because a rule costs no memory and gives the kernel
+//! the range of keys that a query can see before it computes a score: hidden key blocks are skipped. Learned biases by
+//! distance are read from memory that is linear in the length. Only masks without such a rule are read per pair of
+//! query and key. The kernel owns these types; whoever calls it fills them.
 
 use std::ops::Range;
 

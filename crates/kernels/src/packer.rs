@@ -37,8 +37,8 @@ enum Memory {
 impl Packer {
     /// Makes room for weights `(out_features, in_features)`.
     ///
-    /// If the weights `are_bf16` and there are instructions for bf16 products, inputs will be rounded to bf16 and sums are
-    /// f32. Otherwise everything is f32.
+    /// If the weights `are_bf16` and there are instructions for bf16 products, inputs will be rounded to bf16 and sums
+    /// are f32. Otherwise everything is f32.
     ///
     /// # Errors
     /// There is not enough memory.

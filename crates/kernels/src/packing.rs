@@ -30,8 +30,8 @@ pub struct PackedWeights {
 #[derive(Clone)]
 pub(super) enum Panels {
     F32(SharedPanels<f32>),
-    /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by 16
-    /// output features.
+    /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by
+    /// 16 output features.
     Bf16(SharedPanels<Bf16x2>),
 }
 
@@ -70,8 +70,8 @@ impl<T: Pod> Deref for SharedPanels<T> {
 }
 
 /// Where a panel holds `term`, an input feature or a pair of them, of its output feature `column`: in rows of
-/// `panel_width`, one for each term, or in `blocks` of 16 terms by 16 outputs. Packing and unpacking know the order inside
-/// a panel from here only.
+/// `panel_width`, one for each term, or in `blocks` of 16 terms by 16 outputs. Packing and unpacking know the order
+/// inside a panel from here only.
 #[inline(always)]
 pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_width: usize) -> usize {
     match blocks {

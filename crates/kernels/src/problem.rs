@@ -151,7 +151,8 @@ pub enum Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Checks that the sequences of a ragged batch follow each other from token 0 on, and that there are keys to append.
+    /// Checks that the sequences of a ragged batch follow each other from token 0 on, and that there are keys to
+    /// append.
     fn check(&self, appended: usize) -> Result<()> {
         let Some(offsets) = self.offsets() else { return Ok(()) };
         if appended > 0 {

@@ -8,8 +8,8 @@ use super::aligned::AlignedVec;
 use super::error::Result;
 
 /// Scratch memory that a thread keeps after a call, so that the next one need not ask the system for it: 16 MB, enough
-/// for attention over 16,384 keys with heads of 128. More goes back at the end of the call. Without a limit one call with
-/// many keys would cost its memory on every thread for as long as the process runs.
+/// for attention over 16,384 keys with heads of 128. More goes back at the end of the call. Without a limit one call
+/// with many keys would cost its memory on every thread for as long as the process runs.
 pub(crate) const MAX_KEPT_BYTES: usize = 16 << 20;
 
 const MAX_KEPT: usize = MAX_KEPT_BYTES / size_of::<f32>();

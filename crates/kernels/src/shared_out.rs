@@ -20,7 +20,8 @@ unsafe impl<T: Send> Send for SharedOut<T> {}
 unsafe impl<T: Send> Sync for SharedOut<T> {}
 
 impl<T> SharedOut<T> {
-    /// The start. A method, because a closure that names the field captures only the pointer, which no thread may share.
+    /// The start. A method, because a closure that names the field captures only the pointer, which no thread may
+    /// share.
     pub(super) fn start(self) -> *mut T {
         self.0
     }

@@ -1,8 +1,8 @@
 //! Sizes of memory, computed without overflow and asked for without an abort.
 //!
 //! A view with strides of 0 has any shape and takes no memory. So the product of its dimensions may wrap around in
-//! `usize`, and a copy of it may be larger than all memory. Rust wraps in release builds, and aborts the process where an
-//! allocation fails. Both become errors here, before a kernel relies on the size.
+//! `usize`, and a copy of it may be larger than all memory. Rust wraps in release builds, and aborts the process where
+//! an allocation fails. Both become errors here, before a kernel relies on the size.
 
 use super::error::{Error, Result};
 

@@ -1,8 +1,8 @@
 //! A team of threads that stays awake for the length of one forward pass.
 //!
-//! A forward pass of a short text is some thirty products of 10 to 100 µs each. A thread pool that wakes its threads for
-//! each of them and lets them sleep in between costs more than a second thread brings. Here the threads of rayon's pool
-//! are asked once, and then look for work until the pass is over.
+//! A forward pass of a short text is some thirty products of 10 to 100 µs each. A thread pool that wakes its threads
+//! for each of them and lets them sleep in between costs more than a second thread brings. Here the threads of rayon's
+//! pool are asked once, and then look for work until the pass is over.
 //!
 //! The *leader* is the thread that runs the pass. Whatever it can share it divides into items, numbered from 0, each
 //! member of the team having its own range of them. Members take items from their own range first, then from those of
@@ -170,8 +170,8 @@ impl Drop for Place {
     }
 }
 
-/// Members that look for work until it is dropped, even by a panic. Their places are free at once: the next pass does not
-/// wait until they have noticed.
+/// Members that look for work until it is dropped, even by a panic. Their places are free at once: the next pass does
+/// not wait until they have noticed.
 struct Awake {
     shared: Arc<Shared>,
     _places: Vec<Place>,
@@ -213,8 +213,8 @@ impl Team<'_> {
     /// The calling thread alone.
     pub const ALONE: Self = Self { shared: None };
 
-    /// Calls `pass` with a team of all threads of rayon's pool that are in no other team, or with the calling thread alone if
-    /// a pass of this many multiply-adds is too short for more.
+    /// Calls `pass` with a team of all threads of rayon's pool that are in no other team, or with the calling thread
+    /// alone if a pass of this many multiply-adds is too short for more.
     pub fn with<R>(multiply_adds: usize, pass: impl FnOnce(Team) -> R) -> R {
         match Awake::new(multiply_adds) {
             Some(awake) => pass(Team { shared: Some(&awake.shared) }),
@@ -248,7 +248,8 @@ impl Team<'_> {
         error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Calls `run` with the number and the elements of each chunk of `step` elements of `xs`; the last one may be shorter.
+    /// Calls `run` with the number and the elements of each chunk of `step` elements of `xs`; the last one may be
+    /// shorter.
     ///
     /// # Errors
     /// The first error of a chunk; chunks that have not begun by then are left out.

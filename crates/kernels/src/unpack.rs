@@ -1,8 +1,8 @@
 //! Packed weights as they were, and some of their outputs.
 //!
 //! f32 panels hold f32, f16 and bf16 weights exactly, and pairs hold bf16 weights exactly. So where weights are packed,
-//! the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A NaN stays a NaN
-//! but may become a quiet one.)
+//! the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A NaN stays a
+//! NaN but may become a quiet one.)
 
 use std::ops::Range;
 
@@ -39,8 +39,8 @@ impl PackedWeights {
         &self.bias[outputs]
     }
 
-    /// The outputs in a range as weights of their own, in the same memory, and the number of outputs before the range that
-    /// they have too: those at the beginning of its first panel.
+    /// The outputs in a range as weights of their own, in the same memory, and the number of outputs before the range
+    /// that they have too: those at the beginning of its first panel.
     ///
     /// # Errors
     /// There is not enough memory.
