@@ -16,12 +16,12 @@
 use std::ops::Range;
 
 use super::convert::Convert;
-use super::distance_bias::DistanceEmbeddings;
 use super::error::Result;
 use super::isa::simd::Simd;
+use super::mask::DistanceEmbeddings;
+use super::memory::element_count;
 use super::problem::{AttentionProblem, HeadsView};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
-use super::size::element_count;
 
 /// Values between the products of one token and those of the next, beside the products: without them the products of
 /// many keys with one embedding, if their number is a power of two, would share a few sets of the L1 cache.

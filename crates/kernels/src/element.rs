@@ -14,8 +14,7 @@ use super::attention;
 use super::convert::Convert;
 use super::error::Result;
 use super::isa::Isa;
-use super::packer::Packer;
-use super::packing::PackedWeights;
+use super::packing::{PackedWeights, Packer};
 use super::problem::AttentionProblem;
 use super::team::Team;
 

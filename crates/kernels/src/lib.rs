@@ -40,44 +40,34 @@
 //! types, and a function that is generic over it only selects one. So a caller compiles nothing of them again.
 //!
 //! From the bottom up: `isa`, `exp` and `activation`, `convert` and the `microkernel`; then the attention `problem`,
-//! its `mask` and `distance_bias`, score tiles and `online_softmax`; and `packing` and `gemm` beside them.
+//! its `mask`, score tiles and `online_softmax`; and `packing` and `gemm` beside them.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
 
 mod activation;
-mod aligned;
 mod attention;
 mod convert;
-mod distance_bias;
 mod distance_products;
 mod element;
 mod error;
 mod exp;
-mod gemm;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
-mod gemm_bf16;
-mod gemm_f32;
-mod gemm_task;
+mod gemm;
 mod isa;
 mod mask;
 mod max_sim;
+mod memory;
 mod microkernel;
 mod non_finite;
 mod norm;
 mod online_softmax;
-mod packer;
 mod packing;
 mod problem;
 mod score_tile;
-mod scratch;
-mod shared_out;
-mod size;
-mod strided;
 mod team;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
 mod tile_bf16;
 mod tile_f32;
-mod unpack;
 
 #[cfg(test)]
 extern crate self as candle_attention_kernels;
@@ -86,19 +76,15 @@ extern crate self as candle_attention_kernels;
 mod tests;
 
 pub use activation::Activation;
-pub use aligned::AlignedVec;
 pub use attention::scratch_floats;
-pub use distance_bias::{DistanceEmbeddings, DistanceTable};
 pub use distance_products::distance_floats;
 pub use element::{Element, attend, attend_into};
 pub use error::{Error, Result};
 pub use isa::Isa;
-pub use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
+pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, Lengths, Mask, MaskStructure};
 pub use max_sim::max_sim;
+pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};
 pub use norm::RowNorm;
-pub use packer::Packer;
-pub use packing::PackedWeights;
+pub use packing::{PackedWeights, Packer};
 pub use problem::{AttentionProblem, Batch, HeadsView};
-pub use scratch::{Scratch, ScratchPool};
-pub use size::{check_allocation, element_count, try_reserve, zeros};
 pub use team::Team;

@@ -8,9 +8,9 @@
 
 use super::convert::Convert;
 use super::error::Result;
+use super::memory::try_reserve;
 use super::problem::HeadsView;
 use super::score_tile::{ScoreTile, Tokens};
-use super::size::try_reserve;
 
 /// The values of a task with zeros in place of what is not finite.
 pub(super) struct FiniteValues<T> {

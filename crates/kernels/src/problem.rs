@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::error::{Error, Result};
-use super::mask::Mask;
-use super::size::element_count;
-use super::strided::check_view;
+use super::mask::{Mask, check_view};
+use super::memory::element_count;
 
 /// One call of the attention kernel.
 ///

@@ -11,12 +11,12 @@
 //! and never blocks a pass. And all teams of a process together leave one thread of the pool to others.
 
 use std::any::Any;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::Result;
-use super::shared_out::SharedOut;
 
 /// Multiply-adds below which waking other threads costs more than they bring.
 const MIN_WORK: usize = 1 << 22;
@@ -267,6 +267,40 @@ impl Team<'_> {
             let chunk = unsafe { std::slice::from_raw_parts_mut(xs.start().add(from), to - from) };
             run(i, chunk)
         })
+    }
+}
+
+/// The start of an output. Copies of it go to all threads.
+pub(super) struct SharedOut<T>(pub *mut T);
+
+impl<T> Clone for SharedOut<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedOut<T> {}
+
+// SAFETY: the pointer is used by `part` and by kernels only, whose callers promise that no two threads write one
+// element and that the memory outlives the threads' work.
+unsafe impl<T: Send> Send for SharedOut<T> {}
+// SAFETY: for the same reason.
+unsafe impl<T: Send> Sync for SharedOut<T> {}
+
+impl<T> SharedOut<T> {
+    /// The start. A method, because a closure that names the field captures only the pointer, which no thread may
+    /// share.
+    pub(super) fn start(self) -> *mut T {
+        self.0
+    }
+
+    /// The elements `start .. start + count`. They need not be initialized.
+    ///
+    /// # Safety
+    /// They are allocated, and nobody else uses them while the result lives.
+    pub(super) unsafe fn part<'a>(self, start: usize, count: usize) -> &'a mut [MaybeUninit<T>] {
+        // SAFETY: the caller promises it.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start).cast(), count) }
     }
 }
 
