@@ -136,10 +136,10 @@ impl Gpt {
 
 fn main() -> ExitCode {
     candle_attention_cli::shared::program::run(|| {
-        let tokens::Training { text, output, steps, logits } = Arguments::parse().training;
+        let tokens::Training { text, output, steps, logits, force } = Arguments::parse().training;
         let (json, variables, s) = (config(32, 2, 4, 64), VarMap::new(), 64);
         check_output(&output, &json)?;
-        let logits = logits_output(logits.as_deref(), &text)?;
+        let logits = logits_output(logits.as_deref(), force)?;
         let [train, held_out] = &read_text(&text)?;
         let mut out = print::stdout_beside_files();
         let model = Gpt::new(&json, &variables)?;

@@ -55,7 +55,7 @@
 //! | [`pruning`] | head importance and head pruning |
 //! | [`ragged`] | batches of sequences one after another, without padding |
 //! | [`tensor`] | trees of tensors: freezing and sharing weights |
-//! | [`io`] | files: atomic writes, bounded reads |
+//! | [`io`] | files and folders that appear complete or not at all, bounded reads |
 //!
 //! Text encoders on this layer are the crate
 //! [candle-attention-text](https://docs.rs/candle-attention-text). candle itself is re-exported as `candle_core` and

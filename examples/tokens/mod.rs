@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use candle_attention::checkpoint::write_tensors;
-use candle_attention_cli::shared::output::{Kind, Output};
-use candle_attention_cli::shared::{Result, about, output_folder, print, read};
+use candle_attention::io::{write_file, write_tensors};
+use candle_attention_cli::shared::output::{Kind, Output, check_folder, check_new_folder};
+use candle_attention_cli::shared::{Result, about, print, read};
 use candle_core::{Device, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, VarMap};
 pub use config::Config;
@@ -63,6 +63,9 @@ pub struct Training {
     /// [default: not written]
     #[arg(long)]
     pub logits: Option<PathBuf>,
+    /// Replace any file at --logits [default: a file that this program did not write is an error]
+    #[arg(long, requires = "logits")]
+    pub force: bool,
 }
 
 /// Checks that every row has ids, and each of them is in the vocabulary.
@@ -106,7 +109,7 @@ pub fn copies(variables: &VarMap) -> Result<Tensors> {
 /// Checks before the training that the model can be written to this folder: there is none, it is empty, or it holds a model
 /// of this configuration.
 pub fn check_output(folder: &Path, config: &Value) -> Result<()> {
-    let Ok(metadata) = folder.metadata() else { return output_folder::check_new(folder) };
+    let Ok(metadata) = folder.metadata() else { return check_new_folder(folder) };
     if !metadata.is_dir() {
         return Err(about(folder, &"is a file, expected a folder").into());
     }
@@ -115,8 +118,7 @@ pub fn check_output(folder: &Path, config: &Value) -> Result<()> {
     if !is_empty && (!stated.exists() || read::json(&stated)? != *config) {
         return Err(about(folder, &"holds other files: remove it, or write to another folder").into());
     }
-    tempfile::tempfile_in(folder).map_err(|error| about(folder, &error))?;
-    Ok(())
+    check_folder(folder, folder)
 }
 
 /// The bytes of a text but for its last tenth, and that tenth.
@@ -141,15 +143,14 @@ pub fn save_model(folder: &Path, config: &Value, tensors: Tensors) -> Result<()>
     check_output(folder, config)?;
     std::fs::create_dir_all(folder).map_err(|error| about(folder, &error))?;
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    write_tensors(folder.join("model.safetensors"), tensors, metadata)?;
+    write_tensors(&folder.join("model.safetensors"), tensors, metadata)?;
     // Last: without it nothing loads the folder.
-    let path = folder.join("config.json");
-    Output::new(&path, Kind::Json, &[])?.write(serde_json::to_string_pretty(config)?.as_bytes())
+    Ok(write_file(&folder.join("config.json"), serde_json::to_string_pretty(config)?)?)
 }
 
 /// The file for the logits, checked before the training.
-pub fn logits_output(path: Option<&Path>, text: &Path) -> Result<Option<Output>> {
-    path.map(|path| Output::new(path, Kind::Tensors("candle-attention logits 1"), &[text])).transpose()
+pub fn logits_output(path: Option<&Path>, force: bool) -> Result<Option<Output>> {
+    path.map(|path| Output::new(path, Kind::Tensors("candle-attention logits 1"), force)).transpose()
 }
 
 /// Writes ids `(b, s)`, without the last of each row, and what `logits` makes of them.

@@ -3,15 +3,14 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use serde_json::Value;
 
-use crate::checkpoint::config_json::{HfAttentionConfig, config_from_json};
+use crate::checkpoint::checkpoint_source::CheckpointSource;
+use crate::checkpoint::config_json::{HfAttentionConfig, ModelConfig, config_from_json};
 use crate::checkpoint::detect::detect;
-use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::open::Checkpoint;
-use crate::checkpoint::shape_only::ShapeOnly;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::error::Result;
@@ -239,4 +238,44 @@ fn size_of_json(json: &Value) -> usize {
 fn in_natural_order(a: &str, b: &str) -> Ordering {
     let parts = |prefix| str::split(prefix, '.').map(|part| (part.parse::<u64>().ok(), part));
     parts(a).cmp(parts(b))
+}
+
+/// A source with the shapes and errors of a checkpoint, whose tensors are broadcast views of a single zero.
+pub(crate) struct ShapeOnly(pub CheckpointSource);
+
+impl WeightSource for ShapeOnly {
+    fn root(&self) -> Self {
+        Self(self.0.root())
+    }
+
+    fn child(&self, name: &str) -> Self {
+        Self(self.0.child(name))
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        self.0.full_name(name)
+    }
+
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        self.0.names_below(prefix)
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.0.contains(name)
+    }
+
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        self.0.shape(name)
+    }
+
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.0.check(name, shape)?;
+        Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)?)
+    }
+
+    /// A view that is reshaped would be copied, with as many elements as the header claims.
+    fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
+        self.0.check(name, stored)?;
+        Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)?)
+    }
 }

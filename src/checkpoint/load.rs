@@ -5,9 +5,9 @@ use std::fmt;
 use candle_core::{DType, Device, Module, Tensor};
 
 use crate::attention::MultiHeadAttention;
+use crate::checkpoint::config_json::ModelConfig;
 use crate::checkpoint::config_json::config_from_json;
 use crate::checkpoint::detect::detect;
-use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource, join};

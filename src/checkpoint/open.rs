@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 
 use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, Unique};
-use crate::checkpoint::read_tensor::read_tensor;
+use crate::checkpoint::shard::read_tensor;
 use crate::checkpoint::shard::{OpenShard, Shard};
 use crate::checkpoint::source::missing;
 use crate::error::{Error, Result, cut};

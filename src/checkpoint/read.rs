@@ -3,14 +3,15 @@
 use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
-use crate::checkpoint::norms::read_norms;
-use crate::checkpoint::position_weights::read_position;
-use crate::checkpoint::source::WeightSource;
-use crate::config::{AttentionConfig, Scoring};
+use crate::checkpoint::source::{WeightSource, join};
+use crate::config::{AttentionConfig, NormOver, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, ROTARY_FREQUENCIES, SCORE, SINKS};
-use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
-use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
+use crate::families::layout::{
+    BIAS_KV, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole, QK_NORMS, QkvNames,
+    ROTARY_FREQUENCIES, SCORE, SINKS,
+};
+use crate::position::Presence;
+use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights};
 
 impl AttentionWeights {
     /// Reads the layer that `source` points at, in any known layout, and returns that layout.
@@ -215,4 +216,108 @@ fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Opt
             Ok(Some(source.get(SCORE, &[config.num_attention_heads, config.resolved_head_dim()])?))
         }
     }
+}
+
+/// Reads the norms if there are any. Their formula comes from the configuration, which must have one then.
+pub(crate) fn read_norms(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
+    let present = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
+    let found = QK_NORMS.iter().find(|names| names.iter().any(|name| present(name)));
+    let norm = match (&config.qk_norm, found) {
+        (None, None) => return Ok(None),
+        (Some(norm), Some(_)) => norm,
+        (None, Some([q, _])) => {
+            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(q));
+            return Err(Error::config("qk_norm", "none", allowed));
+        }
+        (Some(_), None) => {
+            let name = source.full_name(&format!("{}.weight", QK_NORMS[0][0]));
+            return Err(Error::MissingTensor { name, why: "the configuration sets qk_norm".to_string() });
+        }
+    };
+    let [q, k] = *found.unwrap_or(&QK_NORMS[0]);
+    let read = |name: &str, heads: usize| {
+        let d = config.resolved_head_dim();
+        let one = |name: &str| match (norm.over, source.shape(name)?.as_deref()) {
+            (NormOver::Head, Some(&[all])) if all == heads * d && all != d => {
+                let allowed =
+                    format!("all heads: `{}` has {all} elements, {heads} heads of {d}", source.full_name(name));
+                Err(Error::config("qk_norm.over", "one head", allowed))
+            }
+            (NormOver::AllHeads, Some(&[one])) if one == d && one != heads * d => {
+                let allowed = format!("one head: `{}` has {one} elements, a head's", source.full_name(name));
+                Err(Error::config("qk_norm.over", "all heads", allowed))
+            }
+            (NormOver::AllHeads, _) => source.get(name, &[heads * d]),
+            (NormOver::Head, Some([_, _])) => source.get(name, &[heads, d]),
+            (NormOver::Head, _) => source.get(name, &[d]),
+        };
+        if source.contains(&per_head(name, 0)) {
+            let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
+            if weights.iter().any(Tensor::track_op) {
+                let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
+                return Err(Error::Tensor {
+                    name: source.full_name(&per_head(name, 0)),
+                    found: "is a variable".into(),
+                    expected,
+                });
+            }
+            return Ok(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None });
+        }
+        let bias = format!("{name}.bias");
+        let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
+        Ok::<_, Error>(NormWeights { weight: one(&format!("{name}.weight"))?, bias })
+    };
+    Ok(Some([read(q, config.num_attention_heads)?, read(k, config.resolved_num_key_value_heads())?]))
+}
+
+/// The weight of one head, in StableLM's modules of a norm per head.
+fn per_head(name: &str, head: usize) -> String {
+    format!("{name}.norms.{head}.weight")
+}
+
+impl Layout {
+    /// The name of the table of biases of patches that `source` holds, if it holds one.
+    pub(crate) fn patch_table_in(&self, source: &dyn WeightSource) -> Option<&'static str> {
+        let tables = self.position.iter().filter(|name| name.scheme == PATCH_BIAS);
+        tables.map(|name| name.stored).find(|table| source.contains(table))
+    }
+}
+
+/// Reads the weights of the layer's position scheme that `source` holds. Weights that several layers share are stored
+/// elsewhere, and are read where the prefix of the layer is known.
+pub(crate) fn read_position(
+    source: &dyn WeightSource,
+    config: &AttentionConfig,
+    layout: &Layout,
+) -> Result<PositionWeights> {
+    let mut weights = PositionWeights::default();
+    let parameters = config.position.scheme().parameters(&config.sizes());
+    for parameter in &parameters {
+        let name = layout.position_name(parameter.name);
+        let held = name.filter(|name| parameter.presence == Presence::Required || source.contains(name));
+        match held {
+            Some(name) => weights.insert(parameter.name, source.get(&name, &parameter.shape)?),
+            None if parameter.presence == Presence::Required => {
+                let allowed = format!("another: layout `{}` has no `{}`", layout.name, parameter.name);
+                return Err(Error::config("position", &config.position, allowed));
+            }
+            None => {}
+        }
+    }
+    // A weight that the configured scheme has no use for means that the configuration is wrong.
+    let used = |role: PositionRole| {
+        let mut names = layout.position.iter().filter(|name| name.role == role);
+        names.any(|name| parameters.iter().any(|parameter| parameter.name.starts_with(name.scheme)))
+    };
+    for name in layout.position.iter().filter(|name| name.scheme != DISTANCE_EMBEDDINGS) {
+        let (what, tensor) = match name.role {
+            PositionRole::BiasTable => ("a table of biases", name.stored.to_string()),
+            PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),
+        };
+        if !used(name.role) && source.contains(&tensor) {
+            let allowed = format!("one with {what}, because the checkpoint holds `{}`", source.full_name(&tensor));
+            return Err(Error::config("position", &config.position, allowed));
+        }
+    }
+    Ok(weights)
 }

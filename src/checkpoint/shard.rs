@@ -5,6 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use bytemuck::Pod;
+use candle_core::safetensors::Load;
+use candle_core::{Device, Tensor, WithDType};
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
 use crate::checkpoint::header::{self, Entry, Header, MAX_HEADER_BYTES};
 use crate::error::{Error, Result};
 use crate::io::StoredFile;
@@ -89,7 +96,7 @@ impl Shard {
 
     /// The data of the tensor `name` as numbers of type `T`, of which it has a whole number.
     pub fn read<T: bytemuck::Pod>(&self, name: &str, entry: &Entry) -> Result<Vec<T>> {
-        let what = Tensor(name);
+        let what = Named(name);
         let mut numbers = zeros(&self.path, entry.bytes() / size_of::<T>() as u64, &what)?;
         self.read_bytes(self.start + entry.offsets[0], bytemuck::cast_slice_mut(&mut numbers), &what)?;
         Ok(numbers)
@@ -98,8 +105,8 @@ impl Shard {
     /// Fills `into` with the data of the tensor `name` from byte `from` of it on.
     pub fn read_part(&self, name: &str, entry: &Entry, from: u64, into: &mut [u8]) -> Result<()> {
         let end = from.checked_add(into.len() as u64).filter(|end| *end <= entry.bytes());
-        end.ok_or_else(|| Error::file(&self.path, format!("{} ends after the last byte", Tensor(name))))?;
-        self.read_bytes(self.start + entry.offsets[0] + from, into, &Tensor(name))
+        end.ok_or_else(|| Error::file(&self.path, format!("{} ends after the last byte", Named(name))))?;
+        self.read_bytes(self.start + entry.offsets[0] + from, into, &Named(name))
     }
 
     /// Calls `see` with the data of the tensor `name`, a part at a time, until it returns true. Parts have a length that
@@ -112,7 +119,7 @@ impl Shard {
         while from < to {
             let length = (to - from).min(PART);
             let part = &mut part[..length as usize];
-            self.read_bytes(self.start + from, part, &Tensor(name))?;
+            self.read_bytes(self.start + from, part, &Named(name))?;
             if see(part) {
                 return Ok(true);
             }
@@ -138,9 +145,9 @@ impl Shard {
 }
 
 /// What is read, in errors.
-struct Tensor<'a>(&'a str);
+struct Named<'a>(&'a str);
 
-impl Display for Tensor<'_> {
+impl Display for Named<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "tensor `{}`", crate::error::cut(self.0))
     }
@@ -156,4 +163,33 @@ fn zeros<T: bytemuck::Zeroable + Clone>(path: &Path, count: u64, what: &dyn Disp
     })?;
     zeros.resize(count, T::zeroed());
     Ok(zeros)
+}
+
+/// Reads the tensor `name` of a shard as it is stored; booleans, which candle lacks, as u8.
+pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Device) -> Result<Tensor> {
+    match entry.dtype {
+        Dtype::F64 => numbers::<f64>(shard, name, entry, device),
+        Dtype::F32 => numbers::<f32>(shard, name, entry, device),
+        Dtype::F16 => numbers::<f16>(shard, name, entry, device),
+        Dtype::BF16 => numbers::<bf16>(shard, name, entry, device),
+        Dtype::I64 => numbers::<i64>(shard, name, entry, device),
+        Dtype::U32 => numbers::<u32>(shard, name, entry, device),
+        Dtype::U8 | Dtype::BOOL => numbers::<u8>(shard, name, entry, device),
+        // What candle makes of rarer formats is left to it, for the price of a second copy.
+        dtype => {
+            let bytes = shard.read::<u8>(name, entry)?;
+            let failed = |e: String| Error::Tensor {
+                name: name.to_string(),
+                found: format!("cannot be read ({e})"),
+                expected: "a dtype that candle supports".to_string(),
+            };
+            let view = TensorView::new(dtype, entry.shape.to_vec(), &bytes).map_err(|e| failed(e.to_string()))?;
+            view.load(device).map_err(|e| failed(e.to_string()))
+        }
+    }
+}
+
+/// Reads numbers straight into the tensor's memory.
+fn numbers<T: Pod + WithDType>(shard: &Shard, name: &str, entry: &Entry, device: &Device) -> Result<Tensor> {
+    Ok(Tensor::from_vec(shard.read::<T>(name, entry)?, &*entry.shape, device)?)
 }

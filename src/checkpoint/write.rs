@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::families::layout::{BIAS_KV, SCORE, SINKS};
 use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
-use crate::io::{write_atomic, write_tensors};
+use crate::io::write_tensors;
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights};
 
 impl AttentionWeights {
@@ -111,7 +111,7 @@ pub fn write_layers(
             tensors.insert(join(prefix, &name), tensor.to_device(&Device::Cpu)?.contiguous()?);
         }
     }
-    write_atomic(path, |file| write_tensors(file, path, &tensors, &metadata))
+    write_tensors(path, tensors, metadata)
 }
 
 struct Writer<'a> {

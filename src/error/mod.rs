@@ -3,14 +3,13 @@
 //! One enum for all rooms, so that a caller matches on one type. Variants are there in every build, whatever the
 //! features: a `match` that compiles with one set of features compiles with all.
 
-mod panic;
 mod text;
 
 use std::path::PathBuf;
 
-pub use panic::panic_message;
 pub use text::cut;
 pub use text::cut_to;
+pub use text::panic_message;
 use text::{name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.

@@ -3,6 +3,7 @@
 //! A message often ends on a terminal. A control character in a name would move its cursor or set its title, one that
 //! turns the direction of writing would show another name, and a name of 10 MB would fill it.
 
+use std::any::Any;
 use std::fmt::{self, Display, Formatter, Write};
 
 /// The most characters of one name or value in a message. Names of published tensors have up to 200.
@@ -79,6 +80,12 @@ fn shows_as_itself(c: char) -> bool {
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
         | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
     !c.is_control() && !hidden
+}
+
+/// What a panic that was caught said.
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
 #[cfg(test)]

@@ -1,27 +1,31 @@
-//! Files: atomic writes, safetensors, typed access to JSON, hashes.
+//! Files: atomic writes, reads of untrusted files, safetensors.
 //!
-//! A model, an index or a training run can be hours of work, so nothing is written in place: a file or folder is made
-//! beside its target under a random name, synced, and renamed when it is complete. A kill, a full disk or a power failure
-//! leaves the old content or the new one, however many processes write.
+//! A model, an index or a training run can be hours of work, so nothing is written in place. A file or folder is made
+//! beside its target under a random name (`.candle-attention-….part`), synced to the disk, and renamed when it is
+//! complete; then the folder around it is synced. After a kill, a full disk or a power failure the target has its old
+//! content or all of the new one, however many processes write it; the last one wins. What is incomplete is removed on
+//! every error. Only a process that is killed, or whose machine fails, leaves its `.part` behind, which may be deleted.
+//!
+//! - A file that replaces another has its permissions, not its owner. A link at the target is replaced, not followed.
+//! - A folder is never replaced: no call of the standard library exchanges two folders, and between removing the old
+//!   one and renaming the new one there would be neither.
+//! - Only Unix can sync the names in a folder. On Windows, and on network shares that do not pass syncs on, the old
+//!   content may be back after a power failure.
+//!
+//! What others wrote is read only from regular files and only up to a limit: a pipe would block, a device may never
+//! end.
 
-mod atomic;
-mod file_system;
-mod hash;
 mod json;
-mod new_folder;
 mod read;
 mod stored_file;
-mod temporary;
 mod tensors;
+#[cfg(test)]
+mod tests;
+mod write;
 
-pub use atomic::{write_atomic, write_bytes};
-pub use hash::{Fingerprint, hash_file};
-pub use json::{MAX_CONFIG_BYTES, json};
-pub use json::{number, whole_number};
-pub use new_folder::create_folder;
-pub use new_folder::{NewFolder, check_absent, write_new_folder};
-pub use read::open_regular;
-pub use read::{is_present, read_limited};
-pub use stored_file::StoredFile;
-pub use temporary::is_temporary;
+pub use json::{MAX_CONFIG_BYTES, read_json};
+pub(crate) use json::{number, whole_number};
+pub use read::{is_present, open_regular, read_limited};
+pub(crate) use stored_file::StoredFile;
 pub use tensors::write_tensors;
+pub use write::{create_folder, write_atomic, write_file, write_new_folder};

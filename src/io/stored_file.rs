@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::error::{Error, Result};
-use crate::io::read::open_regular;
+use crate::io::open_regular;
 
-/// What shows that a file is another one or was written to.
+/// Shows that a file was replaced or written to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct State {
     length: u64,
@@ -59,7 +59,7 @@ impl StoredFile {
         self.file = None;
     }
 
-    /// Fills `into` with the bytes from `offset` on. `what` is read, in errors.
+    /// Fills `into` with the bytes from `offset` on. `what` names the data in error messages.
     ///
     /// # Errors
     /// If the file is not as it was when it was opened, or cannot be read.

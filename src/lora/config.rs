@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use crate::io::json;
+use crate::io::read_json;
 use crate::setters;
 
 /// The largest rank. Published adapters have up to 512.
@@ -144,7 +144,7 @@ impl LoraConfig {
     /// this version does not apply; a rank or a factor out of range. The error holds the path.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        Self::from_json(&json(path)?).map_err(|e| Error::file(path, e))
+        Self::from_json(&read_json(path)?).map_err(|e| Error::file(path, e))
     }
 
     /// Reads the keys of an `adapter_config.json`.

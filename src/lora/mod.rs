@@ -23,20 +23,16 @@
 mod adapted_source;
 mod adapter;
 mod config;
-mod frozen_source;
-mod low_rank;
-mod names;
 mod patterns;
 mod places;
 mod task_source;
 mod tasks;
 mod training;
-mod write;
 
 pub use adapted_source::AdaptedSource;
 pub use adapter::LoraAdapter;
 pub use config::{LoraBias, LoraConfig, TargetModules};
-pub use frozen_source::FrozenSource;
 pub use task_source::TaskSource;
 pub use tasks::LoraTasks;
+pub use training::FrozenSource;
 pub use training::LoraTraining;

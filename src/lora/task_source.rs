@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
-use crate::lora::low_rank::LowRank;
+use crate::lora::adapter::LowRank;
 
 /// A source that gives `<module>.weight` where the checkpoint has `<module>.parametrizations.weight.original`, with the
 /// adapter of a task merged or as it is: [`LoraTasks::apply`](crate::lora::LoraTasks::apply) makes it.

@@ -4,8 +4,8 @@ use candle_attention_kernels::Activation;
 use candle_core::Tensor;
 
 use super::cuda;
-use super::fused::supports_fused;
 use super::problem::Activated;
+use super::problem::supports_fused;
 use crate::error::Result;
 use crate::tensor::last_dim_contiguous;
 

@@ -11,9 +11,9 @@ use candle_attention_kernels::{Activation, PackedWeights};
 use candle_core::{D, DType, Device, Tensor, TensorId};
 
 use crate::error::{Error, Result};
-use crate::ops::fused::supports_fused;
 use crate::ops::pack::{multiply, pack, unpack, unpack_bias};
 use crate::ops::problem::Activated;
+use crate::ops::problem::supports_fused;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::LinearWeights;

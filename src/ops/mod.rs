@@ -7,7 +7,6 @@
 
 mod activation;
 pub(crate) mod cuda;
-mod fused;
 mod linear;
 mod max_sim;
 mod norm;

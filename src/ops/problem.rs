@@ -1,7 +1,10 @@
 //! Descriptions of the row-wise operations, from which both the fused kernels and candle's operations compute.
 
 use candle_attention_kernels::Activation;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+
+#[cfg(all(test, not(feature = "cuda")))]
+use crate::ops::cuda;
 
 /// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row
 /// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
@@ -38,4 +41,21 @@ pub(crate) struct Activated<'a> {
     pub gate: Option<&'a Tensor>,
     /// `(size)`.
     pub gate_bias: Option<&'a Tensor>,
+}
+
+/// Whether one kernel on an NVIDIA GPU can compute an operation of `xs` and these other tensors.
+pub(crate) fn supports_fused(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
+    #[cfg(all(test, not(feature = "cuda")))]
+    if cuda::is_mocked() {
+        return fits_fused(xs, others);
+    }
+    cfg!(feature = "cuda") && xs.device().is_cuda() && fits_fused(xs, others)
+}
+
+/// Whether the fused kernels can read these tensors: one dtype that they have, one device, no gradient to track.
+pub(crate) fn fits_fused(xs: &Tensor, others: &[Option<&Tensor>]) -> bool {
+    let fits =
+        |other: &Tensor| other.dtype() == xs.dtype() && !other.track_op() && other.device().same_device(xs.device());
+    let float = matches!(xs.dtype(), DType::F16 | DType::BF16 | DType::F32);
+    float && !xs.track_op() && xs.elem_count() > 0 && others.iter().flatten().all(|other| fits(other))
 }

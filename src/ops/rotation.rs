@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::cuda;
-use super::fused::supports_fused;
+use super::problem::supports_fused;
 use crate::error::Result;
 use crate::tensor::last_dim_contiguous;
 

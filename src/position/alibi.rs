@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::Tensor;
 use half::bf16;
 
-use super::parameters::LayerSizes;
+use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;

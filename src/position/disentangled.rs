@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
+use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, Norm, accumulate_dtype};

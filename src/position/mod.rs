@@ -9,7 +9,6 @@
 mod alibi;
 mod disentangled;
 mod explicit;
-mod parameters;
 mod relative_bias_2d;
 mod rope_cache;
 mod rope_scaling;
@@ -25,13 +24,13 @@ mod tests;
 pub use alibi::{Alibi, AlibiFormula, AlibiSlopes};
 pub use disentangled::Disentangled;
 pub(crate) use explicit::ExplicitPositions;
-pub(crate) use parameters::{LayerSizes, PositionParameter, PositionState, Presence};
 pub use relative_bias_2d::RelativeBias2d;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotation::RotaryStyle;
 pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, RaggedSupport, TokenPositions};
+pub(crate) use scheme::{LayerSizes, PositionParameter, PositionState, Presence};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
 use tests::LearnedSlope;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use candle_nn::Init;
 
-use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{BiasCall, PositionScheme};
+use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::tensor::bias_from_table;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
-use super::parameters::LayerSizes;
 use super::rope_scaling::RotaryScaling;
 use super::rotation::{RotaryStyle, rotate};
+use super::scheme::LayerSizes;
 use super::scheme::{PositionScheme, RaggedSupport, TokenPositions};
 use crate::error::{Error, Result};
 use crate::ragged::RaggedBatch;

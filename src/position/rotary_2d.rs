@@ -4,9 +4,9 @@ use std::fmt;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::parameters::LayerSizes;
 use super::rope_cache::{self, Growth};
 use super::rotation::{RotaryStyle, rotate};
+use super::scheme::LayerSizes;
 use super::scheme::{PositionScheme, TokenPositions};
 use crate::error::{Error, Result};
 use crate::setters;

@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Init;
 
-use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
+use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
 

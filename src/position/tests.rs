@@ -6,8 +6,8 @@ use std::fmt;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap};
 
-use super::parameters::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{BiasCall, PositionScheme};
+use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::tensor::random::Random;

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use crate::error::Result;
 use crate::for_cpu_element;
 use crate::mask::AttnShape;
-use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
+use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 use crate::tensor::{Memory, Slice, last_dim_contiguous, with_f32_slice};
 

@@ -11,7 +11,6 @@ mod backend;
 mod call;
 mod cpu;
 mod cuda;
-mod dropout;
 mod eager;
 mod flash;
 mod hidden_values;
@@ -21,7 +20,6 @@ mod new_mask_kind;
 mod non_finite;
 mod options;
 mod plan;
-mod unsupported;
 
 use candle_core::Tensor;
 

@@ -1,6 +1,7 @@
 //! Checks that two tensors can be used together.
 
-use candle_core::Tensor;
+use candle_attention_kernels::{check_allocation, element_count};
+use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -15,4 +16,48 @@ pub fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) -> Resu
         return Err(Error::Device { tensor: name.to_string(), found, expected });
     }
     Ok(())
+}
+
+/// The tensor itself if the elements of its last dimension are adjacent in memory, otherwise a contiguous copy. Fused
+/// kernels follow the strides of all other dimensions.
+pub fn last_dim_contiguous(xs: &Tensor) -> Result<Tensor> {
+    if xs.stride().last() == Some(&1) || xs.dims().last() == Some(&1) {
+        return Ok(xs.clone());
+    }
+    check_allocation::<f32>("a contiguous copy of a tensor", element_count("a tensor", xs.dims())?)?;
+    Ok(xs.contiguous()?)
+}
+
+/// Checks that `elements`, the product of these numbers, can be allocated: they have an address, and on the CPU the
+/// allocator grants them. candle aborts the process where an allocation on the CPU fails; on GPUs it returns an error.
+/// `what` is the name of the memory in the error, and `found` the number that made it so large.
+pub fn check_tensor_memory(what: &str, found: usize, elements: &[usize], dtype: DType, device: &Device) -> Result<()> {
+    let bytes = elements.iter().try_fold(dtype.size_in_bytes(), |bytes, count| bytes.checked_mul(*count));
+    match bytes {
+        Some(bytes)
+            if bytes <= isize::MAX as usize && (!device.is_cpu() || check_allocation::<u8>(what, bytes).is_ok()) =>
+        {
+            Ok(())
+        }
+        bytes => {
+            let bytes = bytes.map_or("more bytes than an address can count".to_string(), |n| format!("{n} bytes"));
+            Err(Error::value(what, found, format!("one that fits into memory: it takes {bytes}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_allocated_is_an_error() {
+        let check = |elements: &[usize]| check_tensor_memory("the cache", 9, elements, DType::F32, &Device::Cpu);
+        check(&[2, 3]).unwrap();
+        check(&[0, usize::MAX]).unwrap();
+        for elements in [&[1 << 44, 16][..], &[1 << 62], &[1 << 32, 1 << 32, 2]] {
+            let error = check(elements).unwrap_err().to_string();
+            assert!(error.starts_with("the cache is 9, expected one that fits into memory"), "{error}");
+        }
+    }
 }

@@ -79,3 +79,24 @@ pub fn lines(count: usize) -> Vec<String> {
     let word = |n: usize| words[n % words.len()];
     (0..count).map(|i| format!("{} {} {} {i:x} {}", word(i), word(i / 7), word(i / 31), word(i * i / 3))).collect()
 }
+
+/// A folder of `sentence-modules`, with what tiny-bert has in the folder of its transformer, and its tokenizer.
+pub fn modules_folder(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let (transformer, tokenizer) = match name {
+        "chain" | "router_late" => (Some(""), None),
+        "router" => (Some("document_0_Transformer"), Some("query_0_StaticEmbedding")),
+        _ => (None, None),
+    };
+    if let Some(inside) = transformer {
+        copy_folder(&fixture("tiny-bert"), &folder.path().join(inside));
+        for name in ["modules.json", "config_sentence_transformers.json"] {
+            std::fs::remove_file(folder.path().join(inside).join(name)).unwrap();
+        }
+    }
+    copy_folder(&fixture("sentence-modules").join(name), folder.path());
+    if let Some(inside) = tokenizer {
+        std::fs::copy(fixture("tiny-bert/tokenizer.json"), folder.path().join(inside).join("tokenizer.json")).unwrap();
+    }
+    folder
+}

@@ -2,12 +2,13 @@
 
 use candle_attention::position::Alibi;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, KvCache, MultiHeadAttention,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, AttentionStats, Backend, Error, KvCache,
+    MultiHeadAttention, ObserveOptions,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{Random, random_layer, says};
+use crate::common::{Random, assert_close, random_layer, says};
 
 fn trainable(config: &AttentionConfig) -> MultiHeadAttention {
     MultiHeadAttention::new(config, VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu)).unwrap()
@@ -137,4 +138,48 @@ fn ragged_batches_have_plans() {
         layer.attend_with(&AttentionInputs::ragged(&xs, &lengths, &mask), &flash),
         &["backend flash-attn cannot run this call"],
     );
+}
+
+/// `observe` takes cached and ragged inputs, too: its statistics are those of one padded call.
+#[test]
+fn cached_and_ragged_inputs_are_observed() {
+    let config = AttentionConfig::new(12, 3).with_mask(AttentionMask::causal());
+    let layer = random_layer(&config, 0.5, &mut Random::new(96));
+    let xs = Random::new(97).tensor(&[1, 5, 12], DType::F32);
+    let (full, options) = (AttentionMask::full(), AttentionOptions::default());
+    let what = ObserveOptions::default().with_attention_weights(true).with_mean_distance(true);
+    let want = layer.observe(&AttentionInputs::self_attention(&xs, &full), &options, &what).unwrap();
+    let parts = |stats: AttentionStats| [stats.attention_weights.unwrap(), stats.mean_distance.unwrap()];
+    let (output, want) = (want.output.clone(), parts(want));
+
+    let (first, last) = (xs.narrow(1, 0, 3).unwrap(), xs.narrow(1, 3, 2).unwrap());
+    let mut cache = KvCache::growing();
+    layer.attend_with(&AttentionInputs::self_attention(&first, &full).with_cache(&mut cache), &options).unwrap();
+    let inputs = AttentionInputs::self_attention(&last, &full);
+    let got = layer.observe(&inputs.with_cache(&mut cache), &options, &what).unwrap();
+    assert_close("cached output", &got.output, &output.narrow(1, 3, 2).unwrap(), 1e-6);
+    for (got, want) in parts(got).iter().zip(&want) {
+        assert_close("cached statistics", got, &want.narrow(2, 3, 2).unwrap(), 1e-6);
+    }
+    assert_eq!(cache.len(), 5);
+    let nobody = ObserveOptions::default().with_top_k(8);
+    says(layer.observe(&inputs.with_cache(&mut cache), &options, &nobody), &["top_k = 8", "1 to 7"]);
+    says(layer.observe(&inputs.with_cache_lengths(&mut cache, &[1]), &options, &what), &["mean_distance", "unequal"]);
+    assert_eq!(cache.len(), 5, "an error leaves the cache as it was");
+
+    let both = Tensor::cat(&[xs.squeeze(0).unwrap(), first.squeeze(0).unwrap()], 0).unwrap();
+    let inputs = AttentionInputs::ragged(&both, &[5, 3], &full);
+    let got = layer.observe(&inputs, &options, &what).unwrap();
+    assert_close("ragged output", &got.output.narrow(0, 0, 5).unwrap(), &output.squeeze(0).unwrap(), 1e-6);
+    assert_close(
+        "ragged output",
+        &got.output.narrow(0, 5, 3).unwrap(),
+        &output.get(0).unwrap().narrow(0, 0, 3).unwrap(),
+        1e-6,
+    );
+    for (got, want) in parts(got).iter().zip(&want) {
+        assert_close("ragged statistics", &got.narrow(0, 0, 1).unwrap(), want, 1e-6);
+    }
+    let two = ["inputs with a key-value cache", "ragged"];
+    says(layer.attend_with(&inputs.with_cache(&mut cache), &options), &two);
 }

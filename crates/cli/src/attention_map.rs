@@ -42,6 +42,9 @@ pub struct AttentionMap {
     /// Write the heads of the layer as SVG; `-` is standard output
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Replace any file at --html or --svg [default: a file of another kind is an error]
+    #[arg(long)]
+    force: bool,
 }
 
 /// The files to write, checked.
@@ -78,8 +81,8 @@ impl Command for AttentionMap {
         let maps = maps.with_model(self.model.name());
 
         // All pictures are made before one is written.
-        let html = outputs.html.as_ref().map(|output| Ok((output, output.marked(&maps.html()?))));
-        let svg = outputs.svg.as_ref().map(|output| Ok((output, output.marked(&maps.svg(layer)?))));
+        let html = outputs.html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));
+        let svg = outputs.svg.as_ref().map(|output| Ok((output, maps.svg(layer)?.into_bytes())));
         let pictures = [html, svg].into_iter().flatten().collect::<Result<Vec<_>>>()?;
         for (output, picture) in pictures {
             output.write(&picture)?;
@@ -102,7 +105,7 @@ impl AttentionMap {
     fn outputs(&self) -> Result<Outputs> {
         let output = |path: &Option<PathBuf>, kind| {
             let path: Option<&Path> = path.as_deref();
-            path.map(|path| Output::new(path, kind, &[])).transpose()
+            path.map(|path| Output::new(path, kind, self.force)).transpose()
         };
         let outputs = Outputs { html: output(&self.html, Kind::Html)?, svg: output(&self.svg, Kind::Svg)? };
         check_distinct(&outputs.all())?;

@@ -3,11 +3,12 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use candle_attention::checkpoint::write_file;
+use candle_attention::io::write_file;
 use clap::Parser;
 use clap_mangen::Man;
 
-use super::shared::{Result, about, output_folder, print};
+use super::shared::output::check_new_folder;
+use super::shared::{Result, about, print};
 
 /// Print the man page, or write those of all commands to a folder.
 #[derive(Parser)]
@@ -33,7 +34,7 @@ impl ManPages {
             out.write_all(&page(program)?)?;
             return Ok(out.flush()?);
         };
-        output_folder::check_new(folder)?;
+        check_new_folder(folder)?;
         let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
         let pages = commands.chain([program.clone()]).map(|command| {
             let name = command.get_display_name().unwrap_or_else(|| command.get_name()).replace(' ', "-");
@@ -42,7 +43,7 @@ impl ManPages {
         let pages = pages.collect::<Result<Vec<_>>>()?;
         std::fs::create_dir_all(folder).map_err(|e| about(folder, &e))?;
         for (name, page) in &pages {
-            write_file(folder.join(name), page)?;
+            write_file(&folder.join(name), page)?;
         }
         writeln!(out, "{}: {}", folder.display(), print::count(pages.len(), "page"))?;
         Ok(out.flush()?)

@@ -15,14 +15,12 @@ use super::isa::Isa;
 use super::isa::bf16_dot::Bf16Dot;
 use super::isa::kernel::{Bf16Kernel, Kernel};
 use super::isa::simd::{MAX_LANES, Simd};
+use super::memory::{ScratchPool, element_count, try_reserve};
 use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
-use super::scratch::ScratchPool;
-use super::shared_out::SharedOut;
-use super::size::{element_count, try_reserve};
-use super::team::Team;
+use super::team::{SharedOut, Team};
 use super::tile_bf16::TileBf16;
 use super::tile_f32::TileF32;
 
@@ -61,8 +59,8 @@ pub(crate) fn attend_into<T: Convert>(isa: Isa, team: Team, problem: &AttentionP
     if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr())) }
 }
 
-/// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`. `out`
-/// is memory for all of them.
+/// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`.
+/// `out` is memory for all of them.
 fn run_tasks<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, out: SharedOut<T>) -> Result<()> {
     let pool = ScratchPool::default();
     let tasks = tasks(problem, team.threads())?;

@@ -9,19 +9,19 @@
 //! more work than the scores themselves.
 //!
 //! The products are computed by the [`ScoreTile`], with embeddings in place of keys: they have the precision of scores.
-//! Only embeddings of distances that occur are multiplied: few in a short sequence, and one or two for keys far from the
-//! queries of a task. Distances beyond the first and the last embedding make most of a long sequence. There a query has
-//! one product for all keys, and those of the keys are contiguous.
+//! Only embeddings of distances that occur are multiplied: few in a short sequence, and one or two for keys far from
+//! the queries of a task. Distances beyond the first and the last embedding make most of a long sequence. There a query
+//! has one product for all keys, and those of the keys are contiguous.
 
 use std::ops::Range;
 
 use super::convert::Convert;
-use super::distance_bias::DistanceEmbeddings;
 use super::error::Result;
 use super::isa::simd::Simd;
+use super::mask::DistanceEmbeddings;
+use super::memory::element_count;
 use super::problem::{AttentionProblem, HeadsView};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
-use super::size::element_count;
 
 /// Values between the products of one token and those of the next, beside the products: without them the products of
 /// many keys with one embedding, if their number is a power of two, would share a few sets of the L1 cache.
@@ -80,8 +80,8 @@ impl<'a> DistanceProducts<'a> {
         Ok(Self::sizes::<C>(embeddings, block, keys, problem.d).iter().sum())
     }
 
-    /// The products of the queries `queries` of sequence `b` with `keys` keys, in memory of [`size`](Self::size). `None`
-    /// if there are no embeddings.
+    /// The products of the queries `queries` of sequence `b` with `keys` keys, in memory of [`size`](Self::size).
+    /// `None` if there are no embeddings.
     pub fn new<C: ScoreTile, T>(
         problem: &AttentionProblem<'a, T>,
         b: usize,
@@ -137,8 +137,8 @@ impl<'a> DistanceProducts<'a> {
         tile.pack_keys(tokens, buffer, to);
     }
 
-    /// Starts head `h`, which reads the keys of `h_kv`: multiplies the keys. The memory is that of tokens, packed queries
-    /// and scores.
+    /// Starts head `h`, which reads the keys of `h_kv`: multiplies the keys. The memory is that of tokens, packed
+    /// queries and scores.
     #[inline(always)]
     pub fn start_head<C: ScoreTile, T: Convert>(
         &mut self,

@@ -1,7 +1,8 @@
 //! The dtypes of callers, and the functions that are generic over them.
 //!
-//! A generic function is compiled in the crate that calls it, for each type that it is called with; a kernel even for each
-//! instruction set. So a caller's dtype only selects among functions that this crate has compiled: those of [`Compiled`].
+//! A generic function is compiled in the crate that calls it, for each type that it is called with; a kernel even for
+//! each instruction set. So a caller's dtype only selects among functions that this crate has compiled: those of
+//! [`Compiled`].
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -13,8 +14,7 @@ use super::attention;
 use super::convert::Convert;
 use super::error::Result;
 use super::isa::Isa;
-use super::packer::Packer;
-use super::packing::PackedWeights;
+use super::packing::{PackedWeights, Packer};
 use super::problem::AttentionProblem;
 use super::team::Team;
 
@@ -189,8 +189,8 @@ impl PackedWeights {
 }
 
 impl Packer {
-    /// Packs the next `outputs` output features: `weight` `(outputs, in_features)` and `bias` `(outputs)`, zeros if there
-    /// is none.
+    /// Packs the next `outputs` output features: `weight` `(outputs, in_features)` and `bias` `(outputs)`, zeros if
+    /// there is none.
     ///
     /// # Errors
     /// If `weight` or `bias` has another size, or there are more outputs than there is room for.

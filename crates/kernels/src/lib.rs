@@ -1,8 +1,9 @@
 //! CPU kernels over slices and strides: fused attention, products with packed weights, layer normalization.
 //!
-//! Attention, products with packed weights, norms and MaxSim, for the fastest instructions that the processor has. Nothing
-//! here takes a tensor, a mask of an API or a configuration: [candle-attention](https://docs.rs/candle-attention), the
-//! layer on these kernels, does. Sizes and views are checked before anything is written.
+//! Attention, products with packed weights, norms and MaxSim, for the fastest instructions that the processor has.
+//! Nothing here takes a tensor, a mask of an API or a configuration:
+//! [candle-attention](https://docs.rs/candle-attention), the layer on these kernels, does. Sizes and views are checked
+//! before anything is written.
 //!
 //! ```
 //! use candle_attention_kernels::{Activation, Isa, Packer, Team};
@@ -12,22 +13,22 @@
 //! packer.push(2, &[1f32, 0.0, 0.0, 0.0, 2.0, 3.0], Some(&[0.5, -1.0]))?;
 //! let weights = packer.finish()?;
 //! let mut y = Vec::<f32>::new();
-//! Team::with(weights.multiply_adds(1), |team| weights.multiply(team, &[1f32, 2.0, 3.0], 1, Activation::Relu, &mut y))?;
-//! assert_eq!(y, [1.5, 12.0]);
+//! Team::with(weights.multiply_adds(1), |team| weights.multiply(team, &[1f32, 2.0, 3.0], 1, Activation::Relu, &mut
+//! y))?; assert_eq!(y, [1.5, 12.0]);
 //! # Ok::<_, candle_attention_kernels::Error>(())
 //! ```
 //!
-//! **Each algorithm is written once**, generic over the vectors of an instruction set, and an instruction set only instantiates
-//! it. Kernels written per instruction set would be several copies of the same loops, and the tests of one copy would
-//! say nothing about the next. Leaving the vectors to the compiler was rejected, too: it may not change the
+//! **Each algorithm is written once**, generic over the vectors of an instruction set, and an instruction set only
+//! instantiates it. Kernels written per instruction set would be several copies of the same loops, and the tests of one
+//! copy would say nothing about the next. Leaving the vectors to the compiler was rejected, too: it may not change the
 //! order of the terms of a floating-point sum, so it does not vectorize one, and it does not keep a tile of sums in
 //! registers.
 //!
-//! **An instruction set is a value**, [`Isa`], a capability token that only run-time detection returns. A binary runs on any processor, so the instructions may be
-//! missing, and to execute a missing one is undefined behavior. With tokens, the check is made once, the value proves
-//! it wherever it goes, and operations on registers are safe methods. Function pointers, or a check in each operation,
-//! would forbid inlining, and with it registers that live longer than one operation. [memchr](https://docs.rs/memchr)
-//! has the same design.
+//! **An instruction set is a value**, [`Isa`], a capability token that only run-time detection returns. A binary runs
+//! on any processor, so the instructions may be missing, and to execute a missing one is undefined behavior. With
+//! tokens, the check is made once, the value proves it wherever it goes, and operations on registers are safe methods.
+//! Function pointers, or a check in each operation, would forbid inlining, and with it registers that live longer than
+//! one operation. [memchr](https://docs.rs/memchr) has the same design.
 //!
 //! **Attention takes the keys in blocks with an online softmax** ([Milakov 2018](https://arxiv.org/abs/1805.02867),
 //! [Rabe 2021](https://arxiv.org/abs/2112.05682), [Dao 2022](https://arxiv.org/abs/2205.14135)). A score matrix would
@@ -35,48 +36,38 @@
 //! scores by one key block stays in the L1 cache. Blocks start at key 0 and have one size, so results do not depend on
 //! the batch.
 //!
-//! **All kernels are compiled in this crate**, for each dtype and instruction set: [`Element`] is a closed set of types,
-//! and a function that is generic over it only selects one. So a caller compiles nothing of them again.
+//! **All kernels are compiled in this crate**, for each dtype and instruction set: [`Element`] is a closed set of
+//! types, and a function that is generic over it only selects one. So a caller compiles nothing of them again.
 //!
-//! From the bottom up: `isa`, `exp` and `activation`, `convert` and the `microkernel`; then the attention `problem`, its
-//! `mask` and `distance_bias`, score tiles and `online_softmax`; and `packing` and `gemm` beside them.
+//! From the bottom up: `isa`, `exp` and `activation`, `convert` and the `microkernel`; then the attention `problem`,
+//! its `mask`, score tiles and `online_softmax`; and `packing` and `gemm` beside them.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
 
 mod activation;
-mod aligned;
 mod attention;
 mod convert;
-mod distance_bias;
 mod distance_products;
 mod element;
 mod error;
 mod exp;
-mod gemm;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
-mod gemm_bf16;
-mod gemm_f32;
-mod gemm_task;
+mod gemm;
 mod isa;
 mod mask;
 mod max_sim;
+mod memory;
 mod microkernel;
 mod non_finite;
 mod norm;
 mod online_softmax;
-mod packer;
 mod packing;
 mod problem;
 mod score_tile;
-mod scratch;
-mod shared_out;
-mod size;
-mod strided;
 mod team;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
 mod tile_bf16;
 mod tile_f32;
-mod unpack;
 
 #[cfg(test)]
 extern crate self as candle_attention_kernels;
@@ -85,19 +76,15 @@ extern crate self as candle_attention_kernels;
 mod tests;
 
 pub use activation::Activation;
-pub use aligned::AlignedVec;
 pub use attention::scratch_floats;
-pub use distance_bias::{DistanceEmbeddings, DistanceTable};
 pub use distance_products::distance_floats;
 pub use element::{Element, attend, attend_into};
 pub use error::{Error, Result};
 pub use isa::Isa;
-pub use mask::{Broadcast, Distances, Lengths, Mask, MaskStructure};
+pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, Lengths, Mask, MaskStructure};
 pub use max_sim::max_sim;
+pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};
 pub use norm::RowNorm;
-pub use packer::Packer;
-pub use packing::PackedWeights;
+pub use packing::{PackedWeights, Packer};
 pub use problem::{AttentionProblem, Batch, HeadsView};
-pub use scratch::{Scratch, ScratchPool};
-pub use size::{check_allocation, element_count, try_reserve, zeros};
 pub use team::Team;

@@ -6,8 +6,8 @@
 
 use super::activation::Activation;
 use super::error::{Error, Result};
+use super::memory::ScratchPool;
 use super::packing::PackedWeights;
-use super::scratch::ScratchPool;
 use super::team::Team;
 
 /// Tokens of a document that are multiplied at a time.

@@ -9,8 +9,9 @@ pub(super) struct StridedRows {
     pub stride: usize,
 }
 
-/// How far ahead of its use B is prefetched, in bytes. Processors fetch ahead themselves, but not past the end of a page
-/// of 4 KiB. For one short text, whose product reads each weight once, this makes the product more than twice as fast.
+/// How far ahead of its use B is prefetched, in bytes. Processors fetch ahead themselves, but not past the end of a
+/// page of 4 KiB. For one short text, whose product reads each weight once, this makes the product more than twice as
+/// fast.
 const PREFETCH_BYTES: usize = 2048;
 
 /// `A · B` for `MR` rows of A and `NR` vectors of columns of B, over `k` terms.

@@ -1,16 +1,16 @@
 //! Values that are not finite, under a mask.
 //!
-//! What a hidden key holds has no influence on a query, NaN and infinities included. Scores of hidden keys are replaced,
-//! whatever they are. But values are multiplied with weights of 0, and 0 · NaN is NaN. So where an output is not finite,
-//! such values are packed again as zeros, and added to the outputs of the queries that see them after the products. This
-//! costs nothing for values that are finite. It is the same for every query that sees such a value, whether or not the
-//! queries of its task see all keys, because tasks depend on the number of threads.
+//! What a hidden key holds has no influence on a query, NaN and infinities included. Scores of hidden keys are
+//! replaced, whatever they are. But values are multiplied with weights of 0, and 0 · NaN is NaN. So where an output is
+//! not finite, such values are packed again as zeros, and added to the outputs of the queries that see them after the
+//! products. This costs nothing for values that are finite. It is the same for every query that sees such a value,
+//! whether or not the queries of its task see all keys, because tasks depend on the number of threads.
 
 use super::convert::Convert;
 use super::error::Result;
+use super::memory::try_reserve;
 use super::problem::HeadsView;
 use super::score_tile::{ScoreTile, Tokens};
-use super::size::try_reserve;
 
 /// The values of a task with zeros in place of what is not finite.
 pub(super) struct FiniteValues<T> {

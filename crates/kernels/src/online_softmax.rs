@@ -128,7 +128,8 @@ fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>, row: &mut
 }
 
 /// Applies the mask to the scores of query `i`, and sets those with hidden keys to -inf. `row` holds the scores with
-/// the keys of the tile. `products` with embeddings of distances are those of a row of a query block, with their factor.
+/// the keys of the tile. `products` with embeddings of distances are those of a row of a query block, with their
+/// factor.
 #[inline(always)]
 fn apply_mask<S: Simd>(
     s: S,

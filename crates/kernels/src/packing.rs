@@ -1,14 +1,24 @@
-//! Weights of a projection, packed once for the products of one instruction set.
+//! Weights of a projection, packed once for the products of one instruction set; and back.
+//!
+//! The rows come as slices of any dtype, from one layer or from several with the same input. Nothing is concatenated or
+//! converted before: beside the panels, packing takes the memory of one row.
+//!
+//! f32 panels hold f32, f16 and bf16 weights exactly, and pairs hold bf16 weights exactly. So where weights are packed,
+//! the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A NaN stays a
+//! NaN but may become a quiet one.)
 
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use half::bf16;
 
-use super::aligned::AlignedVec;
+use super::convert::Convert;
+use super::error::{Error, Result};
 use super::isa::Isa;
-use super::isa::bf16_dot::{Bf16x2, place_in_blocks};
+use super::isa::bf16_dot::{Bf16x2, bf16x2, place_in_blocks};
+use super::memory::{AlignedVec, element_count, try_reserve};
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
 ///
@@ -30,8 +40,8 @@ pub struct PackedWeights {
 #[derive(Clone)]
 pub(super) enum Panels {
     F32(SharedPanels<f32>),
-    /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by 16
-    /// output features.
+    /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by
+    /// 16 output features.
     Bf16(SharedPanels<Bf16x2>),
 }
 
@@ -70,8 +80,8 @@ impl<T: Pod> Deref for SharedPanels<T> {
 }
 
 /// Where a panel holds `term`, an input feature or a pair of them, of its output feature `column`: in rows of
-/// `panel_width`, one for each term, or in `blocks` of 16 terms by 16 outputs. Packing and unpacking know the order inside
-/// a panel from here only.
+/// `panel_width`, one for each term, or in `blocks` of 16 terms by 16 outputs. Packing and unpacking know the order
+/// inside a panel from here only.
 #[inline(always)]
 pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_width: usize) -> usize {
     match blocks {
@@ -116,5 +126,205 @@ impl PackedWeights {
 impl fmt::Debug for PackedWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PackedWeights({} x {}, {})", self.out_features, self.in_features, self.isa.name())
+    }
+}
+
+/// Panels that are being filled.
+pub struct Packer {
+    isa: Isa,
+    in_features: usize,
+    out_features: usize,
+    panel_width: usize,
+    /// Input features of an output feature, or pairs of them.
+    terms: usize,
+    /// Whether panels are made of blocks.
+    blocks: bool,
+    panels: Memory,
+    bias: AlignedVec<f32>,
+    /// Output features that have been packed.
+    packed: usize,
+    /// One row in f32.
+    row: AlignedVec<f32>,
+}
+
+enum Memory {
+    F32(AlignedVec<f32>),
+    Bf16(AlignedVec<Bf16x2>),
+}
+
+impl Packer {
+    /// Makes room for weights `(out_features, in_features)`.
+    ///
+    /// If the weights `are_bf16` and there are instructions for bf16 products, inputs will be rounded to bf16 and sums
+    /// are f32. Otherwise everything is f32.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub fn new(isa: Isa, are_bf16: bool, out_features: usize, in_features: usize) -> Result<Self> {
+        element_count("a weight", &[out_features, in_features])?;
+        let bf16 = are_bf16 && isa.has_bf16_dot();
+        let (panel_width, terms, blocks) = match bf16 {
+            true => {
+                let tiles = isa.bf16_tiles();
+                (tiles.columns, in_features.div_ceil(2).next_multiple_of(tiles.pair_step), tiles.blocks)
+            }
+            false => (isa.tile_columns(), in_features, false),
+        };
+        let outputs = whole_panels(out_features, panel_width)?;
+        let panels = match bf16 {
+            true => Memory::Bf16(zeros(&[outputs, terms])?),
+            false => Memory::F32(zeros(&[outputs, terms])?),
+        };
+        let (bias, row) = (zeros(&[outputs])?, zeros(&[in_features])?);
+        Ok(Self { isa, in_features, out_features, panel_width, terms, blocks, panels, bias, packed: 0, row })
+    }
+
+    /// [`push`](Self::push) for one dtype.
+    pub(crate) fn push_elements<T: Convert>(
+        &mut self,
+        outputs: usize,
+        weight: &[T],
+        bias: Option<&[f32]>,
+    ) -> Result<()> {
+        if weight.len() != element_count("a weight", &[outputs, self.in_features])? {
+            return Err(Error::shape("a weight", &[weight.len()], format!("{outputs} × {}", self.in_features)));
+        }
+        if outputs > self.out_features - self.packed {
+            return Err(Error::value(
+                "the number of output features",
+                self.packed + outputs,
+                format!("{}", self.out_features),
+            ));
+        }
+        if let Some(bias) = bias {
+            if bias.len() != outputs {
+                return Err(Error::shape("a bias", &[bias.len()], format!("[{outputs}]")));
+            }
+            self.bias[self.packed..][..outputs].copy_from_slice(bias);
+        }
+        let (width, size) = (self.panel_width, self.panel_width * self.terms);
+        for (feature, row) in (self.packed..).zip(weight.chunks_exact(self.in_features.max(1))) {
+            let row = T::as_f32(row, &mut self.row);
+            let (from, column) = (feature / width * size, feature % width);
+            match &mut self.panels {
+                Memory::F32(panels) => {
+                    let panel = &mut panels[from..][..size];
+                    for (term, weight) in row.iter().enumerate() {
+                        panel[place_in_panel(self.blocks, term, column, width)] = *weight;
+                    }
+                }
+                Memory::Bf16(panels) => {
+                    let panel = &mut panels[from..][..size];
+                    for (term, pair) in row.chunks(2).enumerate() {
+                        let second = pair.get(1).copied().unwrap_or(0.0);
+                        panel[place_in_panel(self.blocks, term, column, width)] = bf16x2(pair[0], second);
+                    }
+                }
+            }
+        }
+        self.packed += outputs;
+        Ok(())
+    }
+
+    /// The packed weights.
+    ///
+    /// # Errors
+    /// Output features are missing.
+    pub fn finish(self) -> Result<PackedWeights> {
+        if self.packed != self.out_features {
+            return Err(Error::value("the number of output features", self.packed, format!("{}", self.out_features)));
+        }
+        let panels = match self.panels {
+            Memory::F32(panels) => Panels::F32(SharedPanels::new(panels)),
+            Memory::Bf16(panels) => Panels::Bf16(SharedPanels::new(panels)),
+        };
+        let Self { isa, in_features, out_features, panel_width, bias, .. } = self;
+        Ok(PackedWeights { isa, in_features, out_features, panel_width, panels, bias })
+    }
+}
+
+/// Output features with those that fill the last panel.
+fn whole_panels(out_features: usize, panel_width: usize) -> Result<usize> {
+    let wraps =
+        || Error::value("the number of output features", out_features, "one that can be padded to whole panels");
+    out_features.checked_next_multiple_of(panel_width).ok_or_else(wraps)
+}
+
+fn zeros<T: bytemuck::Pod>(dims: &[usize]) -> Result<AlignedVec<T>> {
+    AlignedVec::zeros("packed weights", element_count("packed weights", dims)?)
+}
+
+impl PackedWeights {
+    /// [`unpack`](Self::unpack) for one dtype.
+    pub(crate) fn unpack_elements<T: Convert>(&self, outputs: Range<usize>) -> Result<Vec<T>> {
+        let size = element_count("a weight", &[outputs.len(), self.in_features])?;
+        let mut weights = Vec::<T>::new();
+        try_reserve("a weight", &mut weights, size)?;
+        let mut row = vec![0.0; self.in_features];
+        let unpacked = &mut weights.spare_capacity_mut()[..size];
+        for (output, to) in outputs.zip(unpacked.chunks_exact_mut(self.in_features.max(1))) {
+            self.unpack_row(output, &mut row);
+            T::downcast(&row, to);
+        }
+        // SAFETY: there are `size` values: as many rows as outputs, each written by `downcast` in its whole length.
+        unsafe { weights.set_len(size) };
+        Ok(weights)
+    }
+
+    /// The bias of a range of outputs.
+    ///
+    /// # Panics
+    /// If there are fewer outputs.
+    pub fn bias(&self, outputs: Range<usize>) -> &[f32] {
+        &self.bias[outputs]
+    }
+
+    /// The outputs in a range as weights of their own, in the same memory, and the number of outputs before the range
+    /// that they have too: those at the beginning of its first panel.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    ///
+    /// # Panics
+    /// If there are fewer outputs.
+    pub fn outputs(&self, outputs: Range<usize>) -> Result<(Self, usize)> {
+        let (width, panels) = (self.panel_width, self.panels());
+        let (first, last) = (outputs.start / width, outputs.end.div_ceil(width));
+        let memory = match &self.panels {
+            Panels::F32(memory) => Panels::F32(memory.panels(first, last, panels)),
+            Panels::Bf16(memory) => Panels::Bf16(memory.panels(first, last, panels)),
+        };
+        let part = Self {
+            out_features: outputs.end - first * width,
+            panels: memory,
+            bias: AlignedVec::copy_of("a bias", &self.bias[first * width..last * width])?,
+            ..*self
+        };
+        Ok((part, outputs.start - first * width))
+    }
+
+    fn panels(&self) -> usize {
+        self.bias.len() / self.panel_width
+    }
+
+    fn unpack_row(&self, output: usize, row: &mut [f32]) {
+        let width = self.panel_width;
+        let (index, column, panels) = (output / width, output % width, self.panels());
+        match &self.panels {
+            Panels::F32(memory) => {
+                let panel = memory.panel(index, panels);
+                for (term, weight) in row.iter_mut().enumerate() {
+                    *weight = panel[place_in_panel(false, term, column, width)];
+                }
+            }
+            Panels::Bf16(memory) => {
+                let (panel, blocks) = (memory.panel(index, panels), self.isa.bf16_tiles().blocks);
+                for (term, weights) in row.chunks_mut(2).enumerate() {
+                    let pair = panel[place_in_panel(blocks, term, column, width)];
+                    let halves = [pair as u16, (pair >> 16) as u16];
+                    weights.iter_mut().zip(halves).for_each(|(weight, half)| *weight = bf16::from_bits(half).to_f32());
+                }
+            }
+        }
     }
 }

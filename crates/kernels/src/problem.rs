@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::error::{Error, Result};
-use super::mask::Mask;
-use super::size::element_count;
-use super::strided::check_view;
+use super::mask::{Mask, check_view};
+use super::memory::element_count;
 
 /// One call of the attention kernel.
 ///
@@ -151,7 +150,8 @@ pub enum Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Checks that the sequences of a ragged batch follow each other from token 0 on, and that there are keys to append.
+    /// Checks that the sequences of a ragged batch follow each other from token 0 on, and that there are keys to
+    /// append.
     fn check(&self, appended: usize) -> Result<()> {
         let Some(offsets) = self.offsets() else { return Ok(()) };
         if appended > 0 {

@@ -72,8 +72,8 @@ pub(super) trait ScoreTile: Copy {
     /// Splits `scale` into a factor on the queries and a factor on the scores.
     fn split_scale(scale: f32) -> (f32, f32);
 
-    /// Packs keys into panels of `PANEL`; the last panel is zero-padded. `buffer` has room for as many tokens as a vector
-    /// has lanes, and two more.
+    /// Packs keys into panels of `PANEL`; the last panel is zero-padded. `buffer` has room for as many tokens as a
+    /// vector has lanes, and two more.
     fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]);
     /// Packs values, each zero-padded to `width_v`. `buffer` has room for two tokens.
     fn pack_values<T: Convert>(self, values: Tokens<T>, width_v: usize, buffer: &mut [f32], to: &mut [f32]);

@@ -1,8 +1,8 @@
 //! A team of threads that stays awake for the length of one forward pass.
 //!
-//! A forward pass of a short text is some thirty products of 10 to 100 µs each. A thread pool that wakes its threads for
-//! each of them and lets them sleep in between costs more than a second thread brings. Here the threads of rayon's pool
-//! are asked once, and then look for work until the pass is over.
+//! A forward pass of a short text is some thirty products of 10 to 100 µs each. A thread pool that wakes its threads
+//! for each of them and lets them sleep in between costs more than a second thread brings. Here the threads of rayon's
+//! pool are asked once, and then look for work until the pass is over.
 //!
 //! The *leader* is the thread that runs the pass. Whatever it can share it divides into items, numbered from 0, each
 //! member of the team having its own range of them. Members take items from their own range first, then from those of
@@ -11,12 +11,12 @@
 //! and never blocks a pass. And all teams of a process together leave one thread of the pool to others.
 
 use std::any::Any;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::Result;
-use super::shared_out::SharedOut;
 
 /// Multiply-adds below which waking other threads costs more than they bring.
 const MIN_WORK: usize = 1 << 22;
@@ -170,8 +170,8 @@ impl Drop for Place {
     }
 }
 
-/// Members that look for work until it is dropped, even by a panic. Their places are free at once: the next pass does not
-/// wait until they have noticed.
+/// Members that look for work until it is dropped, even by a panic. Their places are free at once: the next pass does
+/// not wait until they have noticed.
 struct Awake {
     shared: Arc<Shared>,
     _places: Vec<Place>,
@@ -213,8 +213,8 @@ impl Team<'_> {
     /// The calling thread alone.
     pub const ALONE: Self = Self { shared: None };
 
-    /// Calls `pass` with a team of all threads of rayon's pool that are in no other team, or with the calling thread alone if
-    /// a pass of this many multiply-adds is too short for more.
+    /// Calls `pass` with a team of all threads of rayon's pool that are in no other team, or with the calling thread
+    /// alone if a pass of this many multiply-adds is too short for more.
     pub fn with<R>(multiply_adds: usize, pass: impl FnOnce(Team) -> R) -> R {
         match Awake::new(multiply_adds) {
             Some(awake) => pass(Team { shared: Some(&awake.shared) }),
@@ -248,7 +248,8 @@ impl Team<'_> {
         error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Calls `run` with the number and the elements of each chunk of `step` elements of `xs`; the last one may be shorter.
+    /// Calls `run` with the number and the elements of each chunk of `step` elements of `xs`; the last one may be
+    /// shorter.
     ///
     /// # Errors
     /// The first error of a chunk; chunks that have not begun by then are left out.
@@ -266,6 +267,40 @@ impl Team<'_> {
             let chunk = unsafe { std::slice::from_raw_parts_mut(xs.start().add(from), to - from) };
             run(i, chunk)
         })
+    }
+}
+
+/// The start of an output. Copies of it go to all threads.
+pub(super) struct SharedOut<T>(pub *mut T);
+
+impl<T> Clone for SharedOut<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedOut<T> {}
+
+// SAFETY: the pointer is used by `part` and by kernels only, whose callers promise that no two threads write one
+// element and that the memory outlives the threads' work.
+unsafe impl<T: Send> Send for SharedOut<T> {}
+// SAFETY: for the same reason.
+unsafe impl<T: Send> Sync for SharedOut<T> {}
+
+impl<T> SharedOut<T> {
+    /// The start. A method, because a closure that names the field captures only the pointer, which no thread may
+    /// share.
+    pub(super) fn start(self) -> *mut T {
+        self.0
+    }
+
+    /// The elements `start .. start + count`. They need not be initialized.
+    ///
+    /// # Safety
+    /// They are allocated, and nobody else uses them while the result lives.
+    pub(super) unsafe fn part<'a>(self, start: usize, count: usize) -> &'a mut [MaybeUninit<T>] {
+        // SAFETY: the caller promises it.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start).cast(), count) }
     }
 }
 

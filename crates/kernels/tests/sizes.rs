@@ -7,7 +7,7 @@ use candle_attention_kernels::{
 
 use super::support::reference::{Sizes, problem, qkv};
 use super::{Random, isas, on_threads};
-use crate::scratch::{MAX_KEPT_BYTES, kept_bytes};
+use crate::memory::{MAX_KEPT_BYTES, kept_bytes};
 
 const SIZES: Sizes = Sizes { b: 1, s_q: 4, s_kv: 4, appended: 0, h: 2, h_kv: 2, d: 4, d_v: 4 };
 /// So many of anything exceed memory; times 128 it wraps around to 128 in 64 bits.

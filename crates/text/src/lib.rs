@@ -58,6 +58,7 @@
 mod default_dtype;
 mod families;
 mod folder;
+mod hash;
 mod heads;
 mod hub;
 mod kind;
@@ -89,7 +90,6 @@ pub use default_dtype::default_dtype;
 pub use heads::classifier::{SequenceClassifier, SequenceHead};
 pub use heads::head_model::HeadModel;
 pub use heads::masked_lm::{MaskedHead, MaskedLm};
-pub use heads::pooling::{Pooling, PoolingMode};
 pub use heads::task_head::TaskHead;
 pub use heads::token_classifier::{TokenClassificationHead, TokenHead};
 pub use hub::locate_model;
@@ -100,17 +100,18 @@ pub use m3::{M3Embedding, M3Encoder};
 pub use model::bert::BertModel;
 pub use model::config::BertConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
+pub use model::pooling::{Pooling, PoolingMode};
 pub use model_files::ModelFiles;
 pub use multi_vector::MultiVectorEncoder;
 pub use pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead};
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
+pub use sentence::encode::EncodeIter;
 pub use sentence::fingerprint::fingerprint;
 pub use sentence::quantize::{
     Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
 };
 pub use sentence::similarity::SimilarityFunction;
-pub use sentence::stream::EncodeIter;
 pub use sparse::SparseEncoder;
 pub use sparse::vector::SparseVector;
 #[cfg(feature = "visualize")]
@@ -118,7 +119,7 @@ pub use text::attention_maps::MapOptions;
 pub use text::cross_encoder::{CrossEncoder, Ranked};
 pub use text::entities::{Aggregation, Entity};
 pub use text::fill_mask::{FillMask, MaskPrediction};
-pub use text::options::EncodeOptions;
+pub use text::options::{EncodeOptions, Task};
 pub use text::text_classifier::{Label, TextClassifier};
 pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;

@@ -8,12 +8,12 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::folder::{ModelFolder, TokenizerConfig, constructors, modules, transformer_of};
-use crate::heads::pooling::l2_normalize;
 use crate::model::bert::BertModel;
 use crate::model::feed_forward::load_linear;
 use crate::model::hidden_states::first_not_finite;
+use crate::model::pooling::l2_normalize;
 use crate::sparse::vector::SparseVector;
-use crate::text::batches::TextBatcher;
+use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::options::{EncodeOptions, without_embeddings};
 use crate::text::tokenizer::{Text, Tokens};
 
@@ -77,8 +77,8 @@ impl M3Encoder {
         let stated = TokenizerConfig::load(folder, &transformer)?;
         let mut weightless = vec![config.pad_token_id];
         weightless.extend(tokenizer.unknown(stated.unk_token()));
-        for (tokens, places) in tokenizer.encode_with_places(&[Text::One("a")])? {
-            let special = tokens.ids.into_iter().zip(places).filter(|(_, place)| place.special);
+        for tokens in tokenizer.with_places().encode(&[Text::One("a")], "")? {
+            let special = tokens.ids.into_iter().zip(tokens.places).filter(|(_, place)| place.special);
             weightless.extend(special.map(|(id, _)| id));
         }
         Ok(Self { model, batcher, sparse, colbert, weightless })
@@ -96,10 +96,15 @@ impl M3Encoder {
     /// [`Error::NotFinite`] for the first text with an embedding that is not finite.
     pub fn encode_all(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<M3Embedding>> {
         without_embeddings(options)?;
-        let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let all = self.batcher.run(&self.model, &inputs, "", options, |batch, hidden| {
-            batch.iter().enumerate().map(|(i, tokens)| self.embed(tokens, &hidden.text(i)?)).collect()
-        })?;
+        let mut all = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches(&self.model, texts, "", options)? {
+            let batch = batch?;
+            let hidden = self.batcher.hidden(&self.model, &batch.tokens)?;
+            for (i, (text, tokens)) in batch.texts.iter().zip(&batch.tokens).enumerate() {
+                all.push((*text, self.embed(tokens, &hidden.text(i)?)?));
+            }
+        }
+        let all = in_text_order(all);
         for (embedding, text) in all.iter().zip(texts) {
             let is_finite = embedding.sparse.values.iter().all(|value| value.is_finite());
             let dense = embedding.dense.unsqueeze(0)?;

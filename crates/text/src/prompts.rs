@@ -1,4 +1,4 @@
-//! Prompts: what a model puts before texts, and before queries and documents in a search.
+//! Prompts: the texts that a model puts before its input, such as one before queries and another before documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,42 +6,10 @@ use std::fmt;
 use candle_attention::{Error, Result};
 
 use crate::folder::ModelFolder;
-use crate::text::options::EncodeOptions;
+use crate::text::options::{EncodeOptions, Task};
 
 /// The longest prompt, in bytes: it is tokenized with each text. Published ones have up to 500.
 const MAX_PROMPT_BYTES: usize = 1 << 14;
-
-/// What a text is for in a search.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Task {
-    /// It searches.
-    Query,
-    /// It is searched.
-    Document,
-}
-
-impl Task {
-    /// The name that prompts and routes of a model have.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Query => "query",
-            Self::Document => "document",
-        }
-    }
-
-    /// The task that the options name, if they name one.
-    ///
-    /// # Errors
-    /// If it is another than these.
-    pub fn of(options: &EncodeOptions) -> Result<Option<Self>> {
-        match options.task {
-            None => Ok(None),
-            Some("query") => Ok(Some(Self::Query)),
-            Some("document") => Ok(Some(Self::Document)),
-            Some(other) => Err(Error::value("task", other, "query or document")),
-        }
-    }
-}
 
 /// The prompts that `config_sentence_transformers.json` states.
 #[derive(Clone, Default)]
@@ -118,19 +86,20 @@ impl Prompts {
         }
     }
 
-    /// What is put before each text of a call: the prompt of the options, or that which they name, or else that of the task,
-    /// or, without a task, the default one.
+    /// The text before each text of a call: the prompt of the options, or the one that they name, or else that of the
+    /// task, or, without a task, the default one.
     ///
     /// # Errors
     /// If no prompt has the name.
-    pub fn of<'a>(&'a self, options: &EncodeOptions<'a>, task: Option<Task>) -> Result<&'a str> {
+    pub fn of<'a>(&'a self, options: &EncodeOptions<'a>, task: Option<Task<'a>>) -> Result<&'a str> {
         match options.prompt {
             Some(prompt) => Ok(prompt),
             None => self.named(options.prompt_name.or(task.map(Task::name))),
         }
     }
 
-    /// What a reranker puts before its queries: the prompt of the options, or that which they name, or the default one.
+    /// The text that a reranker puts before its queries: the prompt of the options, or the one that they name, or the
+    /// default one.
     ///
     /// # Errors
     /// If no prompt is stated under the name.

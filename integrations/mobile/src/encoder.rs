@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_attention_text::{self, ModelFiles};
+use candle_attention_text::{self as encoder, ModelFiles};
 use candle_core::{Device, Tensor};
 
 use crate::cancellation::Cancellation;

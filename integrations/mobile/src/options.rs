@@ -1,6 +1,6 @@
 //! How texts are encoded.
 
-use candle_attention_text;
+use candle_attention_text as encoder;
 
 /// How texts are encoded; the names are those of sentence-transformers.
 #[derive(Debug, Clone, uniffi::Record)]
@@ -50,7 +50,7 @@ impl EncodeOptions {
             .with_normalize_embeddings(self.normalize_embeddings);
         options.prompt_name = self.prompt_name.as_deref();
         options.prompt = self.prompt.as_deref();
-        options.task = self.task.as_deref();
+        options.task = self.task.as_deref().map(encoder::Task::from);
         options.truncate_dim = self.truncate_dim.map(|size| size as usize);
         options.max_length = self.max_length.map(|length| length as usize);
         options

@@ -1,7 +1,7 @@
 //! The options of a call, as a dictionary from Python.
 
 use candle_attention::Result;
-use candle_attention_text::EncodeOptions;
+use candle_attention_text::{EncodeOptions, Task};
 use pyo3::FromPyObject;
 
 use crate::threads::Watch;
@@ -27,7 +27,7 @@ impl Options {
             .with_normalize_embeddings(self.normalize_embeddings)
             .with_is_cancelled(&is_cancelled)
             .with_on_progress(&on_progress);
-        (options.prompt, options.task) = (self.prompt.as_deref(), self.task.as_deref());
+        (options.prompt, options.task) = (self.prompt.as_deref(), self.task.as_deref().map(Task::from));
         (options.max_length, options.truncate_dim) = (self.max_length, self.truncate_dim);
         work(&options)
     }

@@ -1,6 +1,6 @@
 //! The options of a call.
 
-use candle_attention_text::EncodeOptions;
+use candle_attention_text::{EncodeOptions, Task};
 use js_sys::{Array, Number, Object};
 use wasm_bindgen::{JsCast, JsError, JsValue};
 
@@ -65,7 +65,7 @@ impl Options {
         options.normalize_embeddings = self.normalize_embeddings;
         options.prompt = self.prompt.as_deref();
         options.prompt_name = self.prompt_name.as_deref();
-        options.task = self.task.as_deref();
+        options.task = self.task.as_deref().map(Task::from);
         options.truncate_dim = self.truncate_dim;
         options
     }

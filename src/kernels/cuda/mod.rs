@@ -15,15 +15,11 @@
 
 #[cfg(feature = "cuda")]
 mod compile;
-#[cfg(any(test, feature = "cuda"))]
-mod count;
 mod device;
 #[cfg(feature = "cuda")]
 mod launch;
 #[cfg(any(test, feature = "cuda"))]
 mod launch_size;
-#[cfg(any(test, feature = "cuda"))]
-mod params;
 #[cfg(any(test, feature = "cuda"))]
 mod rowwise;
 #[cfg(test)]
@@ -33,20 +29,20 @@ mod upload;
 #[cfg(any(test, feature = "cuda"))]
 mod variant;
 
-#[cfg(any(test, feature = "cuda"))]
-pub(crate) use count::{to_i32, to_i32_positions};
 pub(crate) use device::Gpu;
 #[cfg(feature = "cuda")]
 pub(crate) use device::{capturing, gpu};
 #[cfg(feature = "cuda")]
 pub(crate) use launch_size::LaunchSize;
 #[cfg(any(test, feature = "cuda"))]
-pub(crate) use params::AttentionParams;
-#[cfg(feature = "cuda")]
-pub(crate) use params::vectorizable;
+pub(crate) use launch_size::{to_i32, to_i32_positions};
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use rowwise::{ActivationParams, NormParams, RotaryParams, RowStrides, Rowwise};
 #[cfg(feature = "cuda")]
 pub(crate) use upload::Uploads;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) use variant::AttentionParams;
+#[cfg(feature = "cuda")]
+pub(crate) use variant::vectorizable;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use variant::{Features, ProblemShape, Variant};

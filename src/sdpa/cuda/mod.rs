@@ -10,7 +10,7 @@ use arguments::Arguments;
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::sdpa::unsupported::{first_reason, no_fused_kernel};
+use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 /// Why the kernels cannot run a call; `None` if they can.

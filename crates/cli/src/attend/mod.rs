@@ -66,9 +66,12 @@ pub struct Attend {
     /// The safetensors file with the input tensors
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
-    /// The safetensors file to write; only a file that this command wrote is replaced
+    /// The safetensors file to write; a file that this command wrote before is replaced
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
+    /// Replace any file at --output [default: a file that this command did not write is an error]
+    #[arg(long)]
+    force: bool,
     /// Also write the attention weights [default: the output alone]
     #[arg(long)]
     weights: bool,
@@ -95,9 +98,7 @@ impl Command for Attend {
 fn attend(arguments: &Attend) -> Result<()> {
     let path = locate(&arguments.checkpoint)?;
     let config = config_file(arguments, &path)?;
-    let mut read = vec![path.as_path(), &arguments.input];
-    read.extend(config.as_deref());
-    let output = Output::new(&arguments.output, Kind::Tensors("candle-attention attend 1"), &read)?;
+    let output = Output::new(&arguments.output, Kind::Tensors("candle-attention attend 1"), arguments.force)?;
     let inputs = Inputs::read(&arguments.input, arguments.dtype, &arguments.device)?;
     let checkpoint = Checkpoint::open(&path)?;
     let (layer, layout) = load(arguments, config.as_deref(), &checkpoint)?;

@@ -39,7 +39,7 @@ impl Adaptation {
             return Ok(options.with_adapter(NAME));
         }
         Ok(match &self.task {
-            Some(task) => options.with_task(task),
+            Some(task) => options.with_task(task.as_str().into()),
             None => options,
         })
     }

@@ -56,6 +56,9 @@ pub struct Encode {
     /// standard output, in NumPy's format, as are devices and pipes without such a name
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "pairs"])]
     output: Option<PathBuf>,
+    /// Replace any file at --output [default: a file of another kind is an error]
+    #[arg(long, requires = "output")]
+    force: bool,
     /// Print for each text the nearest line of this file, and their similarity
     #[arg(long, value_name = "FILE", conflicts_with = "pairs")]
     against: Option<PathBuf>,
@@ -66,9 +69,8 @@ pub struct Encode {
 
 impl Command for Encode {
     fn run(self) -> Result<()> {
-        let inputs: Vec<&Path> = self.file.as_deref().into_iter().collect();
         self.outputs.check(self.json || self.output.is_some())?;
-        let output = self.output.as_deref().map(|path| output(path, &inputs)).transpose()?;
+        let output = self.output.as_deref().map(|path| output(path, self.force)).transpose()?;
         if let Some(output) = &output {
             write::check(output, self.outputs.precision)?;
         }
@@ -136,7 +138,7 @@ fn pairs<'a>(path: &Path, text: &'a str) -> Result<Vec<(&'a str, &'a str)>> {
 }
 
 /// The file to write, whose format is that of its name; NumPy's for a stream without one.
-fn output(path: &Path, inputs: &[&Path]) -> Result<Output> {
+fn output(path: &Path, force: bool) -> Result<Output> {
     let is_stream = path.as_os_str() == "-" || path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir());
     let kind = match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => Kind::Tensors("candle-attention embeddings 1"),
@@ -144,5 +146,5 @@ fn output(path: &Path, inputs: &[&Path]) -> Result<Output> {
         _ if is_stream => Kind::Npy,
         _ => return Err(about(path, &"expected a name that ends in .npy or .safetensors").into()),
     };
-    Output::new(path, kind, inputs)
+    Output::new(path, kind, force)
 }

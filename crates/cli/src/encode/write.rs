@@ -6,7 +6,7 @@ use std::io::Write;
 use candle_attention_text::{Precision, QuantizedEmbeddings, QuantizedValues};
 use candle_core::{Device, Tensor};
 
-use super::super::shared::output::{Kind, NPY_MARK, Output};
+use super::super::shared::output::{Kind, Output};
 use super::super::shared::{Result, about, print};
 
 /// Whether the file has numbers of the precision.
@@ -53,8 +53,8 @@ fn npy(matrix: &QuantizedEmbeddings) -> Result<Vec<u8>> {
     let dictionary = format!("{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
     // After the magic string, two bytes of version and two of the length; it ends in a line break.
     let before = b"\x93NUMPY\x01\x00".len() + 2;
-    let least = before + dictionary.len() + NPY_MARK + 1;
-    let padding = least.next_multiple_of(ALIGNMENT) - least + NPY_MARK;
+    let least = before + dictionary.len() + 1;
+    let padding = least.next_multiple_of(ALIGNMENT) - least;
     let header = format!("{dictionary}{}\n", " ".repeat(padding));
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     bytes.extend((header.len() as u16).to_le_bytes());

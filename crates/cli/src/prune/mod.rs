@@ -15,10 +15,10 @@ use plotters::prelude::SeriesLabelPosition;
 use rows::{Row, Texts};
 
 use super::shared::model::{Batches, Model};
-use super::shared::output::{Kind, Output};
+use super::shared::output::{Kind, Output, check_new_folder, is_inside};
 use super::shared::plot::{self, Chart, Line};
 use super::shared::program::Command;
-use super::shared::{Result, about, output_folder, print, read};
+use super::shared::{Result, about, print, read};
 
 /// Rank the attention heads of a sentence encoder by their importance on your texts, and prune the least important.
 ///
@@ -66,6 +66,9 @@ pub struct Prune {
     /// Draw quality and time against the share of pruned heads, as SVG [default: nothing is drawn]
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Let --plot replace a file that is no SVG picture [default: such a file is an error]
+    #[arg(long, requires = "plot")]
+    force: bool,
     /// Read at most this many texts
     #[arg(long, default_value_t = 400)]
     limit: usize,
@@ -115,9 +118,9 @@ fn prune(arguments: &Prune) -> Result<()> {
     if let Some(share) = arguments.share.filter(|share| !(0.0..=1.0).contains(share)) {
         return Err(format!("--share is {share}, expected 0 to 1").into());
     }
-    let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, &[&arguments.file])).transpose()?;
+    let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, arguments.force)).transpose()?;
     if let Some(output) = &arguments.output {
-        output_folder::check_new(output)?;
+        check_new_folder(output)?;
     }
     if arguments.limit < 2 {
         return Err(format!("--limit is {}, expected at least 2 texts", arguments.limit).into());
@@ -131,7 +134,7 @@ fn prune(arguments: &Prune) -> Result<()> {
         );
     }
     if let (Some(folder), Some(output)) = (&folder, &arguments.output)
-        && output_folder::is_inside(output, folder)
+        && is_inside(output, folder)
     {
         let reason = format!("cannot be written into {}, the model that is pruned", folder.display());
         return Err(about(output, &reason).into());
@@ -209,5 +212,5 @@ fn draw(rows: &[Row], output: &Output) -> Result<()> {
         legend: SeriesLabelPosition::LowerLeft,
         lines: lines.into_iter().filter(|line| !line.points.is_empty()).collect(),
     };
-    output.write(&output.marked(&plot::svg(&[chart], 400)?))
+    output.write(plot::svg(&[chart], 400)?.as_bytes())
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cache::Cache;
 use candle_attention_text::search::Index;
-use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, Task, fingerprint};
 use candle_core::{DType, Device};
 use clap::Parser;
 use hits::{Searched, Wanted, hits};
@@ -144,7 +144,7 @@ impl Search {
     /// Everything that the vectors depend on beside the texts.
     fn model_key(&self, folder: Option<&Path>, options: &EncodeOptions) -> Result<String> {
         let content = folder.map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
-        let prompt = options.prompt_name.or(options.task);
+        let prompt = options.prompt_name.or(options.task.map(Task::name));
         Ok(format!("{content} {:?} {prompt:?} {:?}", self.model.dtype(), options.max_length))
     }
 

@@ -7,7 +7,6 @@ pub mod device;
 pub mod head_model;
 pub mod model;
 pub mod output;
-pub mod output_folder;
 #[cfg(feature = "program")]
 pub mod plot;
 pub mod print;

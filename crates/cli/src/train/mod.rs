@@ -56,6 +56,9 @@ pub struct Train {
     /// Draw the losses and the measurements on held-back texts as SVG, anew at each save [default: no picture]
     #[arg(long, value_name = "FILE", requires = "text")]
     plot: Option<PathBuf>,
+    /// Let --plot replace a file that is no SVG picture [default: such a file is an error]
+    #[arg(long, requires = "plot")]
+    force: bool,
     /// Train static embeddings instead: one vector per token, averaged; they are measured, not written
     #[arg(long = "static", requires = "teacher")]
     static_vectors: bool,
@@ -175,8 +178,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     let config = arguments.config();
     config.validate()?;
     let run_folder = places::run_folder(&arguments.output, arguments.run.as_deref())?;
-    let inputs: Vec<&Path> = [Some(text), arguments.eval.as_deref()].into_iter().flatten().collect();
-    let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, &inputs)).transpose()?;
+    let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, arguments.force)).transpose()?;
     if !arguments.static_vectors {
         places::check_output(&arguments.output, &run_folder, teacher_folder, arguments.plot.as_deref())?;
     }

@@ -3,8 +3,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
-use super::super::shared::output::without_path;
-use super::super::shared::output_folder::{self, is_inside};
+use super::super::shared::output::{check_folder, check_parent, is_inside};
 use super::super::shared::{Result, about};
 
 /// The name of the lock in the folder of a run.
@@ -27,33 +26,28 @@ pub fn run_folder(output: &Path, given: Option<&Path>) -> Result<PathBuf> {
 
 /// Checks that the folder of the run may and can be written.
 pub fn check_run(run: &Path, teacher: Option<&Path>) -> Result<()> {
-    if let Some(teacher) = teacher
-        && is_inside(run, teacher)
-    {
-        return Err(about(run, &format!("the run cannot be in {}, the teacher", teacher.display())).into());
+    let wrong = |reason: String| Err(about(run, &reason).into());
+    if let Some(teacher) = teacher.filter(|teacher| is_inside(run, teacher)) {
+        return wrong(format!("the run cannot be in {}, the teacher", teacher.display()));
     }
     let mut files = run.read_dir().into_iter().flatten();
     if files.next().is_some() && ![LOCK, SAVED].iter().any(|name| run.join(name).exists()) {
-        return Err(about(run, &"is a folder that no run made, expected a new or an empty one").into());
+        return wrong("is a folder that no run made, expected a new or an empty one".to_string());
     }
     check_writable(run)
 }
 
-/// Checks that the folder of the model can be written, and is apart from the teacher, the run and the picture. Whether this run may
-/// write to a folder that exists, `Trainer::check` knows.
+/// Checks that the folder of the model can be written, and is apart from the teacher, the run and the picture. Whether
+/// this run may write to a folder that exists, `Trainer::check` knows.
 pub fn check_output(output: &Path, run: &Path, teacher: Option<&Path>, plot: Option<&Path>) -> Result<()> {
     let wrong = |reason: String| Err(about(output, &reason).into());
-    if let Some(teacher) = teacher
-        && is_inside(output, teacher)
-    {
+    if let Some(teacher) = teacher.filter(|teacher| is_inside(output, teacher)) {
         return wrong(format!("the model cannot be written to {}, the teacher", teacher.display()));
     }
     if is_inside(run, output) {
         return wrong(format!("the folder of the run, {}, cannot be in the one of the model", run.display()));
     }
-    if let Some(plot) = plot
-        && is_inside(plot, output)
-    {
+    if let Some(plot) = plot.filter(|plot| is_inside(plot, output)) {
         return wrong(format!("the picture, {}, cannot be in the folder of the model", plot.display()));
     }
     check_writable(output)
@@ -65,12 +59,12 @@ fn check_writable(path: &Path) -> Result<()> {
         if path.is_symlink() {
             return Err(about(path, &"is a link that leads nowhere, expected a folder").into());
         }
-        return output_folder::check_parent(path);
+        return check_parent(path);
     };
     if !metadata.is_dir() {
         return Err(about(path, &"is a file, expected a folder").into());
     }
-    tempfile::tempfile_in(path).map(|_| ()).map_err(|e| about(path, &without_path(&e)).into())
+    check_folder(path, path)
 }
 
 /// The folder of a run, which no other process writes meanwhile.

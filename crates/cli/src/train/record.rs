@@ -4,9 +4,10 @@ use std::path::Path;
 
 use plotters::prelude::SeriesLabelPosition::{LowerRight, UpperRight};
 
-use super::super::shared::output::{Kind, Output};
+use super::super::shared::output::Output;
 use super::super::shared::plot::{self, Chart, Line};
 use super::super::shared::{Result, about, read};
+use candle_attention::io::write_file;
 
 /// Steps whose losses are averaged: the loss of one batch says little.
 const WINDOW: usize = 50;
@@ -84,7 +85,7 @@ impl Record {
         // A kill before the run is saved leaves the run of the save before.
         let before = std::mem::replace(&mut self.saved, step);
         self.recent.retain(|(number, _)| number + WINDOW > before);
-        Output::new(&run.join(Self::FILE), Kind::Json, &[])?.write(serde_json::to_string(self)?.as_bytes())
+        Ok(write_file(&run.join(Self::FILE), serde_json::to_string(self)?)?)
     }
 
     /// Whether there is a curve to draw.
@@ -126,6 +127,6 @@ impl Record {
             ];
             charts.push(chart("texts held back", 1.0, LowerRight, lines));
         }
-        output.write(&output.marked(&plot::svg(&charts, 300)?))
+        output.write(plot::svg(&charts, 300)?.as_bytes())
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
 
+use candle_attention::checkpoint::Checkpoint;
 use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::TensorView;
 
@@ -234,9 +235,9 @@ fn attend_destroys_nothing() {
     use crate::programs::{fails_on_a_full_disk, reader_leaves};
     let case = Case::new("d2l_torch.safetensors", "toy", &[]);
     let before = std::fs::read(case.path("in.safetensors")).unwrap();
-    fails(&mut case.command_to("in.safetensors", &["--heads", "5"]), "what this command reads");
+    fails(&mut case.command_to("in.safetensors", &["--heads", "5"]), "in.safetensors: exists and is not");
     std::os::unix::fs::symlink("in.safetensors", case.path("link.safetensors")).unwrap();
-    fails(&mut case.command_to("link.safetensors", &["--heads", "5"]), "which this command reads");
+    fails(&mut case.command_to("link.safetensors", &["--heads", "5"]), "link.safetensors: exists and is not");
     assert_eq!(std::fs::read(case.path("in.safetensors")).unwrap(), before);
 
     // A checkpoint that is not read is no output of this command either.
@@ -245,6 +246,8 @@ fn attend_destroys_nothing() {
     std::fs::write(case.path("notes.txt"), "notes").unwrap();
     fails(&mut case.command_to("notes.txt", &["--heads", "5"]), "notes.txt: exists and is not");
     fails(&mut case.command_to(".", &["--heads", "5"]), "is a folder");
+    succeeds(&mut case.command_to("notes.txt", &["--heads", "5", "--force"]));
+    assert!(Checkpoint::open(case.path("notes.txt")).unwrap().contains("output"));
 
     // A link is followed and stays; an earlier output is replaced.
     std::os::unix::fs::symlink("out.safetensors", case.path("to.safetensors")).unwrap();

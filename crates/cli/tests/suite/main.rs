@@ -8,9 +8,11 @@ mod cli;
 mod common;
 mod encode;
 mod head_programs;
+#[cfg(feature = "hub")]
 mod hub;
 #[allow(dead_code, reason = "two suites share it")]
-#[path = "../../../text/tests/suite/hub/server.rs"]
+#[cfg(feature = "hub")]
+#[path = "../../../text/tests/hub/server.rs"]
 mod hub_server;
 mod inspect_program;
 #[allow(dead_code, reason = "two suites share it")]

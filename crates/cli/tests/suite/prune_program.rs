@@ -138,7 +138,7 @@ fn prune_rejects_wrong_input_and_writes_nothing() {
     std::fs::write(folder.path("notes.txt"), "notes").unwrap();
     fails(&mut folder.prune(&["--output", "there"]), "there: exists already");
     fails(&mut folder.prune(&["--plot", "no/plot.svg"]), "no/plot.svg: its folder does not exist");
-    fails(&mut folder.prune(&["--plot", "texts.txt"]), "texts.txt: is what this command reads");
+    fails(&mut folder.prune(&["--plot", "texts.txt"]), "texts.txt: exists and is not an SVG picture");
     fails(&mut folder.prune(&["--plot", "notes.txt"]), "notes.txt: exists and is not an SVG picture");
     fails(&mut folder.prune(&["--share", "1.5"]), "--share is 1.5, expected 0 to 1");
     fails(&mut folder.prune(&["--limit", "1"]), "--limit is 1, expected at least 2 texts");

@@ -85,7 +85,7 @@ fn an_output_that_is_something_else_is_refused() {
     fails(run("model").arg("--run").arg(folder.path("file")), "file: is a file, expected a folder");
     fails(&mut run("file"), "file: is a file, expected a folder");
     fails(&mut run("file/model"), "file/model: ");
-    fails(run("model").arg("--plot").arg(folder.path("text.txt")), "what this command reads");
+    fails(run("model").arg("--plot").arg(folder.path("text.txt")), "text.txt: exists and is not an SVG picture");
     std::fs::create_dir(folder.path("empty")).unwrap();
     let mut command = run("empty");
     fails(command.arg("--plot").arg(folder.path("empty/curve.svg")), "cannot be in the folder of the model");

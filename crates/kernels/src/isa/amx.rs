@@ -144,9 +144,9 @@ const TILE_PAIRS: usize = 16;
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
 
-/// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`), which lie in memory as rows or as
-/// blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3 hold the
-/// sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
+/// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`), which lie in memory as rows or
+/// as blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3
+/// hold the sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
 ///
 /// A product is one block of assembly, because the contents of registers do not last from one block to the next.
 ///

@@ -113,7 +113,8 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> __m256 {
-        // SAFETY: the caller promises 8 indices and values at less than 2^31; `self` proves that the processor has AVX2.
+        // SAFETY: the caller promises 8 indices and values at less than 2^31; `self` proves that the processor has
+        // AVX2.
         unsafe {
             let steps = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(step as i32));
             _mm256_i32gather_ps::<4>(from, _mm256_add_epi32(_mm256_loadu_si256(indices.cast()), steps))

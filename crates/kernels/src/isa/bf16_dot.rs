@@ -26,8 +26,8 @@ pub(crate) struct Bf16Tile {
 pub(crate) enum TileLayout {
     /// Row by row. From one row to the next there are `a` pairs of A, and `b` of B.
     Rows { a: usize, b: usize },
-    /// As blocks of 16 rows by 16 pairs without gaps: those of A along its pairs, and then those of the next 16 rows; those
-    /// of B along the vectors of a tile with all of them, and then those of the next 16 pairs.
+    /// As blocks of 16 rows by 16 pairs without gaps: those of A along its pairs, and then those of the next 16 rows;
+    /// those of B along the vectors of a tile with all of them, and then those of the next 16 pairs.
     Blocks,
 }
 
@@ -64,9 +64,9 @@ pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
     /// Computes one tile of a product.
     ///
     /// # Safety
-    /// - A can be read for `MAX_ROWS` rows of `pairs` pairs, B for `pairs` rows of `16 · vectors` pairs, in the layout of
-    ///   the tile, which is one that these instructions take. Blocks of B are those of all vectors. C can be written (and
-    ///   read, to accumulate) for `MAX_ROWS` rows of `16 · vectors` values.
+    /// - A can be read for `MAX_ROWS` rows of `pairs` pairs, B for `pairs` rows of `16 · vectors` pairs, in the layout
+    ///   of the tile, which is one that these instructions take. Blocks of B are those of all vectors. C can be written
+    ///   (and read, to accumulate) for `MAX_ROWS` rows of `16 · vectors` values.
     /// - `rows` and `vectors` are from 1 to their largest; `pairs` is a multiple of `PAIR_STEP`.
     /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16).
     unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32);

@@ -50,7 +50,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// `LANES` indices can be read, the values at these places too, and each place is less than 2^31 after `from`.
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Self::V;
 
-    /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` goes to `to + c · stride + r`.
+    /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` goes to `to + c · stride +
+    /// r`.
     ///
     /// # Safety
     /// `LANES` values can be read at each of the first `LANES` pointers, and written at `LANES` places `stride` values

@@ -15,9 +15,10 @@ use super::simd::Simd;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Simd128(());
 
-/// Register tile: 4 × 1 vectors of sums are 8 registers; with one vector of B, one broadcast value of A and one product, 12
-/// of the 16 registers that engines have on x86-64 are used, and twice as many sums would not fit. 8 independent sums hide
-/// the latency of 4 cycles on two ports. Each step has 8 multiplications and 8 additions for 2 loads and 4 broadcasts.
+/// Register tile: 4 × 1 vectors of sums are 8 registers; with one vector of B, one broadcast value of A and one
+/// product, 12 of the 16 registers that engines have on x86-64 are used, and twice as many sums would not fit. 8
+/// independent sums hide the latency of 4 cycles on two ports. Each step has 8 multiplications and 8 additions for 2
+/// loads and 4 broadcasts.
 const MR: usize = 4;
 const NR: usize = 1;
 

@@ -1,4 +1,5 @@
-//! The tile registers and what the instructions do with them, as volume 2 of Intel's Software Developer's Manual has it.
+//! The tile registers and what the instructions do with them, as volume 2 of Intel's Software Developer's Manual has
+//! it.
 
 use std::arch::asm;
 

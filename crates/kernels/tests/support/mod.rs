@@ -1,5 +1,5 @@
 //! References and operands for tests of attention kernels: of those here, and of those for GPUs in the package above.
-#![allow(dead_code, reason = "each package uses a part")]
+#![allow(dead_code, unsafe_code, reason = "each package uses a part, and one of them denies `unsafe`")]
 
 pub mod hidden;
 pub mod masks;

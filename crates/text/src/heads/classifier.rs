@@ -22,27 +22,27 @@ pub type SequenceClassifier = HeadModel<SequenceHead>;
 /// The head of a [`SequenceClassifier`].
 #[derive(Clone)]
 pub struct SequenceHead {
-    reads: Reads,
+    input: HeadInput,
     first: Option<Transform>,
     last: Linear,
     labels: Vec<String>,
 }
 
-/// What of a text the head reads.
+/// The vector of a text that the head classifies.
 #[derive(Debug, Clone, Copy)]
-enum Reads {
-    First,
-    Means,
-    /// The last token with another id than the padding token, if the model has one.
-    Last {
-        padding: Option<u32>,
-    },
+enum HeadInput {
+    /// The hidden state of the first token.
+    FirstToken,
+    /// The mean of the hidden states of all tokens.
+    MeanOfTokens,
+    /// The hidden state of the last token with another id than the padding token, if the model has one.
+    LastToken { padding_id: Option<u32> },
 }
 
 impl MapTensors for SequenceHead {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let (first, last) = (self.first.map_tensors(f)?, self.last.map_tensors(f)?);
-        Ok(Self { reads: self.reads, first, last, labels: self.labels.clone() })
+        Ok(Self { input: self.input, first, last, labels: self.labels.clone() })
     }
 }
 
@@ -78,11 +78,11 @@ impl Head for SequenceHead {
             Transform::new(config, dense, names.activation, norm.transpose()?)
         };
         let head = Self {
-            reads: match names.last_token {
+            input: match names.last_token {
                 // Without an entry of the file, the model has none.
-                true => Reads::Last { padding: config.key("pad_token_id").map(|_| config.pad_token_id) },
-                false if means(config, names.pooling_key)? => Reads::Means,
-                false => Reads::First,
+                true => HeadInput::LastToken { padding_id: config.key("pad_token_id").map(|_| config.pad_token_id) },
+                false if means(config, names.pooling_key)? => HeadInput::MeanOfTokens,
+                false => HeadInput::FirstToken,
             },
             first: if names.last_token { None } else { Some(load_first()?) },
             last: Linear::new(names.last, weights, labels.len(), hidden)?,
@@ -114,20 +114,17 @@ impl SequenceClassifier {
     /// The errors of [`BertModel::forward`]; a sequence without tokens.
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
         let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
-        let ids = match self.head.reads {
-            Reads::Last { .. } => ids.to_vec2()?,
-            _ => Vec::new(),
-        };
+        let ids = if let HeadInput::LastToken { .. } = self.head.input { ids.to_vec2()? } else { Vec::new() };
         let texts: Vec<&[u32]> = ids.iter().zip(lengths).map(|(ids, length)| &ids[..ids.len().min(*length)]).collect();
         self.logits(&HiddenStates { tokens, lengths: lengths.to_vec() }, &texts)
     }
 
     /// `(b, labels)`. `ids` are the tokens of each text, which decoders look for padding.
     pub(crate) fn logits(&self, hidden: &HiddenStates, ids: &[&[u32]]) -> Result<Tensor> {
-        let xs = match self.head.reads {
-            Reads::First => hidden.first()?,
-            Reads::Means => hidden.means()?,
-            Reads::Last { padding } => hidden.tokens_at(&last_tokens(ids, padding)?)?,
+        let xs = match self.head.input {
+            HeadInput::FirstToken => hidden.first()?,
+            HeadInput::MeanOfTokens => hidden.means()?,
+            HeadInput::LastToken { padding_id } => hidden.tokens_at(&last_tokens(ids, padding_id)?)?,
         };
         let xs = xs.unsqueeze(1)?; // (b, 1, hidden)
         let dtype = compute_dtype(xs.dtype());
@@ -140,9 +137,9 @@ impl SequenceClassifier {
 }
 
 /// For each text its number and the place of its last token that does not pad; of one that only pads, the first.
-fn last_tokens(ids: &[&[u32]], padding: Option<u32>) -> Result<Vec<(usize, usize)>> {
+fn last_tokens(ids: &[&[u32]], padding_id: Option<u32>) -> Result<Vec<(usize, usize)>> {
     let place = |(text, ids): (usize, &&[u32])| match ids.is_empty() {
-        false => Ok((text, ids.iter().rposition(|id| Some(*id) != padding).unwrap_or(0))),
+        false => Ok((text, ids.iter().rposition(|id| Some(*id) != padding_id).unwrap_or(0))),
         true => Err(Error::value(format!("the number of tokens of text {text}"), 0, "at least 1")),
     };
     ids.iter().enumerate().map(place).collect()

@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
 
+use crate::hash::hash_file;
 use crate::hub::client::{Client, Fault};
 use crate::hub::options::HubOptions;
 use crate::model_files::inside;
-use candle_attention::io::{hash_file, open_regular, read_limited, write_bytes};
+use candle_attention::io::{open_regular, read_limited, write_file};
 use candle_attention::{Error, Result};
 
 /// A commit has 40 bytes; a file of a branch that is longer is none.
@@ -96,7 +97,7 @@ impl Repository {
             }
             if !self.lists(&path)? {
                 // Best effort: it spares an error offline, and the cache may be read-only.
-                let _ = create_parent(&mark).and_then(|()| write_bytes(&mark, b""));
+                let _ = create_parent(&mark).and_then(|()| write_file(&mark, b""));
                 return Ok(None);
             }
             self.lock();
@@ -120,7 +121,7 @@ impl Repository {
             return Ok(());
         }
         create_parent(&path)?;
-        write_bytes(&path, self.commit.as_bytes())
+        write_file(&path, &self.commit)
     }
 
     /// The error for a file that the model must have.

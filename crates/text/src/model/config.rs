@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer};
-use candle_attention::io::json;
+use candle_attention::io::read_json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
 use candle_attention::pruning::PrunedHeads;
@@ -129,7 +129,7 @@ impl BertConfig {
     /// If the file is missing, names an unsupported family, or lacks a key; the error holds the path.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let config: Self = json(path)?;
+        let config: Self = read_json(path)?;
         config.validate().map_err(|e| Error::file(path, e))?;
         Ok(config)
     }
@@ -254,11 +254,11 @@ impl BertConfig {
 
     /// The position of a sequence's first token.
     pub(crate) fn first_position(&self) -> usize {
-        self.uncounted().map_or(0, |pad| pad as usize + 1)
+        self.padding_id().map_or(0, |pad| pad as usize + 1)
     }
 
-    /// The id of tokens that are not counted in positions; they all have that id as their position.
-    pub(crate) fn uncounted(&self) -> Option<u32> {
+    /// The id of padding in families whose positions skip it: all of its tokens have that id as their position.
+    pub(crate) fn padding_id(&self) -> Option<u32> {
         match self.row().positions {
             AbsolutePositions::Table | AbsolutePositions::TableUnless(_) | AbsolutePositions::None => None,
             AbsolutePositions::AfterPad => Some(self.pad_token_id),

@@ -23,8 +23,8 @@ pub(crate) struct Embeddings {
     pub token_types: Option<Tensor>,
     /// The position of a sequence's first token.
     first_position: u32,
-    /// The id of tokens that are not counted and whose position is that id.
-    uncounted: Option<u32>,
+    /// The id of padding, which positions skip: its own position is that id.
+    padding_id: Option<u32>,
     max_tokens: usize,
 }
 
@@ -63,7 +63,7 @@ impl Embeddings {
                 None
             },
             first_position: config.first_position() as u32,
-            uncounted: config.uncounted(),
+            padding_id: config.padding_id(),
             max_tokens: config.max_tokens(),
         })
     }
@@ -105,11 +105,11 @@ impl Embeddings {
     /// The rows of the position table: `(1, s, width)`, or `(b, s, width)` where they depend on the ids.
     fn padded_positions(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
         let (_, s) = ids.dims2()?;
-        let Some(uncounted) = self.uncounted else {
+        let Some(padding_id) = self.padding_id else {
             return Ok(table.narrow(0, 0, s)?.unsqueeze(0)?);
         };
-        let counts = ids.ne(uncounted)?.to_dtype(DType::F32)?;
-        let positions = ((counts.cumsum(1)? * counts)? + f64::from(uncounted))?.to_dtype(DType::U32)?;
+        let counts = ids.ne(padding_id)?.to_dtype(DType::F32)?;
+        let positions = ((counts.cumsum(1)? * counts)? + f64::from(padding_id))?.to_dtype(DType::U32)?;
         lookup("positions", table, &positions)
     }
 
@@ -166,7 +166,7 @@ impl Embeddings {
         for &length in lengths {
             let mut next = self.first_position;
             positions.extend(ids.by_ref().take(length).map(|&id| {
-                if self.uncounted == Some(id) {
+                if self.padding_id == Some(id) {
                     return id;
                 }
                 next += 1;

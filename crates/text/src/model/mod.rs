@@ -2,7 +2,6 @@
 
 pub(crate) mod bert;
 pub(crate) mod block;
-mod buckets;
 pub(crate) mod config;
 mod config_keys;
 pub(crate) mod embeddings;
@@ -10,6 +9,7 @@ pub(crate) mod feed_forward;
 mod freeze;
 pub(crate) mod hidden_states;
 pub(crate) mod options;
+pub(crate) mod pooling;
 mod ragged;
 mod row_stream;
 mod share;

@@ -1,16 +1,21 @@
-//! Forward of a ragged batch: no padding, on the CPU over f32 rows, on NVIDIA GPUs over one tensor; elsewhere by buckets.
+//! Forward of sequences of unequal length: without padding, on the CPU over f32 rows, on NVIDIA GPUs over one tensor;
+//! elsewhere padded by buckets.
 
 use std::ops::Range;
 
 use candle_attention::ops::Linear;
-use candle_attention::ragged::{CHUNK_VALUES, lengths as lengths_between, offsets, share_sequences};
+use candle_attention::ragged::{
+    Bucket, CHUNK_VALUES, buckets, lengths as lengths_between, offsets, padded_places, share_sequences,
+};
 use candle_attention::tensor::{compute_dtype, element_count, zeros};
-use candle_attention::{Error, Result};
+use candle_attention::{AttentionMask, Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::bert::BertModel;
 use crate::model::block::Block;
 use crate::model::embeddings::check_ids;
+use crate::model::hidden_states::HiddenStates;
+use crate::model::pooling::Pooling;
 use crate::model::row_stream::RowStream;
 use crate::model::tensor_stream::{Batch, TensorStream};
 
@@ -48,54 +53,50 @@ impl BertModel {
         if !self.supports_rows() {
             return self.forward_ragged_tensor(ids, token_type_ids, lengths);
         }
-        let width = self.config.hidden_size;
-        let mut output = zeros("hidden states", element_count("hidden states", &[ids.len(), width])?)?;
-        let part = |sequences: &Range<usize>| (offsets[sequences.end] - offsets[sequences.start]) * width;
-        self.forward_chunks([ids, token_type_ids], &offsets, &mut output, part, |_, hidden, output| {
-            output.copy_from_slice(hidden);
-        })?;
-        Ok(Tensor::from_vec(output, (ids.len(), width), &Device::Cpu)?)
+        self.forward_rows([ids, token_type_ids], &offsets, None)
     }
 
-    /// What `reduce` makes of the hidden states `(length, hidden_size)` of each sequence: `(sequences, size)`. The hidden
-    /// states of all sequences are never in memory at a time. `None` if the model does not run on f32 rows on the CPU.
+    /// The pooled vectors of the sequences of a ragged batch, `(sequences, size)`, without the first `excluded_prefix`
+    /// tokens of each: pooled chunk by chunk, so that the hidden states of all sequences are never in memory at a time.
+    /// `None` if the model does not run on f32 rows on the CPU.
     ///
     /// # Errors
-    /// Those of [`forward_ragged`](Self::forward_ragged).
-    pub(crate) fn reduce_ragged(
+    /// The errors of [`forward_ragged`](Self::forward_ragged).
+    pub(crate) fn pool_ragged(
         &self,
         ids: &[u32],
         token_type_ids: &[u32],
         lengths: &[usize],
-        size: usize,
-        reduce: impl Fn(&[f32], &mut [f32]) + Sync,
+        pooling: &Pooling,
+        excluded_prefix: usize,
     ) -> Result<Option<Tensor>> {
         if !self.supports_rows() {
             return Ok(None);
         }
-        let (offsets, width) = (offsets(lengths), self.config.hidden_size);
+        let offsets = offsets(lengths);
         self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
-        let mut output = zeros("the output", element_count("the output", &[lengths.len(), size])?)?;
-        let part = |sequences: &Range<usize>| sequences.len() * size;
-        self.forward_chunks([ids, token_type_ids], &offsets, &mut output, part, |starts, hidden, output| {
-            for (ends, output) in starts.windows(2).zip(output.chunks_exact_mut(size.max(1))) {
-                reduce(&hidden[ends[0] * width..ends[1] * width], output);
-            }
-        })?;
-        Ok(Some(Tensor::from_vec(output, (lengths.len(), size), &Device::Cpu)?))
+        self.forward_rows([ids, token_type_ids], &offsets, Some((pooling, excluded_prefix))).map(Some)
     }
 
-    /// Calls `finish` with the starts of sequences in a chunk, its hidden states, and its part of `output`.
-    fn forward_chunks(
+    /// Runs a ragged batch over f32 rows, in chunks that threads share: hidden states `(tokens, hidden_size)`, or what
+    /// `pooling` makes of each sequence without its first tokens, `(sequences, size)`.
+    fn forward_rows(
         &self,
         [ids, types]: [&[u32]; 2],
         offsets: &[usize],
-        output: &mut [f32],
-        part: impl Fn(&Range<usize>) -> usize,
-        finish: impl Fn(&[usize], &[f32], &mut [f32]) + Sync,
-    ) -> Result<()> {
-        let limit = CHUNK_VALUES / self.config.hidden_size.max(1);
-        share_sequences(offsets, limit, self.multiply_adds(offsets)?, output, part, |team, sequences, output| {
+        pooling: Option<(&Pooling, usize)>,
+    ) -> Result<Tensor> {
+        let width = self.config.hidden_size;
+        let rows_of = |sequences: &Range<usize>| match pooling {
+            Some(_) => sequences.len(),
+            None => offsets[sequences.end] - offsets[sequences.start],
+        };
+        let size = pooling.map_or(width, |(pooling, _)| pooling.output_size(width));
+        let rows = rows_of(&(0..offsets.len() - 1));
+        let mut output = zeros("hidden states", element_count("hidden states", &[rows, size])?)?;
+        let part = |sequences: &Range<usize>| rows_of(sequences) * size;
+        let limit = CHUNK_VALUES / width.max(1);
+        share_sequences(offsets, limit, self.multiply_adds(offsets)?, &mut output, part, |team, sequences, output| {
             let tokens = offsets[sequences.start]..offsets[sequences.end];
             let starts: Vec<usize> =
                 offsets[sequences.start..=sequences.end].iter().map(|start| start - tokens.start).collect();
@@ -103,9 +104,13 @@ impl BertModel {
             let hidden = self.embeddings.of_rows(&ids[tokens.clone()], &types[tokens], &lengths)?;
             let mut stream = RowStream::new(team, hidden, &starts)?;
             self.run(&mut stream)?;
-            finish(&starts, &stream.hidden, output);
+            match pooling {
+                Some((pooling, excluded)) => pooling.of_sequences(&stream.hidden, width, &starts, excluded, output),
+                None => output.copy_from_slice(&stream.hidden),
+            }
             Ok(())
-        })
+        })?;
+        Ok(Tensor::from_vec(output, (rows, size), &Device::Cpu)?)
     }
 
     /// Multiply-adds of all layers for a ragged batch.
@@ -143,6 +148,56 @@ impl BertModel {
         let mut stream = TensorStream::new(hidden, Batch::ragged(lengths), 0.0);
         self.run(&mut stream)?;
         Ok(stream.hidden.squeeze(0)?.to_dtype(DType::F32)?)
+    }
+
+    /// Hidden states of sequences of ids and segment types: without any work on padding, and with the same result for a
+    /// sequence in any batch, where the model [supports ragged batches](Self::supports_ragged).
+    pub(crate) fn forward_sequences(&self, ids: &[&[u32]], types: &[&[u32]]) -> Result<HiddenStates> {
+        let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
+        if !self.supports_ragged() {
+            return self.forward_buckets(ids, types, None);
+        }
+        Ok(HiddenStates { tokens: self.forward_ragged(&ids.concat(), &types.concat(), &lengths)?, lengths })
+    }
+
+    /// Hidden states of sequences, those of like length padded together: in the dtype of the model, differentiable, and
+    /// `(b, s, hidden_size)` if they are one bucket. The tokens of sequence `i` attend to all of it, or to its first
+    /// `visible[i]` tokens.
+    pub(crate) fn forward_buckets(
+        &self,
+        ids: &[&[u32]],
+        types: &[&[u32]],
+        visible: Option<&[usize]>,
+    ) -> Result<HiddenStates> {
+        let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
+        let buckets = buckets(&lengths);
+        let forward = |bucket: &Bucket| {
+            let pad = |rows: &[&[u32]], with| {
+                let rows: Vec<&[u32]> = bucket.sequences.iter().map(|&i| rows[i]).collect();
+                Ok::<_, Error>(PaddedIds::new(&rows, with, self.device())?.ids)
+            };
+            let (ids, types) = (pad(ids, self.config.pad_token_id)?, pad(types, 0)?);
+            let of_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
+            let mask = match visible {
+                Some(visible) => AttentionMask::lengths(&of_bucket(visible)),
+                None if self.blocks.iter().any(|block| block.attention().rotates_for_length()) => {
+                    AttentionMask::padding(&of_bucket(&lengths))
+                }
+                None => AttentionMask::lengths(&of_bucket(&lengths)),
+            };
+            self.forward(&ids, Some(&types), &mask)
+        };
+        let tokens = match buckets.as_slice() {
+            [] => Tensor::zeros((0, self.config.hidden_size), self.dtype(), self.device())?,
+            [one] if one.sequences.len() == ids.len() => forward(&Bucket::of_all(&lengths))?,
+            several => {
+                let padded =
+                    several.iter().map(|bucket| Ok(forward(bucket)?.flatten(0, 1)?)).collect::<Result<Vec<_>>>()?;
+                let places = Tensor::new(padded_places(several, &lengths), self.device())?;
+                Tensor::cat(&padded, 0)?.index_select(&places, 0)?
+            }
+        };
+        Ok(HiddenStates { tokens, lengths })
     }
 }
 

@@ -11,17 +11,17 @@ use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
 use crate::folder::{ModelFolder, constructors, modules};
-use crate::heads::pooling::l2_normalize;
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::{HiddenStates, first_not_finite};
+use crate::model::pooling::l2_normalize;
 use crate::multi_vector::settings::{Layer, Settings};
 use crate::multi_vector::tokens::TokenRules;
-use crate::prompts::{Prompts, Task};
+use crate::prompts::Prompts;
 use crate::sentence::dense::Dense;
 use crate::sentence::modules::check_keys;
-use crate::text::batches::TextBatcher;
-use crate::text::options::{EncodeOptions, without_dimensions};
-use crate::text::tokenizer::{Text, Tokens};
+use crate::text::batches::{Batch, TextBatcher, in_text_order};
+use crate::text::options::{EncodeOptions, Task, without_dimensions};
+use crate::text::tokenizer::Tokens;
 
 /// A vector for each token of a text, as the `MultiVectorEncoder` of sentence-transformers computes them: ColBERT
 /// ([Khattab 2020](https://arxiv.org/abs/2004.12832)) and its successors. A query and a document are compared by
@@ -131,19 +131,23 @@ impl MultiVectorEncoder {
         queries.iter().map(of_query).collect()
     }
 
-    fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task>) -> Result<Vec<Tensor>> {
-        let of_options = Task::of(options)?;
+    fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<Tensor>> {
+        let of_options = options.search_task()?;
         let options = &EncodeOptions { task: None, ..*options };
         without_dimensions(options)?;
         let prompt = self.prompts.of(options, task)?;
         let task = task.or(of_options);
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
-        let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let tokenize = |texts: &[Text]| self.rules.encode(&tokenizer, texts, prompt);
-        let all = self.batcher.run_tokenized(&self.model, &inputs, options, tokenize, |batch| {
-            let (tokens, hidden) = self.hidden(batch, task)?;
-            (0..batch.len()).map(|i| self.vectors(&hidden.text(i)?, &tokens[i].ids, task)).collect()
-        })?;
+        let (tokenizer, prompt) = self.rules.tokenizer(tokenizer, prompt)?;
+        let mut all = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches_by(tokenizer, &self.model, texts, prompt, options)? {
+            let Batch { texts, mut tokens, .. } = batch?;
+            let hidden = self.hidden(&mut tokens, task)?;
+            for (i, (text, tokens)) in texts.into_iter().zip(&tokens).enumerate() {
+                all.push((text, self.vectors(&hidden.text(i)?, &tokens.ids, task)?));
+            }
+        }
+        let all = in_text_order(all);
         for (i, vectors) in all.iter().enumerate() {
             if first_not_finite(vectors)?.is_some() {
                 let what = format_args!("a vector of text {i}, `{}`", cut_to(texts[i], 80));
@@ -153,22 +157,18 @@ impl MultiVectorEncoder {
         Ok(all)
     }
 
-    /// The tokens of a batch, queries expanded, and their hidden states.
-    fn hidden(&self, batch: &[&Tokens], task: Option<Task>) -> Result<(Vec<Tokens>, HiddenStates)> {
+    /// Expands the queries of a batch, and returns the hidden states of all tokens.
+    fn hidden(&self, batch: &mut [Tokens], task: Option<Task>) -> Result<HiddenStates> {
         let Some(expansion) = self.rules.expansion.filter(|_| task == Some(Task::Query)) else {
-            let hidden = self.batcher.hidden(&self.model, batch)?;
-            return Ok((batch.iter().map(|tokens| (*tokens).clone()).collect(), hidden));
+            return self.batcher.hidden(&self.model, batch);
         };
-        let expanded: Vec<Tokens> = batch.iter().map(|tokens| self.rules.expand(expansion, tokens)).collect();
-        let all: Vec<&Tokens> = expanded.iter().collect();
+        let lengths: Vec<usize> = batch.iter().map(Tokens::len).collect();
+        batch.iter_mut().for_each(|tokens| self.rules.expand(expansion, tokens));
         if expansion.attend {
-            let hidden = self.batcher.hidden(&self.model, &all)?;
-            return Ok((expanded, hidden));
+            return self.batcher.hidden(&self.model, batch);
         }
         // The tokens that were added attend to those of the query, and no token attends to them.
-        let lengths: Vec<usize> = batch.iter().map(|tokens| tokens.len()).collect();
-        let hidden = self.batcher.hidden_under(&self.model, &all, &lengths)?;
-        Ok((expanded, hidden))
+        self.batcher.hidden_under(&self.model, batch, &lengths)
     }
 
     /// hidden `(tokens, hidden_size)` → the vectors of the tokens that count `(counted, size)`.

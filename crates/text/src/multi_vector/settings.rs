@@ -1,4 +1,4 @@
-//! How a multi-vector model treats queries and documents: lengths, expansion of queries, markers, tokens that do not count.
+//! How a multi-vector model treats queries and documents: lengths, expansion of queries, markers, skipped tokens.
 //!
 //! Three formats have these: that of sentence-transformers 6, PyLate's, and that of ColBERT's own code. What each leaves
 //! out has the default of the library that wrote it, as `MultiVectorEncoder` of sentence-transformers reads them.
@@ -17,7 +17,7 @@ const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 /// The number of tokens of an expanded query, if a model does not state it.
 const QUERY_LENGTH: usize = 32;
 
-/// How short queries are filled up.
+/// The tokens that short queries are filled up with.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expansion {
@@ -40,7 +40,7 @@ pub(crate) enum Strategy {
     Min,
 }
 
-/// Which tokens do not count.
+/// The tokens that get no vector.
 #[derive(Debug, Clone, serde::Deserialize)]
 #[serde(default)]
 pub(crate) struct Mask {
@@ -72,7 +72,7 @@ pub(crate) enum Layer {
     Normalize,
 }
 
-/// What a folder states.
+/// The settings of a model folder.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub transformer: PathBuf,
@@ -116,7 +116,7 @@ struct Pylate {
 /// `artifact.metadata` of ColBERT.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
-struct Stanford {
+struct ColbertMetadata {
     query_token_id: Option<String>,
     doc_token_id: Option<String>,
     query_maxlen: Option<usize>,
@@ -139,7 +139,7 @@ impl Settings {
                 Self::pylate(folder, modules, stated, prompts)
             }
             Some(modules) => Ok(Self { is_mean, ..Self::modern(folder, modules, prompts)? }),
-            None => Self::stanford(folder, prompts),
+            None => Self::colbert(folder, prompts),
         }
     }
 
@@ -222,7 +222,7 @@ impl Settings {
         })
     }
 
-    fn stanford(folder: ModelFolder, mut prompts: Prompts) -> Result<Self> {
+    fn colbert(folder: ModelFolder, mut prompts: Prompts) -> Result<Self> {
         let file = folder.path.join("config.json");
         let config: Value = folder.json(&file)?;
         let names = config.get("architectures").and_then(Value::as_array);
@@ -230,7 +230,7 @@ impl Settings {
             let reason = "neither modules.json beside it nor `HF_ColBERT` in architectures: no multi-vector model";
             return Err(Error::file(file, reason));
         }
-        let stated: Stanford = folder.json_or_default(&folder.path.join("artifact.metadata"))?;
+        let stated: ColbertMetadata = folder.json_or_default(&folder.path.join("artifact.metadata"))?;
         let mut markers = Vec::new();
         let tokens = [("query", stated.query_token_id, "[unused0]"), ("document", stated.doc_token_id, "[unused1]")];
         for (name, token, default) in tokens {
@@ -257,7 +257,7 @@ impl Settings {
     }
 }
 
-/// What a module reads and writes.
+/// The names of the inputs and outputs of a module.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct Names {

@@ -5,10 +5,10 @@ use candle_attention::{Error, Result};
 use crate::folder::{ModelFolder, TokenizerConfig};
 use crate::model::config::BertConfig;
 use crate::multi_vector::settings::{Settings, Strategy};
-use crate::prompts::Task;
+use crate::text::options::Task;
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 
-/// What is done with the tokens of queries and documents.
+/// The rules for the tokens of queries and documents.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenRules {
     query_length: Option<usize>,
@@ -18,15 +18,15 @@ pub(crate) struct TokenRules {
     markers: Vec<(String, u32)>,
     /// Special tokens before the text.
     before: usize,
-    /// Ids of tokens that do not count, sorted, and for which tasks.
+    /// Sorted ids of tokens that get no vector, and the tasks that they are skipped for.
     skipped: Vec<u32>,
     skip_in_queries: bool,
     skip_in_documents: bool,
-    /// The only ids that count in documents, sorted; none, if all count.
+    /// The only ids that get a vector in documents, sorted; empty if all do.
     kept: Vec<u32>,
 }
 
-/// How short queries are filled up.
+/// The tokens that short queries are filled up with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueryExpansion {
     strategy: Strategy,
@@ -72,10 +72,8 @@ impl TokenRules {
         let mut kept = settings.mask.keep_only_token_ids.clone().unwrap_or_default();
         kept.sort_unstable();
         let tasks = &settings.mask.skiplist_tasks;
-        let before = match tokenizer.encode_with_places(&[Text::One("a")])?.pop() {
-            Some((_, places)) => places.iter().take_while(|place| place.special).count(),
-            None => 0,
-        };
+        let tokens = tokenizer.with_places().encode(&[Text::One("a")], "")?.remove(0);
+        let before = tokens.places.iter().take_while(|place| place.special).count();
         Ok(Self {
             query_length: settings.query_length,
             document_length: settings.document_length,
@@ -106,33 +104,31 @@ impl TokenRules {
             (_, Some(expansion)) => Ok(given.or(self.query_length).map(|most| most.max(expansion.length))),
             (Some(Task::Query), None) => Ok(given.or(self.query_length)),
             (Some(Task::Document), None) => Ok(given.or(self.document_length)),
-            (None, None) => Ok(given),
+            (_, None) => Ok(given),
         }
     }
 
-    /// The tokens of texts after `prompt`, of which a marker at its start is one token. `tokenizer` cuts them.
-    pub fn encode(&self, tokenizer: &Tokenizer, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
-        let marker = self.markers.iter().find_map(|(text, id)| Some((prompt.strip_prefix(text.as_str())?, *id)));
-        let Some((prompt, id)) = marker else { return tokenizer.encode(texts, prompt) };
-        let mut all = tokenizer.with_room_for(1)?.encode(texts, prompt)?;
-        for tokens in &mut all {
-            let at = self.before.min(tokens.len());
-            tokens.ids.insert(at, id);
-            tokens.types.insert(at, 0);
+    /// The tokenizer for texts after `prompt`, and the rest of the prompt: a marker at its start is one token.
+    ///
+    /// # Errors
+    /// If the token leaves no room for a text.
+    pub fn tokenizer<'a>(&self, tokenizer: Tokenizer, prompt: &'a str) -> Result<(Tokenizer, &'a str)> {
+        for (marker, id) in &self.markers {
+            if let Some(rest) = prompt.strip_prefix(marker.as_str()) {
+                return Ok((tokenizer.with_inserted(self.before, *id)?, rest));
+            }
         }
-        Ok(all)
+        Ok((tokenizer, prompt))
     }
 
-    /// A query filled up with tokens of the expansion.
-    pub fn expand(&self, expansion: QueryExpansion, tokens: &Tokens) -> Tokens {
-        let mut expanded = tokens.clone();
+    /// Fills a query up with tokens of the expansion.
+    pub fn expand(&self, expansion: QueryExpansion, tokens: &mut Tokens) {
         let length = tokens.len().max(expansion.length);
-        expanded.ids.resize(length, expansion.id);
-        expanded.types.resize(length, 0);
-        expanded
+        tokens.ids.resize(length, expansion.id);
+        tokens.types.resize(length, 0);
     }
 
-    /// The places of the tokens that count.
+    /// The places of the tokens that get a vector.
     pub fn counted(&self, task: Option<Task>, ids: &[u32]) -> Vec<u32> {
         let is_query = task == Some(Task::Query);
         let skips = if is_query { self.skip_in_queries } else { self.skip_in_documents };

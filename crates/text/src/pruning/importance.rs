@@ -1,6 +1,5 @@
 //! Importance of the attention heads of a sentence encoder, measured on given texts.
 
-use crate::{HeadImportance, ImportanceMethod};
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::{Error, ObserveOptions, Result};
 use candle_core::{DType, Device, Tensor, Var};
@@ -9,12 +8,13 @@ use crate::model::hidden_states::HiddenStates;
 use crate::model::options::{ForwardOptions, ForwardOutput};
 use crate::sentence::SentenceEncoder;
 use crate::sentence::transformer::Transformer;
-use crate::text::batches::batch_size;
+use crate::text::batches::{Batch, batch_size};
 use crate::text::options::EncodeOptions;
-use crate::text::tokenizer::{Text, Tokens};
+use crate::text::tokenizer::Tokens;
+use crate::{HeadImportance, ImportanceMethod};
 
-/// The memory that the activations of one batch may take while gradients are computed, in bytes. A text that needs more
-/// runs alone.
+/// The most memory of the activations of one batch while gradients are computed, in bytes. A text that needs more runs
+/// alone.
 const GRADIENT_BYTES: usize = 1 << 28;
 
 impl SentenceEncoder {
@@ -31,54 +31,30 @@ impl SentenceEncoder {
         method: ImportanceMethod,
         options: &EncodeOptions,
     ) -> Result<HeadImportance> {
-        if texts.is_empty() || options.batch_size == 0 {
-            let (name, allowed) =
-                if texts.is_empty() { ("texts", "at least one") } else { ("batch_size", "at least 1") };
-            return Err(Error::value(format!("the number of {name} to rank heads by"), 0, allowed));
+        if texts.is_empty() {
+            return Err(Error::value("the number of texts to rank heads by", 0, "at least one"));
         }
-        let transformer = self.transformer()?;
-        let heads = transformer.model.heads();
-        let prompt = self.prompt(options)?;
-        let uncounted = transformer.uncounted(prompt)?;
-        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let tokens =
-            transformer.batcher.tokenizer_for(options.max_length, &transformer.model)?.encode(&sequences, prompt)?;
-        if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
-            return Err(Error::value(format!("the number of tokens of text {i}"), 0, "at least 1"));
-        }
-        if let Some(on_truncated) = options.on_truncated {
-            tokens.iter().enumerate().filter(|(_, tokens)| tokens.truncated).for_each(|(i, _)| on_truncated(i));
-        }
-        // Texts of similar length need the least padding; the first of a batch is its longest.
-        let mut order: Vec<usize> = (0..tokens.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
-        let lengths: Vec<usize> = order.iter().map(|&i| tokens[i].len()).collect();
-        let sums = heads.iter().map(|count| vec![0.0; *count]).collect();
-        let mut measure = Measure { encoder: self, transformer, sums, uncounted };
+        let (transformer, prompt) = (self.transformer()?, self.prompt(options)?);
+        let (sums, excluded_prefix) = (
+            transformer.model.heads().iter().map(|count| vec![0.0; *count]).collect(),
+            transformer.excluded_prefix(prompt)?,
+        );
+        let mut measure = Measure { encoder: self, transformer, sums, excluded_prefix };
         let signs = Signs::of_texts(texts.len(), self.output_size());
-        let mut done = 0;
-        while done < order.len() {
-            let longest = lengths[done];
-            let most_tokens = match method {
-                ImportanceMethod::Gradient => {
-                    options.max_batch_tokens.min(GRADIENT_BYTES / bytes_per_token(transformer, longest))
-                }
-                ImportanceMethod::Ablation | ImportanceMethod::Entropy => options.max_batch_tokens,
-            };
-            let count = batch_size(&lengths[done..], [options.batch_size, most_tokens], true);
-            let texts_of_batch = &order[done..done + count];
-            let batch: Vec<&Tokens> = texts_of_batch.iter().map(|&i| &tokens[i]).collect();
+        for batch in transformer.batcher.batches(&transformer.model, texts, prompt, options)?.padded() {
+            let Batch { texts, tokens, .. } = batch?;
             match method {
                 ImportanceMethod::Gradient => {
-                    let signs: Vec<Signs> = texts_of_batch.iter().map(|&i| signs[i]).collect();
-                    measure.by_gradient(&batch, &signs)?;
+                    let signs: Vec<Signs> = texts.iter().map(|&i| signs[i]).collect();
+                    let mut rest = (tokens.as_slice(), signs.as_slice());
+                    while !rest.0.is_empty() {
+                        let count = gradient_batch(transformer, rest.0);
+                        measure.by_gradient(&rest.0[..count], &rest.1[..count])?;
+                        rest = (&rest.0[count..], &rest.1[count..]);
+                    }
                 }
-                ImportanceMethod::Ablation => measure.by_ablation(&batch)?,
-                ImportanceMethod::Entropy => measure.by_entropy(&batch)?,
-            }
-            done += count;
-            if let Some(on_progress) = options.on_progress {
-                on_progress(done, texts.len());
+                ImportanceMethod::Ablation => measure.by_ablation(&tokens)?,
+                ImportanceMethod::Entropy => measure.by_entropy(&tokens)?,
             }
         }
         let mean = |layer: Vec<f64>| layer.into_iter().map(|sum| sum / texts.len() as f64).collect();
@@ -108,27 +84,29 @@ impl SentenceEncoder {
     }
 }
 
-/// An estimate of the memory that the activations and gradients of one token take, in a text of `length` tokens.
-fn bytes_per_token(transformer: &Transformer, length: usize) -> usize {
+/// How many of the texts, the longest first, run together with gradients.
+fn gradient_batch(transformer: &Transformer, tokens: &[Tokens]) -> usize {
+    let lengths: Vec<usize> = tokens.iter().map(Tokens::len).collect();
     let config = transformer.model.config();
-    // About so many tensors of each width does a layer keep: states, what is between the two matrices of the
-    // feed-forward part, and scores.
-    let widths = 24 * config.hidden_size + 8 * config.intermediate_size + 8 * config.num_attention_heads * length;
-    (config.num_hidden_layers * widths * transformer.batcher.dtype.size_in_bytes()).max(1)
+    // An estimate of the values that one token keeps per layer, gradients included: hidden states, features between the
+    // two matrices of the feed-forward part, and scores.
+    let values = 24 * config.hidden_size + 8 * config.intermediate_size + 8 * config.num_attention_heads * lengths[0];
+    let bytes = config.num_hidden_layers * values * transformer.batcher.dtype.size_in_bytes();
+    batch_size(&lengths, [lengths.len(), GRADIENT_BYTES / bytes.max(1)], true)
 }
 
 struct Measure<'a> {
     encoder: &'a SentenceEncoder,
     transformer: &'a Transformer,
-    /// Of each head of each layer, over the texts so far.
+    /// The sum of each head of each layer over the texts so far.
     sums: Vec<Vec<f64>>,
-    /// Tokens at the start of each text that pooling leaves out.
-    uncounted: usize,
+    /// The number of tokens at the start of each text that pooling leaves out.
+    excluded_prefix: usize,
 }
 
 impl Measure<'_> {
-    /// `signs` are those of each text.
-    fn by_gradient(&mut self, batch: &[&Tokens], signs: &[Signs]) -> Result<()> {
+    /// `signs` has one sequence of signs per text.
+    fn by_gradient(&mut self, batch: &[Tokens], signs: &[Signs]) -> Result<()> {
         let dtype = self.transformer.batcher.dtype;
         let device = self.transformer.model.device();
         // One factor for each text, so that the gradients of different texts do not cancel.
@@ -150,7 +128,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    fn by_ablation(&mut self, batch: &[&Tokens]) -> Result<()> {
+    fn by_ablation(&mut self, batch: &[Tokens]) -> Result<()> {
         let dtype = self.transformer.batcher.dtype;
         let device = self.transformer.model.device().clone();
         let ones = |count: &usize| Tensor::ones(*count, dtype, &device);
@@ -166,7 +144,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    fn by_entropy(&mut self, batch: &[&Tokens]) -> Result<()> {
+    fn by_entropy(&mut self, batch: &[Tokens]) -> Result<()> {
         let layers: Vec<usize> = (0..self.sums.len()).collect();
         let what = ObserveOptions::default().with_entropy(true);
         let (forwarded, _) = self.embed(batch, &ForwardOptions::default().with_observe(&layers, &what))?;
@@ -188,13 +166,13 @@ impl Measure<'_> {
     }
 
     /// Embeddings `(b, size)` of a batch, and what the model gave.
-    fn embed(&self, batch: &[&Tokens], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
+    fn embed(&self, batch: &[Tokens], options: &ForwardOptions) -> Result<(ForwardOutput, Tensor)> {
         let transformer = self.transformer;
         let (padded, types) = transformer.batcher.padded(&transformer.model, batch)?;
         let mask = padded.mask();
         let forwarded = transformer.model.forward_with(&padded.ids, Some(&types), &mask, options)?;
         let hidden = HiddenStates { tokens: forwarded.hidden.clone(), lengths: padded.lengths };
-        Ok((forwarded, self.encoder.pool(&hidden, self.uncounted)?))
+        Ok((forwarded, self.encoder.pool_hidden(&hidden, self.excluded_prefix)?))
     }
 
     fn all_heads(&self) -> Vec<(usize, usize)> {

@@ -1,10 +1,12 @@
 //! Writes a model without some of its attention heads: smaller, or of the same size with these heads zeroed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
-use candle_attention::io::{NewFolder, check_absent, is_present, json, write_new_folder, write_tensors};
+use candle_attention::io::{
+    create_folder, is_present, open_regular, read_json, write_atomic, write_file, write_new_folder, write_tensors,
+};
 use candle_attention::position::Position;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::weights::{LinearWeights, PositionWeights};
@@ -23,12 +25,12 @@ const CARD: &str = "README.md";
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct PruneOptions<'a> {
-    /// Keep the size of the model, and write zeros where the output projections read these heads. The `config.json` stays
-    /// as it is, so every library that loads the whole model loads this one, and computes what the pruned model computes;
-    /// it takes as much memory and time as the whole one.
+    /// Keep the size of the model, and write zeros where the output projections read these heads. The `config.json`
+    /// stays as it is, so every library that loads the whole model loads this one, and computes what the pruned model
+    /// computes; it takes as much memory and time as the whole one.
     ///
-    /// Without it the weights are smaller, and `config.json` lists the heads under `pruned_heads`. Besides this crate, the
-    /// versions of transformers before 5 read that key; later ones refuse the weights, because of their shapes.
+    /// Without it the weights are smaller, and `config.json` lists the heads under `pruned_heads`. Besides this crate,
+    /// the versions of transformers before 5 read that key; later ones refuse the weights, because of their shapes.
     pub masked: bool,
     /// The text of `README.md`, the model card; `None` copies that of the folder.
     pub card: Option<&'a str>,
@@ -66,9 +68,11 @@ pub fn write_pruned_with(
     heads: &PrunedHeads,
     options: &PruneOptions,
 ) -> Result<PrunedHeads> {
-    let (folder, target) = (folder.as_ref(), target.as_ref());
-    // Before the work, which may take minutes.
-    check_absent(target)?;
+    write_new_folder(target.as_ref(), |new| write_into(folder.as_ref(), new, heads, options))
+}
+
+/// Writes the model into the folder `new`, which is empty.
+fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOptions) -> Result<PrunedHeads> {
     let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside = modules.first().map_or("", |module| module.path.as_str());
     let transformer = folder.join(inside);
@@ -86,27 +90,23 @@ pub fn write_pruned_with(
         pruned.validate()?;
     }
     let own_config = transformer.join("config.json");
-    let mut keys: Value = json(&own_config)?;
-    keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(target, e))?;
-    let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(target, e))?;
+    let mut keys: Value = read_json(&own_config)?;
+    keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(new, e))?;
+    let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(new, e))?;
 
-    write_new_folder(target, |new| {
-        let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
-        for name in folders {
-            copy_others(folder, name, inside, options.card.is_some(), new)?;
-        }
-        if let Some(card) = options.card {
-            new.write_bytes(CARD, card.as_bytes())?;
-        }
-        let config = Path::new(inside).join("config.json");
-        match options.masked {
-            true => new.copy(&own_config, config)?,
-            false => new.write_bytes(config, (text + "\n").as_bytes())?,
-        }
-        let weights = Path::new(inside).join("model.safetensors");
-        let path = target.join(&weights);
-        new.write(weights, |file| write_tensors(file, &path, &tensors, checkpoint.metadata()))
-    })?;
+    let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
+    for name in folders {
+        copy_others(folder, name, inside, options.card.is_some(), new)?;
+    }
+    if let Some(card) = options.card {
+        write_file(&new.join(CARD), card)?;
+    }
+    let inside = new.join(inside);
+    match options.masked {
+        true => copy(&own_config, &inside.join("config.json"))?,
+        false => write_file(&inside.join("config.json"), text + "\n")?,
+    }
+    write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())?;
     Ok(all)
 }
 
@@ -189,20 +189,15 @@ fn mask(
     Ok(())
 }
 
-/// Copies from one folder of a model what is neither configuration nor weights of the transformer: tokenizer, settings of
-/// modules, texts; with `new_card`, all but the model card. Weights in other formats would be those of the whole model. A
-/// module without settings may have no folder.
-fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &NewFolder) -> Result<()> {
-    let from = model.join(name);
+/// Copies from one folder of a model what is neither configuration nor weights of the transformer: tokenizer, settings
+/// of modules, texts; with `new_card`, all but the model card. Weights in other formats would be those of the whole
+/// model. A module without settings may have no folder.
+fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
+    let (from, to) = (model.join(name), new.join(name));
     if !is_present(&from)? {
         return Ok(());
     }
-    // Each folder on the way to it.
-    let mut inside = PathBuf::new();
-    for part in Path::new(name) {
-        inside.push(part);
-        new.create_folder(&inside)?;
-    }
+    create_folder(&to)?;
     for entry in std::fs::read_dir(&from).map_err(|e| Error::io(&from, e))? {
         let path = entry.map_err(|e| Error::io(&from, e))?.path();
         // What cannot be read, such as a link that leads nowhere, is an error and not left out.
@@ -213,8 +208,14 @@ fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new:
         let module_weights = is(&["safetensors"]) && name != transformer;
         let replaced = new_card && name.is_empty() && file == CARD;
         if !of_transformer && !replaced && (module_weights || is(&["jinja", "json", "txt", "md", "model"])) {
-            new.copy(&path, inside.join(file))?;
+            copy(&path, &to.join(file))?;
         }
     }
     Ok(())
+}
+
+/// Copies a regular file, with the permissions of any new file.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let (mut source, _) = open_regular(from)?;
+    write_atomic(to, |file| std::io::copy(&mut source, file).map(drop).map_err(|e| Error::io(to, e)))
 }

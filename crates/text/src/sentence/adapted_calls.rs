@@ -1,19 +1,15 @@
 //! Encoding with adapters: one for all texts of a call, or one for each text.
 
 use std::borrow::Cow;
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use candle_attention::lora::LoraAdapter;
 use candle_attention::{Error, Result};
-use candle_core::Tensor;
 
 use crate::model::bert::BertModel;
-use crate::prompts::Task;
 use crate::sentence::SentenceEncoder;
-use crate::sentence::input::Input;
-use crate::sentence::transformer::Transformer;
-use crate::text::options::EncodeOptions;
+use crate::sentence::transformer::{Input, Transformer};
+use crate::text::options::{EncodeOptions, Task};
 
 impl SentenceEncoder {
     /// Merges an adapter with a copy of the model's weights, for calls with
@@ -38,8 +34,9 @@ impl SentenceEncoder {
     /// ```
     ///
     /// # Errors
-    /// Those of [`LoraAdapter::apply`]. An encoder whose weights were given by [`load`](Self::load), or that has an adapter
-    /// in its own folder, does not know its base model's: give `load` the [`AdaptedSource`](candle_attention::lora::AdaptedSource) instead.
+    /// The errors of [`LoraAdapter::apply`]. An encoder whose weights were given by [`load`](Self::load), or that has
+    /// an adapter in its own folder, has not kept its base weights: give `load` the
+    /// [`AdaptedSource`](candle_attention::lora::AdaptedSource) instead.
     pub fn add_adapter(&mut self, name: &str, adapter: &LoraAdapter) -> Result<()> {
         let Input::Transformer(transformer) = &mut self.input else {
             return self.transformer().map(drop);
@@ -75,31 +72,52 @@ impl SentenceEncoder {
         models.flat_map(|models| models.tasks.names())
     }
 
-    /// The options for texts that are for `task` in a search: its route and prompt; or, of a checkpoint with adapters for
-    /// tasks, that of the retrieval task, as in Jina embeddings v3.
-    pub(super) fn options_for<'a>(&self, mut options: EncodeOptions<'a>, task: Task) -> EncodeOptions<'a> {
-        let retrieval = match task {
-            Task::Query => "retrieval.query",
-            Task::Document => "retrieval.passage",
-        };
+    /// The options for queries or documents of a search: `task`, and the prompt of its name; or, for a checkpoint with
+    /// adapters for tasks, its retrieval task, as in Jina embeddings v3.
+    pub(super) fn options_for<'a>(&self, mut options: EncodeOptions<'a>, task: Task<'a>) -> EncodeOptions<'a> {
+        let retrieval = if task == Task::Query { "retrieval.query" } else { "retrieval.passage" };
         if self.tasks().any(|name| name == retrieval) {
-            return options.with_task(retrieval);
+            return options.with_task(Task::Named(retrieval));
         }
         if options.prompt.is_none() {
             options.prompt_name = options.prompt_name.or(Some(task.name()));
         }
-        options.with_task(task.name())
+        options.with_task(task)
     }
 
-    /// The model that runs a call on this route.
-    pub(super) fn model_for<'a>(
+    /// The models of a call of `texts` texts on this route, and the index of the model that runs each text; no indices
+    /// if one model runs all.
+    pub(super) fn models_for<'a>(
         &self,
         transformer: &'a Transformer,
+        texts: usize,
         options: &EncodeOptions,
+    ) -> Result<(Vec<Cow<'a, BertModel>>, Vec<usize>)> {
+        let Some(adapters) = options.adapters else {
+            return Ok((vec![self.model_for(transformer, options.adapter, options.task)?], Vec::new()));
+        };
+        if adapters.len() != texts {
+            let expected = format!("{texts}, that of texts");
+            return Err(Error::value("the number of adapters", adapters.len(), expected));
+        }
+        if let Some(given) = options.adapter.or(options.task.map(Task::name)) {
+            return Err(Error::value("the adapter or task of all texts", given, "none: each text has its own adapter"));
+        }
+        let names: BTreeSet<Option<&str>> = adapters.iter().copied().collect();
+        let models = names.iter().map(|name| self.model_for(transformer, *name, None)).collect::<Result<_>>()?;
+        let names = Vec::from_iter(names);
+        Ok((models, adapters.iter().map(|adapter| names.partition_point(|name| name < adapter)).collect()))
+    }
+
+    /// The model with an adapter or for a task.
+    fn model_for<'a>(
+        &self,
+        transformer: &'a Transformer,
+        adapter: Option<&str>,
+        task: Option<Task>,
     ) -> Result<Cow<'a, BertModel>> {
         let adapters = &transformer.adapters;
-        let task = self.adapter_task(options);
-        match (options.adapter, task) {
+        match (adapter, self.adapter_task(task)) {
             (None, None) => Ok(Cow::Borrowed(&transformer.model)),
             (Some(adapter), Some(_)) => Err(Error::value("adapter", adapter, "none beside a task")),
             (Some(name), None) => adapters.models.get(name).map(Cow::Borrowed).ok_or_else(|| {
@@ -110,73 +128,28 @@ impl SentenceEncoder {
             }),
             (None, Some(task)) => match (&adapters.tasks, &adapters.base) {
                 (Some(models), Some(base)) => models.model(task, base, &transformer.model).map(Cow::Owned),
-                _ => Err(Error::value(
-                    "task",
-                    task,
-                    "query or document: the checkpoint holds no adapters for other tasks",
-                )),
+                _ => {
+                    let expected = "query or document: the checkpoint holds no adapters for other tasks";
+                    Err(Error::value("task", task, expected))
+                }
             },
         }
     }
 
-    /// The task of a call, if an adapter of the checkpoint is for it: not what every model may be asked for.
-    fn adapter_task<'a>(&self, options: &EncodeOptions<'a>) -> Option<&'a str> {
+    /// The name of a task that needs an adapter of the checkpoint: of a checkpoint without adapters, `query` and
+    /// `document` need none.
+    fn adapter_task<'a>(&self, task: Option<Task<'a>>) -> Option<&'a str> {
         let has_tasks = self.tasks().next().is_some();
-        let is_usual =
-            |task: &str| !has_tasks && [Task::Query, Task::Document].iter().any(|usual| usual.name() == task);
-        options.task.filter(|task| !is_usual(task))
+        task.map(Task::name).filter(|name| has_tasks || matches!(Task::from(*name), Task::Named(_)))
     }
 
-    /// What is put before each text of a call: the prompt of the options, or that which they name, or else the instruction
-    /// of their task, or the model's default prompt.
+    /// The text before each text of a call: the prompt of the options, or the one that they name, or else the
+    /// instruction of their task, or the model's default prompt.
     pub(crate) fn prompt<'a>(&'a self, options: &EncodeOptions<'a>) -> Result<&'a str> {
         let adapters = self.transformer().ok().and_then(|transformer| transformer.adapters.tasks.as_ref());
         match (options.prompt.or(options.prompt_name), options.task, adapters) {
-            (None, Some(task), Some(models)) => models.tasks.instruction(task),
+            (None, Some(task), Some(models)) => models.tasks.instruction(task.name()),
             _ => self.settings.prompts.of(options, None),
-        }
-    }
-
-    /// The embeddings of texts of which each has its own adapter, or none: `(texts, size)`.
-    pub(super) fn embed_by_adapter(
-        &self,
-        texts: &[&str],
-        adapters: &[Option<&str>],
-        options: &EncodeOptions,
-    ) -> Result<Tensor> {
-        if adapters.len() != texts.len() {
-            return Err(Error::value(
-                "the number of adapters",
-                adapters.len(),
-                format!("{}, that of texts", texts.len()),
-            ));
-        }
-        if let Some(given) = options.adapter.or(options.task) {
-            return Err(Error::value("the adapter or task of all texts", given, "none: each text has its own adapter"));
-        }
-        let mut groups = BTreeMap::<Option<&str>, Vec<usize>>::new();
-        for (i, adapter) in adapters.iter().enumerate() {
-            groups.entry(*adapter).or_default().push(i);
-        }
-        let calls: Vec<_> =
-            groups.keys().map(|adapter| EncodeOptions { adapters: None, adapter: *adapter, ..*options }).collect();
-        let transformer = self.transformer()?;
-        calls.iter().try_for_each(|call| self.model_for(transformer, call).map(drop))?;
-        let (done, mut parts, mut rows) = (Cell::new(0), Vec::new(), vec![0u32; texts.len()]);
-        for (call, group) in calls.into_iter().zip(groups.values()) {
-            let members: Vec<&str> = group.iter().map(|&i| texts[i]).collect();
-            let on_truncated = |i: usize| options.on_truncated.into_iter().for_each(|call| call(group[i]));
-            let on_progress =
-                |n: usize, _| options.on_progress.into_iter().for_each(|call| call(done.get() + n, texts.len()));
-            parts.push(self.embed(&members, &call.with_on_truncated(&on_truncated).with_on_progress(&on_progress))?);
-            for (row, &i) in (done.get()..).zip(group) {
-                rows[i] = row as u32;
-            }
-            done.set(done.get() + group.len());
-        }
-        match parts.is_empty() {
-            true => self.embed(texts, &EncodeOptions { adapters: None, ..*options }),
-            false => Ok(Tensor::cat(&parts, 0)?.index_select(&Tensor::new(rows, self.input.device())?, 0)?),
         }
     }
 }

@@ -1,29 +1,30 @@
-//! The adapted models of a sentence encoder, and folders that hold an adapter.
+//! The adapted models of a sentence encoder: those of adapters that a user adds, those of tasks that the checkpoint has
+//! adapters for, and folders that hold an adapter.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
-use candle_attention::lora::{AdaptedSource, LoraAdapter};
+use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraTasks};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
 use crate::folder::ModelFolder;
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
-use crate::sentence::tasks::TaskModels;
 
 /// The weights that adapters are merged with, and the adapted models.
 #[derive(Clone, Default)]
 pub(crate) struct Adapters {
     pub base: Option<CheckpointSource>,
     pub models: BTreeMap<String, BertModel>,
-    /// Those in the checkpoint itself.
+    /// The adapters in the checkpoint itself.
     pub tasks: Option<TaskModels>,
 }
 
-/// The names of the adapters.
+/// Shows the names of the adapters.
 impl fmt::Debug for Adapters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tasks = self.tasks.iter().flat_map(|models| models.tasks.names());
@@ -32,10 +33,32 @@ impl fmt::Debug for Adapters {
 }
 
 impl Adapters {
-    /// Those of a model with these weights: its tasks, and no others yet.
+    /// The adapters of a model with these weights: its tasks, and no others yet.
     pub fn of(base: &CheckpointSource, config: &BertConfig) -> Result<Self> {
-        let tasks = config.tasks()?.map(TaskModels::new);
+        let tasks = config.tasks()?.map(|tasks| TaskModels { tasks, models: Arc::default() });
         Ok(Self { base: Some(base.clone()), models: BTreeMap::new(), tasks })
+    }
+}
+
+/// The tasks that a checkpoint holds adapters for, and the models of those that have been asked for. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct TaskModels {
+    pub tasks: LoraTasks,
+    models: Arc<Mutex<BTreeMap<String, BertModel>>>,
+}
+
+impl TaskModels {
+    /// The model of a task, which shares what it can with `base`. Calls that ask for the same one at the same time load
+    /// it once.
+    pub fn model(&self, task: &str, source: &CheckpointSource, base: &BertModel) -> Result<BertModel> {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(task) {
+            return Ok(model.clone());
+        }
+        let adapted = self.tasks.apply(source.clone(), Some(task))?;
+        let model = BertModel::load(base.config(), adapted)?.with_shared_weights(base)?;
+        models.insert(task.to_string(), model.clone());
+        Ok(model)
     }
 }
 

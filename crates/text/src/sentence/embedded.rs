@@ -1,21 +1,20 @@
 //! The model of `weights/`, compiled into the program, which therefore does not need its folder.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::Fingerprint;
 use candle_attention::{Error, Result};
 use candle_attention_embedded_model::{CONFIG, TOKENIZER, WEIGHTS};
 use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
 
-use crate::heads::pooling::{Pooling, PoolingMode};
+use crate::hash::Fingerprint;
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
+use crate::model::pooling::{Pooling, PoolingMode};
 use crate::sentence::SentenceEncoder;
 use crate::sentence::adapters::Adapters;
-use crate::sentence::input::Input;
+use crate::sentence::load::Settings;
 use crate::sentence::modules::Modules;
-use crate::sentence::settings::Settings;
-use crate::sentence::transformer::Transformer;
+use crate::sentence::transformer::{Input, Transformer};
 use crate::text::batches::TextBatcher;
 use crate::text::tokenizer::Tokenizer;
 
@@ -46,6 +45,7 @@ impl SentenceEncoder {
         let transformer = Transformer { model, batcher, pooling, include_prompt: true, adapters };
         Ok(Self::new(Input::Transformer(Box::new(transformer)), Modules::normalize(), Settings::default()))
     }
+
     /// A hash of the embedded model's content, like [`fingerprint`](crate::fingerprint) of a folder.
     pub fn embedded_fingerprint() -> String {
         let mut fingerprint = Fingerprint::default();

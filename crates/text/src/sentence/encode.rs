@@ -1,17 +1,23 @@
-//! From texts to embeddings: of whole texts, of queries and documents, of their tokens.
+//! From texts to embeddings: of whole texts, of queries and documents, of their tokens, of texts from an iterator.
 
 use candle_attention::error::cut_to;
 use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
-use crate::heads::pooling::l2_normalize;
 use crate::model::hidden_states::first_not_finite;
-use crate::prompts::Task;
+use crate::model::pooling::l2_normalize;
 use crate::sentence::SentenceEncoder;
-use crate::sentence::input::Input;
-use crate::sentence::transformer::Transformer;
-use crate::text::options::EncodeOptions;
+use crate::sentence::transformer::{Input, Transformer};
+use crate::text::batches::in_text_order;
+use crate::text::options::{EncodeOptions, Task};
 use crate::text::tokenizer::Text;
+
+/// How many texts of an iterator are taken at a time, and sorted by length.
+const WINDOW: usize = 8192;
+
+/// The number of bytes of text at which no more texts are taken: 64 MiB. Texts of all lengths then need about as much
+/// memory.
+const WINDOW_BYTES: usize = 1 << 26;
 
 impl SentenceEncoder {
     /// One embedding per text, `(texts, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`.
@@ -32,9 +38,14 @@ impl SentenceEncoder {
         if texts.is_empty() {
             return encoder.no_embeddings(options);
         }
-        let embeddings = match options.adapters {
-            Some(adapters) => encoder.embed_by_adapter(texts, adapters, options)?,
-            None => encoder.embed(texts, options)?,
+        let embeddings = match (&encoder.input, options.any_adapter()) {
+            (Input::Transformer(transformer), _) => encoder.embed(transformer, texts, options)?,
+            (Input::Static(table), None) => {
+                encoder.finish(table.embed(texts, encoder.prompt(options)?, options)?, options)?
+            }
+            (Input::Static(_), Some(adapter)) => {
+                return Err(Error::value("adapter", adapter, "none: a static embedding has no adapters"));
+            }
         };
         match first_not_finite(&embeddings)? {
             Some(i) => Err(encoder.not_finite("embedding", options.first_text + i, texts[i])),
@@ -42,31 +53,31 @@ impl SentenceEncoder {
         }
     }
 
-    /// [`encode`](Self::encode) for texts that search: with the options of [`query_options`](Self::query_options).
+    /// [`encode`](Self::encode) for search queries: with the options of [`query_options`](Self::query_options).
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_query(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         self.encode(texts, &self.query_options(*options))
     }
 
-    /// [`encode`](Self::encode) for texts that are searched: with the options of
+    /// [`encode`](Self::encode) for documents to be searched: with the options of
     /// [`document_options`](Self::document_options).
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_document(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         self.encode(texts, &self.document_options(*options))
     }
 
-    /// The options for texts that search: the task `query`, and the model's prompt `query` unless the options name another.
+    /// The options for search queries: [`Task::Query`], and the model's prompt `query` unless the options name another.
     /// A model without it has an empty one, which also replaces its default prompt, as in sentence-transformers.
     pub fn query_options<'a>(&self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
         self.options_for(options, Task::Query)
     }
 
-    /// The options for texts that are searched: the task `document`, and the model's prompt `document` unless the options
-    /// name another. A model without it has an empty one, which also replaces its default prompt, as in
+    /// The options for documents to be searched: [`Task::Document`], and the model's prompt `document` unless the
+    /// options name another. A model without it has an empty one, which also replaces its default prompt, as in
     /// sentence-transformers.
     pub fn document_options<'a>(&self, options: EncodeOptions<'a>) -> EncodeOptions<'a> {
         self.options_for(options, Task::Document)
@@ -76,18 +87,22 @@ impl SentenceEncoder {
     /// tokens and those of the prompt included, without padding. They are neither truncated nor normalized.
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_tokens(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
         options.check()?;
         let (encoder, options) = &self.route_of(options)?;
         let transformer = encoder.transformer()?;
-        let (model, prompt) = (encoder.model_for(transformer, options)?, encoder.prompt(options)?);
-        let options = &EncodeOptions { adapter: None, task: None, ..*options };
-        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let rows = transformer.batcher.run(&model, &sequences, prompt, options, |batch, hidden| {
-            let one = |i: usize| Ok(hidden.text(i)?.to_dtype(encoder.input.dtype())?);
-            (0..batch.len()).map(one).collect()
-        })?;
+        let (models, groups) = encoder.models_for(transformer, texts.len(), options)?;
+        let (batcher, prompt) = (&transformer.batcher, encoder.prompt(options)?);
+        let mut rows = Vec::with_capacity(texts.len());
+        for batch in batcher.batches(&transformer.model, texts, prompt, options)?.grouped(&groups) {
+            let batch = batch?;
+            let hidden = batcher.hidden(&models[batch.group], &batch.tokens)?;
+            for (i, text) in batch.texts.into_iter().enumerate() {
+                rows.push((text, hidden.text(i)?.to_dtype(encoder.input.dtype())?));
+            }
+        }
+        let rows = in_text_order(rows);
         for (i, tokens) in rows.iter().enumerate() {
             if first_not_finite(tokens)?.is_some() {
                 return Err(encoder.not_finite("vector of a token", i, texts[i]));
@@ -110,6 +125,34 @@ impl SentenceEncoder {
         Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
     }
 
+    /// The embeddings `(embedding_size)` of texts from an iterator, in their order, as [`encode`](Self::encode)
+    /// computes them.
+    ///
+    /// Texts are taken from the iterator when the embeddings before them have been given out: up to 8,192 at a time, or
+    /// 64 MiB, which run in batches of similar length. So memory does not grow with the number of texts.
+    /// [`EncodeOptions::on_progress`] gets the number of texts taken so far.
+    ///
+    /// ```
+    /// use candle_attention_text::{EncodeOptions, SentenceEncoder};
+    /// use candle_core::{DType, Device};
+    /// let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
+    /// let texts = (0..3).map(|i| format!("Text number {i}."));
+    /// for embedding in encoder.encode_iter(texts, EncodeOptions::default()) {
+    ///     assert_eq!(embedding?.dims(), [128]);
+    /// }
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`encode`](Self::encode), with the index of the text among all. The iterator ends after an error.
+    pub fn encode_iter<'a, I>(&'a self, texts: I, options: EncodeOptions<'a>) -> EncodeIter<'a, I::IntoIter>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<str>,
+    {
+        EncodeIter { encoder: self, texts: texts.into_iter(), options, ready: None, failed: false }
+    }
+
     /// How similar embeddings `a` `(n, d)` and `b` `(m, d)` are, each with each: `(n, m)`, by
     /// [`similarity_fn`](Self::similarity_fn).
     ///
@@ -127,35 +170,34 @@ impl SentenceEncoder {
         self.similarity_fn().similarity_pairwise(a, b)
     }
 
-    /// [`encode`](Self::encode) of this route with one model, without looking whether the embeddings are finite.
-    pub(super) fn embed(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
-        let prompt = self.prompt(options)?;
-        match &self.input {
-            Input::Transformer(transformer) => self.embed_batches(transformer, texts, prompt, options),
-            Input::Static(table) => match options.adapter {
-                Some(adapter) => Err(Error::value("adapter", adapter, "none: a static embedding has no adapters")),
-                None => self.finish(table.embed(texts, prompt, options)?, options),
-            },
-        }
+    /// The encoder of the route of a call, as the `Router` of sentence-transformers resolves it, and the options
+    /// without the task, if the router has used it.
+    pub(super) fn route_of<'a>(&self, options: &EncodeOptions<'a>) -> Result<(&Self, EncodeOptions<'a>)> {
+        let Some(own) = &self.route_name else { return Ok((self, *options)) };
+        let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };
+        let task = options.task.map(Task::name);
+        // All that is encoded is text, and a route may be named so.
+        let encoder = match task.and_then(named).or_else(|| named("text")) {
+            Some(encoder) => encoder,
+            None if task.is_none() && !self.needs_task => self,
+            None => return Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
+        };
+        Ok((encoder, EncodeOptions { task: None, ..*options }))
     }
 
-    /// The embeddings of texts that run through a transformer in batches.
-    fn embed_batches(
-        &self,
-        transformer: &Transformer,
-        texts: &[&str],
-        prompt: &str,
-        options: &EncodeOptions,
-    ) -> Result<Tensor> {
-        let model = &*self.model_for(transformer, options)?;
-        let options = &EncodeOptions { adapter: None, task: None, ..*options };
-        let sequences: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let uncounted = transformer.uncounted(prompt)?;
-        let rows = transformer.batcher.run_tokens(model, &sequences, prompt, options, |batch| {
-            let embeddings = self.finish(transformer.pool_batch(model, batch, uncounted)?, options)?;
-            (0..batch.len()).map(|i| Ok(embeddings.narrow(0, i, 1)?)).collect()
-        })?;
-        Ok(Tensor::cat(&rows, 0)?)
+    /// The embeddings of texts that run through a transformer in batches, `(texts, size)`.
+    fn embed(&self, transformer: &Transformer, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
+        let (models, groups) = self.models_for(transformer, texts.len(), options)?;
+        let prompt = self.prompt(options)?;
+        let excluded_prefix = transformer.excluded_prefix(prompt)?;
+        let mut rows = Vec::with_capacity(texts.len());
+        for batch in transformer.batcher.batches(&transformer.model, texts, prompt, options)?.grouped(&groups) {
+            let batch = batch?;
+            let pooled = transformer.encode_and_pool(&models[batch.group], &batch.tokens, excluded_prefix)?;
+            let embeddings = self.finish(pooled, options)?;
+            rows.extend(batch.texts.iter().copied().zip(embeddings.chunk(batch.texts.len(), 0)?));
+        }
+        Ok(Tensor::cat(&in_text_order(rows), 0)?)
     }
 
     /// The embeddings of no texts, `(0, size)`.
@@ -163,7 +205,7 @@ impl SentenceEncoder {
         Ok(Tensor::zeros((0, self.size_for(options)), self.input.dtype(), self.input.device())?)
     }
 
-    /// What comes after pooling: the modules of the model; then the first features of each row are kept, and divided by
+    /// The steps after pooling: the modules of the model; then the first features of each row are kept, and divided by
     /// their length. `(b, width)` → `(b, size)`.
     pub(super) fn finish(&self, pooled: Tensor, options: &EncodeOptions) -> Result<Tensor> {
         let kept = self.modules.forward(pooled)?.narrow(1, 0, self.size_for(options))?;
@@ -182,5 +224,65 @@ impl SentenceEncoder {
             Input::Static(table) => table.dtype(),
         };
         Error::not_finite(format_args!("the {what} of text {i}, `{}`", cut_to(text, 80)), dtype)
+    }
+}
+
+/// The iterator that [`SentenceEncoder::encode_iter`] returns.
+pub struct EncodeIter<'a, I> {
+    encoder: &'a SentenceEncoder,
+    texts: I,
+    options: EncodeOptions<'a>,
+    /// Embeddings `(texts, size)` of the last window, and how many of them were given out.
+    ready: Option<(Tensor, usize)>,
+    failed: bool,
+}
+
+impl<I: Iterator<Item: AsRef<str>>> EncodeIter<'_, I> {
+    /// The embeddings of the next texts; `None` at the end.
+    fn window(&mut self) -> Option<Result<Tensor>> {
+        let (mut window, mut bytes) = (Vec::new(), 0);
+        while window.len() < WINDOW && bytes < WINDOW_BYTES {
+            let Some(text) = self.texts.next() else { break };
+            bytes += text.as_ref().len();
+            window.push(text);
+        }
+        if window.is_empty() {
+            return None;
+        }
+        let texts: Vec<&str> = window.iter().map(AsRef::as_ref).collect();
+        let embeddings = self.encoder.encode(&texts, &self.options);
+        self.options.first_text += texts.len();
+        Some(embeddings)
+    }
+}
+
+impl<I: Iterator<Item: AsRef<str>>> Iterator for EncodeIter<'_, I> {
+    type Item = Result<Tensor>;
+
+    fn next(&mut self) -> Option<Result<Tensor>> {
+        loop {
+            if let Some((embeddings, given)) =
+                self.ready.as_mut().filter(|(embeddings, given)| *given < embeddings.dims()[0])
+            {
+                *given += 1;
+                return Some(embeddings.get(*given - 1).map_err(Into::into));
+            }
+            if self.failed {
+                return None;
+            }
+            match self.window()? {
+                Ok(embeddings) => self.ready = Some((embeddings, 0)),
+                Err(error) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+impl<I> std::fmt::Debug for EncodeIter<'_, I> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EncodeIter").field("encoder", self.encoder).finish_non_exhaustive()
     }
 }

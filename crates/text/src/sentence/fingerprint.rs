@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use candle_attention::io::{Fingerprint, hash_file, is_present};
+use candle_attention::io::is_present;
 use candle_attention::{Error, Result};
 
 use crate::folder::ModelFolder;
+use crate::hash::{Fingerprint, hash_file};
 use crate::router::routes;
 
 /// SHA-256, as 64 hexadecimal digits, of the files that determine a model's embeddings: weights, tokenizer and

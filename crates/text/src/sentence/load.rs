@@ -1,4 +1,4 @@
-//! Loading the modules of a model's folder, route by route.
+//! Reads the folder of a sentence encoder: its modules, route by route, and its settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,16 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
 use crate::folder::{ModelFolder, Module};
-use crate::heads::pooling::{Pooling, PoolingMode};
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
+use crate::model::pooling::{Pooling, PoolingMode};
+use crate::prompts::Prompts;
 use crate::router::{Routes, routes};
 use crate::sentence::adapters::Adapters;
-use crate::sentence::input::Input;
 use crate::sentence::modules::Modules;
-use crate::sentence::pooling_config::PoolingConfig;
+use crate::sentence::similarity::SimilarityFunction;
 use crate::sentence::static_embedding::{StaticEmbedding, model2vec};
-use crate::sentence::transformer::Transformer;
+use crate::sentence::transformer::{Input, Transformer};
 use crate::text::batches::TextBatcher;
 use crate::text::chat_template::ChatTemplate;
 
@@ -35,7 +35,7 @@ pub(super) struct Loader<'a> {
     pub folder: ModelFolder<'a>,
     /// Loads the transformer in a folder.
     pub load_model: &'a mut LoadModel<'a>,
-    /// Where static embeddings go: they have no weights of their own source.
+    /// Dtype and device of static embeddings.
     pub dtype: DType,
     pub device: Device,
     transformers: BTreeMap<PathBuf, (BertModel, Adapters, TextBatcher)>,
@@ -133,4 +133,94 @@ impl<'a> Loader<'a> {
 fn default_mode(config: &BertConfig, bare: bool) -> Result<PoolingMode> {
     let is_causal = bare && config.is_language_model() && config.key_flag("is_causal")? != Some(false);
     Ok(if is_causal { PoolingMode::LastToken } else { PoolingMode::Mean })
+}
+
+/// `config.json` of a pooling module.
+#[derive(serde::Deserialize)]
+struct PoolingConfig {
+    pooling_mode: Option<OneOrMore>,
+    /// Whether pooling includes the tokens of a prompt.
+    #[serde(default = "yes")]
+    include_prompt: bool,
+    #[serde(flatten)]
+    others: BTreeMap<String, serde_json::Value>,
+}
+
+/// The most pooling modes: each makes an embedding longer by the width of the model. Six modes exist.
+const MAX_POOLING_MODES: usize = 16;
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(PoolingMode),
+    More(Vec<PoolingMode>),
+}
+
+/// The boolean keys of earlier versions, in the order in which their vectors are concatenated.
+const POOLING_KEYS: [(&str, PoolingMode); 6] = [
+    ("pooling_mode_cls_token", PoolingMode::Cls),
+    ("pooling_mode_max_tokens", PoolingMode::Max),
+    ("pooling_mode_mean_tokens", PoolingMode::Mean),
+    ("pooling_mode_mean_sqrt_len_tokens", PoolingMode::MeanSqrtLen),
+    ("pooling_mode_weightedmean_tokens", PoolingMode::WeightedMean),
+    ("pooling_mode_lasttoken", PoolingMode::LastToken),
+];
+
+impl PoolingConfig {
+    /// The modes, in the order in which their vectors are concatenated.
+    fn modes(&self) -> Result<Vec<PoolingMode>> {
+        let modes = match &self.pooling_mode {
+            Some(OneOrMore::One(mode)) => vec![*mode],
+            Some(OneOrMore::More(modes)) => modes.clone(),
+            None => {
+                let mut modes = Vec::new();
+                for (key, mode) in POOLING_KEYS {
+                    match self.others.get(key) {
+                        Some(serde_json::Value::Bool(true)) => modes.push(mode),
+                        None | Some(serde_json::Value::Bool(false) | serde_json::Value::Null) => {}
+                        Some(other) => return Err(Error::config(key, other, "true or false")),
+                    }
+                }
+                if modes.is_empty() { vec![PoolingMode::Mean] } else { modes }
+            }
+        };
+        if modes.len() > MAX_POOLING_MODES {
+            let found = format!("{} modes", modes.len());
+            return Err(Error::config("pooling_mode", found, format!("at most {MAX_POOLING_MODES}")));
+        }
+        Ok(modes)
+    }
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct SettingsFile {
+    similarity_fn_name: Option<String>,
+    truncate_dim: Option<usize>,
+}
+
+/// `config_sentence_transformers.json`: prompts, the similarity of embeddings, and their size.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Settings {
+    pub prompts: Prompts,
+    /// Cosine where the file states none, or one of multi-vector models.
+    pub similarity: SimilarityFunction,
+    pub truncate_dim: Option<usize>,
+}
+
+impl Settings {
+    /// Reads the file of a model's folder, which may be absent.
+    pub(crate) fn load(folder: ModelFolder) -> Result<Self> {
+        let path = folder.path.join("config_sentence_transformers.json");
+        let SettingsFile { similarity_fn_name, truncate_dim } = folder.json_or_default(&path)?;
+        if truncate_dim == Some(0) {
+            return Err(Error::file(path, "truncate_dim is 0, expected at least 1"));
+        }
+        let similarity = similarity_fn_name.and_then(|name| name.parse().ok()).unwrap_or_default();
+        Ok(Self { prompts: Prompts::load(folder)?, similarity, truncate_dim })
+    }
 }

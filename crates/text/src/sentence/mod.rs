@@ -1,23 +1,17 @@
 //! `SentenceEncoder`: sentence embeddings.
 
-mod activation;
 mod adapted_calls;
 pub(crate) mod adapters;
 pub(crate) mod dense;
 mod embedded;
-mod encode;
+pub(crate) mod encode;
 pub(crate) mod fingerprint;
-mod input;
 mod load;
 pub(crate) mod modules;
-mod pooling_config;
 pub(crate) mod quantize;
-mod settings;
 pub(crate) mod similarity;
 mod spans;
 mod static_embedding;
-pub(crate) mod stream;
-mod tasks;
 pub(crate) mod transformer;
 
 use std::collections::BTreeMap;
@@ -33,12 +27,10 @@ use crate::folder::{ModelFolder, constructors};
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::HiddenStates;
 use crate::sentence::adapters::{Adapters, adapted_folder};
-use crate::sentence::input::Input;
-use crate::sentence::load::{Loader, Route};
+use crate::sentence::load::{Loader, Route, Settings};
 use crate::sentence::modules::Modules;
-use crate::sentence::settings::Settings;
 use crate::sentence::similarity::SimilarityFunction;
-use crate::sentence::transformer::Transformer;
+use crate::sentence::transformer::{Input, Transformer};
 use crate::text::options::EncodeOptions;
 #[cfg(feature = "visualize")]
 use crate::text::tokenizer::Text;
@@ -157,7 +149,7 @@ impl SentenceEncoder {
         self.size_for(&EncodeOptions::default())
     }
 
-    /// What the model truncates embeddings to, where the options do not: `truncate_dim` of
+    /// The size to which the model truncates embeddings, where the options set none: `truncate_dim` of
     /// `config_sentence_transformers.json`.
     pub fn truncate_dim(&self) -> Option<usize> {
         self.settings.truncate_dim
@@ -196,7 +188,7 @@ impl SentenceEncoder {
     /// `tokenizer.json` is malformed in a way that only a text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let prompt = self.prompt(options)?;
-        match &self.route(options.task)?.input {
+        match &self.route_of(options)?.0.input {
             Input::Transformer(of) => of.batcher.tokenizer_for(options.max_length, &of.model)?.windows(text, prompt),
             Input::Static(table) => table.tokenizer_for(options.max_length)?.windows(text, prompt),
         }
@@ -225,28 +217,10 @@ impl SentenceEncoder {
         transformer.batcher.attention(&transformer.model, prompted, options)
     }
 
-    /// The names of the routes of a model with a `Router`, its default first: [`EncodeOptions::task`] is one of them. Empty
-    /// for other models.
+    /// The names of the routes of a model with a `Router`, its default first: [`EncodeOptions::task`] names one of
+    /// them. Empty for other models.
     pub fn routes(&self) -> Vec<&str> {
         self.route_name.iter().chain(self.others.keys()).map(String::as_str).collect()
-    }
-
-    /// The encoder of the route of a task, as the `Router` of sentence-transformers resolves it.
-    fn route(&self, task: Option<&str>) -> Result<&Self> {
-        let Some(own) = &self.route_name else { return Ok(self) };
-        let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };
-        // All that is encoded is text, and a route may be named so.
-        match task.and_then(named).or_else(|| named("text")) {
-            Some(encoder) => Ok(encoder),
-            None if task.is_none() && !self.needs_task => Ok(self),
-            None => Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
-        }
-    }
-
-    /// The encoder of the route of a call, and the options without the task that names it.
-    fn route_of<'a>(&self, options: &EncodeOptions<'a>) -> Result<(&Self, EncodeOptions<'a>)> {
-        let own = EncodeOptions { task: options.task.filter(|_| self.route_name.is_none()), ..*options };
-        Ok((self.route(options.task)?, own))
     }
 
     /// The transformer; an error if the model has none.
@@ -259,9 +233,10 @@ impl SentenceEncoder {
         Self { input: Input::Transformer(Box::new(transformer)), ..self.clone() }
     }
 
-    /// The embeddings of a batch, `(b, size)`. The first `uncounted` tokens of a text do not count.
-    pub(crate) fn pool(&self, hidden: &HiddenStates, uncounted: usize) -> Result<Tensor> {
-        self.modules.forward(self.transformer()?.pool(hidden, uncounted)?)
+    /// The embeddings of texts with these hidden states, `(b, size)`, pooled without the first `excluded_prefix` tokens
+    /// of each.
+    pub(crate) fn pool_hidden(&self, hidden: &HiddenStates, excluded_prefix: usize) -> Result<Tensor> {
+        self.modules.forward(self.transformer()?.pool_hidden(hidden, excluded_prefix)?)
     }
 
     /// The size of an embedding before truncation.
@@ -276,9 +251,8 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::text::batches::TextBatcher;
+    use crate::text::batches::{TextBatcher, in_text_order};
     use crate::text::in_flight::InFlight;
-    use crate::text::tokenizer::Text;
 
     fn encoder_batcher(encoder: &mut SentenceEncoder) -> &mut TextBatcher {
         match &mut encoder.input {
@@ -346,17 +320,16 @@ mod tests {
         let encoder = encoder.clone();
         thread::scope(|scope| {
             let run = || {
-                let texts = texts.map(Text::One);
-                let of = encoder.transformer()?;
-                let vectors = of.batcher.run(&of.model, &texts, "", &one_by_one(), |batch, hidden| {
+                let (of, options, mut vectors) = (encoder.transformer()?, one_by_one(), Vec::new());
+                for batch in of.batcher.batches(&of.model, &texts, "", &options)? {
+                    let batch = batch?;
                     most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
-                    let pooled = encoder.pool(&hidden, 0)?;
-                    let vectors = (0..batch.len()).map(|i| Ok(pooled.narrow(0, i, 1)?)).collect();
+                    let pooled = encoder.pool_hidden(&of.batcher.hidden(&of.model, &batch.tokens)?, 0)?;
+                    vectors.push((batch.texts[0], pooled));
                     batches.fetch_add(1, SeqCst);
                     inside.fetch_sub(1, SeqCst);
-                    vectors
-                })?;
-                Ok::<_, candle_attention::Error>(candle_core::Tensor::cat(&vectors, 0)?.to_vec2::<f32>()?)
+                }
+                Ok::<_, Error>(Tensor::cat(&in_text_order(vectors), 0)?.to_vec2::<f32>()?)
             };
             let threads: Vec<_> = (0..100).map(|_| scope.spawn(run)).collect();
             threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap(), expected));

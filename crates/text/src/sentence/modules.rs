@@ -8,7 +8,7 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Module as _, Tensor};
 
 use crate::folder::{ModelFolder, Module};
-use crate::heads::pooling::l2_normalize;
+use crate::model::pooling::l2_normalize;
 use crate::sentence::dense::Dense;
 
 /// The key under which a module finds an embedding, and leaves it.

@@ -7,7 +7,7 @@ use candle_attention::tensor::{check_tensor_memory, compute_dtype};
 use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
-use crate::heads::pooling::l2_normalize;
+use crate::model::pooling::l2_normalize;
 
 /// How similar two embeddings are: the larger, the more. The names and formulas are those of sentence-transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -53,10 +53,10 @@ impl SentenceEncoder {
         if spans.is_empty() {
             return encoder.no_embeddings(options);
         }
-        let (batcher, model) = (&transformer.batcher, encoder.model_for(transformer, options)?);
-        let hidden =
-            batcher.in_flight.run(tokens.len(), MOST_QUEUED, || batcher.hidden(&model, &[&tokens])?.text(0))?; // (tokens, width)
-        let hidden = hidden.to_dtype(encoder.input.dtype())?;
+        let (batcher, (models, _)) = (&transformer.batcher, encoder.models_for(transformer, 1, options)?);
+        let permit = batcher.in_flight.begin(tokens.len(), MOST_QUEUED);
+        let hidden = batcher.hidden(&models[0], &[tokens])?.text(0)?.to_dtype(encoder.input.dtype())?; // (tokens, width)
+        permit.finish()?;
         let mean = |of_span: &Vec<u32>| {
             let of_span = Tensor::new(of_span.as_slice(), hidden.device())?;
             Ok(hidden.index_select(&of_span, 0)?.mean_keepdim(0)?)
@@ -78,12 +78,10 @@ fn tokens_of(span: &Range<usize>, text: &str, bytes: &[Range<usize>]) -> Result<
     }
     let shares = |token: &Range<usize>| token.start < span.end && token.end > span.start;
     let tokens: Vec<u32> = (0..).zip(bytes).filter(|(_, token)| shares(token)).map(|(i, _)| i).collect();
-    match tokens.is_empty() {
-        true => {
-            let end = bytes.iter().map(|token| token.end).max().unwrap_or(0);
-            let expected = format!("at least 1: the tokens of the text end at byte {end}");
-            Err(Error::value(format!("the number of tokens of span {span:?}"), 0, expected))
-        }
-        false => Ok(tokens),
+    if tokens.is_empty() {
+        let end = bytes.iter().map(|token| token.end).max().unwrap_or(0);
+        let expected = format!("at least 1: the tokens of the text end at byte {end}");
+        return Err(Error::value(format!("the number of tokens of span {span:?}"), 0, expected));
     }
+    Ok(tokens)
 }

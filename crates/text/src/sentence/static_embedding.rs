@@ -30,7 +30,7 @@ pub(crate) struct StaticEmbedding {
     table: Arc<Table>,
     /// The number of tokens at which a text is cut.
     pub max_length: Option<usize>,
-    /// What model2vec does with a text before and after it is tokenized.
+    /// The steps of model2vec before and after a text is tokenized.
     model2vec: Option<Model2Vec>,
     dtype: DType,
     pub device: Device,

@@ -1,14 +1,23 @@
-//! The first module of most models: a transformer, and the pooling after it.
+//! The first module of a model, which takes texts: a transformer with its pooling, or a static embedding.
 
-use candle_attention::Result;
-use candle_core::Tensor;
+use candle_attention::tensor::compute_dtype;
+use candle_attention::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 
-use crate::heads::pooling::Pooling;
 use crate::model::bert::BertModel;
 use crate::model::hidden_states::HiddenStates;
+use crate::model::pooling::Pooling;
 use crate::sentence::adapters::Adapters;
+use crate::sentence::static_embedding::StaticEmbedding;
 use crate::text::batches::TextBatcher;
 use crate::text::tokenizer::{Text, Tokens};
+
+/// Turns a text into a vector.
+#[derive(Clone)]
+pub(crate) enum Input {
+    Transformer(Box<Transformer>),
+    Static(StaticEmbedding),
+}
 
 /// A transformer that pools its hidden states.
 #[derive(Debug, Clone)]
@@ -16,64 +25,93 @@ pub(crate) struct Transformer {
     pub model: BertModel,
     pub batcher: TextBatcher,
     pub pooling: Pooling,
-    /// Whether the tokens of a prompt count in pooling.
+    /// Whether pooling includes the tokens of a prompt.
     pub include_prompt: bool,
     pub adapters: Adapters,
 }
 
 impl Transformer {
-    /// The size of a pooled vector.
-    pub fn output_size(&self) -> usize {
-        self.pooling.output_size(self.model.config().hidden_size)
-    }
-
-    /// The pooled vectors of a batch that `model` runs, `(b, size)`. The first `uncounted` tokens of a text do not count.
-    pub fn pool_batch(&self, model: &BertModel, batch: &[&Tokens], uncounted: usize) -> Result<Tensor> {
-        // Each text is pooled as soon as its hidden states are there, if the model runs on f32 rows on the CPU.
-        let (pooling, width) = (&self.pooling, model.config().hidden_size);
-        let pool = |hidden: &[f32], output: &mut [f32]| {
-            let length = hidden.len() / width;
-            pooling.of_rows(hidden, width, uncounted.min(length)..length, output);
-        };
-        match self.batcher.reduce(model, batch, pooling.output_size(width), pool)? {
+    /// The pooled vectors of a batch, `(b, size)`, computed by `model` without the first `excluded_prefix` tokens of
+    /// each text. On the CPU each text is pooled as soon as its hidden states are there.
+    pub fn encode_and_pool(&self, model: &BertModel, batch: &[Tokens], excluded_prefix: usize) -> Result<Tensor> {
+        match self.batcher.pooled(model, batch, &self.pooling, excluded_prefix)? {
             Some(pooled) => Ok(pooled),
-            None => self.pool(&self.batcher.hidden(model, batch)?, uncounted),
+            None => self.pool_hidden(&self.batcher.hidden(model, batch)?, excluded_prefix),
         }
     }
 
-    /// The pooled vectors of the texts of a batch, `(b, size)`. The first `uncounted` tokens of a text do not count.
-    pub fn pool(&self, hidden: &HiddenStates, uncounted: usize) -> Result<Tensor> {
-        let counts = |length: usize, s: usize| (0..s).map(move |j| u8::from((uncounted..length).contains(&j)));
+    /// The pooled vectors of texts with these hidden states, `(b, size)`, without the first `excluded_prefix` tokens of
+    /// each.
+    pub fn pool_hidden(&self, hidden: &HiddenStates, excluded_prefix: usize) -> Result<Tensor> {
+        let mask = |length: usize, s: usize| (0..s).map(move |j| u8::from((excluded_prefix..length).contains(&j)));
         let device = hidden.tokens.device();
         // On a GPU a few large operations cost less than many small ones.
         if hidden.tokens.rank() == 2 && device.is_cpu() {
             let one = |i: usize| {
                 let (tokens, length) = (hidden.text(i)?.unsqueeze(0)?, hidden.lengths[i]);
-                let counts = Tensor::from_iter(counts(length, length), device)?.unsqueeze(0)?;
-                self.pooling.forward(&tokens, &counts)
+                self.pooling.forward(&tokens, &Tensor::from_iter(mask(length, length), device)?.unsqueeze(0)?)
             };
             return Ok(Tensor::cat(&(0..hidden.lengths.len()).map(one).collect::<Result<Vec<_>>>()?, 0)?);
         }
         let tokens = hidden.padded()?;
         let (b, s, _) = tokens.dims3()?;
-        let counts: Vec<u8> = hidden.lengths.iter().flat_map(|&length| counts(length, s)).collect();
-        self.pooling.forward(&tokens, &Tensor::from_vec(counts, (b, s), device)?)
+        let mask: Vec<u8> = hidden.lengths.iter().flat_map(|&length| mask(length, s)).collect();
+        self.pooling.forward(&tokens, &Tensor::from_vec(mask, (b, s), device)?)
     }
 
-    /// Tokens at the start of a text with this prompt that pooling leaves out.
-    pub fn uncounted(&self, prompt: &str) -> Result<usize> {
-        if self.include_prompt { Ok(0) } else { self.prompt_tokens(prompt) }
-    }
-
-    /// How many tokens at the start of a text come from the prompt: the start token and its own, not the end token if the
-    /// tokenizer puts one there.
-    fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
-        if prompt.is_empty() {
+    /// The number of tokens at the start of a text with this prompt that pooling leaves out: the start token and those
+    /// of the prompt, unless the model includes them.
+    pub fn excluded_prefix(&self, prompt: &str) -> Result<usize> {
+        if self.include_prompt || prompt.is_empty() {
             return Ok(0);
         }
         let tokenizer = &self.batcher.tokenizer;
         let tokens = tokenizer.encode(&[Text::One(prompt)], "")?.remove(0).ids;
+        // The tokenizer may put an end token after the prompt.
         let ends = tokens.last().is_some_and(|last| tokenizer.is_special(*last));
         Ok(tokens.len() - usize::from(ends))
+    }
+}
+
+impl std::fmt::Debug for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Transformer(transformer) => transformer.fmt(f),
+            Self::Static(table) => table.fmt(f),
+        }
+    }
+}
+
+impl Input {
+    /// The size of the vectors.
+    pub fn output_size(&self) -> usize {
+        match self {
+            Self::Transformer(of) => of.pooling.output_size(of.model.config().hidden_size),
+            Self::Static(table) => table.width(),
+        }
+    }
+
+    /// The device of the vectors.
+    pub fn device(&self) -> &Device {
+        match self {
+            Self::Transformer(transformer) => transformer.model.device(),
+            Self::Static(table) => &table.device,
+        }
+    }
+
+    /// The dtype of the vectors.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Transformer(transformer) => compute_dtype(transformer.batcher.dtype),
+            Self::Static(table) => table.dtype(),
+        }
+    }
+
+    /// The transformer. A static embedding has no vectors of tokens in their context, and no attention.
+    pub fn transformer(&self) -> Result<&Transformer> {
+        match self {
+            Self::Transformer(transformer) => Ok(transformer),
+            Self::Static(_) => Err(Error::value("the first module of the model", "StaticEmbedding", "Transformer")),
+        }
     }
 }

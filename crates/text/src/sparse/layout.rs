@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use candle_attention::{Error, Result};
 
 use crate::folder::{ModelFolder, Module};
-use crate::prompts::Task;
 use crate::router::{Routes, routes};
+use crate::text::options::Task;
 
 /// A chain of modules that makes sparse vectors of texts.
 #[derive(Debug, Clone, PartialEq, Eq)]

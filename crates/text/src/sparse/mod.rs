@@ -11,14 +11,13 @@ use candle_core::{DType, Device};
 
 use crate::folder::{ModelFolder, constructors};
 use crate::heads::masked_lm::MaskedLm;
-use crate::prompts::{Prompts, Task};
+use crate::prompts::Prompts;
 use crate::sparse::layout::{Chain, Layout};
 use crate::sparse::splade::SpladePooling;
 use crate::sparse::static_weights::StaticWeights;
 use crate::sparse::vector::SparseVector;
-use crate::text::batches::TextBatcher;
-use crate::text::options::{EncodeOptions, without_dimensions};
-use crate::text::tokenizer::Text;
+use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::options::{EncodeOptions, Task, without_dimensions};
 
 /// Sparse embeddings as the `SparseEncoder` of sentence-transformers computes them: SPLADE
 /// ([Formal 2021](https://arxiv.org/abs/2109.10086)), a masked language model whose logits are pooled; and models that read
@@ -167,13 +166,13 @@ impl SparseEncoder {
         entries.into_iter().map(|(id, value)| (tokenizer.token(id).unwrap_or_default(), value)).collect()
     }
 
-    fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task>) -> Result<Vec<SparseVector>> {
-        let of_options = Task::of(options)?;
+    fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<SparseVector>> {
+        let of_options = options.search_task()?;
         let options = &EncodeOptions { task: None, ..*options };
         without_dimensions(options)?;
         let (route, name) = match task.or(of_options) {
             Some(Task::Query) => (self.query, "query"),
-            Some(Task::Document) => (self.document, "document"),
+            Some(_) => (self.document, "document"),
             None => (self.default, "default"),
         };
         let Some(route) = route else {
@@ -223,11 +222,14 @@ impl Splade {
         options: &EncodeOptions,
         max_active_dims: Option<usize>,
     ) -> Result<Vec<SparseVector>> {
-        let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let vocabulary = self.head.model().config().vocab_size;
-        self.batcher.run(self.head.model(), &inputs, prompt, options, |_, hidden| {
-            let pooled = self.pooling.pool(&hidden, vocabulary, |xs| self.head.logits(xs))?;
-            Ok(pooled.iter().map(|dense| SparseVector::from_dense(dense, max_active_dims)).collect())
-        })
+        let (model, mut vectors) = (self.head.model(), Vec::with_capacity(texts.len()));
+        for batch in self.batcher.batches(model, texts, prompt, options)? {
+            let batch = batch?;
+            let hidden = self.batcher.hidden(model, &batch.tokens)?;
+            let pooled = self.pooling.pool(&hidden, model.config().vocab_size, |xs| self.head.logits(xs))?;
+            let sparse = pooled.iter().map(|dense| SparseVector::from_dense(dense, max_active_dims));
+            vectors.extend(batch.texts.into_iter().zip(sparse));
+        }
+        Ok(in_text_order(vectors))
     }
 }

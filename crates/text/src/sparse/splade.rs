@@ -60,7 +60,7 @@ const MIN_ROWS: usize = 16;
 const FEATURES: usize = 4096;
 
 impl SpladePooling {
-    /// That of a model without modules: the largest of `log(1 + relu(x))`.
+    /// The pooling of a model without modules: the largest of `log(1 + relu(x))`.
     pub const MAX: Self = Self { strategy: Strategy::Max, activation: Activation::Relu };
 
     /// Reads the configuration of the module in `path`.

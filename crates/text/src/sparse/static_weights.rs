@@ -39,7 +39,7 @@ impl StaticWeights {
     /// weights by token, which may also be at the top of the model.
     pub fn load(folder: ModelFolder, path: &Path) -> Result<Self> {
         let stated = TokenizerConfig::load(folder, path)?.max_length().unwrap_or(usize::MAX);
-        let tokenizer = Tokenizer::load(folder, &path.join("tokenizer.json"), stated, false)?;
+        let tokenizer = Tokenizer::load(folder, &path.join("tokenizer.json"), stated, false)?.without_special_tokens();
         let config: Config = folder.json_or_default(&path.join("config.json"))?;
         let is_json = config.path.is_some_and(|path| path.ends_with(".json"));
         let weights = if is_json || !folder.holds(&path.join("model.safetensors"))? {
@@ -80,19 +80,15 @@ impl StaticWeights {
         options: &EncodeOptions,
         max_active_dims: Option<usize>,
     ) -> Result<Vec<SparseVector>> {
-        let own;
         let tokenizer = match options.max_length {
-            Some(most) => {
-                own = self.tokenizer.with_max_length(most)?;
-                &own
-            }
+            Some(most) => &self.tokenizer.with_max_length(most)?,
             None => &self.tokenizer,
         };
         let mut vectors = Vec::with_capacity(texts.len());
         for window in texts.chunks(WINDOW) {
             options.check_cancelled()?;
             let window: Vec<Text> = window.iter().map(|text| Text::One(text)).collect();
-            for tokens in tokenizer.encode_without_special(&window, prompt)? {
+            for tokens in tokenizer.encode(&window, prompt)? {
                 if let Some(on_truncated) = options.on_truncated.filter(|_| tokens.truncated) {
                     on_truncated(vectors.len());
                 }

@@ -51,9 +51,7 @@ impl TextBatcher {
     pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
         let located = self.tokenizer_for(options.max_length, model)?.encode_with_offsets(text)?;
         let encoding = &located.encoding;
-        let tokens =
-            Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated: false };
-        let (padded, types) = self.padded(model, &[&tokens])?;
+        let (padded, types) = self.padded(model, &[Tokens::new(encoding, false)])?;
         let layers = match &options.layers {
             Some(layers) => layers.clone(),
             None => (0..model.heads().len()).collect(),
@@ -62,8 +60,9 @@ impl TextBatcher {
         what.heads = options.heads.clone();
         let forward = ForwardOptions::default().with_observe(&layers, &what);
         // One text: nothing is padded.
-        let run = || model.forward_with(&padded.ids, Some(&types), &AttentionMask::full(), &forward);
-        let forwarded = self.in_flight.run(tokens.len(), MOST_QUEUED, run)?;
+        let permit = self.in_flight.begin(encoding.len(), MOST_QUEUED);
+        let forwarded = model.forward_with(&padded.ids, Some(&types), &AttentionMask::full(), &forward)?;
+        permit.finish()?;
 
         let names: Vec<String> = (0..encoding.len()).map(|i| name(&located, i)).collect();
         let marks = marks(&located);

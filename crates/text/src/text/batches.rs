@@ -1,6 +1,6 @@
-//! Batches of texts: tokenized, sorted by length, and run through a model.
+//! Batches of texts: tokenized, sorted by length, and as a model takes them.
 
-use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::path::Path;
 
 use candle_attention::ragged::bucket_size;
@@ -11,8 +11,9 @@ use crate::folder::{ModelFolder, TokenizerConfig, limits};
 use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
 use crate::model::hidden_states::HiddenStates;
-use crate::text::in_flight::{InFlight, MOST_QUEUED};
-use crate::text::options::{EncodeOptions, without_adapter};
+use crate::model::pooling::Pooling;
+use crate::text::in_flight::{InFlight, MOST_QUEUED, Permit};
+use crate::text::options::EncodeOptions;
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 
 /// How many texts are tokenized at a time. Their tokens take 8 bytes each, so that a million texts need no more memory
@@ -22,7 +23,7 @@ const WINDOW: usize = 8192;
 /// How many bytes of text are tokenized at a time: about a second, after which a call can be cancelled.
 const WINDOW_BYTES: usize = 2 << 20;
 
-/// Turns texts into batches and runs a model on them.
+/// Turns texts into batches, and runs a model on a batch.
 #[derive(Debug, Clone)]
 pub(crate) struct TextBatcher {
     pub tokenizer: Tokenizer,
@@ -69,66 +70,46 @@ impl TextBatcher {
         Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, in_flight, window: WINDOW })
     }
 
-    /// Calls `run` with batches of the texts, each after `prompt`, and what `model` makes of them; it gives something for
-    /// each text of its batch, and this gives all of that in the order of `texts`.
-    pub fn run<R>(
-        &self,
+    /// The batches of `texts`, each after `prompt`: tokenized a window at a time, texts of similar length together, for
+    /// `model` to run one after another.
+    ///
+    /// # Errors
+    /// A batch size of 0; a maximum length beyond the positions of the model.
+    pub fn batches<'a, 't: 'a, T: Into<Text<'t>> + Copy>(
+        &'a self,
         model: &BertModel,
-        texts: &[Text],
-        prompt: &str,
-        options: &EncodeOptions,
-        mut run: impl FnMut(&[&Tokens], HiddenStates) -> Result<Vec<R>>,
-    ) -> Result<Vec<R>> {
-        self.run_tokens(model, texts, prompt, options, |batch| run(batch, self.hidden(model, batch)?))
+        texts: &[T],
+        prompt: &'a str,
+        options: &'a EncodeOptions,
+    ) -> Result<Batches<'a>> {
+        self.batches_by(self.tokenizer_for(options.max_length, model)?, model, texts, prompt, options)
     }
 
-    /// [`run`](Self::run) with the tokens alone.
-    pub fn run_tokens<R>(
-        &self,
+    /// [`batches`](Self::batches) of the tokens of `tokenizer`.
+    pub fn batches_by<'a, 't: 'a, T: Into<Text<'t>> + Copy>(
+        &'a self,
+        tokenizer: Tokenizer,
         model: &BertModel,
-        texts: &[Text],
-        prompt: &str,
-        options: &EncodeOptions,
-        run: impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
-    ) -> Result<Vec<R>> {
-        let tokenizer = self.tokenizer_for(options.max_length, model)?;
-        self.run_tokenized(model, texts, options, |texts| tokenizer.encode(texts, prompt), run)
-    }
-
-    /// [`run_tokens`](Self::run_tokens) with texts that `tokenize` makes tokens of, some of them at a time.
-    pub fn run_tokenized<R>(
-        &self,
-        model: &BertModel,
-        texts: &[Text],
-        options: &EncodeOptions,
-        mut tokenize: impl FnMut(&[Text]) -> Result<Vec<Tokens>>,
-        mut run: impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
-    ) -> Result<Vec<R>> {
-        without_adapter(options)?;
+        texts: &[T],
+        prompt: &'a str,
+        options: &'a EncodeOptions,
+    ) -> Result<Batches<'a>> {
         if options.batch_size == 0 {
             return Err(Error::config("batch_size", 0, "at least 1"));
         }
-        let mut all = Vec::with_capacity(texts.len());
-        while all.len() < texts.len() {
-            let start = options.first_text + all.len();
-            let rest = &texts[all.len()..];
-            options.check_cancelled()?;
-            let tokens = tokenize(&rest[..self.window_of(rest)])?;
-            if let Some(i) = tokens.iter().position(|tokens| tokens.len() == 0) {
-                return Err(Error::value(format!("the number of tokens of text {}", start + i), 0, "at least 1"));
-            }
-            if let Some(on_truncated) = options.on_truncated {
-                let cut = (start..).zip(&tokens).filter(|(_, tokens)| tokens.truncated);
-                cut.for_each(|(i, _)| on_truncated(i));
-            }
-            let progress = |done: usize| {
-                if let Some(on_progress) = options.on_progress {
-                    on_progress(start + done, options.first_text + texts.len());
-                }
-            };
-            all.extend(self.run_window(&tokens, !model.supports_ragged(), options, progress, &mut run)?);
-        }
-        Ok(all)
+        Ok(Batches {
+            batcher: self,
+            tokenizer,
+            prompt,
+            options,
+            texts: texts.iter().map(|text| (*text).into()).collect(),
+            groups: &[],
+            padded: !model.supports_ragged(),
+            tokenized: 0,
+            waiting: Vec::new().into_iter(),
+            done: 0,
+            permit: None,
+        })
     }
 
     /// How many of the texts are tokenized together: at least one.
@@ -142,87 +123,55 @@ impl TextBatcher {
     }
 
     /// The tokenizer that cuts texts at `max_length` tokens, or at the model's own maximum.
-    pub fn tokenizer_for(&self, max_length: Option<usize>, model: &BertModel) -> Result<Cow<'_, Tokenizer>> {
-        let Some(max_length) = max_length else { return Ok(Cow::Borrowed(&self.tokenizer)) };
+    pub fn tokenizer_for(&self, max_length: Option<usize>, model: &BertModel) -> Result<Tokenizer> {
+        let Some(max_length) = max_length else { return Ok(self.tokenizer.clone()) };
         let most = model.config().max_tokens();
-        match max_length > most {
-            true => Err(Error::config("max_length", max_length, format!("at most {most}, the positions of the model"))),
-            false => Ok(Cow::Owned(self.tokenizer.with_max_length(max_length)?)),
+        if max_length > most {
+            return Err(Error::config("max_length", max_length, format!("at most {most}, the positions of the model")));
         }
-    }
-
-    /// [`run`](Self::run) for texts that are tokenized; `padded`: whether their batches are. `progress` is called with the
-    /// number of them that are done.
-    fn run_window<R>(
-        &self,
-        tokens: &[Tokens],
-        padded: bool,
-        options: &EncodeOptions,
-        progress: impl Fn(usize),
-        run: &mut impl FnMut(&[&Tokens]) -> Result<Vec<R>>,
-    ) -> Result<Vec<R>> {
-        // Texts of similar length need the least padding.
-        let mut order: Vec<usize> = (0..tokens.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(tokens[i].len()));
-        let lengths: Vec<usize> = order.iter().map(|&i| tokens[i].len()).collect();
-        let mut results: Vec<(usize, R)> = Vec::with_capacity(order.len());
-        while results.len() < order.len() {
-            let done = results.len();
-            let count = batch_size(&lengths[done..], [options.batch_size, options.max_batch_tokens], padded);
-            let batch: Vec<&Tokens> = order[done..done + count].iter().map(|&i| &tokens[i]).collect();
-            options.check_cancelled()?;
-            let most_queued = options.max_batch_tokens.min(MOST_QUEUED);
-            let made = self.in_flight.run(count * lengths[done], most_queued, || run(&batch))?;
-            results.extend(order[done..].iter().copied().zip(made));
-            progress(results.len());
-        }
-        results.sort_by_key(|(original, _)| *original);
-        Ok(results.into_iter().map(|(_, result)| result).collect())
+        self.tokenizer.with_max_length(max_length)
     }
 
     /// The hidden states of a batch: ragged where the model supports it, without any work on padding, and with the same
     /// result for a text in any batch; else padded, texts of like length together.
-    pub fn hidden(&self, model: &BertModel, batch: &[&Tokens]) -> Result<HiddenStates> {
+    pub fn hidden(&self, model: &BertModel, batch: &[Tokens]) -> Result<HiddenStates> {
         let inputs = self.inputs(model, batch)?;
         model.forward_sequences(&inputs.ids, &inputs.types())
     }
 
     /// [`hidden`](Self::hidden) where tokens attend to the first `visible[i]` tokens of text `i` alone: always padded.
-    pub fn hidden_under(&self, model: &BertModel, batch: &[&Tokens], visible: &[usize]) -> Result<HiddenStates> {
+    pub fn hidden_under(&self, model: &BertModel, batch: &[Tokens], visible: &[usize]) -> Result<HiddenStates> {
         let inputs = self.inputs(model, batch)?;
         model.forward_buckets(&inputs.ids, &inputs.types(), Some(visible))
     }
 
-    /// What `reduce` makes of the hidden states `(length, hidden_size)` of each text: `(b, size)`. `None` if the model does
-    /// not run on f32 rows on the CPU.
-    pub fn reduce(
+    /// The pooled vectors of a batch, `(b, size)`, without the first `excluded_prefix` tokens of each text: pooled as
+    /// soon as the hidden states of a text are there. `None` if the model does not run on f32 rows on the CPU.
+    pub fn pooled(
         &self,
         model: &BertModel,
-        batch: &[&Tokens],
-        size: usize,
-        reduce: impl Fn(&[f32], &mut [f32]) + Sync,
+        batch: &[Tokens],
+        pooling: &Pooling,
+        excluded_prefix: usize,
     ) -> Result<Option<Tensor>> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-        model.reduce_ragged(&ids.concat(), &types.concat(), &lengths, size, reduce)
+        model.pool_ragged(&ids.concat(), &types.concat(), &lengths, pooling, excluded_prefix)
     }
 
     /// A batch as ids and segment types `(b, s)`, padded on the right.
-    pub fn padded(&self, model: &BertModel, batch: &[&Tokens]) -> Result<(PaddedIds, Tensor)> {
+    pub fn padded(&self, model: &BertModel, batch: &[Tokens]) -> Result<(PaddedIds, Tensor)> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         let padded = PaddedIds::new(&ids, model.config().pad_token_id, &self.device)?;
         Ok((padded, PaddedIds::new(&types, 0, &self.device)?.ids))
     }
 
     /// Ids and segment types of each text, checked.
-    fn inputs<'a>(&self, model: &BertModel, batch: &[&'a Tokens]) -> Result<Inputs<'a>> {
+    fn inputs<'a>(&self, model: &BertModel, batch: &'a [Tokens]) -> Result<Inputs<'a>> {
         let config = model.config();
         let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();
-        let types = |tokens: &Tokens| match self.pair_types {
-            true => tokens.types.clone(),
-            false => vec![0; tokens.len()],
-        };
-        let types: Vec<Vec<u32>> = batch.iter().map(|tokens| types(tokens)).collect();
+        let types = |tokens: &Tokens| if self.pair_types { tokens.types.clone() } else { vec![0; tokens.len()] };
+        let types: Vec<Vec<u32>> = batch.iter().map(types).collect();
         for (ids, types) in ids.iter().zip(&types) {
             // A tokenizer may have more tokens than its model; a GPU would not report that.
             if let Some(id) = ids.iter().find(|id| **id as usize >= config.vocab_size) {
@@ -242,12 +191,121 @@ impl TextBatcher {
     }
 }
 
+/// Texts that a model runs together.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// The indices of the texts in the call.
+    pub texts: Vec<usize>,
+    /// The tokens of each text, the longest first.
+    pub tokens: Vec<Tokens>,
+    /// The group that all of the texts belong to.
+    pub group: usize,
+}
+
+/// An iterator over the batches of a call. A batch ends, for progress and for the bound on the work in flight, when the
+/// next one is asked for. Stops at the first error.
+pub(crate) struct Batches<'a> {
+    batcher: &'a TextBatcher,
+    tokenizer: Tokenizer,
+    prompt: &'a str,
+    options: &'a EncodeOptions<'a>,
+    texts: Vec<Text<'a>>,
+    /// The group of each text; empty where all texts are in group 0.
+    groups: &'a [usize],
+    /// Whether the model pads its batches.
+    padded: bool,
+    /// How many texts are tokenized.
+    tokenized: usize,
+    /// The texts among them that are in no batch yet, group by group, the longest first.
+    waiting: std::vec::IntoIter<(usize, Tokens)>,
+    /// How many texts are in a batch.
+    done: usize,
+    /// The permit of the last batch, while it runs.
+    permit: Option<Permit>,
+}
+
+impl<'a> Batches<'a> {
+    /// Batches of texts of one group each.
+    pub fn grouped(self, groups: &'a [usize]) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// Batches that are padded, whatever the model supports.
+    pub fn padded(self) -> Self {
+        Self { padded: true, ..self }
+    }
+
+    fn group(&self, text: usize) -> usize {
+        self.groups.get(text).copied().unwrap_or(0)
+    }
+
+    fn advance(&mut self) -> Result<Option<Batch>> {
+        let EncodeOptions { first_text, batch_size: most_texts, max_batch_tokens, .. } = *self.options;
+        if let Some(permit) = self.permit.take() {
+            permit.finish()?;
+            if let Some(on_progress) = self.options.on_progress {
+                on_progress(first_text + self.done, first_text + self.texts.len());
+            }
+        }
+        if self.done == self.texts.len() {
+            return Ok(None);
+        }
+        if self.done == self.tokenized {
+            self.tokenize()?;
+        }
+        self.options.check_cancelled()?;
+        let waiting = self.waiting.as_slice();
+        let group = self.group(waiting[0].0);
+        let of_group = waiting.iter().take(most_texts).take_while(|(text, _)| self.group(*text) == group);
+        let lengths: Vec<usize> = of_group.map(|(_, tokens)| tokens.len()).collect();
+        let count = batch_size(&lengths, [most_texts, max_batch_tokens], self.padded);
+        self.done += count;
+        let most_queued = max_batch_tokens.min(MOST_QUEUED);
+        self.permit = Some(self.batcher.in_flight.begin(count * lengths[0], most_queued));
+        let (texts, tokens) = self.waiting.by_ref().take(count).unzip();
+        Ok(Some(Batch { texts, tokens, group }))
+    }
+
+    /// Tokenizes the next window, and sorts it: texts of similar length need the least padding.
+    fn tokenize(&mut self) -> Result<()> {
+        self.options.check_cancelled()?;
+        let (start, first_text) = (self.tokenized, self.options.first_text);
+        let rest = &self.texts[start..];
+        let tokens = self.tokenizer.encode(&rest[..self.batcher.window_of(rest)], self.prompt)?;
+        let mut waiting: Vec<(usize, Tokens)> = (start..).zip(tokens).collect();
+        if let Some((i, _)) = waiting.iter().find(|(_, tokens)| tokens.len() == 0) {
+            return Err(Error::value(format!("the number of tokens of text {}", first_text + i), 0, "at least 1"));
+        }
+        if let Some(on_truncated) = self.options.on_truncated {
+            waiting.iter().filter(|(_, tokens)| tokens.truncated).for_each(|(i, _)| on_truncated(first_text + i));
+        }
+        self.tokenized += waiting.len();
+        waiting.sort_by_key(|(i, tokens)| (self.group(*i), Reverse(tokens.len())));
+        self.waiting = waiting.into_iter();
+        Ok(())
+    }
+}
+
+impl Iterator for Batches<'_> {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Result<Batch>> {
+        self.advance().transpose()
+    }
+}
+
 /// How many texts, whose `lengths` descend, are the next batch: at most so many texts and tokens, and at least one text. Of
 /// a batch that is `padded`, padding is at most a quarter.
 pub(crate) fn batch_size(lengths: &[usize], [most_texts, most_tokens]: [usize; 2], padded: bool) -> usize {
     let longest = lengths.first().copied().unwrap_or(0).max(1);
     let count = (most_tokens / longest).clamp(1, most_texts).min(lengths.len());
     if padded { bucket_size(&lengths[..count]) } else { count }
+}
+
+/// The results of batches, each with the index of its text, in the order of the texts.
+pub(crate) fn in_text_order<R>(mut results: Vec<(usize, R)>) -> Vec<R> {
+    results.sort_by_key(|(text, _)| *text);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 /// A batch's ids and segment types, text by text.

@@ -124,7 +124,7 @@ fn largest(numbers: &[f32]) -> (usize, f32) {
 mod tests {
     use super::*;
 
-    /// The example in the documentation of transformers, and what it says of the strategies.
+    /// The example in the documentation of transformers, with its three strategies.
     #[test]
     fn tokens_are_grouped_as_documented() {
         let labels = ["O", "B-ENT", "I-ENT", "B-NAME", "I-NAME"].map(String::from);

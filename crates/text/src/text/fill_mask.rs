@@ -8,9 +8,8 @@ use candle_nn::ops::softmax;
 use crate::folder::{ModelFolder, TokenizerConfig, constructors};
 use crate::heads::masked_lm::MaskedLm;
 use crate::model::hidden_states::rows;
-use crate::text::batches::TextBatcher;
+use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
-use crate::text::tokenizer::Text;
 
 /// How many holes are decoded at a time: each has a score for every token of the vocabulary, and a text may consist of mask
 /// tokens alone.
@@ -102,10 +101,11 @@ impl FillMask {
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<Vec<MaskPrediction>>>> {
         without_embeddings(options)?;
-        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let fills = self.batcher.run(&self.head.model, &texts, "", options, |batch, hidden| {
+        let mut fills = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches(&self.head.model, texts, "", options)? {
+            let batch = batch?;
             let mut places = Vec::new();
-            for (text, tokens) in batch.iter().enumerate() {
+            for (text, tokens) in batch.tokens.iter().enumerate() {
                 let before = places.len();
                 let holes = tokens.ids.iter().enumerate().filter(|(_, id)| **id == self.mask.1);
                 places.extend(holes.map(|(place, _)| (text, place)));
@@ -114,19 +114,21 @@ impl FillMask {
                     return Err(Error::value("the number of holes in a text", 0, expected));
                 }
             }
+            let hidden = self.batcher.hidden(&self.head.model, &batch.tokens)?;
             // Only these are decoded: a vocabulary is wide.
-            let mut fills: Vec<Vec<Vec<MaskPrediction>>> = vec![Vec::new(); batch.len()];
+            let mut of_batch: Vec<Vec<Vec<MaskPrediction>>> = vec![Vec::new(); batch.tokens.len()];
             for places in places.chunks(HOLES) {
                 let xs = hidden.tokens_at(places)?.unsqueeze(0)?; // (1, holes, hidden)
                 let scores = rows(&softmax(&self.head.logits(&xs)?.squeeze(0)?, D::Minus1)?)?;
                 for ((text, _), scores) in places.iter().zip(scores) {
-                    fills[*text].push(self.best(&scores, top_k)?);
+                    of_batch[*text].push(self.best(&scores, top_k)?);
                 }
             }
-            Ok(fills)
-        })?;
+            fills.extend(batch.texts.into_iter().zip(of_batch));
+        }
+        let fills = in_text_order(fills);
         let scores = |fills: &Vec<Vec<MaskPrediction>>| fills.iter().flatten().map(|fill| fill.score).collect();
-        check_finite("the scores", &texts, &fills.iter().map(scores).collect::<Vec<_>>(), self.batcher.dtype)?;
+        check_finite("the scores", texts, &fills.iter().map(scores).collect::<Vec<_>>(), self.batcher.dtype)?;
         Ok(fills)
     }
 

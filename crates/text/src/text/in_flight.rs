@@ -21,9 +21,9 @@ pub(crate) const MOST_QUEUED: usize = 16_384;
 
 /// A bound on the work in flight, or none. Clones share it.
 ///
-/// With `n` permits, batches of at most `b` tokens and calls that allow `q` queued tokens, less than `q + n · b` tokens are
-/// in flight: at most `n` batches are in [`run`](Self::run), and a thread leaves it only if those of the batches that were
-/// left unfinished are less than `q`.
+/// With `n` permits, batches of at most `b` tokens and calls that allow `q` queued tokens, less than `q + n · b` tokens
+/// are in flight: at most `n` batches have a [`Permit`], and a thread gives its permit back only if those of the
+/// batches that were left unfinished are less than `q`.
 #[derive(Debug, Clone)]
 pub(crate) struct InFlight(Option<Arc<Bounded>>);
 
@@ -39,12 +39,19 @@ struct State {
     permits: usize,
     /// Tokens of all batches that were queued.
     queued: usize,
-    /// Those of them that are known to be done.
+    /// The tokens among them that are known to be done.
     done: usize,
 }
 
-/// Permission to queue a batch, released when it is dropped.
-struct Permit<'a>(&'a Bounded);
+/// Permission to queue a batch. It is given back by [`finish`](Self::finish), or when it is dropped because the batch
+/// failed: what the batch queued before counts, too.
+pub(crate) struct Permit(Option<Held>);
+
+struct Held {
+    bounded: Arc<Bounded>,
+    tokens: usize,
+    most_queued: usize,
+}
 
 impl InFlight {
     /// The bound of a model on `device`: none but on Apple GPUs.
@@ -62,17 +69,35 @@ impl InFlight {
         Self(Some(Arc::new(Bounded { state, released: Condvar::new(), wait: Box::new(wait) })))
     }
 
-    /// Calls `batch`, which queues the work of a batch of so many tokens, padding included, when there is a permit. Waits for
-    /// the device if `most_queued` tokens or more are then in flight.
-    pub fn run<R>(&self, tokens: usize, most_queued: usize, batch: impl FnOnce() -> Result<R>) -> Result<R> {
-        let Some(bounded) = self.0.as_deref() else { return batch() };
-        let _permit = bounded.acquire();
-        let made = batch();
-        // What a batch queued before it failed counts, too.
+    /// Waits for a permit to queue a batch. `tokens` counts padding. The device is waited for at the end of the batch
+    /// if `most_queued` tokens or more are then in flight.
+    pub fn begin(&self, tokens: usize, most_queued: usize) -> Permit {
+        let held = self.0.as_ref().map(|bounded| {
+            bounded.acquire();
+            Held { bounded: bounded.clone(), tokens, most_queued }
+        });
+        Permit(held)
+    }
+}
+
+impl Permit {
+    /// Ends a batch whose work is queued.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn finish(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |held| held.settle())
+    }
+}
+
+impl Held {
+    /// Counts the tokens of the batch, and waits for the device if too many are in flight.
+    fn settle(&self) -> Result<()> {
+        let bounded = &self.bounded;
         let queued = {
             let mut state = bounded.lock();
-            state.queued = state.queued.wrapping_add(tokens);
-            (state.queued.wrapping_sub(state.done) >= most_queued).then_some(state.queued)
+            state.queued = state.queued.wrapping_add(self.tokens);
+            (state.queued.wrapping_sub(state.done) >= self.most_queued).then_some(state.queued)
         };
         if let Some(queued) = queued {
             (bounded.wait)()?;
@@ -82,7 +107,23 @@ impl InFlight {
                 state.done = queued;
             }
         }
-        made
+        Ok(())
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.take().filter(|_| !std::thread::panicking()) {
+            // The batch has an error of its own, which is returned.
+            let _ = held.settle();
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.bounded.lock().permits += 1;
+        self.bounded.released.notify_one();
     }
 }
 
@@ -96,11 +137,10 @@ fn wait_for(device: &Device) -> Result<()> {
 
 impl Bounded {
     /// Waits for a free permit.
-    fn acquire(&self) -> Permit<'_> {
+    fn acquire(&self) {
         let mut state =
             self.released.wait_while(self.lock(), |state| state.permits == 0).unwrap_or_else(PoisonError::into_inner);
         state.permits -= 1;
-        Permit(self)
     }
 
     /// The counts are valid even if a thread panicked while it held the lock.
@@ -112,13 +152,6 @@ impl Bounded {
 impl fmt::Debug for Bounded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bounded").field("state", &self.state).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        self.0.lock().permits += 1;
-        self.0.released.notify_one();
     }
 }
 
@@ -138,14 +171,15 @@ mod tests {
         // No thread leaves before four are inside, so that with fewer permits the test would hang.
         let four = Barrier::new(4);
         let batch = || {
+            let permit = in_flight.begin(1, 10);
             most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
             four.wait();
             inside.fetch_sub(1, SeqCst);
-            Ok(())
+            permit.finish().unwrap();
         };
         thread::scope(|scope| {
             for _ in 0..100 {
-                scope.spawn(|| in_flight.run(1, 10, batch).unwrap());
+                scope.spawn(batch);
             }
         });
         assert_eq!((most.load(SeqCst), inside.load(SeqCst)), (4, 0));
@@ -155,12 +189,13 @@ mod tests {
     fn threads_on_a_cpu_are_not_limited() {
         let (in_flight, all) = (InFlight::for_device(&Device::Cpu), Barrier::new(100));
         let batch = || {
+            let permit = in_flight.begin(1, 0);
             all.wait();
-            Ok(())
+            permit.finish().unwrap();
         };
         thread::scope(|scope| {
             for _ in 0..100 {
-                scope.spawn(|| in_flight.run(1, 0, batch).unwrap());
+                scope.spawn(batch);
             }
         });
     }
@@ -168,9 +203,12 @@ mod tests {
     #[test]
     fn panic_releases_its_permit() {
         let in_flight = InFlight::new(1, || Ok(()));
-        let panicked = catch_unwind(AssertUnwindSafe(|| in_flight.run::<()>(1, 10, || panic!("inside"))));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _permit = in_flight.begin(1, 10);
+            panic!("inside")
+        }));
         assert!(panicked.is_err());
-        assert_eq!(in_flight.run(1, 10, || Ok(3)).unwrap(), 3);
+        in_flight.begin(1, 10).finish().unwrap();
     }
 
     /// A device that works on nothing before somebody waits for it.
@@ -188,15 +226,17 @@ mod tests {
         let most = AtomicUsize::new(0);
         let (tokens, batches) = (|i: usize| 1 + i * 7 % largest, 200);
         let batch = |tokens: usize| {
-            let mut queue = queue.lock().unwrap();
-            *queue += tokens;
-            most.fetch_max(*queue, SeqCst);
-            Ok(())
+            let permit = in_flight.begin(tokens, most_queued);
+            {
+                let mut queue = queue.lock().unwrap();
+                *queue += tokens;
+                most.fetch_max(*queue, SeqCst);
+            }
+            permit.finish().unwrap();
         };
         thread::scope(|scope| {
             for _ in 0..8 {
-                let run = |i| in_flight.run(tokens(i), most_queued, || batch(tokens(i))).unwrap();
-                scope.spawn(move || (0..batches).for_each(run));
+                scope.spawn(|| (0..batches).map(tokens).for_each(batch));
             }
         });
         let most = most.load(SeqCst);
@@ -206,7 +246,7 @@ mod tests {
         assert!(waits.load(SeqCst) <= permits * (all / most_queued), "{waits:?}");
         // A single batch of that size is waited for by itself.
         let before = waits.load(SeqCst);
-        in_flight.run(most_queued, most_queued, || batch(most_queued)).unwrap();
+        batch(most_queued);
         assert_eq!((waits.load(SeqCst), *queue.lock().unwrap()), (before + 1, 0));
     }
 
@@ -214,12 +254,13 @@ mod tests {
     fn failed_batches_count_and_failed_waits_are_errors() {
         let fail = || Error::value("the device", "lost", "there");
         let in_flight = InFlight::new(1, move || Err(fail()));
-        assert_eq!(
-            in_flight.run::<()>(6, 10, || Err(Error::value("a", 1, "2"))).unwrap_err().to_string(),
-            "a is 1, expected 2"
-        );
-        assert_eq!(in_flight.run(3, 10, || Ok(5)).unwrap(), 5);
-        assert!(in_flight.run(1, 10, || Ok(5)).unwrap_err().to_string().contains("lost"));
-        in_flight.run(1, 10, || Ok(5)).unwrap_err();
+        // Its tokens are 9 with those of the next one, less than 10.
+        drop(in_flight.begin(6, 10));
+        in_flight.begin(3, 10).finish().unwrap();
+        assert!(in_flight.begin(1, 10).finish().unwrap_err().to_string().contains("lost"));
+        in_flight.begin(1, 10).finish().unwrap_err();
+        // A batch that fails waits, too, and leaves its permit.
+        drop(in_flight.begin(1, 10));
+        in_flight.begin(1, 10).finish().unwrap_err();
     }
 }

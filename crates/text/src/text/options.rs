@@ -6,6 +6,42 @@ use candle_core::DType;
 
 use crate::text::tokenizer::Text;
 
+/// What the texts of a call are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task<'a> {
+    /// Search queries.
+    Query,
+    /// Documents to be searched.
+    Document,
+    /// Something else that the model has a name for: a route of a `Router`
+    /// ([`SentenceEncoder::routes`](crate::SentenceEncoder::routes)); or a task that the checkpoint holds an adapter
+    /// for, such as `retrieval.query` of Jina embeddings v3
+    /// ([`SentenceEncoder::tasks`](crate::SentenceEncoder::tasks)).
+    Named(&'a str),
+}
+
+impl<'a> Task<'a> {
+    /// The name that prompts and routes of a model have for the task.
+    pub fn name(self) -> &'a str {
+        match self {
+            Self::Query => "query",
+            Self::Document => "document",
+            Self::Named(name) => name,
+        }
+    }
+}
+
+/// The task of a name: `query` and `document` are [`Task::Query`] and [`Task::Document`].
+impl<'a> From<&'a str> for Task<'a> {
+    fn from(name: &'a str) -> Self {
+        match name {
+            "query" => Self::Query,
+            "document" => Self::Document,
+            name => Self::Named(name),
+        }
+    }
+}
+
 /// How texts are encoded. The default: batches of up to 32 texts and 16,384 tokens, the model's default prompt, no
 /// progress.
 #[derive(Clone, Copy)]
@@ -27,12 +63,10 @@ pub struct EncodeOptions<'a> {
     pub adapters: Option<&'a [Option<&'a str>]>,
     /// A prompt of its own, put before each text in place of the named one. Only sentence encoders have prompts.
     pub prompt: Option<&'a str>,
-    /// What the texts are for: the route of a model that has several, such as `query` or `document`
-    /// ([`SentenceEncoder::routes`](crate::SentenceEncoder::routes)); or a task that the checkpoint holds an adapter
-    /// for, such as `retrieval.query` of Jina embeddings v3, whose instruction is put before each text unless a prompt is
-    /// given ([`SentenceEncoder::tasks`](crate::SentenceEncoder::tasks)). For other models, `query` and `document`
-    /// change nothing.
-    pub task: Option<&'a str>,
+    /// What the texts are for: it selects the route of a model that has several, or the adapter that a checkpoint holds
+    /// for the task, whose instruction is put before each text unless a prompt is given. To other models
+    /// [`Task::Query`] and [`Task::Document`] make no difference.
+    pub task: Option<Task<'a>>,
     /// The number of features of an embedding that are kept, the first ones, before it is normalized (Matryoshka
     /// embeddings); `None` is what the model states, usually all of them. Only embeddings have features to cut.
     pub truncate_dim: Option<usize>,
@@ -87,7 +121,7 @@ impl<'a> EncodeOptions<'a> {
         /// Sets a prompt of its own.
         with_prompt, prompt: &'a str = Some(prompt);
         /// Sets what the texts are for.
-        with_task, task: &'a str = Some(task);
+        with_task, task: Task<'a> = Some(task);
         /// Sets the number of features that are kept.
         with_truncate_dim, truncate_dim: usize = Some(truncate_dim);
         /// Sets whether embeddings are divided by their length.
@@ -115,17 +149,34 @@ impl EncodeOptions<'_> {
 
     /// Ends a call that is cancelled.
     pub(crate) fn check_cancelled(&self) -> Result<()> {
-        match self.is_cancelled.is_some_and(|is_cancelled| is_cancelled()) {
-            true => Err(Error::Cancelled),
-            false => Ok(()),
+        if self.is_cancelled.is_some_and(|is_cancelled| is_cancelled()) { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    /// The task of a model that has no others than [`Task::Query`] and [`Task::Document`].
+    pub(crate) fn search_task(&self) -> Result<Option<Task<'static>>> {
+        match self.task.map(|task| Task::from(task.name())) {
+            None => Ok(None),
+            Some(Task::Query) => Ok(Some(Task::Query)),
+            Some(Task::Document) => Ok(Some(Task::Document)),
+            Some(Task::Named(other)) => Err(Error::value("task", other, "query or document")),
         }
+    }
+
+    /// The name of an adapter of the call, if any text has one.
+    pub(crate) fn any_adapter(&self) -> Option<&str> {
+        self.adapter.or_else(|| self.adapters?.iter().find_map(|adapter| *adapter))
     }
 }
 
 /// Checks that what a model in `dtype` computed for each text is finite.
-pub(crate) fn check_finite(what: &str, texts: &[Text], numbers: &[Vec<f32>], dtype: DType) -> Result<()> {
+pub(crate) fn check_finite<'a, T: Into<Text<'a>> + Copy>(
+    what: &str,
+    texts: &[T],
+    numbers: &[Vec<f32>],
+    dtype: DType,
+) -> Result<()> {
     let Some(i) = numbers.iter().position(|row| row.iter().any(|number| !number.is_finite())) else { return Ok(()) };
-    let (Text::One(text) | Text::Pair(text, _)) = texts[i];
+    let (Text::One(text) | Text::Pair(text, _)) = texts[i].into();
     Err(Error::not_finite(format_args!("{what} of text {i}, `{}`", cut_to(text, 80)), dtype))
 }
 
@@ -155,10 +206,9 @@ pub(crate) fn without_prompt(prompt_name: Option<&str>, prompt: Option<&str>) ->
     }
 }
 
-/// Rejects adapters and tasks, which only sentence encoders have: these choose their model before.
-pub(crate) fn without_adapter(options: &EncodeOptions) -> Result<()> {
-    let of_texts = || options.adapters?.iter().find_map(|adapter| *adapter);
-    match options.adapter.or_else(of_texts).or(options.task) {
+/// Rejects adapters and tasks, which only sentence encoders have.
+fn without_adapter(options: &EncodeOptions) -> Result<()> {
+    match options.any_adapter().or(options.task.map(Task::name)) {
         Some(name) => {
             let expected =
                 "none: only sentence encoders have them; other models are loaded with theirs, from an `AdaptedSource`";

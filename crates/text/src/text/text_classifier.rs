@@ -8,7 +8,7 @@ use crate::folder::{ModelFolder, constructors, only_transformer};
 use crate::heads::classifier::SequenceClassifier;
 use crate::model::config::BertConfig;
 use crate::model::hidden_states::rows;
-use crate::text::batches::TextBatcher;
+use crate::text::batches::{TextBatcher, in_text_order};
 #[cfg(feature = "visualize")]
 use crate::text::options::without_prompt;
 use crate::text::options::{EncodeOptions, check_finite, without_dimensions, without_embeddings};
@@ -165,14 +165,17 @@ impl TextClassifier {
         function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
     ) -> Result<Vec<Vec<f32>>> {
         without_dimensions(options)?;
-        let texts: Vec<Text> = texts.iter().map(|text| (*text).into()).collect();
-        let numbers = self.batcher.run(&self.head.model, &texts, prompt, options, |batch, hidden| {
-            let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();
-            let logits = self.head.logits(&hidden, &ids)?;
+        let mut numbers = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches(&self.head.model, texts, prompt, options)? {
+            let batch = batch?;
+            let ids: Vec<&[u32]> = batch.tokens.iter().map(|tokens| tokens.ids.as_slice()).collect();
+            let logits = self.head.logits(&self.batcher.hidden(&self.head.model, &batch.tokens)?, &ids)?;
             // The sigmoid of an infinity would be finite: it becomes NaN here.
-            rows(&(function(self, logits.clone())? + (logits * 0.0)?)?)
-        })?;
-        check_finite("the scores", &texts, &numbers, self.batcher.dtype)?;
+            let of_batch = rows(&(function(self, logits.clone())? + (logits * 0.0)?)?)?;
+            numbers.extend(batch.texts.into_iter().zip(of_batch));
+        }
+        let numbers = in_text_order(numbers);
+        check_finite("the scores", texts, &numbers, self.batcher.dtype)?;
         Ok(numbers)
     }
 }

@@ -8,11 +8,10 @@ use candle_nn::ops::softmax;
 use crate::folder::{ModelFolder, TokenizerConfig, constructors, only_transformer};
 use crate::heads::token_classifier::TokenClassificationHead;
 use crate::model::hidden_states::rows;
-use crate::text::batches::TextBatcher;
+use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::entities::{Aggregation, Entity, ScoredToken, entities};
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
-use crate::text::tokenizer::places::Place;
-use crate::text::tokenizer::{Text, Tokenizer, Tokens};
+use crate::text::tokenizer::{Tokenizer, Tokens};
 
 /// Finds entities such as persons and places in texts, as the `token-classification` (`ner`) pipeline of transformers.
 ///
@@ -99,31 +98,24 @@ impl TokenClassifier {
     pub fn entities(&self, texts: &[&str], how: &EntityOptions, options: &EncodeOptions) -> Result<Vec<Vec<Entity>>> {
         without_embeddings(options)?;
         let model = &self.head.model;
-        let tokenizer = self.batcher.tokenizer_for(options.max_length, model)?;
-        let inputs: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let mut located: Vec<(Vec<u32>, Vec<Place>)> = Vec::with_capacity(texts.len());
-        let tokenize = |texts: &[Text]| {
-            let split = |(tokens, places): (Tokens, Vec<Place>)| {
-                located.push((tokens.ids.clone(), places));
-                tokens
-            };
-            Ok(tokenizer.encode_with_places(texts)?.into_iter().map(split).collect())
-        };
-        let scores = self.batcher.run_tokenized(model, &inputs, options, tokenize, |batch| {
-            let hidden = self.batcher.hidden(model, batch)?;
+        let tokenizer = self.batcher.tokenizer_for(options.max_length, model)?.with_places();
+        let mut found = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches_by(tokenizer, model, texts, "", options)? {
+            let batch = batch?;
+            let hidden = self.batcher.hidden(model, &batch.tokens)?;
             // One text after another: a text has the same scores in any batch.
-            let of_text = |i: usize| {
+            for (i, (text, tokens)) in batch.texts.into_iter().zip(batch.tokens).enumerate() {
                 let logits = self.head.logits(&hidden.text(i)?.unsqueeze(0)?)?.squeeze(0)?; // (tokens, labels)
-                rows(&softmax(&logits, D::Minus1)?)
-            };
-            (0..batch.len()).map(of_text).collect()
-        })?;
+                found.push((text, (tokens, rows(&softmax(&logits, D::Minus1)?)?)));
+            }
+        }
+        let (tokens, scores): (Vec<Tokens>, Vec<Vec<Vec<f32>>>) = in_text_order(found).into_iter().unzip();
         let flat: Vec<Vec<f32>> = scores.iter().map(|scores| scores.concat()).collect();
-        check_finite("the scores", &inputs, &flat, self.batcher.dtype)?;
+        check_finite("the scores", texts, &flat, self.batcher.dtype)?;
         let words = Words { tokenizer: &self.batcher.tokenizer, unknown: self.unknown };
-        let all = texts.iter().zip(located).zip(scores);
-        all.map(|((text, (ids, places)), scores)| {
-            let tokens = words.scored(text, &ids, &places, scores);
+        let all = texts.iter().zip(&tokens).zip(scores);
+        all.map(|((text, tokens), scores)| {
+            let tokens = words.scored(text, tokens, scores);
             let mut found =
                 entities(&tokens, self.labels(), how.aggregation, &|words| self.batcher.tokenizer.join(words))?;
             found.retain(|entity| !how.ignore_labels.contains(&entity.entity));
@@ -141,33 +133,31 @@ struct Words<'a> {
 
 impl Words<'_> {
     /// The tokens of a text without the special ones.
-    fn scored(&self, text: &str, ids: &[u32], places: &[Place], scores: Vec<Vec<f32>>) -> Vec<ScoredToken> {
+    fn scored(&self, text: &str, tokens: &Tokens, scores: Vec<Vec<f32>>) -> Vec<ScoredToken> {
         // The byte of each character, and of the end.
         let bytes: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
         let part = |start: usize, end: usize| {
             let byte = |character: usize| bytes[character.min(bytes.len() - 1)];
             &text[byte(start)..byte(end.max(start))]
         };
-        let mut tokens = Vec::new();
-        for (index, ((&id, place), scores)) in ids.iter().zip(places).zip(scores).enumerate() {
+        let mut scored = Vec::new();
+        for (index, ((&id, place), scores)) in tokens.ids.iter().zip(&tokens.places).zip(scores).enumerate() {
             if place.special {
                 continue;
             }
             let name = self.tokenizer.token(id).unwrap_or_default();
             let (start, end) = (place.start, place.end);
-            let (word, is_subword) = match self.unknown == Some(id) {
-                true => (part(start, end).to_string(), false),
+            let (word, is_subword) = if self.unknown == Some(id) {
+                (part(start, end).to_string(), false)
+            } else if self.tokenizer.marks_subwords() {
                 // A token that is longer than its text has a prefix.
-                false => {
-                    let continues = match self.tokenizer.marks_subwords() {
-                        true => name.chars().count() != part(start, end).chars().count(),
-                        false => start > 0 && !part(start - 1, start + 1).contains(' '),
-                    };
-                    (name, continues)
-                }
+                let continues = name.chars().count() != part(start, end).chars().count();
+                (name, continues)
+            } else {
+                (name, start > 0 && !part(start - 1, start + 1).contains(' '))
             };
-            tokens.push(ScoredToken { word, scores, start, end, index, is_subword });
+            scored.push(ScoredToken { word, scores, start, end, index, is_subword });
         }
-        tokens
+        scored
     }
 }

@@ -8,7 +8,7 @@ use candle_attention::{Error, Result};
 use crate::folder::{ModelFolder, Module};
 use crate::heads::token_score::TokenScore;
 use crate::model::config::BertConfig;
-use crate::text::batches::TextBatcher;
+use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::chat_template::{ChatTemplate, Message};
 #[cfg(feature = "visualize")]
 use crate::text::options::without_prompt;
@@ -75,18 +75,25 @@ impl TokenScorer {
         self.batcher.max_seq_length
     }
 
-    /// The score of each pair; `prompt` is the instruction.
+    /// The score of each pair; `prompt` is the instruction. A template makes one text of the pair and the instruction.
     pub fn scores(&self, pairs: &[(&str, &str)], prompt: &str, options: &EncodeOptions) -> Result<Vec<f32>> {
         without_dimensions(options)?;
-        let texts: Vec<Text> = pairs.iter().map(|pair| (*pair).into()).collect();
-        let scores = match &self.template {
-            None => {
-                self.batcher.run(&self.head.model, &texts, prompt, options, |_, hidden| self.head.scores(&hidden))?
-            }
-            Some(template) => self.templated(template, pairs, prompt, options)?,
-        };
+        let mut texts: Vec<Text> = pairs.iter().map(|pair| (*pair).into()).collect();
+        let (mut before, mut suffix, rendered) = (prompt, Vec::new(), self.rendered(pairs, prompt)?);
+        if let Some((of_template, rendered)) = &rendered {
+            (before, suffix) = ("", of_template.clone());
+            texts = rendered.iter().map(|text| Text::One(text)).collect();
+        }
+        let (model, mut scores) = (&self.head.model, Vec::with_capacity(pairs.len()));
+        for batch in self.batcher.batches(model, &texts, before, options)? {
+            let mut batch = batch?;
+            batch.tokens.iter_mut().for_each(|tokens| end_with(tokens, &suffix));
+            let of_batch = self.head.scores(&self.batcher.hidden(model, &batch.tokens)?)?;
+            scores.extend(batch.texts.into_iter().zip(of_batch));
+        }
+        let scores = in_text_order(scores);
         let numbers: Vec<Vec<f32>> = scores.iter().map(|score| vec![*score]).collect();
-        check_finite("the score", &texts, &numbers, self.batcher.dtype)?;
+        check_finite("the score", pairs, &numbers, self.batcher.dtype)?;
         Ok(scores)
     }
 
@@ -108,22 +115,13 @@ impl TokenScorer {
         }
     }
 
-    /// The scores of pairs that the template turns into one text each.
-    fn templated(
-        &self,
-        template: &ChatTemplate,
-        pairs: &[(&str, &str)],
-        prompt: &str,
-        options: &EncodeOptions,
-    ) -> Result<Vec<f32>> {
+    /// The texts that the template makes of pairs, and the tokens that end each of them; `None` without a template.
+    fn rendered(&self, pairs: &[(&str, &str)], prompt: &str) -> Result<Option<(Vec<u32>, Vec<String>)>> {
+        let Some(template) = &self.template else { return Ok(None) };
         let render = |query, document| template.render(&messages(prompt, query, document));
         let suffix = self.suffix([render("0", "0")?, render("1 2 3 4", "1 2 3 4")?])?;
-        let texts = pairs.iter().map(|(query, document)| render(query, document)).collect::<Result<Vec<_>>>()?;
-        let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        self.batcher.run_tokens(&self.head.model, &texts, "", options, |batch| {
-            let whole: Vec<Tokens> = batch.iter().map(|tokens| with_suffix(tokens, &suffix)).collect();
-            self.head.scores(&self.batcher.hidden(&self.head.model, &whole.iter().collect::<Vec<_>>())?)
-        })
+        let texts = pairs.iter().map(|(query, document)| render(query, document)).collect::<Result<_>>()?;
+        Ok(Some((suffix, texts)))
     }
 
     /// The tokens that end every rendered text: what two texts with other contents have in common at their end. A text
@@ -156,13 +154,11 @@ fn messages<'a>(prompt: &'a str, query: &'a str, document: &'a str) -> Vec<Messa
     system.into_iter().chain([("query", query), ("document", document)]).collect()
 }
 
-/// The tokens of a text; of one that was cut, with the suffix in place of its last tokens.
-fn with_suffix(tokens: &Tokens, suffix: &[u32]) -> Tokens {
-    let mut whole = tokens.clone();
+/// Puts the suffix in place of the last tokens of a text that was cut.
+fn end_with(tokens: &mut Tokens, suffix: &[u32]) {
     if tokens.truncated {
-        let kept = suffix.len().min(whole.ids.len());
-        let start = whole.ids.len() - kept;
-        whole.ids[start..].copy_from_slice(&suffix[suffix.len() - kept..]);
+        let kept = suffix.len().min(tokens.len());
+        let start = tokens.len() - kept;
+        tokens.ids[start..].copy_from_slice(&suffix[suffix.len() - kept..]);
     }
-    whole
 }

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_attention::io::{Fingerprint, create_folder, is_present};
+use candle_attention::io::{create_folder, is_present};
 use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Tokenizer;
 
+use crate::hash::Fingerprint;
 use crate::train::adamw::AdamW;
 use crate::train::config::{StudentKind, TrainConfig};
 use crate::train::data::Batches;
@@ -211,7 +212,7 @@ impl Trainer {
         let small = self.small_files()?;
         let weights = self.student.variables().into_iter();
         let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
-        write::write_folder(folder.as_ref(), self.mark()?, &small, &weights.collect::<Result<_>>()?)
+        write::write_folder(folder.as_ref(), self.mark()?, &small, weights.collect::<Result<_>>()?)
     }
 
     /// Checks that [`write`](Self::write) may write to `folder`: there is nothing, an empty folder, or a model that this run

@@ -1,10 +1,10 @@
 //! Saving and resuming a run: all its state between two steps, in one file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::{write_atomic, write_tensors};
+use candle_attention::io::write_tensors;
 use candle_attention::{Error, Result};
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
@@ -59,8 +59,7 @@ pub(super) fn save(
         ("tokenizer", tokenizer),
         ("instructions", instructions()),
     ];
-    let metadata: HashMap<String, String> = metadata.map(|(name, value)| (name.to_string(), value)).into();
-    write_atomic(path, |file| write_tensors(file, path, &tensors, &metadata))
+    write_tensors(path, tensors, metadata.map(|(name, value)| (name.to_string(), value)).into())
 }
 
 /// What the rounding of candle's products depends on, beside its version: the instructions of the processor. Written to

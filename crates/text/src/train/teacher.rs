@@ -1,14 +1,15 @@
 //! A sentence encoder to learn from, its cached embeddings, and the projection to the student's dimension.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::{Fingerprint, create_folder, is_present, write_atomic, write_tensors};
+use candle_attention::io::{create_folder, is_present, write_tensors};
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 
+use crate::hash::Fingerprint;
 use crate::train::student::unit;
 use crate::{EncodeOptions, SentenceEncoder};
 
@@ -72,8 +73,7 @@ impl Teacher {
             }
             let embeddings = self.encode(texts_of_part)?.to_dtype(DType::F16)?;
             create_folder(folder)?;
-            let tensors = BTreeMap::from([(EMBEDDINGS.to_string(), embeddings.clone())]);
-            write_atomic(&path, |file| write_tensors(file, &path, &tensors, &HashMap::new()))?;
+            write_tensors(&path, [(EMBEDDINGS, embeddings.clone())], HashMap::new())?;
             parts.push(embeddings);
             if let Some(on_progress) = on_progress {
                 on_progress(i * CACHED + texts_of_part.len(), texts.len());

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::{
-    Fingerprint, create_folder, is_present, is_temporary, read_limited, write_atomic, write_bytes, write_new_folder,
-    write_tensors,
-};
+use candle_attention::io::{create_folder, is_present, read_limited, write_file, write_new_folder, write_tensors};
 use candle_attention::{Error, Result};
 use candle_core::Tensor;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
+use crate::hash::Fingerprint;
 use crate::train::config::TrainConfig;
 use crate::train::vocabulary::to_json;
 
@@ -36,15 +34,16 @@ pub(super) fn small_files(config: &TrainConfig, tokenizer: &Tokenizer) -> Result
     Ok(small)
 }
 
-/// What identifies a run in the models that it writes: its configuration without the number of steps, which a run may be
-/// prolonged by, and the fingerprint `key` of its texts and its teacher.
+/// What identifies a run in the models that it writes: its configuration without the number of steps, which a run may
+/// be prolonged by, and the fingerprint `key` of its texts and its teacher.
 pub(super) fn mark(config: &TrainConfig, key: &str) -> Result<String> {
     let config = TrainConfig { steps: 0, warmup_steps: None, ..config.clone() };
     let config = serde_json::to_string(&config).map_err(|e| Error::file(CONFIG, e))?;
     Ok([config.as_bytes(), key.as_bytes()].into_iter().collect::<Fingerprint>().hex())
 }
 
-/// Checks that the run of a mark may write to `folder`: there is nothing, an empty folder, or a model of this run.
+/// Checks that the run of a mark may write to `folder`: there is nothing, a folder with hidden files alone, such as
+/// what a killed writer left, or a model of this run.
 pub(super) fn check_folder(folder: &Path, mark: &str) -> Result<()> {
     if !is_present(folder)? {
         return Ok(());
@@ -66,7 +65,7 @@ pub(super) fn check_folder(folder: &Path, mark: &str) -> Result<()> {
         None => {
             for entry in std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
                 let name = entry.map_err(|e| Error::io(folder, e))?.file_name();
-                if !is_temporary(&name) {
+                if !name.to_string_lossy().starts_with('.') {
                     return wrong(
                         "is a folder that this run did not make: its weights lack the mark of a run, as do those that \
                          earlier versions wrote; remove the folder, or write to another one",
@@ -78,8 +77,8 @@ pub(super) fn check_folder(folder: &Path, mark: &str) -> Result<()> {
     }
 }
 
-/// Checks also that the model of this run in `folder`, if there is one, differs in its weights alone: another version of
-/// this crate may write other files.
+/// Checks also that the model of this run in `folder`, if there is one, differs in its weights alone: another version
+/// of this crate may write other files.
 ///
 /// Files can be replaced only one by one. Of two different models, a kill between two files would leave a mixture that
 /// may even load.
@@ -96,34 +95,33 @@ pub(super) fn check_writable(folder: &Path, mark: &str, small: &SmallFiles) -> R
     Ok(())
 }
 
-/// Writes a sentence encoder to `folder`: a new folder, or new weights in a folder that is empty or holds the same model.
+/// Writes a sentence encoder to `folder`: a new folder, or new weights in a folder that is empty or holds the same
+/// model.
 pub(super) fn write_folder(
     folder: &Path,
     mark: String,
     small: &SmallFiles,
-    weights: &BTreeMap<String, Tensor>,
+    weights: BTreeMap<String, Tensor>,
 ) -> Result<()> {
     check_writable(folder, &mark, small)?;
     let metadata = [("format", "pt".to_string()), (MARK, mark)].map(|(name, value)| (name.to_string(), value)).into();
-    let path = folder.join(WEIGHTS);
-    if !is_present(folder)? {
-        create_folder(folder.parent().unwrap_or(Path::new("")))?;
-        return write_new_folder(folder, |new| {
-            new.create_folder(POOLING)?;
-            small.iter().try_for_each(|(name, bytes)| new.write_bytes(name, bytes))?;
-            new.write(WEIGHTS, |file| write_tensors(file, &path, weights, &metadata))
-        });
-    }
-    // The mark comes first, so that the run may go on after a kill. Without a configuration nothing loads a folder that is
-    // not complete, so it comes last.
-    write_atomic(&path, |file| write_tensors(file, &path, weights, &metadata))?;
-    create_folder(&folder.join(POOLING))?;
-    let write = |(name, bytes): &(&str, Vec<u8>)| {
-        let path = folder.join(name);
-        if is_present(&path)? { Ok(()) } else { write_bytes(&path, bytes) }
+    let fill = |folder: &Path| {
+        // The mark comes first, so that the run may go on after a kill. Without a configuration nothing loads a folder
+        // that is not complete, so it comes last.
+        write_tensors(&folder.join(WEIGHTS), weights, metadata)?;
+        create_folder(&folder.join(POOLING))?;
+        let write = |(name, bytes): &(&str, Vec<u8>)| {
+            let path = folder.join(name);
+            if is_present(&path)? { Ok(()) } else { write_file(&path, bytes) }
+        };
+        small.iter().filter(|(name, _)| *name != CONFIG).try_for_each(write)?;
+        small.iter().filter(|(name, _)| *name == CONFIG).try_for_each(write)
     };
-    small.iter().filter(|(name, _)| *name != CONFIG).try_for_each(write)?;
-    small.iter().filter(|(name, _)| *name == CONFIG).try_for_each(write)
+    if is_present(folder)? {
+        return fill(folder);
+    }
+    create_folder(folder.parent().unwrap_or(Path::new("")))?;
+    write_new_folder(folder, fill)
 }
 
 /// The names and contents of the JSON files.

@@ -2,7 +2,8 @@
 
 use std::cell::RefCell;
 
-use candle_attention::checkpoint::{Checkpoint, write_file};
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::write_file;
 use candle_attention::lora::LoraAdapter;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, TextClassifier};
 use candle_core::{DType, Device, Tensor};
@@ -106,7 +107,7 @@ fn a_folder_with_an_adapter_is_loaded_with_its_base() {
         let path = fixture("lora/sentences/adapter_config.json");
         let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         json["base_model_name_or_path"] = base;
-        write_file(folder.join("adapter_config.json"), json.to_string()).unwrap();
+        write_file(&folder.join("adapter_config.json"), json.to_string()).unwrap();
     };
     with_base("some-user/some-model".into());
     says(load(), &["adapter_config.json", "`some-user/some-model`, is not a local folder"]);

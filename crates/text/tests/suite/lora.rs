@@ -130,7 +130,7 @@ fn transposed_weights_are_merged_as_they_are_stored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter.safetensors");
     let tensors = tensors.iter().map(|name| (name.to_string(), golden.get(name)));
-    candle_attention::checkpoint::write_tensors(&path, tensors, Default::default()).unwrap();
+    candle_attention::io::write_tensors(&path, tensors, Default::default()).unwrap();
     let mut config = LoraConfig::new(3, 5.0, &["c_attn", "c_proj"]);
     config.fan_in_fan_out = true;
     let adapter = LoraAdapter::new(config, &Checkpoint::open(&path).unwrap()).unwrap();
@@ -220,7 +220,7 @@ fn tensors_that_fit_nothing_are_named() {
         let path = folder.path().join("adapter_model.safetensors");
         let mut tensors = checkpoint.names().map(|n| (n.to_string(), checkpoint.tensor(n, &CPU).unwrap())).collect();
         change(&mut tensors);
-        candle_attention::checkpoint::write_tensors(&path, tensors, Default::default()).unwrap();
+        candle_attention::io::write_tensors(&path, tensors, Default::default()).unwrap();
         LoraAdapter::new(config(), &Checkpoint::open(&path).unwrap())
     };
     let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &CPU).unwrap();
@@ -240,7 +240,7 @@ fn tensors_that_fit_nothing_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter_model.safetensors");
     let tensors = checkpoint.names().map(|n| (n.to_string(), checkpoint.tensor(n, &CPU).unwrap())).chain([bias()]);
-    candle_attention::checkpoint::write_tensors(&path, tensors, Default::default()).unwrap();
+    candle_attention::io::write_tensors(&path, tensors, Default::default()).unwrap();
     let with_bias = LoraAdapter::new(with_bias, &Checkpoint::open(&path).unwrap()).unwrap();
     says(with_bias.apply(base("tiny-bert", DType::F32)), &["`x.dense.bias` is missing", "does not hold it"]);
 

@@ -3,7 +3,7 @@
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::lora::{LoraConfig, LoraTasks, LoraTraining};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
-use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder, Task};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
@@ -71,16 +71,19 @@ fn vectors_of_tasks_have_their_instruction() {
     let base = encoder.encode(&texts, &options).unwrap();
     assert_close("base", &base, &golden.get("vectors.base"), MODEL);
     for task in TASKS {
-        let got = encoder.encode(&texts, &options.with_task(task)).unwrap();
+        let got = encoder.encode(&texts, &options.with_task(Task::Named(task))).unwrap();
         let want = golden.get(&format!("vectors.{task}"));
         assert_close(task, &got, &want, MODEL);
         eprintln!("vectors, {task}: {:.1e}", max_diff(&got, &want));
     }
     // Another prompt takes the place of the instruction.
-    let named = options.with_task(TASKS[0]).with_prompt_name(TASKS[0]);
-    let [with_name, without, empty] =
-        [named, options.with_task(TASKS[0]), options.with_task(TASKS[0]).with_prompt_name("separation")]
-            .map(|options| encoder.encode(&texts, &options).unwrap());
+    let named = options.with_task(Task::Named(TASKS[0])).with_prompt_name(TASKS[0]);
+    let [with_name, without, empty] = [
+        named,
+        options.with_task(Task::Named(TASKS[0])),
+        options.with_task(Task::Named(TASKS[0])).with_prompt_name("separation"),
+    ]
+    .map(|options| encoder.encode(&texts, &options).unwrap());
     assert_eq!(numbers(&with_name), numbers(&without));
     assert!(max_diff(&empty, &without) > 1e-3);
     assert_eq!(numbers(&encoder.encode(&texts, &options).unwrap()), numbers(&base), "the base stays as it is");
@@ -95,7 +98,7 @@ fn vectors_of_tasks_have_their_instruction() {
 }
 
 fn options_of(task: &str) -> EncodeOptions<'_> {
-    EncodeOptions::default().with_task(task)
+    EncodeOptions::default().with_task(Task::Named(task))
 }
 
 #[test]
@@ -128,17 +131,17 @@ fn an_adapter_is_trained_on_a_task() {
 fn tasks_that_are_not_there_are_errors() {
     let (encoder, options) = (encoder(), EncodeOptions::default());
     let known = "retrieval.query or separation or text-matching";
-    says(encoder.encode(&["x"], &options.with_task("query")), &["task is query", known]);
+    says(encoder.encode(&["x"], &options.with_task(Task::Query)), &["task is query", known]);
     says(
-        encoder.encode(&["x"], &options.with_task(TASKS[0]).with_adapter("a")),
+        encoder.encode(&["x"], &options.with_task(Task::Named(TASKS[0])).with_adapter("a")),
         &["adapter is a", "none beside a task"],
     );
     says(
-        encoder.encode(&["x"], &options.with_task(TASKS[0]).with_adapters(&[None])),
+        encoder.encode(&["x"], &options.with_task(Task::Named(TASKS[0])).with_adapters(&[None])),
         &["task of all texts is retrieval.query"],
     );
     let plain = SentenceEncoder::embedded(DType::F32, &CPU).unwrap();
-    says(plain.encode(&["x"], &options.with_task("x")), &["task is x", "holds no adapters"]);
+    says(plain.encode(&["x"], &options.with_task(Task::Named("x"))), &["task is x", "holds no adapters"]);
 }
 
 #[test]

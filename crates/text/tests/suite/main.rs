@@ -16,7 +16,6 @@ mod frozen;
 mod heads;
 mod hostile_folders;
 mod hostile_tokenizers;
-mod hub;
 mod jina;
 mod lora;
 mod lora_tasks;

@@ -185,7 +185,7 @@ mod resident {
     use std::path::Path;
     use std::process::Command;
 
-    use candle_attention::checkpoint::write_tensors;
+    use candle_attention::io::write_tensors;
     use candle_nn::VarBuilder;
 
     use super::*;
@@ -225,7 +225,7 @@ mod resident {
             add(&format!("{norm}.LayerNorm.weight"), &[HIDDEN], 1.0);
             add(&format!("{norm}.LayerNorm.bias"), &[HIDDEN], 0.0);
         }
-        write_tensors(folder.join("model.safetensors"), tensors, Default::default()).unwrap();
+        write_tensors(&folder.join("model.safetensors"), tensors, Default::default()).unwrap();
         let config = serde_json::json!({
             "model_type": "bert", "vocab_size": 11, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
             "hidden_act": "gelu", "num_attention_heads": 8, "intermediate_size": INNER, "max_position_embeddings": 8,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::Error;
-use candle_attention_text::{EncodeOptions, MultiVectorEncoder, max_sim};
+use candle_attention_text::{EncodeOptions, MultiVectorEncoder, Task, max_sim};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::programs::copy_folder;
@@ -78,7 +78,7 @@ fn what_is_not_run_is_refused() {
     says(encoder.encode(&["a"], &options.with_prompt_name("passage")), &["prompt_name is passage"]);
     says(encoder.encode(&["a"], &options.with_normalize_embeddings(true)), &["normalize_embeddings is true"]);
     // The task alone expands a query, and puts no prompt before it.
-    let task = options.with_task("query");
+    let task = options.with_task(Task::Query);
     assert_eq!(encoder.encode(&["a"], &task).unwrap()[0].dims(), [9, 7]);
     assert!(
         max_diff(&encoder.encode(&["a"], &task).unwrap()[0], &encoder.encode_query(&["a"], &options).unwrap()[0])

@@ -6,35 +6,14 @@ use std::path::Path;
 use candle_attention::{Error, Result};
 use candle_attention_text::{
     CrossEncoder, EncodeOptions, EntityOptions, FillMask, M3Encoder, ModelFiles, MultiVectorEncoder, SentenceEncoder,
-    SparseEncoder, TextClassifier, TokenClassifier, fingerprint,
+    SparseEncoder, Task, TextClassifier, TokenClassifier, fingerprint,
 };
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::programs::copy_folder;
 use crate::common::{Golden, LAYER, assert_close, fixture, max_diff, numbers, says};
+use crate::models::modules_folder as folder;
 
 const CPU: Device = Device::Cpu;
-
-/// A folder of `sentence-modules`, with what tiny-bert has in the folder of its transformer, and its tokenizer.
-pub fn folder(name: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let (transformer, tokenizer) = match name {
-        "chain" | "router_late" => (Some(""), None),
-        "router" => (Some("document_0_Transformer"), Some("query_0_StaticEmbedding")),
-        _ => (None, None),
-    };
-    if let Some(inside) = transformer {
-        copy_folder(&fixture("tiny-bert"), &folder.path().join(inside));
-        for name in ["modules.json", "config_sentence_transformers.json"] {
-            std::fs::remove_file(folder.path().join(inside).join(name)).unwrap();
-        }
-    }
-    copy_folder(&fixture("sentence-modules").join(name), folder.path());
-    if let Some(inside) = tokenizer {
-        std::fs::copy(fixture("tiny-bert/tokenizer.json"), folder.path().join(inside).join("tokenizer.json")).unwrap();
-    }
-    folder
-}
 
 fn load(folder: &Path) -> Result<SentenceEncoder> {
     SentenceEncoder::from_folder(folder, DType::F32, &CPU)
@@ -130,15 +109,18 @@ fn queries_and_documents_take_their_routes() {
     equals(&encoder, "router", &plain);
     equals(&encoder, "router.query", &encoder.query_options(plain));
     equals(&encoder, "router.document", &encoder.document_options(plain));
-    says(encoder.encode(&["a"], &plain.with_task("passage")), &["the task is passage", "document or query"]);
+    says(
+        encoder.encode(&["a"], &plain.with_task(Task::Named("passage"))),
+        &["the task is passage", "document or query"],
+    );
     // Only the transformer has vectors of tokens.
     assert_eq!(encoder.encode_tokens(&["a cat"], &plain).unwrap()[0].dims(), [4, 24]);
-    let of_query = encoder.encode_tokens(&["a cat"], &plain.with_task("query"));
+    let of_query = encoder.encode_tokens(&["a cat"], &plain.with_task(Task::Query));
     says(of_query, &["the first module of the model is StaticEmbedding, expected Transformer"]);
 
     let encoder = load(late.path()).unwrap();
-    equals(&encoder, "router_late.query", &plain.with_task("query"));
-    equals(&encoder, "router_late.document", &plain.with_task("document"));
+    equals(&encoder, "router_late.query", &plain.with_task(Task::Query));
+    equals(&encoder, "router_late.document", &plain.with_task(Task::Document));
     says(encoder.encode(&["a"], &plain), &["the task is not set", "query or document"]);
     // All files of the routes are part of the model.
     let before = fingerprint(late.path()).unwrap();

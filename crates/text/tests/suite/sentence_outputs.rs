@@ -218,7 +218,7 @@ fn similarities_equal_those_of_sentence_transformers() {
 
 #[test]
 fn texts_of_an_iterator_are_taken_window_by_window() {
-    let folder = crate::sentence_modules::folder("static");
+    let folder = crate::models::modules_folder("static");
     let encoder = SentenceEncoder::from_folder(folder.path(), DType::F32, &CPU).unwrap();
     let taken = std::cell::Cell::new(0);
     let text = |i: usize| format!("{} text {i}", "a ".repeat(i % 7));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::Error;
-use candle_attention_text::{EncodeOptions, SparseEncoder, SparseVector};
+use candle_attention_text::{EncodeOptions, SparseEncoder, SparseVector, Task};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
@@ -141,7 +141,10 @@ fn what_is_not_run_is_refused() {
     let (encoder, _) = golden("splade");
     let options = EncodeOptions::default();
     says(encoder.encode(&["a"], &options.with_prompt_name("passage")), &["prompt_name is passage", "query"]);
-    says(encoder.encode(&["a"], &options.with_task("clustering")), &["task is clustering", "query or document"]);
+    says(
+        encoder.encode(&["a"], &options.with_task(Task::Named("clustering"))),
+        &["task is clustering", "query or document"],
+    );
     says(encoder.encode(&["a"], &options.with_truncate_dim(3)), &["truncate_dim is 3"]);
     says(encoder.clone().with_max_active_dims(Some(0)), &["max_active_dims = 0", "at least 1"]);
     let few = encoder.with_max_active_dims(Some(3)).unwrap();

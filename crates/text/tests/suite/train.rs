@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_attention::checkpoint::{Checkpoint, write_tensors};
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::write_tensors;
 use candle_attention_text::train::{Step, StudentKind, Teacher, TrainConfig, Trainer, agreement, read_texts};
 use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};

@@ -6,7 +6,7 @@ use super::kernel::{Grid, launch};
 use crate::error::Result;
 use crate::kernels::cuda::compile::{Program, compiled};
 use crate::kernels::cuda::launch_size::LaunchSize;
-use crate::kernels::cuda::params::AttentionParams;
+use crate::kernels::cuda::variant::AttentionParams;
 use crate::kernels::cuda::variant::Variant;
 
 impl LaunchSize {

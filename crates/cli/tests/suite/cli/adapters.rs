@@ -1,6 +1,6 @@
 //! `encode` with an adapter or a task.
 
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, Task};
 use candle_core::{DType, Device};
 use serde_json::Value;
 
@@ -44,7 +44,8 @@ fn encode_uses_a_task() {
     let run = |more: &[&str]| scratch.run(&[&["encode", "--json", "--model", "jina", "hello world"], more].concat());
     let got = embedding(&succeeds(&mut run(&["--task", "separation"])));
     let encoder = SentenceEncoder::from_folder(scratch.path("jina"), DType::F32, &Device::Cpu).unwrap();
-    let want = encoder.encode(&["hello world"], &EncodeOptions::default().with_task("separation")).unwrap();
+    let want =
+        encoder.encode(&["hello world"], &EncodeOptions::default().with_task(Task::Named("separation"))).unwrap();
     assert_eq!(got, want.get(0).unwrap().to_vec1::<f32>().unwrap());
     assert_ne!(got, embedding(&succeeds(&mut run(&[]))));
     fails(&mut run(&["--task", "search"]), "retrieval.query or separation or text-matching");

@@ -59,25 +59,16 @@ fn embeddings_are_written_for_numpy_and_safetensors() {
     let output = scratch.run(&["encode", "--file", "notes.txt", "--output", "e.npy"]).output().unwrap();
     assert!(output.status.success());
 
-    // An array that NumPy wrote is not replaced.
-    Tensor::ones((2, 3), DType::F32, &Device::Cpu).unwrap().write_npy(scratch.path("mine.npy")).unwrap();
-    // Nor one with as many spaces as its header may have.
-    let mut header = b"\x93NUMPY\x01\x00".to_vec();
-    let text = format!("{{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }}{}\n", " ".repeat(84));
-    header.extend((text.len() as u16).to_le_bytes());
-    header.extend(text.bytes());
-    std::fs::write(scratch.path("spaces.npy"), header).unwrap();
     let encode = |output: &str| scratch.run(&["encode", "--file", "notes.txt", "--output", output]);
-    fails(&mut encode("mine.npy"), "mine.npy: exists and is not a NumPy array of this program");
-    fails(&mut encode("spaces.npy"), "spaces.npy: exists and is not a NumPy array of this program");
+    std::fs::write(scratch.path("mine.npy"), "notes").unwrap();
+    fails(&mut encode("mine.npy"), "mine.npy: exists and is not a NumPy array; --force replaces it");
+    succeeds(encode("mine.npy").arg("--force"));
+    assert_eq!(std::fs::read(scratch.path("mine.npy")).unwrap(), std::fs::read(scratch.path("e.npy")).unwrap());
     fails(&mut encode("e.txt"), "e.txt: expected a name that ends in .npy or .safetensors");
     fails(&mut encode("no/e.npy"), "no/e.npy: its folder does not exist");
     let weights = "all-MiniLM-L6-v2/model.safetensors";
     let before = std::fs::read(scratch.path(weights)).unwrap();
-    fails(
-        &mut encode(weights),
-        "model.safetensors: exists and is not tensors of this command; its content would be lost",
-    );
+    fails(&mut encode(weights), "model.safetensors: exists and is not tensors of this command; --force replaces it");
     assert_eq!(std::fs::read(scratch.path(weights)).unwrap(), before);
     fails(&mut scratch.run(&["encode", "a", "--json", "--output", "f.npy"]), "cannot be used with");
 }

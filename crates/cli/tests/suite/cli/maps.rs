@@ -3,7 +3,7 @@
 use super::Scratch;
 use crate::programs::{fails, succeeds};
 
-/// A file is replaced only by one of its kind.
+/// A file of another kind is replaced only with `--force`.
 #[test]
 fn outputs_destroy_nothing() {
     let scratch = Scratch::new();
@@ -15,33 +15,25 @@ fn outputs_destroy_nothing() {
     std::fs::write(scratch.path("empty"), "").unwrap();
     succeeds(&mut map(&["--html", "map.html", "--svg", "empty"]));
     let names = scratch.names();
-    let lost = "its content would be lost";
-    fails(
-        &mut map(&["--html", "notes.txt"]),
-        &format!("notes.txt: exists and is not an HTML page of this program; {lost}"),
-    );
-    fails(
-        &mut map(&["--svg", "map.html"]),
-        &format!("map.html: exists and is not an SVG picture of this program; {lost}"),
-    );
+    let force = "--force replaces it";
+    fails(&mut map(&["--html", "notes.txt"]), &format!("notes.txt: exists and is not an HTML page; {force}"));
+    fails(&mut map(&["--svg", "map.html"]), &format!("map.html: exists and is not an SVG picture; {force}"));
     fails(&mut map(&["--html", "all-MiniLM-L6-v2"]), "is a folder, expected a file to write");
     fails(&mut map(&["--html", "no/map.html"]), "no/map.html: its folder does not exist");
     fails(&mut map(&["--html", "new.html", "--svg", "new.html"]), "new.html: is named for two outputs");
     // All outputs are checked before one is written.
-    fails(&mut map(&["--html", "new.html", "--svg", "notes.txt"]), lost);
+    fails(&mut map(&["--html", "new.html", "--svg", "notes.txt"]), force);
     fails(&mut map(&["--html", "new.html", "--layer", "99"]), "--layer 99: the model has layers 0 to 1");
     fails(&mut map(&["--head", "99"]), "--head 99: layer 0 has heads 0 to 3");
     assert_eq!(scratch.names(), names, "nothing new");
-    // A page that somebody else wrote, and a picture.
-    std::fs::write(scratch.path("mine.html"), "<!doctype html>\n<p>Mine.</p>\n").unwrap();
-    std::fs::write(scratch.path("mine.svg"), "<svg xmlns=\"http://www.w3.org/2000/svg\"></svg>\n").unwrap();
-    fails(&mut map(&["--html", "mine.html"]), "mine.html: exists and is not an HTML page of this program");
-    fails(&mut map(&["--svg", "mine.svg"]), "mine.svg: exists and is not an SVG picture of this program");
-    let names = scratch.names();
     // Standard output.
     assert_eq!(succeeds(&mut map(&["--html", "-"])), page);
     assert_eq!(succeeds(&mut map(&["--html", "/dev/stdout"])), page);
     assert_eq!(scratch.names(), names);
+    assert_eq!(std::fs::read_to_string(scratch.path("map.html")).unwrap(), page);
+    succeeds(&mut map(&["--html", "notes.txt", "--force"]));
+    assert_eq!(std::fs::read_to_string(scratch.path("notes.txt")).unwrap(), page);
+    fails(&mut map(&["--html", "all-MiniLM-L6-v2", "--force"]), "is a folder, expected a file to write");
 }
 
 #[test]
@@ -61,7 +53,7 @@ fn links_are_followed_and_devices_are_written_to() {
     std::fs::write(scratch.path("ordinary"), "").unwrap();
     assert_eq!(mode, std::fs::metadata(scratch.path("ordinary")).unwrap().permissions().mode());
     symlink("circle", scratch.path("circle")).unwrap();
-    fails(&mut map("circle"), "circle: too many links");
+    fails(&mut map("circle"), "circle: Too many levels of symbolic links");
     // A null device of its own, where the test may make one; else the system's, which it must not harm.
     let null = scratch.path("null");
     let made = std::process::Command::new("mknod").arg(&null).args(["c", "1", "3"]).status();
@@ -97,7 +89,7 @@ fn links_are_followed_and_devices_are_written_to() {
     if let Ok(shared) = tempfile::tempdir_in("/dev/shm") {
         let path = shared.path().join("notes.txt");
         std::fs::write(&path, "notes").unwrap();
-        fails(&mut map(path.to_str().unwrap()), "its content would be lost");
+        fails(&mut map(path.to_str().unwrap()), "--force replaces it");
         assert_eq!(std::fs::read(&path).unwrap(), b"notes");
     }
     #[cfg(target_os = "linux")]

@@ -4,13 +4,11 @@
 //! the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression without an
 //! error, and panics on some files.
 
-mod bare;
 mod charsmap;
 mod expression;
 mod file;
 mod growth;
 mod panics;
-pub(crate) mod places;
 mod pre_tokenizer;
 mod spans;
 mod vocabulary;
@@ -44,6 +42,10 @@ pub(crate) struct Tokenizer {
     lower_case: bool,
     /// Whether special tokens are put around a text.
     special: bool,
+    /// A token that is put into each text, and its place.
+    inserted: Option<(usize, u32)>,
+    /// Whether the place of each token is kept.
+    places: bool,
 }
 
 /// What the file says.
@@ -59,8 +61,21 @@ pub(crate) struct Tokens {
     pub ids: Vec<u32>,
     /// The segment type of each token.
     pub types: Vec<u32>,
+    /// The place of each token in the text, if the tokenizer [keeps places](Tokenizer::with_places).
+    pub places: Vec<Place>,
     /// Whether tokens of the text were cut off.
     pub truncated: bool,
+}
+
+/// Where a token is in its text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// The first character of the text that it stands for.
+    pub start: usize,
+    /// The character after the last one.
+    pub end: usize,
+    /// Whether the tokenizer added it to the text.
+    pub special: bool,
 }
 
 /// What is kept of a text or a pair.
@@ -94,6 +109,12 @@ pub(crate) struct Located {
 }
 
 impl Tokens {
+    /// The tokens of an encoding, without their places.
+    pub fn new(encoding: &Encoding, truncated: bool) -> Self {
+        let (ids, types) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
+        Self { ids, types, places: Vec::new(), truncated }
+    }
+
     pub fn len(&self) -> usize {
         self.ids.len()
     }
@@ -127,7 +148,8 @@ impl Tokenizer {
             let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })
         })?;
-        let tokenizer = Self { inner: Arc::new(inner), max_length, lower_case, special: true };
+        let tokenizer =
+            Self { inner: Arc::new(inner), max_length, lower_case, special: true, inserted: None, places: false };
         guarded(|| tokenizer.room(false))?;
         Ok(tokenizer)
     }
@@ -150,12 +172,43 @@ impl Tokenizer {
         Ok(Self { max_length, ..self.clone() })
     }
 
+    /// The same tokenizer that keeps the place of each token in its text, the prompt included.
+    pub(crate) fn with_places(&self) -> Self {
+        Self { places: true, ..self.clone() }
+    }
+
+    /// The same tokenizer that puts the token `id` into each text, as token `at`, within the maximum length.
+    ///
+    /// # Errors
+    /// As [`with_max_length`](Self::with_max_length).
+    pub(crate) fn with_inserted(&self, at: usize, id: u32) -> Result<Self> {
+        let shorter = self.with_max_length(self.max_length.saturating_sub(1))?;
+        Ok(Self { inserted: Some((at, id)), ..shorter })
+    }
+
+    /// Whether texts are lower-cased first.
+    pub(crate) fn lower_cases(&self) -> bool {
+        self.lower_case
+    }
+
     /// The tokens of each text after `prompt`, none longer than the maximum: of a pair, the longer text is cut first.
     pub(crate) fn encode(&self, texts: &[Text], prompt: &str) -> Result<Vec<Tokens>> {
         let tokens = |text: &Text| {
             let (first, second) = self.read(*text, prompt);
-            let Kept { encoding, truncated, .. } = self.encoding(&first, second.as_deref(), OffsetType::None)?;
-            Ok(Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated })
+            let offsets = if self.places { OffsetType::Char } else { OffsetType::None };
+            let Kept { encoding, truncated, .. } = self.encoding(&first, second.as_deref(), offsets)?;
+            let mut tokens = Tokens::new(&encoding, truncated);
+            if self.places {
+                let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
+                let place = |(&(start, end), &mask): (&(usize, usize), &u32)| Place { start, end, special: mask == 1 };
+                tokens.places = offsets.map(place).collect();
+            }
+            if let Some((at, id)) = self.inserted {
+                let at = at.min(tokens.len());
+                tokens.ids.insert(at, id);
+                tokens.types.insert(at, 0);
+            }
+            Ok(tokens)
         };
         texts.maybe_par_iter().map(tokens).collect()
     }

@@ -1,13 +1,35 @@
-//! Tokens with the bytes of the text that each stands for.
+//! Tokens for static embeddings and for spans of a text.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use candle_attention::Result;
-use tokenizers::OffsetType;
+use candle_attention::{Error, Result};
+use tokenizers::{OffsetType, TruncationDirection};
 
-use crate::text::tokenizer::{Text, Tokenizer, Tokens};
+use crate::text::tokenizer::{MAX_TEXT_BYTES, Text, Tokenizer, Tokens, guarded};
 
 impl Tokenizer {
+    /// The ids of a text after `prompt`, at most `most`, without special tokens; and whether any were cut off, at the
+    /// end that `tokenizer.json` states.
+    pub(crate) fn bare_ids(&self, text: &str, prompt: &str, most: Option<usize>) -> Result<(Vec<u32>, bool)> {
+        let text = if prompt.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(format!("{prompt}{text}")) };
+        if text.len() > MAX_TEXT_BYTES {
+            let expected = format!("at most {MAX_TEXT_BYTES}");
+            return Err(Error::value("the length of a text in bytes", text.len(), expected));
+        }
+        let truncation = self.inner.tokenizer.get_truncation();
+        let from_left = truncation.is_some_and(|stated| stated.direction == TruncationDirection::Left);
+        // One token more says that some are cut off.
+        let limit = most.filter(|_| !from_left).map(|most| (most.saturating_add(1), TruncationDirection::Right));
+        let encoding = guarded(|| self.sequence(&text, 0, OffsetType::None, limit))?;
+        let ids = encoding.get_ids();
+        Ok(match most.filter(|most| ids.len() > *most) {
+            Some(most) if from_left => (ids[ids.len() - most..].to_vec(), true),
+            Some(most) => (ids[..most].to_vec(), true),
+            None => (ids.to_vec(), false),
+        })
+    }
+
     /// The tokens of a text after `prompt`, as [`encode`](Self::encode) gives them, and the bytes of `text` that each stands
     /// for: none for special tokens and those of the prompt.
     pub(crate) fn encode_with_bytes(&self, text: &str, prompt: &str) -> Result<(Tokens, Vec<Range<usize>>)> {
@@ -16,9 +38,11 @@ impl Tokenizer {
         let (encoding, truncated) = (kept.encoding, kept.truncated);
         let places = if self.lower_case { places_before_lowering(prompt, text) } else { Vec::new() };
         // A byte of what was read as one of `text`.
-        let place = |byte: usize| match self.lower_case {
-            true => places.get(byte).copied().unwrap_or(text.len()),
-            false => byte.saturating_sub(prompt.len()).min(text.len()),
+        let place = |byte: usize| {
+            if self.lower_case {
+                return places.get(byte).copied().unwrap_or(text.len());
+            }
+            byte.saturating_sub(prompt.len()).min(text.len())
         };
         let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
         let bytes = offsets.map(|(&(start, end), &special)| match special {
@@ -26,7 +50,7 @@ impl Tokenizer {
             _ => place(start)..place(end),
         });
         let bytes = bytes.collect();
-        Ok((Tokens { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec(), truncated }, bytes))
+        Ok((Tokens::new(&encoding, truncated), bytes))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use candle_attention::{Error, Result};
 use tokenizers::Decoder;
+use tokenizers::models::ModelWrapper;
 
 use crate::text::tokenizer::{Tokenizer, guarded};
 
@@ -38,6 +39,57 @@ impl Tokenizer {
         match self.inner.tokenizer.get_decoder() {
             Some(decoder) => guarded(|| decoder.decode(vec![token])),
             None => Ok(token),
+        }
+    }
+
+    /// The number of tokens, added ones included.
+    pub(crate) fn vocabulary_size(&self) -> usize {
+        self.inner.tokenizer.get_vocab_size(true)
+    }
+
+    /// Tokens of the vocabulary as one text, as the tokenizer's decoder joins them; without a decoder, by spaces.
+    pub(crate) fn join(&self, tokens: Vec<String>) -> Result<String> {
+        match self.inner.tokenizer.get_decoder() {
+            Some(decoder) => guarded(|| decoder.decode(tokens)),
+            None => Ok(tokens.join(" ")),
+        }
+    }
+
+    /// Whether tokens within a word are marked by a prefix, such as `##`.
+    pub(crate) fn marks_subwords(&self) -> bool {
+        match self.inner.tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => !model.continuing_subword_prefix.is_empty(),
+            ModelWrapper::BPE(model) => {
+                model.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty())
+            }
+            ModelWrapper::WordLevel(_) | ModelWrapper::Unigram(_) => false,
+        }
+    }
+
+    /// The id of the token for what the vocabulary lacks: `stated`, or the tokenizer's own.
+    pub(crate) fn unknown(&self, stated: Option<&str>) -> Option<u32> {
+        let own = match self.inner.tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::BPE(model) => model.unk_token.as_deref(),
+            ModelWrapper::WordLevel(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::Unigram(_) => None,
+        };
+        stated.into_iter().chain(own).chain(["[UNK]", "<unk>"]).find_map(|token| self.id(token))
+    }
+
+    /// The number of tokens at which `tokenizer.json` cuts texts.
+    pub(crate) fn stated_length(&self) -> Option<usize> {
+        self.inner.tokenizer.get_truncation().map(|stated| stated.max_length)
+    }
+
+    /// The median number of characters of the tokens of the vocabulary, rounded down.
+    pub(crate) fn median_token_chars(&self) -> usize {
+        let vocabulary = self.inner.tokenizer.get_vocab(true);
+        let mut lengths: Vec<usize> = vocabulary.keys().map(|token| token.chars().count()).collect();
+        lengths.sort_unstable();
+        match lengths.len() {
+            0 => 0,
+            n => (lengths[(n - 1) / 2] + lengths[n / 2]) / 2,
         }
     }
 }

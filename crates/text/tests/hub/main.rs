@@ -2,7 +2,13 @@
 
 mod attacks;
 mod cache;
+#[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
 mod faults;
+#[allow(dead_code, reason = "several suites share it")]
+#[path = "../../../../tests/common/models.rs"]
+mod models;
 mod modules;
 mod retrieval;
 mod server;

@@ -3,10 +3,9 @@
 use std::io::Read;
 use std::path::Path;
 
+use candle_attention::io::open_regular;
+use candle_attention::{Error, Result};
 use sha2::{Digest, Sha256};
-
-use crate::error::{Error, Result};
-use crate::io::read::open_regular;
 
 /// A SHA-256 hash of a sequence of parts.
 #[derive(Default)]

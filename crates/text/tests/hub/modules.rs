@@ -5,7 +5,7 @@ use candle_core::{DType, Device};
 
 use super::server::{Hub, ID};
 use crate::common::{numbers, says};
-use crate::sentence_modules::folder;
+use crate::models::modules_folder as folder;
 
 #[test]
 fn all_files_of_the_modules_are_brought() {

@@ -68,8 +68,24 @@ impl Pooling {
 }
 
 impl Pooling {
+    /// Texts on the CPU: the rows of their tokens `(tokens, d)`, those of text `i` from `offsets[i]` to `offsets[i +
+    /// 1]`, of which the first `excluded` do not count → `(texts, modes · d)`.
+    pub(crate) fn of_sequences(
+        &self,
+        tokens: &[f32],
+        d: usize,
+        offsets: &[usize],
+        excluded: usize,
+        output: &mut [f32],
+    ) {
+        for (ends, output) in offsets.windows(2).zip(output.chunks_exact_mut(self.output_size(d).max(1))) {
+            let length = ends[1] - ends[0];
+            self.of_rows(&tokens[ends[0] * d..ends[1] * d], d, excluded.min(length)..length, output);
+        }
+    }
+
     /// One text on the CPU: the rows of its tokens `(s, d)`, of which those in `counted` count → `(modes · d)`.
-    pub(crate) fn of_rows(&self, tokens: &[f32], d: usize, counted: Range<usize>, output: &mut [f32]) {
+    fn of_rows(&self, tokens: &[f32], d: usize, counted: Range<usize>, output: &mut [f32]) {
         for (mode, output) in self.modes.iter().zip(output.chunks_exact_mut(d.max(1))) {
             mode.of_rows(tokens, counted.clone(), output);
         }
