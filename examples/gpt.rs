@@ -1,4 +1,5 @@
-//! A GPT composed around the attention layer: trained from nothing, frozen, and written as a GPT-2 that transformers loads.
+//! A GPT composed around the attention layer: trained from nothing, frozen, and written as a GPT-2 that transformers
+//! loads.
 
 #[allow(dead_code)] // Every program uses a part of it.
 mod tokens;

@@ -94,8 +94,8 @@ impl Qwen3 {
         self.layers.iter().map(|_| KvCache::growing()).collect()
     }
 
-    /// The scores of the token after each of these, `(b, s, vocab_size)`; the rows continue the tokens in the caches, and
-    /// may have no new token. What stands at padding is undefined.
+    /// The scores of the token after each of these, `(b, s, vocab_size)`; the rows continue the tokens in the caches,
+    /// and may have no new token. What stands at padding is undefined.
     pub fn forward(&self, rows: &[Vec<u32>], caches: &mut [KvCache]) -> Result<Tensor> {
         let tokens = PaddedIds::new(rows, 0, &Device::Cpu)?;
         let mut xs = self.embed_tokens.forward(&tokens.ids)?;

@@ -106,8 +106,8 @@ impl ProjectionBias {
 /// assert!(error.to_string().contains("num_attention_heads = 7"));
 /// ```
 ///
-/// Two configurations are equal if they describe the same layer: a size or a scale that is stated equals one that is left
-/// to its default if the values are the same.
+/// Two configurations are equal if they describe the same layer: a size or a scale that is stated equals one that is
+/// left to its default if the values are the same.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AttentionConfig {
@@ -117,8 +117,8 @@ pub struct AttentionConfig {
     pub num_attention_heads: usize,
     /// Number of key-value heads, a divisor of `num_attention_heads`; default `num_attention_heads`.
     pub num_key_value_heads: Option<usize>,
-    /// Size of each query and key head; default `hidden_size / num_attention_heads`. All heads together have at most 2^24
-    /// elements.
+    /// Size of each query and key head; default `hidden_size / num_attention_heads`. All heads together have at most
+    /// 2^24 elements.
     pub head_dim: Option<usize>,
     /// Size of each value head; default `head_dim`.
     pub value_head_dim: Option<usize>,
@@ -130,8 +130,8 @@ pub struct AttentionConfig {
     pub value_size: Option<usize>,
     /// Size of the output; default `hidden_size`.
     pub output_size: Option<usize>,
-    /// Which projections have a bias. In a new layer: default all. Of a loaded layer it says which biases its checkpoint
-    /// holds.
+    /// Which projections have a bias. In a new layer: default all. Of a loaded layer it says which biases its
+    /// checkpoint holds.
     pub bias: ProjectionBias,
     /// Factor on the scores, of magnitude up to 1e15; default `head_dim^-0.5` for dot products, except with
     /// [`Disentangled`](crate::position::Disentangled) positions, and 1 for additive scoring.
@@ -140,15 +140,15 @@ pub struct AttentionConfig {
     pub scoring: Scoring,
     /// The position scheme; default none.
     pub position: Position,
-    /// The mask of every call of the layer, besides the one that the call gives: full, causal or a window; default full.
-    /// With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where the last
-    /// query is aligned with the last key: a layer that is used for both leaves it to the calls.
+    /// The mask of every call of the layer, besides the one that the call gives: full, causal or a window; default
+    /// full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where
+    /// the last query is aligned with the last key: a layer that is used for both leaves it to the calls.
     pub mask: AttentionMask,
-    /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15 to
-    /// 1e15; default no.
-    pub softcap: Option<f64>,
-    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` before any norm or rotation (MPT, OLMo), from 1e-15
+    /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15
     /// to 1e15; default no.
+    pub softcap: Option<f64>,
+    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` before any norm or rotation (MPT, OLMo), from
+    /// 1e-15 to 1e15; default no.
     pub clip_qkv: Option<f64>,
     /// Norms of queries and keys; default none.
     pub qk_norm: Option<QkNorm>,

@@ -1,9 +1,9 @@
 //! Multi-head attention for [Candle](candle_core): one layer for every kind of mask, position scheme and published
 //! checkpoint layout.
 //!
-//! [`MultiHeadAttention`] is a [`candle_nn::Module`]. It is trainable, loads its weights from safetensors files in any known
-//! layout, returns its attention weights, and reports which kernel a call runs on. It has kernels for CPUs and NVIDIA GPUs,
-//! and uses candle's on Apple GPUs; this version has run on CPUs only.
+//! [`MultiHeadAttention`] is a [`candle_nn::Module`]. It is trainable, loads its weights from safetensors files in any
+//! known layout, returns its attention weights, and reports which kernel a call runs on. It has kernels for CPUs and
+//! NVIDIA GPUs, and uses candle's on Apple GPUs; this version has run on CPUs only.
 //!
 //! # A new layer
 //!
@@ -75,8 +75,8 @@
 //!
 //! # Errors
 //!
-//! Every function returns [`Result`] with this crate's [`Error`], which can be matched. `forward` of candle's traits returns
-//! [`candle_core::Result`]; [`Error::find_in`] finds this crate's error in it.
+//! Every function returns [`Result`] with this crate's [`Error`], which can be matched. `forward` of candle's traits
+//! returns [`candle_core::Result`]; [`Error::find_in`] finds this crate's error in it.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;

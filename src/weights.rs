@@ -235,7 +235,8 @@ impl NormWeights {
 }
 
 /// The weights of a position scheme by name, such as T5's `relative_attention_bias.weight` `(num_buckets, h)`. Schemes
-/// without weights have none. The documentation of each scheme in [`position`](crate::position) lists its names and shapes.
+/// without weights have none. The documentation of each scheme in [`position`](crate::position) lists its names and
+/// shapes.
 #[derive(Debug, Clone, Default)]
 pub struct PositionWeights(BTreeMap<String, Tensor>);
 

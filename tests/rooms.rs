@@ -1,9 +1,9 @@
-//! What cargo cannot see: the order of the rooms inside a package, the length of files, the width of comments, and paths in
-//! documents.
+//! What cargo cannot see: the order of the rooms inside a package, the length of files, the width of comments, and
+//! paths in documents.
 //!
 //! A room is a module at the root of a package. Each room builds on the rooms before it and on nothing else, so that a
-//! reader can take them one after the other. This test reads the sources as text; unit tests are left out, because a test
-//! may compare with a room above its own.
+//! reader can take them one after the other. This test reads the sources as text; unit tests are left out, because a
+//! test may compare with a room above its own.
 
 use std::path::{Path, PathBuf};
 
@@ -133,4 +133,20 @@ fn paths_in_documents_exist() {
         }
     }
     assert!(missing.is_empty(), "paths that do not exist:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn comments_fit_in_120_columns() {
+    let mut long = Vec::new();
+    for path in sources("src").into_iter().chain(sources("crates")) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (number, line) in text.lines().enumerate() {
+            let comment = line.trim_start();
+            let table = comment.trim_start_matches(['/', '!', ' ']).starts_with('|');
+            if comment.starts_with("//") && !table && line.chars().count() > 120 {
+                long.push(format!("{}:{}", path.strip_prefix(root()).unwrap().display(), number + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "{} comments wider than 120 columns:\n{}", long.len(), long.join("\n"));
 }

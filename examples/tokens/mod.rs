@@ -106,8 +106,8 @@ pub fn copies(variables: &VarMap) -> Result<Tensors> {
     variables.iter().map(|(name, variable)| Ok((name.clone(), frozen(variable)?))).collect()
 }
 
-/// Checks before the training that the model can be written to this folder: there is none, it is empty, or it holds a model
-/// of this configuration.
+/// Checks before the training that the model can be written to this folder: there is none, it is empty, or it holds a
+/// model of this configuration.
 pub fn check_output(folder: &Path, config: &Value) -> Result<()> {
     let Ok(metadata) = folder.metadata() else { return check_new_folder(folder) };
     if !metadata.is_dir() {
@@ -137,8 +137,8 @@ pub fn pieces(text: &[u8], rows: usize, s: usize, step: usize) -> Result<Tensor>
     Ok(Tensor::from_vec(ids, (rows, s + 1), &Device::Cpu)?)
 }
 
-/// Writes config.json and model.safetensors, as transformers reads them. Each file is replaced as a whole; two models must
-/// not mix, so another model's folder is refused.
+/// Writes config.json and model.safetensors, as transformers reads them. Each file is replaced as a whole; two models
+/// must not mix, so another model's folder is refused.
 pub fn save_model(folder: &Path, config: &Value, tensors: Tensors) -> Result<()> {
     check_output(folder, config)?;
     std::fs::create_dir_all(folder).map_err(|error| about(folder, &error))?;

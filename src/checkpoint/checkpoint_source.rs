@@ -100,8 +100,9 @@ impl Checkpoint {
     }
 
     /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name; integers and
-    /// booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or from
-    /// `VarBuilder::from_varmap(&map, dtype, device)`, is trainable, and `map.save` writes it under the same names.
+    /// booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or
+    /// from `VarBuilder::from_varmap(&map, dtype, device)`, is trainable, and `map.save` writes it under the same
+    /// names.
     ///
     /// # Errors
     /// If nothing that can learn is below `prefix`, a tensor cannot be read, or is quantized.
@@ -125,7 +126,8 @@ impl Checkpoint {
         }
     }
 
-    /// The error for a prefix without weights; it names the longest beginning of the prefix that has some, and what follows.
+    /// The error for a prefix without weights; it names the longest beginning of the prefix that has some, and what
+    /// follows.
     fn nothing_below(&self, prefix: &str) -> Error {
         let ends = prefix.match_indices('.').map(|(end, _)| &prefix[..end]);
         let held = |start: &&str| self.names().any(|name| below(start, name).is_some());
@@ -139,8 +141,8 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    /// The whole checkpoint as a [`VarBuilder`], which reads tensors in `dtype` onto `device`: the layers of this crate and
-    /// those of candle then share one open file.
+    /// The whole checkpoint as a [`VarBuilder`], which reads tensors in `dtype` onto `device`: the layers of this crate
+    /// and those of candle then share one open file.
     ///
     /// ```
     /// use candle_attention::checkpoint::Checkpoint;

@@ -27,14 +27,14 @@ pub struct HfAttentionConfig {
 /// Reads numbers of heads, positions, scale and mask of a layer from a parsed `config.json`, and its sizes from the
 /// weights that `source` points at. Sizes that the file states must agree with them.
 ///
-/// `config` is the parsed file, or a [`ModelConfig`] that says which family to read it as. Of a model of several parts it is
-/// the whole file, whose section is found by the prefix of the layer, or that section.
+/// `config` is the parsed file, or a [`ModelConfig`] that says which family to read it as. Of a model of several parts
+/// it is the whole file, whose section is found by the prefix of the layer, or that section.
 ///
 /// # Errors
-/// The result is the layer as its model runs it, or an error: [`Error::UnknownFamily`], [`Error::UnsupportedFamily`], and
-/// [`Error::UnsupportedKey`] for a key that changes attention in a way that the family is not known to have. Also a key
-/// missing or of the wrong kind; those of [`infer_config`]; a size that the weights contradict; a prefix that does not tell
-/// its section.
+/// The result is the layer as its model runs it, or an error: [`Error::UnknownFamily`], [`Error::UnsupportedFamily`],
+/// and [`Error::UnsupportedKey`] for a key that changes attention in a way that the family is not known to have. Also a
+/// key missing or of the wrong kind; those of [`infer_config`]; a size that the weights contradict; a prefix that does
+/// not tell its section.
 pub fn config_from_json<'a>(
     config: impl Into<ModelConfig<'a>>,
     source: &dyn WeightSource,
@@ -126,8 +126,8 @@ fn configure(
 /// # assert_eq!(config.like, Some("llama"));
 /// ```
 ///
-/// The `config.json` of timm states no family: `timm` is its name here, and the keys are the arguments of timm's classes,
-/// such as `num_heads`.
+/// The `config.json` of timm states no family: `timm` is its name here, and the keys are the arguments of timm's
+/// classes, such as `num_heads`.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ModelConfig<'a> {

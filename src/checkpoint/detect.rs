@@ -15,8 +15,8 @@ use crate::families::layouts::LAYOUTS;
 const IGNORED: &[&str] =
     &["LayerNorm", "ln", "self_attn_layer_norm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
 
-/// Tensors that change what attention computes and that this version does not apply. They are looked for by name because
-/// some sources cannot list what they hold.
+/// Tensors that change what attention computes and that this version does not apply. They are looked for by name
+/// because some sources cannot list what they hold.
 const NOT_APPLIED: &[(&str, &str)] = &[
     ("q_layer_norm.weight", "it normalizes queries"),
     ("k_layer_norm.weight", "it normalizes keys"),
@@ -35,8 +35,8 @@ impl Layout {
         self.required().iter().all(|name| source.contains(name)) && self.orientation_matches(source)
     }
 
-    /// Whether the weight has the layout's orientation, where another layout has the same names in the other one: GPT-2's
-    /// `c_attn` is `[in, out]`, GPT-BigCode's `[out, in]`. There are more outputs than inputs in both.
+    /// Whether the weight has the layout's orientation, where another layout has the same names in the other one:
+    /// GPT-2's `c_attn` is `[in, out]`, GPT-BigCode's `[out, in]`. There are more outputs than inputs in both.
     fn orientation_matches(&self, source: &dyn WeightSource) -> bool {
         let (QkvNames::Fused(linear, _) | QkvNames::Pair(_, linear)) = self.qkv else { return true };
         if !self.check_orientation {

@@ -1,7 +1,7 @@
 //! Parses a safetensors header; errors name the faulty tensor.
 //!
-//! The safetensors crate buffers the whole header as a tree before it looks at it, which takes up to 25 times the size of
-//! the file. This parser keeps one entry per tensor, checks all that the crate checks, and has limits of its own.
+//! The safetensors crate buffers the whole header as a tree before it looks at it, which takes up to 25 times the size
+//! of the file. This parser keeps one entry per tensor, checks all that the crate checks, and has limits of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,15 +12,16 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredA
 
 use crate::error::{Error, Result, cut, cut_to};
 
-/// The longest header or index that is read, in bytes; also the limit of the headers of all shards together. safetensors
-/// has the same limit. Those of the largest published models have some 15 MB.
+/// The longest header or index that is read, in bytes; also the limit of the headers of all shards together.
+/// safetensors has the same limit. Those of the largest published models have some 15 MB.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The most tensors of a file or an index. It bounds the memory that their entries take. The largest published models,
 /// with hundreds of experts per layer, have some 300,000.
 pub(crate) const MAX_TENSORS: usize = 1 << 20;
 
-/// The longest name of a tensor, in bytes. Names are compared, joined and cut all the time; published ones have up to 200.
+/// The longest name of a tensor, in bytes. Names are compared, joined and cut all the time; published names have up to
+/// 200 bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 1024;
 
 /// The most dimensions of a tensor. Published ones have up to 6.
@@ -91,8 +92,8 @@ fn check(entry: &Entry, data: u64, before: u64) -> std::result::Result<(), Strin
     Ok(())
 }
 
-/// A JSON object with at most `most` keys, which are unique and short. Most readers would take the last of several equal
-/// keys.
+/// A JSON object with at most `most` keys, which are unique and short. Most readers would take the last of several
+/// equal keys.
 pub(crate) struct Unique<V>(pub BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {

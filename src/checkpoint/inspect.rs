@@ -49,15 +49,16 @@ pub struct LayerInfo {
 }
 
 /// The most layers times the size of the configuration, which is counted in values and bytes of text: each layer looks
-/// through the configuration. A vision model with the names of 22,000 classes has 48 million, most models have less than one.
+/// through the configuration. A vision model with the names of 22,000 classes has 48 million, most models have less
+/// than one.
 const MAX_LAYERS_TIMES_CONFIG: usize = 1 << 28;
 
 impl Checkpoint {
     /// Every attention layer, in the order of their prefixes. `config` is the model's `config.json`, as a
     /// [`ModelConfig`]. Reads no tensor data.
     ///
-    /// A layer inside more than 16 others, by its prefix, is listed with that as its problem. So are all layers if their
-    /// number times the size of the configuration, in values and bytes of text, is more than 268,435,456.
+    /// A layer inside more than 16 others, by its prefix, is listed with that as its problem. So are all layers if
+    /// their number times the size of the configuration, in values and bytes of text, is more than 268,435,456.
     pub fn attention_layers(&self, config: Option<ModelConfig>) -> Vec<LayerInfo> {
         let prefixes = self.attention_prefixes();
         let size = config.map_or(0, |config| size_of_json(config.json));
@@ -158,8 +159,8 @@ impl Checkpoint {
         info
     }
 
-    /// The names of floating-point tensors below `prefix`, of any stored format, that hold NaN or infinities. Reads their
-    /// data.
+    /// The names of floating-point tensors below `prefix`, of any stored format, that hold NaN or infinities. Reads
+    /// their data.
     ///
     /// # Errors
     /// If a tensor cannot be read.

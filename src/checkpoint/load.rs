@@ -19,9 +19,9 @@ use crate::weights::AttentionWeights;
 
 impl MultiHeadAttention {
     /// Loads a layer in any known layout ([`layouts`](crate::checkpoint::layouts)). `source` points at the layer: a
-    /// `VarBuilder`, a [`Checkpoint::at`], or a [`VarMapSource`](crate::checkpoint::VarMapSource). A table of biases that
-    /// layers share is read from where their models have it: in the first layer (T5), or next to the layers (MPNet, BEiT,
-    /// DeBERTa).
+    /// `VarBuilder`, a [`Checkpoint::at`], or a [`VarMapSource`](crate::checkpoint::VarMapSource). A table of biases
+    /// that layers share is read from where their models have it: in the first layer (T5), or next to the layers
+    /// (MPNet, BEiT, DeBERTa).
     ///
     /// # Errors
     /// Those of [`AttentionWeights::read`]; a shared table that the source does not hold.
@@ -49,8 +49,8 @@ impl ModelAttention {
     ///
     /// `config` is the parsed `config.json`, or a [`ModelConfig`] that says which family to read it as. `source` is a
     /// `VarBuilder`, a [`Checkpoint::at`], or, for a layer that learns, a
-    /// [`VarMapSource`](crate::checkpoint::VarMapSource); its prefix is that of the layer in the whole model, because layers
-    /// of one model differ by their number and the part that they belong to.
+    /// [`VarMapSource`](crate::checkpoint::VarMapSource); its prefix is that of the layer in the whole model, because
+    /// layers of one model differ by their number and the part that they belong to.
     ///
     /// # Errors
     /// Those of [`config_from_json`] and [`MultiHeadAttention::load`].
@@ -101,8 +101,8 @@ impl Module for ModelAttention {
 }
 
 impl Checkpoint {
-    /// The attention layer at `prefix` as the model of this `config.json` runs it, read in `dtype` onto `device`: shorthand
-    /// for [`ModelAttention::load`] from [`at`](Self::at).
+    /// The attention layer at `prefix` as the model of this `config.json` runs it, read in `dtype` onto `device`:
+    /// shorthand for [`ModelAttention::load`] from [`at`](Self::at).
     ///
     /// # Errors
     /// Those of [`ModelAttention::load`].

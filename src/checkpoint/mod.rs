@@ -1,16 +1,16 @@
-//! Weights from files, from memory, from a `VarBuilder` or from variables: reads and writes attention layers in any known
-//! layout.
+//! Weights from files, from memory, from a `VarBuilder` or from variables: reads and writes attention layers in any
+//! known layout.
 //!
 //! [`ModelAttention::load`] gives a layer as the model of a `config.json` runs it, from any [`WeightSource`];
-//! [`Checkpoint::attention`] is the shorthand for files. [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) gives
-//! one for a configuration of the caller's.
+//! [`Checkpoint::attention`] is the shorthand for files. [`MultiHeadAttention::load`](crate::MultiHeadAttention::load)
+//! gives one for a configuration of the caller's.
 //!
 //! A layer is read in two steps. [`detect`] finds its [`Layout`] from tensor names and shapes; then its weights become
 //! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are untrusted: headers,
 //! indexes and configurations are checked and limited, and an error names the tensor or key. Files are read, not
-//! memory-mapped: a map cannot be safe while another process may write to the file. A layer is as its model runs it, or an
-//! error says why not: a family that is not known, and a tensor or a config key that would change the
-//! result and is not applied, are errors.
+//! memory-mapped: a map cannot be safe while another process may write to the file. A layer is as its model runs it, or
+//! an error says why not: a family that is not known, and a tensor or a config key that would change the result and is
+//! not applied, are errors.
 
 mod checkpoint_source;
 mod config_json;

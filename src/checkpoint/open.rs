@@ -27,8 +27,8 @@ const MAX_OPEN_FILES: usize = 32;
 
 /// The tensors of a checkpoint: on disk, of which opening reads the headers only; or in memory. Cheap to clone.
 ///
-/// Files are not memory-mapped. A tensor is read when it is asked for, and only its memory is taken. Threads may read at the
-/// same time.
+/// Files are not memory-mapped. A tensor is read when it is asked for, and only its memory is taken. Threads may read
+/// at the same time.
 #[derive(Clone)]
 pub struct Checkpoint {
     inner: Arc<Inner>,
@@ -54,18 +54,18 @@ impl Checkpoint {
     /// Opens a `.safetensors` file, a `.safetensors.index.json`, or a folder that holds `model.safetensors` or
     /// `model.safetensors.index.json`.
     ///
-    /// Reads headers only. If a file is truncated or rewritten while the checkpoint is open, reading a tensor of it is an
-    /// error that names both. A file that is replaced by another one of its name (as by `rename`) may be: of a checkpoint
-    /// of up to 32 shards the old one is read on, of the other shards it is that error.
+    /// Reads headers only. If a file is truncated or rewritten while the checkpoint is open, reading a tensor of it is
+    /// an error that names both. A file that is replaced by another one of its name (as by `rename`) may be: of a
+    /// checkpoint of up to 32 shards the old one is read on, of the other shards it is that error.
     ///
     /// # Limits
-    /// A header has at most 100,000,000 bytes (as in safetensors), and so have the headers of all shards together and an
-    /// index. A file or an index lists at most 1,048,576 tensors with names of up to 1,024 bytes and shapes of up to 32
-    /// dimensions, and its metadata has at most 65,536 entries. Published models have far less.
+    /// A header has at most 100,000,000 bytes (as in safetensors), and so have the headers of all shards together and
+    /// an index. A file or an index lists at most 1,048,576 tensors with names of up to 1,024 bytes and shapes of up to
+    /// 32 dimensions, and its metadata has at most 65,536 entries. Published models have far less.
     ///
     /// # Errors
-    /// If a file is missing, is not a regular file or not a valid safetensors file, is beyond a limit, or an index names a
-    /// shard outside its own folder or a tensor that its shard does not hold. The error holds the path.
+    /// If a file is missing, is not a regular file or not a valid safetensors file, is beyond a limit, or an index
+    /// names a shard outside its own folder or a tensor that its shard does not hold. The error holds the path.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
@@ -175,8 +175,8 @@ impl Checkpoint {
     /// Reads one tensor as it is stored; booleans, which candle has no dtype for, as u8 of 0 and 1.
     ///
     /// # Errors
-    /// If no tensor has this name, candle lacks its dtype, its file has changed or cannot be read, or there is no memory
-    /// for it. The error of a missing tensor names the file, unless the checkpoint is in memory.
+    /// If no tensor has this name, candle lacks its dtype, its file has changed or cannot be read, or there is no
+    /// memory for it. The error of a missing tensor names the file, unless the checkpoint is in memory.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         let (shard, entry) = self.stored(name)?;
         read_tensor(shard, name, entry, device)

@@ -120,8 +120,8 @@ fn part_of(name: &str) -> Option<usize> {
 }
 
 /// The sections that a component of a prefix names: with the words of the section's name, the longest name of all, or
-/// else with a first word that means the same part (`visual` and `vision_config`), the shortest name of all. More than one
-/// section is none.
+/// else with a first word that means the same part (`visual` and `vision_config`), the shortest name of all. More than
+/// one section is none.
 fn named_by<'a>(children: &[&'a str], part: &str) -> Vec<&'a str> {
     let words = |name: &str| name.split('_').count();
     let holds = |key: &&&str| format!("_{part}_").contains(&format!("_{}_", name(key)));
@@ -150,8 +150,8 @@ fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
     }
 }
 
-/// The family of a section: the one it states, unless that is the whole model's. Older files name no family there, or the
-/// whole model's: then it is the name that transformers gives the part now, as `qwen2_vl_vision`.
+/// The family of a section: the one it states, unless that is the whole model's. Older files name no family there, or
+/// the whole model's: then it is the name that transformers gives the part now, as `qwen2_vl_vision`.
 fn type_of_child(parent: &Section, key: &str) -> Option<String> {
     let own = model_type(&parent.keys[key]);
     let whole = match &parent.model_type {

@@ -109,8 +109,8 @@ impl Shard {
         self.read_bytes(self.start + entry.offsets[0] + from, into, &Named(name))
     }
 
-    /// Calls `see` with the data of the tensor `name`, a part at a time, until it returns true. Parts have a length that
-    /// is a multiple of 8, but for the last.
+    /// Calls `see` with the data of the tensor `name`, a part at a time, until it returns true. Parts have a length
+    /// that is a multiple of 8, but for the last.
     pub fn any_part(&self, name: &str, entry: &Entry, mut see: impl FnMut(&[u8]) -> bool) -> Result<bool> {
         /// The most bytes that are held at a time.
         const PART: u64 = 1 << 20;

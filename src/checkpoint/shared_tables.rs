@@ -1,4 +1,5 @@
-//! Tables that the layers of a stack share: stored in the first layer (T5), or next to the layers (MPNet, BEiT, DeBERTa).
+//! Tables that the layers of a stack share: stored in the first layer (T5), or next to the layers (MPNet, BEiT,
+//! DeBERTa).
 
 use candle_core::Tensor;
 
@@ -14,8 +15,8 @@ use crate::weights::{AttentionWeights, PositionWeights};
 /// Upper bound of the elements of a table that is copied.
 const MAX_BIASES: usize = 1 << 24;
 
-/// Reads the weights of the layer that `source` points at, with the tables that it shares with other layers. `pruned` are
-/// the heads that it no longer has, by their indices in the unpruned model.
+/// Reads the weights of the layer that `source` points at, with the tables that it shares with other layers. `pruned`
+/// are the heads that it no longer has, by their indices in the unpruned model.
 pub fn read_with_shared_tables(
     config: &AttentionConfig,
     pruned: &[usize],
@@ -37,7 +38,8 @@ pub struct SharedTables {
 }
 
 impl SharedTables {
-    /// Reads what the layer at `source`, which no longer has `pruned` of its heads, shares with others and is not in `own`.
+    /// Reads what the layer at `source`, which no longer has `pruned` of its heads, shares with others and is not in
+    /// `own`.
     pub fn read(config: &AttentionConfig, pruned: usize, own: &PositionWeights, source: &AnySource) -> Result<Self> {
         // A tensor that layers share keeps all heads when one of the layers loses some.
         let sizes = config.sizes();

@@ -159,7 +159,8 @@ impl WeightSource for AnySource<'_> {
     }
 }
 
-/// The error for a tensor that a `VarBuilder` does not hold: that of its checkpoint, which names the file, if it has one.
+/// The error for a tensor that a `VarBuilder` does not hold: that of its checkpoint, which names the file, if it has
+/// one.
 fn missing_in(vb: &VarBuilder, name: &str) -> Error {
     // Not `get`, which makes a variable of a `VarMap`.
     match vb.get_unchecked_dtype(name, vb.dtype()).as_ref().map_err(|error| Error::find_in(error)) {
@@ -196,9 +197,9 @@ pub fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
 
 /// A prefix of a [`VarMap`]: what is loaded from it learns.
 ///
-/// In contrast to `VarBuilder::from_varmap` it knows the names and shapes of the variables, which is needed to find sizes
-/// (from a `config.json`, or by [`infer_config`](crate::checkpoint::infer_config)), and it never adds a variable. Tensors
-/// are read in the dtype and on the device of the variables.
+/// In contrast to `VarBuilder::from_varmap` it knows the names and shapes of the variables, which is needed to find
+/// sizes (from a `config.json`, or by [`infer_config`](crate::checkpoint::infer_config)), and it never adds a variable.
+/// Tensors are read in the dtype and on the device of the variables.
 #[derive(Clone)]
 pub struct VarMapSource {
     map: VarMap,

@@ -93,8 +93,8 @@ impl AttentionWeights {
     }
 }
 
-/// Writes layers `(prefix, weights, configuration)` to one safetensors file in `layout`, atomically. `metadata` goes into
-/// the header; to keep that of the source, pass [`Checkpoint::metadata`](crate::checkpoint::Checkpoint::metadata).
+/// Writes layers `(prefix, weights, configuration)` to one safetensors file in `layout`, atomically. `metadata` goes
+/// into the header; to keep that of the source, pass [`Checkpoint::metadata`](crate::checkpoint::Checkpoint::metadata).
 ///
 /// # Errors
 /// Those of [`AttentionWeights::to_layout`]; a file that cannot be written.

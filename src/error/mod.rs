@@ -14,16 +14,16 @@ use text::{name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.
 ///
-/// Every message names the thing, what was expected and what was found. The text in `found` and `expected` is for people
-/// and may change; match on the variant.
+/// Every message names the thing, what was expected and what was found. The text in `found` and `expected` is for
+/// people and may change; match on the variant.
 ///
-/// Fields hold text from files as it is. The message is one line that is safe to print: characters that control a terminal
-/// or turn the direction of writing are escaped, and names of more than 200 characters are cut.
+/// Fields hold text from files as it is. The message is one line that is safe to print: characters that control a
+/// terminal or turn the direction of writing are escaped, and names of more than 200 characters are cut.
 ///
 /// # Inside candle's errors
 /// `?` turns this error into a [`candle_core::Error`] with the same message: in the `forward` of candle's traits, which
-/// return [`candle_core::Result`], and in functions that use both crates. It is not lost there. `?` in the other direction
-/// gives it back, it is a `source` of candle's error, and [`find_in`](Self::find_in) finds it.
+/// return [`candle_core::Result`], and in functions that use both crates. It is not lost there. `?` in the other
+/// direction gives it back, it is a `source` of candle's error, and [`find_in`](Self::find_in) finds it.
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, Error, MultiHeadAttention};
@@ -114,8 +114,8 @@ pub enum Error {
 
     /// A call makes a sequence longer than the length up to which its cached keys are rotated alike.
     ///
-    /// With LongRoPE and dynamic scaling one run over all tokens would rotate every key otherwise: reset the cache and run
-    /// all tokens again, in one call.
+    /// With LongRoPE and dynamic scaling one run over all tokens would rotate every key otherwise: reset the cache and
+    /// run all tokens again, in one call.
     #[error(
         "sequence {sequence} of the cache has {cached} tokens, whose keys are rotated for a length of {rotated_for}; with a \
          length of {length} {} rotates them otherwise: reset the cache and run all tokens in one call",
@@ -255,13 +255,13 @@ pub enum Error {
         what: String,
     },
 
-    /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`. A panic of the tokenizers library
-    /// on a malformed `tokenizer.json` is this error too.
+    /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`. A panic of the tokenizers
+    /// library on a malformed `tokenizer.json` is this error too.
     #[error("tokenizer: {}", phrase(.0))]
     Tokenizer(String),
 
-    /// A tokenizer and its model do not belong together: a token has an id or a segment type that the model does not have,
-    /// which shows with the first text that has such a token; only with the feature `encoder`.
+    /// A tokenizer and its model do not belong together: a token has an id or a segment type that the model does not
+    /// have, which shows with the first text that has such a token; only with the feature `encoder`.
     #[error("{} is {found}, expected {}", phrase(what), phrase(expected))]
     TokenizerMismatch {
         /// The id or the type, with its token.

@@ -72,7 +72,8 @@ pub(crate) enum Causal {
     Always,
     /// All, whatever `is_causal` states: the model has a causal mask of its own (GPT-Neo).
     Fixed,
-    /// Those whose prefix contains `decoder`, whatever `is_causal` states: the model has a causal mask of its own (FSMT).
+    /// Those whose prefix contains `decoder`, whatever `is_causal` states: the model has a causal mask of its own
+    /// (FSMT).
     FixedDecoder,
     /// All, unless `use_bidirectional_attention` is set (EmbeddingGemma is a Gemma 3 that sees both ways).
     UnlessBidirectional,

@@ -95,8 +95,8 @@ const FLAGS: &[&str] = &["is_causal", "is_decoder", "use_sliding_window", "alibi
 /// Keys of sets of rotary parameters, which may be one per kind of layer.
 const SETS: &[&str] = &["rope_parameters", "rope_scaling"];
 
-/// Checks that keys of numbers, flags and sets hold them, unless they are null or false: at the top, in sets, and in the
-/// sets of each kind of layer inside these.
+/// Checks that keys of numbers, flags and sets hold them, unless they are null or false: at the top, in sets, and in
+/// the sets of each kind of layer inside these.
 fn check_kinds(section: &Value) -> Result<()> {
     fn keys(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
         value.as_object().into_iter().flatten()

@@ -15,8 +15,8 @@ use crate::position::{Alibi, AlibiFormula, Disentangled, Position, T5RelativeBia
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
-/// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer by
-/// layer, also if only headers are read. The largest published models have 128.
+/// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
+/// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
 /// Keys that come first in the decoder or the encoder of a model that has both.
 const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
@@ -126,7 +126,8 @@ impl<'a> Layer<'a> {
         self.default_heads.ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
     }
 
-    /// The heads that the layer no longer has, by their indices in the unpruned model of `heads` heads, in ascending order.
+    /// The heads that the layer no longer has, by their indices in the unpruned model of `heads` heads, in ascending
+    /// order.
     pub fn pruned_heads(&self, heads: usize) -> Result<Vec<usize>> {
         let Some(listed) = self.section.get("pruned_heads").and_then(|layers| layers.get(self.index.to_string()))
         else {

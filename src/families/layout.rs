@@ -10,8 +10,8 @@ pub(crate) enum Orientation {
     OutIn,
     /// `[in, out]`, as GPT-2's `Conv1D` has it.
     InOut,
-    /// `[in, out]`, or with a dimension for the heads: `[in, heads, d]` into heads, `[heads, d, out]` out of them (Flax,
-    /// Keras).
+    /// `[in, out]`, or with a dimension for the heads: `[in, heads, d]` into heads, `[heads, d, out]` out of them
+    /// (Flax, Keras).
     Kernel,
 }
 

@@ -1,10 +1,10 @@
 //! Published model families as data: one row per family, for a single attention layer.
 //!
 //! A family is data, not code: its row states what distinguishes it (masks, positions, scale, norms, names), and
-//! [`layer`] is the only code that reads rows. The alternative, a type
-//! or a function per family as in transformers, repeats the attention layer a hundred times, and the copies drift apart.
-//! A row is keyed by `model_type`. How a checkpoint names and stores the weights is a table of its own, [`layouts`]:
-//! many families share a layout, and checkpoints without any `config.json` can still be read.
+//! [`layer`] is the only code that reads rows. The alternative, a type or a function per family as in transformers,
+//! repeats the attention layer a hundred times, and the copies drift apart. A row is keyed by `model_type`. How a
+//! checkpoint names and stores the weights is a table of its own, [`layouts`]: many families share a layout, and
+//! checkpoints without any `config.json` can still be read.
 
 mod decoders;
 #[cfg(test)]

@@ -16,7 +16,8 @@ const QWEN_VL: Family =
     Family { positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))), qk_norm: None, ..BASE };
 
 pub(crate) const VISION: &[Family] = &[
-    // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of attention.
+    // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of
+    // attention.
     Family { model_types: &["timm"], reads: &["use_rot_pos_emb"], ..BASE },
     Family {
         model_types: &[

@@ -35,10 +35,10 @@ impl LoraAdapter {
     /// Weights are merged when they are read: `W + scale · B A` in f32 (f64 for f64), rounded once to the dtype of the
     /// source.
     ///
-    /// The names of an adapter are those of the base model. Where the checkpoint has them below a prefix, such as `bert.`
-    /// in one with a head, or the adapter has them so, the prefix is added or removed. Where transformers 5 names modules
-    /// otherwise than the checkpoints of their family (NomicBERT, Jina embeddings v3), they are found, too, with queries, keys
-    /// and values as thirds of one weight.
+    /// The names of an adapter are those of the base model. Where the checkpoint has them below a prefix, such as
+    /// `bert.` in one with a head, or the adapter has them so, the prefix is added or removed. Where transformers 5
+    /// names modules otherwise than the checkpoints of their family (NomicBERT, Jina embeddings v3), they are found,
+    /// too, with queries, keys and values as thirds of one weight.
     ///
     /// # Errors
     /// A tensor of the adapter that belongs to no weight of the checkpoint, or does not fit its shape; both are named.

@@ -22,7 +22,8 @@ pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 /// layers.
 const MAX_MODULES: usize = 1 << 16;
 
-/// A LoRA adapter: low-rank changes of some weights of a model, and tensors that take the place of others. Cheap to clone.
+/// A LoRA adapter: low-rank changes of some weights of a model, and tensors that take the place of others. Cheap to
+/// clone.
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
     pub(super) config: LoraConfig,
@@ -57,8 +58,9 @@ impl LoraAdapter {
     /// `base_model.model.<module>.lora_A.weight` and so on.
     ///
     /// # Errors
-    /// A tensor that belongs to no module which the configuration names, that lacks its counterpart, or whose shape does
-    /// not fit the configuration; an adapter without low-rank changes; a pattern of the configuration that is not valid.
+    /// A tensor that belongs to no module which the configuration names, that lacks its counterpart, or whose shape
+    /// does not fit the configuration; an adapter without low-rank changes; a pattern of the configuration that is not
+    /// valid.
     pub fn new(config: LoraConfig, checkpoint: &Checkpoint) -> Result<Self> {
         let source = checkpoint.at("", DType::F32, &Device::Cpu);
         let (mut modules, mut whole) = (BTreeMap::<String, Parts>::new(), BTreeMap::new());
@@ -179,7 +181,8 @@ fn unknown(name: &str, why: &str) -> Error {
     }
 }
 
-/// The change of a weight: `W + scale · B A`; with a magnitude `m` each output, a row of that, is scaled to the length `m`.
+/// The change of a weight: `W + scale · B A`; with a magnitude `m` each output, a row of that, is scaled to the length
+/// `m`.
 #[derive(Debug, Clone)]
 pub(super) struct LowRank {
     /// `(r, in)`.

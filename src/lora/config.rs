@@ -35,7 +35,8 @@ const WITHOUT_EFFECT: [&str; 14] = [
     "peft_type",
 ];
 
-/// Values of `init_lora_weights` that change the weights of the base model, which the base of a checkpoint does not have.
+/// Values of `init_lora_weights` that change the weights of the base model, which the base of a checkpoint does not
+/// have.
 const CHANGES_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
 /// Which biases an adapter replaces: the key `bias`.
@@ -68,7 +69,8 @@ pub struct LoraConfig {
     pub r: usize,
     /// The changes are multiplied by `lora_alpha / r`.
     pub lora_alpha: f64,
-    /// Whether they are multiplied by `lora_alpha / √r` instead ([Kalajdzievski 2023](https://arxiv.org/abs/2312.03732)).
+    /// Whether they are multiplied by `lora_alpha / √r` instead ([Kalajdzievski
+    /// 2023](https://arxiv.org/abs/2312.03732)).
     pub use_rslora: bool,
     /// Whether each output has a magnitude of its own (DoRA, [Liu 2024](https://arxiv.org/abs/2402.09353)).
     pub use_dora: bool,
@@ -140,8 +142,8 @@ impl LoraConfig {
     /// Reads an `adapter_config.json`.
     ///
     /// # Errors
-    /// A file that is missing or malformed; a `peft_type` other than `LORA`; a key that would change the result and that
-    /// this version does not apply; a rank or a factor out of range. The error holds the path.
+    /// A file that is missing or malformed; a `peft_type` other than `LORA`; a key that would change the result and
+    /// that this version does not apply; a rank or a factor out of range. The error holds the path.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::from_json(&read_json(path)?).map_err(|e| Error::file(path, e))

@@ -11,8 +11,8 @@ pub(super) struct Place {
     pub third: Option<usize>,
 }
 
-/// The ends of names that transformers 5 gives to modules of NomicBERT and Jina embeddings v3, and what their checkpoints
-/// have there, with the third of its rows (its `conversion_mapping.py`).
+/// The ends of names that transformers 5 gives to modules of NomicBERT and Jina embeddings v3, and what their
+/// checkpoints have there, with the third of its rows (its `conversion_mapping.py`).
 const RENAMED: [(&str, &str, Option<usize>); 11] = [
     ("self_attn.q_proj", "attn.Wqkv", Some(0)),
     ("self_attn.k_proj", "attn.Wqkv", Some(1)),

@@ -28,8 +28,8 @@ pub struct LoraTasks {
 }
 
 impl LoraTasks {
-    /// Reads the keys of a `config.json`; `None` if it has no `lora_adaptations`, or `load_trained_adapters` is false, which
-    /// means that the checkpoint holds none yet.
+    /// Reads the keys of a `config.json`; `None` if it has no `lora_adaptations`, or `load_trained_adapters` is false,
+    /// which means that the checkpoint holds none yet.
     ///
     /// # Errors
     /// A key of the wrong kind or out of range; instructions for other tasks than the adapters.

@@ -15,9 +15,10 @@ use crate::lora::patterns::Patterns;
 
 /// An adapter in training, with the base model that it changes.
 ///
-/// The variables are in f32 whatever the dtype of the base. A model that is loaded from [`source`](Self::source) computes
-/// with the weights of that moment, `W + scale · B A`, and gradients flow from it into `A` and `B` alone: load it again after
-/// each step of the optimizer, which reads nothing from disk and computes one product per changed weight.
+/// The variables are in f32 whatever the dtype of the base. A model that is loaded from [`source`](Self::source)
+/// computes with the weights of that moment, `W + scale · B A`, and gradients flow from it into `A` and `B` alone: load
+/// it again after each step of the optimizer, which reads nothing from disk and computes one product per changed
+/// weight.
 ///
 /// ```no_run
 /// use candle_attention::AttentionMask;
@@ -48,8 +49,8 @@ pub struct LoraTraining<S> {
 
 impl<S: WeightSource + Clone> LoraTraining<S> {
     /// A new adapter for the modules of `base` that `config` names, which changes nothing yet: `A` is uniform in
-    /// `±1/√in`, as PEFT draws it, and `B` is 0. With `all-linear` every weight of two dimensions counts as a linear layer
-    /// but for tables of embeddings and of relative positions, by their names.
+    /// `±1/√in`, as PEFT draws it, and `B` is 0. With `all-linear` every weight of two dimensions counts as a linear
+    /// layer but for tables of embeddings and of relative positions, by their names.
     ///
     /// # Errors
     /// A source that cannot list its names; a configuration that names no module, a table of embeddings, biases or
@@ -76,8 +77,8 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
         Ok(Self { base, adapter, variables })
     }
 
-    /// The variables, for an optimizer: `A`, `B` and the magnitude, if there is one, of each module in the order of their
-    /// names.
+    /// The variables, for an optimizer: `A`, `B` and the magnitude, if there is one, of each module in the order of
+    /// their names.
     pub fn variables(&self) -> Vec<Var> {
         self.variables.clone()
     }
@@ -172,8 +173,8 @@ fn fresh_change(config: &LoraConfig, patterns: &Patterns, module: &str, weight: 
     Ok(LowRank { a: a.as_detached_tensor(), b, scale, magnitude, transposed })
 }
 
-/// A source that reads each tensor of another one once, keeps it, and gives it without a gradient. What is loaded from it
-/// again and again shares its tensors.
+/// A source that reads each tensor of another one once, keeps it, and gives it without a gradient. What is loaded from
+/// it again and again shares its tensors.
 #[derive(Debug, Clone)]
 pub struct FrozenSource<S> {
     base: S,

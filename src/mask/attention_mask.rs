@@ -16,18 +16,18 @@ use crate::tensor::{check_allocation, element_count};
 
 /// Which keys each query attends to, and what is added to their scores.
 ///
-/// `true` (or 1) means *attend*; [`exclude`](Self::exclude) and its variants take the opposite convention. A mask is a description, not
-/// a tensor: lengths stay lengths and causal stays causal, so that a backend can skip the keys that are hidden. Masks are
-/// joined by [`and`](Self::and): a key is visible if all of them allow it.
+/// `true` (or 1) means *attend*; [`exclude`](Self::exclude) and its variants take the opposite convention. A mask is a
+/// description, not a tensor: lengths stay lengths and causal stays causal, so that a backend can skip the keys that
+/// are hidden. Masks are joined by [`and`](Self::and): a key is visible if all of them allow it.
 ///
 /// A query that sees no key gets zeros (before the output projection) and a zero gradient, in every dtype and on every
 /// backend.
 ///
 /// What a hidden key holds has no influence, NaN and infinities included, on any backend: not on outputs, and not on
-/// gradients of queries, keys and values. A query that does see such a key or value gets NaN or infinity: in the elements
-/// of that value, or, where a kernel of candle runs (FlashAttention, Metal), in all elements of the head. On Apple GPUs this
-/// needs the environment variable `CANDLE_METAL_ENABLE_FAST_MATH=0`: candle's default there leaves undefined what NaN
-/// compares to.
+/// gradients of queries, keys and values. A query that does see such a key or value gets NaN or infinity: in the
+/// elements of that value, or, where a kernel of candle runs (FlashAttention, Metal), in all elements of the head. On
+/// Apple GPUs this needs the environment variable `CANDLE_METAL_ENABLE_FAST_MATH=0`: candle's default there leaves
+/// undefined what NaN compares to.
 ///
 /// In the documentation of the constructors `b` is the batch size, `h` the number of query heads, `s_q` the number of
 /// queries and `s_kv` the number of keys. The shapes are checked by each call that the mask is used in: one that does
@@ -81,8 +81,8 @@ impl AttentionMask {
         Self::of_booleans(mask, Polarity::Keep, MaskDims::Pattern)
     }
 
-    /// [`keep`](Self::keep) in the opposite convention, nonzero = hidden, `(b, h, s_q, s_kv)`. PyTorch's 3-D `attn_mask`
-    /// `(b · h, s_q, s_kv)` needs `reshape((b, h, s_q, s_kv))`.
+    /// [`keep`](Self::keep) in the opposite convention, nonzero = hidden, `(b, h, s_q, s_kv)`. PyTorch's 3-D
+    /// `attn_mask` `(b · h, s_q, s_kv)` needs `reshape((b, h, s_q, s_kv))`.
     ///
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 4 dimensions.
@@ -99,8 +99,8 @@ impl AttentionMask {
         Self::of_booleans(mask, Polarity::Exclude, MaskDims::Keys)
     }
 
-    /// [`keep_pattern`](Self::keep_pattern) in the opposite convention, nonzero = hidden, `(s_q, s_kv)`: the boolean 2-D
-    /// `attn_mask` of PyTorch's `nn.MultiheadAttention`.
+    /// [`keep_pattern`](Self::keep_pattern) in the opposite convention, nonzero = hidden, `(s_q, s_kv)`: the boolean
+    /// 2-D `attn_mask` of PyTorch's `nn.MultiheadAttention`.
     ///
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 2 dimensions.
@@ -190,8 +190,8 @@ impl AttentionMask {
     }
 
     /// Each query sees at most `left` keys before its own position and `right` keys after it; `None` is no limit.
-    /// Positions are aligned as in [`causal`](Self::causal). A Hugging Face `sliding_window` of `w` in a causal layer is
-    /// `window(Some(w - 1), Some(0))`.
+    /// Positions are aligned as in [`causal`](Self::causal). A Hugging Face `sliding_window` of `w` in a causal layer
+    /// is `window(Some(w - 1), Some(0))`.
     pub fn window(left: Option<usize>, right: Option<usize>) -> Self {
         Self::of_term(Window { left, right })
     }
@@ -205,8 +205,8 @@ impl AttentionMask {
         Self::of_term(Distances { slopes, symmetric })
     }
 
-    /// Each query sees only the keys of its own segment: `queries` `(b, s_q)` and `keys` `(b, s_kv)` hold segment ids in
-    /// any integer dtype. In self-attention pass the same tensor twice.
+    /// Each query sees only the keys of its own segment: `queries` `(b, s_q)` and `keys` `(b, s_kv)` hold segment ids
+    /// in any integer dtype. In self-attention pass the same tensor twice.
     ///
     /// # Errors
     /// If a tensor is not of an integer dtype or does not have 2 dimensions.

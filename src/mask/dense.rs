@@ -28,8 +28,8 @@ impl DenseMask {
         Self { keep: None, bias: Some(bias) }
     }
 
-    /// A mask under which query `i` of sequence `b` sees the keys `range(b, i)`. `sequences` or `queries` of 1 stand for
-    /// all of them.
+    /// A mask under which query `i` of sequence `b` sees the keys `range(b, i)`. `sequences` or `queries` of 1 stand
+    /// for all of them.
     pub(crate) fn ranges(
         [sequences, queries, s_kv]: [usize; 3],
         device: &Device,
@@ -98,8 +98,8 @@ pub(crate) fn lowest_finite(dtype: DType) -> f64 {
 
 /// The dimensions of a mask tensor.
 ///
-/// The constructor of the mask names them, because a shape alone does not: `(n, n)` could be the keys of `n` sequences or
-/// one pattern for `n` queries, and three dimensions could leave out the batch or the heads.
+/// The constructor of the mask names them, because a shape alone does not: `(n, n)` could be the keys of `n` sequences
+/// or one pattern for `n` queries, and three dimensions could leave out the batch or the heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MaskDims {
     /// `(b|1, h|1, s_q|1, s_kv|1)`: those of the scores.
@@ -196,7 +196,8 @@ impl MaskTensor {
     }
 
     /// The tensor with one element in place of a dimension that repeats one (as `broadcast_as` makes it), so that an
-    /// operation on it costs no more than the memory that the mask has. A tensor that tracks a gradient is left as it is.
+    /// operation on it costs no more than the memory that the mask has. A tensor that tracks a gradient is left as it
+    /// is.
     pub(crate) fn compact(&self) -> Result<Tensor> {
         let mut tensor = self.tensor.clone();
         if !tensor.track_op() {

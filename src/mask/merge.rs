@@ -12,8 +12,8 @@ use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::AttnShape;
 use crate::mask::term::MaskTerm;
 
-/// A lowered mask with at most one rule and one tensor of each kind, as the CUDA kernels take it: rules as vectors on the
-/// host, tensors on the device.
+/// A lowered mask with at most one rule and one tensor of each kind, as the CUDA kernels take it: rules as vectors on
+/// the host, tensors on the device.
 #[derive(Debug, Default)]
 pub(crate) struct MergedMask {
     /// `(b)`: the keys of each sequence.
@@ -36,7 +36,8 @@ pub(crate) struct MergedMask {
     pub segments: Option<[Tensor; 2]>,
     /// A u8 tensor that broadcasts to `(b, h, s_q, s_kv)`, 4-D; 0 = hidden.
     pub keep: Option<Tensor>,
-    /// An f32 tensor that broadcasts to `(b, h, s_q, s_kv)`, 4-D; a value at or below the lowest finite f32 hides the key.
+    /// An f32 tensor that broadcasts to `(b, h, s_q, s_kv)`, 4-D; a value at or below the lowest finite f32 hides the
+    /// key.
     pub bias: Option<Tensor>,
 }
 

@@ -1,10 +1,10 @@
 //! Masks: which keys a query attends to, and what is added to their scores.
 //!
 //! A mask is a value with structure ([`AttentionMask`]), a list of terms: the lengths of the sequences, a causal
-//! window, a tensor of booleans. Each backend lowers it to the form that it reads. Fused kernels read
-//! a `LoweredMask`: rules over positions, from which they derive the range of keys of a query and skip the rest, biases by
-//! distance, and tensors only for what neither expresses. NVIDIA GPUs read a `MergedMask`, which has at most one rule of
-//! each kind. Backends made of tensor operations read a `DenseMask`. The alternative is a dense tensor everywhere, as in PyTorch's
+//! window, a tensor of booleans. Each backend lowers it to the form that it reads. Fused kernels read a `LoweredMask`:
+//! rules over positions, from which they derive the range of keys of a query and skip the rest, biases by distance, and
+//! tensors only for what neither expresses. NVIDIA GPUs read a `MergedMask`, which has at most one rule of each kind.
+//! Backends made of tensor operations read a `DenseMask`. The alternative is a dense tensor everywhere, as in PyTorch's
 //! `attn_mask`. It was rejected: it costs `s_q · s_kv` elements per head or sequence in memory and bandwidth, it hides
 //! from a kernel which keys it can skip, and padding could no longer be removed before a call.
 //!

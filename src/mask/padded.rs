@@ -46,8 +46,8 @@ impl PaddedIds {
         Ok(Self { ids: Tensor::from_vec(ids, (sequences.len(), longest), device)?, lengths })
     }
 
-    /// The mask for self-attention, [`AttentionMask::padding`]: padding is hidden as keys and, as queries, sees nothing.
-    /// For cross-attention to these tokens use [`AttentionMask::lengths`] with [`lengths`](Self::lengths).
+    /// The mask for self-attention, [`AttentionMask::padding`]: padding is hidden as keys and, as queries, sees
+    /// nothing. For cross-attention to these tokens use [`AttentionMask::lengths`] with [`lengths`](Self::lengths).
     pub fn mask(&self) -> AttentionMask {
         AttentionMask::padding(&self.lengths)
     }

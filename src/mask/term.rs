@@ -29,9 +29,9 @@ impl MaskCall<'_> {
 
 /// One kind of mask.
 ///
-/// A kind has to implement [`check`](Self::check), [`dense`](Self::dense) and `Display`. Every backend is then right: the
-/// defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or let a gradient
-/// flow into it.
+/// A kind has to implement [`check`](Self::check), [`dense`](Self::dense) and `Display`. Every backend is then right:
+/// the defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or let a
+/// gradient flow into it.
 pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
     /// Checks shapes and values against the call.
     fn check(&self, shape: AttnShape) -> Result<()>;

@@ -11,23 +11,25 @@ use crate::norm::any_norm::Norm;
 /// Layer normalization over the last dimension: `(x - mean) / sqrt(var + eps) · weight + bias`
 /// ([Ba 2016](https://arxiv.org/abs/1607.06450)), as `torch.nn.LayerNorm`.
 ///
-/// Differentiable, unlike the `forward` of candle's layer norm. The mean is subtracted before the squares are summed, and
-/// half types are computed in f32 and rounded once. The parameters may have any floating dtype.
+/// Differentiable, unlike the `forward` of candle's layer norm. The mean is subtracted before the squares are summed,
+/// and half types are computed in f32 and rounded once. The parameters may have any floating dtype.
 ///
 /// # Shapes
 /// `(…, size)` → `(…, size)`, in the dtype of the input.
 ///
 /// # Errors
-/// `forward` fails if the input is not floating, has another last dimension or is on another device than the parameters.
+/// `forward` fails if the input is not floating, has another last dimension or is on another device than the
+/// parameters.
 #[derive(Debug, Clone)]
 pub struct LayerNorm(Norm);
 
-/// A layer norm over `size` numbers, trainable if `vb` is backed by a `VarMap`: `weight` (ones) and `bias` (zeros), both
-/// `(size)`. Takes what [`candle_nn::layer_norm()`] takes: a number is `eps`; without `affine` there is no bias, and without
-/// `remove_mean` the mean is not subtracted.
+/// A layer norm over `size` numbers, trainable if `vb` is backed by a `VarMap`: `weight` (ones) and `bias` (zeros),
+/// both `(size)`. Takes what [`candle_nn::layer_norm()`] takes: a number is `eps`; without `affine` there is no bias,
+/// and without `remove_mean` the mean is not subtracted.
 ///
 /// # Errors
-/// If `vb` holds parameters of another shape, or lacks them and cannot make new ones; if `eps` is negative or not finite.
+/// If `vb` holds parameters of another shape, or lacks them and cannot make new ones; if `eps` is negative or not
+/// finite.
 pub fn layer_norm(size: usize, config: impl Into<LayerNormConfig>, vb: VarBuilder) -> Result<LayerNorm> {
     let LayerNormConfig { eps, remove_mean, affine } = config.into();
     let kind = if remove_mean { NormKind::Layer } else { NormKind::Rms };
@@ -90,8 +92,8 @@ impl LayerNorm {
         self.0.eps()
     }
 
-    /// The norm as it is now, for inference: a copy of its parameters that tracks no gradient, so that the fused kernel runs.
-    /// It is a snapshot and does not follow variables that are set later, as
+    /// The norm as it is now, for inference: a copy of its parameters that tracks no gradient, so that the fused kernel
+    /// runs. It is a snapshot and does not follow variables that are set later, as
     /// [`MultiHeadAttention::frozen`](crate::MultiHeadAttention::frozen).
     ///
     /// # Errors

@@ -1,10 +1,10 @@
 //! Layer normalization and RMS normalization that train: candle's own `LayerNorm` and `RmsNorm` have no gradient.
 //!
-//! In candle 0.11 the `forward` of `candle_nn::LayerNorm` and `candle_nn::RmsNorm` runs a fused operation without a backward
-//! pass. A model that uses them trains without an error, but what comes before a norm and the norm itself get no gradient
-//! from it. The norms of this module have the same constructors and parameters. They run one fused kernel where nothing tracks a
-//! gradient, and differentiable operations otherwise. The mean is subtracted before the squares are summed, and half types
-//! are computed in f32 and rounded once.
+//! In candle 0.11 the `forward` of `candle_nn::LayerNorm` and `candle_nn::RmsNorm` runs a fused operation without a
+//! backward pass. A model that uses them trains without an error, but what comes before a norm and the norm itself get
+//! no gradient from it. The norms of this module have the same constructors and parameters. They run one fused kernel
+//! where nothing tracks a gradient, and differentiable operations otherwise. The mean is subtracted before the squares
+//! are summed, and half types are computed in f32 and rounded once.
 //!
 //! | Norm | Formula | Source |
 //! |---|---|---|

@@ -11,8 +11,8 @@ use crate::norm::any_norm::Norm;
 /// RMS normalization over the last dimension: `x / sqrt(mean(x²) + eps) · weight`
 /// ([Zhang 2019](https://arxiv.org/abs/1910.07467)), as `torch.nn.RMSNorm`; with an offset `· (1 + weight)`, as Gemma.
 ///
-/// Differentiable, unlike the `forward` of candle's RMS norm. Half types are computed in f32 and rounded once, after the
-/// weight. The weight may have any floating dtype.
+/// Differentiable, unlike the `forward` of candle's RMS norm. Half types are computed in f32 and rounded once, after
+/// the weight. The weight may have any floating dtype.
 ///
 /// # Shapes
 /// `(…, size)` → `(…, size)`, in the dtype of the input.
@@ -81,8 +81,8 @@ impl RmsNorm {
         self.0.eps()
     }
 
-    /// The norm as it is now, for inference: a copy of its weight that tracks no gradient, so that the fused kernel runs.
-    /// It is a snapshot and does not follow variables that are set later, as
+    /// The norm as it is now, for inference: a copy of its weight that tracks no gradient, so that the fused kernel
+    /// runs. It is a snapshot and does not follow variables that are set later, as
     /// [`MultiHeadAttention::frozen`](crate::MultiHeadAttention::frozen).
     ///
     /// # Errors

@@ -131,8 +131,8 @@ impl Linear {
         own && self.like().device().is_cpu() && self.like().dtype() != DType::F64 && !self.tracks_gradient()
     }
 
-    /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only for
-    /// tensors that nobody else holds, or nothing is won and changes of them are lost.
+    /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only
+    /// for tensors that nobody else holds, or nothing is won and changes of them are lost.
     pub fn pack(&mut self) -> Result<()> {
         if let Weights::Tensors(weights) = &self.weights
             && self.can_pack()
@@ -179,7 +179,8 @@ impl Linear {
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.out_features()))?)
     }
 
-    /// [`forward`](Self::forward) in the dtype of `xs`. Where a GPU can add the bias in its next kernel, it is left out.
+    /// [`forward`](Self::forward) in the dtype of `xs`. Where a GPU can add the bias in its next kernel, it is left
+    /// out.
     pub fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
         match self.tensors() {
             Some(LinearWeights { weight, bias: Some(bias) }) if supports_fused(xs, &[Some(weight), Some(bias)]) => {
@@ -190,10 +191,11 @@ impl Linear {
         }
     }
 
-    /// `activation(self(xs)) · gate(xs)`, `(b, s, in)` → `(b, s, out)`, with one fused kernel after the products; `None`
-    /// where there is no such kernel.
+    /// `activation(self(xs)) · gate(xs)`, `(b, s, in)` → `(b, s, out)`, with one fused kernel after the products;
+    /// `None` where there is no such kernel.
     ///
-    /// `both` is a layer with the outputs of `self` and of `gate`, and which half of it `self` is: one product for both.
+    /// `both` is a layer with the outputs of `self` and of `gate`, and which half of it `self` is: one product for
+    /// both.
     pub fn forward_activated(
         &self,
         xs: &Tensor,
@@ -290,8 +292,8 @@ fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(xs.matmul(&weight.to_dtype(wide)?.t()?)?)
 }
 
-/// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have any
-/// size, and candle wraps around or aborts where they do not.
+/// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have
+/// any size, and candle wraps around or aborts where they do not.
 fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
     let (b, s, _) = xs.dims3()?;
     let output = element_count("the output of a product", &[b, s, weight.dim(0)?])?;
@@ -348,8 +350,8 @@ fn add_bias(ys: Tensor, bias: &Tensor) -> Result<Tensor> {
 }
 
 /// The dtype in which products are accumulated, and in which queries, keys and values are kept: on the CPU f32 for half
-/// types, because candle's matmul would round each partial sum; GPUs accumulate half types in f32 themselves. `like` has
-/// the dtype and the device of the weights.
+/// types, because candle's matmul would round each partial sum; GPUs accumulate half types in f32 themselves. `like`
+/// has the dtype and the device of the weights.
 pub fn accumulate_dtype(like: &Tensor) -> DType {
     match like.dtype() {
         DType::F16 | DType::BF16 if like.device().is_cpu() => DType::F32,

@@ -9,17 +9,16 @@ use crate::tensor::{compute_dtype, with_f32_slice};
 /// The fewest multiply-adds of a task, a few documents together if they are short: some microseconds.
 const MIN_TASK_WORK: usize = 1 << 18;
 
-/// How well documents answer a query by late interaction (ColBERT,
-/// [Khattab 2020](https://arxiv.org/abs/2004.12832)): `Σ_i max_j q_i · d_j` for the vectors `q_i` of the query's tokens and
-/// `d_j` of the document's.
+/// How well documents answer a query by late interaction (ColBERT, [Khattab 2020](https://arxiv.org/abs/2004.12832)):
+/// `Σ_i max_j q_i · d_j` for the vectors `q_i` of the query's tokens and `d_j` of the document's.
 ///
 /// # Shapes
-/// query `(tokens, dim)`, each document `(its tokens, dim)` → one score per document. Documents may have any lengths; no
-/// product of all of them with the query is ever in memory.
+/// query `(tokens, dim)`, each document `(its tokens, dim)` → one score per document. Documents may have any lengths;
+/// no product of all of them with the query is ever in memory.
 ///
 /// # DTypes
-/// f32, f16, bf16 or f64; f64 on the CPU and tensors on a GPU are multiplied by candle. Otherwise in f32, and the score of a
-/// document is the same bits whatever other documents there are.
+/// f32, f16, bf16 or f64; f64 on the CPU and tensors on a GPU are multiplied by candle. Otherwise in f32, and the score
+/// of a document is the same bits whatever other documents there are.
 ///
 /// # Errors
 /// A query or a document without tokens; widths that differ; a tensor on another device than the query.

@@ -2,8 +2,8 @@
 //!
 //! Each operation is one function whatever the device: it runs a fused kernel where there is one for the call, and
 //! candle's differentiable operations otherwise. Kernels have no gradient, so a tensor that tracks operations never
-//! reaches one. The alternative, candle's `CustomOp` per kernel, was rejected: it cannot take the number of inputs that a
-//! fused step needs, and a backward pass would have to be written and kept equal for each.
+//! reaches one. The alternative, candle's `CustomOp` per kernel, was rejected: it cannot take the number of inputs that
+//! a fused step needs, and a backward pass would have to be written and kept equal for each.
 
 mod activation;
 pub(crate) mod cuda;

@@ -153,7 +153,8 @@ impl Norm<'_> {
     /// The formula in candle's differentiable operations, on any device.
     ///
     /// candle's own layer norm is not used: its fused path drops the gradient without an error, and it computes the
-    /// variance as the difference of two large sums. Here the mean is subtracted first, and half types are computed in f32.
+    /// variance as the difference of two large sums. Here the mean is subtracted first, and half types are computed in
+    /// f32.
     fn reference(&self) -> Result<(Option<Tensor>, Tensor)> {
         let sum = self.sum()?;
         let wide = compute_dtype(sum.dtype());
@@ -176,8 +177,8 @@ impl Norm<'_> {
         Ok((self.keep_sum.then_some(sum), ys))
     }
 
-    /// The formula by candle's fused kernels, in f32 because for half types they round the mean and the factor. Only for
-    /// Apple GPUs: candle's kernels for NVIDIA GPUs compute the variance as the difference of two large sums.
+    /// The formula by candle's fused kernels, in f32 because for half types they round the mean and the factor. Only
+    /// for Apple GPUs: candle's kernels for NVIDIA GPUs compute the variance as the difference of two large sums.
     fn by_candle_kernels(&self) -> Result<(Option<Tensor>, Tensor)> {
         let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.contiguous();
         let sum = self.sum()?;

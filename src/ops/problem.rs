@@ -6,8 +6,9 @@ use candle_core::{DType, Tensor};
 #[cfg(all(test, not(feature = "cuda")))]
 use crate::ops::cuda;
 
-/// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row
-/// ([Ba 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang 2019](https://arxiv.org/abs/1910.07467)).
+/// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row ([Ba
+/// 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang
+/// 2019](https://arxiv.org/abs/1910.07467)).
 #[derive(Clone, Copy)]
 pub(crate) struct Norm<'a> {
     /// `(…, size)`; `(b, s, h, size)` if `weight` is per head.

@@ -51,7 +51,8 @@ struct Layers {
 const NAMES: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
 impl Qkv {
-    /// `rows` and `inputs` are the numbers of outputs and inputs of q, k and v, `h_kv` is the number of key-value heads.
+    /// `rows` and `inputs` are the numbers of outputs and inputs of q, k and v, `h_kv` is the number of key-value
+    /// heads.
     pub(crate) fn new(weights: QkvWeights, rows: [usize; 3], inputs: [usize; 3], h_kv: usize) -> Result<Self> {
         let (parts, stored) = match weights.packed(rows, h_kv)? {
             Some(all) => views(all, rows, inputs[0])?,

@@ -8,9 +8,9 @@ use crate::error::{Error, Result};
 /// How the frequencies of [`Rotary`](crate::position::Rotary) change for sequences longer than those of training. All
 /// lengths are in tokens.
 ///
-/// With `Dynamic` and `LongRope` they depend on the length of the sequence: its number of tokens without padding, or one
-/// more than its largest position if a call gives positions. Each sequence of a batch has a length of its own, so that
-/// its result does not depend on the others; transformers takes the longest of the batch. With a
+/// With `Dynamic` and `LongRope` they depend on the length of the sequence: its number of tokens without padding, or
+/// one more than its largest position if a call gives positions. Each sequence of a batch has a length of its own, so
+/// that its result does not depend on the others; transformers takes the longest of the batch. With a
 /// [`KvCache`](crate::KvCache) a call that changes the frequencies of tokens in the cache is
 /// [`Error::CachedRotation`](crate::Error::CachedRotation).
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -31,9 +31,9 @@ pub enum RotaryScaling {
         /// The maximum length in training.
         original_max_position_embeddings: usize,
     },
-    /// NTK-aware scaling whatever the length of the sequence: a larger base, and all frequencies divided a little more; or,
-    /// with `mixed_b`, frequencies divided by factors that grow with their index
-    /// ([Su 2023](https://kexue.fm/archives/9706)). GTE's own code has both.
+    /// NTK-aware scaling whatever the length of the sequence: a larger base, and all frequencies divided a little more;
+    /// or, with `mixed_b`, frequencies divided by factors that grow with their index ([Su
+    /// 2023](https://kexue.fm/archives/9706)). GTE's own code has both.
     Ntk {
         /// The new maximum length divided by the original one; 1 or less changes nothing.
         factor: f64,

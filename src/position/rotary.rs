@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::ragged::RaggedBatch;
 use crate::setters;
 
-/// The most elements of a head that are rotated. A frequency is computed for each pair, also to check a configuration. The
-/// largest published models rotate 512.
+/// The most elements of a head that are rotated. A frequency is computed for each pair, also to check a configuration.
+/// The largest published models rotate 512.
 const MAX_ROTATED: usize = 4096;
 
 /// Rotary position embedding ([Su 2021](https://arxiv.org/abs/2104.09864)): pairs of elements of each query and key are

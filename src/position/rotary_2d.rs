@@ -41,9 +41,9 @@ pub enum GridFrequencies {
 }
 
 /// Rotary position embedding in two dimensions: the first half of each head's angles is proportional to the row of the
-/// patch, the second half to its column (EVA, [Fang 2023](https://arxiv.org/abs/2303.11331); DINOv3,
-/// [Siméoni 2025](https://arxiv.org/abs/2508.10104); Pixtral, [Agrawal 2024](https://arxiv.org/abs/2410.07073); Qwen2-VL,
-/// [Wang 2024](https://arxiv.org/abs/2409.12191)).
+/// patch, the second half to its column (EVA, [Fang 2023](https://arxiv.org/abs/2303.11331); DINOv3, [Siméoni
+/// 2025](https://arxiv.org/abs/2508.10104); Pixtral, [Agrawal 2024](https://arxiv.org/abs/2410.07073); Qwen2-VL, [Wang
+/// 2024](https://arxiv.org/abs/2409.12191)).
 ///
 /// Tokens that are not patches come first and are not rotated. The number of rows and columns comes from
 /// [`AttentionOptions::grid`](crate::AttentionOptions), otherwise from [`grid`](Self::grid), otherwise the patches form

@@ -23,8 +23,8 @@ impl Rotary {
         [of(f64::cos), of(f64::sin)]
     }
 
-    /// Cosines and sines `(sequences, s, 1, pairs)` of `s` tokens per sequence, the first at `starts`. `lengths`: one per
-    /// sequence; `None` is up to the last token of all.
+    /// Cosines and sines `(sequences, s, 1, pairs)` of `s` tokens per sequence, the first at `starts`. `lengths`: one
+    /// per sequence; `None` is up to the last token of all.
     pub(super) fn padded_cos_sin(
         &self,
         starts: &[usize],

@@ -49,7 +49,8 @@ pub(crate) struct BiasCall<'a> {
     pub cache: Option<&'a BatchCache>,
 }
 
-/// A call of `s_q` queries over `s_kv` keys, of which the last query stands at the last key, for embeddings of distances.
+/// A call of `s_q` queries over `s_kv` keys, of which the last query stands at the last key, for embeddings of
+/// distances.
 pub(crate) struct EmbeddingCall<'a> {
     pub s_q: usize,
     pub s_kv: usize,

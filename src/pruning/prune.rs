@@ -13,18 +13,18 @@ use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeigh
 
 impl MultiHeadAttention {
     /// The layer without these heads, which count from 0: the same output as with a
-    /// [`head_mask`](crate::AttentionOptions::head_mask) of 0 for them, for less work
-    /// ([Michel 2019](https://arxiv.org/abs/1905.10650)). Without any head, the output is the bias of the output projection.
+    /// [`head_mask`](crate::AttentionOptions::head_mask) of 0 for them, for less work ([Michel
+    /// 2019](https://arxiv.org/abs/1905.10650)). Without any head, the output is the bias of the output projection.
     ///
-    /// Key-value heads that no query head uses any more are removed too. If the remaining query heads no longer share the
-    /// key-value heads evenly, some key-value heads are duplicated, and the layer may become larger; to avoid that, prune
-    /// whole groups of query heads, or the same number of heads from each group.
+    /// Key-value heads that no query head uses any more are removed too. If the remaining query heads no longer share
+    /// the key-value heads evenly, some key-value heads are duplicated, and the layer may become larger; to avoid that,
+    /// prune whole groups of query heads, or the same number of heads from each group.
     ///
     /// The new weights are copies and no variables. To train the pruned layer, write it and load it as variables.
     ///
     /// # Errors
-    /// [`Error::Value`] for a head that does not exist, and for a layer whose `qk_norm` runs over all heads together: its
-    /// mean depends on every head.
+    /// [`Error::Value`] for a head that does not exist, and for a layer whose `qk_norm` runs over all heads together:
+    /// its mean depends on every head.
     pub fn prune_heads(&self, heads: &[usize]) -> Result<Self> {
         let config = self.config();
         let h = config.num_attention_heads;

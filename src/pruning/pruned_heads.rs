@@ -50,8 +50,8 @@ impl PrunedHeads {
         Ok(())
     }
 
-    /// These heads together with `more` of the pruned model, all by their indices in the original model, which has `heads`
-    /// heads per layer.
+    /// These heads together with `more` of the pruned model, all by their indices in the original model, which has
+    /// `heads` heads per layer.
     ///
     /// `more` counts heads as the pruned model does: without the ones in `self`.
     pub fn and(&self, more: &Self, heads: usize) -> Self {

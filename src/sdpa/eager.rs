@@ -166,9 +166,9 @@ fn repeat_heads(k: &Tensor, group: usize) -> Result<Tensor> {
 /// `weights` with each element dropped with probability `p`, the others divided by `1 - p`
 /// ([Srivastava 2014](https://jmlr.org/papers/v15/srivastava14a.html)).
 ///
-/// Without a seed the generator of the device decides, which on the CPU cannot be seeded. With one, each element is decided
-/// by a hash of the seed and its index (SplitMix64, [Steele 2014](https://doi.org/10.1145/2660193.2660195)), on the CPU: the
-/// same on every device, with any number of threads and in every version.
+/// Without a seed the generator of the device decides, which on the CPU cannot be seeded. With one, each element is
+/// decided by a hash of the seed and its index (SplitMix64, [Steele 2014](https://doi.org/10.1145/2660193.2660195)), on
+/// the CPU: the same on every device, with any number of threads and in every version.
 pub(super) fn dropout(weights: &Tensor, p: f64, seed: Option<u64>) -> Result<Tensor> {
     let Some(seed) = seed else { return Ok(candle_nn::ops::dropout(weights, p as f32)?) };
     let factor = (1.0 / (1.0 - p)) as f32;
@@ -216,8 +216,8 @@ mod tests {
 mod dropout_tests {
     use super::*;
 
-    /// Of the published generator, whose state starts at `mix(seed)` here: the first numbers for the state 0, by Vigna's
-    /// `splitmix64.c`.
+    /// Of the published generator, whose state starts at `mix(seed)` here: the first numbers for the state 0, by
+    /// Vigna's `splitmix64.c`.
     #[test]
     fn numbers_are_those_of_splitmix64() {
         assert_eq!(mix(0), 0);

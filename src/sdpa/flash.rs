@@ -126,8 +126,8 @@ fn small(name: &str, count: usize) -> Result<u32> {
     fits.ok_or_else(|| crate::error::Error::value(format!("the number of {name}"), count, expected))
 }
 
-/// The output `(b, s_q, h, d)` of `kernel` for values `(b, s_kv, h_kv, d)` in a window. The kernel multiplies the values of
-/// whole tiles, of which a query may not see all keys; see `hidden_values`.
+/// The output `(b, s_q, h, d)` of `kernel` for values `(b, s_kv, h_kv, d)` in a window. The kernel multiplies the
+/// values of whole tiles, of which a query may not see all keys; see `hidden_values`.
 #[cfg(any(test, feature = "flash-attn"))]
 fn with_finite_values(
     v: &Tensor,

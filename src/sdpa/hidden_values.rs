@@ -1,9 +1,9 @@
 //! Keys and values that are not finite, under a mask, for kernels of other crates.
 //!
-//! What a hidden key holds has no influence on a query, NaN and infinities included. Such a kernel multiplies the values
-//! of a tile of keys by weights of 0, and 0 · NaN is NaN. So it gets zeros in place of what is not finite, and afterwards
-//! the queries that see one of those keys get NaN. To ask a GPU whether there are any would mean to wait for it; these
-//! operations are queued like all others, and read each key and value once.
+//! What a hidden key holds has no influence on a query, NaN and infinities included. Such a kernel multiplies the
+//! values of a tile of keys by weights of 0, and 0 · NaN is NaN. So it gets zeros in place of what is not finite, and
+//! afterwards the queries that see one of those keys get NaN. To ask a GPU whether there are any would mean to wait for
+//! it; these operations are queued like all others, and read each key and value once.
 
 use std::ops::Range;
 
@@ -12,8 +12,8 @@ use candle_core::{D, DType, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::lowest_finite;
 
-/// `xs` `(b, keys, h_kv, d)` with zeros in place of what is not finite, and `(b, keys, h_kv)` in f32: 1 for the heads of
-/// keys that have such an element.
+/// `xs` `(b, keys, h_kv, d)` with zeros in place of what is not finite, and `(b, keys, h_kv)` in f32: 1 for the heads
+/// of keys that have such an element.
 pub(super) fn finite_parts(xs: &Tensor) -> Result<[Tensor; 2]> {
     let finite = xs.abs()?.le(-lowest_finite(xs.dtype()))?; // false for NaN
     let spoiled = finite.min(D::Minus1)?.eq(0u8)?.to_dtype(DType::F32)?;

@@ -53,8 +53,8 @@ use crate::tensor::{check_allocation, element_count};
 /// A shape or dtype that does not fit, a forced backend that cannot run the call, and a call on the CPU that needs more
 /// memory than can be allocated (views such as `broadcast_as` have any shape).
 /// # Threads
-/// Another thread may write to the memory of a tensor (`slice_set`, `Var::set`) during a call: the call then computes with
-/// the old, the new, or some old and some new elements, and both go on.
+/// Another thread may write to the memory of a tensor (`slice_set`, `Var::set`) during a call: the call then computes
+/// with the old, the new, or some old and some new elements, and both go on.
 /// # Example
 /// Attention on projections of one's own, here without an output projection, as in `BertSelfAttention`:
 /// ```
@@ -66,7 +66,8 @@ use crate::tensor::{check_allocation, element_count};
 /// let (hidden, heads) = (8, 2);
 /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
 /// let xs = Tensor::randn(0f32, 1., (1, 5, hidden), &Device::Cpu)?;
-/// let project = |name: &str| linear(hidden, hidden, vb.pp(name))?.forward(&xs)?.reshape((1, 5, heads, hidden / heads));
+/// let shape = (1, 5, heads, hidden / heads);
+/// let project = |name: &str| linear(hidden, hidden, vb.pp(name))?.forward(&xs)?.reshape(shape);
 /// let options = SdpaOptions::new(AttentionMask::lengths(&[4]));
 /// let context = attend_bshd(&project("query")?, &project("key")?, &project("value")?, &options)?.output;
 /// assert_eq!(context.dims(), [1, 5, heads, hidden / heads]);
@@ -145,7 +146,8 @@ pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Re
     Plan::new(&Call::new(q, k, v, options)?, options)
 }
 
-/// The output of a call without sequences, heads, queries or keys: no row, or rows that are fully masked, which are zeros.
+/// The output of a call without sequences, heads, queries or keys: no row, or rows that are fully masked, which are
+/// zeros.
 fn empty_output(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<AttentionOutput> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let zeros = |what: &str, dims: [usize; 4]| {

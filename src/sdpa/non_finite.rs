@@ -3,8 +3,8 @@
 //! What a hidden key holds has no influence, NaN and infinities included. Its weight is 0, but 0 · NaN is NaN: in the
 //! product of weights and values, and in the gradients of queries and weights. So products are made of finite elements,
 //! and what they left out is added, without a gradient, to the results that depend on it. On the CPU the extra products
-//! are made only if an element is not finite. To ask a GPU would mean to wait for it; there, the product that finds which
-//! results depend on such an element is always made, and those results become NaN.
+//! are made only if an element is not finite. To ask a GPU would mean to wait for it; there, the product that finds
+//! which results depend on such an element is always made, and those results become NaN.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -75,8 +75,8 @@ pub(super) fn scores(
     Ok((product(&zeroed(a, &finite(a)?)?, &zeroed(b, &finite(b)?)?)? + others)?)
 }
 
-/// `product(weights, values)`, `(b, h, s_q, d_v)`, for weights `(b, h, s_q, keys)` and values `(b, h_kv, keys, d_v)`. `keep`
-/// broadcasts to the weights.
+/// `product(weights, values)`, `(b, h, s_q, d_v)`, for weights `(b, h, s_q, keys)` and values `(b, h_kv, keys, d_v)`.
+/// `keep` broadcasts to the weights.
 pub(super) fn context(
     asking: Asking,
     weights: &Tensor,

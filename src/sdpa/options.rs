@@ -23,17 +23,17 @@ pub struct SdpaOptions<'a> {
     /// Scores become `softcap · tanh(score / softcap)` before they are masked
     /// ([Gemma 2](https://arxiv.org/abs/2408.00118)); from 1e-15 to 1e15.
     pub softcap: Option<f64>,
-    /// `(h)`: a score per head that takes part in the softmax but has no value, so that attention weights sum to less than 1
-    /// ([Xiao 2023](https://arxiv.org/abs/2309.17453), as in gpt-oss). A sink that is not finite can give NaN, on the eager
-    /// backend also to a query that sees no key.
+    /// `(h)`: a score per head that takes part in the softmax but has no value, so that attention weights sum to less
+    /// than 1 ([Xiao 2023](https://arxiv.org/abs/2309.17453), as in gpt-oss). A sink that is not finite can give NaN,
+    /// on the eager backend also to a query that sees no key.
     pub sinks: Option<&'a Tensor>,
     /// The vector of additive scoring, `(h, d)`: scores are `w · tanh(q + k)`
     /// ([Bahdanau 2014](https://arxiv.org/abs/1409.0473)); `None` is the dot product.
     pub additive: Option<&'a Tensor>,
     /// Probability of dropping an attention weight, in `[0, 1)`; 0 for inference.
     pub dropout: f64,
-    /// Makes dropout reproducible: the same seed drops the same weights of a call of the same shape. `None`, the default,
-    /// drops others in each call.
+    /// Makes dropout reproducible: the same seed drops the same weights of a call of the same shape. `None`, the
+    /// default, drops others in each call.
     pub dropout_seed: Option<u64>,
     /// Whether to return the attention weights.
     pub return_attention_weights: bool,

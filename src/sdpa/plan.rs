@@ -28,12 +28,14 @@ pub struct Plan {
     pub backend: Backend,
     /// Every other backend with the reason against it.
     pub rejected: Vec<Rejected>,
-    /// The instruction set that the CPU kernel uses in this call: `amx`, `avx512_bf16`, `avx512`, `avx2`, `neon`, `simd128`
-    /// or `portable`; `None` on other backends. The first two multiply bf16: where queries, keys and values are f32, as also
-    /// in a half-type layer that rotates or normalizes them, the kernel uses `avx512` on the same processor.
+    /// The instruction set that the CPU kernel uses in this call: `amx`, `avx512_bf16`, `avx512`, `avx2`, `neon`,
+    /// `simd128` or `portable`; `None` on other backends. The first two multiply bf16: where queries, keys and values
+    /// are f32, as also in a half-type layer that rotates or normalizes them, the kernel uses `avx512` on the same
+    /// processor.
     pub instructions: Option<&'static str>,
-    /// Peak temporary memory of the backend in bytes, estimated from the shapes; `usize::MAX` if it cannot be addressed. On
-    /// the CPU each thread keeps up to 16 MB of it for its next call, and what is more goes back at the end of the call.
+    /// Peak temporary memory of the backend in bytes, estimated from the shapes; `usize::MAX` if it cannot be
+    /// addressed. On the CPU each thread keeps up to 16 MB of it for its next call, and what is more goes back at the
+    /// end of the call.
     pub scratch_bytes: usize,
 }
 

@@ -1,10 +1,10 @@
 //! The elements of a CPU tensor as a slice, without a copy.
 //!
-//! Candle guards the memory of a tensor, which all of its views share, by a read-write lock. A thread that reads several
-//! tensors must not wait for one of them while it holds another: a writer of another thread (`slice_set`, `Var::set`)
-//! may wait in between, for the same memory if both tensors are views of it, and new readers queue behind it, so that
-//! both threads wait for ever. So the locks are looked up first ([`Memory`]), each for itself, and then all are taken in
-//! the way that does not queue behind a waiting writer.
+//! Candle guards the memory of a tensor, which all of its views share, by a read-write lock. A thread that reads
+//! several tensors must not wait for one of them while it holds another: a writer of another thread (`slice_set`,
+//! `Var::set`) may wait in between, for the same memory if both tensors are views of it, and new readers queue behind
+//! it, so that both threads wait for ever. So the locks are looked up first ([`Memory`]), each for itself, and then all
+//! are taken in the way that does not queue behind a waiting writer.
 
 use std::marker::PhantomData;
 

@@ -14,8 +14,8 @@ impl CudaElement for f32 {}
 impl CudaElement for f16 {}
 impl CudaElement for bf16 {}
 
-/// `for_cuda_element!(dtype, T => expression)` evaluates the expression, a [`Result`], with `T` as the element type that the
-/// CUDA kernels use for the dtype: `f32`, `f16` or `bf16`.
+/// `for_cuda_element!(dtype, T => expression)` evaluates the expression, a [`Result`], with `T` as the element type
+/// that the CUDA kernels use for the dtype: `f32`, `f16` or `bf16`.
 macro_rules! for_cuda_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {

@@ -7,8 +7,8 @@ pub fn compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// `for_cpu_element!(dtype, T => expression)` evaluates the expression with `T` as the element type that the CPU kernels
-/// use for the dtype: `f16`, `bf16`, and `f32` for every other.
+/// `for_cpu_element!(dtype, T => expression)` evaluates the expression with `T` as the element type that the CPU
+/// kernels use for the dtype: `f16`, `bf16`, and `f32` for every other.
 #[macro_export]
 macro_rules! for_cpu_element {
     ($dtype:expr, $element:ident => $body:expr) => {

@@ -8,10 +8,11 @@ use crate::error::{Error, Result, panic_message};
 
 /// The Apple GPU with this index, if it runs candle's kernels.
 ///
-/// [`Device::new_metal`] panics on a machine without a GPU and before macOS 15, whose Metal has no residency sets. It also
-/// opens GPUs on which each model fails: those before the A14, which cannot multiply matrices within a SIMD group, and that of
-/// the simulator for iPhones. Here a small product and a softmax in f16 are computed first, which compiles the kernels that a
-/// model needs anyway. A panic prints its message where panics do. Before iOS 18 a program with candle's Metal does not start.
+/// [`Device::new_metal`] panics on a machine without a GPU and before macOS 15, whose Metal has no residency sets. It
+/// also opens GPUs on which each model fails: those before the A14, which cannot multiply matrices within a SIMD group,
+/// and that of the simulator for iPhones. Here a small product and a softmax in f16 are computed first, which compiles
+/// the kernels that a model needs anyway. A panic prints its message where panics do. Before iOS 18 a program with
+/// candle's Metal does not start.
 ///
 /// # Errors
 /// [`Error::Value`] with the reason; [`Error::Candle`] if the crate was built without the feature `metal`.

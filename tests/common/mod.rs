@@ -82,7 +82,8 @@ pub fn family(name: &str) -> Checkpoint {
     Files::open("families.safetensors").checkpoint(name)
 }
 
-/// The `config.json` in a fixture of a family. timm's checkpoints have none: what a user would have to state is beside it.
+/// The `config.json` in a fixture of a family. timm's checkpoints have none: what a user would have to state is beside
+/// it.
 pub fn family_config(checkpoint: &Checkpoint) -> serde_json::Value {
     let metadata = checkpoint.metadata();
     serde_json::from_str(metadata.get("timm").unwrap_or(&metadata["config"])).unwrap()

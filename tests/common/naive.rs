@@ -4,13 +4,15 @@ use candle_core::{Device, Tensor};
 
 use crate::common::numbers;
 
-/// Whether a query sees a key: `None` hides the key, `Some(bias)` is added to its score. Arguments: batch, head, query, key.
+/// Whether a query sees a key: `None` hides the key, `Some(bias)` is added to its score. Arguments: batch, head, query,
+/// key.
 pub type Sees<'a> = &'a dyn Fn(usize, usize, usize, usize) -> Option<f64>;
 
 /// The score of a query and a key.
 pub enum Score<'a> {
     Dot(f64),
-    /// A dot product with softcap, `cap · tanh(score / cap)`, and attention sinks `(h)`: one more score per head, without a value.
+    /// A dot product with softcap, `cap · tanh(score / cap)`, and attention sinks `(h)`: one more score per head,
+    /// without a value.
     Bent {
         scale: f64,
         cap: Option<f64>,

@@ -53,7 +53,8 @@ pub fn fails(command: &mut Command, part: &str) {
     assert!(stderr.starts_with("error: ") && stderr.contains(part), "`{stderr}` does not contain `{part}`");
 }
 
-/// Runs a command whose reader leaves before anything is printed, as `| head -0` does: exit code 0, and no word about it.
+/// Runs a command whose reader leaves before anything is printed, as `| head -0` does: exit code 0, and no word about
+/// it.
 #[cfg(unix)]
 #[track_caller]
 pub fn reader_leaves(command: &mut Command) {

@@ -19,8 +19,8 @@ pub enum What {
 /// rounding to the dtype, so this bounds the error of the computation. With `u` the unit roundoff of the dtype (2^-11
 /// for f16, 2^-8 for bf16):
 /// - f32: sums of some hundred terms, and scores up to about 100, whose last bit is 4e-6, in an exponent.
-/// - attention in half types: scores and softmax are in f32. The attention weights may be rounded (tensor cores and bf16
-///   instructions need both operands in the half type), and the output is rounded: 2 u, and the error of f32.
+/// - attention in half types: scores and softmax are in f32. The attention weights may be rounded (tensor cores and
+///   bf16 instructions need both operands in the half type), and the output is rounded: 2 u, and the error of f32.
 /// - a layer in half types: a device may round after each product. Values, weights, heads' results and output are
 ///   four roundings, each by u of values no larger than the largest output here; those of queries
 ///   and keys change a score of about 1 by 2 u, and so the mean of values by as much: 8 u in total.

@@ -105,8 +105,8 @@ pub fn batch_invariance(device: &Device) {
     verdict.end(device);
 }
 
-/// NaN in two keys or values: on every backend a query that does not see them gives the same bits as without them, zeros if
-/// it sees nothing, and a query that does see them gives NaN.
+/// NaN in two keys or values: on every backend a query that does not see them gives the same bits as without them,
+/// zeros if it sees nothing, and a query that does see them gives NaN.
 pub fn hidden_keys(device: &Device) {
     let mut verdict = Verdict::default();
     let (s, h, d, spoiled) = (70, 4, 64, [20, 65]);

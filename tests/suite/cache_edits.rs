@@ -271,8 +271,8 @@ fn chunks_in_f32_have_the_bits_of_one_run() {
     }
 }
 
-/// Sampling from a batch during training: a layer on a `VarMap` works with sequences of unequal length, and its gradients
-/// are those of each sequence in one run.
+/// Sampling from a batch during training: a layer on a `VarMap` works with sequences of unequal length, and its
+/// gradients are those of each sequence in one run.
 #[test]
 fn unequal_sequences_work_with_variables() {
     let mut random = Random::new(95);
@@ -317,8 +317,8 @@ fn unequal_sequences_work_with_variables() {
     }
 }
 
-/// With fixed keys and trained queries (LoRA on queries) the graph of an earlier call holds the cached keys, which later
-/// calls must not overwrite.
+/// With fixed keys and trained queries (LoRA on queries) the graph of an earlier call holds the cached keys, which
+/// later calls must not overwrite.
 #[test]
 fn a_graph_keeps_the_keys_that_it_has_seen() {
     let mut random = Random::new(96);

@@ -1,5 +1,5 @@
-//! Random programs over caches: chunks of unequal length, truncation, selection, given positions, against each sequence in
-//! one run.
+//! Random programs over caches: chunks of unequal length, truncation, selection, given positions, against each sequence
+//! in one run.
 
 use candle_attention::position::{Alibi, Rotary, RotaryScaling, T5RelativeBias};
 use candle_attention::{

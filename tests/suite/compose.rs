@@ -122,8 +122,8 @@ fn t5_equals_the_one_of_transformers() {
 }
 
 /// Trained from nothing, frozen, and written as a GPT-2 with the names and shapes that transformers gives it. What is
-/// read again, the attention by `Checkpoint::attention`, computes the same. `tests/golden/gpt_check.py` has transformers
-/// load what the example has written.
+/// read again, the attention by `Checkpoint::attention`, computes the same. `tests/golden/gpt_check.py` has
+/// transformers load what the example has written.
 #[test]
 fn gpt_is_trained_frozen_and_written_as_gpt2() {
     let text: Vec<u8> = b"the cat sat on the mat and the dog sat on the log. ".repeat(20);

@@ -1,5 +1,6 @@
 //! Attention layers as their models run them: each published family's own module, in its published layout, with its
-//! positions, norms, windows and caches, against the output that transformers or timm gave (`tests/golden/families.py`).
+//! positions, norms, windows and caches, against the output that transformers or timm gave
+//! (`tests/golden/families.py`).
 
 use candle_attention::checkpoint::{ModelAttention, ModelConfig};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache};

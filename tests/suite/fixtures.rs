@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::common::{Files, fixture, repository};
 
-/// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite` of any package. The empty path is `tests/fixtures` itself.
+/// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite` of any package.
+/// The empty path is `tests/fixtures` itself.
 const USED_BY: &[(&str, &[&str])] = &[
     ("encoders", &["encoders", "task_heads"]),
     ("compose", &["compose"]),

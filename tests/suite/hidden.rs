@@ -124,8 +124,8 @@ fn hidden_keys_have_no_influence_on_gradients() {
     assert_eq!(max_diff(&got[2], &want[2]), 0.0);
 }
 
-/// Padding that was never initialized: the layer gives the same for the real tokens, with fixed weights, with variables,
-/// ragged and with a cache.
+/// Padding that was never initialized: the layer gives the same for the real tokens, with fixed weights, with
+/// variables, ragged and with a cache.
 #[test]
 fn padding_of_nan_does_not_change_what_a_layer_gives() {
     for position in [Position::None, Position::Disentangled(Disentangled::new(2))] {
@@ -174,9 +174,10 @@ fn layer_in(config: &AttentionConfig, dtype: DType) -> MultiHeadAttention {
     MultiHeadAttention::load(config, candle_nn::VarBuilder::from_tensors(tensors, dtype, &CPU)).unwrap()
 }
 
-/// A token of NaN and infinities in a causal layer: the tokens before it give the same bits as without it, on any number of
-/// threads, alone, in a batch, as a ragged batch, and in chunks of a cache. A cache holds keys in the dtype of the layer, and
-/// a call without one in f32, so that half types give other bits with a cache, the same in all chunks.
+/// A token of NaN and infinities in a causal layer: the tokens before it give the same bits as without it, on any
+/// number of threads, alone, in a batch, as a ragged batch, and in chunks of a cache. A cache holds keys in the dtype
+/// of the layer, and a call without one in f32, so that half types give other bits with a cache, the same in all
+/// chunks.
 #[test]
 fn tokens_before_a_token_of_nan_give_the_same_bits_however_they_run() {
     let t5 = Position::T5RelativeBias(T5RelativeBias::new(8, 12, false));

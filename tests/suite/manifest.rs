@@ -1,6 +1,7 @@
 //! What a program that depends on the crate gets with it.
 
-/// Only the feature `x86-v4` compiles candle's own products for AVX-512, and no other feature but `default` asks for it.
+/// Only the feature `x86-v4` compiles candle's own products for AVX-512, and no other feature but `default` asks for
+/// it.
 #[test]
 fn the_bare_layer_leaves_candle_as_it_is() {
     let manifest = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();

@@ -1,5 +1,5 @@
-//! Every model type of transformers is right or refused, as `docs/model-types.md` lists them: the layers of those that are
-//! right agree with transformers (`tests/golden/model_types.py`), and no layer of the others loads.
+//! Every model type of transformers is right or refused, as `docs/model-types.md` lists them: the layers of those that
+//! are right agree with transformers (`tests/golden/model_types.py`), and no layer of the others loads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -44,8 +44,8 @@ impl Walked {
         self.checkpoint.contains(&name).then(|| self.checkpoint.tensor(&name, &Device::Cpu).unwrap())
     }
 
-    /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}` or `{"refused": reason}`. The
-    /// difference is relative to outputs larger than 1.
+    /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}` or `{"refused": reason}`.
+    /// The difference is relative to outputs larger than 1.
     fn verdict(&self, case: &Case) -> Value {
         let model = match self.checkpoint.attention(&case.prefix, &self.config, DType::F32, &Device::Cpu) {
             Ok(model) => model,
@@ -177,8 +177,8 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     }
 }
 
-/// Prints what this crate makes of each file in the folder `MODEL_TYPES` and of each model type in `NAMES`, for the script
-/// that writes the table.
+/// Prints what this crate makes of each file in the folder `MODEL_TYPES` and of each model type in `NAMES`, for the
+/// script that writes the table.
 #[test]
 #[ignore = "a part of tests/golden/model_types.py"]
 fn walk() {

@@ -1,5 +1,5 @@
-//! The layer as a part of other people's models: a mask in its configuration, inputs that own their mask, errors that can
-//! be matched through candle's.
+//! The layer as a part of other people's models: a mask in its configuration, inputs that own their mask, errors that
+//! can be matched through candle's.
 
 use std::error::Error as _;
 

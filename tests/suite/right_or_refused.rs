@@ -145,8 +145,8 @@ fn key_that_the_family_does_not_read_is_an_error() {
     }
 }
 
-/// transformers' MPT applies ALiBi of slopes up to 2^-8 whatever these keys state, and its author's code does not: neither is
-/// guessed.
+/// transformers' MPT applies ALiBi of slopes up to 2^-8 whatever these keys state, and its author's code does not:
+/// neither is guessed.
 #[test]
 fn keys_that_the_owner_does_not_read_are_errors() {
     let mpt = |key: &str, value: Value| json!({"model_type": "mpt", "n_heads": 2, "attn_config": {key: value}});

@@ -17,8 +17,9 @@ use super::shared::{Result, print, read};
 /// Classify texts or pairs of texts, or find entities in texts.
 ///
 /// Prints the most probable labels of each text, by a model with a head for sequence classification, such as one for
-/// sentiment, or with --pair one that reads two texts together. A model with a head for token classification, such as one
-/// for names of persons and places, prints the entities of each text. The checkpoint decides which of the two it is.
+/// sentiment, or with --pair one that reads two texts together. A model with a head for token classification, such as
+/// one for names of persons and places, prints the entities of each text. The checkpoint decides which of the two it
+/// is.
 #[derive(Parser)]
 #[command(
     name = "classify",
@@ -44,13 +45,14 @@ pub struct Classify {
     /// The number of labels to print per text, the most probable first [default: 5 in a table, all with --json]
     #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: Option<u32>,
-    /// How tokens become entities, as in transformers: none (each token by itself), simple (neighbors of one label), or words
-    /// with the label of their first token, of the mean of their tokens, or of their most probable token [default: simple]
+    /// How tokens become entities, as in transformers: none (each token by itself), simple (neighbors of one label), or
+    /// words with the label of their first token, of the mean of their tokens, or of their most probable token
+    /// [default: simple]
     #[arg(long, value_name = "STRATEGY", value_parser = strategies())]
     aggregation: Option<Aggregation>,
     /// Print one {"text": …, "labels": [{"label": …, "score": …}]} per line, in input order; of entities {"text": …,
-    /// "entities": [{"entity_group": …, "score": …, "word": …, "start": …, "end": …}]}, where start and end count characters,
-    /// and with --aggregation none `entity` and `index` instead of `entity_group` [default: a table]
+    /// "entities": [{"entity_group": …, "score": …, "word": …, "start": …, "end": …}]}, where start and end count
+    /// characters, and with --aggregation none `entity` and `index` instead of `entity_group` [default: a table]
     #[arg(long)]
     json: bool,
 }

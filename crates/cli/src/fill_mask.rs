@@ -12,8 +12,8 @@ use super::shared::{Result, print, read};
 
 /// Predict what stands at each [MASK] of texts.
 ///
-/// [MASK] is the mask of every model here: it is replaced by the model's own token, such as <mask>, which can be written too.
-/// The model has a head for masked language modeling, such as google-bert/bert-base-uncased.
+/// [MASK] is the mask of every model here: it is replaced by the model's own token, such as <mask>, which can be
+/// written too. The model has a head for masked language modeling, such as google-bert/bert-base-uncased.
 #[derive(Parser)]
 #[command(
     name = "fill-mask",
@@ -33,7 +33,8 @@ pub struct FillMask {
     /// The number of tokens to print per mask, the most probable first
     #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
-    /// Print one {"text": …, "masks": [[{"token": …, "id": …, "score": …}]]} per line, in input order [default: a table]
+    /// Print one {"text": …, "masks": [[{"token": …, "id": …, "score": …}]]} per line, in input order [default: a
+    /// table]
     #[arg(long)]
     json: bool,
 }

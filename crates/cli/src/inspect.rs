@@ -23,8 +23,8 @@ use super::shared::{Result, about, print, read};
   candle-attention inspect ./all-MiniLM-L6-v2/model.safetensors --check --json"
 )]
 pub struct Inspect {
-    /// A model folder, a .safetensors file, a .safetensors.index.json, or the id of a model on the
-    /// Hugging Face Hub
+    /// A model folder, a .safetensors file, a .safetensors.index.json, or in a build with
+    /// `--features hub` the id of a model on the Hugging Face Hub
     #[arg(value_name = "PATH|ID")]
     checkpoint: PathBuf,
     /// The model's config.json [default: the one beside the weights, if it exists]

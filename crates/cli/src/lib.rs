@@ -1,7 +1,7 @@
 //! The commands of the program `candle-attention`, one file or folder per command.
 //!
-//! The program (`main.rs`) has all of them. The examples of the repository run `encode`, `attend` and `inspect` as programs
-//! of their own, so that they compile without the feature `program`.
+//! The program (`main.rs`) has all of them. The examples of the repository run `encode`, `attend` and `inspect` as
+//! programs of their own, so that they compile without the feature `program`.
 
 pub mod attend;
 #[cfg(feature = "program")]

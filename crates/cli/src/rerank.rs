@@ -14,7 +14,8 @@ use super::shared::{Result, print, read};
 /// Sort documents by their relevance to a query.
 ///
 /// The model reads the query and each document together, and scores the pair: slower than `search`, and better. It is a
-/// cross-encoder: a model with a classification head of one label, or a causal language model that answers `yes` or `no`.
+/// cross-encoder: a model with a classification head of one label, or a causal language model that answers `yes` or
+/// `no`.
 #[derive(Parser)]
 #[command(
     name = "rerank",
@@ -37,15 +38,15 @@ pub struct Rerank {
     query: Option<String>,
     /// The documents; without --query, the query before them
     documents: Vec<String>,
-    /// Read the documents from a file, one per line; `-` is standard input; blank lines are skipped [default: documents are
-    /// arguments]
+    /// Read the documents from a file, one per line; `-` is standard input; blank lines are skipped [default: documents
+    /// are arguments]
     #[arg(long)]
     file: Option<PathBuf>,
     /// The number of documents to print, the best first [default: 10 in a table; with --json all, in the order given]
     #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: Option<u32>,
-    /// Print one {"document": …, "score": …} per line: all in the order given, or with --top-k the best first [default: a
-    /// table]
+    /// Print one {"document": …, "score": …} per line: all in the order given, or with --top-k the best first
+    /// [default: a table]
     #[arg(long)]
     json: bool,
 }

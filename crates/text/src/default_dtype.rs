@@ -4,9 +4,9 @@ use candle_core::{DType, Device, DeviceLocation};
 
 /// The dtype that suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere.
 ///
-/// On an Apple GPU f16 halves the memory that weights and hidden states take and the traffic to it, and has three more bits
-/// of precision than bf16. Sums, norms and softmaxes are computed in f32 all the same. Weights that are stored in f32 are
-/// converted when they are loaded. A model whose hidden states exceed 65,504 gives
+/// On an Apple GPU f16 halves the memory that weights and hidden states take and the traffic to it, and has three more
+/// bits of precision than bf16. Sums, norms and softmaxes are computed in f32 all the same. Weights that are stored in
+/// f32 are converted when they are loaded. A model whose hidden states exceed 65,504 gives
 /// [`Error::NotFinite`](candle_attention::Error::NotFinite) in f16: load it in f32.
 ///
 /// Training, gradients and head importance need f32, on every device.

@@ -109,9 +109,9 @@ impl<'a> ModelFolder<'a> {
     }
 }
 
-/// `constructors! { /// Docs of from_folder. from_folder, from_files, …; }` defines those of the constructors of a model that are
-/// named. They call its `open(ModelFolder, DType, &Device)` and `with_source(ModelFolder, &AnySource)`, of which `open` is made
-/// from the other if it is named too.
+/// `constructors! { /// Docs of from_folder. from_folder, from_files, …; }` defines those of the constructors of a
+/// model that are named. They call its `open(ModelFolder, DType, &Device)` and `with_source(ModelFolder, &AnySource)`,
+/// of which `open` is made from the other if it is named too.
 macro_rules! constructors {
     ($(#[$documentation:meta])* from_folder $(, $more:ident)*;) => {
         $(#[$documentation])*
@@ -196,8 +196,8 @@ impl Module {
     }
 }
 
-/// Reads `modules.json` of a model whose first module is a transformer; without one, the model is a transformer at the top
-/// and its tokens are averaged.
+/// Reads `modules.json` of a model whose first module is a transformer; without one, the model is a transformer at the
+/// top and its tokens are averaged.
 pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     let Some(modules) = any_modules(folder)? else { return Ok(None) };
     match modules.first().map(Module::kind) {
@@ -285,8 +285,8 @@ impl TokenizerConfig {
         }
     }
 
-    /// Whether the tokenizer gives segment types to the model. Where this is not stated, transformers 4 gives them, and so do
-    /// the classes of transformers 5 that belong to models with types, but not its general class.
+    /// Whether the tokenizer gives segment types to the model. Where this is not stated, transformers 4 gives them, and
+    /// so do the classes of transformers 5 that belong to models with types, but not its general class.
     pub fn gives_types(&self) -> bool {
         match &self.model_input_names {
             Some(names) => names.iter().any(|name| name == "token_type_ids"),

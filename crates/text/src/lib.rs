@@ -1,5 +1,5 @@
-//! Text encoders on the attention layer of [`candle_attention`]: sentence, sparse and multi-vector embeddings, classifiers,
-//! rerankers, masked language models and semantic search.
+//! Text encoders on the attention layer of [`candle_attention`]: sentence, sparse and multi-vector embeddings,
+//! classifiers, rerankers, masked language models and semantic search.
 //!
 //! They read the folders of sentence-transformers, transformers and model2vec, and give the same numbers.
 //!
@@ -15,8 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `from_folder` reads a model from a folder, `from_files` from memory, and with the feature `hub` `from_hub` downloads it.
-//! [`EncoderKind::of_folder`] finds out which encoder a folder is for.
+//! `from_folder` reads a model from a folder, `from_files` from memory, and with the feature `hub` `from_hub` downloads
+//! it. [`EncoderKind::of_folder`] finds out which encoder a folder is for.
 //!
 //! # From texts
 //!
@@ -32,9 +32,10 @@
 //!
 //! # From token ids
 //!
-//! [`BertModel`] computes hidden states; [`SequenceClassifier`], [`TokenClassificationHead`] and [`MaskedLm`] add a task head.
-//! A family of models is data: tensor names, positions, norms and the feed-forward part are a row of a table. One stack of
-//! blocks with one forward loop runs them all, and all of them train. [`BertConfig`] lists the families.
+//! [`BertModel`] computes hidden states; [`SequenceClassifier`], [`TokenClassificationHead`] and [`MaskedLm`] add a
+//! task head. A family of models is data: tensor names, positions, norms and the feed-forward part are a row of a
+//! table. One stack of blocks with one forward loop runs them all, and all of them train. [`BertConfig`] lists the
+//! families.
 //!
 //! # Modules
 //!

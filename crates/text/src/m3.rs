@@ -58,8 +58,8 @@ pub struct M3Embedding {
 impl M3Encoder {
     constructors! {
         /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards), and the heads,
-        /// `sparse_linear.safetensors` and `colbert_linear.safetensors`, each with `weight` and `bias`. They are published as
-        /// pickles (`.pt`), which this crate does not read: PyTorch and safetensors convert them.
+        /// `sparse_linear.safetensors` and `colbert_linear.safetensors`, each with `weight` and `bias`. They are
+        /// published as pickles (`.pt`), which this crate does not read: PyTorch and safetensors convert them.
         ///
         /// # Errors
         /// A file that is missing or malformed; a head of another width.
@@ -92,8 +92,8 @@ impl M3Encoder {
     /// The three embeddings of each text, in the order of `texts`.
     ///
     /// # Errors
-    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt; a token that the model does not have;
-    /// [`Error::NotFinite`] for the first text with an embedding that is not finite.
+    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt; a token that the model does not
+    /// have; [`Error::NotFinite`] for the first text with an embedding that is not finite.
     pub fn encode_all(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<M3Embedding>> {
         without_embeddings(options)?;
         let mut all = Vec::with_capacity(texts.len());

@@ -10,13 +10,15 @@ use candle_attention::{Error, Result};
 /// The name of a weight file.
 const WEIGHTS: &str = "model.safetensors";
 
-/// The files of a model folder in memory, such as `include_bytes!` compiles into a program. They take the same checks as
-/// files on disk.
+/// The files of a model folder in memory, such as `include_bytes!` compiles into a program. They take the same checks
+/// as files on disk.
 ///
 /// ```
 /// use candle_attention_text::{EncodeOptions, ModelFiles, SentenceEncoder};
 /// use candle_core::{DType, Device};
-/// # macro_rules! file { ($name:literal) => { include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/", $name)) } }
+/// # macro_rules! file {
+/// #     ($name:literal) => { include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/", $name)) }
+/// # }
 /// let files = ModelFiles::new()
 ///     .with("config.json", file!("config.json"))?
 ///     .with("tokenizer.json", file!("tokenizer.json"))?
@@ -37,13 +39,13 @@ impl ModelFiles {
         Self::default()
     }
 
-    /// Adds a file under its path in the folder, with `/` between the parts: `config.json`, `1_Pooling/config.json`. Bytes of
-    /// type `&'static [u8]` are not copied, and those of a `Vec` neither. The weights of a
-    /// model are one file, `model.safetensors`.
+    /// Adds a file under its path in the folder, with `/` between the parts: `config.json`, `1_Pooling/config.json`.
+    /// Bytes of type `&'static [u8]` are not copied, and those of a `Vec` neither. The weights of a model are one file,
+    /// `model.safetensors`.
     ///
     /// # Errors
-    /// A name that leads out of the folder; a `.safetensors` file that is malformed; a part or an index of weights in several
-    /// files.
+    /// A name that leads out of the folder; a `.safetensors` file that is malformed; a part or an index of weights in
+    /// several files.
     pub fn with<'a>(mut self, name: impl Into<Cow<'a, str>>, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         let (name, bytes) = (name.into(), bytes.into());
         let Some(key) = inside(Path::new(&*name)).filter(|key| !key.is_empty()) else {

@@ -68,7 +68,8 @@ const COMBINE_WARPS: usize = 4;
 /// Largest head dimension whose outputs fit in registers.
 const MAX_HEAD_DIM: usize = 256;
 
-/// `(block_m, block_n, threads)` per largest head dimension, largest tiles first. The last tile of each list fits any GPU.
+/// `(block_m, block_n, threads)` per largest head dimension, largest tiles first. The last tile of each list fits any
+/// GPU.
 type Tiles = [(usize, &'static [(usize, usize, usize)])];
 
 const SIMT: &Tiles = &[

@@ -127,8 +127,8 @@ fn skewed_scores(xs: &Tensor, embeddings: &Tensor, rows: Vec<u32>, others: usize
     Ok(skewed.narrow(D::Minus1, 0, others)?.transpose(0, 1)?)
 }
 
-/// Embeddings of the distances of a call, projected per head: `c2p` like keys, for products with queries, and `p2c` like
-/// queries, for products with keys.
+/// Embeddings of the distances of a call, projected per head: `c2p` like keys, for products with queries, and `p2c`
+/// like queries, for products with keys.
 #[derive(Debug, Clone)]
 pub(crate) struct DistanceEmbeddings {
     /// `(count, h · d)`.

@@ -14,8 +14,8 @@ use crate::mask::term::{MaskCall, MaskTerm};
 use crate::ops::expected_factor;
 use crate::tensor::{element_count, try_reserve};
 
-/// `-slopes[h] · distance` is added to the scores ([ALiBi, Press 2022](https://arxiv.org/abs/2108.12409)). The distance of
-/// a key after the query is negative, or, if `symmetric`, positive too.
+/// `-slopes[h] · distance` is added to the scores ([ALiBi, Press 2022](https://arxiv.org/abs/2108.12409)). The distance
+/// of a key after the query is negative, or, if `symmetric`, positive too.
 #[derive(Debug, Clone)]
 pub(crate) struct Distances {
     pub slopes: Vec<f64>,

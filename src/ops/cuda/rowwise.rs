@@ -56,8 +56,8 @@ fn norm_as<T: CudaElement>(norm: &Norm) -> Result<(Option<Tensor>, Tensor)> {
         eps: norm.eps as f32,
         vectorized: i32::from(vectorizable::<T>(&addresses, &row_strides.strides, size)),
     };
-    // SAFETY: the addresses are of tensors with the shapes and strides in `params`, by `check::norm`, and the guards hold
-    // them.
+    // SAFETY: the addresses are of tensors with the shapes and strides in `params`, by `check::norm`, and the guards
+    // hold them.
     unsafe { Rowwise(T::DTYPE).norm(device, &params)? };
     drop((out_guard, sum_guard));
     let sum = sum_memory.map(|sum| tensor_from_cuda(sum, device, dims));
@@ -109,8 +109,8 @@ fn activated_as<T: CudaElement>(activated: &Activated) -> Result<Tensor> {
 }
 
 /// `xs` `(b, s, h, d)` with the first `2 · pairs` elements of each head rotated by angles whose cosines and sines are
-/// `(b or 1, s, 1, pairs)`. `xs` is not empty and contiguous in its last dimension; the angles are contiguous and of the same
-/// dtype: f32, f16 or bf16.
+/// `(b or 1, s, 1, pairs)`. `xs` is not empty and contiguous in its last dimension; the angles are contiguous and of
+/// the same dtype: f32, f16 or bf16.
 pub(crate) fn rotate(xs: &Tensor, angles: [&Tensor; 2], interleaved: bool) -> Result<Tensor> {
     check::rotate(xs, angles)?;
     for_cuda_element!(xs.dtype(), T => rotate_as::<T>(xs, angles, interleaved))

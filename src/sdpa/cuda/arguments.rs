@@ -12,7 +12,8 @@ use crate::sdpa::{Call, SdpaOptions};
 
 /// Arguments of one launch. All tensors are on one CUDA device.
 pub(super) struct Arguments<'a> {
-    /// `(b, s_q, h, d)`, or `(1, tokens, h, d)` in a ragged batch; contiguous in the last dimension, as are `k` and `v`.
+    /// `(b, s_q, h, d)`, or `(1, tokens, h, d)` in a ragged batch; contiguous in the last dimension, as are `k` and
+    /// `v`.
     pub q: &'a Tensor,
     /// `(b, keys, h_kv, d)`.
     pub k: &'a Tensor,
@@ -20,8 +21,8 @@ pub(super) struct Arguments<'a> {
     pub v: &'a Tensor,
     /// `(h)`, f32, contiguous.
     pub sinks: Option<&'a Tensor>,
-    /// Its bias is f32 and 4-D, its `keep` u8 and 4-D; both broadcast to `(b, h, s_q, s_kv)`. There is none where `s_kv`
-    /// is 0.
+    /// Its bias is f32 and 4-D, its `keep` u8 and 4-D; both broadcast to `(b, h, s_q, s_kv)`. There is none where
+    /// `s_kv` is 0.
     pub mask: &'a MergedMask,
     /// Where each sequence of a ragged batch starts, and where the last one ends.
     pub offsets: Option<&'a [usize]>,
@@ -90,8 +91,8 @@ impl Arguments<'_> {
         self.sinks.map_or(Ok(()), |sinks| dims("sinks", sinks, &[h]))
     }
 
-    /// Checks that the sequences of a ragged batch follow each other without a gap, and that none is longer than the call
-    /// says.
+    /// Checks that the sequences of a ragged batch follow each other without a gap, and that none is longer than the
+    /// call says.
     fn check_offsets(&self) -> Result<()> {
         let Some(offsets) = self.offsets else { return Ok(()) };
         let (AttnShape { b, s_q, s_kv, .. }, tokens) = (self.call.shape, self.q.dim(1)?);

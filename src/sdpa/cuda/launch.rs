@@ -100,8 +100,8 @@ fn launch_as<T: CudaElement>(arguments: Arguments) -> Result<Tensor> {
     let mut out_memory = unsafe { device.alloc::<T>(launch.outputs)? };
     let (out, out_guard) = out_memory.device_ptr_mut(&stream);
     params = AttentionParams { out, partials: partials.unwrap_or(0), splits: launch.splits as i32, ..params };
-    // SAFETY: the addresses are of tensors and arrays with the shapes and strides in `params`, by `Arguments::params`, and
-    // the guards hold them.
+    // SAFETY: the addresses are of tensors and arrays with the shapes and strides in `params`, by `Arguments::params`,
+    // and the guards hold them.
     unsafe { launch.launch(device, gpu.capability, &params, query_heads)? };
     drop((out_guard, partials_guard));
     Ok(tensor_from_cuda(out_memory, device, (b, tokens, h, d_v)))

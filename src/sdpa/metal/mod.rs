@@ -50,8 +50,8 @@ pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
     first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own))
 }
 
-/// Bytes of temporary memory: q, k, v and the output with heads first, the mask, under a mask the finite keys and values, and for half types the queries in f32
-/// while they are scaled.
+/// Bytes of temporary memory: q, k, v and the output with heads first, the mask, under a mask the finite keys and
+/// values, and for half types the queries in f32 while they are scaled.
 pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let product = |numbers: [usize; 3]| numbers.into_iter().fold(1, usize::saturating_mul);
     let queries = product([call.shape.b, call.shape.s_q, call.shape.h]).saturating_mul(call.d);
@@ -142,8 +142,8 @@ fn tile_sizes(d: usize) -> (usize, usize) {
     }
 }
 
-/// Bytes of threadgroup memory: a tile of queries, and one of keys or of values, with 16 bytes of padding per row. The sum
-/// saturates.
+/// Bytes of threadgroup memory: a tile of queries, and one of keys or of values, with 16 bytes of padding per row. The
+/// sum saturates.
 fn threadgroup_bytes(d: usize, dtype: DType) -> usize {
     let ((queries, keys), size) = (tile_sizes(d), dtype.size_in_bytes());
     let gap = 16 / size;

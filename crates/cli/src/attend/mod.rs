@@ -26,7 +26,7 @@ use super::shared::{Result, about, device, print, read, weights};
 ///   key, value         (b, s_kv, dim) [default: key is the query, value is the key; a value needs a key]
 ///   attention_mask     (b, s_kv) of booleans, integers or floats: 1 = attend, 0 = hidden, as in transformers
 ///   attn_mask          (s_q, s_kv), (b, s_q, s_kv) or (b, h, s_q, s_kv), as in torch's scaled_dot_product_attention:
-///                      booleans, True = attend (nn.MultiheadAttention has the opposite), or floats, added to the scores
+///                      booleans, True = attend (nn.MultiheadAttention: the opposite), or floats, added to the scores
 ///   key_padding_mask   (b, s_kv), as in nn.MultiheadAttention: booleans, True = hidden, or floats, added to the scores
 ///   lengths            (b) or (b, s_q): only the first keys are visible
 ///   additive           (b, h, s_q, s_kv), added to the scores
@@ -47,7 +47,8 @@ use super::shared::{Result, about, device, print, read, weights};
 --output attended.safetensors --weights --causal --plan"
 )]
 pub struct Attend {
-    /// A .safetensors file, a model folder, a .safetensors.index.json, or the id of a model on the Hugging Face Hub
+    /// A .safetensors file, a model folder, a .safetensors.index.json, or in a build with `--features hub` the id of a
+    /// model on the Hugging Face Hub
     #[arg(long, value_name = "PATH|ID")]
     checkpoint: PathBuf,
     /// The prefix of the layer's tensor names, such as encoder.layer.0.attention; empty if they have none

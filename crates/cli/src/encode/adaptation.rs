@@ -16,8 +16,8 @@ pub struct Adaptation {
     /// [default: none]
     #[arg(long, value_name = "FOLDER", conflicts_with = "task")]
     adapter: Option<PathBuf>,
-    /// A task that the model holds an adapter for, such as retrieval.query of Jina embeddings v3; its instruction is put
-    /// before each text unless --prompt or --prompt-name gives another [default: none]
+    /// A task that the model holds an adapter for, such as retrieval.query of Jina embeddings v3; its instruction is
+    /// put before each text unless --prompt or --prompt-name gives another [default: none]
     #[arg(long, value_name = "NAME", conflicts_with = "kind")]
     task: Option<String>,
 }

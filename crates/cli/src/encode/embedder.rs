@@ -1,4 +1,5 @@
-//! An encoder with the options of the command line: a progress bar, a count of the texts that were cut, errors with names.
+//! An encoder with the options of the command line: a progress bar, a count of the texts that were cut, errors with
+//! names.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -16,8 +17,8 @@ use super::super::shared::{Result, bar, print};
 use super::adaptation::Adaptation;
 use super::outputs::Outputs;
 
-/// Texts that are encoded between two prints of JSON lines, sorted by length. Of a pipe that is slower, what has arrived is
-/// encoded at once.
+/// Texts that are encoded between two prints of JSON lines, sorted by length. Of a pipe that is slower, what has
+/// arrived is encoded at once.
 const CHUNK: usize = 8192;
 
 /// At how many bytes of text a chunk ends: 64 MiB.
@@ -148,8 +149,8 @@ fn print_embeddings(texts: &[&str], embeddings: &QuantizedEmbeddings, out: &mut 
 
 /// Texts that arrive one after the other.
 pub trait Arrivals {
-    /// The next texts, at least one: those that have arrived already, up to so many texts and bytes. With `usize::MAX`, all
-    /// that there will be. None at the end.
+    /// The next texts, at least one: those that have arrived already, up to so many texts and bytes. With `usize::MAX`,
+    /// all that there will be. None at the end.
     fn arrived(&mut self, most: (usize, usize)) -> Result<Vec<String>>;
 }
 

@@ -23,8 +23,8 @@ use super::shared::{Result, about, print};
 
 /// Compute sentence embeddings, and compare texts by them.
 ///
-/// Prints a table of cosine similarities; for more than ten texts, each text with the one nearest to it. Texts longer than
-/// the model takes are cut, and their number is printed on standard error.
+/// Prints a table of cosine similarities; for more than ten texts, each text with the one nearest to it. Texts longer
+/// than the model takes are cut, and their number is printed on standard error.
 #[derive(Parser)]
 #[command(
     name = "encode",
@@ -48,8 +48,8 @@ pub struct Encode {
     #[arg(long, conflicts_with = "texts")]
     file: Option<PathBuf>,
     /// Print one {"text": …, "embedding": […]} per line ({"text": …, "indices": […], "values": […]} of a sparse model,
-    /// {"text": …, "embeddings": [[…], …]} of one with a vector per token), in input order, as soon as it is computed: what has arrived of a
-    /// pipe at once, of a file 8,192 texts at a time
+    /// {"text": …, "embeddings": [[…], …]} of one with a vector per token), in input order, as soon as it is computed:
+    /// what has arrived of a pipe at once, of a file 8,192 texts at a time
     #[arg(long, conflicts_with_all = ["output", "against", "pairs"])]
     json: bool,
     /// Write the embeddings (texts, dimensions) to this .npy or .safetensors file (tensor `embeddings`); `-` is

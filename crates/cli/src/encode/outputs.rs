@@ -21,8 +21,8 @@ pub struct Outputs {
     /// Divide each embedding by its length, after the model's own modules
     #[arg(long)]
     normalize: bool,
-    /// Print or write numbers as float32, int8, uint8, binary or ubinary; needs --json or --output. int8 and uint8 divide
-    /// the range of each feature over all texts into 256 steps
+    /// Print or write numbers as float32, int8, uint8, binary or ubinary; needs --json or --output. int8 and uint8
+    /// divide the range of each feature over all texts into 256 steps
     #[arg(long, value_name = "PRECISION", default_value_t = Precision::Float32)]
     pub precision: Precision,
     /// Take the ranges of int8 and uint8 from the lines of this file [default: from the texts themselves]

@@ -1,4 +1,5 @@
-//! Ranks the attention heads of a sentence encoder, measures what pruning costs and saves, and writes the model without them.
+//! Ranks the attention heads of a sentence encoder, measures what pruning costs and saves, and writes the model without
+//! them.
 
 mod card;
 mod heads;
@@ -22,12 +23,12 @@ use super::shared::{Result, about, print, read};
 
 /// Rank the attention heads of a sentence encoder by their importance on your texts, and prune the least important.
 ///
-/// Every second text ranks the heads. The other texts measure the quality: the cosine between the embeddings of the pruned and
-/// of the whole model.
+/// Every second text ranks the heads. The other texts measure the quality: the cosine between the embeddings of the
+/// pruned and of the whole model.
 ///
 /// Who can load what --output writes: with --masked every library that loads the whole model, such as
-/// sentence-transformers, because the model keeps its size and its config.json; the pruned heads are zeros. Without it the
-/// model is smaller, and this program and transformers before 5 load it: its config.json has `pruned_heads`.
+/// sentence-transformers, because the model keeps its size and its config.json; the pruned heads are zeros. Without it
+/// the model is smaller, and this program and transformers before 5 load it: its config.json has `pruned_heads`.
 #[derive(Parser)]
 #[command(
     name = "prune",
@@ -48,8 +49,8 @@ pub struct Prune {
     /// How the importance of a head is measured
     #[arg(long, value_enum, default_value_t = By::Gradient)]
     by: By,
-    /// Compare heads within their layer only: divide the scores of each layer by their norm [default: heads of all layers
-    /// are compared]
+    /// Compare heads within their layer only: divide the scores of each layer by their norm [default: heads of all
+    /// layers are compared]
     #[arg(long)]
     by_layer: bool,
     /// The share of heads to prune, from 0 to 1: it gets a row of its own, and --output prunes it [default: 0.25 with
@@ -59,8 +60,8 @@ pub struct Prune {
     /// Write the pruned model to this folder, which must not exist [default: no model is written]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Keep the size of the written model, and write zeros for the pruned heads, so that every library loads it [default:
-    /// the written model is smaller]
+    /// Keep the size of the written model, and write zeros for the pruned heads, so that every library loads it
+    /// [default: the written model is smaller]
     #[arg(long, requires = "output")]
     masked: bool,
     /// Draw quality and time against the share of pruned heads, as SVG [default: nothing is drawn]

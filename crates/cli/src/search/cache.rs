@@ -35,8 +35,8 @@ impl Cache<'_> {
         Ok(Index::check_writable(path)?)
     }
 
-    /// The file for a source: `notes.txt.search-0123abcd.safetensors` beside `notes.txt`, `.search-0123abcd.safetensors`
-    /// in a folder. `model` is what the vectors depend on.
+    /// The file for a source: `notes.txt.search-0123abcd.safetensors` beside `notes.txt`,
+    /// `.search-0123abcd.safetensors` in a folder. `model` is what the vectors depend on.
     pub fn path(self, source: &Source, model: &str) -> Option<PathBuf> {
         match self {
             Self::None => None,
@@ -65,7 +65,8 @@ impl Cache<'_> {
         }
     }
 
-    /// Loads the saved embeddings of a source, computes the missing ones, and saves them every `seconds` and at the end.
+    /// Loads the saved embeddings of a source, computes the missing ones, and saves them every `seconds` and at the
+    /// end.
     pub fn fill(
         self,
         index: &mut Index,

@@ -42,7 +42,8 @@ const NEAR_EQUAL: f32 = 0.8;
 /// The lines nearest to a query vector, best first.
 pub fn hits<'a>(searched: &'a [Searched], query: &[f32], wanted: Wanted) -> Result<Vec<Hit<'a>>> {
     let all = searched.iter().map(|searched| searched.index.len()).max().unwrap_or(0);
-    // Windows of one line and near-equal lines take places in the list of an index: ask for more until there are enough.
+    // Windows of one line and near-equal lines take places in the list of an index: ask for more until there are
+    // enough.
     let mut count = wanted.top_k.saturating_mul(2);
     loop {
         let (found, is_complete) = among(searched, query, wanted, count)?;

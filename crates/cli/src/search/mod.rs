@@ -25,12 +25,11 @@ use super::shared::{Result, about};
 ///
 /// Lines are embedded as documents and queries as queries: with the model's prompts and routes for them, if it has any.
 ///
-/// Lines longer than the model takes are cut into windows that overlap; the best window of a line is shown. Lines that say
-/// nearly the same are one hit.
+/// Lines longer than the model takes are cut into windows that overlap; the best window of a line is shown. Lines that
+/// say nearly the same are one hit.
 ///
-/// The embeddings are saved beside each file, in FILE.search-MODEL.safetensors, where MODEL is a number of its own for each
-/// model. The next run embeds only new and changed lines; an interrupted run continues from its
-/// last save.
+/// The embeddings are saved beside each file, in FILE.search-MODEL.safetensors, where MODEL is a number of its own for
+/// each model. The next run embeds only new and changed lines; an interrupted run continues from its last save.
 #[derive(Parser)]
 #[command(
     name = "search",

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::{Result, about};
 
-/// The path of a checkpoint: of a file or a folder as it is, or of the folder of a hub id, in a build with the feature `hub`.
-/// A name that is a path is said to be none before the hub is asked.
+/// The path of a checkpoint: of a file or a folder as it is, or of the folder of a hub id, in a build with the feature
+/// `hub`. A name that is a path is said to be none before the hub is asked.
 pub fn locate(name: &Path) -> Result<PathBuf> {
     let Err(error) = std::fs::metadata(name) else { return Ok(name.to_path_buf()) };
     if let Some(id) = name.to_str().filter(|_| error.kind() == std::io::ErrorKind::NotFound && could_be_id(name)) {
@@ -14,7 +14,8 @@ pub fn locate(name: &Path) -> Result<PathBuf> {
     Err(about(name, &error).into())
 }
 
-/// Whether a name has the parts of a hub id, `name` or `owner/name`, and is not that of a file of weights or a configuration.
+/// Whether a name has the parts of a hub id, `name` or `owner/name`, and is not that of a file of weights or a
+/// configuration.
 fn could_be_id(name: &Path) -> bool {
     let parts = || name.components();
     let file = name.extension().is_some_and(|extension| extension == "safetensors" || extension == "json");

@@ -12,7 +12,8 @@ use super::{Result, bar, device};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
-    /// A model folder, or the id of a model on the Hugging Face Hub. It is required: the model in this program has no head
+    /// A model folder, or in a build with `--features hub` the id of a model on the Hugging Face Hub. It is required:
+    /// the model in this program has no head
     #[arg(long, value_name = "FOLDER|ID")]
     model: String,
     /// The branch, tag or commit of a hub model [default: main]
@@ -52,8 +53,8 @@ impl HeadModel {
 }
 
 impl<M> Opened<'_, M> {
-    /// Runs the model on `count` texts, by `run` with the options for it: with a progress bar for many texts, and a note
-    /// about those that were cut.
+    /// Runs the model on `count` texts, by `run` with the options for it: with a progress bar for many texts, and a
+    /// note about those that were cut.
     pub fn run<R>(
         &self,
         count: usize,

@@ -1,4 +1,5 @@
-//! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars, charts.
+//! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
+//! charts.
 
 pub mod bar;
 pub mod checkpoint;

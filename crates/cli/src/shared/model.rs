@@ -12,8 +12,9 @@ use super::{Result, about, device, print, weights};
 
 #[derive(clap::Args)]
 pub struct Model {
-    /// A model folder as sentence-transformers, transformers or model2vec saves it, or the id of a model on the Hugging Face
-    /// Hub, such as sentence-transformers/all-MiniLM-L6-v2 [default: the small English model in this program]
+    /// A model folder as sentence-transformers, transformers or model2vec saves it, or in a build with `--features hub`
+    /// the id of a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2 [default: the small
+    /// English model in this program]
     #[arg(long, value_name = "FOLDER|ID")]
     model: Option<String>,
     /// The branch, tag or commit of a hub model [default: main]
@@ -66,8 +67,8 @@ impl Model {
     }
 }
 
-/// The folder of a model that is named by its path or its hub id. A name that is a path is said to be none before the hub
-/// is asked.
+/// The folder of a model that is named by its path or its hub id. A name that is a path is said to be none before the
+/// hub is asked.
 pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     let path = Path::new(model);
     if path.is_dir() {
@@ -106,7 +107,8 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
     }
 }
 
-/// Checks that all weights of a model are finite. One infinity may be hidden by a softmax, and still change every result.
+/// Checks that all weights of a model are finite. One infinity may be hidden by a softmax, and still change every
+/// result.
 pub fn check_weights(folder: &Path) -> Result<()> {
     // Some models have their weights in a folder of their own; what is computed with them is checked.
     let Ok(checkpoint) = Checkpoint::open(folder) else { return Ok(()) };

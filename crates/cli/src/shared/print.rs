@@ -1,4 +1,5 @@
-//! Printing to standard output and standard error without a panic: `println!` panics on a closed pipe and on a full disk.
+//! Printing to standard output and standard error without a panic: `println!` panics on a closed pipe and on a full
+//! disk.
 
 use std::fmt::Arguments;
 use std::io::{BufWriter, Error, ErrorKind, Result, StdoutLock, Write};
@@ -17,8 +18,8 @@ pub fn stdout() -> Stdout {
     Stdout { inner: BufWriter::new(std::io::stdout().lock()), ends: true, closed: false }
 }
 
-/// Standard output of a command that also writes files: after its reader has closed it, what is printed is lost, and the
-/// command goes on. A full disk is still an error.
+/// Standard output of a command that also writes files: after its reader has closed it, what is printed is lost, and
+/// the command goes on. A full disk is still an error.
 pub fn stdout_beside_files() -> Stdout {
     Stdout { ends: false, ..stdout() }
 }

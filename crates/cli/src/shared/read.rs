@@ -38,8 +38,8 @@ const MAX_LINE_BYTES: u64 = 1 << 24;
 /// The bytes that are read at once, if that many are there.
 const BUFFER: usize = 1 << 20;
 
-/// The lines of a file, a pipe, or standard input (`-`) that are not blank, as they arrive: without line breaks, and without
-/// a byte order mark at the start.
+/// The lines of a file, a pipe, or standard input (`-`) that are not blank, as they arrive: without line breaks, and
+/// without a byte order mark at the start.
 pub struct Lines {
     path: PathBuf,
     reader: BufReader<Box<dyn Read>>,

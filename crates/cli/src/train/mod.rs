@@ -25,16 +25,17 @@ use super::shared::{Result, about, device, model, print};
 
 /// Train a small text encoder from scratch.
 ///
-/// The run is saved from time to time and after Ctrl-C. The same command then continues it, with the same losses bit for bit;
-/// with more --steps, a finished run is prolonged. With --eval and without --text, the model in --output is only measured.
+/// The run is saved from time to time and after Ctrl-C. The same command then continues it, with the same losses bit
+/// for bit; with more --steps, a finished run is prolonged. With --eval and without --text, the model in --output is
+/// only measured.
 #[derive(Parser)]
 #[command(name = "train", verbatim_doc_comment, after_help = EXAMPLES)]
 pub struct Train {
     /// The file of texts to train on, one per line
     #[arg(long, value_name = "FILE", required_unless_present = "eval")]
     text: Option<PathBuf>,
-    /// A model to learn from: a folder of sentence-transformers, or the id of a model on the Hugging Face Hub
-    /// [default: none; a masked language model is trained]
+    /// A model to learn from: a folder of sentence-transformers, or in a build with `--features hub` the id of a model
+    /// on the Hugging Face Hub [default: none; a masked language model is trained]
     #[arg(long, value_name = "FOLDER|ID")]
     teacher: Option<String>,
     /// The branch, tag or commit of a teacher on the hub [default: main]

@@ -283,7 +283,8 @@ fn files_and_folders_are_searched_together() {
     fails(&mut search(&["a", "--file", "docs", "-C", "x"]), "invalid value 'x'");
 }
 
-/// The output of a run that prints `part` to standard error; a second run prints nothing there if the first could write.
+/// The output of a run that prints `part` to standard error; a second run prints nothing there if the first could
+/// write.
 #[track_caller]
 fn quiet_again(notes: &Notes, query: &[&str], part: &str) -> String {
     let (said, note) = both(&mut notes.search(query), "");

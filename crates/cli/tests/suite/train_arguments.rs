@@ -1,4 +1,5 @@
-//! The arguments of the command `train`: what is refused before any work, what is done otherwise than asked, and the help.
+//! The arguments of the command `train`: what is refused before any work, what is done otherwise than asked, and the
+//! help.
 
 use std::process::Command;
 

@@ -79,7 +79,8 @@ fn lines(svg: &roxmltree::Document, color: &str) -> Vec<Vec<(f64, f64)>> {
     lines.map(|node| node.attribute("points").unwrap().split_whitespace().map(point).collect()).collect()
 }
 
-/// The chart has the losses of the run, also of a resumed one; a target that cannot be written is an error before training.
+/// The chart has the losses of the run, also of a resumed one; a target that cannot be written is an error before
+/// training.
 #[test]
 fn train_draws_the_recorded_losses() {
     let folder = Folder::new();

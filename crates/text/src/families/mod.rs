@@ -64,8 +64,8 @@ const FAMILIES: &[ModelFamily] = &[
     family(&["mt5", "umt5"], encoder_decoders::GATED_T5_MODEL),
 ];
 
-/// The whole model of this `model_type`. `value_of` gives the text that `config.json` has under a key, `has_tensor` says
-/// whether a tensor is present in the checkpoint.
+/// The whole model of this `model_type`. `value_of` gives the text that `config.json` has under a key, `has_tensor`
+/// says whether a tensor is present in the checkpoint.
 pub(crate) fn model<'a>(
     model_type: &str,
     value_of: impl Fn(&str) -> Option<&'a str>,

@@ -138,7 +138,8 @@ pub(crate) struct Model {
     /// Whether `is_causal` must be stated if the model's folder brings code of its own (`auto_map`): such code is often
     /// there to see both ways (GTE's Qwen 2).
     pub mask_must_be_stated: bool,
-    /// The key that names the activation with the prefix `gated-` if the feed-forward part is gated, and its default (T5).
+    /// The key that names the activation with the prefix `gated-` if the feed-forward part is gated, and its default
+    /// (T5).
     pub activation_key: Option<(&'static str, &'static str)>,
     /// The key that names the gate of the feed-forward part.
     pub gate: Option<GateKey>,

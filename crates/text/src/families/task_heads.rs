@@ -28,7 +28,8 @@ pub(crate) struct ClassifierHead {
     pub last: &'static str,
     /// The config key that may select the mean of all tokens instead of the first.
     pub pooling_key: Option<&'static str>,
-    /// Whether `x` is the last token that does not pad, and the head is the product with the weight of `last` (decoders).
+    /// Whether `x` is the last token that does not pad, and the head is the product with the weight of `last`
+    /// (decoders).
     pub last_token: bool,
 }
 

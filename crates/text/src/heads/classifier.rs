@@ -107,8 +107,8 @@ impl SequenceClassifier {
         &self.head.labels
     }
 
-    /// Token ids `(b, s)` u32, padded on the right, with `lengths` tokens per sequence → logits `(b, labels)` in f32 (f64
-    /// for an f64 model).
+    /// Token ids `(b, s)` u32, padded on the right, with `lengths` tokens per sequence → logits `(b, labels)` in f32
+    /// (f64 for an f64 model).
     ///
     /// # Errors
     /// The errors of [`BertModel::forward`]; a sequence without tokens.

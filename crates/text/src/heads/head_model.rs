@@ -27,7 +27,8 @@ pub(crate) trait Head: MapTensors + Clone {
     /// The name of the model with this head.
     const NAME: &'static str;
 
-    /// Loads the head from the root of a checkpoint, and the model by `model`, once the checkpoint is known to have the head.
+    /// Loads the head from the root of a checkpoint, and the model by `model`, once the checkpoint is known to have the
+    /// head.
     fn load(
         config: &BertConfig,
         source: &AnySource,
@@ -76,7 +77,8 @@ impl<H: Head> HeadModel<H> {
     ///
     /// # Errors
     /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head; for a head that classifies,
-    /// `architectures` that name one of the other kind, and a number of labels in `id2label` that differs from the head's.
+    /// `architectures` that name one of the other kind, and a number of labels in `id2label` that differs from the
+    /// head's.
     pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
         Self::load_from(config, &AnySource::new(&source))
     }
@@ -90,8 +92,8 @@ impl<H: Head> HeadModel<H> {
         Ok(whole)
     }
 
-    /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since: see
-    /// [`BertModel::frozen`].
+    /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since:
+    /// see [`BertModel::frozen`].
     ///
     /// # Errors
     /// The device is out of memory.

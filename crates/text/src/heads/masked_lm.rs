@@ -12,8 +12,8 @@ use crate::model::bert::BertModel;
 use crate::model::config::BertConfig;
 use crate::model::feed_forward::read_linear;
 
-/// A [`BertModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are the
-/// word embeddings unless `tie_word_embeddings` is false.
+/// A [`BertModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are
+/// the word embeddings unless `tie_word_embeddings` is false.
 pub type MaskedLm = HeadModel<MaskedHead>;
 
 /// The head of a [`MaskedLm`].
@@ -71,8 +71,8 @@ impl Head for MaskedHead {
 
     fn pack(&mut self) -> Result<()> {
         self.first.pack()?;
-        // Tied to the word embeddings, the decoder is packed all the same: a lookup reads rows and a product reads panels.
-        // These are the only weights that a frozen model holds twice.
+        // Tied to the word embeddings, the decoder is packed all the same: a lookup reads rows and a product reads
+        // panels. These are the only weights that a frozen model holds twice.
         self.decoder.pack()
     }
 

@@ -22,9 +22,9 @@ pub enum TaskHead {
 }
 
 impl TaskHead {
-    /// The classification head of a model folder: what `architectures` in its `config.json` states, or, if that is absent or
-    /// names no such head, what its tensors show. Both kinds may have one name, `classifier`; without the pooler before it,
-    /// it classifies tokens.
+    /// The classification head of a model folder: what `architectures` in its `config.json` states, or, if that is
+    /// absent or names no such head, what its tensors show. Both kinds may have one name, `classifier`; without the
+    /// pooler before it, it classifies tokens.
     ///
     /// # Errors
     /// A file that is missing or malformed; a checkpoint without such a head.

@@ -21,8 +21,8 @@ pub(crate) struct TokenScore {
 }
 
 impl TokenScore {
-    /// Loads the model from the root of a checkpoint. The score is the logit of the token `yes`, less that of `no` if there
-    /// is one.
+    /// Loads the model from the root of a checkpoint. The score is the logit of the token `yes`, less that of `no` if
+    /// there is one.
     ///
     /// # Errors
     /// The errors of [`BertModel::load`]; a family without such a head; a token that the model does not have.

@@ -18,7 +18,8 @@ use crate::model::options::{ForwardOptions, ForwardOutput};
 use crate::model::stream::Stream;
 use crate::model::tensor_stream::{Batch, TensorStream};
 
-/// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden states.
+/// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden
+/// states.
 ///
 /// [`BertConfig`] lists the families. All of them are embeddings, blocks of self-attention and feed-forward, and an
 /// optional norm at the end; what differs is data: the names of the tensors, where the norms are, how attention uses
@@ -31,13 +32,13 @@ use crate::model::tensor_stream::{Batch, TensorStream};
 /// f16, bf16, f32 or f64, that of the weights. Sums are accumulated in f32 for half types.
 ///
 /// # Memory
-/// On the CPU, what is loaded from a checkpoint keeps the weights of its projections packed for the kernels, and that is
-/// their only copy; so does what [`frozen`](Self::frozen) returns. Weights from other sources, which may be shared or
-/// variables, are kept as they are, and packed beside that at the first call if they are no variables.
+/// On the CPU, what is loaded from a checkpoint keeps the weights of its projections packed for the kernels, and that
+/// is their only copy; so does what [`frozen`](Self::frozen) returns. Weights from other sources, which may be shared
+/// or variables, are kept as they are, and packed beside that at the first call if they are no variables.
 ///
 /// # Training
-/// Loaded from variables (see [`Checkpoint::to_varmap`](candle_attention::checkpoint::Checkpoint::to_varmap)), each parameter gets
-/// its gradient.
+/// Loaded from variables (see [`Checkpoint::to_varmap`](candle_attention::checkpoint::Checkpoint::to_varmap)), each
+/// parameter gets its gradient.
 ///
 /// # Example
 /// ```no_run
@@ -66,11 +67,12 @@ pub struct BertModel {
 }
 
 impl BertModel {
-    /// Reads the model from the root of a checkpoint: bare, or under the prefix that it has in a checkpoint with a head,
-    /// such as `bert`.
+    /// Reads the model from the root of a checkpoint: bare, or under the prefix that it has in a checkpoint with a
+    /// head, such as `bert`.
     ///
-    /// Where the checkpoint holds adapters for tasks beside its weights (Jina embeddings v3), these are the weights without
-    /// any; [`LoraTasks::apply`](candle_attention::lora::LoraTasks::apply) of [`BertConfig::tasks`] gives those of a task.
+    /// Where the checkpoint holds adapters for tasks beside its weights (Jina embeddings v3), these are the weights
+    /// without any; [`LoraTasks::apply`](candle_attention::lora::LoraTasks::apply) of [`BertConfig::tasks`] gives those
+    /// of a task.
     ///
     /// # Errors
     /// An invalid configuration; a tensor missing or of the wrong shape, named.

@@ -12,8 +12,8 @@ use crate::model::config::BertConfig;
 use crate::model::feed_forward::FeedForward;
 use crate::model::stream::Stream;
 
-/// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the family
-/// has them.
+/// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the
+/// family has them.
 #[derive(Debug, Clone)]
 pub(crate) struct Block {
     pub(super) attention: MultiHeadAttention,
@@ -75,7 +75,8 @@ impl Norms {
 }
 
 impl Block {
-    /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has some.
+    /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has
+    /// some.
     pub fn load(
         config: &BertConfig,
         row: &BlockRow,

@@ -16,17 +16,19 @@ use crate::families;
 use crate::families::model::{AbsolutePositions, Block, Model, SegmentTypes};
 use crate::model::config_keys::{normalize_config_keys, supported_models};
 
-/// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ALBERT,
-/// ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of decoders that embed texts: Qwen 3, Qwen 2, Mistral,
-/// Llama, Gemma 3, EuroBERT; and the encoders of T5, mT5 and UMT5. The keys are BERT's; the
-/// keys of other families are renamed to them. Positions and masks that belong to attention are applied per layer.
+/// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
+/// DistilBERT, MPNet, ALBERT, ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of
+/// decoders that embed texts: Qwen 3, Qwen 2, Mistral, Llama, Gemma 3, EuroBERT; and the encoders of T5, mT5 and UMT5.
+/// The keys are BERT's; the keys of other families are renamed to them. Positions and masks that belong to attention
+/// are applied per layer.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(remote = "Self")]
 #[non_exhaustive]
 pub struct BertConfig {
     /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
-    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `new` (GTE's own code), `deberta`, `deberta-v2`, `qwen3`, `qwen2`, `mistral`,
-    /// `llama`, `gemma3_text`, `eurobert`, `t5`, `mt5` or `umt5`.
+    /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `new` (GTE's own
+    /// code), `deberta`, `deberta-v2`, `qwen3`, `qwen2`, `mistral`, `llama`, `gemma3_text`, `eurobert`, `t5`, `mt5` or
+    /// `umt5`.
     pub model_type: String,
     /// Number of rows of the word embedding.
     pub vocab_size: usize,

@@ -1,4 +1,5 @@
-//! BERT's config keys for every family: renames keys, resolves gates, fills in defaults, rejects what is not implemented.
+//! BERT's config keys for every family: renames keys, resolves gates, fills in defaults, rejects what is not
+//! implemented.
 
 use candle_attention::{Error, Result};
 use serde_json::{Map, Value};

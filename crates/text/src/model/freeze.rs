@@ -9,9 +9,10 @@ use crate::model::bert::BertModel;
 use crate::model::block::Block;
 
 impl BertModel {
-    /// The model as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they are
-    /// packed for the kernels at once, and the packed projections are all that the copy keeps of them. Like [`MultiHeadAttention::frozen`](candle_attention::MultiHeadAttention::frozen), it is a snapshot that
-    /// does not follow the variables, and it is the copy of the last call if no weight has changed since.
+    /// The model as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they
+    /// are packed for the kernels at once, and the packed projections are all that the copy keeps of them. Like
+    /// [`MultiHeadAttention::frozen`](candle_attention::MultiHeadAttention::frozen), it is a snapshot that does not
+    /// follow the variables, and it is the copy of the last call if no weight has changed since.
     ///
     /// # Errors
     /// The device is out of memory.

@@ -20,8 +20,8 @@ use crate::model::row_stream::RowStream;
 use crate::model::tensor_stream::{Batch, TensorStream};
 
 impl BertModel {
-    /// Whether [`forward_ragged`](Self::forward_ragged) computes nothing for padding: not in f64; on the CPU with weights
-    /// that are no variables, or on an NVIDIA GPU.
+    /// Whether [`forward_ragged`](Self::forward_ragged) computes nothing for padding: not in f64; on the CPU with
+    /// weights that are no variables, or on an NVIDIA GPU.
     pub fn supports_ragged(&self) -> bool {
         self.supports_rows() || (self.device().is_cuda() && self.dtype() != DType::F64)
     }
@@ -32,16 +32,16 @@ impl BertModel {
 
     /// A ragged batch → hidden states `(tokens, hidden_size)` in f32, or f64 for an f64 model.
     ///
-    /// `ids` and `token_type_ids` are the sequences one after another, `lengths` the number of tokens of each. On the CPU
-    /// the hidden states of a sequence are bitwise the same alone and in any batch.
+    /// `ids` and `token_type_ids` are the sequences one after another, `lengths` the number of tokens of each. On the
+    /// CPU the hidden states of a sequence are bitwise the same alone and in any batch.
     ///
-    /// A model that does not [support ragged batches](Self::supports_ragged), as on an Apple GPU, pads sequences of like
-    /// length together: padding is at most a quarter of what is computed. There the weights may be variables, and each gets
-    /// its gradient.
+    /// A model that does not [support ragged batches](Self::supports_ragged), as on an Apple GPU, pads sequences of
+    /// like length together: padding is at most a quarter of what is computed. There the weights may be variables, and
+    /// each gets its gradient.
     ///
     /// # Errors
-    /// Lengths that do not add up to the number of tokens; a sequence longer than `max_position_embeddings`; an id outside
-    /// its table.
+    /// Lengths that do not add up to the number of tokens; a sequence longer than `max_position_embeddings`; an id
+    /// outside its table.
     pub fn forward_ragged(&self, ids: &[u32], token_type_ids: &[u32], lengths: &[usize]) -> Result<Tensor> {
         let offsets = offsets(lengths);
         self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
@@ -137,8 +137,8 @@ impl BertModel {
         Ok(())
     }
 
-    /// A ragged batch as one tensor, in the dtype of the weights: nothing between the ids and the hidden states waits for
-    /// the device. The arguments are checked.
+    /// A ragged batch as one tensor, in the dtype of the weights: nothing between the ids and the hidden states waits
+    /// for the device. The arguments are checked.
     fn forward_ragged_tensor(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Tensor> {
         // candle's kernels for NVIDIA GPUs cannot look up nothing.
         if ids.is_empty() {

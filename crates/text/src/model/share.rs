@@ -9,9 +9,9 @@ use crate::model::embeddings::Embeddings;
 use crate::model::feed_forward::FeedForward;
 
 impl BertModel {
-    /// The same model with the weights of `other` where they are the same, bit for bit: both then hold one copy of them. It
-    /// is for models with different adapters of one base. Tables of embeddings, the query-key-value projection of a layer
-    /// and each other projection are compared as a whole.
+    /// The same model with the weights of `other` where they are the same, bit for bit: both then hold one copy of
+    /// them. It is for models with different adapters of one base. Tables of embeddings, the query-key-value projection
+    /// of a layer and each other projection are compared as a whole.
     ///
     /// # Errors
     /// A GPU cannot be read.

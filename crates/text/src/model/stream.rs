@@ -30,8 +30,8 @@ pub(crate) trait Stream {
     /// `norm(hidden + branch)`, as a branch.
     fn normalize_sum(&mut self, branch: Self::Branch, norm: &Norm) -> Result<Self::Branch>;
 
-    /// Replaces the hidden states by `output(hidden + branch)` and sets the next input to `input(hidden)` of those. A norm
-    /// that is `None` is left out.
+    /// Replaces the hidden states by `output(hidden + branch)` and sets the next input to `input(hidden)` of those. A
+    /// norm that is `None` is left out.
     fn add(&mut self, branch: Self::Branch, output: Option<&Norm>, input: Option<&Norm>) -> Result<()>;
 
     /// Replaces the hidden states by `norm(hidden)`.

@@ -53,8 +53,8 @@ impl MultiVectorEncoder {
         /// The model of a folder as sentence-transformers 6, PyLate or ColBERT's own code saves it.
         ///
         /// # Errors
-        /// A file that is missing or malformed; a model that gives no vectors of tokens; a module that this version cannot run,
-        /// such as a pooling of tokens.
+        /// A file that is missing or malformed; a model that gives no vectors of tokens; a module that this version
+        /// cannot run, such as a pooling of tokens.
         from_folder, from_files, from_hub, open;
     }
 
@@ -87,18 +87,19 @@ impl MultiVectorEncoder {
         self.size
     }
 
-    /// The vectors of each text's tokens, `(tokens, embedding_size)` in f32 (f64 for an f64 model), in the order of `texts`:
-    /// as of a document, with the model's default prompt. Special tokens count; those that the model skips do not.
+    /// The vectors of each text's tokens, `(tokens, embedding_size)` in f32 (f64 for an f64 model), in the order of
+    /// `texts`: as of a document, with the model's default prompt. Special tokens count; those that the model skips do
+    /// not.
     ///
     /// # Errors
-    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a token
-    /// that the model does not have; [`Error::NotFinite`] for the first text with a vector that is not finite.
+    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a
+    /// token that the model does not have; [`Error::NotFinite`] for the first text with a vector that is not finite.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
         self.run(texts, options, None)
     }
 
-    /// [`encode`](Self::encode) for texts that search: with the model's prompt and length for queries, and expanded by its
-    /// mask tokens, which count too.
+    /// [`encode`](Self::encode) for texts that search: with the model's prompt and length for queries, and expanded by
+    /// its mask tokens, which count too.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode); a maximum length, if all queries of the model have one length.

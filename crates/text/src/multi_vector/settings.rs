@@ -1,7 +1,8 @@
 //! How a multi-vector model treats queries and documents: lengths, expansion of queries, markers, skipped tokens.
 //!
-//! Three formats have these: that of sentence-transformers 6, PyLate's, and that of ColBERT's own code. What each leaves
-//! out has the default of the library that wrote it, as `MultiVectorEncoder` of sentence-transformers reads them.
+//! Three formats have these: that of sentence-transformers 6, PyLate's, and that of ColBERT's own code. What each
+//! leaves out has the default of the library that wrote it, as `MultiVectorEncoder` of sentence-transformers reads
+//! them.
 
 use std::path::{Path, PathBuf};
 

@@ -2,15 +2,16 @@
 
 use candle_attention::pruning::PrunedHeads;
 
-/// How the importance of heads is measured, by [`SentenceEncoder::head_importance`](crate::SentenceEncoder::head_importance). No method needs
-/// labels: each looks at the embedding of a text.
+/// How the importance of heads is measured, by
+/// [`SentenceEncoder::head_importance`](crate::SentenceEncoder::head_importance). No method needs labels: each looks at
+/// the embedding of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ImportanceMethod {
     /// How fast the embedding changes when a head is scaled down: the mean over the texts of `|∂⟨r, embedding⟩ / ∂ξ|`,
-    /// with `ξ` the head's scale and `r` a fixed sequence of random signs
-    /// ([Michel 2019](https://arxiv.org/abs/1905.10650), with a loss instead of `⟨r, embedding⟩`). Costs one forward and
-    /// one backward pass.
+    /// with `ξ` the head's scale and `r` a fixed sequence of random signs ([Michel
+    /// 2019](https://arxiv.org/abs/1905.10650), with a loss instead of `⟨r, embedding⟩`). Costs one forward and one
+    /// backward pass.
     Gradient,
     /// How far the embedding moves when a head is removed: the mean over the texts of `1 − cosine`. Costs one forward
     /// pass per head.

@@ -21,7 +21,8 @@ impl SentenceEncoder {
     /// The importance of each head of each layer for the embeddings of `texts`. Progress is reported in texts.
     ///
     /// How texts are put into batches changes the scores by rounding only. [`ImportanceMethod::Gradient`] keeps the
-    /// activations of all layers, so its batches are smaller than `options` allows: an estimated 256 MiB of activations each.
+    /// activations of all layers, so its batches are smaller than `options` allows: an estimated 256 MiB of activations
+    /// each.
     ///
     /// # Errors
     /// No text; those of [`encode`](Self::encode); [`Error::NotFinite`] with the first head whose score is not finite.

@@ -53,11 +53,11 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
     write_pruned_with(folder, target, heads, &PruneOptions::default())
 }
 
-/// Writes the model of a folder without these heads to another folder, smaller or masked, and the folder's other text files
-/// and modules: what [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made beside
-/// the target, synced and renamed, so that a kill, a full disk or a power failure leaves a whole model or none. Returns all
-/// heads that the model lacks now, by their numbers in the unpruned one. Heads count as in the model of the folder, which may
-/// be pruned already.
+/// Writes the model of a folder without these heads to another folder, smaller or masked, and the folder's other text
+/// files and modules: what [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made
+/// beside the target, synced and renamed, so that a kill, a full disk or a power failure leaves a whole model or none.
+/// Returns all heads that the model lacks now, by their numbers in the unpruned one. Heads count as in the model of the
+/// folder, which may be pruned already.
 ///
 /// # Errors
 /// A target that exists, which is never replaced, or whose parent does not; a head that there is not; layers that share

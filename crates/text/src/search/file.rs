@@ -1,5 +1,5 @@
-//! The file of an index, in safetensors format: `keys` `(n, 16)`, hashes of the texts, `embeddings` `(n, size)` in f16, and
-//! `checksums` `(n, 8)` of both, row by row, so that only the rows that are loaded need to be read.
+//! The file of an index, in safetensors format: `keys` `(n, 16)`, hashes of the texts, `embeddings` `(n, size)` in f16,
+//! and `checksums` `(n, 8)` of both, row by row, so that only the rows that are loaded need to be read.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -36,8 +36,8 @@ impl Index<'_> {
     /// Loads the vectors that a file has for texts of this index, and returns their number.
     ///
     /// # Errors
-    /// [`Error::Io`] for a missing file, [`Error::File`] for one that is damaged, belongs to another model or is no regular
-    /// file. Then the index is unchanged.
+    /// [`Error::Io`] for a missing file, [`Error::File`] for one that is damaged, belongs to another model or is no
+    /// regular file. Then the index is unchanged.
     pub fn load_cached(&mut self, path: impl AsRef<Path>) -> Result<usize> {
         let path = path.as_ref();
         let (rows, vectors) = self.read(path)?;
@@ -47,8 +47,8 @@ impl Index<'_> {
         Ok(count)
     }
 
-    /// The texts that a file has vectors for, ascending, and these vectors. Memory is taken for them alone, however large
-    /// the file is.
+    /// The texts that a file has vectors for, ascending, and these vectors. Memory is taken for them alone, however
+    /// large the file is.
     fn read(&self, path: &Path) -> Result<(Vec<usize>, Vec<f16>)> {
         let wrong = |reason: String| Error::file(path, reason);
         let file = Checkpoint::open(path)?;
@@ -114,8 +114,8 @@ impl Index<'_> {
         Ok(pairs)
     }
 
-    /// Writes all vectors to a file, atomically: after a kill, a full disk or a power failure the old file or the new one is
-    /// there. Several processes may save to one file; the last one wins.
+    /// Writes all vectors to a file, atomically: after a kill, a full disk or a power failure the old file or the new
+    /// one is there. Several processes may save to one file; the last one wins.
     ///
     /// # Errors
     /// The errors of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
@@ -125,8 +125,9 @@ impl Index<'_> {
         write_atomic(path, |file| self.write(file).map_err(|e| Error::io(path, e)))
     }
 
-    /// Checks that an index may be written to `path`: its folder exists, and at `path` is nothing, an empty file, or an index,
-    /// also one that is damaged. Anything else, such as the weights of a model, would be lost. Call it before long work.
+    /// Checks that an index may be written to `path`: its folder exists, and at `path` is nothing, an empty file, or an
+    /// index, also one that is damaged. Anything else, such as the weights of a model, would be lost. Call it before
+    /// long work.
     ///
     /// # Errors
     /// [`Error::File`] with the reason.

@@ -17,9 +17,9 @@ const CHUNK: usize = 1024;
 
 /// A searchable index of texts by their embeddings, filled incrementally and cached in a file.
 ///
-/// Vectors are unit vectors in f16: 2 bytes per element in memory and in the file. Rounding to f16 changes a score by at
-/// most 5e-4 (half a unit in the last place); measured over a million pairs of all-MiniLM-L6-v2, by at most 7e-5, and by
-/// 9e-6 on average. Dot products accumulate in f32.
+/// Vectors are unit vectors in f16: 2 bytes per element in memory and in the file. Rounding to f16 changes a score by
+/// at most 5e-4 (half a unit in the last place); measured over a million pairs of all-MiniLM-L6-v2, by at most 7e-5,
+/// and by 9e-6 on average. Dot products accumulate in f32.
 #[derive(Clone)]
 pub struct Index<'a> {
     texts: &'a [&'a str],
@@ -72,13 +72,13 @@ impl<'a> Index<'a> {
         std::array::from_fn(|i| hash[i])
     }
 
-    /// Embeds the texts without a vector, about a thousand at a time, and returns their number. `after_chunk` is called after
-    /// each thousand, for example to save the index. Progress counts only the texts that were missing.
+    /// Embeds the texts without a vector, about a thousand at a time, and returns their number. `after_chunk` is called
+    /// after each thousand, for example to save the index. Progress counts only the texts that were missing.
     ///
     /// # Errors
-    /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`](candle_attention::Error::Shape) for an embedding of
-    /// another size, [`Error::Value`](candle_attention::Error::Value) for one that is not finite. The vectors embedded before the error
-    /// stay.
+    /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`](candle_attention::Error::Shape)
+    /// for an embedding of another size, [`Error::Value`](candle_attention::Error::Value) for one that is not finite.
+    /// The vectors embedded before the error stay.
     pub fn embed(
         &mut self,
         encoder: &SentenceEncoder,
@@ -106,12 +106,12 @@ impl<'a> Index<'a> {
         Ok(missing.len())
     }
 
-    /// The `top_k` texts nearest to the vector `query`, best first; the score is the cosine similarity. Texts with equal
-    /// scores are in the order of their indices.
+    /// The `top_k` texts nearest to the vector `query`, best first; the score is the cosine similarity. Texts with
+    /// equal scores are in the order of their indices.
     ///
     /// # Errors
-    /// [`Error::Shape`](candle_attention::Error::Shape) for a vector of another size, [`Error::Value`](candle_attention::Error::Value) for one that
-    /// is not finite.
+    /// [`Error::Shape`](candle_attention::Error::Shape) for a vector of another size,
+    /// [`Error::Value`](candle_attention::Error::Value) for one that is not finite.
     pub fn search(&self, query: &[f32], top_k: usize) -> Result<Vec<Ranked>> {
         self.vectors.search_as(query, top_k, |row| self.rows[row])
     }

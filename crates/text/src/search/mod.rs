@@ -3,7 +3,8 @@
 //! An [`Index`] holds one vector per text. A saved index is a cache keyed by the content of the texts: the vectors of
 //! texts that are still there are loaded, and only the other texts are embedded. Search compares the query with every
 //! vector. An approximate index was rejected: for the number of lines a file has, memory bandwidth answers in
-//! milliseconds, and exact results need no tuning and no tests of recall. [`Vectors`] are the same without texts and files.
+//! milliseconds, and exact results need no tuning and no tests of recall. [`Vectors`] are the same without texts and
+//! files.
 //!
 //! ```no_run
 //! use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};

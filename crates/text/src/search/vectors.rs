@@ -9,11 +9,11 @@ use rayon::prelude::*;
 
 use crate::Ranked;
 
-/// Unit vectors that are searched by the cosine similarity: what an [`Index`](crate::search::Index) holds of its texts, for
-/// programs that keep the texts themselves.
+/// Unit vectors that are searched by the cosine similarity: what an [`Index`](crate::search::Index) holds of its texts,
+/// for programs that keep the texts themselves.
 ///
-/// They are in f16, 2 bytes per element. Rounding to f16 changes a score by at most 5e-4 (half a unit in the last place).
-/// Dot products accumulate in f32.
+/// They are in f16, 2 bytes per element. Rounding to f16 changes a score by at most 5e-4 (half a unit in the last
+/// place). Dot products accumulate in f32.
 ///
 /// ```
 /// use candle_attention_text::search::Vectors;
@@ -88,8 +88,8 @@ impl Vectors {
         Ok(())
     }
 
-    /// The `top_k` vectors nearest to `query`, best first; the score is the cosine similarity. Vectors with equal scores
-    /// are in the order of their indices.
+    /// The `top_k` vectors nearest to `query`, best first; the score is the cosine similarity. Vectors with equal
+    /// scores are in the order of their indices.
     ///
     /// # Errors
     /// [`Error::Shape`] for a query of another size, [`Error::Value`] for one that is not finite.

@@ -13,8 +13,8 @@ use crate::text::options::{EncodeOptions, Task};
 
 impl SentenceEncoder {
     /// Merges an adapter with a copy of the model's weights, for calls with
-    /// [`with_adapter`](EncodeOptions::with_adapter) of this name. Calls without it run the base model, whose weights stay
-    /// as they are, bit for bit. An adapter that has the name already is replaced.
+    /// [`with_adapter`](EncodeOptions::with_adapter) of this name. Calls without it run the base model, whose weights
+    /// stay as they are, bit for bit. An adapter that has the name already is replaced.
     ///
     /// A call with an adapter costs what one without costs. The memory of an adapter is that of the projections that it
     /// changes: all others are shared with the base model (one of queries, keys or values means all three). Of BERT, an
@@ -64,9 +64,10 @@ impl SentenceEncoder {
         self.transformer().into_iter().flat_map(|transformer| transformer.adapters.models.keys().map(String::as_str))
     }
 
-    /// The names of the tasks that the checkpoint holds adapters for, as Jina embeddings v3 does, in its order. A call with
-    /// [`with_task`](EncodeOptions::with_task) runs the adapter of a task and puts its instruction before each text, as
-    /// `encode(task=…)` of the published model. A task takes the memory of a model of its own from its first call on.
+    /// The names of the tasks that the checkpoint holds adapters for, as Jina embeddings v3 does, in its order. A call
+    /// with [`with_task`](EncodeOptions::with_task) runs the adapter of a task and puts its instruction before each
+    /// text, as `encode(task=…)` of the published model. A task takes the memory of a model of its own from its first
+    /// call on.
     pub fn tasks(&self) -> impl Iterator<Item = &str> {
         let models = self.transformer().into_iter().flat_map(|transformer| &transformer.adapters.tasks);
         models.flat_map(|models| models.tasks.names())

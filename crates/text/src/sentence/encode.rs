@@ -25,13 +25,14 @@ impl SentenceEncoder {
     /// [`EncodeOptions::truncate_dim`] keeps the first features only, and [`EncodeOptions::normalize_embeddings`] then
     /// divides by the length, as sentence-transformers does.
     ///
-    /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there are.
+    /// Beside the result, memory is needed for the tokens of 8,192 texts and for one batch, however many texts there
+    /// are.
     ///
     /// # Errors
-    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt, an adapter or a task that the model
-    /// does not have; a text of more than 16 MiB or without tokens; a token that the model does not have;
-    /// [`Error::NotFinite`] for the first text whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json` is
-    /// malformed in a way that only a text shows.
+    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt, an adapter or a task that the
+    /// model does not have; a text of more than 16 MiB or without tokens; a token that the model does not have;
+    /// [`Error::NotFinite`] for the first text whose embedding is not finite; [`Error::Tokenizer`] if `tokenizer.json`
+    /// is malformed in a way that only a text shows.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
         options.check()?;
         let (encoder, options) = &self.route_of(options)?;
@@ -114,8 +115,8 @@ impl SentenceEncoder {
     /// The ids of the tokens of each text, one for each vector of [`encode_tokens`](Self::encode_tokens).
     ///
     /// # Errors
-    /// A maximum length beyond the positions of the model; a prompt that the model does not have; a model whose first module
-    /// is no transformer; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
+    /// A maximum length beyond the positions of the model; a prompt that the model does not have; a model whose first
+    /// module is no transformer; [`Error::Tokenizer`] if `tokenizer.json` is malformed in a way that only a text shows.
     pub fn token_ids(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Vec<u32>>> {
         let (encoder, options) = &self.route_of(options)?;
         let transformer = encoder.transformer()?;
@@ -162,7 +163,8 @@ impl SentenceEncoder {
         self.similarity_fn().similarity(a, b)
     }
 
-    /// How similar embeddings `a` and `b`, both `(n, d)`, are row by row: `(n)`, by [`similarity_fn`](Self::similarity_fn).
+    /// How similar embeddings `a` and `b`, both `(n, d)`, are row by row: `(n)`, by
+    /// [`similarity_fn`](Self::similarity_fn).
     ///
     /// # Errors
     /// If the shapes differ.

@@ -84,8 +84,8 @@ impl<'a> Loader<'a> {
         Ok(Route { name, input, modules })
     }
 
-    /// The transformer of a folder with its pooling, which is among the modules, and the modules that remain. `bare`: the
-    /// folder lists no modules.
+    /// The transformer of a folder with its pooling, which is among the modules, and the modules that remain. `bare`:
+    /// the folder lists no modules.
     fn transformer<'m>(&mut self, path: &Path, modules: &[&'m Module], bare: bool) -> Result<(Input, Vec<&'m Module>)> {
         if ChatTemplate::load(self.folder, path, !bare)?.is_some() {
             let reason = "its texts go through a chat template, which this version does for cross-encoders alone";
@@ -128,8 +128,8 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// How tokens are pooled where no module says it: by their mean or, of a language model that sees earlier tokens alone and
-/// lists no modules, by the last one.
+/// How tokens are pooled where no module says it: by their mean or, of a language model that sees earlier tokens alone
+/// and lists no modules, by the last one.
 fn default_mode(config: &BertConfig, bare: bool) -> Result<PoolingMode> {
     let is_causal = bare && config.is_language_model() && config.key_flag("is_causal")? != Some(false);
     Ok(if is_causal { PoolingMode::LastToken } else { PoolingMode::Mean })

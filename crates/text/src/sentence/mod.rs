@@ -81,19 +81,21 @@ impl SentenceEncoder {
 
     constructors! {
         /// The model of a folder as sentence-transformers, transformers or model2vec saves it: `config.json`,
-        /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names. Without
-        /// it, a text is the mean of its tokens or, by a causal language model, its last token, without normalization.
+        /// `tokenizer.json`, `model.safetensors` (or shards), and, if there is one, `modules.json` with what it names.
+        /// Without it, a text is the mean of its tokens or, by a causal language model, its last token, without
+        /// normalization.
         ///
-        /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists of
-        /// modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may follow in any
-        /// order. A table named `embeddings` is of model2vec and computed as that does, without unknown tokens.
+        /// The first module is a transformer or a `StaticEmbedding`, a table of vectors; or a `Router` to several lists
+        /// of modules ([`routes`](Self::routes)). After pooling, `Dense`, `LayerNorm`, `Normalize` and `Dropout` may
+        /// follow in any order. A table named `embeddings` is of model2vec and computed as that does, without unknown
+        /// tokens.
         ///
-        /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that adapter
-        /// merged with its base model, which must be a local folder.
+        /// A folder with `adapter_config.json`, as sentence-transformers saves a model with a LoRA adapter, is that
+        /// adapter merged with its base model, which must be a local folder.
         ///
         /// # Errors
-        /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter whose base
-        /// model is not there.
+        /// A file that is missing or malformed; a model, module or tensor that this version cannot run; an adapter
+        /// whose base model is not there.
         from_folder, from_files, from_hub;
     }
 
@@ -122,7 +124,8 @@ impl SentenceEncoder {
     }
 
     /// The same with the weights of the transformer from any source, such as variables that are being trained
-    /// ([`VarMapSource`](candle_attention::checkpoint::VarMapSource)) or bytes; dense modules after it are read from the folder.
+    /// ([`VarMapSource`](candle_attention::checkpoint::VarMapSource)) or bytes; dense modules after it are read from
+    /// the folder.
     ///
     /// # Errors
     /// Those of [`from_folder`](Self::from_folder); a model with several transformers, or none.
@@ -170,8 +173,8 @@ impl SentenceEncoder {
         self.settings.similarity
     }
 
-    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated. A static embedding may
-    /// have none: `usize::MAX`.
+    /// The maximum number of tokens of a text, special tokens included; longer texts are truncated. A static embedding
+    /// may have none: `usize::MAX`.
     pub fn max_seq_length(&self) -> usize {
         match &self.input {
             Input::Transformer(transformer) => transformer.batcher.max_seq_length,
@@ -179,13 +182,13 @@ impl SentenceEncoder {
         }
     }
 
-    /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping windows
-    /// over a long text, to embed each. Each begins and ends at a word if there is one, and repeats the words in the last
-    /// quarter of the one before. A text that fits is one window, without the spaces around it.
+    /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping
+    /// windows over a long text, to embed each. Each begins and ends at a word if there is one, and repeats the words
+    /// in the last quarter of the one before. A text that fits is one window, without the spaces around it.
     ///
     /// # Errors
-    /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`] if
-    /// `tokenizer.json` is malformed in a way that only a text shows.
+    /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`]
+    /// if `tokenizer.json` is malformed in a way that only a text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let prompt = self.prompt(options)?;
         match &self.route_of(options)?.0.input {
@@ -194,8 +197,9 @@ impl SentenceEncoder {
         }
     }
 
-    /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before the
-    /// first text as in [`encode`](Self::encode). A text that is too long is truncated; of a pair, the longer text first.
+    /// The attention weights for a text or a pair of texts, by layer and head, with the tokens. A prompt is put before
+    /// the first text as in [`encode`](Self::encode). A text that is too long is truncated; of a pair, the longer text
+    /// first.
     ///
     /// # Errors
     /// A layer, head or prompt that does not exist; a token that the model does not have.

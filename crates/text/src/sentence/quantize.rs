@@ -61,8 +61,8 @@ impl fmt::Display for Precision {
     }
 }
 
-/// The least and the largest value of each feature, between which [`Precision::Int8`] and [`Precision::Uint8`] have their
-/// steps. Values outside become the first or the last step.
+/// The least and the largest value of each feature, between which [`Precision::Int8`] and [`Precision::Uint8`] have
+/// their steps. Values outside become the first or the last step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantizationRanges {
     least: Vec<f32>,
@@ -147,11 +147,13 @@ impl QuantizedEmbeddings {
     }
 }
 
-/// Embeddings `(n, d)` in another precision, bit for bit as `sentence_transformers.util.quantize_embeddings` gives them.
+/// Embeddings `(n, d)` in another precision, bit for bit as `sentence_transformers.util.quantize_embeddings` gives
+/// them.
 ///
-/// [`Precision::Int8`] and [`Precision::Uint8`] divide the range of each feature into 256 steps: `ranges`, or else those of
-/// the embeddings themselves, so that texts of another call are not comparable with these. Take the ranges of many
-/// embeddings once, with [`QuantizationRanges::of`], and give them to every call. The other precisions ignore them.
+/// [`Precision::Int8`] and [`Precision::Uint8`] divide the range of each feature into 256 steps: `ranges`, or else
+/// those of the embeddings themselves, so that texts of another call are not comparable with these. Take the ranges of
+/// many embeddings once, with [`QuantizationRanges::of`], and give them to every call. The other precisions ignore
+/// them.
 ///
 /// ```
 /// use candle_attention_text::{Precision, QuantizedValues, quantize_embeddings};

@@ -14,9 +14,9 @@ impl SentenceEncoder {
     /// One embedding per span of bytes of `text`, `(spans, embedding_size)`: late chunking
     /// ([Günther 2024](https://arxiv.org/abs/2409.04701)).
     ///
-    /// The text runs through the model once, as a whole. The vectors of the tokens of each span are averaged, whatever the
-    /// model's own pooling, and go through the modules that follow it. A token belongs to every span that shares a byte
-    /// with it; special tokens and the prompt belong to none.
+    /// The text runs through the model once, as a whole. The vectors of the tokens of each span are averaged, whatever
+    /// the model's own pooling, and go through the modules that follow it. A token belongs to every span that shares a
+    /// byte with it; special tokens and the prompt belong to none.
     ///
     /// ```
     /// use candle_attention_text::{EncodeOptions, SentenceEncoder};
@@ -30,8 +30,8 @@ impl SentenceEncoder {
     /// ```
     ///
     /// # Errors
-    /// A span that is not inside the text, or without a token: an empty one, or one beyond the maximum length; a model with
-    /// several pooling modes; those of [`encode`](Self::encode).
+    /// A span that is not inside the text, or without a token: an empty one, or one beyond the maximum length; a model
+    /// with several pooling modes; those of [`encode`](Self::encode).
     pub fn encode_spans(&self, text: &str, spans: &[Range<usize>], options: &EncodeOptions) -> Result<Tensor> {
         options.check()?;
         let (encoder, options) = &self.route_of(options)?;

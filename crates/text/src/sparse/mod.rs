@@ -19,9 +19,9 @@ use crate::sparse::vector::SparseVector;
 use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::options::{EncodeOptions, Task, without_dimensions};
 
-/// Sparse embeddings as the `SparseEncoder` of sentence-transformers computes them: SPLADE
-/// ([Formal 2021](https://arxiv.org/abs/2109.10086)), a masked language model whose logits are pooled; and models that read
-/// the weights of a query's tokens from a table (inference-free, [Geng 2024](https://arxiv.org/abs/2411.04403)).
+/// Sparse embeddings as the `SparseEncoder` of sentence-transformers computes them: SPLADE ([Formal
+/// 2021](https://arxiv.org/abs/2109.10086)), a masked language model whose logits are pooled; and models that read the
+/// weights of a query's tokens from a table (inference-free, [Geng 2024](https://arxiv.org/abs/2411.04403)).
 ///
 /// ```no_run
 /// use candle_attention_text::{EncodeOptions, SparseEncoder};
@@ -67,12 +67,12 @@ struct Settings {
 
 impl SparseEncoder {
     constructors! {
-        /// The model of a folder as sentence-transformers saves it, or of a masked language model as transformers saves it,
-        /// whose logits are then pooled by their maximum.
+        /// The model of a folder as sentence-transformers saves it, or of a masked language model as transformers saves
+        /// it, whose logits are then pooled by their maximum.
         ///
         /// # Errors
-        /// A file that is missing or malformed; a model, module or tensor that this version cannot run, such as a sparse
-        /// autoencoder.
+        /// A file that is missing or malformed; a model, module or tensor that this version cannot run, such as a
+        /// sparse autoencoder.
         from_folder, from_files, from_hub;
     }
 
@@ -114,15 +114,15 @@ impl SparseEncoder {
     /// The vector of each text, by the default route of a model with several.
     ///
     /// # Errors
-    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a token
-    /// that the model does not have; a model without a default route; [`Error::NotFinite`] for the first text whose vector
-    /// is not finite.
+    /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a
+    /// token that the model does not have; a model without a default route; [`Error::NotFinite`] for the first text
+    /// whose vector is not finite.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<SparseVector>> {
         self.run(texts, options, None)
     }
 
-    /// [`encode`](Self::encode) for texts that search: with the model's prompt and route `query`, unless the options name
-    /// another prompt.
+    /// [`encode`](Self::encode) for texts that search: with the model's prompt and route `query`, unless the options
+    /// name another prompt.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode).
@@ -130,8 +130,8 @@ impl SparseEncoder {
         self.run(texts, options, Some(Task::Query))
     }
 
-    /// [`encode`](Self::encode) for texts that are searched: with the model's prompt and route `document`, unless the options
-    /// name another prompt.
+    /// [`encode`](Self::encode) for texts that are searched: with the model's prompt and route `document`, unless the
+    /// options name another prompt.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode).

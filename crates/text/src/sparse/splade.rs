@@ -69,8 +69,8 @@ impl SpladePooling {
         Ok(Self { strategy: config.pooling_strategy, activation: config.activation_function })
     }
 
-    /// The weights of each text of a batch, `vocabulary` each. `decode` makes logits `(1, n, vocabulary)` of hidden states
-    /// `(1, n, width)`; only as many as needed are kept at a time.
+    /// The weights of each text of a batch, `vocabulary` each. `decode` makes logits `(1, n, vocabulary)` of hidden
+    /// states `(1, n, width)`; only as many as needed are kept at a time.
     pub fn pool(
         self,
         hidden: &HiddenStates,

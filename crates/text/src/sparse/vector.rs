@@ -11,7 +11,8 @@ pub struct SparseVector {
 }
 
 impl SparseVector {
-    /// The entries of `dense` that are not zero; at most `max_active_dims` of them, the largest by their absolute value.
+    /// The entries of `dense` that are not zero; at most `max_active_dims` of them, the largest by their absolute
+    /// value.
     pub fn from_dense(dense: &[f32], max_active_dims: Option<usize>) -> Self {
         let entries = (0..).zip(dense).filter(|(_, value)| **value != 0.0);
         Self::from_entries(entries.map(|(index, value)| (index, *value)).collect(), max_active_dims)

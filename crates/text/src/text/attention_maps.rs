@@ -22,7 +22,8 @@ pub struct MapOptions<'a> {
     pub layers: Option<Vec<usize>>,
     /// The heads to return per layer; `None` is all.
     pub heads: Option<Vec<usize>>,
-    /// The name of the prompt to put before the text; `None` is the model's default. Only sentence encoders have prompts.
+    /// The name of the prompt to put before the text; `None` is the model's default. Only sentence encoders have
+    /// prompts.
     pub prompt_name: Option<&'a str>,
     /// A prompt of its own, put before the text in place of the named one. Only sentence encoders have prompts.
     pub prompt: Option<&'a str>,

@@ -294,8 +294,8 @@ impl Iterator for Batches<'_> {
     }
 }
 
-/// How many texts, whose `lengths` descend, are the next batch: at most so many texts and tokens, and at least one text. Of
-/// a batch that is `padded`, padding is at most a quarter.
+/// How many texts, whose `lengths` descend, are the next batch: at most so many texts and tokens, and at least one
+/// text. Of a batch that is `padded`, padding is at most a quarter.
 pub(crate) fn batch_size(lengths: &[usize], [most_texts, most_tokens]: [usize; 2], padded: bool) -> usize {
     let longest = lengths.first().copied().unwrap_or(0).max(1);
     let count = (most_tokens / longest).clamp(1, most_texts).min(lengths.len());

@@ -1,7 +1,7 @@
 //! The chat template of a model: messages by role as one text, in the part of Jinja that templates of rerankers use.
 //!
-//! A template is a program from a file. Loops, conditions, the filters below and names for values are run; what could make
-//! a value longer than what it is made of is refused, so that a template needs no more memory than its texts.
+//! A template is a program from a file. Loops, conditions, the filters below and names for values are run; what could
+//! make a value longer than what it is made of is refused, so that a template needs no more memory than its texts.
 
 use std::fmt;
 use std::io::{Error as IoError, Write};
@@ -193,7 +193,8 @@ fn trimmed(value: JinjaValue) -> std::result::Result<JinjaValue, minijinja::Erro
     text.ok_or_else(|| minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "`trim` of what is no text"))
 }
 
-/// The statements and expressions of a template, without their delimiters and texts in quotes; a statement begins with `%`.
+/// The statements and expressions of a template, without their delimiters and texts in quotes; a statement begins with
+/// `%`.
 fn code(source: &str) -> Vec<String> {
     let mut parts = Vec::new();
     let mut rest = source;

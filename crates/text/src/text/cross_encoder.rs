@@ -11,10 +11,10 @@ use crate::text::options::EncodeOptions;
 use crate::text::text_classifier::TextClassifier;
 use crate::text::token_scorer::TokenScorer;
 
-/// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together.
-/// The score is the sigmoid of the logit, unless the model's files name another activation. The logit is that of a
-/// classification head, or of the answer of a causal language model (Qwen3-Reranker), whose chat template is applied. A prompt
-/// goes before the query, or into the template as the message of the role `system`.
+/// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together. The
+/// score is the sigmoid of the logit, unless the model's files name another activation. The logit is that of a
+/// classification head, or of the answer of a causal language model (Qwen3-Reranker), whose chat template is applied. A
+/// prompt goes before the query, or into the template as the message of the role `system`.
 ///
 /// A head with several labels has [`logits`](CrossEncoder::logits) and no scores.
 ///

@@ -11,8 +11,8 @@ use crate::model::hidden_states::rows;
 use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
 
-/// How many holes are decoded at a time: each has a score for every token of the vocabulary, and a text may consist of mask
-/// tokens alone.
+/// How many holes are decoded at a time: each has a score for every token of the vocabulary, and a text may consist of
+/// mask tokens alone.
 const HOLES: usize = 64;
 
 /// Predicts the masked tokens of texts, as the `fill-mask` pipeline of transformers.
@@ -47,8 +47,8 @@ pub struct MaskPrediction {
 
 impl FillMask {
     constructors! {
-        /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards). The mask token is that of
-        /// `tokenizer_config.json`, else `[MASK]` or `<mask>`.
+        /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards). The mask token is
+        /// that of `tokenizer_config.json`, else `[MASK]` or `<mask>`.
         ///
         /// # Errors
         /// A file that is missing or malformed; those of [`MaskedLm::load`]; a tokenizer without a mask token.

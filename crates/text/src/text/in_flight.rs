@@ -1,10 +1,10 @@
 //! Bounds the work of one model that is on a device at a time.
 //!
-//! On an Apple GPU candle only queues work. Until a result is read back it keeps every tensor that was copied to the device,
-//! and a command buffer for each 50 kernels, so that a caller who queues batch after batch takes more and more memory
-//! (<https://github.com/huggingface/candle/issues/2271>). Waiting after each batch would bound that as well, but a wait takes
-//! a millisecond or two, more than a small batch, and gives up all memory that the next batch could use again. So a thread
-//! waits as soon as enough tokens are queued.
+//! On an Apple GPU candle only queues work. Until a result is read back it keeps every tensor that was copied to the
+//! device, and a command buffer for each 50 kernels, so that a caller who queues batch after batch takes more and more
+//! memory (<https://github.com/huggingface/candle/issues/2271>). Waiting after each batch would bound that as well, but
+//! a wait takes a millisecond or two, more than a small batch, and gives up all memory that the next batch could use
+//! again. So a thread waits as soon as enough tokens are queued.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use candle_attention::Result;
 use candle_core::{DType, Device, Tensor};
 
-/// How many batches of one model are put into the queue of an Apple GPU at a time. candle has one queue for all threads, so
-/// that more would gain nothing, and each batch keeps its hidden states in memory until all of its work is queued.
+/// How many batches of one model are put into the queue of an Apple GPU at a time. candle has one queue for all
+/// threads, so that more would gain nothing, and each batch keeps its hidden states in memory until all of its work is
+/// queued.
 const METAL_PERMITS: usize = 4;
 
 /// Tokens of batches in the queue beyond which a thread waits until they are done.
@@ -127,9 +128,9 @@ impl Drop for Held {
     }
 }
 
-/// Waits until everything that was queued on `device` is done: by reading a number back. candle's `synchronize` would do
-/// harm: it forgets what the work that other threads queued meanwhile has to wait for. It alone, though, looks for failures
-/// of all command buffers; reading back looks at the last one.
+/// Waits until everything that was queued on `device` is done: by reading a number back. candle's `synchronize` would
+/// do harm: it forgets what the work that other threads queued meanwhile has to wait for. It alone, though, looks for
+/// failures of all command buffers; reading back looks at the last one.
 fn wait_for(device: &Device) -> Result<()> {
     Tensor::zeros(1, DType::U8, device)?.to_vec1::<u8>()?;
     Ok(())

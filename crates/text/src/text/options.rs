@@ -55,8 +55,8 @@ pub struct EncodeOptions<'a> {
     /// The name of one of the model's prompts, put before each text; `None` is the model's default, if it has one. Only
     /// sentence encoders have prompts.
     pub prompt_name: Option<&'a str>,
-    /// The name of an adapter of the encoder, which is merged with its weights for this call; `None` runs the base model.
-    /// Only sentence encoders have adapters: see [`add_adapter`](crate::SentenceEncoder::add_adapter).
+    /// The name of an adapter of the encoder, which is merged with its weights for this call; `None` runs the base
+    /// model. Only sentence encoders have adapters: see [`add_adapter`](crate::SentenceEncoder::add_adapter).
     pub adapter: Option<&'a str>,
     /// The adapter of each text, or none for it. The texts of an adapter run together, and a text's vector is the same,
     /// bit for bit, whatever the others have.
@@ -81,7 +81,8 @@ pub struct EncodeOptions<'a> {
     pub on_truncated: Option<&'a dyn Fn(usize)>,
     /// Called after each batch with the number of texts done and of all texts.
     pub on_progress: Option<&'a dyn Fn(usize, usize)>,
-    /// Called before texts are tokenized and before each batch; where it is true, the call ends with [`Error::Cancelled`].
+    /// Called before texts are tokenized and before each batch; where it is true, the call ends with
+    /// [`Error::Cancelled`].
     pub is_cancelled: Option<&'a dyn Fn() -> bool>,
 }
 

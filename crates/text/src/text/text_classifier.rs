@@ -16,12 +16,14 @@ use crate::text::tokenizer::Text;
 
 /// Classifies texts or pairs of texts, as the `text-classification` pipeline of transformers.
 ///
-/// The scores are, with one label or `multi_label_classification`, a sigmoid each; `regression`, the logits; otherwise a softmax.
+/// The scores are, with one label or `multi_label_classification`, a sigmoid each; `regression`, the logits; otherwise
+/// a softmax.
 ///
 /// ```no_run
 /// use candle_attention_text::{EncodeOptions, TextClassifier};
 /// use candle_core::{DType, Device};
-/// let classifier = TextClassifier::from_folder("distilbert-base-uncased-finetuned-sst-2-english", DType::F32, &Device::Cpu)?;
+/// let folder = "distilbert-base-uncased-finetuned-sst-2-english";
+/// let classifier = TextClassifier::from_folder(folder, DType::F32, &Device::Cpu)?;
 /// for labels in classifier.classify(&["A warm, funny film."], &EncodeOptions::default())? {
 ///     println!("{} {:.3}", labels[0].label, labels[0].score); // the most probable first
 /// }

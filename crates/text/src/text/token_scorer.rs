@@ -51,7 +51,8 @@ impl TokenScorer {
     ) -> Result<Self> {
         let stated = modules.map(|modules| Settings::load(folder, &folder.path.join(&modules[1].path))).transpose()?;
         let template = ChatTemplate::load(folder, transformer, modules.is_some())?;
-        // The tokenizer needs the model only for its limits, and the head needs the tokenizer only for these two tokens.
+        // The tokenizer needs the model only for its limits, and the head needs the tokenizer only for these two
+        // tokens.
         let tokenizer = TextBatcher::tokenizer(folder, transformer, config)?;
         let id = |token: &str| {
             let missing =

@@ -49,8 +49,8 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// Total number of steps.
     pub steps: usize,
-    /// Number of steps in which the learning rate rises linearly from 0; after them it falls to 0 along a cosine. At most a
-    /// tenth of the steps; if `None`, 250 or a tenth of the steps, whichever is less.
+    /// Number of steps in which the learning rate rises linearly from 0; after them it falls to 0 along a cosine. At
+    /// most a tenth of the steps; if `None`, 250 or a tenth of the steps, whichever is less.
     pub warmup_steps: Option<usize>,
     /// Peak learning rate.
     pub learning_rate: f64,

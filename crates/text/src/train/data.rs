@@ -9,12 +9,12 @@ use candle_attention::io::open_regular;
 use candle_attention::{Error, Result};
 use fastrand::Rng;
 
-/// The longest line of a file of texts, in bytes: 16 MiB. A text is cut to some hundred tokens, so longer lines are another
-/// kind of file, which would take all memory.
+/// The longest line of a file of texts, in bytes: 16 MiB. A text is cut to some hundred tokens, so longer lines are
+/// another kind of file, which would take all memory.
 const MAX_LINE_BYTES: usize = 1 << 24;
 
-/// Reads texts from a file, one per line: without blank lines, duplicates and the lines in `held_back`, in the order of the
-/// file.
+/// Reads texts from a file, one per line: without blank lines, duplicates and the lines in `held_back`, in the order of
+/// the file.
 ///
 /// # Errors
 /// [`Error::Io`] for a file that cannot be read, [`Error::File`] for one that is no regular file, holds no text or

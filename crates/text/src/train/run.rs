@@ -64,19 +64,19 @@ pub struct Step {
 }
 
 impl Trainer {
-    /// A run on these texts. With a teacher, the student learns the teacher's embeddings, and each word embedding starts as
-    /// the teacher's embedding of the word; without one, it learns to predict masked words.
+    /// A run on these texts. With a teacher, the student learns the teacher's embeddings, and each word embedding
+    /// starts as the teacher's embedding of the word; without one, it learns to predict masked words.
     ///
-    /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it. With more
-    /// steps than the saved run had, it is prolonged: from here on the learning rate is that of the longer run at this step,
-    /// so it jumps up again if it had fallen already.
+    /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it. With
+    /// more steps than the saved run had, it is prolonged: from here on the learning rate is that of the longer run at
+    /// this step, so it jumps up again if it had fallen already.
     ///
     /// `on_progress` is called with the number of texts that the teacher has encoded so far, and of all texts.
     ///
     /// # Errors
-    /// An invalid configuration; a vocabulary too small for the characters of the texts; a student wider than its teacher;
-    /// [`Error::NotFinite`] for a teacher that gives NaN, of which nothing is kept; a saved run of another configuration,
-    /// other texts or another teacher; files that cannot be read or written.
+    /// An invalid configuration; a vocabulary too small for the characters of the texts; a student wider than its
+    /// teacher; [`Error::NotFinite`] for a teacher that gives NaN, of which nothing is kept; a saved run of another
+    /// configuration, other texts or another teacher; files that cannot be read or written.
     pub fn new(
         config: TrainConfig,
         texts: &[String],
@@ -157,8 +157,8 @@ impl Trainer {
     /// Trains on one batch; `None` once all steps are done.
     ///
     /// # Errors
-    /// [`Error::Value`] if the loss, the norm of the gradients or an updated weight is not finite. Then nothing has changed:
-    /// the run can still be saved, as it was after the step before.
+    /// [`Error::Value`] if the loss, the norm of the gradients or an updated weight is not finite. Then nothing has
+    /// changed: the run can still be saved, as it was after the step before.
     pub fn step(&mut self) -> Result<Option<Step>> {
         if self.step >= self.config.steps {
             return Ok(None);
@@ -177,8 +177,8 @@ impl Trainer {
         Ok(Some(Step { number: self.step, loss: value, grad_norm, learning_rate }))
     }
 
-    /// Saves the run to its folder, atomically: after a kill, a full disk or a power failure the run continues from this save
-    /// or from the one before. A trainer made of the same configuration, texts and teacher continues it; the
+    /// Saves the run to its folder, atomically: after a kill, a full disk or a power failure the run continues from
+    /// this save or from the one before. A trainer made of the same configuration, texts and teacher continues it; the
     /// [module](crate::train) says how exactly.
     ///
     /// # Errors
@@ -198,12 +198,12 @@ impl Trainer {
         Ok(Tensor::cat(&ids.chunks(64).map(batch).collect::<Result<Vec<_>>>()?, 0)?)
     }
 
-    /// Writes the model in its current state, with weights in `dtype`, to a folder that transformers, sentence-transformers
-    /// and [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) read.
+    /// Writes the model in its current state, with weights in `dtype`, to a folder that transformers,
+    /// sentence-transformers and [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) read.
     ///
     /// A new folder appears complete or not at all. In a folder that this run wrote, only the weights are replaced,
-    /// atomically: a kill, a full disk or a power failure leaves the old ones or the new ones. Other files there stay. What
-    /// the run wrote is recognized by `candle_attention_run` in the metadata of the weights: a fingerprint of the
+    /// atomically: a kill, a full disk or a power failure leaves the old ones or the new ones. Other files there stay.
+    /// What the run wrote is recognized by `candle_attention_run` in the metadata of the weights: a fingerprint of the
     /// configuration except the number of steps, the texts and the teacher.
     ///
     /// # Errors
@@ -215,8 +215,8 @@ impl Trainer {
         write::write_folder(folder.as_ref(), self.mark()?, &small, weights.collect::<Result<_>>()?)
     }
 
-    /// Checks that [`write`](Self::write) may write to `folder`: there is nothing, an empty folder, or a model that this run
-    /// wrote. Call it before a long training.
+    /// Checks that [`write`](Self::write) may write to `folder`: there is nothing, an empty folder, or a model that
+    /// this run wrote. Call it before a long training.
     ///
     /// # Errors
     /// [`Error::Config`] for static vectors; [`Error::File`] for a folder or a file that the run did not write.

@@ -78,8 +78,8 @@ fn instructions() -> String {
 }
 
 impl State {
-    /// Opens a saved run; an error if it has another configuration, other texts or another teacher. With more steps than
-    /// before, the run is prolonged, and its warm-up may be another one.
+    /// Opens a saved run; an error if it has another configuration, other texts or another teacher. With more steps
+    /// than before, the run is prolonged, and its warm-up may be another one.
     pub fn open(path: &Path, config: &TrainConfig, key: &str) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
         let metadata = checkpoint.metadata().clone();

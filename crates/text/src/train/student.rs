@@ -11,8 +11,8 @@ use crate::train::config::{INITIALIZER_RANGE, StudentKind, TrainConfig};
 use crate::train::data::generator;
 use crate::{BertModel, Pooling, PoolingMode};
 
-/// Standard deviation of fresh position and type embeddings: smaller, because they are added to every word embedding and
-/// would outweigh it.
+/// Standard deviation of fresh position and type embeddings: smaller, because they are added to every word embedding
+/// and would outweigh it.
 const POSITION_INITIALIZER_RANGE: f64 = 0.01;
 
 /// Name of the word embeddings.

@@ -13,8 +13,8 @@ use crate::hash::Fingerprint;
 use crate::train::student::unit;
 use crate::{EncodeOptions, SentenceEncoder};
 
-/// Number of texts whose embeddings are in one cache file. As many are encoded between two calls of the progress function,
-/// and are lost by an interrupt.
+/// Number of texts whose embeddings are in one cache file. As many are encoded between two calls of the progress
+/// function, and are lost by an interrupt.
 const CACHED: usize = 256;
 /// Number of embeddings whose products are summed at once.
 const CHUNK: usize = 4096;
@@ -31,8 +31,8 @@ pub struct Teacher {
 }
 
 impl Teacher {
-    /// Loads a sentence encoder from a folder, as [`SentenceEncoder::from_folder`] does. In bf16 it encodes faster, and its
-    /// vectors differ in the third digit.
+    /// Loads a sentence encoder from a folder, as [`SentenceEncoder::from_folder`] does. In bf16 it encodes faster, and
+    /// its vectors differ in the third digit.
     ///
     /// # Errors
     /// Those of [`SentenceEncoder::from_folder`].
@@ -57,7 +57,8 @@ impl Teacher {
         self.encoder.embedding_size()
     }
 
-    /// The vectors of [`encode`](Self::encode) rounded to f16, cached in files in `folder`, each when its texts are encoded.
+    /// The vectors of [`encode`](Self::encode) rounded to f16, cached in files in `folder`, each when its texts are
+    /// encoded.
     pub(super) fn encode_once(
         &self,
         texts: &[String],
@@ -107,9 +108,9 @@ impl Teacher {
     }
 }
 
-/// An orthonormal basis `(d, width)` in f32 of the directions in which vectors `(n, d)` keep most of their inner products:
-/// the leading eigenvectors of the second moments, found by orthogonal iteration (Golub and Van Loan, Matrix Computations,
-/// 8.2.4). `width` is at most `d`.
+/// An orthonormal basis `(d, width)` in f32 of the directions in which vectors `(n, d)` keep most of their inner
+/// products: the leading eigenvectors of the second moments, found by orthogonal iteration (Golub and Van Loan, Matrix
+/// Computations, 8.2.4). `width` is at most `d`.
 pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
     let (n, d) = embeddings.dims2()?;
     let mut moments = Tensor::zeros((d, d), DType::F32, &Device::Cpu)?;

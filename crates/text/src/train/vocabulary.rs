@@ -16,8 +16,8 @@ use tokenizers::{
 pub(super) const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 pub(super) const MASK: u32 = 4;
 
-/// Number of characters that get tokens of their own, the most frequent ones: two each, at the start of a word and within
-/// one.
+/// Number of characters that get tokens of their own, the most frequent ones: two each, at the start of a word and
+/// within one.
 const ALPHABET: usize = 96;
 
 fn tokenizer_error(error: impl std::fmt::Display) -> Error {
@@ -28,7 +28,8 @@ fn normalizer() -> BertNormalizer {
     BertNormalizer::new(true, true, None, true)
 }
 
-/// Trains a lower-case WordPiece vocabulary on the texts: of `most` tokens, or of all that the texts give if these are fewer.
+/// Trains a lower-case WordPiece vocabulary on the texts: of `most` tokens, or of all that the texts give if these are
+/// fewer.
 pub(super) fn train(texts: &[String], most: usize) -> Result<Tokenizer> {
     let words = |text: &str| {
         let mut text = NormalizedString::from(text);
@@ -38,8 +39,9 @@ pub(super) fn train(texts: &[String], most: usize) -> Result<Tokenizer> {
         let words = text.get_splits(OffsetReferential::Normalized, OffsetType::Byte).into_iter();
         Ok::<Vec<String>, tokenizers::Error>(words.map(|(word, ..)| word.to_string()).collect())
     };
-    // The trainer numbers characters in a random order and breaks ties between merges by these numbers. Only special tokens
-    // are numbered in the order given, so all characters are passed as special tokens: the vocabulary is then reproducible.
+    // The trainer numbers characters in a random order and breaks ties between merges by these numbers. Only special
+    // tokens are numbered in the order given, so all characters are passed as special tokens: the vocabulary is then
+    // reproducible.
     let (letters, characters) = letters(texts, words)?;
     let within = letters.iter().map(|letter| format!("##{letter}"));
     let given = SPECIAL.map(String::from).into_iter().chain(letters.iter().map(char::to_string)).chain(within);
@@ -126,8 +128,9 @@ struct Saved {
     model: WordPiece,
 }
 
-/// The tokenizer that [`to_json`] wrote. Only a vocabulary of at most `most` tokens is read and the rest is made anew, because a
-/// `tokenizer.json` can make the tokenizers crate panic or compute without end; `None` if it then is another one.
+/// The tokenizer that [`to_json`] wrote. Only a vocabulary of at most `most` tokens is read and the rest is made anew,
+/// because a `tokenizer.json` can make the tokenizers crate panic or compute without end; `None` if it then is another
+/// one.
 pub(super) fn from_json(json: &str, most: usize) -> Result<Option<Tokenizer>> {
     let Ok(Saved { model }) = serde_json::from_str(json) else { return Ok(None) };
     // A word limit of its own makes a long word take for ever, and a prefix of its own gives other tokens.

@@ -73,14 +73,14 @@ struct CutText {
 }
 
 impl AttentionMaps {
-    /// A self-contained HTML page with all layers and heads, selected by pointer, touch or keyboard: a map of a head, lines
-    /// of several heads between two columns of tokens, and for each token what it looks at and what looks at it. It loads no
-    /// other files and shows each weight with four decimals, rounded as by `format!("{:.4}")`. Its size is at most about
-    /// 1.5 bytes per weight; weights are decompressed when they are shown.
+    /// A self-contained HTML page with all layers and heads, selected by pointer, touch or keyboard: a map of a head,
+    /// lines of several heads between two columns of tokens, and for each token what it looks at and what looks at it.
+    /// It loads no other files and shows each weight with four decimals, rounded as by `format!("{:.4}")`. Its size is
+    /// at most about 1.5 bytes per weight; weights are decompressed when they are shown.
     ///
-    /// Labels and title appear as text, whatever they hold. The element `data` has them as JSON (`title`, `model`, `queries`,
-    /// `keys`, `layers`, …), the element `w{i}-{j}` the weights of head `j` of entry `i` of `layers`, in Base64: a zlib
-    /// stream of the low bytes, then the high bytes, of weights times 10,000.
+    /// Labels and title appear as text, whatever they hold. The element `data` has them as JSON (`title`, `model`,
+    /// `queries`, `keys`, `layers`, …), the element `w{i}-{j}` the weights of head `j` of entry `i` of `layers`, in
+    /// Base64: a zlib stream of the low bytes, then the high bytes, of weights times 10,000.
     ///
     /// # Errors
     /// [`Error::Value`] if there are no layers.

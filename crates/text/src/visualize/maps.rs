@@ -30,8 +30,8 @@ pub(super) struct LayerMaps {
 /// The largest accepted weight: rounding may take a weight slightly above 1.
 const LARGEST: f32 = 1.001;
 
-/// The most weights of a layer, 4 GiB of them: a tensor that repeats one number has any shape and no size. All heads of a
-/// model with 16 heads fit for 8,192 tokens.
+/// The most weights of a layer, 4 GiB of them: a tensor that repeats one number has any shape and no size. All heads of
+/// a model with 16 heads fit for 8,192 tokens.
 const MAX_WEIGHTS: usize = 1 << 30;
 
 impl AttentionMaps {
@@ -87,12 +87,13 @@ impl AttentionMaps {
         Ok(self)
     }
 
-    /// Adds a layer with all its heads: attention weights `(heads, queries, keys)` or `(1, heads, queries, keys)` of any float
-    /// dtype, as [`attend_with`](candle_attention::MultiHeadAttention::attend_with) returns them. An extra key needs a label too.
+    /// Adds a layer with all its heads: attention weights `(heads, queries, keys)` or `(1, heads, queries, keys)` of
+    /// any float dtype, as [`attend_with`](candle_attention::MultiHeadAttention::attend_with) returns them. An extra
+    /// key needs a label too.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::DType`] for weights of another shape or dtype, [`Error::Value`] for weights that are not
-    /// between 0 and 1 (NaN is not), for a layer that was added before, and for more than 2^30 weights.
+    /// [`Error::Shape`] or [`Error::DType`] for weights of another shape or dtype, [`Error::Value`] for weights that
+    /// are not between 0 and 1 (NaN is not), for a layer that was added before, and for more than 2^30 weights.
     pub fn with_layer(self, layer: usize, weights: &Tensor) -> Result<Self> {
         let heads = weights.dim(D::Minus(3)).unwrap_or(0);
         self.check_shape(layer, heads, weights)?;
@@ -170,8 +171,8 @@ impl AttentionMaps {
         })
     }
 
-    /// What was cut and the model's name, for a line below the title of a picture; empty if there is nothing to say. The
-    /// name comes last, because a narrow picture shortens the line.
+    /// What was cut and the model's name, for a line below the title of a picture; empty if there is nothing to say.
+    /// The name comes last, because a narrow picture shortens the line.
     pub(super) fn subtitle(&self) -> String {
         let model = Some(self.model.clone()).filter(|model| !model.is_empty());
         [self.truncation_note(), model].into_iter().flatten().collect::<Vec<_>>().join(" · ")

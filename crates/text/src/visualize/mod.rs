@@ -2,8 +2,8 @@
 //! all layers and heads.
 //!
 //! [`AttentionMaps`] takes the attention weights of any layer and labels for its queries and keys;
-//! [`SentenceEncoder::attention`](crate::SentenceEncoder::attention) makes one from a text. The room depends on
-//! tensors alone, not on the encoder, so that maps of any model can be drawn. The pictures are written as text by hand: a
+//! [`SentenceEncoder::attention`](crate::SentenceEncoder::attention) makes one from a text. The room depends on tensors
+//! alone, not on the encoder, so that maps of any model can be drawn. The pictures are written as text by hand: a
 //! plotting library draws a heat map with one rectangle per cell, ten times the size of the paths used here.
 //!
 //! ```

@@ -83,10 +83,10 @@ impl Arrangement {
 }
 
 impl AttentionMaps {
-    /// The heads of a layer as an SVG picture on white, at most six per line, with queries downwards and keys to the right.
-    /// All heads share one scale: the color depends on the square root of a weight's ratio to the largest of the layer.
-    /// Each token has its label; `##` marks one that continues a word. With more than 128 tokens, a cell shows the largest
-    /// weight of a block of tokens, and its label is the number and the name of the first of them.
+    /// The heads of a layer as an SVG picture on white, at most six per line, with queries downwards and keys to the
+    /// right. All heads share one scale: the color depends on the square root of a weight's ratio to the largest of the
+    /// layer. Each token has its label; `##` marks one that continues a word. With more than 128 tokens, a cell shows
+    /// the largest weight of a block of tokens, and its label is the number and the name of the first of them.
     ///
     /// # Errors
     /// [`Error::Value`](candle_attention::Error::Value) for a layer that was not added.

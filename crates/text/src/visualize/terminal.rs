@@ -71,9 +71,9 @@ const LABEL: usize = 14;
 const LEGEND: [f32; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
 
 impl AttentionMaps {
-    /// A head for a terminal with `columns` columns. Each row ends with the largest weight and its key. Keys that do not fit
-    /// side by side follow below. The last line is the legend: some weights, each beside its color. `##` marks a token that
-    /// continues a word; a line and a bar come before the tokens of the second text of a pair.
+    /// A head for a terminal with `columns` columns. Each row ends with the largest weight and its key. Keys that do
+    /// not fit side by side follow below. The last line is the legend: some weights, each beside its color. `##` marks
+    /// a token that continues a word; a line and a bar come before the tokens of the second text of a pair.
     ///
     /// # Errors
     /// [`Error::Value`](candle_attention::Error::Value) for a layer or head that was not added.

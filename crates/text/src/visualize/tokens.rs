@@ -1,5 +1,5 @@
-//! What is known of the tokens of a map beside their labels: special tokens, pieces of words, the second text, and what was
-//! cut from the text.
+//! What is known of the tokens of a map beside their labels: special tokens, pieces of words, the second text, and what
+//! was cut from the text.
 
 use candle_attention::setters;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -93,8 +93,8 @@ pub(super) fn grouped(count: usize) -> String {
     grouped
 }
 
-/// The text with a visible substitute for each character that would move the cursor, reverse the direction of writing, be
-/// illegal in XML, or be invisible.
+/// The text with a visible substitute for each character that would move the cursor, reverse the direction of writing,
+/// be illegal in XML, or be invisible.
 pub(super) fn visible(text: &str) -> String {
     if !text.is_empty() && text.chars().all(char::is_whitespace) {
         return text.chars().map(|c| if c == ' ' { '␣' } else { substitute(c) }).collect();

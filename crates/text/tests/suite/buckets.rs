@@ -1,5 +1,5 @@
-//! Devices without a kernel for ragged batches pad texts of like length together. On the CPU models in f64 and models of
-//! variables run this way, as models on an Apple GPU do.
+//! Devices without a kernel for ragged batches pad texts of like length together. On the CPU models in f64 and models
+//! of variables run this way, as models on an Apple GPU do.
 
 use std::cell::RefCell;
 

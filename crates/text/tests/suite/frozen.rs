@@ -128,8 +128,8 @@ fn layers_of_every_kind_can_be_frozen() {
             assert_close("frozen", &frozen.forward(&xs).unwrap(), &layer.forward(&xs).unwrap(), 2e-5);
         }
     }
-    // Rows in the order of a checkpoint, which are reordered per call as long as they may change; sinks; weights that are
-    // computed from variables, as with adapters.
+    // Rows in the order of a checkpoint, which are reordered per call as long as they may change; sinks; weights that
+    // are computed from variables, as with adapters.
     let mut random = Random::new(86);
     let fused = Var::from_tensor(&random.tensor(&[36, 12], DType::F32)).unwrap();
     let factor = Var::from_tensor(&random.tensor(&[12, 1], DType::F32)).unwrap();

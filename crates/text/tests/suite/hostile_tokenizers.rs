@@ -1,5 +1,5 @@
-//! Tokenizers that panic, end the process, or grow without end inside the tokenizers library; texts and vocabularies that
-//! do not fit their model.
+//! Tokenizers that panic, end the process, or grow without end inside the tokenizers library; texts and vocabularies
+//! that do not fit their model.
 
 use candle_attention::{Error, Result};
 use candle_attention_text::{EncodeOptions, FillMask, MapOptions, SentenceEncoder};
@@ -255,8 +255,8 @@ fn texts_have_a_limit_and_need_a_token() {
     assert_eq!(encoder.encode(&["", " "], &EncodeOptions::default()).unwrap().dims(), [2, 24]);
 }
 
-/// Of a pair of texts that are one word each, the library keeps every combination of the parts that it cuts off: of these
-/// two, 120 million encodings.
+/// Of a pair of texts that are one word each, the library keeps every combination of the parts that it cuts off: of
+/// these two, 120 million encodings.
 #[test]
 fn long_pairs_take_no_more_than_their_length() {
     let folder = folder(1, json!({}));

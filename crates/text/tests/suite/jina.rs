@@ -1,5 +1,5 @@
-//! Jina-BERT v2 against golden values of candle-transformers (`benches/tests/candle_transformers.rs`), and its variant for
-//! code against a plain computation of its rules.
+//! Jina-BERT v2 against golden values of candle-transformers (`benches/tests/candle_transformers.rs`), and its variant
+//! for code against a plain computation of its rules.
 
 use std::collections::HashMap;
 

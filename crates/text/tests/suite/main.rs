@@ -1,5 +1,5 @@
-//! Tests of text encoders, without a network and without a published model: against golden values of the libraries that own
-//! the formulas, and with invalid input.
+//! Tests of text encoders, without a network and without a published model: against golden values of the libraries that
+//! own the formulas, and with invalid input.
 
 mod adapters;
 mod bge_m3;

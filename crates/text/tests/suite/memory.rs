@@ -1,5 +1,5 @@
-//! Weights take memory once: an encoder of a checkpoint and a frozen copy keep what is packed, and give the tensors back,
-//! from which nothing that was packed differs.
+//! Weights take memory once: an encoder of a checkpoint and a frozen copy keep what is packed, and give the tensors
+//! back, from which nothing that was packed differs.
 
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::pruning::PrunedHeads;

@@ -73,8 +73,8 @@ fn with_template(template: &str) -> tempfile::TempDir {
     folder
 }
 
-/// A folder without modules is a reranker of `yes` and `no` if it is a language model; and a template may want its texts as
-/// parts of messages.
+/// A folder without modules is a reranker of `yes` and `no` if it is a language model; and a template may want its
+/// texts as parts of messages.
 #[test]
 fn other_files_of_one_model_give_equal_scores() {
     let want = scores(&open(&fixture("rerankers/qwen3")).unwrap(), &EncodeOptions::default());

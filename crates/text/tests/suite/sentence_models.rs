@@ -21,8 +21,8 @@ fn open(folder: &Path, dtype: DType) -> Result<SentenceEncoder, Error> {
     SentenceEncoder::from_folder(folder, dtype, &CPU)
 }
 
-/// The vectors with these prompts, ragged and padded (f64 runs on padded tensors); a text alone has the bits that it has
-/// in a batch.
+/// The vectors with these prompts, ragged and padded (f64 runs on padded tensors); a text alone has the bits that it
+/// has in a batch.
 fn model(name: &str, prompts: &[&str]) {
     let (golden, texts) = (Golden::open("sentence_models.safetensors"), texts());
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();

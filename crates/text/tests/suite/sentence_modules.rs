@@ -251,7 +251,8 @@ fn models_in_memory_give_the_same_bits_as_on_disk() {
         let tokenizer = std::fs::read(fixture("tiny-bert/tokenizer.json")).unwrap();
         in_memory(&fixture("encoders").join(name)).with("tokenizer.json", tokenizer).unwrap()
     };
-    // Their vocabularies have fewer tokens than the tokenizer: ids of these are refused, so only special tokens are used.
+    // Their vocabularies have fewer tokens than the tokenizer: ids of these are refused, so only special tokens are
+    // used.
     let classifier = TextClassifier::from_files(&with_tokenizer("distilbert_classifier"), DType::F32, &CPU).unwrap();
     assert_eq!(classifier.classify(&[""], &plain).unwrap()[0].len(), 2);
     let cross = CrossEncoder::from_files(&with_tokenizer("bert_cross_encoder"), DType::F32, &CPU).unwrap();

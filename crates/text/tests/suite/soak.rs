@@ -1,5 +1,5 @@
-//! 64 threads share one encoder, one layer and one index: every result has the bits of the first one, and memory does not
-//! grow.
+//! 64 threads share one encoder, one layer and one index: every result has the bits of the first one, and memory does
+//! not grow.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

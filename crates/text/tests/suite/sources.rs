@@ -148,7 +148,8 @@ fn errors_of_sources_say_what_to_do() {
     says(Checkpoint::from_bytes(twice), &["<bytes>", "tensor `a` is listed twice"]);
 }
 
-/// What the configuration of a loaded layer says is what its checkpoint holds, and a default that is stated is no difference.
+/// What the configuration of a loaded layer says is what its checkpoint holds, and a default that is stated is no
+/// difference.
 #[test]
 fn configuration_of_a_loaded_layer_is_that_of_its_weights() {
     let bias = |name: &str, prefix: &str| {

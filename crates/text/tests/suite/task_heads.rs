@@ -1,5 +1,5 @@
-//! Heads: models against transformers (`tests/golden/encoders.py`), texts against what its pipelines and the CrossEncoder of
-//! sentence-transformers say of a head made of the tiny BERT's own tensors.
+//! Heads: models against transformers (`tests/golden/encoders.py`), texts against what its pipelines and the
+//! CrossEncoder of sentence-transformers say of a head made of the tiny BERT's own tensors.
 
 use std::path::Path;
 

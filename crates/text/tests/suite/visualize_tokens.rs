@@ -1,5 +1,5 @@
-//! What pictures of attention show of tokens: names of many tokens, special ones, pieces of words, the second text, and what
-//! was cut.
+//! What pictures of attention show of tokens: names of many tokens, special ones, pieces of words, the second text, and
+//! what was cut.
 
 use candle_attention_text::visualize::{AttentionMaps, TerminalColor, TokenMarks};
 use candle_attention_text::{MapOptions, SentenceEncoder};

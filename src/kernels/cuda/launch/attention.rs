@@ -10,8 +10,8 @@ use crate::kernels::cuda::variant::AttentionParams;
 use crate::kernels::cuda::variant::Variant;
 
 impl LaunchSize {
-    /// Queues the kernel, and `combine` if keys are split. `query_heads`: query heads of all tokens. `capability`: that of
-    /// the device.
+    /// Queues the kernel, and `combine` if keys are split. `query_heads`: query heads of all tokens. `capability`: that
+    /// of the device.
     ///
     /// # Safety
     /// Each address in `params` points to as much memory as its shape and strides describe, and the memory is held

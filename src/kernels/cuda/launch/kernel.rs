@@ -24,8 +24,8 @@ pub(super) struct Grid {
 /// Queues the kernel `name` with one argument, `params`.
 ///
 /// # Safety
-/// `P` has the layout of the kernel's parameter struct. Each address in `params` points to as much memory as its sizes and
-/// strides describe, and the memory is held until this call returns.
+/// `P` has the layout of the kernel's parameter struct. Each address in `params` points to as much memory as its sizes
+/// and strides describe, and the memory is held until this call returns.
 pub(super) unsafe fn launch<P: DeviceRepr>(
     device: &CudaDevice,
     kernel: &CompiledKernel,

@@ -1,5 +1,5 @@
-//! The attention kernels on the emulator against f64 loops. They are C++ and need a compiler, `c++` or the one named by `CXX`:
-//! `cargo test --release --lib -- --ignored emulated`.
+//! The attention kernels on the emulator against f64 loops. They are C++ and need a compiler, `c++` or the one named by
+//! `CXX`: `cargo test --release --lib -- --ignored emulated`.
 
 use std::collections::HashMap;
 
@@ -54,7 +54,8 @@ impl Emulator {
         let size = heads * call.d_v;
         let params = params(call, &mut memory, size, variant.splits(shape, gpu));
         let (_, combine_bytes) = Variant::combine_block(call.d_v);
-        // SAFETY: the library is compiled from the source of this variant; `params` has the layout of its struct, by `params.rs`.
+        // SAFETY: the library is compiled from the source of this variant; `params` has the layout of its struct, by
+        // `params.rs`.
         unsafe {
             let emulate =
                 kernel.get::<unsafe extern "C" fn(&AttentionParams, &[u32; 2], &[usize; 2], u32)>(b"emulate").unwrap();

@@ -1,15 +1,15 @@
 //! The character map of a SentencePiece normalizer, checked before the tokenizers library reads it.
 //!
 //! The map is a double-array trie from bytes to replacements
-//! ([format](https://github.com/google/sentencepiece/blob/master/src/normalizer.h)): the size of the trie in bytes, its units
-//! as u32, and the replacements, each ended by a zero byte. The library reserves memory for as many units as the size
-//! states, and follows the units without looking where they lead.
+//! ([format](https://github.com/google/sentencepiece/blob/master/src/normalizer.h)): the size of the trie in bytes, its
+//! units as u32, and the replacements, each ended by a zero byte. The library reserves memory for as many units as the
+//! size states, and follows the units without looking where they lead.
 
 /// The longest character map, in bytes: each unit is looked at 255 times. Published ones have up to 350,000.
 const MAX_CHARSMAP_BYTES: usize = 1 << 22;
 
-/// The longest replacement of a piece of text, in bytes, which bounds how much a text grows. The longest one in published
-/// maps, of U+FDFA, has 33.
+/// The longest replacement of a piece of text, in bytes, which bounds how much a text grows. The longest one in
+/// published maps, of U+FDFA, has 33.
 pub(super) const MAX_REPLACEMENT_BYTES: usize = 64;
 
 /// Checks that whatever text is looked up, the library stays inside the map.

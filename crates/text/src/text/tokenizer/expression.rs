@@ -1,15 +1,16 @@
 //! The regular expressions of a tokenizer, with an error where the tokenizers library has none.
 //!
-//! An expression with look-around, as GPT-2's, is searched by backtracking, which fancy-regex ends after a million steps
-//! or a million stored places: a million spaces in a row are enough. The library then takes the rest of the text as one
-//! piece and reports nothing, which gives other tokens than the Python library (whose engine, Oniguruma, has other limits).
+//! An expression with look-around, as GPT-2's, is searched by backtracking, which fancy-regex ends after a million
+//! steps or a million stored places: a million spaces in a row are enough. The library then takes the rest of the text
+//! as one piece and reports nothing, which gives other tokens than the Python library (whose engine, Oniguruma, has
+//! other limits).
 
 use fancy_regex::{Expr, Regex};
 use tokenizers::pattern::Pattern;
 use tokenizers::{NormalizedString, Offsets};
 
-/// How many characters and classes of characters an expression has, those of a counted repetition as often as it counts.
-/// Classes are also as long as they are written. Calls of groups count more than is allowed.
+/// How many characters and classes of characters an expression has, those of a counted repetition as often as it
+/// counts. Classes are also as long as they are written. Calls of groups count more than is allowed.
 pub(super) fn work(expression: &str) -> tokenizers::Result<usize> {
     fn of(expression: &Expr) -> usize {
         let all = |parts: &[Expr]| parts.iter().map(of).fold(0, usize::saturating_add);

@@ -1,8 +1,8 @@
 //! The content of a `tokenizer.json`, checked before the tokenizers library builds anything of it.
 //!
 //! The file is a small program: chains of replacements, regular expressions, templates, tries. The library takes it as
-//! trusted. What could end the process (which no caller can catch), or make it allocate out of proportion, is refused here;
-//! what only panics is caught where the tokenizer is built and applied.
+//! trusted. What could end the process (which no caller can catch), or make it allocate out of proportion, is refused
+//! here; what only panics is caught where the tokenizer is built and applied.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,16 +22,16 @@ use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
 pub(crate) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
 
-/// The most values in a `tokenizer.json`, counted by its commas and brackets: each takes up to 100 bytes while the file is
-/// read. The largest published vocabulary, of 901,629 pieces, has 2.8 million.
+/// The most values in a `tokenizer.json`, counted by its commas and brackets: each takes up to 100 bytes while the file
+/// is read. The largest published vocabulary, of 901,629 pieces, has 2.8 million.
 const MAX_VALUES: usize = 1 << 23;
 
-/// The longest piece of a Unigram vocabulary, in bytes: the library keeps a level of a trie for each byte, and drops them
-/// by recursion, which ends the process when the stack is full. SentencePiece makes pieces of up to 16 characters.
+/// The longest piece of a Unigram vocabulary, in bytes: the library keeps a level of a trie for each byte, and drops
+/// them by recursion, which ends the process when the stack is full. SentencePiece makes pieces of up to 16 characters.
 const MAX_PIECE_BYTES: usize = 1 << 10;
 
-/// The most nodes of the trie of a Unigram vocabulary: the library needs 350 bytes for each. Vocabularies of 901,629 pieces
-/// are published.
+/// The most nodes of the trie of a Unigram vocabulary: the library needs 350 bytes for each. Vocabularies of 901,629
+/// pieces are published.
 const MAX_TRIE_NODES: usize = 1 << 22;
 
 /// The most bytes of all added tokens together: the library needs 80 bytes for each.
@@ -45,8 +45,8 @@ const MAX_WORD_CHARS: u64 = 1_000;
 /// Published ones have up to 4.
 const MAX_AFFIX_BYTES: usize = 63;
 
-/// The most steps of a normalizer, a pre-tokenizer, a post-processor or a decoder, patterns and template parts included.
-/// Published ones have up to 20.
+/// The most steps of a normalizer, a pre-tokenizer, a post-processor or a decoder, patterns and template parts
+/// included. Published ones have up to 20.
 const MAX_STEPS: usize = 128;
 
 /// The deepest nesting of such steps. Published ones have 3.
@@ -58,8 +58,8 @@ const MAX_CONTENT_BYTES: usize = 64;
 /// The longest pattern, in bytes. Published ones have up to 1,000.
 const MAX_PATTERN_BYTES: usize = 1 << 12;
 
-/// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 25 KB
-/// for a class of letters, and one for each time that it is repeated.
+/// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 25
+/// KB for a class of letters, and one for each time that it is repeated.
 const MAX_PATTERN_WORK: usize = 1 << 13;
 
 /// The most pre-tokenizers that rewrite the text: the byte-level alphabet doubles it. Published ones have up to 2.

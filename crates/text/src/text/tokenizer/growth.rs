@@ -9,8 +9,8 @@ use tokenizers::{NormalizedString, Normalizer};
 use crate::text::tokenizer::charsmap::MAX_REPLACEMENT_BYTES;
 use crate::text::tokenizer::expression::Expression;
 
-/// How many times longer a text may become when it is normalized. NFKD makes one character of 3 bytes 33 bytes long, and
-/// the byte-level alphabet takes two bytes for one of others.
+/// How many times longer a text may become when it is normalized. NFKD makes one character of 3 bytes 33 bytes long,
+/// and the byte-level alphabet takes two bytes for one of others.
 const MAX_GROWTH: usize = 32;
 
 /// Bytes that a text may grow in any case, so that a prefix can be put before a short one.

@@ -1,8 +1,8 @@
 //! The tokenizer of a model folder, and the texts it takes.
 //!
-//! The steps of the tokenizers library are run from here instead of by its `encode`: it normalizes without a bound, keeps
-//! the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression without an
-//! error, and panics on some files.
+//! The steps of the tokenizers library are run from here instead of by its `encode`: it normalizes without a bound,
+//! keeps the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression
+//! without an error, and panics on some files.
 
 mod charsmap;
 mod expression;
@@ -34,7 +34,8 @@ use candle_attention::{Error, Result};
 /// number of tokens, which takes some hundred times its memory. The Bible has 4 MB.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 24;
 
-/// The tokenizer of a `tokenizer.json`, with the maximum length of the model instead of the file's truncation and padding.
+/// The tokenizer of a `tokenizer.json`, with the maximum length of the model instead of the file's truncation and
+/// padding.
 #[derive(Clone)]
 pub(crate) struct Tokenizer {
     inner: Arc<Inner>,
@@ -137,8 +138,8 @@ impl Tokenizer {
     /// The tokenizer of the content of a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the content is malformed or beyond a limit, or if `max_length` leaves no room for a token of
-    /// the text.
+    /// [`Error::Tokenizer`] if the content is malformed or beyond a limit, or if `max_length` leaves no room for a
+    /// token of the text.
     pub(crate) fn from_json(json: &[u8], max_length: usize, lower_case: bool) -> Result<Self> {
         let inner = guarded(|| {
             file::check(json)?;

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_attention::error::panic_message;
 use candle_attention::{Error, Result};
 
-/// Runs code of the tokenizers library, and makes an error of a panic. The message of the panic is still printed, because
-/// only the program may replace the hook that does so.
+/// Runs code of the tokenizers library, and makes an error of a panic. The message of the panic is still printed,
+/// because only the program may replace the hook that does so.
 pub(super) fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|e| Error::Tokenizer(e.to_string())),

@@ -30,8 +30,8 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of a text after `prompt`, as [`encode`](Self::encode) gives them, and the bytes of `text` that each stands
-    /// for: none for special tokens and those of the prompt.
+    /// The tokens of a text after `prompt`, as [`encode`](Self::encode) gives them, and the bytes of `text` that each
+    /// stands for: none for special tokens and those of the prompt.
     pub(crate) fn encode_with_bytes(&self, text: &str, prompt: &str) -> Result<(Tokens, Vec<Range<usize>>)> {
         let (read, _) = self.read(Text::One(text), prompt);
         let kept = self.encoding(&read, None, OffsetType::Byte)?;

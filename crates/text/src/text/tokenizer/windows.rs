@@ -8,17 +8,17 @@ use tokenizers::OffsetType;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer::panics::guarded;
 
-/// The most bytes of a text that are tokenized for one token of a window. Words of published vocabularies have about five
-/// letters; a longer word, which is one unknown token, is cut here. It bounds the work for a text without spaces.
+/// The most bytes of a text that are tokenized for one token of a window. Words of published vocabularies have about
+/// five letters; a longer word, which is one unknown token, is cut here. It bounds the work for a text without spaces.
 const MAX_BYTES_PER_TOKEN: usize = 32;
 
 /// The bytes of a token that are guessed for the first window.
 const GUESSED_BYTES_PER_TOKEN: usize = 8;
 
 impl Tokenizer {
-    /// Byte ranges of `text` that fit into the maximum length beside `prompt`, in order: each begins and ends at a word if
-    /// there is one, and repeats the words in the last quarter of the one before, so that no sentence of that length is
-    /// split in all of them. A text that fits is one window. Text around the words is in none.
+    /// Byte ranges of `text` that fit into the maximum length beside `prompt`, in order: each begins and ends at a word
+    /// if there is one, and repeats the words in the last quarter of the one before, so that no sentence of that length
+    /// is split in all of them. A text that fits is one window. Text around the words is in none.
     pub(crate) fn windows(&self, text: &str, prompt: &str) -> Result<Vec<Range<usize>>> {
         // A text that touches its prompt may be split into one more token.
         let room = guarded(|| {
@@ -43,10 +43,11 @@ impl Tokenizer {
         }
     }
 
-    /// The byte at which the token after the first `room` tokens begins; `None` if there is none. The first `guess` bytes are
-    /// tokenized, and more only if they have too few tokens.
+    /// The byte at which the token after the first `room` tokens begins; `None` if there is none. The first `guess`
+    /// bytes are tokenized, and more only if they have too few tokens.
     fn first_beyond(&self, text: &str, room: usize, guess: &mut usize) -> Result<Option<usize>> {
-        // A token has at least one byte. A normalizer may lengthen a text; then it is cut later, where that is reported.
+        // A token has at least one byte. A normalizer may lengthen a text; then it is cut later, where that is
+        // reported.
         if text.len() <= room {
             return Ok(None);
         }

@@ -9,8 +9,8 @@ use candle_core::{DType, Tensor};
 use super::{CPU, TEXTS, encoder};
 use crate::common::{assert_within, fixture, says};
 
-/// A pruned model, a masked one, and one written and read again give the same embeddings; `config.json` lists the pruned
-/// heads.
+/// A pruned model, a masked one, and one written and read again give the same embeddings; `config.json` lists the
+/// pruned heads.
 #[test]
 fn pruned_model_survives_writing_and_reading() {
     let folder = fixture("tiny-bert");

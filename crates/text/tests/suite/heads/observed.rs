@@ -30,8 +30,8 @@ fn masks(b: usize, s_q: usize, s_kv: usize) -> Vec<AttentionMask> {
     masks
 }
 
-/// Statistics of some heads and queries equal those computed from the eager backend's attention weights, and the output is
-/// unchanged.
+/// Statistics of some heads and queries equal those computed from the eager backend's attention weights, and the output
+/// is unchanged.
 #[test]
 fn observed_statistics_match_the_attention_weights() {
     let grouped = AttentionConfig::new(24, 6).with_num_key_value_heads(2);
