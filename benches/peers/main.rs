@@ -18,7 +18,7 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use candle_attention::checkpoint::{Checkpoint, infer_config};
-use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{TextModelConfig, TextModel, EncodeOptions, SentenceEncoder};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 
@@ -127,8 +127,8 @@ fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, dtype: DT
 }
 
 fn encoder(device: &Device, folder: &str, input: &str, dtype: DType) -> Result<Work> {
-    let config = BertConfig::from_file(format!("{folder}/config.json"))?;
-    let model = BertModel::load(&config, Checkpoint::open(folder)?.at("", dtype, device))?;
+    let config = TextModelConfig::from_file(format!("{folder}/config.json"))?;
+    let model = TextModel::load(&config, Checkpoint::open(folder)?.at("", dtype, device))?;
     let input = Checkpoint::open(input)?;
     let ids = input.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
     let (b, s) = ids.dims2()?;
@@ -141,7 +141,7 @@ fn candle_transformers(folder: &str, input: &str, dtype: DType) -> Result<Work> 
     use candle_transformers::models::bert;
     let config: bert::Config = serde_json::from_str(&std::fs::read_to_string(format!("{folder}/config.json"))?)?;
     let tensors = candle_core::safetensors::load(format!("{folder}/model.safetensors"), &CPU)?;
-    let model = bert::BertModel::load(candle_nn::VarBuilder::from_tensors(tensors, dtype, &CPU), &config)?;
+    let model = bert::TextModel::load(candle_nn::VarBuilder::from_tensors(tensors, dtype, &CPU), &config)?;
     let ids = Checkpoint::open(input)?.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
     let types = ids.zeros_like()?;
     Ok(Box::new(move || Ok(model.forward(&ids, &types, None)?)))

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::{BertConfig, BertModel};
+use candle_attention_text::{TextModelConfig, TextModel};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{bert, jina_bert};
@@ -40,7 +40,7 @@ fn jina_bert_golden_values_are_the_output_of_candle_transformers() {
     }))
     .unwrap();
     let (ids, want) = (tensors["golden.ids"].clone(), tensors["golden.output"].clone());
-    let model = jina_bert::BertModel::new(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &config).unwrap();
+    let model = jina_bert::TextModel::new(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &config).unwrap();
     assert_close(&model.forward(&ids).unwrap(), &want, 2e-5);
 }
 
@@ -50,10 +50,10 @@ fn bert_equals_candle_transformers() {
     let json = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let theirs: bert::Config = serde_json::from_str(&json).unwrap();
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &CPU).unwrap();
-    let theirs = bert::BertModel::load(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &theirs).unwrap();
-    let config: BertConfig = serde_json::from_str(&json).unwrap();
+    let theirs = bert::TextModel::load(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &theirs).unwrap();
+    let config: TextModelConfig = serde_json::from_str(&json).unwrap();
     let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &CPU);
-    let ours = BertModel::load(&config, source).unwrap();
+    let ours = TextModel::load(&config, source).unwrap();
     let ids = Tensor::new(&[[2u32, 17, 5, 99, 3], [2, 8, 3, 0, 0]], &CPU).unwrap();
     let types = Tensor::new(&[[0u32, 0, 1, 1, 1], [0, 0, 0, 0, 0]], &CPU).unwrap();
     let keep = Tensor::new(&[[1u8, 1, 1, 1, 1], [1, 1, 1, 0, 0]], &CPU).unwrap();

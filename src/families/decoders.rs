@@ -141,7 +141,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["higgs_audio_v2"],
-        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, stated: true, ..ROTARY }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, required_in_config: true, ..ROTARY }),
         ..LLAMA
     },
     // Norms are in its cross-attention alone.
@@ -155,7 +155,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["cwm"],
         window: windows(WindowLayers::AllButFirstOf { key: None, default: 4 }),
-        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, stated: true, ..ROTARY }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, required_in_config: true, ..ROTARY }),
         defaults: &[("sliding_window", 8192.0)],
         ..LLAMA
     },
@@ -201,7 +201,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["apertus"],
-        positions: LayerPositions::Rotary(RotaryRow { theta: 12_000_000.0, stated: true, ..ROTARY }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 12_000_000.0, required_in_config: true, ..ROTARY }),
         defaults: &[("rms_norm_eps", 1e-5)],
         ..QWEN3
     },
@@ -348,7 +348,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["gpt_oss"],
         window: ALTERNATING,
         defaults: &[("sliding_window", 128.0)],
-        ..rotary(RotaryRow { theta: 150_000.0, stated: true, ..ROTARY })
+        ..rotary(RotaryRow { theta: 150_000.0, required_in_config: true, ..ROTARY })
     },
     Family {
         model_types: &["modernbert-decoder"],

@@ -45,7 +45,7 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
     let number = |key: &str| values.get(key).and_then(Value::as_f64);
     // A rotation that must be stated is stated as the class has it, which says nothing about defaults.
     let stated = match family.positions {
-        LayerPositions::Rotary(row) if row.stated => json!({"rope_parameters": values["rope_parameters"]}),
+        LayerPositions::Rotary(row) if row.required_in_config => json!({"rope_parameters": values["rope_parameters"]}),
         _ => json!({}),
     };
     for (index, prefix) in PREFIXES.into_iter().enumerate() {

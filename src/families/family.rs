@@ -169,7 +169,7 @@ pub(crate) struct RotaryRow {
     /// the axes are equal, and the rotation is the usual one.
     pub mrope: Option<Mrope>,
     /// Whether the configuration must state the rotation, because the config class scales it if the file is silent.
-    pub stated: bool,
+    pub required_in_config: bool,
 }
 
 /// How the pairs of a head belong to the axes of M-RoPE: time, row and column.
@@ -213,7 +213,7 @@ pub(crate) const ROTARY: RotaryRow = RotaryRow {
     window_theta: None,
     scales_windowed: true,
     mrope: None,
-    stated: false,
+    required_in_config: false,
 };
 
 /// Rotation by row and column of patches: what families do differently.

@@ -81,7 +81,7 @@ impl Layer<'_> {
             return Err(Error::config("rope_scaling", old, allowed));
         }
         let Some(new) = new else {
-            if old.is_none() && row.stated {
+            if old.is_none() && row.required_in_config {
                 let allowed = "stated: the family scales its rotation unless the configuration states another";
                 return Err(Error::config("rope_parameters", "absent", allowed));
             }

@@ -23,17 +23,17 @@ use crate::lora::patterns::Patterns;
 /// ```no_run
 /// use candle_attention::AttentionMask;
 /// use candle_attention::checkpoint::Checkpoint;
-/// use candle_attention_text::{BertConfig, BertModel};
+/// use candle_attention_text::{TextModelConfig, TextModel};
 /// use candle_attention::lora::{LoraConfig, LoraTraining};
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{AdamW, Optimizer};
 /// let base = Checkpoint::open("all-MiniLM-L6-v2")?.at("", DType::F32, &Device::Cpu);
-/// let config = BertConfig::from_file("all-MiniLM-L6-v2/config.json")?;
+/// let config = TextModelConfig::from_file("all-MiniLM-L6-v2/config.json")?;
 /// let training = LoraTraining::new(&LoraConfig::new(8, 16.0, &["query", "value"]), base)?;
 /// let mut optimizer = AdamW::new_lr(training.variables(), 1e-3)?;
 /// # let ids = Tensor::new(&[[101u32, 7592, 102]], &Device::Cpu)?;
 /// for _step in 0..100 {
-///     let model = BertModel::load(&config, training.source()?)?;
+///     let model = TextModel::load(&config, training.source()?)?;
 ///     let hidden = model.forward_t(&ids, None, &AttentionMask::full(), true)?;
 ///     optimizer.backward_step(&hidden.sqr()?.mean_all()?)?; // your loss
 /// }

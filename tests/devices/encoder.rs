@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::{BertConfig, BertModel};
+use candle_attention_text::{TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 
 use crate::cases::DTYPES;
@@ -28,9 +28,9 @@ pub fn padded_and_ragged(device: &Device) {
     for (name, dtype) in MODELS.into_iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype))) {
         // Relative to the working directory: the program may run on another machine than the one that built it.
         let folder = Path::new("tests/fixtures").join(name);
-        let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        let model = |dtype, device: &Device| BertModel::load(&config, checkpoint.at("", dtype, device)).unwrap();
+        let model = |dtype, device: &Device| TextModel::load(&config, checkpoint.at("", dtype, device)).unwrap();
         let (on_device, judge) = (model(dtype, device), rounded(&config, &checkpoint, dtype));
 
         let lengths = [5, 13, 2];
@@ -59,12 +59,12 @@ pub fn padded_and_ragged(device: &Device) {
 }
 
 /// The model in f64, with its weights rounded to `dtype`.
-fn rounded(config: &BertConfig, checkpoint: &Checkpoint, dtype: DType) -> BertModel {
+fn rounded(config: &TextModelConfig, checkpoint: &Checkpoint, dtype: DType) -> TextModel {
     let names = checkpoint.names();
     let tensors = names.map(|name| {
         let tensor = checkpoint.tensor(name, &Device::Cpu).unwrap();
         (name.to_string(), tensor.to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap())
     });
     let vb = candle_nn::VarBuilder::from_tensors(tensors.collect(), DType::F64, &Device::Cpu);
-    BertModel::load(config, vb).unwrap()
+    TextModel::load(config, vb).unwrap()
 }

@@ -10,7 +10,7 @@ use candle_attention::io::{MAX_CONFIG_BYTES, is_present, read_limited};
 use candle_attention::{Error, Result};
 use serde::de::DeserializeOwned;
 
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model_files::{ModelFiles, inside};
 
 /// The most modules that a model may have. Each one reads files, or downloads them. Published models have at most 6: a
@@ -88,9 +88,9 @@ impl<'a> ModelFolder<'a> {
     }
 
     /// Reads the `config.json` of a transformer.
-    pub fn transformer_config(self, transformer: &Path) -> Result<BertConfig> {
+    pub fn transformer_config(self, transformer: &Path) -> Result<TextModelConfig> {
         let path = transformer.join("config.json");
-        let config: BertConfig = self.json(&path)?;
+        let config: TextModelConfig = self.json(&path)?;
         config.validate().map_err(|e| Error::file(path, e))?;
         Ok(config)
     }
@@ -321,7 +321,7 @@ pub(crate) fn limits(folder: ModelFolder, transformer: &Path, max_position_embed
 }
 
 /// The transformer of a model without further modules, and its configuration. `kind` names such a model in the error.
-pub(crate) fn only_transformer(folder: ModelFolder, kind: &str) -> Result<(PathBuf, BertConfig)> {
+pub(crate) fn only_transformer(folder: ModelFolder, kind: &str) -> Result<(PathBuf, TextModelConfig)> {
     let modules = modules(folder)?;
     if let Some([_, other, ..]) = modules.as_deref() {
         let reason = format!("module `{}` after the transformer: this is no {kind}", other.kind());

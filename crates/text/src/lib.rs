@@ -32,9 +32,9 @@
 //!
 //! # From token ids
 //!
-//! [`BertModel`] computes hidden states; [`SequenceClassifier`], [`TokenClassificationHead`] and [`MaskedLm`] add a
+//! [`TextModel`] computes hidden states; [`SequenceClassifier`], [`TokenClassificationHead`] and [`MaskedLm`] add a
 //! task head. A family of models is data: tensor names, positions, norms and the feed-forward part are a row of a
-//! table. One stack of blocks with one forward loop runs them all, and all of them train. [`BertConfig`] lists the
+//! table. One stack of blocks with one forward loop runs them all, and all of them train. [`TextModelConfig`] lists the
 //! families.
 //!
 //! # Modules
@@ -98,10 +98,10 @@ pub use hub::locate_model;
 pub use hub::{HubOptions, download};
 pub use kind::EncoderKind;
 pub use m3::{M3Embedding, M3Encoder};
-pub use model::bert::BertModel;
-pub use model::config::BertConfig;
+pub use model::config::TextModelConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
 pub use model::pooling::{Pooling, PoolingMode};
+pub use model::text_model::TextModel;
 pub use model_files::ModelFiles;
 pub use multi_vector::MultiVectorEncoder;
 pub use pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead};

@@ -8,10 +8,10 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::folder::{ModelFolder, TokenizerConfig, constructors, modules, transformer_of};
-use crate::model::bert::BertModel;
 use crate::model::feed_forward::load_linear;
 use crate::model::hidden_states::first_not_finite;
 use crate::model::pooling::l2_normalize;
+use crate::model::text_model::TextModel;
 use crate::sparse::vector::SparseVector;
 use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::options::{EncodeOptions, without_embeddings};
@@ -32,7 +32,7 @@ use crate::text::tokenizer::{Text, Tokens};
 /// ```
 #[derive(Debug, Clone)]
 pub struct M3Encoder {
-    model: BertModel,
+    model: TextModel,
     batcher: TextBatcher,
     /// One weight per token.
     sparse: Linear,
@@ -71,7 +71,7 @@ impl M3Encoder {
         let config = folder.transformer_config(&transformer)?;
         let sparse = head(folder, "sparse_linear", config.hidden_size, Some(1), dtype, device)?;
         let colbert = head(folder, "colbert_linear", config.hidden_size, None, dtype, device)?;
-        let model = BertModel::load(&config, folder.checkpoint(&transformer)?.at("", dtype, device))?;
+        let model = TextModel::load(&config, folder.checkpoint(&transformer)?.at("", dtype, device))?;
         let batcher = TextBatcher::load(folder, &transformer, &model)?;
         let tokenizer = &batcher.tokenizer;
         let stated = TokenizerConfig::load(folder, &transformer)?;

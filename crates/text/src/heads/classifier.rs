@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 
 use crate::heads::head_model::{Head, HeadModel, Transform};
 use crate::heads::task_head::TaskHead;
-use crate::model::bert::{BertModel, body};
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::feed_forward::read_linear;
 use crate::model::hidden_states::HiddenStates;
+use crate::model::text_model::{TextModel, body};
 
-/// A [`BertModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
+/// A [`TextModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
 /// configuration says so, the mean. In decoders the head is `last(x)` of the last token that does not pad.
 pub type SequenceClassifier = HeadModel<SequenceHead>;
@@ -50,10 +50,10 @@ impl Head for SequenceHead {
     const NAME: &'static str = "SequenceClassifier";
 
     fn load(
-        config: &BertConfig,
+        config: &TextModelConfig,
         source: &AnySource,
-        model: impl FnOnce() -> Result<BertModel>,
-    ) -> Result<(Self, BertModel)> {
+        model: impl FnOnce() -> Result<TextModel>,
+    ) -> Result<(Self, TextModel)> {
         let Some(names) = config.row().classifier else {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
         };
@@ -111,7 +111,7 @@ impl SequenceClassifier {
     /// (f64 for an f64 model).
     ///
     /// # Errors
-    /// The errors of [`BertModel::forward`]; a sequence without tokens.
+    /// The errors of [`TextModel::forward`]; a sequence without tokens.
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
         let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
         let ids = if let HeadInput::LastToken { .. } = self.head.input { ids.to_vec2()? } else { Vec::new() };
@@ -146,7 +146,7 @@ fn last_tokens(ids: &[&[u32]], padding_id: Option<u32>) -> Result<Vec<(usize, us
 }
 
 /// Whether the head takes the mean of all tokens, by the key that selects it.
-fn means(config: &BertConfig, key: Option<&'static str>) -> Result<bool> {
+fn means(config: &TextModelConfig, key: Option<&'static str>) -> Result<bool> {
     let Some(key) = key else { return Ok(false) };
     match config.key_text(key)? {
         Some("mean") => Ok(true),
@@ -161,7 +161,7 @@ const MAX_LABELS: usize = 1 << 20;
 
 /// The names of the labels of a head whose last weight has `shape`, if the source knows it, for `hidden` features.
 pub(super) fn labels(
-    config: &BertConfig,
+    config: &TextModelConfig,
     name: String,
     shape: Option<Vec<usize>>,
     hidden: usize,

@@ -10,19 +10,19 @@ use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
 use candle_core::{Module, Tensor};
 
 use crate::families::task_heads::HeadActivation;
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
+use crate::model::text_model::TextModel;
 
-/// A [`BertModel`] with a task head: [`SequenceClassifier`](crate::SequenceClassifier),
+/// A [`TextModel`] with a task head: [`SequenceClassifier`](crate::SequenceClassifier),
 /// [`TokenClassificationHead`](crate::TokenClassificationHead) or [`MaskedLm`](crate::MaskedLm).
 #[derive(Clone)]
 pub struct HeadModel<H> {
-    pub(crate) model: BertModel,
+    pub(crate) model: TextModel,
     pub(super) head: H,
     frozen: Frozen<Self>,
 }
 
-/// A task head on the hidden states of a [`BertModel`].
+/// A task head on the hidden states of a [`TextModel`].
 pub(crate) trait Head: MapTensors + Clone {
     /// The name of the model with this head.
     const NAME: &'static str;
@@ -30,10 +30,10 @@ pub(crate) trait Head: MapTensors + Clone {
     /// Loads the head from the root of a checkpoint, and the model by `model`, once the checkpoint is known to have the
     /// head.
     fn load(
-        config: &BertConfig,
+        config: &TextModelConfig,
         source: &AnySource,
-        model: impl FnOnce() -> Result<BertModel>,
-    ) -> Result<(Self, BertModel)>;
+        model: impl FnOnce() -> Result<TextModel>,
+    ) -> Result<(Self, TextModel)>;
 
     /// Packs the weights of the projections.
     fn pack(&mut self) -> Result<()>;
@@ -76,15 +76,15 @@ impl<H: Head> HeadModel<H> {
     /// Loads model and head from the root of a checkpoint.
     ///
     /// # Errors
-    /// The errors of [`BertModel::load`]; a family or a checkpoint without such a head; for a head that classifies,
+    /// The errors of [`TextModel::load`]; a family or a checkpoint without such a head; for a head that classifies,
     /// `architectures` that name one of the other kind, and a number of labels in `id2label` that differs from the
     /// head's.
-    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+    pub fn load(config: &TextModelConfig, source: impl WeightSource) -> Result<Self> {
         Self::load_from(config, &AnySource::new(&source))
     }
 
-    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
-        let (head, model) = H::load(config, source, || BertModel::load_from(config, source))?;
+    pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
+        let (head, model) = H::load(config, source, || TextModel::load_from(config, source))?;
         let mut whole = Self { model, head, frozen: Frozen::default() };
         if source.gives_own_tensors() {
             whole.freeze_in_place()?;
@@ -93,7 +93,7 @@ impl<H: Head> HeadModel<H> {
     }
 
     /// Model and head as they are now, for inference, with the copy of the last call if no weight has changed since:
-    /// see [`BertModel::frozen`].
+    /// see [`TextModel::frozen`].
     ///
     /// # Errors
     /// The device is out of memory.
@@ -102,7 +102,7 @@ impl<H: Head> HeadModel<H> {
     }
 
     /// The model without the head.
-    pub fn model(&self) -> &BertModel {
+    pub fn model(&self) -> &TextModel {
         &self.model
     }
 }
@@ -117,7 +117,12 @@ pub(super) struct Transform {
 
 impl Transform {
     /// The activation is that of a row of the table of families.
-    pub fn new(config: &BertConfig, dense: Linear, activation: HeadActivation, norm: Option<Norm>) -> Result<Self> {
+    pub fn new(
+        config: &TextModelConfig,
+        dense: Linear,
+        activation: HeadActivation,
+        norm: Option<Norm>,
+    ) -> Result<Self> {
         let activation = match activation {
             HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
             HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),

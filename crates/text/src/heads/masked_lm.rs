@@ -8,11 +8,11 @@ use candle_attention::{AttentionMask, Error, Result};
 use candle_core::Tensor;
 
 use crate::heads::head_model::{Head, HeadModel, Transform};
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::feed_forward::read_linear;
+use crate::model::text_model::TextModel;
 
-/// A [`BertModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are
+/// A [`TextModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are
 /// the word embeddings unless `tie_word_embeddings` is false.
 pub type MaskedLm = HeadModel<MaskedHead>;
 
@@ -33,10 +33,10 @@ impl Head for MaskedHead {
     const NAME: &'static str = "MaskedLm";
 
     fn load(
-        config: &BertConfig,
+        config: &TextModelConfig,
         source: &AnySource,
-        model: impl FnOnce() -> Result<BertModel>,
-    ) -> Result<(Self, BertModel)> {
+        model: impl FnOnce() -> Result<TextModel>,
+    ) -> Result<(Self, TextModel)> {
         let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
         };
@@ -85,7 +85,7 @@ impl MaskedLm {
     /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, vocab_size)` in f32 (f64 for an f64 model).
     ///
     /// # Errors
-    /// The errors of [`BertModel::forward`].
+    /// The errors of [`TextModel::forward`].
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
         self.logits(&self.model.forward(ids, token_type_ids, mask)?)
     }

@@ -7,8 +7,8 @@ use candle_attention::{Error, Result};
 use serde_json::Value;
 
 use crate::folder::{ModelFolder, modules, transformer_of};
-use crate::model::bert::body;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
+use crate::model::text_model::body;
 
 /// A head that classifies, by what it classifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl TaskHead {
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
-        let config = BertConfig::from_file(transformer.join("config.json"))?;
+        let config = TextModelConfig::from_file(transformer.join("config.json"))?;
         if let Some(stated) = Self::stated(&config) {
             return Ok(stated);
         }
@@ -54,7 +54,7 @@ impl TaskHead {
     }
 
     /// What the configuration states.
-    fn stated(config: &BertConfig) -> Option<Self> {
+    fn stated(config: &TextModelConfig) -> Option<Self> {
         let names = config.key("architectures").and_then(Value::as_array)?;
         names.iter().filter_map(Value::as_str).find_map(|name| match name {
             name if name.ends_with("ForSequenceClassification") => Some(Self::SequenceClassification),
@@ -64,7 +64,7 @@ impl TaskHead {
     }
 
     /// Refuses a configuration that states the other head: both may have tensors of the same names.
-    pub(crate) fn check(self, config: &BertConfig) -> Result<()> {
+    pub(crate) fn check(self, config: &TextModelConfig) -> Result<()> {
         let name = |head: Self| match head {
             Self::SequenceClassification => "a head for sequence classification",
             Self::TokenClassification => "a head for token classification",

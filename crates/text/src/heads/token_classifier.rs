@@ -10,11 +10,11 @@ use crate::families::task_heads::TokenClassifierFirst;
 use crate::heads::classifier::labels;
 use crate::heads::head_model::{Head, HeadModel, Transform};
 use crate::heads::task_head::TaskHead;
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::feed_forward::read_linear;
+use crate::model::text_model::TextModel;
 
-/// A [`BertModel`] with a head that classifies each token, `last(x)`, as the `ForTokenClassification` of its family in
+/// A [`TextModel`] with a head that classifies each token, `last(x)`, as the `ForTokenClassification` of its family in
 /// transformers; ModernBERT's is `last(norm(activation(first(x))))`.
 pub type TokenClassificationHead = HeadModel<TokenHead>;
 
@@ -37,10 +37,10 @@ impl Head for TokenHead {
     const NAME: &'static str = "TokenClassificationHead";
 
     fn load(
-        config: &BertConfig,
+        config: &TextModelConfig,
         source: &AnySource,
-        model: impl FnOnce() -> Result<BertModel>,
-    ) -> Result<(Self, BertModel)> {
+        model: impl FnOnce() -> Result<TextModel>,
+    ) -> Result<(Self, TextModel)> {
         config.validate()?;
         let names = config.row().token_classifier;
         let weight = format!("{}.weight", names.last);
@@ -83,7 +83,7 @@ impl TokenClassificationHead {
     /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, labels)` in f32 (f64 for an f64 model).
     ///
     /// # Errors
-    /// The errors of [`BertModel::forward`].
+    /// The errors of [`TextModel::forward`].
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
         self.logits(&self.model.forward(ids, token_type_ids, mask)?)
     }

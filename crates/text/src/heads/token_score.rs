@@ -7,15 +7,15 @@ use candle_attention::weights::LinearWeights;
 use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::{HiddenStates, rows};
+use crate::model::text_model::TextModel;
 
 /// A decoder, and the rows of its language head for the tokens that decide on a score.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenScore {
-    pub model: BertModel,
+    pub model: TextModel,
     /// `(1 or 2, hidden_size)`.
     tokens: Linear,
 }
@@ -25,8 +25,8 @@ impl TokenScore {
     /// there is one.
     ///
     /// # Errors
-    /// The errors of [`BertModel::load`]; a family without such a head; a token that the model does not have.
-    pub fn load(config: &BertConfig, source: &AnySource, yes: u32, no: Option<u32>) -> Result<Self> {
+    /// The errors of [`TextModel::load`]; a family without such a head; a token that the model does not have.
+    pub fn load(config: &TextModelConfig, source: &AnySource, yes: u32, no: Option<u32>) -> Result<Self> {
         if !config.row().classifier.is_some_and(|head| head.last_token) {
             return Err(Error::config("model_type", &config.model_type, "a decoder"));
         }
@@ -39,7 +39,7 @@ impl TokenScore {
         let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(!source.contains(HEAD));
         let (count, hidden) = (ids.len(), config.hidden_size);
         let head = if tied { None } else { Some(source.get(HEAD, &[config.vocab_size, hidden])?) };
-        let model = BertModel::load_from(config, source)?;
+        let model = TextModel::load_from(config, source)?;
         let head = head.unwrap_or_else(|| model.embeddings.words.clone());
         let weight = head.index_select(&Tensor::new(ids, head.device())?, 0)?;
         Ok(Self { tokens: Linear::new(HEAD, LinearWeights::new(weight, None), count, hidden)?, model })

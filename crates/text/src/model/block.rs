@@ -8,7 +8,7 @@ use candle_attention::{AttentionMask, MultiHeadAttention, Result};
 use candle_core::Tensor;
 
 use crate::families::model::{Block as BlockRow, BlockNorms};
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::feed_forward::FeedForward;
 use crate::model::stream::Stream;
 
@@ -78,7 +78,7 @@ impl Block {
     /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has
     /// some.
     pub fn load(
-        config: &BertConfig,
+        config: &TextModelConfig,
         row: &BlockRow,
         source: &AnySource,
         index: usize,
@@ -296,7 +296,7 @@ mod tests {
             "num_attention_heads": HEADS, "intermediate_size": INNER, "max_position_embeddings": 16,
             "type_vocab_size": 2, "layer_norm_eps": 1e-3,
         });
-        let config: BertConfig = serde_json::from_value(config).unwrap();
+        let config: TextModelConfig = serde_json::from_value(config).unwrap();
         let mut random = Random(1);
         let tensors = tensors(&mut random);
         let tokens = LENGTHS.iter().sum::<usize>();

@@ -1,4 +1,4 @@
-//! `BertConfig`: the validated `config.json` of a BERT-like model.
+//! `TextModelConfig`: the validated `config.json` of a text model.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ use crate::model::config_keys::{normalize_config_keys, supported_models};
 #[derive(Debug, Clone, Deserialize)]
 #[serde(remote = "Self")]
 #[non_exhaustive]
-pub struct BertConfig {
+pub struct TextModelConfig {
     /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
     /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `new` (GTE's own
     /// code), `deberta`, `deberta-v2`, `qwen3`, `qwen2`, `mistral`, `llama`, `gemma3_text`, `eurobert`, `t5`, `mt5` or
@@ -92,7 +92,7 @@ const MAX_LAYERS: usize = 1 << 12;
 /// overflow. The largest published vocabulary has fewer than 2^20 tokens.
 const MAX_MODEL_SIZE: usize = 1 << 30;
 
-impl<'de> Deserialize<'de> for BertConfig {
+impl<'de> Deserialize<'de> for TextModelConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         use serde::de::Error as _;
         let mut keys = Map::deserialize(deserializer)?;
@@ -124,7 +124,7 @@ fn check_activation(key: &'static str, activation: Activation) -> Result<()> {
     }
 }
 
-impl BertConfig {
+impl TextModelConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use candle_attention_kernels::{AlignedVec, Element};
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::families::model::EmbeddingScale;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
 /// are not part of attention.
@@ -41,7 +41,7 @@ impl MapTensors for Embeddings {
 
 impl Embeddings {
     /// Reads the tables from the body of a checkpoint.
-    pub fn load(config: &BertConfig, source: &AnySource) -> Result<Self> {
+    pub fn load(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
         let row = config.row_in(source);
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
         let words = table(row.word_embeddings, config.vocab_size)?;

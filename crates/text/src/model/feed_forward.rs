@@ -12,7 +12,7 @@ use candle_nn::Activation;
 use half::bf16;
 
 use crate::families::model::{Block, FeedForwardNames};
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 
 /// Intermediate values of the rows that go through both products together: 1 MB in f32, half of the L2 cache of a core.
 const BLOCK_VALUES: usize = 1 << 18;
@@ -38,7 +38,7 @@ pub(crate) struct Both {
 
 impl FeedForward {
     /// Loads the projections below the prefix of `source`, that of a layer.
-    pub fn load(config: &BertConfig, row: &Block, source: &AnySource) -> Result<Self> {
+    pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource) -> Result<Self> {
         let names = row.feed_forward;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let read = |name: &str, out, input| {

@@ -5,10 +5,10 @@ use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors};
 use candle_core::Tensor;
 
-use crate::model::bert::BertModel;
 use crate::model::block::Block;
+use crate::model::text_model::TextModel;
 
-impl BertModel {
+impl TextModel {
     /// The model as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they
     /// are packed for the kernels at once, and the packed projections are all that the copy keeps of them. Like
     /// [`MultiHeadAttention::frozen`](candle_attention::MultiHeadAttention::frozen), it is a snapshot that does not
@@ -21,7 +21,7 @@ impl BertModel {
     }
 }
 
-impl Freeze for BertModel {
+impl Freeze for TextModel {
     fn frozen_state(&mut self) -> &mut Frozen<Self> {
         &mut self.frozen
     }
@@ -39,7 +39,7 @@ impl Freeze for BertModel {
     }
 }
 
-impl MapTensors for BertModel {
+impl MapTensors for TextModel {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let mut blocks: Vec<Block> = Vec::new();
         for (index, block) in self.blocks.iter().enumerate() {

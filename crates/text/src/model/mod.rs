@@ -1,6 +1,5 @@
 //! The encoder itself: token ids to hidden states.
 
-pub(crate) mod bert;
 pub(crate) mod block;
 pub(crate) mod config;
 mod config_keys;
@@ -15,3 +14,4 @@ mod row_stream;
 mod share;
 mod stream;
 mod tensor_stream;
+pub(crate) mod text_model;

@@ -3,7 +3,7 @@
 use candle_attention::{AttentionOptions, AttentionStats, Error, ObserveOptions, Result, setters};
 use candle_core::Tensor;
 
-/// Options of one call of [`BertModel::forward_with`](crate::BertModel::forward_with). The default: inference, all
+/// Options of one call of [`TextModel::forward_with`](crate::TextModel::forward_with). The default: inference, all
 /// heads, nothing observed.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
@@ -17,7 +17,7 @@ pub struct ForwardOptions<'a> {
     pub observe: Option<(&'a [usize], &'a ObserveOptions)>,
 }
 
-/// The result of [`BertModel::forward_with`](crate::BertModel::forward_with).
+/// The result of [`TextModel::forward_with`](crate::TextModel::forward_with).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ForwardOutput {

@@ -11,15 +11,15 @@ use candle_attention::tensor::{compute_dtype, element_count, zeros};
 use candle_attention::{AttentionMask, Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::model::bert::BertModel;
 use crate::model::block::Block;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::HiddenStates;
 use crate::model::pooling::Pooling;
 use crate::model::row_stream::RowStream;
 use crate::model::tensor_stream::{Batch, TensorStream};
+use crate::model::text_model::TextModel;
 
-impl BertModel {
+impl TextModel {
     /// Whether [`forward_ragged`](Self::forward_ragged) computes nothing for padding: not in f64; on the CPU with
     /// weights that are no variables, or on an NVIDIA GPU.
     pub fn supports_ragged(&self) -> bool {
@@ -211,7 +211,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::BertConfig;
+    use crate::TextModelConfig;
     use candle_attention::checkpoint::Checkpoint;
 
     /// On the CPU both streams run: the one over a tensor, which GPUs use, and the one over f32 rows.
@@ -234,10 +234,10 @@ mod tests {
         let encoders =
             encoders.into_iter().chain(decoders).chain(["t5", "umt5"]).map(|name| fixtures.join("encoders").join(name));
         for folder in encoders.chain([fixtures.join("tiny-bert")]) {
-            let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+            let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
             // A `VarBuilder` may share its tensors, so the model keeps them, as it does on a GPU.
             let source = Checkpoint::open(&folder).unwrap().var_builder(DType::F32, &Device::Cpu);
-            let model = BertModel::load(&config, source).unwrap();
+            let model = TextModel::load(&config, source).unwrap();
             let lengths = [5, 1, 0, 13, 2];
             let tokens: usize = lengths.iter().sum();
             let ids: Vec<u32> = (0..tokens as u32).map(|i| 3 + i * 7 % (config.vocab_size as u32 - 3)).collect();
@@ -254,10 +254,10 @@ mod tests {
     #[test]
     fn other_activations_run_between_the_products_of_rows() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny-bert");
-        let mut config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let mut config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
         config.hidden_act = candle_nn::Activation::Sigmoid;
         let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &Device::Cpu);
-        let model = BertModel::load(&config, source).unwrap();
+        let model = TextModel::load(&config, source).unwrap();
         let (ids, types, lengths) = ([5, 9, 7, 6], [0; 4], [3, 1]);
         let want = model.forward_ragged_tensor(&ids, &types, &lengths).unwrap();
         assert!(worst(&model.forward_ragged(&ids, &types, &lengths).unwrap(), &want) < 1e-5);

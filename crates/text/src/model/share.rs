@@ -3,12 +3,12 @@
 use candle_attention::Result;
 use candle_attention::tensor::ShareWeights;
 
-use crate::model::bert::BertModel;
 use crate::model::block::Block;
 use crate::model::embeddings::Embeddings;
 use crate::model::feed_forward::FeedForward;
+use crate::model::text_model::TextModel;
 
-impl BertModel {
+impl TextModel {
     /// The same model with the weights of `other` where they are the same, bit for bit: both then hold one copy of
     /// them. It is for models with different adapters of one base. Tables of embeddings, the query-key-value projection
     /// of a layer and each other projection are compared as a whole.
@@ -21,7 +21,7 @@ impl BertModel {
     }
 }
 
-impl ShareWeights for BertModel {
+impl ShareWeights for TextModel {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         self.embeddings.share_weights(&other.embeddings)?;
         self.projection.share_weights(&other.projection)?;
@@ -78,7 +78,7 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::model::config::BertConfig;
+    use crate::model::config::TextModelConfig;
     use candle_attention::checkpoint::Checkpoint;
     use candle_attention::lora::LoraAdapter;
 
@@ -88,10 +88,10 @@ mod tests {
         let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
         for dtype in [DType::F32, DType::F64, DType::BF16] {
             let source = Checkpoint::open(format!("{fixtures}/tiny-bert"))?.at("", dtype, &Device::Cpu);
-            let config = BertConfig::from_file(format!("{fixtures}/tiny-bert/config.json"))?;
-            let base = BertModel::load(&config, source.clone())?;
+            let config = TextModelConfig::from_file(format!("{fixtures}/tiny-bert/config.json"))?;
+            let base = TextModel::load(&config, source.clone())?;
             let adapter = LoraAdapter::open(format!("{fixtures}/lora/bert_layers"))?;
-            let adapted = BertModel::load(&config, adapter.apply(source)?)?.with_shared_weights(&base)?;
+            let adapted = TextModel::load(&config, adapter.apply(source)?)?.with_shared_weights(&base)?;
             assert_eq!(adapted.embeddings.words.id(), base.embeddings.words.id());
             for (index, (own, of_base)) in adapted.blocks.iter().zip(&base.blocks).enumerate() {
                 let [own, of_base] =

@@ -11,9 +11,9 @@ use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
 use crate::folder::{ModelFolder, constructors, modules};
-use crate::model::bert::BertModel;
 use crate::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::model::pooling::l2_normalize;
+use crate::model::text_model::TextModel;
 use crate::multi_vector::settings::{Layer, Settings};
 use crate::multi_vector::tokens::TokenRules;
 use crate::prompts::Prompts;
@@ -38,7 +38,7 @@ use crate::text::tokenizer::Tokens;
 /// ```
 #[derive(Debug, Clone)]
 pub struct MultiVectorEncoder {
-    model: BertModel,
+    model: TextModel,
     batcher: TextBatcher,
     rules: TokenRules,
     /// What is done with the vectors of tokens; `None` is normalization.
@@ -63,7 +63,7 @@ impl MultiVectorEncoder {
         let settings = Settings::load(folder, modules.as_deref())?;
         let config = folder.transformer_config(&settings.transformer)?;
         let inline = source.child("linear");
-        let model = BertModel::load_from(&config, source)?;
+        let model = TextModel::load_from(&config, source)?;
         let (mut steps, mut size) = (Vec::new(), config.hidden_size);
         for layer in &settings.layers {
             let dense = match layer {

@@ -3,7 +3,7 @@
 use candle_attention::{Error, Result};
 
 use crate::folder::{ModelFolder, TokenizerConfig};
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::multi_vector::settings::{Settings, Strategy};
 use crate::text::options::Task;
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
@@ -42,7 +42,12 @@ impl TokenRules {
     ///
     /// # Errors
     /// A length beyond the positions of the model or without room for text; a token that the tokenizer does not have.
-    pub fn new(folder: ModelFolder, settings: &Settings, tokenizer: &Tokenizer, config: &BertConfig) -> Result<Self> {
+    pub fn new(
+        folder: ModelFolder,
+        settings: &Settings,
+        tokenizer: &Tokenizer,
+        config: &TextModelConfig,
+    ) -> Result<Self> {
         let tokenizer_config = TokenizerConfig::load(folder, &settings.transformer)?;
         let known = |name: &str| (name.to_string(), tokenizer.id(name));
         let expansion = settings.expansion.as_ref().map(|stated| {

@@ -72,7 +72,7 @@ impl SentenceEncoder {
     /// The same encoder without these heads.
     ///
     /// # Errors
-    /// As [`BertModel::prune_heads`](crate::BertModel::prune_heads).
+    /// As [`TextModel::prune_heads`](crate::TextModel::prune_heads).
     pub fn prune_heads(&self, heads: &PrunedHeads) -> Result<Self> {
         let transformer = self.transformer()?;
         let pruned = Transformer { model: transformer.model.prune_heads(heads)?, ..transformer.clone() };

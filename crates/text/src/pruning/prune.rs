@@ -4,9 +4,9 @@ use candle_attention::Result;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::tensor::{Freeze, Frozen};
 
-use crate::model::bert::BertModel;
+use crate::model::text_model::TextModel;
 
-impl BertModel {
+impl TextModel {
     /// The model without these heads, by their numbers in this model: what it computes with a mask of 0 for them, for
     /// less work. Their numbers in the unpruned model are in the configuration, under `pruned_heads`.
     ///

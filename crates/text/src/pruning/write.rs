@@ -15,8 +15,8 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use crate::folder::{ModelFolder, modules};
-use crate::model::bert::body;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
+use crate::model::text_model::body;
 
 /// The model card of a model folder.
 const CARD: &str = "README.md";
@@ -76,7 +76,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside = modules.first().map_or("", |module| module.path.as_str());
     let transformer = folder.join(inside);
-    let config = BertConfig::from_file(transformer.join("config.json"))?;
+    let config = TextModelConfig::from_file(transformer.join("config.json"))?;
     let checkpoint = Checkpoint::open(&transformer)?;
     let all = config.pruned_heads.and(heads, config.num_attention_heads);
     let mut tensors = BTreeMap::new();
@@ -112,7 +112,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
 
 /// Puts other weights in the place of those of layers that lose heads: smaller ones or, if `masked`, zeros.
 fn replace(
-    config: &BertConfig,
+    config: &TextModelConfig,
     checkpoint: &Checkpoint,
     heads: &PrunedHeads,
     masked: bool,

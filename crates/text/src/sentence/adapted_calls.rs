@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use candle_attention::lora::LoraAdapter;
 use candle_attention::{Error, Result};
 
-use crate::model::bert::BertModel;
+use crate::model::text_model::TextModel;
 use crate::sentence::SentenceEncoder;
 use crate::sentence::transformer::{Input, Transformer};
 use crate::text::options::{EncodeOptions, Task};
@@ -45,7 +45,7 @@ impl SentenceEncoder {
             let expected = "one that was loaded from its own folder: give `load` the adapted weights";
             return Err(Error::value("the encoder for an adapter", "one without weights to adapt", expected));
         };
-        let adapted = BertModel::load(transformer.model.config(), adapter.apply(base.clone())?)?;
+        let adapted = TextModel::load(transformer.model.config(), adapter.apply(base.clone())?)?;
         let adapted = adapted.with_shared_weights(&transformer.model)?;
         transformer.adapters.models.insert(name.to_string(), adapted);
         Ok(())
@@ -93,7 +93,7 @@ impl SentenceEncoder {
         transformer: &'a Transformer,
         texts: usize,
         options: &EncodeOptions,
-    ) -> Result<(Vec<Cow<'a, BertModel>>, Vec<usize>)> {
+    ) -> Result<(Vec<Cow<'a, TextModel>>, Vec<usize>)> {
         let Some(adapters) = options.adapters else {
             return Ok((vec![self.model_for(transformer, options.adapter, options.task)?], Vec::new()));
         };
@@ -116,7 +116,7 @@ impl SentenceEncoder {
         transformer: &'a Transformer,
         adapter: Option<&str>,
         task: Option<Task>,
-    ) -> Result<Cow<'a, BertModel>> {
+    ) -> Result<Cow<'a, TextModel>> {
         let adapters = &transformer.adapters;
         match (adapter, self.adapter_task(task)) {
             (None, None) => Ok(Cow::Borrowed(&transformer.model)),

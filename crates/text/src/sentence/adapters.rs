@@ -12,14 +12,14 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
 use crate::folder::ModelFolder;
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
+use crate::model::text_model::TextModel;
 
 /// The weights that adapters are merged with, and the adapted models.
 #[derive(Clone, Default)]
 pub(crate) struct Adapters {
     pub base: Option<CheckpointSource>,
-    pub models: BTreeMap<String, BertModel>,
+    pub models: BTreeMap<String, TextModel>,
     /// The adapters in the checkpoint itself.
     pub tasks: Option<TaskModels>,
 }
@@ -34,7 +34,7 @@ impl fmt::Debug for Adapters {
 
 impl Adapters {
     /// The adapters of a model with these weights: its tasks, and no others yet.
-    pub fn of(base: &CheckpointSource, config: &BertConfig) -> Result<Self> {
+    pub fn of(base: &CheckpointSource, config: &TextModelConfig) -> Result<Self> {
         let tasks = config.tasks()?.map(|tasks| TaskModels { tasks, models: Arc::default() });
         Ok(Self { base: Some(base.clone()), models: BTreeMap::new(), tasks })
     }
@@ -44,19 +44,19 @@ impl Adapters {
 #[derive(Debug, Clone)]
 pub(crate) struct TaskModels {
     pub tasks: LoraTasks,
-    models: Arc<Mutex<BTreeMap<String, BertModel>>>,
+    models: Arc<Mutex<BTreeMap<String, TextModel>>>,
 }
 
 impl TaskModels {
     /// The model of a task, which shares what it can with `base`. Calls that ask for the same one at the same time load
     /// it once.
-    pub fn model(&self, task: &str, source: &CheckpointSource, base: &BertModel) -> Result<BertModel> {
+    pub fn model(&self, task: &str, source: &CheckpointSource, base: &TextModel) -> Result<TextModel> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = models.get(task) {
             return Ok(model.clone());
         }
         let adapted = self.tasks.apply(source.clone(), Some(task))?;
-        let model = BertModel::load(base.config(), adapted)?.with_shared_weights(base)?;
+        let model = TextModel::load(base.config(), adapted)?.with_shared_weights(base)?;
         models.insert(task.to_string(), model.clone());
         Ok(model)
     }
@@ -69,7 +69,7 @@ pub(super) fn adapted_folder(
     transformer: &Path,
     dtype: DType,
     device: &Device,
-) -> Result<Option<(BertConfig, AdaptedSource<CheckpointSource>)>> {
+) -> Result<Option<(TextModelConfig, AdaptedSource<CheckpointSource>)>> {
     let path = transformer.join("adapter_config.json");
     if !folder.holds(&path)? {
         return Ok(None);
@@ -89,5 +89,5 @@ pub(super) fn adapted_folder(
         return Err(Error::file(path, reason));
     }
     let source = adapter.apply(Checkpoint::open(&base)?.at("", dtype, device))?;
-    Ok(Some((BertConfig::from_file(base.join("config.json"))?, source)))
+    Ok(Some((TextModelConfig::from_file(base.join("config.json"))?, source)))
 }

@@ -7,9 +7,9 @@ use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
 
 use crate::hash::Fingerprint;
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::pooling::{Pooling, PoolingMode};
+use crate::model::text_model::TextModel;
 use crate::sentence::SentenceEncoder;
 use crate::sentence::adapters::Adapters;
 use crate::sentence::load::Settings;
@@ -35,13 +35,13 @@ impl SentenceEncoder {
     /// If `dtype` is not a float, or the device has no room.
     pub fn embedded(dtype: DType, device: &Device) -> Result<Self> {
         let wrong = |e: &dyn std::fmt::Display| Error::file("weights", e);
-        let config: BertConfig = serde_json::from_slice(CONFIG).map_err(|e| wrong(&e))?;
+        let config: TextModelConfig = serde_json::from_slice(CONFIG).map_err(|e| wrong(&e))?;
         let limit = config.max_tokens();
         let tokenizer = Tokenizer::from_json(TOKENIZER, limit, false)?;
         let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
         let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
         let adapters = Adapters::of(&source, &config)?;
-        let (model, pooling) = (BertModel::load(&config, source)?, Pooling::new(vec![PoolingMode::Mean])?);
+        let (model, pooling) = (TextModel::load(&config, source)?, Pooling::new(vec![PoolingMode::Mean])?);
         let transformer = Transformer { model, batcher, pooling, include_prompt: true, adapters };
         Ok(Self::new(Input::Transformer(Box::new(transformer)), Modules::normalize(), Settings::default()))
     }

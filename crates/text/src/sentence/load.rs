@@ -7,9 +7,9 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
 use crate::folder::{ModelFolder, Module};
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::pooling::{Pooling, PoolingMode};
+use crate::model::text_model::TextModel;
 use crate::prompts::Prompts;
 use crate::router::{Routes, routes};
 use crate::sentence::adapters::Adapters;
@@ -28,7 +28,7 @@ pub(super) struct Route {
 }
 
 /// Loads the transformer in a folder.
-type LoadModel<'a> = dyn FnMut(&Path) -> Result<(BertModel, Adapters)> + 'a;
+type LoadModel<'a> = dyn FnMut(&Path) -> Result<(TextModel, Adapters)> + 'a;
 
 /// Loads the modules of a folder. Modules that several routes share are loaded once.
 pub(super) struct Loader<'a> {
@@ -38,7 +38,7 @@ pub(super) struct Loader<'a> {
     /// Dtype and device of static embeddings.
     pub dtype: DType,
     pub device: Device,
-    transformers: BTreeMap<PathBuf, (BertModel, Adapters, TextBatcher)>,
+    transformers: BTreeMap<PathBuf, (TextModel, Adapters, TextBatcher)>,
     tables: BTreeMap<PathBuf, StaticEmbedding>,
 }
 
@@ -130,7 +130,7 @@ impl<'a> Loader<'a> {
 
 /// How tokens are pooled where no module says it: by their mean or, of a language model that sees earlier tokens alone
 /// and lists no modules, by the last one.
-fn default_mode(config: &BertConfig, bare: bool) -> Result<PoolingMode> {
+fn default_mode(config: &TextModelConfig, bare: bool) -> Result<PoolingMode> {
     let is_causal = bare && config.is_language_model() && config.key_flag("is_causal")? != Some(false);
     Ok(if is_causal { PoolingMode::LastToken } else { PoolingMode::Mean })
 }

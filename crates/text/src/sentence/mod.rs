@@ -24,8 +24,8 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::folder::{ModelFolder, constructors};
-use crate::model::bert::BertModel;
 use crate::model::hidden_states::HiddenStates;
+use crate::model::text_model::TextModel;
 use crate::sentence::adapters::{Adapters, adapted_folder};
 use crate::sentence::load::{Loader, Route, Settings};
 use crate::sentence::modules::Modules;
@@ -35,7 +35,7 @@ use crate::text::options::EncodeOptions;
 #[cfg(feature = "visualize")]
 use crate::text::tokenizer::Text;
 
-/// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`BertModel`], pooling, normalization and
+/// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`TextModel`], pooling, normalization and
 /// maximum length are those of the model's folder.
 ///
 /// Any number of threads may share an encoder, by reference or in an `Arc`. On an Apple GPU a few batches run at a time
@@ -102,12 +102,12 @@ impl SentenceEncoder {
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         let mut model = |path: &Path| {
             if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
-                return Ok((BertModel::load(&config, source)?, Adapters::default()));
+                return Ok((TextModel::load(&config, source)?, Adapters::default()));
             }
             let config = folder.transformer_config(path)?;
             let source = folder.checkpoint(path)?.at("", dtype, device);
             let adapters = Adapters::of(&source, &config)?;
-            Ok((BertModel::load(&config, source)?, adapters))
+            Ok((TextModel::load(&config, source)?, adapters))
         };
         Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, &mut model).load()?))
     }
@@ -138,7 +138,7 @@ impl SentenceEncoder {
         let mut once = |path: &Path| {
             let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
             let source = source.take().ok_or_else(second)?;
-            Ok((BertModel::load_from(&folder.transformer_config(path)?, source)?, Adapters::default()))
+            Ok((TextModel::load_from(&folder.transformer_config(path)?, source)?, Adapters::default()))
         };
         let loaded = Loader::new(folder, DType::F32, &Device::Cpu, &mut once).load()?;
         let encoder = Self::of_routes(Settings::load(folder)?, loaded);

@@ -4,9 +4,9 @@ use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::model::bert::BertModel;
 use crate::model::hidden_states::HiddenStates;
 use crate::model::pooling::Pooling;
+use crate::model::text_model::TextModel;
 use crate::sentence::adapters::Adapters;
 use crate::sentence::static_embedding::StaticEmbedding;
 use crate::text::batches::TextBatcher;
@@ -22,7 +22,7 @@ pub(crate) enum Input {
 /// A transformer that pools its hidden states.
 #[derive(Debug, Clone)]
 pub(crate) struct Transformer {
-    pub model: BertModel,
+    pub model: TextModel,
     pub batcher: TextBatcher,
     pub pooling: Pooling,
     /// Whether pooling includes the tokens of a prompt.
@@ -33,7 +33,7 @@ pub(crate) struct Transformer {
 impl Transformer {
     /// The pooled vectors of a batch, `(b, size)`, computed by `model` without the first `excluded_prefix` tokens of
     /// each text. On the CPU each text is pooled as soon as its hidden states are there.
-    pub fn encode_and_pool(&self, model: &BertModel, batch: &[Tokens], excluded_prefix: usize) -> Result<Tensor> {
+    pub fn encode_and_pool(&self, model: &TextModel, batch: &[Tokens], excluded_prefix: usize) -> Result<Tensor> {
         match self.batcher.pooled(model, batch, &self.pooling, excluded_prefix)? {
             Some(pooled) => Ok(pooled),
             None => self.pool_hidden(&self.batcher.hidden(model, batch)?, excluded_prefix),

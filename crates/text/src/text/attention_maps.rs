@@ -5,9 +5,9 @@ use candle_attention::{AttentionMask, Error, ObserveOptions, Result, setters};
 use candle_core::D;
 use tokenizers::Encoding;
 
-use crate::model::bert::BertModel;
 use crate::model::hidden_states::first_not_finite;
 use crate::model::options::ForwardOptions;
+use crate::model::text_model::TextModel;
 use crate::text::batches::TextBatcher;
 use crate::text::in_flight::MOST_QUEUED;
 use crate::text::tokenizer::{Located, Text, Tokens};
@@ -49,7 +49,7 @@ impl<'a> MapOptions<'a> {
 
 impl TextBatcher {
     /// The attention weights of `model` for a text or a pair of texts.
-    pub(crate) fn attention(&self, model: &BertModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
+    pub(crate) fn attention(&self, model: &TextModel, text: Text, options: &MapOptions) -> Result<AttentionMaps> {
         let located = self.tokenizer_for(options.max_length, model)?.encode_with_offsets(text)?;
         let encoding = &located.encoding;
         let (padded, types) = self.padded(model, &[Tokens::new(encoding, false)])?;

@@ -8,10 +8,10 @@ use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::folder::{ModelFolder, TokenizerConfig, limits};
-use crate::model::bert::BertModel;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::HiddenStates;
 use crate::model::pooling::Pooling;
+use crate::model::text_model::TextModel;
 use crate::text::in_flight::{InFlight, MOST_QUEUED, Permit};
 use crate::text::options::EncodeOptions;
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
@@ -40,7 +40,7 @@ pub(crate) struct TextBatcher {
 
 impl TextBatcher {
     /// Reads tokenizer and limits of `model` from the folder of the transformer itself.
-    pub fn load(folder: ModelFolder, transformer: &Path, model: &BertModel) -> Result<Self> {
+    pub fn load(folder: ModelFolder, transformer: &Path, model: &TextModel) -> Result<Self> {
         let (max_seq_length, _) = limits(folder, transformer, model.config().max_tokens())?;
         let stated = TokenizerConfig::load(folder, transformer)?;
         let tokenizer = Self::tokenizer(folder, transformer, model.config())?;
@@ -48,14 +48,14 @@ impl TextBatcher {
     }
 
     /// The tokenizer in the folder of the transformer itself, with the limits of the model.
-    pub fn tokenizer(folder: ModelFolder, transformer: &Path, config: &BertConfig) -> Result<Tokenizer> {
+    pub fn tokenizer(folder: ModelFolder, transformer: &Path, config: &TextModelConfig) -> Result<Tokenizer> {
         let (max_seq_length, lower_case) = limits(folder, transformer, config.max_tokens())?;
         Tokenizer::load(folder, &transformer.join("tokenizer.json"), max_seq_length, lower_case)
     }
 
     /// `gives_types`: whether the tokenizer gives segment types to the model.
     pub fn new(
-        config: &BertConfig,
+        config: &TextModelConfig,
         tokenizer: Tokenizer,
         max_seq_length: usize,
         gives_types: bool,
@@ -77,7 +77,7 @@ impl TextBatcher {
     /// A batch size of 0; a maximum length beyond the positions of the model.
     pub fn batches<'a, 't: 'a, T: Into<Text<'t>> + Copy>(
         &'a self,
-        model: &BertModel,
+        model: &TextModel,
         texts: &[T],
         prompt: &'a str,
         options: &'a EncodeOptions,
@@ -89,7 +89,7 @@ impl TextBatcher {
     pub fn batches_by<'a, 't: 'a, T: Into<Text<'t>> + Copy>(
         &'a self,
         tokenizer: Tokenizer,
-        model: &BertModel,
+        model: &TextModel,
         texts: &[T],
         prompt: &'a str,
         options: &'a EncodeOptions,
@@ -123,7 +123,7 @@ impl TextBatcher {
     }
 
     /// The tokenizer that cuts texts at `max_length` tokens, or at the model's own maximum.
-    pub fn tokenizer_for(&self, max_length: Option<usize>, model: &BertModel) -> Result<Tokenizer> {
+    pub fn tokenizer_for(&self, max_length: Option<usize>, model: &TextModel) -> Result<Tokenizer> {
         let Some(max_length) = max_length else { return Ok(self.tokenizer.clone()) };
         let most = model.config().max_tokens();
         if max_length > most {
@@ -134,13 +134,13 @@ impl TextBatcher {
 
     /// The hidden states of a batch: ragged where the model supports it, without any work on padding, and with the same
     /// result for a text in any batch; else padded, texts of like length together.
-    pub fn hidden(&self, model: &BertModel, batch: &[Tokens]) -> Result<HiddenStates> {
+    pub fn hidden(&self, model: &TextModel, batch: &[Tokens]) -> Result<HiddenStates> {
         let inputs = self.inputs(model, batch)?;
         model.forward_sequences(&inputs.ids, &inputs.types())
     }
 
     /// [`hidden`](Self::hidden) where tokens attend to the first `visible[i]` tokens of text `i` alone: always padded.
-    pub fn hidden_under(&self, model: &BertModel, batch: &[Tokens], visible: &[usize]) -> Result<HiddenStates> {
+    pub fn hidden_under(&self, model: &TextModel, batch: &[Tokens], visible: &[usize]) -> Result<HiddenStates> {
         let inputs = self.inputs(model, batch)?;
         model.forward_buckets(&inputs.ids, &inputs.types(), Some(visible))
     }
@@ -149,7 +149,7 @@ impl TextBatcher {
     /// soon as the hidden states of a text are there. `None` if the model does not run on f32 rows on the CPU.
     pub fn pooled(
         &self,
-        model: &BertModel,
+        model: &TextModel,
         batch: &[Tokens],
         pooling: &Pooling,
         excluded_prefix: usize,
@@ -160,14 +160,14 @@ impl TextBatcher {
     }
 
     /// A batch as ids and segment types `(b, s)`, padded on the right.
-    pub fn padded(&self, model: &BertModel, batch: &[Tokens]) -> Result<(PaddedIds, Tensor)> {
+    pub fn padded(&self, model: &TextModel, batch: &[Tokens]) -> Result<(PaddedIds, Tensor)> {
         let Inputs { ids, types } = self.inputs(model, batch)?;
         let padded = PaddedIds::new(&ids, model.config().pad_token_id, &self.device)?;
         Ok((padded, PaddedIds::new(&types, 0, &self.device)?.ids))
     }
 
     /// Ids and segment types of each text, checked.
-    fn inputs<'a>(&self, model: &BertModel, batch: &'a [Tokens]) -> Result<Inputs<'a>> {
+    fn inputs<'a>(&self, model: &TextModel, batch: &'a [Tokens]) -> Result<Inputs<'a>> {
         let config = model.config();
         let ids: Vec<&[u32]> = batch.iter().map(|tokens| tokens.ids.as_slice()).collect();
         let types = |tokens: &Tokens| if self.pair_types { tokens.types.clone() } else { vec![0; tokens.len()] };

@@ -6,7 +6,7 @@ use candle_nn::ops::{sigmoid, softmax_last_dim};
 
 use crate::folder::{ModelFolder, constructors, only_transformer};
 use crate::heads::classifier::SequenceClassifier;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::rows;
 use crate::text::batches::{TextBatcher, in_text_order};
 #[cfg(feature = "visualize")]
@@ -54,7 +54,7 @@ enum Function {
 }
 
 impl Function {
-    fn of(config: &BertConfig, labels: usize) -> Result<Self> {
+    fn of(config: &TextModelConfig, labels: usize) -> Result<Self> {
         match config.key_text("problem_type")? {
             Some("regression") => Ok(Self::Identity),
             Some("multi_label_classification") => Ok(Self::Sigmoid),

@@ -7,7 +7,7 @@ use candle_attention::{Error, Result};
 
 use crate::folder::{ModelFolder, Module};
 use crate::heads::token_score::TokenScore;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::chat_template::{ChatTemplate, Message};
 #[cfg(feature = "visualize")]
@@ -34,7 +34,7 @@ struct Settings {
 
 impl TokenScorer {
     /// Whether a model is one: it has such a module, or it has no modules and is a language model.
-    pub fn fits(modules: Option<&[Module]>, config: &BertConfig) -> bool {
+    pub fn fits(modules: Option<&[Module]>, config: &TextModelConfig) -> bool {
         match modules {
             Some(modules) => modules.len() == 2 && modules[1].kind() == "LogitScore",
             None => config.is_language_model(),
@@ -46,7 +46,7 @@ impl TokenScorer {
         folder: ModelFolder,
         modules: Option<&[Module]>,
         transformer: &Path,
-        config: &BertConfig,
+        config: &TextModelConfig,
         source: &AnySource,
     ) -> Result<Self> {
         let stated = modules.map(|modules| Settings::load(folder, &folder.path.join(&modules[1].path))).transpose()?;

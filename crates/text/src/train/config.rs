@@ -2,7 +2,7 @@
 
 use candle_attention::{Error, Result, setters};
 
-use crate::BertConfig;
+use crate::TextModelConfig;
 
 /// The warm-up is never longer than one step in this many.
 pub(super) const STEPS_PER_WARMUP_STEP: usize = 10;
@@ -150,7 +150,7 @@ impl TrainConfig {
         })
     }
 
-    pub(super) fn bert(&self) -> Result<BertConfig> {
+    pub(super) fn bert(&self) -> Result<TextModelConfig> {
         serde_json::from_value(self.json()).map_err(|e| Error::value("config.json", e, "a valid configuration of BERT"))
     }
 

@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 use crate::train::config::{INITIALIZER_RANGE, StudentKind, TrainConfig};
 use crate::train::data::generator;
-use crate::{BertModel, Pooling, PoolingMode};
+use crate::{Pooling, PoolingMode, TextModel};
 
 /// Standard deviation of fresh position and type embeddings: smaller, because they are added to every word embedding
 /// and would outweigh it.
@@ -22,7 +22,7 @@ pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 pub(super) struct Student {
     variables: VarMap,
     /// `None` for static vectors.
-    model: Option<BertModel>,
+    model: Option<TextModel>,
     pooling: Pooling,
 }
 
@@ -63,7 +63,7 @@ impl Student {
         }
         let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
         let model = match config.kind {
-            StudentKind::Encoder => Some(BertModel::load(&config.bert()?, vb)?),
+            StudentKind::Encoder => Some(TextModel::load(&config.bert()?, vb)?),
             StudentKind::Static => None,
         };
         Ok(Self { variables, model, pooling: Pooling::new(vec![PoolingMode::Mean])? })

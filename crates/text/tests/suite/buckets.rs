@@ -7,8 +7,8 @@ use candle_attention::checkpoint::{Checkpoint, VarMapSource};
 use candle_attention::position::{Alibi, Position, Rotary};
 use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error};
 use candle_attention_text::{
-    BertConfig, BertModel, CrossEncoder, EncodeOptions, EntityOptions, M3Encoder, MultiVectorEncoder, SentenceEncoder,
-    SparseEncoder, TextClassifier, TokenClassifier,
+    CrossEncoder, EncodeOptions, EntityOptions, M3Encoder, MultiVectorEncoder, SentenceEncoder, SparseEncoder,
+    TextClassifier, TextModel, TextModelConfig, TokenClassifier,
 };
 use candle_core::{DType, Device, Tensor};
 
@@ -57,11 +57,11 @@ fn attention_by_buckets_equals_ragged_attention() {
 fn models_by_buckets_equal_ragged_models() {
     for name in ["tiny-bert", "encoders/modernbert", "encoders/roberta", "encoders/deberta_v2", "encoders/qwen3"] {
         let folder = fixture(name);
-        let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let map = checkpoint.to_varmap("", DType::F32, &CPU).unwrap();
-        let trained = BertModel::load(&config, VarMapSource::new(&map)).unwrap();
-        let fixed = BertModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
+        let trained = TextModel::load(&config, VarMapSource::new(&map)).unwrap();
+        let fixed = TextModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
         assert!(fixed.supports_ragged() && !trained.supports_ragged());
         for lengths in [&[3, 15, 0, 1, 5, 14, 2, 11][..], &[4, 4, 3], &[0, 0], &[]] {
             let tokens: usize = lengths.iter().sum();

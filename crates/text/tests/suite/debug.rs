@@ -52,5 +52,5 @@ fn a_layer_of_a_checkpoint_prints_the_name_of_its_layout() {
 fn an_encoder_prints_what_model_it_is() {
     let encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu).unwrap();
     encoder.encode(&["A cat sleeps."], &EncodeOptions::default()).unwrap();
-    fits_a_log_line(&encoder, &["SentenceEncoder", "BertModel", "num_hidden_layers: ", "vocab_size: "]);
+    fits_a_log_line(&encoder, &["SentenceEncoder", "TextModel", "num_hidden_layers: ", "vocab_size: "]);
 }

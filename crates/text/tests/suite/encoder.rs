@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::{AttentionMask, Error};
-use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
@@ -28,8 +28,8 @@ fn load(folder: &Path) -> Result<SentenceEncoder, Error> {
     SentenceEncoder::from_folder(folder, DType::F32, &CPU)
 }
 
-fn config() -> BertConfig {
-    BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap()
+fn config() -> TextModelConfig {
+    TextModelConfig::from_file(fixture("tiny-bert/config.json")).unwrap()
 }
 
 /// An embedding or attention weights with NaN are an error that names the text.
@@ -130,7 +130,7 @@ fn bare_prefixed_and_legacy_checkpoints_give_the_same_hidden_states() {
     let want = golden.get("hidden").broadcast_mul(&real).unwrap();
     for file in ["tiny-bert", "tiny_bert_prefixed.safetensors", "tiny_bert_legacy.safetensors"] {
         let checkpoint = Checkpoint::open(fixture(file)).unwrap();
-        let model = BertModel::load(&config(), checkpoint.at("", DType::F32, &CPU)).unwrap();
+        let model = TextModel::load(&config(), checkpoint.at("", DType::F32, &CPU)).unwrap();
         for types in [Some(&types), None] {
             let hidden = model.forward(&ids, types, &mask).unwrap();
             assert_close(file, &hidden.broadcast_mul(&real).unwrap(), &want, LAYER);
@@ -154,7 +154,7 @@ fn half_types_are_close_to_f32() {
 fn every_parameter_gets_a_gradient() {
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
     let map = checkpoint.to_varmap("", DType::F64, &CPU).unwrap();
-    let model = BertModel::load(&config(), VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
+    let model = TextModel::load(&config(), VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
     let ids = Tensor::new(&[[2u32, 9, 5, 3], [2, 7, 3, 0]], &CPU).unwrap();
     let weighting = Random::new(40).tensor(&[2, 4, 24], DType::F64);
     let mask = AttentionMask::lengths(&[4, 3]);
@@ -318,7 +318,7 @@ fn errors_name_the_wrong_file_of_a_folder() {
     says(SentenceEncoder::from_folder(fixture("tiny-bert"), DType::U8, &CPU), &["dtype u8", "f16, bf16, f32 or f64"]);
 
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
-    let model = BertModel::load(&config(), checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let model = TextModel::load(&config(), checkpoint.at("", DType::F32, &CPU)).unwrap();
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::U32, &CPU).unwrap();
     let none = AttentionMask::full();
     says(model.forward(&zeros(&[1, 41]), None, &none), &["ids has shape [1, 41]", "at most 40 tokens"]);

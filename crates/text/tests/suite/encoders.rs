@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{AttentionMask, Error};
-use candle_attention_text::{BertConfig, BertModel};
+use candle_attention_text::{TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use serde_json::{Value, json};
@@ -15,9 +15,9 @@ const CPU: Device = Device::Cpu;
 /// Two layers, each to 1e-5.
 const MODEL: f64 = 2e-5;
 
-fn load(folder: &Path) -> Result<BertModel, Error> {
-    let config = BertConfig::from_file(folder.join("config.json"))?;
-    BertModel::load(&config, Checkpoint::open(folder)?.at("", DType::F32, &CPU))
+fn load(folder: &Path) -> Result<TextModel, Error> {
+    let config = TextModelConfig::from_file(folder.join("config.json"))?;
+    TextModel::load(&config, Checkpoint::open(folder)?.at("", DType::F32, &CPU))
 }
 
 /// What a family's golden file holds.
@@ -50,14 +50,14 @@ impl Case {
         Tensor::cat(&(0..self.lengths.len()).map(|row| self.tokens(t, row)).collect::<Vec<_>>(), 0).unwrap()
     }
 
-    fn check(&self, name: &str, model: &BertModel) {
+    fn check(&self, name: &str, model: &TextModel) {
         let mask = AttentionMask::lengths(&self.lengths);
         let got = model.forward(&self.ids, self.types.as_ref(), &mask).unwrap();
         assert_close(name, &self.flat(&got), &self.flat(&self.want), MODEL);
     }
 
     /// Without padding: the same, and a text's hidden states are bitwise those that it has alone.
-    fn check_ragged(&self, name: &str, model: &BertModel) {
+    fn check_ragged(&self, name: &str, model: &TextModel) {
         assert!(model.supports_ragged(), "{name}");
         let numbers = |t: &Tensor| t.to_vec1::<u32>().unwrap();
         let ids = numbers(&self.flat(&self.ids));
@@ -150,7 +150,7 @@ fn nomic_with_its_own_config_keys_gives_the_same_states() {
     (scaled["rotary_scaling_factor"], scaled["max_trained_positions"]) = (json!(2), json!(5));
     let folder = changed("nomic_bert", &theirs, scaled);
     let (scaled, ids) = (load(folder.path()).unwrap(), vec![3, 9, 5, 7, 8, 6]);
-    let run = |model: &BertModel, length| model.forward_ragged(&ids[..length], &vec![0; length], &[length]).unwrap();
+    let run = |model: &TextModel, length| model.forward_ragged(&ids[..length], &vec![0; length], &[length]).unwrap();
     assert_eq!(max_diff(&run(&scaled, 5), &run(&model, 5)), 0.0);
     assert!(max_diff(&run(&scaled, 6), &run(&model, 6)) > 1e-3);
 
@@ -166,9 +166,9 @@ fn nomic_with_its_own_config_keys_gives_the_same_states() {
 fn every_parameter_gets_a_gradient() {
     for name in ["modernbert", "nomic_bert", "gte", "mpnet", "deberta", "deberta_v2", "qwen3", "gemma3_text", "t5"] {
         let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
-        let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
         let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F64, &CPU).unwrap();
-        let model = BertModel::load(&config, VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
+        let model = TextModel::load(&config, VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
         assert!(!model.supports_ragged(), "{name}");
         let mask = AttentionMask::lengths(&case.lengths);
         let hidden = model.forward(&case.ids, case.types.as_ref(), &mask).unwrap();

@@ -8,7 +8,7 @@ use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, NormKind, NormOver,
     QkNorm, Scoring,
 };
-use candle_attention_text::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
+use candle_attention_text::{MaskedLm, SequenceClassifier, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
 
@@ -180,9 +180,9 @@ fn threads_share_a_layer_and_its_frozen_copies() {
 }
 
 /// A model of a fixture on variables, and its inputs.
-fn variables_of(name: &str) -> (BertConfig, VarMap, Tensor) {
+fn variables_of(name: &str) -> (TextModelConfig, VarMap, Tensor) {
     let folder = fixture(&format!("encoders/{name}"));
-    let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+    let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
     let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F32, &CPU).unwrap();
     (config, map, Tensor::new(&[[5u32, 6, 7, 8], [9, 5, 6, 7]], &CPU).unwrap())
 }
@@ -200,8 +200,8 @@ fn change(map: &VarMap) {
 fn encoders_can_be_frozen() {
     for name in ["xlm_roberta", "albert", "modernbert", "nomic_bert", "mpnet"] {
         let (config, map, ids) = variables_of(name);
-        let model = BertModel::load(&config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
-        let run = |model: &BertModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
+        let model = TextModel::load(&config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
+        let run = |model: &TextModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
         let mut copies = Vec::new();
         for _ in 0..2 {
             let frozen = model.frozen().unwrap();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::{BertConfig, FillMask, SentenceEncoder, SequenceClassifier, TextClassifier};
+use candle_attention_text::{FillMask, SentenceEncoder, SequenceClassifier, TextClassifier, TextModelConfig};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
@@ -122,7 +122,7 @@ fn head(shape: &[usize], config: &Value) -> candle_attention::Result<SequenceCla
     let mut keys: Value =
         serde_json::from_str(&std::fs::read_to_string(fixture("tiny-bert/config.json")).unwrap()).unwrap();
     keys.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
-    let config: BertConfig = serde_json::from_value(keys).unwrap();
+    let config: TextModelConfig = serde_json::from_value(keys).unwrap();
     SequenceClassifier::load(&config, Checkpoint::open(&path)?.at("", DType::F32, &CPU))
 }
 
@@ -165,7 +165,10 @@ fn numbers_of_a_configuration_have_ranges() {
     let with = |key: &str, value: Value| {
         let mut keys: Value = serde_json::from_str(&text).unwrap();
         keys[key] = value;
-        serde_json::from_value::<BertConfig>(keys).map_err(|e| e.to_string())?.validate().map_err(|e| e.to_string())
+        serde_json::from_value::<TextModelConfig>(keys)
+            .map_err(|e| e.to_string())?
+            .validate()
+            .map_err(|e| e.to_string())
     };
     with("layer_norm_eps", json!(0.0)).unwrap();
     for eps in [-1.0, -1e-300, 1e300] {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use candle_attention::{AttentionMask, Error};
-use candle_attention_text::{BertConfig, BertModel};
+use candle_attention_text::{TextModel, TextModelConfig};
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use serde_json::{Value, json};
@@ -60,17 +60,17 @@ fn attention() -> [(&'static str, usize, usize, bool); 4] {
     names.map(|name| (name, SIZES[1], SIZES[1], true))
 }
 
-fn load(config: Value, tensors: &Tensors) -> Result<BertModel, Error> {
-    let config: BertConfig = serde_json::from_value(config).unwrap();
-    BertModel::load(&config, VarBuilder::from_tensors(tensors.clone(), DType::F32, &CPU))
+fn load(config: Value, tensors: &Tensors) -> Result<TextModel, Error> {
+    let config: TextModelConfig = serde_json::from_value(config).unwrap();
+    TextModel::load(&config, VarBuilder::from_tensors(tensors.clone(), DType::F32, &CPU))
 }
 
 #[test]
 fn jina_bert_equals_candle_transformers() {
     let golden = Golden::open("jina_bert.safetensors");
     let (ids, want) = (golden.get("golden.ids"), golden.get("golden.output"));
-    let config_read: BertConfig = serde_json::from_value(config()).unwrap();
-    let ours = BertModel::load(&config_read, golden.0.at("", DType::F32, &CPU)).unwrap();
+    let config_read: TextModelConfig = serde_json::from_value(config()).unwrap();
+    let ours = TextModel::load(&config_read, golden.0.at("", DType::F32, &CPU)).unwrap();
     let got = ours.forward(&ids, None, &AttentionMask::full()).unwrap();
     assert_close("jina", &got, &want, TOLERANCE);
     assert!(ours.supports_ragged());
@@ -80,7 +80,7 @@ fn jina_bert_equals_candle_transformers() {
 
     let mut original = config();
     original["feed_forward_type"] = json!("original");
-    let error = serde_json::from_value::<BertConfig>(original);
+    let error = serde_json::from_value::<TextModelConfig>(original);
     says(error, &["feed_forward_type = original", "geglu or reglu"]);
 }
 

@@ -3,7 +3,7 @@
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, Error, MultiHeadAttention};
-use candle_attention_text::{BertConfig, BertModel, SequenceClassifier};
+use candle_attention_text::{SequenceClassifier, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor};
 
 use crate::common::{Golden, Random, assert_close, fixture, max_diff, numbers, says};
@@ -35,7 +35,7 @@ fn adapter(name: &str) -> Result<LoraAdapter, Error> {
 }
 
 struct Case {
-    config: BertConfig,
+    config: TextModelConfig,
     ids: Tensor,
     lengths: Vec<usize>,
     golden: Golden,
@@ -46,7 +46,7 @@ impl Case {
         let golden = Golden::open(&format!("lora/{name}/golden.safetensors"));
         let lengths = golden.get("lengths").to_vec1::<i64>().unwrap();
         Self {
-            config: BertConfig::from_file(fixture(base).join("config.json")).unwrap(),
+            config: TextModelConfig::from_file(fixture(base).join("config.json")).unwrap(),
             ids: golden.get("ids").to_dtype(DType::U32).unwrap(),
             lengths: lengths.iter().map(|&n| n as usize).collect(),
             golden,
@@ -59,16 +59,16 @@ impl Case {
         Tensor::cat(&self.lengths.iter().enumerate().map(row).collect::<Vec<_>>(), 0).unwrap()
     }
 
-    fn padded(&self, model: &BertModel) -> Tensor {
+    fn padded(&self, model: &TextModel) -> Tensor {
         self.flat(&model.forward(&self.ids, None, &AttentionMask::lengths(&self.lengths)).unwrap())
     }
 
-    fn ragged(&self, model: &BertModel, row: usize) -> Tensor {
+    fn ragged(&self, model: &TextModel, row: usize) -> Tensor {
         let ids = self.ids.get(row).unwrap().narrow(0, 0, self.lengths[row]).unwrap().unsqueeze(0).unwrap();
         model.forward(&ids, None, &AttentionMask::full()).unwrap().squeeze(0).unwrap()
     }
 
-    fn check(&self, what: &str, model: &BertModel, keys: &[&str]) {
+    fn check(&self, what: &str, model: &TextModel, keys: &[&str]) {
         let got = self.padded(model);
         for key in keys {
             if let Some(want) = self.golden.try_get(key) {
@@ -91,13 +91,13 @@ fn adapted_models_equal_those_of_peft() {
     for (base_name, name) in ADAPTERS {
         let case = Case::new(base_name, name);
         let source = base(base_name, DType::F32);
-        let model = BertModel::load(&case.config, source.clone()).unwrap();
+        let model = TextModel::load(&case.config, source.clone()).unwrap();
         case.check(name, &model, &["base", "unmerged"]);
         let adapted = adapter(name).unwrap().apply(source.clone()).unwrap();
-        let adapted = BertModel::load(&case.config, adapted).unwrap();
+        let adapted = TextModel::load(&case.config, adapted).unwrap();
         case.check(name, &adapted, &["adapted", "merged"]);
         // The base is what it was, bit for bit.
-        let again = BertModel::load(&case.config, source).unwrap();
+        let again = TextModel::load(&case.config, source).unwrap();
         assert_eq!(numbers(&case.padded(&again)), numbers(&case.padded(&model)), "{name}");
     }
 }
@@ -108,7 +108,7 @@ fn a_prefix_of_the_checkpoint_is_found() {
     let case = Case::new("tiny-bert", "bert_query_value");
     let source = base("tiny_bert_prefixed.safetensors", DType::F32);
     let adapted = adapter("bert_query_value").unwrap().apply(source).unwrap();
-    case.check("prefixed", &BertModel::load(&case.config, adapted).unwrap(), &["adapted"]);
+    case.check("prefixed", &TextModel::load(&case.config, adapted).unwrap(), &["adapted"]);
 }
 
 /// A head that only the adapter holds, whose names have a prefix that those of the checkpoint lack.

@@ -3,7 +3,7 @@
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::lora::{LoraConfig, LoraTasks, LoraTraining};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
-use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder, Task};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, Task, TextModel, TextModelConfig};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
@@ -22,8 +22,8 @@ fn source() -> CheckpointSource {
     Checkpoint::open(fixture("lora/jina_tasks")).unwrap().at("", DType::F32, &CPU)
 }
 
-fn config() -> BertConfig {
-    BertConfig::from_file(fixture("lora/jina_tasks/config.json")).unwrap()
+fn config() -> TextModelConfig {
+    TextModelConfig::from_file(fixture("lora/jina_tasks/config.json")).unwrap()
 }
 
 fn encoder() -> SentenceEncoder {
@@ -44,8 +44,8 @@ fn models_of_tasks_equal_the_published_formula() {
     for task in [None, Some(TASKS[0]), Some(TASKS[1]), Some(TASKS[2])] {
         let name = task.unwrap_or("base");
         let model = match task {
-            None => BertModel::load(&config, source()).unwrap(),
-            Some(_) => BertModel::load(&config, tasks.apply(source(), task).unwrap()).unwrap(),
+            None => TextModel::load(&config, source()).unwrap(),
+            Some(_) => TextModel::load(&config, tasks.apply(source(), task).unwrap()).unwrap(),
         };
         let hidden = model.forward(&ids, None, &AttentionMask::lengths(&lengths)).unwrap();
         let want = golden.get(&format!("hidden.{name}"));
@@ -120,7 +120,7 @@ fn an_adapter_is_trained_on_a_task() {
     let lora = LoraConfig::new(2, 4.0, &["Wqkv"]);
     let training = LoraTraining::new(&lora, tasks.apply(source(), Some(TASKS[0])).unwrap()).unwrap();
     assert_eq!(training.variables().len(), 4);
-    let model = BertModel::load(&config(), training.source().unwrap()).unwrap();
+    let model = TextModel::load(&config(), training.source().unwrap()).unwrap();
     let ids = golden().get("ids").to_dtype(DType::U32).unwrap().narrow(0, 0, 1).unwrap();
     let got = model.forward(&ids, None, &AttentionMask::full()).unwrap();
     let want = golden().get("hidden.retrieval.query").narrow(0, 0, 1).unwrap();

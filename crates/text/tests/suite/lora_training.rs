@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, LoraTraining, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
-use candle_attention_text::{BertConfig, BertModel};
+use candle_attention_text::{TextModel, TextModelConfig};
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{Optimizer, SGD, VarBuilder};
 
@@ -17,8 +17,8 @@ fn base() -> CheckpointSource {
     Checkpoint::open(fixture("tiny-bert")).unwrap().at("", DType::F32, &CPU)
 }
 
-fn config() -> BertConfig {
-    BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap()
+fn config() -> TextModelConfig {
+    TextModelConfig::from_file(fixture("tiny-bert/config.json")).unwrap()
 }
 
 /// Token ids and lengths of the fixture, and the mask (b, s, 1) of its tokens.
@@ -32,7 +32,7 @@ fn batch() -> (Tensor, Vec<usize>, Tensor) {
     (ids, lengths, mask)
 }
 
-fn hidden(model: &BertModel) -> Tensor {
+fn hidden(model: &TextModel) -> Tensor {
     let (ids, lengths, mask) = batch();
     let hidden = model.forward(&ids, None, &AttentionMask::lengths(&lengths)).unwrap();
     hidden.broadcast_mul(&mask).unwrap()
@@ -42,7 +42,7 @@ fn hidden(model: &BertModel) -> Tensor {
 fn gradients_of_an_adapter_equal_those_of_pytorch() {
     let adapter = LoraAdapter::open(fixture("lora/bert_query_value")).unwrap();
     let training = LoraTraining::from_adapter(&adapter, base()).unwrap();
-    let model = BertModel::load(&config(), training.source().unwrap()).unwrap();
+    let model = TextModel::load(&config(), training.source().unwrap()).unwrap();
     let golden = Golden::open("lora/gradients.safetensors");
     let loss = ((hidden(&model) * golden.get("weights")).unwrap().sum_all().unwrap() / 10.0).unwrap();
     let gradients = loss.backward().unwrap();

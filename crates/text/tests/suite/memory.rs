@@ -5,7 +5,7 @@ use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
 use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, MultiHeadAttention};
-use candle_attention_text::{BertConfig, BertModel, MaskedLm, SequenceClassifier};
+use candle_attention_text::{MaskedLm, SequenceClassifier, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor, Var};
 
 use crate::common::{Random, fixture};
@@ -129,17 +129,17 @@ fn packed_layers_compute_what_layers_of_tensors_compute() {
 #[test]
 fn encoders_of_a_checkpoint_compute_what_encoders_of_tensors_compute() {
     let ids = Tensor::new(&[[5u32, 6, 7, 8], [9, 5, 6, 7]], &CPU).unwrap();
-    let run = |model: &BertModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
-    let ragged = |model: &BertModel| model.forward_ragged(&[5, 6, 7, 8, 9], &[0; 5], &[3, 2]).unwrap();
+    let run = |model: &TextModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
+    let ragged = |model: &TextModel| model.forward_ragged(&[5, 6, 7, 8, 9], &[0; 5], &[3, 2]).unwrap();
     for name in ["xlm_roberta", "albert", "modernbert", "nomic_bert", "mpnet"] {
         let folder = fixture(&format!("encoders/{name}"));
-        let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         for dtype in DTYPES {
             let source = checkpoint.at("", dtype, &CPU);
             assert!(source.gives_own_tensors());
-            let packed = BertModel::load(&config, source).unwrap();
-            let tensors = BertModel::load(&config, checkpoint.var_builder(dtype, &CPU)).unwrap();
+            let packed = TextModel::load(&config, source).unwrap();
+            let tensors = TextModel::load(&config, checkpoint.var_builder(dtype, &CPU)).unwrap();
             for model in
                 [packed.clone(), packed.frozen().unwrap(), tensors.frozen().unwrap(), tensors.frozen().unwrap()]
             {
@@ -160,7 +160,7 @@ fn heads_of_a_checkpoint_compute_what_heads_of_tensors_compute() {
     let ids = Tensor::new(&[[5u32, 6, 7, 8]], &CPU).unwrap();
     for name in ["roberta_classifier", "modernbert_classifier", "bert_mlm", "albert_mlm"] {
         let folder = fixture(&format!("encoders/{name}"));
-        let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let (source, vb) = (checkpoint.at("", DType::F32, &CPU), checkpoint.var_builder(DType::F32, &CPU));
         if name.ends_with("mlm") {
@@ -246,7 +246,7 @@ mod resident {
     #[ignore = "run by the test of this module"]
     fn measured() {
         let Ok(folder) = std::env::var(FOLDER) else { return };
-        let config = BertConfig::from_file(Path::new(&folder).join("config.json")).unwrap();
+        let config = TextModelConfig::from_file(Path::new(&folder).join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let dtype = std::env::var(DTYPE).unwrap();
         let dtype = *DTYPES.iter().find(|known| known.as_str() == dtype).unwrap();
@@ -254,13 +254,13 @@ mod resident {
         let model = match std::env::var(HOW).as_deref() {
             Ok("frozen") => {
                 let map = checkpoint.to_varmap("", dtype, &CPU).unwrap();
-                let model = BertModel::load(&config, VarBuilder::from_varmap(&map, dtype, &CPU)).unwrap();
+                let model = TextModel::load(&config, VarBuilder::from_varmap(&map, dtype, &CPU)).unwrap();
                 model.frozen().unwrap();
                 // Compared with the variables, which are unpacked for that one layer at a time.
                 model.frozen().unwrap()
             }
-            Ok("tensors") => BertModel::load(&config, checkpoint.var_builder(dtype, &CPU)).unwrap(),
-            _ => BertModel::load(&config, checkpoint.at("", dtype, &CPU)).unwrap(),
+            Ok("tensors") => TextModel::load(&config, checkpoint.var_builder(dtype, &CPU)).unwrap(),
+            _ => TextModel::load(&config, checkpoint.at("", dtype, &CPU)).unwrap(),
         };
         let hidden = model.forward_ragged(&[1, 2, 3, 4, 5], &[0; 5], &[2, 3]).unwrap();
         model.forward(&Tensor::new(&[[1u32, 2, 3]], &CPU).unwrap(), None, &AttentionMask::full()).unwrap();

@@ -8,7 +8,7 @@ use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, NormKind, NormOver,
     QkNorm, Scoring,
 };
-use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
@@ -290,9 +290,9 @@ fn wrong_ragged_inputs_are_named() {
 
 #[test]
 fn encoder_gives_equal_results_ragged_and_padded() {
-    let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
+    let config = TextModelConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
-    let model = BertModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let model = TextModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
     let golden = Golden::open("tiny_bert.safetensors");
     let (padded, mask) = (golden.get("ids").to_vec2::<i64>().unwrap(), golden.get("mask"));
     let lengths: Vec<usize> = mask
@@ -321,14 +321,14 @@ fn encoder_gives_equal_results_ragged_and_padded() {
     says(model.forward_ragged(&ids, &types[1..], &lengths), &["the number of types"]);
     says(model.forward_ragged(&[1; 41], &[0; 41], &[41]), &["the longest sequence is 41", "at most 40"]);
     says(model.forward_ragged(&[109], &[0], &[1]), &["the largest of ids is 109"]);
-    let wide = BertModel::load(&config, checkpoint.at("", DType::F64, &CPU)).unwrap();
+    let wide = TextModel::load(&config, checkpoint.at("", DType::F64, &CPU)).unwrap();
     assert!(!wide.supports_ragged());
     let padded = wide.forward_ragged(&ids, &types, &lengths).unwrap();
     assert_close("f64", &padded, &ragged.to_dtype(DType::F64).unwrap(), 1e-5);
     // Another activation than the fused one.
     let mut config = config;
     config.hidden_act = candle_nn::Activation::Silu;
-    let model = BertModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
+    let model = TextModel::load(&config, checkpoint.at("", DType::F32, &CPU)).unwrap();
     let ragged = model.forward_ragged(&ids[..lengths[0]], &types[..lengths[0]], &lengths[..1]).unwrap();
     let dense = Tensor::new(&ids[..lengths[0]], &CPU).unwrap().unsqueeze(0).unwrap();
     let dense = model.forward(&dense, None, &AttentionMask::full()).unwrap().squeeze(0).unwrap();

@@ -7,8 +7,8 @@ use candle_attention::checkpoint::{
 };
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, NormKind, NormOver, QkNorm};
 use candle_attention_text::{
-    BertConfig, BertModel, CrossEncoder, EncodeOptions, FillMask, MaskedLm, SentenceEncoder, SequenceClassifier,
-    TextClassifier,
+    CrossEncoder, EncodeOptions, FillMask, MaskedLm, SentenceEncoder, SequenceClassifier, TextClassifier, TextModel,
+    TextModelConfig,
 };
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -228,11 +228,11 @@ fn whole_encoders_load_from_every_source() {
     for name in ["tiny-bert", "encoders/mpnet", "encoders/bert_mlm", "encoders/roberta_classifier"] {
         let folder = fixture(name);
         let json: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
-        let config: BertConfig = serde_json::from_value(json).unwrap();
+        let config: TextModelConfig = serde_json::from_value(json).unwrap();
         let file = Checkpoint::open(&folder).unwrap();
         let bytes = Checkpoint::from_bytes(std::fs::read(folder.join("model.safetensors")).unwrap()).unwrap();
         let map = file.to_varmap("", DType::F32, &CPU).unwrap();
-        fn run<S: WeightSource>(name: &str, config: &BertConfig, source: S, ids: &Tensor) -> Tensor {
+        fn run<S: WeightSource>(name: &str, config: &TextModelConfig, source: S, ids: &Tensor) -> Tensor {
             match name {
                 name if name.ends_with("_mlm") => {
                     MaskedLm::load(config, source).unwrap().forward(ids, None, &AttentionMask::full()).unwrap()
@@ -240,7 +240,7 @@ fn whole_encoders_load_from_every_source() {
                 name if name.ends_with("_classifier") => {
                     SequenceClassifier::load(config, source).unwrap().forward(ids, None, &[5]).unwrap()
                 }
-                _ => BertModel::load(config, source).unwrap().forward(ids, None, &AttentionMask::full()).unwrap(),
+                _ => TextModel::load(config, source).unwrap().forward(ids, None, &AttentionMask::full()).unwrap(),
             }
         }
         let want = run(name, &config, file.at("", DType::F32, &CPU), &ids);

@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention_text::{
-    BertConfig, EncodeOptions, FillMask, MaskedLm, SequenceClassifier, TaskHead, Text, TextClassifier,
+    EncodeOptions, FillMask, MaskedLm, SequenceClassifier, TaskHead, Text, TextClassifier, TextModelConfig,
     TokenClassificationHead,
 };
 use candle_core::{DType, Device, Tensor};
@@ -28,9 +28,9 @@ fn golden(name: &str) -> ([Tensor; 3], Vec<usize>) {
     ([ids, types, get("logits", DType::F32)], lengths)
 }
 
-fn open(name: &str) -> (BertConfig, Checkpoint) {
+fn open(name: &str) -> (TextModelConfig, Checkpoint) {
     let folder = fixture(&format!("encoders/{name}"));
-    (BertConfig::from_file(folder.join("config.json")).unwrap(), Checkpoint::open(folder).unwrap())
+    (TextModelConfig::from_file(folder.join("config.json")).unwrap(), Checkpoint::open(folder).unwrap())
 }
 
 fn classifier(name: &str, labels: &[&str]) {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::BertConfig;
+use candle_attention_text::TextModelConfig;
 use candle_attention_text::{
     Aggregation, EncodeOptions, Entity, EntityOptions, SequenceClassifier, TaskHead, TokenClassifier,
 };
@@ -118,7 +118,7 @@ fn heads_are_told_apart() {
 
     let stated = changed(json!({"architectures": ["BertForSequenceClassification"]}));
     says(open(stated.path()), &["architectures = a head for sequence classification", "token classification"]);
-    let config = BertConfig::from_file(folder.join("config.json")).unwrap();
+    let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
     let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &CPU);
     says(SequenceClassifier::load(&config, source), &["architectures = a head for token classification"]);
     says(open(&fixture("tiny-bert")), &["module `Pooling` after the transformer: this is no token classifier"]);

@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::write_tensors;
 use candle_attention_text::train::{Step, StudentKind, Teacher, TrainConfig, Trainer, agreement, read_texts};
-use candle_attention_text::{BertConfig, BertModel, EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{LAYER, assert_close, fixture, max_diff, says};
@@ -95,10 +95,10 @@ fn written_model_equals_the_trained_one() {
     let found = agreement(&got, &want).unwrap();
     assert!(found.spearman > 0.999 && found.top_1_in_10 > 0.999, "{found:?}");
 
-    let config = BertConfig::from_file(output.path().join("config.json")).unwrap();
+    let config = TextModelConfig::from_file(output.path().join("config.json")).unwrap();
     let checkpoint = Checkpoint::open(output.path()).unwrap();
     assert_eq!(checkpoint.names().count(), 5 + 16);
-    BertModel::load(&config, checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
+    TextModel::load(&config, checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
     let mut files: Vec<String> = std::fs::read_dir(output.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{AttentionMask, ObserveOptions};
 use candle_attention_text::visualize::{AttentionMaps, TerminalColor};
-use candle_attention_text::{BertConfig, BertModel, ForwardOptions, MapOptions, SentenceEncoder};
+use candle_attention_text::{ForwardOptions, MapOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, fixture, numbers, says};
@@ -229,9 +229,9 @@ fn models_make_maps_of_a_pair() {
     let id = |name: &&str| tokenizer["model"]["vocab"][name.replace("The", "the")].as_u64().unwrap() as u32;
     let ids: Vec<u32> = names.iter().map(id).collect();
     let row = |numbers: Vec<u32>| Tensor::new(numbers, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
-    let config = BertConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
+    let config = TextModelConfig::from_file(fixture("tiny-bert/config.json")).unwrap();
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
-    let model = BertModel::load(&config, checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
+    let model = TextModel::load(&config, checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
     let what = ObserveOptions::default().with_attention_weights(true);
     let forward = ForwardOptions::default().with_observe(&[0, 1], &what);
     let types = row(vec![0, 0, 0, 0, 1, 1, 1, 1]);

@@ -3,7 +3,7 @@
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::{Checkpoint, ModelConfig};
 use candle_attention::pruning::PrunedHeads;
-use candle_attention_text::{BertConfig, BertModel, EncodeOptions, PruneOptions, write_pruned, write_pruned_with};
+use candle_attention_text::{EncodeOptions, PruneOptions, TextModel, TextModelConfig, write_pruned, write_pruned_with};
 use candle_core::{DType, Tensor};
 
 use super::{CPU, TEXTS, encoder};
@@ -30,7 +30,7 @@ fn pruned_model_survives_writing_and_reading() {
         let read = encoder(&path);
         assert_eq!(read.heads(), in_memory.heads());
         assert_within("read again", &read.encode(&TEXTS, &options).unwrap(), &want, 1e-6);
-        let config = BertConfig::from_file(path.join("config.json")).unwrap();
+        let config = TextModelConfig::from_file(path.join("config.json")).unwrap();
         assert_eq!(config.pruned_heads, pruned);
         let size = |folder: &std::path::Path| std::fs::metadata(folder.join("model.safetensors")).unwrap().len();
         assert!(size(&path) < size(&folder));
@@ -72,8 +72,8 @@ fn models_of_other_families_are_pruned() {
     for name in ["mpnet", "nomic_bert", "modernbert"] {
         let folder = fixture(&format!("encoders/{name}"));
         let load = |folder: &std::path::Path| {
-            let config = BertConfig::from_file(folder.join("config.json")).unwrap();
-            BertModel::load(&config, Checkpoint::open(folder).unwrap().at("", DType::F32, &CPU)).unwrap()
+            let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
+            TextModel::load(&config, Checkpoint::open(folder).unwrap().at("", DType::F32, &CPU)).unwrap()
         };
         let whole = load(&folder);
         let first = (0..whole.heads()[0]).map(|head| (0, head));
@@ -81,7 +81,7 @@ fn models_of_other_families_are_pruned() {
         let path = target.path().join(name);
         write_pruned(&folder, &path, &heads).unwrap();
         let ids = Tensor::new(&[[5u32, 9, 7, 11, 6]], &CPU).unwrap();
-        let run = |model: &BertModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
+        let run = |model: &TextModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
         let want = run(&whole.prune_heads(&heads).unwrap());
         assert_within(name, &run(&load(&path)), &want, 1e-6);
         // Of its size, with these heads zeroed; also of a model that is pruned already.

@@ -11,7 +11,7 @@ use candle_attention::{AttentionMask, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
-use crate::model::config::BertConfig;
+use crate::model::config::TextModelConfig;
 use crate::model::embeddings::Embeddings;
 use crate::model::feed_forward::load_linear;
 use crate::model::options::{ForwardOptions, ForwardOutput};
@@ -21,7 +21,7 @@ use crate::model::tensor_stream::{Batch, TensorStream};
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden
 /// states.
 ///
-/// [`BertConfig`] lists the families. All of them are embeddings, blocks of self-attention and feed-forward, and an
+/// [`TextModelConfig`] lists the families. All of them are embeddings, blocks of self-attention and feed-forward, and an
 /// optional norm at the end; what differs is data: the names of the tensors, where the norms are, how attention uses
 /// positions.
 ///
@@ -44,19 +44,19 @@ use crate::model::tensor_stream::{Batch, TensorStream};
 /// ```no_run
 /// use candle_attention::AttentionMask;
 /// use candle_attention::checkpoint::Checkpoint;
-/// use candle_attention_text::{BertConfig, BertModel};
+/// use candle_attention_text::{TextModelConfig, TextModel};
 /// use candle_core::{DType, Device, Tensor};
-/// let config = BertConfig::from_file("all-MiniLM-L6-v2/config.json")?;
+/// let config = TextModelConfig::from_file("all-MiniLM-L6-v2/config.json")?;
 /// let source = Checkpoint::open("all-MiniLM-L6-v2")?.at("", DType::F32, &Device::Cpu);
-/// let model = BertModel::load(&config, source)?;
+/// let model = TextModel::load(&config, source)?;
 /// let ids = Tensor::new(&[[101u32, 7592, 102], [101, 102, 0]], &Device::Cpu)?;
 /// let hidden = model.forward(&ids, None, &AttentionMask::lengths(&[3, 2]))?;
 /// assert_eq!(hidden.dims(), [2, 3, 384]);
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct BertModel {
-    pub(crate) config: BertConfig,
+pub struct TextModel {
+    pub(crate) config: TextModelConfig,
     pub(crate) embeddings: Embeddings,
     pub(crate) embeddings_norm: Option<Norm>,
     /// From the width of the embeddings to the width of the model, where they differ.
@@ -66,21 +66,21 @@ pub struct BertModel {
     pub(crate) frozen: Frozen<Self>,
 }
 
-impl BertModel {
+impl TextModel {
     /// Reads the model from the root of a checkpoint: bare, or under the prefix that it has in a checkpoint with a
     /// head, such as `bert`.
     ///
     /// Where the checkpoint holds adapters for tasks beside its weights (Jina embeddings v3), these are the weights
-    /// without any; [`LoraTasks::apply`](candle_attention::lora::LoraTasks::apply) of [`BertConfig::tasks`] gives those
+    /// without any; [`LoraTasks::apply`](candle_attention::lora::LoraTasks::apply) of [`TextModelConfig::tasks`] gives those
     /// of a task.
     ///
     /// # Errors
     /// An invalid configuration; a tensor missing or of the wrong shape, named.
-    pub fn load(config: &BertConfig, source: impl WeightSource) -> Result<Self> {
+    pub fn load(config: &TextModelConfig, source: impl WeightSource) -> Result<Self> {
         Self::load_from(config, &AnySource::new(&source))
     }
 
-    pub(crate) fn load_from(config: &BertConfig, source: &AnySource) -> Result<Self> {
+    pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
         config.validate()?;
         match config.tasks()? {
             Some(tasks) => Self::load_plain(config, &AnySource::new(&tasks.apply(source.clone(), None)?)),
@@ -89,7 +89,7 @@ impl BertModel {
     }
 
     /// [`load_from`](Self::load_from) a source that has the weights under their own names.
-    fn load_plain(config: &BertConfig, source: &AnySource) -> Result<Self> {
+    fn load_plain(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
         let source = body(config, source).unwrap_or_else(|| source.clone());
         let row = config.row_in(&source);
         let embeddings = Embeddings::load(config, &source)?;
@@ -131,7 +131,7 @@ impl BertModel {
     }
 
     /// The configuration.
-    pub fn config(&self) -> &BertConfig {
+    pub fn config(&self) -> &TextModelConfig {
         &self.config
     }
 
@@ -214,10 +214,10 @@ impl BertModel {
 }
 
 /// One line, whatever the sizes: what the model is, its dtype and its device.
-impl fmt::Debug for BertModel {
+impl fmt::Debug for TextModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = &self.config;
-        f.debug_struct("BertModel")
+        f.debug_struct("TextModel")
             .field("model_type", &config.model_type)
             .field("num_hidden_layers", &self.blocks.len())
             .field("hidden_size", &config.hidden_size)
@@ -231,7 +231,7 @@ impl fmt::Debug for BertModel {
 
 /// The body of the model, if it is not at the root of the checkpoint: under one of the prefixes that it has in a
 /// checkpoint with a head.
-pub(crate) fn body<'a>(config: &BertConfig, source: &AnySource<'a>) -> Option<AnySource<'a>> {
+pub(crate) fn body<'a>(config: &TextModelConfig, source: &AnySource<'a>) -> Option<AnySource<'a>> {
     let row = config.row();
     let words = format!("{}.weight", row.word_embeddings);
     if source.contains(&words) {
