@@ -18,11 +18,11 @@ use crate::model::options::{ForwardOptions, ForwardOutput};
 use crate::model::stream::Stream;
 use crate::model::tensor_stream::{Batch, TensorStream};
 
-/// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)) or a related encoder without a head: token ids to hidden
-/// states.
+/// A text model without a head, such as BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)), Qwen 3 or the encoder
+/// of T5: token ids to hidden states.
 ///
-/// [`TextModelConfig`] lists the families. All of them are embeddings, blocks of self-attention and feed-forward, and an
-/// optional norm at the end; what differs is data: the names of the tensors, where the norms are, how attention uses
+/// [`TextModelConfig`] lists the families. All of them are embeddings, blocks of self-attention and feed-forward, and
+/// an optional norm at the end; what differs is data: the names of the tensors, where the norms are, how attention uses
 /// positions.
 ///
 /// # Shapes
@@ -71,8 +71,8 @@ impl TextModel {
     /// head, such as `bert`.
     ///
     /// Where the checkpoint holds adapters for tasks beside its weights (Jina embeddings v3), these are the weights
-    /// without any; [`LoraTasks::apply`](candle_attention::lora::LoraTasks::apply) of [`TextModelConfig::tasks`] gives those
-    /// of a task.
+    /// without any; [`LoraTasks::apply`](candle_attention::lora::LoraTasks::apply) of [`TextModelConfig::tasks`] gives
+    /// those of a task.
     ///
     /// # Errors
     /// An invalid configuration; a tensor missing or of the wrong shape, named.
