@@ -28,7 +28,8 @@ pub fn write_file(target: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
 /// `target` is replaced, not followed.
 ///
 /// # Errors
-/// What `fill` returns; [`Error::File`] for a folder, a device or a pipe; [`Error::Io`] for a file that cannot be written.
+/// What `fill` returns; [`Error::File`] for a folder, a device or a pipe; [`Error::Io`] for a file that cannot be
+/// written.
 pub fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
     let io = |e| Error::io(target, e);
     let folder = folder_of(target)?;
