@@ -171,7 +171,7 @@ impl MultiHeadAttention {
     /// the same kernel, where a GPU has one.
     ///
     /// # Errors
-    /// Those of [`attend_with`](Self::attend_with).
+    /// The errors of [`attend_with`](Self::attend_with).
     pub fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
         self.attended(inputs, &AttentionOptions::default()).map(|(output, _)| output)
     }
@@ -181,7 +181,7 @@ impl MultiHeadAttention {
     /// batch.
     ///
     /// # Errors
-    /// Those of [`attend_with`](Self::attend_with).
+    /// The errors of [`attend_with`](Self::attend_with).
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs, options)?;
         let cache = inputs.lock_cache();

@@ -113,8 +113,8 @@ impl MultiHeadAttention {
     /// batch. Inputs with a cache add their keys and values to it.
     ///
     /// # Errors
-    /// Those of [`attend_with`](Self::attend_with), a head, a query or a number of keys that does not exist, a ragged
-    /// batch without tokens, or mean distances of sequences of unequal length in a cache.
+    /// The errors of [`attend_with`](Self::attend_with), a head, a query or a number of keys that does not exist, a
+    /// ragged batch without tokens, or mean distances of sequences of unequal length in a cache.
     pub fn observe(
         &self,
         inputs: &AttentionInputs,

@@ -114,9 +114,10 @@ fn configure(
 
 /// A parsed `config.json`, and the family that it is read as.
 ///
-/// A reference to the parsed file is one by `into()`: functions take `&json` where the file's own `model_type` decides.
+/// `&Value` converts into it. Functions then take the family from the file's own `model_type`.
 ///
-/// Some models are another family under a name of their own. Whoever knows that asks for the family by name:
+/// Some models are another family under a name of their own. Use [`with_like`](Self::with_like) to read one as that
+/// family:
 ///
 /// ```
 /// use candle_attention::checkpoint::ModelConfig;

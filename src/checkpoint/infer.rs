@@ -14,7 +14,7 @@ use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
 /// share the rest equally.
 ///
 /// # Errors
-/// Those of [`detect`]; sizes that the number of heads does not divide.
+/// The errors of [`detect`]; sizes that the number of heads does not divide.
 pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
     let layout = detect(source)?;
     let o = out_in(source, layout.o.weight, layout.o.orientation, false)?;

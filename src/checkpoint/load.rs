@@ -24,7 +24,7 @@ impl MultiHeadAttention {
     /// (MPNet, BEiT, DeBERTa).
     ///
     /// # Errors
-    /// Those of [`AttentionWeights::read`]; a shared table that the source does not hold.
+    /// The errors of [`AttentionWeights::read`]; a shared table that the source does not hold.
     pub fn load(config: &AttentionConfig, source: impl WeightSource) -> Result<Self> {
         let (weights, _) = read_with_shared_tables(config, &[], &AnySource::new(&source))?;
         Self::from_weights(config, weights)
@@ -53,7 +53,7 @@ impl ModelAttention {
     /// layers of one model differ by their number and the part that they belong to.
     ///
     /// # Errors
-    /// Those of [`config_from_json`] and [`MultiHeadAttention::load`].
+    /// The errors of [`config_from_json`] and [`MultiHeadAttention::load`].
     ///
     /// # Example
     /// ```no_run
@@ -105,7 +105,7 @@ impl Checkpoint {
     /// shorthand for [`ModelAttention::load`] from [`at`](Self::at).
     ///
     /// # Errors
-    /// Those of [`ModelAttention::load`].
+    /// The errors of [`ModelAttention::load`].
     pub fn attention<'a>(
         &self,
         prefix: &str,
@@ -119,7 +119,7 @@ impl Checkpoint {
     /// Reads a layer's weights in the dtype of its stored output projection, to write them elsewhere.
     ///
     /// # Errors
-    /// Those of [`AttentionWeights::read`].
+    /// The errors of [`AttentionWeights::read`].
     pub fn layer_weights(&self, prefix: &str, config: &AttentionConfig) -> Result<AttentionWeights> {
         let layout = detect(&self.at(prefix, DType::F32, &Device::Cpu))?;
         let stored = self.entry(&join(prefix.trim_end_matches('.'), layout.o.weight))?.dtype;

@@ -19,7 +19,7 @@ impl AttentionWeights {
     /// Biases are read if the checkpoint has them, whatever `config.bias` and `config.add_bias_kv` are.
     ///
     /// # Errors
-    /// Those of [`detect`]; a tensor whose shape does not fit the configuration, named.
+    /// The errors of [`detect`]; a tensor whose shape does not fit the configuration, named.
     pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;

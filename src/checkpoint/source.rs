@@ -60,7 +60,7 @@ pub trait WeightSource {
     /// Reads a tensor that must have the shape `stored`, and reshapes it to `shape`.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get); another number of elements.
+    /// The errors of [`get`](Self::get); another number of elements.
     fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
         Ok(self.get(name, stored)?.reshape(shape)?)
     }

@@ -97,7 +97,7 @@ impl AttentionWeights {
 /// into the header; to keep that of the source, pass [`Checkpoint::metadata`](crate::checkpoint::Checkpoint::metadata).
 ///
 /// # Errors
-/// Those of [`AttentionWeights::to_layout`]; a file that cannot be written.
+/// The errors of [`AttentionWeights::to_layout`]; a file that cannot be written.
 pub fn write_layers(
     path: impl AsRef<Path>,
     layers: &[(&str, &AttentionWeights, &AttentionConfig)],

@@ -99,7 +99,7 @@ pub(crate) struct Window {
     pub both_sides: bool,
 }
 
-/// Which layers have a sliding window. Where the key `layer_types` is said to count, it comes first.
+/// Which layers have a sliding window. Variants that mention `layer_types` read it before their own rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WindowLayers {
     /// None; the keys for windows mean nothing to the family.

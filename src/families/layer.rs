@@ -59,7 +59,7 @@ impl<'a> Layer<'a> {
     /// The layer at `prefix` of a model of this `model_type`, described by `section` of a `config.json`.
     ///
     /// # Errors
-    /// Those of [`layer_family`]; [`Error::UnsupportedKey`].
+    /// The errors of [`layer_family`]; [`Error::UnsupportedKey`].
     pub fn new(section: &'a Value, model_type: Option<&str>, prefix: &'a str) -> Result<Self> {
         let family = layer_family(model_type)?;
         check_keys(section, model_type.unwrap_or_default(), family)?;

@@ -62,7 +62,7 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Whether queries and keys of the layer are rotated, in a family in that `layers` are.
+    /// Whether this layer applies rotary embedding, given the family's rule `layers`.
     pub(super) fn is_rotated(&self, layers: RotaryLayers) -> Result<bool> {
         Ok(match layers {
             RotaryLayers::All | RotaryLayers::UnlessAlibi => true,

@@ -15,7 +15,7 @@ pub const MAX_CONFIG_BYTES: u64 = 1 << 24;
 /// Reads a JSON file of at most [`MAX_CONFIG_BYTES`].
 ///
 /// # Errors
-/// Those of [`read_limited`]; [`Error::File`] for a file that does not hold a `T`.
+/// The errors of [`read_limited`]; [`Error::File`] for a file that does not hold a `T`.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&read_limited(path, MAX_CONFIG_BYTES)?).map_err(|e| Error::file(path, e))
 }

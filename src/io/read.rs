@@ -34,8 +34,8 @@ pub fn open_regular(path: &Path) -> Result<(File, u64)> {
 /// Reads a whole regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// Those of [`open_regular`]; [`Error::File`] for a longer file, which is then not read; [`Error::Io`] for one that
-/// cannot be read.
+/// The errors of [`open_regular`]; [`Error::File`] for a longer file, which is then not read; [`Error::Io`] for one
+/// that cannot be read.
 pub fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let too_long = |length: u64| Error::file(path, format!("the file has {length} bytes, expected at most {limit}"));
     let (file, length) = open_regular(path)?;

@@ -23,7 +23,7 @@ const METADATA: &str = "__metadata__";
 /// can read.
 ///
 /// # Errors
-/// Those of [`write_atomic`]; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`, `F6E3M2`, `F4`).
+/// The errors of [`write_atomic`]; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`, `F6E3M2`, `F4`).
 ///
 /// ```
 /// use candle_attention::checkpoint::Checkpoint;

@@ -42,7 +42,7 @@ impl LoraAdapter {
     /// Reads a folder as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
     ///
     /// # Errors
-    /// Those of [`LoraConfig::from_file`], [`Checkpoint::open`] and [`new`](Self::new).
+    /// The errors of [`LoraConfig::from_file`], [`Checkpoint::open`] and [`new`](Self::new).
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let config = LoraConfig::from_file(folder.join(CONFIG))?;

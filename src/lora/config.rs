@@ -152,7 +152,7 @@ impl LoraConfig {
     /// Reads the keys of an `adapter_config.json`.
     ///
     /// # Errors
-    /// Those of [`from_file`](Self::from_file), without a path.
+    /// The errors of [`from_file`](Self::from_file), without a path.
     pub fn from_json(keys: &Value) -> Result<Self> {
         let Value::Object(keys) = keys else { return Err(Error::value("the configuration", keys, "a JSON object")) };
         match keys.get("peft_type") {

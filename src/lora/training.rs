@@ -63,7 +63,7 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     /// Continues with copies of the low-rank changes of an adapter; other tensors of it stay as they are.
     ///
     /// # Errors
-    /// Those of [`LoraAdapter::apply`].
+    /// The errors of [`LoraAdapter::apply`].
     pub fn from_adapter(adapter: &LoraAdapter, base: S) -> Result<Self> {
         let base = FrozenSource::new(base);
         adapter.apply(base.clone())?;
@@ -86,7 +86,7 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     /// The base model with the adapter of this moment merged.
     ///
     /// # Errors
-    /// Those of [`LoraAdapter::apply`].
+    /// The errors of [`LoraAdapter::apply`].
     pub fn source(&self) -> Result<AdaptedSource<FrozenSource<S>>> {
         self.adapter.apply(self.base.clone())
     }

@@ -39,7 +39,7 @@ pub fn layer_norm(size: usize, config: impl Into<LayerNormConfig>, vb: VarBuilde
 /// [`layer_norm`] without a bias.
 ///
 /// # Errors
-/// Those of [`layer_norm`].
+/// The errors of [`layer_norm`].
 pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder) -> Result<LayerNorm> {
     Ok(LayerNorm(Norm::init(NormKind::Layer, false, size, eps, &vb)?))
 }
@@ -56,7 +56,7 @@ impl LayerNorm {
     /// The layer norm of `weight` `(size)`, without a bias.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn new_no_bias(weight: Tensor, eps: f64) -> Result<Self> {
         Ok(Self(Norm::new(NormKind::Layer, weight, None, eps)?))
     }
@@ -72,7 +72,7 @@ impl LayerNorm {
     /// Reads `weight`, or `gamma`, of a norm without a bias.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     pub fn load_no_bias(size: usize, eps: f64, source: impl WeightSource) -> Result<Self> {
         Ok(Self(Norm::load(NormKind::Layer, false, size, eps, &source)?))
     }

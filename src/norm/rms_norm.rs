@@ -33,7 +33,7 @@ pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
 /// [`rms_norm`] whose factor is `1 + weight`, as in Gemma; a new weight is zeros.
 ///
 /// # Errors
-/// Those of [`rms_norm`].
+/// The errors of [`rms_norm`].
 pub fn rms_norm_offset(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
     Ok(RmsNorm(Norm::init(NormKind::RmsOffset, false, size, eps, &vb)?))
 }
@@ -50,7 +50,7 @@ impl RmsNorm {
     /// The RMS norm with the factor `1 + weight`, `(size)`, as in Gemma.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn new_offset(weight: Tensor, eps: f64) -> Result<Self> {
         Ok(Self(Norm::new(NormKind::RmsOffset, weight, None, eps)?))
     }
@@ -66,7 +66,7 @@ impl RmsNorm {
     /// [`load`](Self::load) with the factor `1 + weight`, as in Gemma.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     pub fn load_offset(size: usize, eps: f64, source: impl WeightSource) -> Result<Self> {
         Ok(Self(Norm::load(NormKind::RmsOffset, false, size, eps, &source)?))
     }

@@ -1,8 +1,8 @@
 //! The linear layer `y = x Wᵀ + b`, on the CPU with weights that are packed once.
 //!
-//! A layer for inference may keep what is packed and nothing beside it ([`Linear::pack`]). That is an explicit step of
-//! what owns its tensors, a frozen copy or an encoder of a checkpoint: a tensor that others hold too is not freed by
-//! dropping a handle, and one that others change must not be missed.
+//! A layer for inference can drop the original tensors after packing ([`Linear::pack`]). Only the owner of the tensors
+//! may request that, such as a frozen copy or an encoder of a checkpoint: other holders would keep them in memory, or
+//! change them without the layer noticing.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ pub struct Linear {
     weights: Weights,
     /// The weights as the CPU kernel reads them, packed on first use.
     packed: Arc<OnceLock<PackedWeights>>,
-    /// That of the weight the layer was made of.
+    /// The id of the weight that the layer was made from.
     id: TensorId,
     /// `(out, in)`.
     dims: [usize; 2],
@@ -34,7 +34,7 @@ pub struct Linear {
 enum Weights {
     /// Tensors, which may be variables or belong to others too.
     Tensors(LinearWeights),
-    /// What is packed, and nothing beside it.
+    /// Packed weights only.
     Packed { has_bias: bool, like: Tensor },
 }
 
@@ -79,7 +79,7 @@ impl Linear {
         }
     }
 
-    /// What tells the weights of this layer from all others: layers that share them have the same.
+    /// Identity of the weights: layers that share them have the same id.
     pub fn id(&self) -> TensorId {
         self.id
     }

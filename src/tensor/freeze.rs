@@ -19,9 +19,9 @@ use half::{bf16, f16};
 use crate::error::Result;
 use crate::tensor::cpu_slice::with_slices;
 
-/// What consists of tensors: the weights of a layer, a layer, a model.
+/// A tree of tensors: the weights of a layer, a layer, a model.
 pub trait MapTensors: Sized {
-    /// The same with `f` of each tensor. The order of the tensors depends on their number only.
+    /// Applies `f` to every tensor, in an order that depends on their number only.
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
 }
 

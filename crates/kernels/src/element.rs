@@ -140,7 +140,7 @@ pub fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, t
 /// [`attend`] into an existing slice, `to` `(queries, h, d_v)`.
 ///
 /// # Errors
-/// Those of [`attend`], and if `to` has another size.
+/// The errors of [`attend`], and if `to` has another size.
 pub fn attend_into<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
     T::attend_into(isa, team, problem, to)
 }

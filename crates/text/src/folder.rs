@@ -129,7 +129,7 @@ macro_rules! constructors {
         /// The same from memory.
         ///
         /// # Errors
-        /// Those of [`from_folder`](Self::from_folder).
+        /// The errors of [`from_folder`](Self::from_folder).
         pub fn from_files(
             files: &crate::ModelFiles,
             dtype: candle_core::DType,
@@ -142,7 +142,7 @@ macro_rules! constructors {
         /// The model of a hub id, from the local cache if it is there.
         ///
         /// # Errors
-        /// Those of [`download`](crate::download) and [`from_folder`](Self::from_folder).
+        /// The errors of [`download`](crate::download) and [`from_folder`](Self::from_folder).
         #[cfg(feature = "hub")]
         pub fn from_hub(
             id: &str,
@@ -157,7 +157,7 @@ macro_rules! constructors {
         /// The same with the weights from any source, such as variables that are being trained or bytes.
         ///
         /// # Errors
-        /// Those of [`from_folder`](Self::from_folder).
+        /// The errors of [`from_folder`](Self::from_folder).
         pub fn load(
             folder: impl AsRef<std::path::Path>,
             source: impl candle_attention::checkpoint::WeightSource,

@@ -206,8 +206,8 @@ impl KvCache {
     /// [`truncate`](Self::truncate) with a length for each sequence.
     ///
     /// # Errors
-    /// Those of [`truncate`](Self::truncate), another number of lengths than sequences, or a length of more tokens than
-    /// the sequence has. The cache is unchanged then.
+    /// The errors of [`truncate`](Self::truncate), another number of lengths than sequences, or a length of more tokens
+    /// than the sequence has. The cache is unchanged then.
     pub fn truncate_sequences(&mut self, lengths: &[usize]) -> Result<()> {
         if lengths.len() != self.sequences.len() {
             let expected = format!("{}, the sequences in the cache", self.sequences.len());

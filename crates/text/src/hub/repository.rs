@@ -20,7 +20,7 @@ use crate::model_files::inside;
 use candle_attention::io::{open_regular, read_limited, write_file};
 use candle_attention::{Error, Result};
 
-/// A commit has 40 bytes; a file of a branch that is longer is none.
+/// A commit has 40 bytes; longer files are not refs.
 const MAX_REF_BYTES: u64 = 1024;
 
 /// The longest header of a safetensors file, in bytes, that the library reads.

@@ -326,7 +326,7 @@ impl TextModelConfig {
     /// The task adapters that the checkpoint holds beside its weights, if it does: Jina embeddings v3.
     ///
     /// # Errors
-    /// Those of [`LoraTasks::from_config`].
+    /// The errors of [`LoraTasks::from_config`].
     pub fn tasks(&self) -> Result<Option<LoraTasks>> {
         LoraTasks::from_config(&self.keys)
     }

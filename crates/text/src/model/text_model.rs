@@ -161,7 +161,7 @@ impl TextModel {
     /// [`forward`](Self::forward), with dropout if `train`.
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     pub fn forward_t(
         &self,
         ids: &Tensor,
@@ -176,7 +176,7 @@ impl TextModel {
     /// [`forward`](Self::forward) with options: head masks, and observing attention.
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward); a layer that does not exist; a number of head masks other than that of
+    /// The errors of [`forward`](Self::forward); a layer that does not exist; a number of head masks other than that of
     /// layers.
     pub fn forward_with(
         &self,

@@ -102,7 +102,7 @@ impl MultiVectorEncoder {
     /// its mask tokens, which count too.
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode); a maximum length, if all queries of the model have one length.
+    /// The errors of [`encode`](Self::encode); a maximum length, if all queries of the model have one length.
     pub fn encode_query(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
         self.run(texts, options, Some(Task::Query))
     }
@@ -110,7 +110,7 @@ impl MultiVectorEncoder {
     /// [`encode`](Self::encode) for texts that are searched: with the model's prompt and length for documents.
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_document(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
         self.run(texts, options, Some(Task::Document))
     }
@@ -119,7 +119,7 @@ impl MultiVectorEncoder {
     /// query's vectors if the model states `meanmaxsim`.
     ///
     /// # Errors
-    /// Those of [`max_sim`](crate::max_sim).
+    /// The errors of [`max_sim`](crate::max_sim).
     pub fn similarity(&self, queries: &[Tensor], documents: &[Tensor]) -> Result<Vec<Vec<f32>>> {
         let of_query = |query: &Tensor| {
             let mut scores = max_sim(query, documents)?;

@@ -48,7 +48,7 @@ impl<'a> PruneOptions<'a> {
 /// [`write_pruned_with`] the default options: the smaller model.
 ///
 /// # Errors
-/// Those of [`write_pruned_with`].
+/// The errors of [`write_pruned_with`].
 pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &PrunedHeads) -> Result<PrunedHeads> {
     write_pruned_with(folder, target, heads, &PruneOptions::default())
 }

@@ -128,7 +128,7 @@ impl SentenceEncoder {
     /// the folder.
     ///
     /// # Errors
-    /// Those of [`from_folder`](Self::from_folder); a model with several transformers, or none.
+    /// The errors of [`from_folder`](Self::from_folder); a model with several transformers, or none.
     pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
         Self::load_from(ModelFolder::new(&folder), &AnySource::new(&source))
     }

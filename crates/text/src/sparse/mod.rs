@@ -125,7 +125,7 @@ impl SparseEncoder {
     /// name another prompt.
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_query(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<SparseVector>> {
         self.run(texts, options, Some(Task::Query))
     }
@@ -134,7 +134,7 @@ impl SparseEncoder {
     /// options name another prompt.
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub fn encode_document(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<SparseVector>> {
         self.run(texts, options, Some(Task::Document))
     }

@@ -59,7 +59,7 @@ impl CrossEncoder {
         /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
         ///
         /// # Errors
-        /// Those of [`TextClassifier::from_folder`]; an activation other than a sigmoid or none.
+        /// The errors of [`TextClassifier::from_folder`]; an activation other than a sigmoid or none.
         from_folder, from_files, from_hub, load, open;
     }
 

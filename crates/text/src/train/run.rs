@@ -207,7 +207,7 @@ impl Trainer {
     /// configuration except the number of steps, the texts and the teacher.
     ///
     /// # Errors
-    /// Those of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
+    /// The errors of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, dtype: DType) -> Result<()> {
         let small = self.small_files()?;
         let weights = self.student.variables().into_iter();

@@ -35,7 +35,7 @@ impl Teacher {
     /// its vectors differ in the third digit.
     ///
     /// # Errors
-    /// Those of [`SentenceEncoder::from_folder`].
+    /// The errors of [`SentenceEncoder::from_folder`].
     pub fn open(folder: impl AsRef<Path>, dtype: DType) -> Result<Self> {
         let encoder = SentenceEncoder::from_folder(&folder, dtype, &Device::Cpu)?;
         let content = crate::fingerprint(&folder)?;
@@ -46,7 +46,7 @@ impl Teacher {
     /// One unit vector per text, `(texts, embedding_size)` in f32.
     ///
     /// # Errors
-    /// Those of [`SentenceEncoder::encode`].
+    /// The errors of [`SentenceEncoder::encode`].
     pub fn encode(&self, texts: &[String]) -> Result<Tensor> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         unit(&self.encoder.encode(&texts, &EncodeOptions::default().with_batch_size(64))?.to_dtype(DType::F32)?)
