@@ -96,7 +96,6 @@ pub mod pruning;
 pub mod ragged;
 pub mod sdpa;
 #[cfg(test)]
-#[allow(unsafe_code)]
 #[path = "../crates/kernels/tests/support/mod.rs"]
 mod support;
 pub mod tensor;

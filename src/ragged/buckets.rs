@@ -2,9 +2,9 @@
 //!
 //! A bucket is filled from the longest sequence to the shorter ones. Its mean length falls with each sequence, so that
 //! the first one with which padding would be more than a quarter ends the bucket: no shorter one could be in it either.
-//! Every sequence of at least three quarters of the longest fits, so that sequences of up to `n` tokens need at most `1
-//! + log(n) / log(4/3)` buckets, 22 for 512 tokens. Rounding lengths up, to share shapes between batches, was rejected:
-//! the kernels take any length, and candle's allocator rounds sizes up itself.
+//! Every sequence of at least three quarters of the longest fits, so that sequences of up to `n` tokens need at most
+//! `1 + log(n) / log(4/3)` buckets, 22 for 512 tokens. Rounding lengths up, to share shapes between batches, was
+//! rejected: the kernels take any length, and candle's allocator rounds sizes up itself.
 
 use std::cmp::Reverse;
 

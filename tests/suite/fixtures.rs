@@ -40,6 +40,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "sentence_modules",
             "sentence_outputs",
             "../../src/families/defaults_test",
+            "../common/models",
         ],
     ),
 ];

@@ -144,7 +144,7 @@ fn a_seed_makes_dropout_reproducible() {
     let ragged = |seed: u64| {
         let options = train.with_dropout_seed(seed);
         dropping
-            .attend_with(&AttentionInputs::ragged(&xs.get(0).unwrap(), &[20, 4], &AttentionMask::full()), &options)
+            .attend_with(&AttentionInputs::ragged(&xs.get(0).unwrap(), &[20, 4], AttentionMask::full()), &options)
             .unwrap()
             .output
     };

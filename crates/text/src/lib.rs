@@ -78,7 +78,6 @@ pub mod search;
 mod sentence;
 mod sparse;
 #[cfg(test)]
-#[allow(unsafe_code)]
 #[path = "../../kernels/tests/support/mod.rs"]
 mod support;
 mod text;

@@ -16,6 +16,7 @@ impl Random {
     }
 
     /// Uniform in `[-1, 1)`.
+    #[allow(clippy::should_implement_trait, reason = "an iterator would never end")]
     pub fn next(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
