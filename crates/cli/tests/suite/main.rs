@@ -8,12 +8,6 @@ mod cli;
 mod common;
 mod encode;
 mod head_programs;
-#[cfg(feature = "hub")]
-mod hub;
-#[allow(dead_code, reason = "two suites share it")]
-#[cfg(feature = "hub")]
-#[path = "../../../text/tests/hub/server.rs"]
-mod hub_server;
 mod inspect_program;
 #[allow(dead_code, reason = "two suites share it")]
 #[path = "../../../../tests/common/models.rs"]

@@ -19,8 +19,7 @@ use std::net::TcpListener;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, download};
 use candle_core::{DType, Device};
 
-pub use server::Hub;
-use server::{Answer, COMMIT, ID};
+use server::{Answer, COMMIT, Hub, ID};
 
 use crate::common::{Golden, LAYER, assert_close, fixture, says};
 

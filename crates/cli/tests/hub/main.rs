@@ -1,7 +1,17 @@
 //! Models of a hub, by the program.
 
-use crate::hub_server::{Hub, ID};
-use crate::programs::{fails, program, succeeds};
+#[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
+#[allow(dead_code, unused_imports, reason = "the suite uses all of it")]
+#[path = "../suite/programs.rs"]
+mod programs;
+#[allow(dead_code, reason = "the tests of the text package use all of it")]
+#[path = "../../../text/tests/hub/server.rs"]
+mod server;
+
+use programs::{fails, program, succeeds};
+use server::{Hub, ID};
 
 #[test]
 fn four_processes_bring_one_model_at_once() {
