@@ -141,7 +141,7 @@ fn candle_transformers(folder: &str, input: &str, dtype: DType) -> Result<Work> 
     use candle_transformers::models::bert;
     let config: bert::Config = serde_json::from_str(&std::fs::read_to_string(format!("{folder}/config.json"))?)?;
     let tensors = candle_core::safetensors::load(format!("{folder}/model.safetensors"), &CPU)?;
-    let model = bert::TextModel::load(candle_nn::VarBuilder::from_tensors(tensors, dtype, &CPU), &config)?;
+    let model = bert::BertModel::load(candle_nn::VarBuilder::from_tensors(tensors, dtype, &CPU), &config)?;
     let ids = Checkpoint::open(input)?.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
     let types = ids.zeros_like()?;
     Ok(Box::new(move || Ok(model.forward(&ids, &types, None)?)))

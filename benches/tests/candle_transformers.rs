@@ -40,7 +40,7 @@ fn jina_bert_golden_values_are_the_output_of_candle_transformers() {
     }))
     .unwrap();
     let (ids, want) = (tensors["golden.ids"].clone(), tensors["golden.output"].clone());
-    let model = jina_bert::TextModel::new(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &config).unwrap();
+    let model = jina_bert::BertModel::new(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &config).unwrap();
     assert_close(&model.forward(&ids).unwrap(), &want, 2e-5);
 }
 
@@ -50,7 +50,7 @@ fn bert_equals_candle_transformers() {
     let json = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let theirs: bert::Config = serde_json::from_str(&json).unwrap();
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &CPU).unwrap();
-    let theirs = bert::TextModel::load(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &theirs).unwrap();
+    let theirs = bert::BertModel::load(VarBuilder::from_tensors(tensors, DType::F32, &CPU), &theirs).unwrap();
     let config: TextModelConfig = serde_json::from_str(&json).unwrap();
     let source = Checkpoint::open(&folder).unwrap().at("", DType::F32, &CPU);
     let ours = TextModel::load(&config, source).unwrap();
