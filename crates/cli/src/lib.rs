@@ -2,6 +2,7 @@
 //!
 //! The program (`main.rs`) has all of them. The examples of the repository run `encode`, `attend` and `inspect` as
 //! programs of their own, so that they compile without the feature `program`.
+#![cfg_attr(not(feature = "program"), allow(dead_code, reason = "three commands use a part"))]
 
 pub mod attend;
 #[cfg(feature = "program")]

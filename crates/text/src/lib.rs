@@ -49,33 +49,41 @@
 //!
 //! | Feature | Default | Adds |
 //! |---|---|---|
+//! | `tasks` | yes | beyond dense sentence embeddings: classifiers, rerankers, masked tokens, sparse and multi-vector models, search, pruning |
 //! | `hub` | no | models by their id on the Hugging Face Hub |
 //! | `train` | no | the module `train` |
 //! | `visualize` | no | the module `visualize` |
 //! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
 //! | `cuda`, `cudnn`, `flash-attn`, `metal`, `accelerate`, `mkl` | no | as in [`candle_attention`] |
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(feature = "tasks"), allow(dead_code, reason = "most of what the models below share"))]
 
 mod default_dtype;
 mod families;
 mod folder;
 mod hash;
+#[cfg(feature = "tasks")]
 mod heads;
 mod hub;
 mod kind;
+#[cfg(feature = "tasks")]
 mod m3;
 mod model;
 mod model_files;
+#[cfg(feature = "tasks")]
 mod multi_vector;
 mod prompts;
+#[cfg(feature = "tasks")]
 mod pruning;
 #[cfg(test)]
 #[allow(dead_code, reason = "the tests of the layer share it")]
 #[path = "../../../src/tensor/random.rs"]
 mod random;
 mod router;
+#[cfg(feature = "tasks")]
 pub mod search;
 mod sentence;
+#[cfg(feature = "tasks")]
 mod sparse;
 #[cfg(test)]
 #[path = "../../kernels/tests/support/mod.rs"]
@@ -87,23 +95,32 @@ pub mod train;
 pub mod visualize;
 
 pub use default_dtype::default_dtype;
+#[cfg(feature = "tasks")]
 pub use heads::classifier::{SequenceClassifier, SequenceHead};
+#[cfg(feature = "tasks")]
 pub use heads::head_model::HeadModel;
+#[cfg(feature = "tasks")]
 pub use heads::masked_lm::{MaskedHead, MaskedLm};
+#[cfg(feature = "tasks")]
 pub use heads::task_head::TaskHead;
+#[cfg(feature = "tasks")]
 pub use heads::token_classifier::{TokenClassificationHead, TokenHead};
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
 pub use kind::EncoderKind;
+#[cfg(feature = "tasks")]
 pub use m3::{M3Embedding, M3Encoder};
 pub use model::config::TextModelConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
 pub use model::pooling::{Pooling, PoolingMode};
 pub use model::text_model::TextModel;
 pub use model_files::ModelFiles;
+#[cfg(feature = "tasks")]
 pub use multi_vector::MultiVectorEncoder;
+#[cfg(feature = "tasks")]
 pub use pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead};
+#[cfg(feature = "tasks")]
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
 pub use sentence::SentenceEncoder;
 pub use sentence::encode::EncodeIter;
@@ -112,22 +129,29 @@ pub use sentence::quantize::{
     Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
 };
 pub use sentence::similarity::SimilarityFunction;
+#[cfg(feature = "tasks")]
 pub use sparse::SparseEncoder;
+#[cfg(feature = "tasks")]
 pub use sparse::vector::SparseVector;
 #[cfg(feature = "visualize")]
 pub use text::attention_maps::MapOptions;
+#[cfg(feature = "tasks")]
 pub use text::cross_encoder::{CrossEncoder, Ranked};
+#[cfg(feature = "tasks")]
 pub use text::entities::{Aggregation, Entity};
+#[cfg(feature = "tasks")]
 pub use text::fill_mask::{FillMask, MaskPrediction};
 pub use text::options::{EncodeOptions, Task};
+#[cfg(feature = "tasks")]
 pub use text::text_classifier::{Label, TextClassifier};
+#[cfg(feature = "tasks")]
 pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;
 
 pub use candle_attention::ops::max_sim;
 
 /// Compiles the code blocks of the README and of the guide as doctests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "tasks"))]
 mod documents {
     #[doc = include_str!("../README.md")]
     struct Readme;

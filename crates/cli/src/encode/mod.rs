@@ -3,6 +3,10 @@
 mod adaptation;
 mod embedder;
 mod outputs;
+#[cfg(feature = "program")]
+mod retrieval;
+#[cfg(not(feature = "program"))]
+#[path = "no_retrieval.rs"]
 mod retrieval;
 mod table;
 mod write;
