@@ -35,7 +35,7 @@ macro_rules! for_cuda_element {
         }
     };
 }
-pub use for_cuda_element;
+pub(crate) use for_cuda_element;
 
 /// The memory of a CUDA tensor, locked for reading.
 pub struct CudaView<'a> {
