@@ -14,7 +14,7 @@ use half::bf16;
 
 use crate::attention::MultiHeadAttention;
 use crate::config::NormKind;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::for_cpu_element;
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::NormParameters;
@@ -75,6 +75,19 @@ impl MultiHeadAttention {
         buffers: &Buffers,
         output: &mut [O],
     ) -> Result<()> {
+        let tokens = offsets.last().copied().unwrap_or(0);
+        if offsets.first().is_some_and(|first| *first != 0) || !offsets.is_sorted() {
+            return Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less"));
+        }
+        let sizes = [
+            ("xs", xs.len(), self.config.resolved_query_size()),
+            ("output", output.len(), self.config.resolved_output_size()),
+        ];
+        for (name, found, width) in sizes {
+            if tokens.checked_mul(width) != Some(found) {
+                return Err(Error::shape(name, &[found], format!("{tokens} tokens of {width} elements")));
+            }
+        }
         self.rows_under(team, xs, offsets, &self.with_own_mask(mask), buffers, output)
     }
 
