@@ -18,8 +18,8 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use candle_attention::checkpoint::{Checkpoint, infer_config};
-use candle_attention_text::{TextModelConfig, TextModel, EncodeOptions, SentenceEncoder};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

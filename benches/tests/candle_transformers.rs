@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::{TextModelConfig, TextModel};
+use candle_attention_text::{TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{bert, jina_bert};

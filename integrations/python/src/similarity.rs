@@ -2,9 +2,7 @@
 
 use candle_attention::Result;
 use candle_attention::candle_core::Tensor;
-use candle_attention_text::{
-    Precision, QuantizationRanges, QuantizedValues, SimilarityFunction, quantize_embeddings,
-};
+use candle_attention_text::{Precision, QuantizationRanges, QuantizedValues, SimilarityFunction, quantize_embeddings};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use candle_attention_text::QuantizationRanges;
 use candle_attention_datafusion::{Models, Source};
+use candle_attention_text::QuantizationRanges;
 use datafusion::datasource::MemTable;
 
 use crate::common::{BAD_WORD, bad_model, batch, fixture, has, query_error, session, source, tiny};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use candle_attention_text::{EncodeOptions, Precision, QuantizationRanges, QuantizedValues, quantize_embeddings};
 use candle_attention_datafusion::{EmbeddingPrecision, Models, Source, register};
+use candle_attention_text::{EncodeOptions, Precision, QuantizationRanges, QuantizedValues, quantize_embeddings};
 use datafusion::arrow::array::types::{Float16Type, Float32Type, Int8Type, UInt8Type};
 use datafusion::arrow::array::{Array, AsArray, RecordBatch};
 use datafusion::arrow::compute::cast;
