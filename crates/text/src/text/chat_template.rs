@@ -11,8 +11,8 @@ use crate::folder::ModelFolder;
 /// The file of a model's template.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
-/// The longest template, in bytes. Those of chat models have up to 20,000.
-pub(super) const MAX_TEMPLATE_BYTES: u64 = 1 << 16;
+/// The longest template, in bytes. Those of rerankers have up to 4,000.
+pub(super) const MAX_TEMPLATE_BYTES: u64 = 1 << 14;
 
 /// Keys of the tokenizer that a template may name.
 const SPECIAL_TOKENS: [&str; 7] =
@@ -27,7 +27,8 @@ pub(crate) type Message<'a> = (&'static str, &'a str);
 /// A chat template and what it is rendered with beside the messages.
 #[derive(Clone)]
 pub(crate) struct ChatTemplate {
-    pub(super) source: String,
+    #[cfg(feature = "tasks")]
+    pub(super) compiled: minijinja::Environment<'static>,
     pub(super) variables: Map<String, Value>,
     /// Whether the content of a message is a list of parts instead of a text.
     pub(super) structured: bool,
@@ -96,7 +97,14 @@ impl ChatTemplate {
                 variables.insert(option, value);
             }
         }
-        let template = Self { source, variables, structured };
+        #[cfg(feature = "tasks")]
+        let compiled = super::jinja::compile(source).map_err(|e| Error::file(transformer, e))?;
+        let template = Self {
+            #[cfg(feature = "tasks")]
+            compiled,
+            variables,
+            structured,
+        };
         #[cfg(feature = "tasks")]
         template.check().map_err(|e| Error::file(transformer, e))?;
         Ok(Some(template))

@@ -15,25 +15,40 @@ use crate::text::tokenizer::MAX_TEXT_BYTES;
 /// The most instructions that a template may run. One of a reranker runs some 100.
 const MAX_INSTRUCTIONS: u64 = 100_000;
 
+/// The most statements and expressions of a template, and tokens of each. Those of rerankers have a few dozen. Parser
+/// and compiler recurse, and 3,000 still fit on a stack of 2 MB.
+const MAX_PARTS: usize = 200;
+
 /// Statements that put no values together.
 const STATEMENTS: [&str; 7] = ["if", "elif", "else", "endif", "for", "endfor", "set"];
-
-/// Operators that put values together, and the beginning of a map.
-const JOINING: [char; 5] = ['*', '~', '+', '%', '{'];
 
 /// Words before a value that are none themselves.
 const KEYWORDS: [&str; 10] = ["and", "elif", "else", "for", "if", "in", "is", "not", "or", "set"];
 
+/// Checks that a template does only what this version runs, and compiles it.
+pub(super) fn compile(source: String) -> Result<Environment<'static>> {
+    let parts = code(&source);
+    let longest = parts.iter().map(Vec::len).max().unwrap_or(0);
+    let sizes = [("bytes", source.len(), MAX_TEMPLATE_BYTES as usize), ("statements", parts.len(), MAX_PARTS)];
+    for (what, found, most) in sizes.into_iter().chain([("words and signs in a statement", longest, MAX_PARTS)]) {
+        if found > most {
+            let what = format!("the number of {what} of the chat template");
+            return Err(Error::value(what, found, format!("at most {most}")));
+        }
+    }
+    parts.iter().try_for_each(|tokens| check_code(tokens))?;
+    let mut environment = environment();
+    environment.add_template_owned("chat_template", source).map_err(failed)?;
+    Ok(environment)
+}
+
+fn failed(e: minijinja::Error) -> Error {
+    Error::value("the chat template", e, "one that this version runs")
+}
+
 impl ChatTemplate {
-    /// Checks that the template does only what this version runs, and that both texts of a pair reach its output.
+    /// Checks that both texts of a pair reach the output.
     pub(super) fn check(&self) -> Result<()> {
-        if self.source.len() as u64 > MAX_TEMPLATE_BYTES {
-            let allowed = format!("at most {MAX_TEMPLATE_BYTES}");
-            return Err(Error::value("the length of the chat template in bytes", self.source.len(), allowed));
-        }
-        for code in code(&self.source) {
-            check_code(code)?;
-        }
         let render = |query, document| self.render(&[("query", query), ("document", document)]);
         let base = render("alpha", "bravo")?;
         for (role, other) in [("query", render("charlie", "bravo")?), ("document", render("alpha", "foxtrot")?)] {
@@ -56,9 +71,7 @@ impl ChatTemplate {
         };
         let mut variables = self.variables.clone();
         variables.insert("messages".to_string(), messages.iter().map(message).collect());
-        let failed = |e: minijinja::Error| Error::value("the chat template", e, "one that this version runs");
-        let environment = environment();
-        let template = environment.template_from_str(&self.source).map_err(failed)?;
+        let template = self.compiled.get_template("chat_template").map_err(failed)?;
         let mut output = Limited(Vec::new());
         template.render_captured_to(JinjaValue::from_serialize(&variables), &mut output).map_err(failed)?;
         Ok(String::from_utf8_lossy(&output.0).into_owned())
@@ -95,91 +108,89 @@ fn trimmed(value: JinjaValue) -> std::result::Result<JinjaValue, minijinja::Erro
     text.ok_or_else(|| minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "`trim` of what is no text"))
 }
 
-/// The statements and expressions of a template, without their delimiters and texts in quotes; a statement begins with
-/// `%`.
-fn code(source: &str) -> Vec<String> {
+/// The statements and expressions of a template as tokens: words, quoted texts, and signs of one character. The first
+/// token of a statement is `%`, that of an expression `{`. Delimiters and comments are found as minijinja finds them.
+fn code(source: &str) -> Vec<Vec<&str>> {
     let mut parts = Vec::new();
     let mut rest = source;
-    while let Some(start) = rest.find('{') {
-        let (kind, end) = match rest[start + 1..].chars().next() {
-            Some('{') => ('{', "}}"),
-            Some('%') => ('%', "%}"),
-            Some('#') => {
-                rest = rest.split_once("#}").map_or("", |(_, after)| after);
-                continue;
+    while let Some((_, inside)) = rest.split_once('{') {
+        rest = match inside.bytes().next() {
+            Some(b'#') => inside[1..].split_once("#}").map_or("", |(_, after)| after),
+            Some(b'{' | b'%') => {
+                let (tokens, after) = tokens(inside);
+                parts.push(tokens);
+                after
             }
-            _ => {
-                rest = &rest[start + 1..];
-                continue;
-            }
+            _ => inside,
         };
-        let inside = &rest[start + 2..];
-        let mut quote = None;
-        let mut length = inside.len();
-        let mut part = String::new();
-        let mut escaped = false;
-        for (at, c) in inside.char_indices() {
-            match quote {
-                Some(_) if escaped => escaped = false,
-                Some(_) if c == '\\' => escaped = true,
-                Some(open) if c == open => quote = None,
-                Some(_) => {}
-                None if inside[at..].starts_with(end) => {
-                    length = at;
-                    break;
-                }
-                None if c == '"' || c == '\'' => quote = Some(c),
-                None => part.push(c),
-            }
-        }
-        let part = part.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
-        parts.push(if kind == '%' { format!("%{part}") } else { part.to_string() });
-        rest = inside.get(length + 2..).unwrap_or_default();
     }
     parts
 }
 
-/// Checks that a statement or an expression puts no values together.
-fn check_code(code: String) -> Result<()> {
-    let (statement, code) = match code.strip_prefix('%') {
-        Some(statement) => (statement.split_whitespace().next(), statement.to_string()),
-        None => (None, code),
-    };
+/// The tokens of a statement or an expression, from the second character of its delimiter, and what comes after it.
+fn tokens(code: &str) -> (Vec<&str>, &str) {
+    let end = if code.starts_with('%') { "%}" } else { "}}" };
+    let (mut tokens, mut rest) = (vec![&code[..1]], &code[1..]);
+    // A sign here says that white space before is left out.
+    rest = rest.strip_prefix(['-', '+']).unwrap_or(rest);
+    while !rest.is_empty() && !rest.starts_with(end) {
+        let (token, after) = rest.split_at(token_length(rest));
+        tokens.extend(Some(token).filter(|token| !token.trim().is_empty()));
+        rest = after;
+    }
+    (tokens, rest.get(end.len()..).unwrap_or_default())
+}
+
+/// The length of the token at the start of a text that is not empty.
+fn token_length(code: &str) -> usize {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut chars = code.char_indices();
+    match chars.next() {
+        Some((_, quote @ ('"' | '\''))) => {
+            while let Some((at, c)) = chars.next() {
+                match c {
+                    '\\' => drop(chars.next()),
+                    c if c == quote => return at + 1,
+                    _ => {}
+                }
+            }
+            code.len()
+        }
+        Some((_, c)) if is_word(c) => code.find(|c| !is_word(c)).unwrap_or(code.len()),
+        first => first.map_or(0, |(_, c)| c.len_utf8()),
+    }
+}
+
+/// Checks that a statement or an expression puts no values together, and calls nothing but filters and tests.
+fn check_code(tokens: &[&str]) -> Result<()> {
     let refused = |what: String| {
         let expected = "values as they are: this version puts none together inside a template";
         Err(Error::value("the chat template", what, expected))
     };
-    match statement {
-        Some(name) if !STATEMENTS.contains(&name) => return refused(format!("a statement `{name}`")),
+    match tokens {
+        ["%", name, ..] if !STATEMENTS.contains(name) => return refused(format!("a statement `{name}`")),
         // A block between `set` and `endset` would be a value made of others.
-        Some("set") if !code.contains('=') => return refused("a `set` without a value".to_string()),
+        ["%", "set", ..] if !tokens.contains(&"=") => return refused("a `set` without a value".to_string()),
         _ => {}
     }
-    if let Some(operator) = code.chars().find(|c| JOINING.contains(c)) {
-        return refused(format!("an operator `{operator}`"));
-    }
-    match makes_list(&code) {
-        true => refused("a list".to_string()),
-        false => Ok(()),
-    }
-}
-
-/// Whether code without quoted texts makes a list: by brackets that index nothing, or by a comma outside of a call.
-fn makes_list(code: &str) -> bool {
-    let mut calls = Vec::new();
-    for (at, c) in code.char_indices() {
-        let before = code[..at].trim_end();
-        let word = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
-        let after_value = before.ends_with([']', ')']) || !word.is_empty() && !KEYWORDS.contains(&word);
-        match c {
-            '[' if !after_value => return true,
-            '(' | '[' => calls.push(c == '(' && after_value),
-            ')' | ']' => drop(calls.pop()),
-            ',' if calls.last() != Some(&true) => return true,
+    // The open brackets, and whether each holds the arguments of a filter or of a test.
+    let mut open = Vec::new();
+    for (at, token) in tokens.iter().enumerate().skip(1) {
+        let before = tokens[at - 1];
+        let is_name = before.starts_with(|c: char| c.is_alphanumeric() || c == '_') && !KEYWORDS.contains(&before);
+        let after_value = is_name || before.ends_with([']', ')', '"', '\'']);
+        let of_filter = is_name && matches!(tokens[..at - 1], [.., "|" | "is"] | [.., "is", "not"]);
+        match *token {
+            "*" | "~" | "+" | "/" | "%" | "{" => return refused(format!("an operator `{token}`")),
+            "(" if after_value && !of_filter => return refused(format!("a call of `{before}`")),
+            "[" if !after_value => return refused("a list".to_string()),
+            "(" | "[" => open.push(of_filter && *token == "("),
+            ")" | "]" => drop(open.pop()),
+            "," if open.last() != Some(&true) => return refused("a list".to_string()),
             _ => {}
         }
     }
-    false
+    Ok(())
 }
 
 /// A text of at most [`MAX_TEXT_BYTES`].

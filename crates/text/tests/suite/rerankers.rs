@@ -120,13 +120,50 @@ fn templates_that_could_grow_or_lose_a_text_are_refused() {
     refused(&format!("{both}{{% for a in messages %}}"), &["the chat template is"]);
     refused(&format!("{{# {{{{ ' #}}{{{{ 'a' * 9 }}}}{both}"), &["an operator `*`"]);
     refused(&format!("{{{{ {{'a': {{}}}} * 9 }}}}{both}"), &["an operator `{`"]);
-    for list in ["[a, a]", "(a, a)", "a, a", "a.b(a, [a])", "none or (a, a)", "none or [a]"] {
+    for list in ["[a, a]", "(a, a)", "a, a", "none or (a, a)", "none or [a]"] {
         refused(&format!("{{% set a = {list} %}}{both}"), &["the chat template is a list"]);
     }
     refused(&format!("{{{{ messages | trim }}}}{both}"), &["`trim` of what is no text"]);
     let nested = "{% for a in messages %}".repeat(20) + "x" + &"{% endfor %}".repeat(20);
     refused(&format!("{both}{nested}"), &["the chat template is", "fuel"]);
     refused(&"x".repeat(1 << 17), &["chat_template.jinja", "expected at most"]);
+    // To minijinja `{#}` opens a comment, which ends at the next `#}`.
+    refused(&format!("{{#}}{{{{ \"#}}{{% set a = 'x' * 9 %}}{{#\" }}}}#}}{both}"), &["an operator `*`"]);
+    for call in ["loop(messages)", "not loop(a)", "a.items()", "(a)(a)", "a[0]()", "'is'('a')"] {
+        refused(&format!("{{% set b = {call} %}}{both}"), &["the chat template is a call of"]);
+    }
+    assert!(open(with_template(&format!("{both}{{{{ messages[0].role is not eq('a', ) }}}}")).path()).is_ok());
+}
+
+/// Parser and compiler of minijinja recurse along such rows, and rayon's threads have stacks of 2 MB.
+#[test]
+fn templates_that_are_nested_deep_are_refused() {
+    let both = "{{ messages[0].content }} {{ messages[1].content }}";
+    let rows =
+        ["-", "not ", "a or ", "a if ", "a.", "a|", "a|list|", "a is "].map(|part| part.repeat(5_000 / part.len()));
+    for row in rows.iter().chain([&"[0]".repeat(2_000), &"()".repeat(2_000)]) {
+        let template = format!("{both}{{{{{row}a}}}}");
+        let refuse = || {
+            says(
+                open(with_template(&template).path()),
+                &["the number of words and signs in a statement of the chat template", "expected at most 200"],
+            )
+        };
+        std::thread::scope(|scope| scope.spawn(refuse).join().unwrap());
+    }
+    let branches = "{% if a %}".to_string() + &"{% elif a %}".repeat(1_000) + "{% endif %}";
+    says(
+        open(with_template(&format!("{both}{branches}")).path()),
+        &["the number of statements of the chat template", "expected at most 200"],
+    );
+    // As many as are allowed are compiled on a stack of 512 KiB.
+    let most =
+        both.to_string() + &format!("{{{{ {}1 }}}}", "-".repeat(197)) + "{% if a %}" + &"{% elif a %}".repeat(190);
+    let folder = with_template(&(most + "{% endif %}"));
+    let load = || assert!(open(folder.path()).is_ok());
+    std::thread::scope(|scope| {
+        std::thread::Builder::new().stack_size(1 << 19).spawn_scoped(scope, load).unwrap().join().unwrap()
+    });
 }
 
 #[test]
