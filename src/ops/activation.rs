@@ -1,6 +1,5 @@
 //! Element-wise activation of the result of a product, with its bias and its gate in the same pass.
 
-use candle_attention_kernels::Activation;
 use candle_core::Tensor;
 
 use super::cuda;
@@ -8,18 +7,6 @@ use super::problem::Activated;
 use super::problem::supports_fused;
 use crate::error::Result;
 use crate::tensor::last_dim_contiguous;
-
-/// The activation of the kernels that computes what candle's does; `None` if they do not have it.
-pub fn fused_activation(activation: candle_nn::Activation) -> Option<Activation> {
-    use candle_nn::Activation as Candle;
-    Some(match activation {
-        Candle::Gelu => Activation::Gelu,
-        Candle::NewGelu | Candle::GeluPytorchTanh => Activation::GeluTanh,
-        Candle::Silu | Candle::Swish => Activation::Silu,
-        Candle::Relu => Activation::Relu,
-        _ => return None,
-    })
-}
 
 impl Activated<'_> {
     /// The activated rows `(rows, size)` by one kernel on an NVIDIA GPU; `None` where there is no such kernel.

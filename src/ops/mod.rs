@@ -8,7 +8,6 @@
 mod activation;
 pub(crate) mod cuda;
 mod linear;
-mod max_sim;
 mod norm;
 mod pack;
 mod problem;
@@ -16,10 +15,8 @@ mod qkv;
 mod rotation;
 mod score_factor;
 
-pub use activation::fused_activation;
 pub(crate) use linear::accumulate_dtype;
 pub use linear::{Linear, PendingBias};
-pub use max_sim::max_sim;
 pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
 pub(crate) use qkv::Qkv;
