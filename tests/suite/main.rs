@@ -32,6 +32,7 @@ mod kills;
 mod layer;
 mod layouts;
 mod locks;
+mod lora;
 mod manifest;
 mod masks;
 mod messages;

@@ -3,10 +3,45 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use candle_attention::ragged::{Bucket, offsets, share_sequences};
+use candle_attention::ragged::{Bucket, Buffers, offsets, share_sequences};
+use candle_attention::{AttentionConfig, AttentionMask};
 use candle_attention_kernels::Team;
+use candle_core::{DType, Device, Tensor};
 
-use crate::common::Random;
+use crate::common::{Random, attend_ragged, numbers, random_layer, says};
+
+/// Sizes and offsets are those of a caller: nothing is computed, and nothing read outside of a slice, if they do not fit.
+#[test]
+fn rows_and_offsets_that_do_not_fit_are_errors() {
+    let config = AttentionConfig::new(8, 2).with_query_size(6).with_key_size(6).with_value_size(6).with_output_size(10);
+    let layer = random_layer(&config, 0.5, &mut Random::new(8));
+    assert!(layer.supports_rows());
+    let xs: Vec<f32> = (0..36).map(|i| (i % 7) as f32 - 3.0).collect();
+    let attend = |xs: &[f32], offsets: &[usize], size: usize| {
+        let (mask, mut output) = (AttentionMask::full(), vec![7f32; size]);
+        let attended = layer.attend_rows(Team::ALONE, xs, offsets, &mask, &Buffers::default(), &mut output);
+        assert!(attended.is_ok() || output == vec![7.0; size], "an error leaves the output as it is");
+        attended.map(|()| output)
+    };
+    let got = attend(&xs[..30], &[0, 2, 2, 5], 50).unwrap();
+    let tensor = Tensor::from_slice(&xs[..30], (5, 6), &Device::Cpu).unwrap();
+    let want = attend_ragged(&layer, &tensor, &[2, 0, 3], &AttentionMask::full()).unwrap();
+    assert_eq!((want.dtype(), numbers(&want)), (DType::F32, got.iter().map(|x| f64::from(*x)).collect()));
+    assert_eq!((attend(&[], &[0, 0], 0).unwrap(), attend(&[], &[], 0).unwrap()), (vec![], vec![]));
+
+    for offsets in [&[1, 5][..], &[5], &[0, 3, 2, 5], &[0, usize::MAX, 5]] {
+        says(attend(&xs[..30], offsets, 50), &["the offsets of a ragged batch is", "expected 0, then never less"]);
+    }
+    for size in [0, 29, 31, 36] {
+        says(attend(&xs[..size], &[0, 5], 50), &[&format!("xs has shape [{size}]"), "5 tokens of 6 elements"]);
+    }
+    for size in [0, 49, 51, 30] {
+        says(attend(&xs[..30], &[0, 5], size), &[&format!("output has shape [{size}]"), "5 tokens of 10 elements"]);
+    }
+    // 6 times this number of tokens wraps around to 30.
+    let tokens = (1usize << 63) + 5;
+    says(attend(&xs[..30], &[0, tokens], 50), &["xs has shape [30]", "tokens of 6 elements"]);
+}
 
 #[test]
 fn lengths_that_overflow_match_no_number_of_tokens() {
