@@ -5,7 +5,6 @@
 //! reaches one. The alternative, candle's `CustomOp` per kernel, was rejected: it cannot take the number of inputs that
 //! a fused step needs, and a backward pass would have to be written and kept equal for each.
 
-mod activation;
 pub(crate) mod cuda;
 mod linear;
 mod norm;

@@ -32,7 +32,7 @@ mod kills;
 mod layer;
 mod layouts;
 mod locks;
-mod lora;
+mod lora_names;
 mod manifest;
 mod masks;
 mod messages;

@@ -16,7 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::error::Result;
+use super::error::{Error, Result};
+use super::memory::try_reserve;
 
 /// Multiply-adds below which waking other threads costs more than they bring.
 const MIN_WORK: usize = 1 << 22;
@@ -267,6 +268,38 @@ impl Team<'_> {
             let chunk = unsafe { std::slice::from_raw_parts_mut(xs.start().add(from), to - from) };
             run(i, chunk)
         })
+    }
+}
+
+/// Where a kernel writes: a vector that gets the size of the output, or a slice that has it.
+pub enum Output<'a, T> {
+    Vec(&'a mut Vec<T>),
+    Slice(&'a mut [T]),
+}
+
+impl<T> Output<'_, T> {
+    /// Calls `run` with memory for the `size` elements of `what`.
+    ///
+    /// # Safety
+    /// `run` writes all of them if it returns `Ok`.
+    pub(super) unsafe fn write(
+        self,
+        what: &str,
+        size: usize,
+        run: impl FnOnce(SharedOut<T>) -> Result<()>,
+    ) -> Result<()> {
+        match self {
+            Self::Slice(to) if to.len() == size => run(SharedOut(to.as_mut_ptr())),
+            Self::Slice(to) => Err(Error::shape(what, &[to.len()], format!("[{size}]"))),
+            Self::Vec(to) => {
+                to.clear();
+                try_reserve(what, to, size)?;
+                run(SharedOut(to.as_mut_ptr()))?;
+                // SAFETY: `try_reserve` has made room for all elements, and the caller promises that they are written.
+                unsafe { to.set_len(size) };
+                Ok(())
+            }
+        }
     }
 }
 
