@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, layouts};
-use candle_attention::norm::{LayerNorm, layer_norm};
+use candle_attention::norm::{Norm, layer_norm};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
 use candle_attention_cli::shared::{Result, print};
 use candle_core::{DType, Device, Module, Tensor};
@@ -40,9 +40,9 @@ pub fn config(n_embd: usize, n_layer: usize, n_head: usize, n_positions: usize) 
 
 /// `xs + attention(norm(xs))`, then `xs + mlp(norm(xs))`.
 struct Block {
-    ln_1: LayerNorm,
+    ln_1: Norm,
     attention: MultiHeadAttention,
-    ln_2: LayerNorm,
+    ln_2: Norm,
     mlp: [Linear; 2],
 }
 
@@ -51,7 +51,7 @@ pub struct Gpt {
     wte: Tensor,
     wpe: Tensor,
     blocks: Vec<Block>,
-    ln_f: LayerNorm,
+    ln_f: Norm,
 }
 
 impl Gpt {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention};
-use candle_attention::norm::{RmsNorm, rms_norm};
+use candle_attention::norm::{Norm, rms_norm};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache, PaddedIds};
 use candle_attention_cli::shared::Result;
 use candle_core::{D, DType, Device, Module, Tensor};
@@ -27,9 +27,9 @@ struct Arguments {
 
 /// `xs + attention(norm(xs))`, then `xs + mlp(norm(xs))`.
 struct Layer {
-    input_norm: RmsNorm,
+    input_norm: Norm,
     attention: ModelAttention,
-    mlp_norm: RmsNorm,
+    mlp_norm: Norm,
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
@@ -67,7 +67,7 @@ impl Layer {
 pub struct Qwen3 {
     embed_tokens: Embedding,
     layers: Vec<Layer>,
-    norm: RmsNorm,
+    norm: Norm,
     lm_head: Linear,
     config: Config,
 }

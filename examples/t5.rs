@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention};
-use candle_attention::norm::{RmsNorm, rms_norm};
+use candle_attention::norm::{Norm, rms_norm};
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CrossCache, KvCache, PaddedIds};
 use candle_attention_cli::shared::Result;
 use candle_core::{D, DType, Device, Module, Tensor};
@@ -27,7 +27,7 @@ struct Arguments {
 
 /// Self-attention, in a decoder cross-attention, and a feed-forward part: `xs + part(norm(xs))` each.
 struct Block {
-    norms: Vec<RmsNorm>,
+    norms: Vec<Norm>,
     attention: ModelAttention,
     cross: Option<ModelAttention>,
     inner: Linear,
@@ -69,8 +69,8 @@ impl Block {
 /// Embeddings, both stacks with their last norms, and the head that scores the vocabulary.
 pub struct T5 {
     shared: Embedding,
-    encoder: (Vec<Block>, RmsNorm),
-    decoder: (Vec<Block>, RmsNorm),
+    encoder: (Vec<Block>, Norm),
+    decoder: (Vec<Block>, Norm),
     lm_head: Linear,
     output_scale: f64,
     start: u32,

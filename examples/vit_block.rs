@@ -7,9 +7,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use candle_attention::MultiHeadAttention;
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
-use candle_attention::norm::LayerNorm;
+use candle_attention::norm::Norm;
+use candle_attention::{MultiHeadAttention, NormKind};
 use candle_attention_cli::shared::{Result, about, print};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Activation, Conv2d, Conv2dConfig, Linear};
@@ -54,9 +54,9 @@ impl Embeddings {
 
 /// `xs + attention(norm(xs))`, then `xs + mlp(norm(xs))`.
 pub struct Block {
-    norm_before: LayerNorm,
+    norm_before: Norm,
     attention: MultiHeadAttention,
-    norm_after: LayerNorm,
+    norm_after: Norm,
     intermediate: Linear,
     output: Linear,
     activation: Activation,
@@ -88,7 +88,7 @@ pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
     if patch == 0 {
         return Err(config.wrong("patch_size", "at least 1"));
     }
-    let norm = |name: &str| LayerNorm::load(size, eps, weights.child(name));
+    let norm = |name: &str| Norm::load(NormKind::Layer, true, size, eps, &weights.child(name));
 
     let (patch_weight, patch_bias) = weight_and_bias("embeddings.patch_embeddings.projection")?; // (hidden_size, 3, patch, patch)
     let stride = Conv2dConfig { stride: patch, ..Conv2dConfig::default() };

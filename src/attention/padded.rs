@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ragged::{Bucket, buckets, offsets, padded_places};
+use crate::ragged::{Bucket, offsets};
 use crate::sdpa::AttentionOutput;
 use crate::tensor::check_tensor_memory;
 
@@ -29,7 +29,7 @@ impl MultiHeadAttention {
         }
         let buckets = match options.need_padding(self.config.dropout) {
             true => vec![Bucket::of_all(lengths)],
-            false => buckets(lengths),
+            false => Bucket::of_like_lengths(lengths),
         };
         let padding = Padding::new(xs, lengths, &buckets)?;
         let (mut outputs, mut attention_weights) = (Vec::with_capacity(buckets.len()), None);
@@ -129,7 +129,7 @@ impl<'a> Padding<'a> {
 
     /// Where the tokens of the ragged batch are among those of the buckets.
     fn places(&self) -> Result<Tensor> {
-        Ok(Tensor::new(padded_places(self.buckets, self.lengths), self.with_zero.device())?)
+        Ok(Tensor::new(Bucket::places(self.buckets, self.lengths), self.with_zero.device())?)
     }
 }
 

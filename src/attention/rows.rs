@@ -15,11 +15,10 @@ use half::bf16;
 use crate::attention::MultiHeadAttention;
 use crate::config::NormKind;
 use crate::error::{Error, Result};
-use crate::for_cpu_element;
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::NormParameters;
-use crate::ragged::{Buffers, CHUNK_VALUES, RaggedBatch, groups, lengths, offsets, share_sequences};
-use crate::tensor::{check_allocation, element_count, with_slice, zeros};
+use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
 /// which has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -153,7 +152,7 @@ impl MultiHeadAttention {
         let mut output = zeros("the output of attention", element_count("the output", &[tokens, size])?)?;
         let work = self.rows_multiply_adds(offsets)?;
         let part = |sequences: &Range<usize>| (offsets[sequences.end] - offsets[sequences.start]) * size;
-        share_sequences(offsets, CHUNK_VALUES / input.max(1), work, &mut output, part, |team, sequences, output| {
+        share_sequences(offsets, input, work, &mut output, part, |team, sequences, output| {
             let ends = &offsets[sequences.start..=sequences.end];
             let starts: Vec<usize> = ends.iter().map(|start| start - ends[0]).collect();
             let xs = &xs[ends[0] * input..ends[ends.len() - 1] * input];

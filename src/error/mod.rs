@@ -7,9 +7,8 @@ mod text;
 
 use std::path::PathBuf;
 
-pub use text::cut;
 pub use text::cut_to;
-pub use text::panic_message;
+pub(crate) use text::{cut, panic_message};
 use text::{name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.

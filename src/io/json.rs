@@ -10,9 +10,9 @@ use crate::io::read_limited;
 
 /// The longest configuration file that is read, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory. The
 /// longest published ones, with the names of 22,000 classes, have 2 MB.
-pub const MAX_CONFIG_BYTES: u64 = 1 << 24;
+const MAX_CONFIG_BYTES: u64 = 1 << 24;
 
-/// Reads a JSON file of at most [`MAX_CONFIG_BYTES`].
+/// Reads a JSON file of at most 16 MiB.
 ///
 /// # Errors
 /// The errors of [`read_limited`]; [`Error::File`] for a file that does not hold a `T`.

@@ -19,11 +19,9 @@ mod json;
 mod read;
 mod stored_file;
 mod tensors;
-#[cfg(test)]
-mod tests;
 mod write;
 
-pub use json::{MAX_CONFIG_BYTES, read_json};
+pub use json::read_json;
 pub(crate) use json::{number, whole_number};
 pub use read::{is_present, open_regular, read_limited};
 pub(crate) use stored_file::StoredFile;

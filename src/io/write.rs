@@ -105,7 +105,7 @@ fn temporary_names() -> Builder<'static, 'static> {
 
 /// Creates an empty file; an error if anything has this name, also a link. On Unix nobody else can open one that is
 /// `private`: it is to get the permissions of the file that it replaces.
-pub(super) fn create(path: &Path, private: bool) -> io::Result<File> {
+fn create(path: &Path, private: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     #[cfg(unix)]
     if private {
@@ -164,4 +164,26 @@ fn sync_folders(path: &Path) -> io::Result<()> {
         }
     }
     sync_folder(path)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    /// A temporary file is nobody else's from the start, and never one that is there already, not even as a link.
+    #[test]
+    fn private_files_are_new() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        create(&path("private"), true).unwrap();
+        assert_eq!(fs::metadata(path("private")).unwrap().permissions().mode() & 0o777, 0o600);
+        symlink("private", path("taken")).unwrap();
+        symlink("nowhere", path("free")).unwrap();
+        for name in ["taken", "free", "private"] {
+            assert!(create(&path(name), true).is_err(), "{name}");
+        }
+        assert!(!path("nowhere").exists());
+    }
 }

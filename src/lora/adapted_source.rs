@@ -107,22 +107,6 @@ impl LoraAdapter {
     }
 }
 
-impl Merged {
-    fn get(&self, base: &dyn WeightSource, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let full_name = base.full_name(name);
-        let weight = match self.whole.get(&full_name) {
-            Some(whole) if whole.dims() != shape => return Err(wrong_shape(full_name, whole.dims(), shape)),
-            Some(whole) => whole.clone(),
-            None => base.get(name, shape)?,
-        };
-        let changes = self.changes.get(&full_name).into_iter().flatten();
-        changes.into_iter().try_fold(weight, |weight, change| match change.stored_dims() == shape {
-            true => change.merge(&weight),
-            false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
-        })
-    }
-}
-
 /// Queries, keys and values in one weight.
 const THIRDS: usize = 3;
 
@@ -212,7 +196,17 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.merged.get(&self.base, name, shape)
+        let full_name = self.full_name(name);
+        let weight = match self.merged.whole.get(&full_name) {
+            Some(whole) if whole.dims() != shape => return Err(wrong_shape(full_name, whole.dims(), shape)),
+            Some(whole) => whole.clone(),
+            None => self.base.get(name, shape)?,
+        };
+        let mut changes = self.merged.changes.get(&full_name).into_iter().flatten();
+        changes.try_fold(weight, |weight, change| match change.stored_dims() == shape {
+            true => change.merge(&weight),
+            false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
+        })
     }
 
     /// Variables of an adapter in training are not given away.

@@ -61,6 +61,16 @@ pub enum TargetModules {
     Pattern(String),
 }
 
+impl TargetModules {
+    /// The number of names or patterns.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::Names(names) => names.len(),
+            Self::Pattern(_) => 1,
+        }
+    }
+}
+
 /// The configuration of a LoRA adapter, with the keys of PEFT's `LoraConfig`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -159,24 +169,24 @@ impl LoraConfig {
             Some(Value::String(kind)) if kind == "LORA" => {}
             other => return Err(unexpected("peft_type", other.unwrap_or(&Value::Null), "LORA")),
         }
-        let keys = Keys(keys);
-        let mut config = Self::new(keys.get("r", "a rank")?.unwrap_or(8), 8.0, &[]);
-        config.lora_alpha = keys.get("lora_alpha", "a number")?.unwrap_or(8.0);
-        config.use_rslora = keys.get("use_rslora", "true or false")?.unwrap_or(false);
-        config.use_dora = keys.get("use_dora", "true or false")?.unwrap_or(false);
-        config.fan_in_fan_out = keys.get("fan_in_fan_out", "true or false")?.unwrap_or(false);
-        config.bias = keys.get("bias", "none, all or lora_only")?.unwrap_or_default();
-        if let Some(targets) = keys.modules("target_modules")? {
+        let mut keys = Keys(keys.clone());
+        let mut config = Self::new(keys.take("r", "a rank")?.unwrap_or(8), 8.0, &[]);
+        config.lora_alpha = keys.take("lora_alpha", "a number")?.unwrap_or(8.0);
+        config.use_rslora = keys.take("use_rslora", "true or false")?.unwrap_or(false);
+        config.use_dora = keys.take("use_dora", "true or false")?.unwrap_or(false);
+        config.fan_in_fan_out = keys.take("fan_in_fan_out", "true or false")?.unwrap_or(false);
+        config.bias = keys.take("bias", "none, all or lora_only")?.unwrap_or_default();
+        if let Some(targets) = keys.take_modules("target_modules")? {
             config.target_modules = targets;
         }
-        config.exclude_modules = keys.modules("exclude_modules")?;
-        config.modules_to_save = keys.get("modules_to_save", "a list of names")?.unwrap_or_default();
-        config.rank_pattern = keys.get("rank_pattern", "ranks by names")?.unwrap_or_default();
-        config.alpha_pattern = keys.get("alpha_pattern", "numbers by names")?.unwrap_or_default();
-        config.layers_to_transform = keys.one_or_more("layers_to_transform", "an index or a list of them")?;
-        config.layers_pattern = keys.one_or_more("layers_pattern", "a name or a list of them")?;
-        config.task_type = keys.get("task_type", "a name")?;
-        config.base_model_name_or_path = keys.get("base_model_name_or_path", "a folder or a hub id")?;
+        config.exclude_modules = keys.take_modules("exclude_modules")?;
+        config.modules_to_save = keys.take("modules_to_save", "a list of names")?.unwrap_or_default();
+        config.rank_pattern = keys.take("rank_pattern", "ranks by names")?.unwrap_or_default();
+        config.alpha_pattern = keys.take("alpha_pattern", "numbers by names")?.unwrap_or_default();
+        config.layers_to_transform = keys.take_one_or_more("layers_to_transform", "an index or a list of them")?;
+        config.layers_pattern = keys.take_one_or_more("layers_pattern", "a name or a list of them")?;
+        config.task_type = keys.take("task_type", "a name")?;
+        config.base_model_name_or_path = keys.take("base_model_name_or_path", "a folder or a hub id")?;
         keys.check_others()?;
         config.validate()?;
         Ok(config)
@@ -197,17 +207,9 @@ impl LoraConfig {
                 return Err(Error::config("lora_alpha", alpha, "a finite number"));
             }
         }
-        let targets = match &self.target_modules {
-            TargetModules::Names(names) => names.len(),
-            TargetModules::Pattern(_) => 1,
-        };
-        let excluded = match &self.exclude_modules {
-            Some(TargetModules::Names(names)) => names.len(),
-            _ => 0,
-        };
         let counts = [
-            ("target_modules", targets),
-            ("exclude_modules", excluded),
+            ("target_modules", self.target_modules.count()),
+            ("exclude_modules", self.exclude_modules.as_ref().map_or(0, TargetModules::count)),
             ("modules_to_save", self.modules_to_save.len()),
             ("rank_pattern", self.rank_pattern.len()),
             ("alpha_pattern", self.alpha_pattern.len()),
@@ -227,67 +229,42 @@ impl LoraConfig {
     }
 }
 
-/// The keys of an `adapter_config.json`.
-struct Keys<'a>(&'a Map<String, Value>);
+/// The keys of an `adapter_config.json` that have not been read yet.
+struct Keys(Map<String, Value>);
 
-/// The keys that [`LoraConfig::from_json`] reads.
-const READ: [&str; 16] = [
-    "r",
-    "lora_alpha",
-    "use_rslora",
-    "use_dora",
-    "fan_in_fan_out",
-    "bias",
-    "target_modules",
-    "exclude_modules",
-    "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
-    "layers_to_transform",
-    "layers_pattern",
-    "task_type",
-    "base_model_name_or_path",
-    "init_lora_weights",
-];
-
-impl Keys<'_> {
-    /// The value at `key`; `None` if it is absent or null.
-    fn get<T: DeserializeOwned>(&self, key: &str, expected: &str) -> Result<Option<T>> {
-        match self.0.get(key) {
+impl Keys {
+    /// Takes the value at `key`; `None` if it is absent or null.
+    fn take<T: DeserializeOwned>(&mut self, key: &str, expected: &str) -> Result<Option<T>> {
+        match self.0.remove(key) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => match T::deserialize(value) {
-                Ok(value) => Ok(Some(value)),
-                Err(_) => Err(unexpected(key, value, expected)),
-            },
+            Some(value) => T::deserialize(&value).map(Some).map_err(|_| unexpected(key, &value, expected)),
         }
     }
 
-    fn one_or_more<T: DeserializeOwned>(&self, key: &str, expected: &str) -> Result<Vec<T>> {
+    fn take_one_or_more<T: DeserializeOwned>(&mut self, key: &str, expected: &str) -> Result<Vec<T>> {
         match self.0.get(key) {
-            Some(Value::Array(_)) => Ok(self.get(key, expected)?.unwrap_or_default()),
-            _ => Ok(self.get(key, expected)?.into_iter().collect()),
+            Some(Value::Array(_)) => Ok(self.take(key, expected)?.unwrap_or_default()),
+            _ => Ok(self.take(key, expected)?.into_iter().collect()),
         }
     }
 
-    fn modules(&self, key: &str) -> Result<Option<TargetModules>> {
-        Ok(match self.0.get(key) {
-            Some(Value::String(pattern)) => Some(TargetModules::Pattern(pattern.clone())),
-            _ => self.get(key, "a list of names or a regular expression")?.map(TargetModules::Names),
-        })
+    fn take_modules(&mut self, key: &str) -> Result<Option<TargetModules>> {
+        match self.0.get(key) {
+            Some(Value::String(_)) => Ok(self.take(key, "a regular expression")?.map(TargetModules::Pattern)),
+            _ => Ok(self.take(key, "a list of names or a regular expression")?.map(TargetModules::Names)),
+        }
     }
 
     /// Refuses every other key that is set, and an initialization that changed the base model.
-    fn check_others(&self) -> Result<()> {
-        let start = self.0.get("init_lora_weights");
-        if let Some(Value::String(how)) = start
+    fn check_others(mut self) -> Result<()> {
+        if let Some(Value::String(how)) = self.0.remove("init_lora_weights")
             && CHANGES_BASE.iter().any(|start| how.to_lowercase().starts_with(start))
         {
             let expected = "one that leaves the base model as it is; PEFT converts the adapter when it saves it with \
                             path_initial_model_for_weight_conversion";
             return Err(Error::value("adapter config key `init_lora_weights`", how, expected));
         }
-        let known = |key: &str| READ.contains(&key) || WITHOUT_EFFECT.contains(&key);
-        match self.0.iter().find(|(key, value)| !known(key) && !is_unset(value)) {
+        match self.0.iter().find(|(key, value)| !WITHOUT_EFFECT.contains(&key.as_str()) && !is_unset(value)) {
             Some((key, value)) => Err(unexpected(key, value, "null or false: this version does not apply it")),
             None => Ok(()),
         }

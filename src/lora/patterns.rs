@@ -51,12 +51,8 @@ impl<'a> Patterns<'a> {
             ranks: by_name("rank_pattern", &config.rank_pattern)?,
             alphas: by_name("alpha_pattern", &config.alpha_pattern)?,
         };
-        let names = |targets: &TargetModules| match targets {
-            TargetModules::Names(names) => names.len(),
-            TargetModules::Pattern(_) => 1,
-        };
-        let all = names(&config.target_modules)
-            + excluded.map_or(0, names)
+        let all = config.target_modules.count()
+            + excluded.map_or(0, TargetModules::count)
             + patterns.saved.len()
             + patterns.layers.len()
             + patterns.ranks.len()
@@ -176,57 +172,4 @@ fn not_searched(pattern: &Regex, error: fancy_regex::Error) -> Error {
 fn compile(key: &'static str, pattern: &str) -> Result<Regex> {
     let built = RegexBuilder::new(pattern).backtrack_limit(MAX_STEPS).delegate_size_limit(MAX_BYTES).build();
     built.map_err(|e| Error::config(key, pattern, format!("a regular expression: {e}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const QUERY: &str = "encoder.layer.1.attention.self.query";
-
-    #[test]
-    fn modules_are_named_as_by_peft() {
-        let targets = |config: &LoraConfig| Patterns::new(config, 1).unwrap().targets(QUERY).unwrap();
-        let named = |names: &[&str]| LoraConfig::new(4, 8.0, names);
-        let pattern = |pattern: &str| named(&[]).with_target_modules(TargetModules::Pattern(pattern.to_string()));
-        assert!(targets(&named(&["key", "query"])) && targets(&named(&["self.query"])) && targets(&named(&[QUERY])));
-        assert!(!targets(&named(&["uery"])) && !targets(&named(&["self"])));
-        assert!(targets(&pattern("all-linear")) && targets(&pattern(r".*\.\d\.attention\.self\.(query|value)")));
-        assert!(!targets(&pattern("query")) && !targets(&pattern(r".*\.0\..*query")));
-        let layers = |indices: &[usize]| named(&["query"]).with_layers_to_transform(indices.to_vec());
-        assert!(targets(&layers(&[0, 1])) && !targets(&layers(&[0])));
-        let by_name = |name: &str| LoraConfig { layers_pattern: vec![name.to_string()], ..layers(&[1]) };
-        assert!(targets(&by_name("layer")) && !targets(&by_name("layers")));
-        let excluded = TargetModules::Names(vec!["query".to_string()]);
-        assert!(!targets(&LoraConfig { exclude_modules: Some(excluded), ..named(&["query"]) }));
-        assert!(!targets(&LoraConfig { modules_to_save: vec!["attention".to_string()], ..named(&["query"]) }));
-    }
-
-    #[test]
-    fn ranks_and_factors_follow_patterns() {
-        let ranks = BTreeMap::from([("query".to_string(), 2)]);
-        let alphas = BTreeMap::from([(r"^encoder\.layer\.1\..*".to_string(), 12.0)]);
-        let config = LoraConfig::new(4, 8.0, &["query"]).with_rank_pattern(ranks).with_alpha_pattern(alphas);
-        let of = |module: &str, config: &LoraConfig| {
-            let patterns = Patterns::new(config, 1).unwrap();
-            (patterns.rank(module).unwrap(), patterns.scale(module).unwrap())
-        };
-        assert_eq!(of(QUERY, &config), (2, 6.0));
-        assert_eq!(of("encoder.layer.0.attention.self.key", &config), (4, 2.0));
-        assert_eq!(of("encoder.layer.1.attention.self.key", &config.with_use_rslora(true)), (4, 6.0));
-    }
-
-    #[test]
-    fn patterns_that_cannot_be_right_are_errors() {
-        let two = BTreeMap::from([("query".to_string(), 2), ("self.query".to_string(), 3)]);
-        let config = LoraConfig::new(4, 8.0, &["query"]).with_rank_pattern(two);
-        let error = Patterns::new(&config, 1).unwrap().rank(QUERY).unwrap_err().to_string();
-        assert!(error.contains("rank_pattern = two values for `encoder.layer.1"), "{error}");
-        let pattern = TargetModules::Pattern("(query".to_string());
-        let config = LoraConfig::new(4, 8.0, &[]).with_target_modules(pattern);
-        let error = Patterns::new(&config, 1).err().unwrap().to_string();
-        assert!(error.contains("target_modules") && error.contains("a regular expression"), "{error}");
-        let error = Patterns::new(&LoraConfig::new(4, 8.0, &["a", "b"]), usize::MAX).err().unwrap().to_string();
-        assert!(error.contains("the number of names and patterns"), "{error}");
-    }
 }

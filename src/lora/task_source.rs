@@ -121,18 +121,3 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
         self.base.gives_own_tensors()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_parametrizations() {
-        assert_eq!(part_of("a.b.weight", ORIGINAL), "a.b.parametrizations.weight.original");
-        assert_eq!(part_of("weight", "0.lora_A"), "parametrizations.weight.0.lora_A");
-        assert_eq!(plain("a.b.parametrizations.weight.original").as_deref(), Some("a.b.weight"));
-        assert_eq!(plain("parametrizations.weight.original").as_deref(), Some("weight"));
-        assert_eq!(plain("a.b.bias").as_deref(), Some("a.b.bias"));
-        assert_eq!(plain("a.b.parametrizations.weight.0.lora_A"), None);
-    }
-}

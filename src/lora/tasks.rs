@@ -34,7 +34,6 @@ impl LoraTasks {
     /// # Errors
     /// A key of the wrong kind or out of range; instructions for other tasks than the adapters.
     pub fn from_config(config: &Value) -> Result<Option<Self>> {
-        let wrong = |key: &'static str, value: &Value, expected: &str| Error::config(key, value, expected);
         let key = |key: &'static str| config.get(key).filter(|value| !value.is_null());
         let Some(adaptations) = key("lora_adaptations") else { return Ok(None) };
         if key("load_trained_adapters") == Some(&Value::Bool(false)) {
@@ -52,14 +51,14 @@ impl LoraTasks {
             None => 4,
             Some(value) => match value.as_u64().and_then(|rank| usize::try_from(rank).ok()) {
                 Some(rank) if (1..=MAX_RANK).contains(&rank) => rank,
-                _ => return Err(wrong("lora_rank", value, &format!("1 to {MAX_RANK}"))),
+                _ => return Err(Error::config("lora_rank", value, format!("1 to {MAX_RANK}"))),
             },
         };
         let alpha = match key("lora_alpha") {
             None => 1.0,
             Some(value) => {
                 let alpha = value.as_f64().filter(|alpha| (*alpha as f32).is_finite());
-                alpha.ok_or_else(|| wrong("lora_alpha", value, "a finite number"))?
+                alpha.ok_or_else(|| Error::config("lora_alpha", value, "a finite number"))?
             }
         };
         let mut instructions = BTreeMap::new();

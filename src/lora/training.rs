@@ -65,9 +65,7 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     /// # Errors
     /// The errors of [`LoraAdapter::apply`].
     pub fn from_adapter(adapter: &LoraAdapter, base: S) -> Result<Self> {
-        let base = FrozenSource::new(base);
-        adapter.apply(base.clone())?;
-        Self::of(adapter.clone(), base)
+        Self::of(adapter.clone(), FrozenSource::new(base))
     }
 
     /// Trains the tensors of an adapter, on the device of the base.

@@ -5,10 +5,8 @@
 //! reaches one. The alternative, candle's `CustomOp` per kernel, was rejected: it cannot take the number of inputs that
 //! a fused step needs, and a backward pass would have to be written and kept equal for each.
 
-mod activation;
 pub(crate) mod cuda;
 mod linear;
-mod max_sim;
 mod norm;
 mod pack;
 mod problem;
@@ -16,10 +14,8 @@ mod qkv;
 mod rotation;
 mod score_factor;
 
-pub use activation::fused_activation;
 pub(crate) use linear::accumulate_dtype;
 pub use linear::{Linear, PendingBias};
-pub use max_sim::max_sim;
 pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
 pub(crate) use qkv::Qkv;

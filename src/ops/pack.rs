@@ -6,8 +6,7 @@ use candle_attention_kernels::{Activation, Element, Isa, PackedWeights, Packer, 
 use candle_core::{D, DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
-use crate::for_cpu_element;
-use crate::tensor::{check_allocation, element_count, with_f32_slice, with_slice};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 
 /// Packs the outputs of one or more layers of the same input, one after the other.

@@ -3,8 +3,9 @@
 use candle_attention_kernels::Activation;
 use candle_core::{DType, Tensor};
 
-#[cfg(all(test, not(feature = "cuda")))]
+use crate::error::Result;
 use crate::ops::cuda;
+use crate::tensor::last_dim_contiguous;
 
 /// One call of a normalization: `(x - mean) / sqrt(variance + eps) · (weight + offset) + bias` per row ([Ba
 /// 2016](https://arxiv.org/abs/1607.06450)), or the same without the mean ([Zhang
@@ -42,6 +43,29 @@ pub(crate) struct Activated<'a> {
     pub gate: Option<&'a Tensor>,
     /// `(size)`.
     pub gate_bias: Option<&'a Tensor>,
+}
+
+impl Activated<'_> {
+    /// The activated rows `(rows, size)` by one kernel on an NVIDIA GPU; `None` where there is no such kernel.
+    pub fn fused(&self) -> Result<Option<Tensor>> {
+        // The kernel counts elements in 32 bits.
+        let too_large = self.xs.elem_count() > i32::MAX as usize;
+        if too_large || !supports_fused(self.xs, &[self.bias, self.gate, self.gate_bias]) {
+            return Ok(None);
+        }
+        let xs = last_dim_contiguous(self.xs)?;
+        let gate = self.gate.map(last_dim_contiguous).transpose()?;
+        let [bias, gate_bias] = [self.bias, self.gate_bias].map(|tensor| tensor.map(Tensor::contiguous).transpose());
+        let (bias, gate_bias) = (bias?, gate_bias?);
+        let activated = Activated {
+            activation: self.activation,
+            xs: &xs,
+            bias: bias.as_ref(),
+            gate: gate.as_ref(),
+            gate_bias: gate_bias.as_ref(),
+        };
+        cuda::activated(&activated).map(Some)
+    }
 }
 
 /// Whether one kernel on an NVIDIA GPU can compute an operation of `xs` and these other tensors.

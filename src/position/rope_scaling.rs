@@ -183,7 +183,7 @@ impl RotaryScaling {
         match *self {
             Self::None => (unscaled, 1.0),
             Self::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
-                let factors = if length > self.original() as usize { long_factor } else { short_factor };
+                let factors = if self.class(length) > 0 { long_factor } else { short_factor };
                 (unscaled.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), attention_factor)
             }
             Self::Linear { factor } => (unscaled.into_iter().map(|f| f / factor).collect(), 1.0),
@@ -202,8 +202,15 @@ impl RotaryScaling {
                 let divided = |(i, f): (usize, f64)| f / (scale * ((i + 1) as f64).powf(power)).exp();
                 (unscaled.into_iter().enumerate().map(divided).collect(), 1.0)
             }
-            Self::Yarn { factor, beta_fast, beta_slow, attention_factor, truncate, .. } => {
-                let original = self.original();
+            Self::Yarn {
+                factor,
+                original_max_position_embeddings: original,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate,
+            } => {
+                let original = original as f64;
                 // The fractional index of the frequency with so many rotations over the original length.
                 let index = |rotations: f64| dim as f64 * (original / (rotations * TAU)).ln() / (2.0 * theta.ln());
                 let (low, high) = (index(beta_fast), index(beta_slow));
@@ -219,8 +226,8 @@ impl RotaryScaling {
                 let attention = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
                 (unscaled.into_iter().enumerate().map(interpolated).collect(), attention_factor.unwrap_or(attention))
             }
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
-                let original = self.original();
+            Self::Llama3 { factor, original_max_position_embeddings: original, low_freq_factor, high_freq_factor } => {
+                let original = original as f64;
                 let interpolated = |f: f64| {
                     let rotations = original * f / TAU;
                     let kept = (rotations - low_freq_factor) / (high_freq_factor - low_freq_factor);
@@ -232,16 +239,6 @@ impl RotaryScaling {
                 };
                 (unscaled.into_iter().map(interpolated).collect(), 1.0)
             }
-        }
-    }
-
-    fn original(&self) -> f64 {
-        match self {
-            Self::None | Self::Linear { .. } | Self::Ntk { .. } => 1.0,
-            Self::Dynamic { original_max_position_embeddings: original, .. }
-            | Self::Yarn { original_max_position_embeddings: original, .. }
-            | Self::LongRope { original_max_position_embeddings: original, .. }
-            | Self::Llama3 { original_max_position_embeddings: original, .. } => *original as f64,
         }
     }
 }

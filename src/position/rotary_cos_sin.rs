@@ -140,10 +140,8 @@ impl Rotary {
             let cos_sin = own.as_ref().unwrap_or(&common);
             all.iter_mut().zip(cos_sin).for_each(|(all, values)| all.extend_from_slice(&values[..length * pairs]));
         }
-        let shape = (1, all[0].len() / pairs.max(1), 1, pairs);
-        let [cos, sin] =
-            all.map(|values| Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device));
-        Ok([cos?, sin?])
+        let rows = all[0].len() / pairs.max(1);
+        shaped(rope_cache::tensors(all, rows, dtype, device)?, (1, rows, 1, pairs))
     }
 
     /// Cosines and sines of positions `0 .. length` in f32.

@@ -13,7 +13,7 @@ use super::lengths;
 use crate::error::Result;
 
 /// Values of the hidden states that one thread takes at a time: 1 MB in f32, half of the L2 cache of a core.
-pub const CHUNK_VALUES: usize = 1 << 18;
+const CHUNK_VALUES: usize = 1 << 18;
 
 /// Chunks for each thread, at least. With fewer, a thread that begins the last one late keeps all others waiting.
 const CHUNKS_PER_THREAD: usize = 2;
@@ -24,15 +24,14 @@ const MIN_CHUNK_TOKENS: usize = 128;
 /// `output`, until all sequences are done.
 ///
 /// `offsets` are those of [`offsets`](super::offsets). The parts of `output` follow each other, and `part` returns the
-/// size of one. A range has at most `limit` tokens, unless a single sequence has more; [`CHUNK_VALUES`] divided by the
-/// width of the hidden states is a good limit. The number of threads depends on `multiply_adds`, the work of the whole
-/// batch.
+/// size of one. A range has at most 1 MB of hidden states of `width` values per token, unless a single sequence has
+/// more. The number of threads depends on `multiply_adds`, the work of the whole batch.
 ///
 /// # Errors
 /// The first error of a chunk.
 pub fn share_sequences<O: Send>(
     offsets: &[usize],
-    limit: usize,
+    width: usize,
     multiply_adds: usize,
     output: &mut [O],
     part: impl Fn(&Range<usize>) -> usize,
@@ -41,7 +40,7 @@ pub fn share_sequences<O: Send>(
     if offsets.last().is_none_or(|tokens| *tokens == 0) {
         return Ok(());
     }
-    let threads = rayon::current_num_threads();
+    let (threads, limit) = (rayon::current_num_threads(), CHUNK_VALUES / width.max(1));
     if let Some(chunks) = chunks(offsets, limit, threads) {
         let mut rest = output;
         let mut parts = Vec::with_capacity(chunks.len());
@@ -74,7 +73,7 @@ fn chunks(offsets: &[usize], limit: usize, threads: usize) -> Option<Vec<Range<u
 }
 
 /// Groups of whole sequences, as many as have at most `limit` tokens together, and at least one.
-pub fn groups(offsets: &[usize], limit: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn groups(offsets: &[usize], limit: usize) -> impl Iterator<Item = Range<usize>> {
     let sequences = offsets.len().saturating_sub(1);
     let mut first = 0;
     std::iter::from_fn(move || {
@@ -88,61 +87,4 @@ pub fn groups(offsets: &[usize], limit: usize) -> impl Iterator<Item = Range<usi
         }
         Some(start..first)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::*;
-    use crate::ragged::offsets;
-
-    #[test]
-    fn groups_are_whole_sequences_up_to_the_limit() {
-        let of = |offsets: &[usize], limit: usize| groups(offsets, limit).collect::<Vec<_>>();
-        assert_eq!(of(&[0, 3, 3, 5, 20, 22], 5), [0..3, 3..4, 4..5]);
-        assert_eq!(of(&[0, 3, 3, 5], usize::MAX).len(), 1);
-        assert!(of(&[0], 5).is_empty() && of(&[], 5).is_empty());
-    }
-
-    #[test]
-    fn chunks_are_for_all_threads_or_none() {
-        let sizes = |lengths: &[usize], limit, threads| {
-            let offsets = offsets(lengths);
-            let chunks = chunks(&offsets, limit, threads)?;
-            Some(chunks.into_iter().map(|part| offsets[part.end] - offsets[part.start]).collect::<Vec<_>>())
-        };
-        assert_eq!(sizes(&[128; 8], 512, 1), Some(vec![512, 512]));
-        assert_eq!(sizes(&[128; 8], 512, 2), Some(vec![256; 4]));
-        assert_eq!(sizes(&[128; 8], 512, 8), Some(vec![128; 8]));
-        assert_eq!(sizes(&[128; 8], 512, 16), None, "fewer sequences than threads");
-        assert_eq!(sizes(&[2000, 10, 10], 512, 2), None, "one long sequence");
-        assert_eq!(sizes(&[20; 8], 512, 2), Some(vec![80, 80]), "short ones");
-        assert_eq!(sizes(&[16], 512, 2), None);
-    }
-
-    #[test]
-    fn each_sequence_is_computed_once() {
-        for threads in [1, 2, 5] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            for lengths in [&[3, 0, 2, 7, 1][..], &[300, 300, 200, 400, 500, 0, 1], &[5], &[]] {
-                let offsets = offsets(lengths);
-                let mut output = vec![0; 2 * offsets[lengths.len()]];
-                let seen = Mutex::new(Vec::new());
-                let run = |_: Team, sequences: Range<usize>, part: &mut [i32]| {
-                    assert_eq!(part.len(), 2 * (offsets[sequences.end] - offsets[sequences.start]));
-                    part.iter_mut().for_each(|x| *x += 1);
-                    seen.lock().unwrap().extend(sequences);
-                    Ok(())
-                };
-                let part = |sequences: &Range<usize>| 2 * (offsets[sequences.end] - offsets[sequences.start]);
-                pool.install(|| share_sequences(&offsets, 400, 0, &mut output, part, run)).unwrap();
-                assert!(output.iter().all(|x| *x == 1));
-                let mut seen = seen.into_inner().unwrap();
-                seen.sort_unstable();
-                let expected = if output.is_empty() { 0 } else { lengths.len() };
-                assert_eq!(seen, (0..expected).collect::<Vec<_>>());
-            }
-        }
-    }
 }

@@ -5,11 +5,10 @@ use candle_attention_kernels::{AttentionProblem, Batch, Element, HeadsView, Isa,
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
-use crate::for_cpu_element;
 use crate::mask::AttnShape;
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
-use crate::tensor::{Memory, Slice, last_dim_contiguous, with_f32_slice};
+use crate::tensor::{Memory, Slice, for_cpu_element, last_dim_contiguous, with_f32_slice};
 
 /// Why the kernel cannot run a call; `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {

@@ -9,15 +9,14 @@ pub fn compute_dtype(dtype: DType) -> DType {
 
 /// `for_cpu_element!(dtype, T => expression)` evaluates the expression with `T` as the element type that the CPU
 /// kernels use for the dtype: `f16`, `bf16`, and `f32` for every other.
-#[macro_export]
 macro_rules! for_cpu_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
-            $crate::candle_core::DType::F16 => {
+            candle_core::DType::F16 => {
                 type $element = half::f16;
                 $body
             }
-            $crate::candle_core::DType::BF16 => {
+            candle_core::DType::BF16 => {
                 type $element = half::bf16;
                 $body
             }
@@ -28,3 +27,4 @@ macro_rules! for_cpu_element {
         }
     };
 }
+pub(crate) use for_cpu_element;

@@ -15,20 +15,15 @@ mod metal_device;
 pub mod random;
 mod select;
 
-pub(crate) use candle_attention_kernels::{check_allocation, try_reserve};
-pub use candle_attention_kernels::{element_count, zeros};
-pub use check::check_tensor_memory;
-pub(crate) use check::last_dim_contiguous;
-pub(crate) use check::same_dtype_and_device;
-pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices};
-pub use cpu_slice::{with_slice, with_slices};
+pub(crate) use candle_attention_kernels::{check_allocation, element_count, try_reserve, zeros};
+pub(crate) use check::{check_tensor_memory, last_dim_contiguous, same_device, same_dtype_and_device};
+pub use cpu_slice::with_slices;
+pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices, with_slice};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda_tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 pub use dtype::compute_dtype;
-pub use freeze::ShareWeights;
+pub(crate) use dtype::for_cpu_element;
 pub(crate) use freeze::same_elements;
-pub use freeze::{Freeze, Frozen, MapTensors};
+pub use freeze::{Freeze, Frozen, MapTensors, ShareWeights};
 pub use metal_device::metal_device;
-pub(crate) use select::bias_from_table;
-pub(crate) use select::broadcast_rows;
-pub(crate) use select::select;
+pub(crate) use select::{bias_from_table, broadcast_rows, select};

@@ -5,9 +5,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use candle_attention::norm::LayerNorm;
+use candle_attention::norm::Norm;
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
-use candle_attention::{AttentionConfig, AttentionMask};
+use candle_attention::{AttentionConfig, AttentionMask, NormKind};
 use candle_core::{DType, Device, Module, Tensor};
 
 use crate::common::{Random, attend_ragged, random_layer};
@@ -60,7 +60,7 @@ fn a_norm_and_a_layer_do_not_wait_for_a_writer_of_their_parameters() {
     let all = Tensor::zeros((2, 8), DType::F32, &CPU).unwrap();
     let [weight, bias] = [0, 1].map(|row| all.get(row).unwrap());
     let xs = Tensor::ones((3, 8), DType::F32, &CPU).unwrap();
-    let norm = LayerNorm::new(weight, bias, 1e-5).unwrap();
+    let norm = Norm::new(NormKind::Layer, weight, Some(bias), 1e-5).unwrap();
     while_writing(&all, 20_000, move || {
         norm.forward(&xs).unwrap();
     });

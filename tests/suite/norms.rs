@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use candle_attention::norm::{self, LayerNorm, RmsNorm};
+use candle_attention::norm::{self, Norm};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, MultiHeadAttention, NormKind, NormOver,
     ProjectionBias, QkNorm,
@@ -19,14 +19,14 @@ const F32: f64 = 5e-6;
 const CASES: [&str; 4] = ["layer", "layer_no_bias", "rms", "rms_offset"];
 
 /// The norm of a case, of these parameters.
-fn of_case(case: &str, weight: Tensor, bias: Option<Tensor>) -> Box<dyn Module> {
-    match (case, bias) {
-        ("layer", Some(bias)) => Box::new(LayerNorm::new(weight, bias, EPS).unwrap()),
-        ("layer_no_bias", None) => Box::new(LayerNorm::new_no_bias(weight, EPS).unwrap()),
-        ("rms", None) => Box::new(RmsNorm::new(weight, EPS).unwrap()),
-        ("rms_offset", None) => Box::new(RmsNorm::new_offset(weight, EPS).unwrap()),
-        _ => unreachable!("{case}"),
-    }
+fn of_case(case: &str, weight: Tensor, bias: Option<Tensor>) -> Norm {
+    let kind = match case {
+        "rms" => NormKind::Rms,
+        "rms_offset" => NormKind::RmsOffset,
+        _ => NormKind::Layer,
+    };
+    assert_eq!(bias.is_some(), case == "layer");
+    Norm::new(kind, weight, bias, EPS).unwrap()
 }
 
 #[test]
@@ -101,7 +101,9 @@ fn gradients_equal_finite_differences() {
 fn layer_norm_keeps_gradients_and_precision() {
     let var = |numbers: &[f64]| Var::new(numbers, &CPU).unwrap();
     let (weight, bias) = (var(&[1.0, 2.0, 0.5]), var(&[0.0, 1.0, -1.0]));
-    let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.0).unwrap();
+    let layer_norm =
+        |weight: &Tensor, bias: &Tensor, eps| Norm::new(NormKind::Layer, weight.clone(), Some(bias.clone()), eps);
+    let norm = layer_norm(&weight, &bias, 0.0).unwrap();
     let xs = Var::new(&[[1f64, 2.0, 6.0]], &CPU).unwrap();
     let ys = norm.forward(&xs).unwrap();
     // By hand: mean 3, centered -2 -1 3, variance 14/3.
@@ -112,18 +114,15 @@ fn layer_norm_keeps_gradients_and_precision() {
     assert_eq!(numbers(grads.get(&bias).unwrap()), [1.0, 1.0, 1.0]);
     assert!(grads.get(&weight).is_some() && grads.get(&xs).is_some());
     // A mean that is large against the spread: a variance by difference of squares would be lost in f32.
-    let norm =
-        LayerNorm::new(Tensor::ones(4, DType::F32, &CPU).unwrap(), Tensor::zeros(4, DType::F32, &CPU).unwrap(), 1e-12);
+    let [ones, zeros] = [Tensor::ones(4, DType::F32, &CPU), Tensor::zeros(4, DType::F32, &CPU)].map(Result::unwrap);
+    let norm = layer_norm(&ones, &zeros, 1e-12);
     let ys = norm.unwrap().forward(&Tensor::new(&[[10000f32, 10001.0, 10002.0, 10003.0]], &CPU).unwrap()).unwrap();
     let want = Tensor::new(&[[-1.3416407f32, -0.4472136, 0.4472136, 1.3416407]], &CPU).unwrap();
     assert_close("offset", &ys, &want, 1e-6);
     let narrow = Tensor::zeros((2, 1), DType::F64, &CPU).unwrap();
-    let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.0).unwrap();
+    let norm = layer_norm(&weight, &bias, 0.0).unwrap();
     says(norm.forward(&narrow), &["the input of layer norm has shape [2, 1]", "(…, 3)"]);
-    says(
-        LayerNorm::new(xs.as_tensor().clone(), bias.as_tensor().clone(), 1e-5),
-        &["layer norm weight has shape [1, 3]"],
-    );
+    says(layer_norm(&xs, &bias, 1e-5), &["layer norm weight has shape [1, 3]"]);
 }
 
 #[test]
@@ -156,7 +155,8 @@ fn new_norms_have_a_factor_of_one_and_the_names_of_candle() {
     let early = [("gamma", 2f32), ("beta", 1.0)].map(|(name, x)| (name.to_string(), Tensor::full(x, 6, &CPU).unwrap()));
     let vb = VarBuilder::from_tensors(early.into_iter().collect(), DType::F32, &CPU);
     let want = ((mean_free * 2.0).unwrap() + 1.0).unwrap();
-    for norm in [LayerNorm::load(6, EPS, vb.clone()).unwrap(), norm::layer_norm(6, EPS, vb.clone()).unwrap()] {
+    for norm in [Norm::load(NormKind::Layer, true, 6, EPS, &vb).unwrap(), norm::layer_norm(6, EPS, vb.clone()).unwrap()]
+    {
         assert_within("gamma and beta", &norm.forward(&xs).unwrap(), &want, SEED);
     }
 }
@@ -189,18 +189,19 @@ fn frozen_norms_track_nothing_and_stay_as_they_are() {
 #[test]
 fn wrong_norms_and_inputs_are_named() {
     let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, &CPU).unwrap();
-    says(LayerNorm::new(ones(&[3]), ones(&[4]), EPS), &["layer norm bias has shape [4]", "[3]"]);
-    says(RmsNorm::new(ones(&[3, 1]), EPS), &["RMS norm weight has shape [3, 1]", "(size)"]);
-    says(RmsNorm::new(ones(&[3]).to_dtype(DType::U8).unwrap(), EPS), &["RMS norm weight has dtype u8"]);
+    let rms_norm = |weight: Tensor, eps: f64| Norm::new(NormKind::Rms, weight, None, eps);
+    says(Norm::new(NormKind::Layer, ones(&[3]), Some(ones(&[4])), EPS), &["layer norm bias has shape [4]", "[3]"]);
+    says(rms_norm(ones(&[3, 1]), EPS), &["RMS norm weight has shape [3, 1]", "(size)"]);
+    says(rms_norm(ones(&[3]).to_dtype(DType::U8).unwrap(), EPS), &["RMS norm weight has dtype u8"]);
     for eps in [-1e-5, f64::NAN, f64::INFINITY, 1e300] {
-        says(RmsNorm::new(ones(&[3]), eps), &["RMS norm eps is", "a finite number from 0"]);
+        says(rms_norm(ones(&[3]), eps), &["RMS norm eps is", "a finite number from 0"]);
     }
-    let norm = RmsNorm::new(ones(&[3]), EPS).unwrap();
+    let norm = rms_norm(ones(&[3]), EPS).unwrap();
     says(norm.forward(&ones(&[2, 4])), &["the input of RMS norm has shape [2, 4]", "(…, 3)"]);
     let failed = norm.forward(&ones(&[2, 3]).to_dtype(DType::U32).unwrap()).unwrap_err();
     assert!(matches!(Error::find_in(&failed), Some(Error::DType { .. })), "{failed}");
     let empty = VarBuilder::from_tensors(Default::default(), DType::F32, &CPU);
-    says(LayerNorm::load(3, EPS, empty.pp("ln_1")), &["tensor `ln_1.weight` is missing"]);
+    says(Norm::load(NormKind::Layer, true, 3, EPS, &empty.pp("ln_1")), &["tensor `ln_1.weight` is missing"]);
     says(norm::rms_norm(3, EPS, empty.pp("ln_1")), &["ln_1.weight"]);
     for size in [0, 1 << 60] {
         let zeros = VarBuilder::zeros(DType::F32, &CPU);

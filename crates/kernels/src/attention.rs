@@ -10,7 +10,7 @@
 
 use super::convert::Convert;
 use super::distance_products::DistanceProducts;
-use super::error::{Error, Result};
+use super::error::Result;
 use super::isa::Isa;
 use super::isa::bf16_dot::Bf16Dot;
 use super::isa::kernel::{Bf16Kernel, Kernel};
@@ -20,7 +20,7 @@ use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
-use super::team::{SharedOut, Team};
+use super::team::{Output, SharedOut, Team};
 use super::tile_bf16::TileBf16;
 use super::tile_f32::TileF32;
 
@@ -38,25 +38,11 @@ struct Task {
 }
 
 /// [`attend`](crate::attend) for one dtype.
-pub(crate) fn attend<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
-    to.clear();
+pub(crate) fn attend<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: Output<T>) -> Result<()> {
     let size = problem.checked_output_size()?;
-    try_reserve("the output of attention", to, size)?;
-    if size > 0 {
-        run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr()))?;
-    }
+    let run = |out| if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, out) };
     // SAFETY: each task that returns `Ok` has written all of its own, and together they are all.
-    unsafe { to.set_len(size) };
-    Ok(())
-}
-
-/// [`attend_into`](crate::attend_into) for one dtype.
-pub(crate) fn attend_into<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
-    let size = problem.checked_output_size()?;
-    if to.len() != size {
-        return Err(Error::shape("the output of attention", &[to.len()], format!("[{size}]")));
-    }
-    if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, SharedOut(to.as_mut_ptr())) }
+    unsafe { to.write("the output of attention", size, run) }
 }
 
 /// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`.

@@ -16,7 +16,7 @@ use super::error::Result;
 use super::isa::Isa;
 use super::packing::{PackedWeights, Packer};
 use super::problem::AttentionProblem;
-use super::team::Team;
+use super::team::{Output, Team};
 
 /// A dtype that kernels read and write: f32, f16 or bf16. They compute in f32.
 pub trait Element: bytemuck::Pod + Send + Sync + Compiled {
@@ -37,38 +37,18 @@ pub enum Input<'a> {
 
 /// The functions of one dtype. The trait is public for [`Element`] alone, which no other crate can implement.
 pub trait Compiled: Sized {
-    fn attend(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: &mut Vec<Self>) -> Result<()>;
-    fn attend_into(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: &mut [Self]) -> Result<()>;
+    fn attend(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: Output<Self>) -> Result<()>;
     fn multiply(
         weights: &PackedWeights,
         team: Team,
         input: Input,
         rows: usize,
         activation: Activation,
-        out: &mut Vec<Self>,
-    ) -> Result<()>;
-    fn multiply_into(
-        weights: &PackedWeights,
-        team: Team,
-        input: Input,
-        rows: usize,
-        activation: Activation,
-        out: &mut [Self],
+        out: Output<Self>,
     ) -> Result<()>;
     fn input(values: &[Self]) -> Input<'_>;
     fn push(packer: &mut Packer, outputs: usize, weight: &[Self], bias: Option<&[f32]>) -> Result<()>;
     fn unpack(weights: &PackedWeights, outputs: Range<usize>) -> Result<Vec<Self>>;
-}
-
-/// Calls a method of packed weights with the slice of an [`Input`].
-macro_rules! multiply {
-    ($weights:ident.$method:ident($team:ident, $input:ident, $($argument:ident),+)) => {
-        match $input {
-            Input::F32(input) => $weights.$method($team, input, $($argument),+),
-            Input::F16(input) => $weights.$method($team, input, $($argument),+),
-            Input::Bf16(input) => $weights.$method($team, input, $($argument),+),
-        }
-    };
 }
 
 macro_rules! elements {
@@ -84,11 +64,8 @@ macro_rules! elements {
         }
 
         impl Compiled for $element {
-            fn attend(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: &mut Vec<Self>) -> Result<()> {
+            fn attend(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: Output<Self>) -> Result<()> {
                 attention::attend(isa, team, problem, to)
-            }
-            fn attend_into(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: &mut [Self]) -> Result<()> {
-                attention::attend_into(isa, team, problem, to)
             }
             fn multiply(
                 weights: &PackedWeights,
@@ -96,19 +73,13 @@ macro_rules! elements {
                 input: Input,
                 rows: usize,
                 activation: Activation,
-                out: &mut Vec<Self>,
+                out: Output<Self>,
             ) -> Result<()> {
-                multiply!(weights.multiply_elements(team, input, rows, activation, out))
-            }
-            fn multiply_into(
-                weights: &PackedWeights,
-                team: Team,
-                input: Input,
-                rows: usize,
-                activation: Activation,
-                out: &mut [Self],
-            ) -> Result<()> {
-                multiply!(weights.multiply_elements_into(team, input, rows, activation, out))
+                match input {
+                    Input::F32(input) => weights.multiply_elements(team, input, rows, activation, out),
+                    Input::F16(input) => weights.multiply_elements(team, input, rows, activation, out),
+                    Input::Bf16(input) => weights.multiply_elements(team, input, rows, activation, out),
+                }
             }
             fn input(values: &[Self]) -> Input<'_> {
                 Input::$input(values)
@@ -134,7 +105,8 @@ elements! {
 /// # Errors
 /// If the sizes, views and masks of the problem contradict each other, and if there is not enough memory.
 pub fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
-    T::attend(isa, team, problem, to)
+    to.clear();
+    T::attend(isa, team, problem, Output::Vec(to))
 }
 
 /// [`attend`] into an existing slice, `to` `(queries, h, d_v)`.
@@ -142,7 +114,7 @@ pub fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, t
 /// # Errors
 /// The errors of [`attend`], and if `to` has another size.
 pub fn attend_into<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
-    T::attend_into(isa, team, problem, to)
+    T::attend(isa, team, problem, Output::Slice(to))
 }
 
 impl PackedWeights {
@@ -158,7 +130,8 @@ impl PackedWeights {
         activation: Activation,
         out: &mut Vec<O>,
     ) -> Result<()> {
-        O::multiply(self, team, A::input(a), rows, activation, out)
+        out.clear();
+        O::multiply(self, team, A::input(a), rows, activation, Output::Vec(out))
     }
 
     /// [`multiply`](Self::multiply) into an existing slice, `out` `(rows, out_features)`.
@@ -173,7 +146,7 @@ impl PackedWeights {
         activation: Activation,
         out: &mut [O],
     ) -> Result<()> {
-        O::multiply_into(self, team, A::input(a), rows, activation, out)
+        O::multiply(self, team, A::input(a), rows, activation, Output::Slice(out))
     }
 
     /// The weights of a range of outputs, `(outputs, in_features)`, in the dtype that was packed, or a wider one.

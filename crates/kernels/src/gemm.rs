@@ -12,10 +12,10 @@ use super::isa::bf16_dot::{
 };
 use super::isa::kernel::{Bf16Kernel, Kernel};
 use super::isa::simd::Simd;
-use super::memory::{ScratchPool, element_count, try_reserve};
+use super::memory::{ScratchPool, element_count};
 use super::microkernel::{StridedRows, microkernel};
 use super::packing::{PackedWeights, Panels};
-use super::team::{SharedOut, Team};
+use super::team::{Output, SharedOut, Team};
 
 /// The input values of a task: 1 MB in f32, half of the L2 cache.
 const BLOCK_VALUES: usize = 1 << 18;
@@ -34,35 +34,11 @@ impl PackedWeights {
         a: &[A],
         rows: usize,
         activation: Activation,
-        out: &mut Vec<O>,
+        out: Output<O>,
     ) -> Result<()> {
-        out.clear();
         let size = self.output_size(a, rows)?;
-        try_reserve("the output of a product", out, size)?;
-        self.run_tasks(team, a, rows, activation, SharedOut(out.as_mut_ptr()))?;
         // SAFETY: the tasks cover all rows and panels, and each task that returns `Ok` has written all of its own.
-        unsafe { out.set_len(size) };
-        Ok(())
-    }
-
-    /// [`multiply_into`](Self::multiply_into) for one dtype of inputs and one of outputs.
-    pub(crate) fn multiply_elements_into<A: Convert, O: Convert>(
-        &self,
-        team: Team,
-        a: &[A],
-        rows: usize,
-        activation: Activation,
-        out: &mut [O],
-    ) -> Result<()> {
-        let size = self.output_size(a, rows)?;
-        if out.len() != size {
-            return Err(Error::shape(
-                "the output of a product",
-                &[out.len()],
-                format!("{rows} × {}", self.out_features),
-            ));
-        }
-        self.run_tasks(team, a, rows, activation, SharedOut(out.as_mut_ptr()))
+        unsafe { out.write("the output of a product", size, |out| self.run_tasks(team, a, rows, activation, out)) }
     }
 
     /// Multiply-adds of a product with `rows` rows.

@@ -266,6 +266,7 @@ impl Drop for Scratch<'_> {
 pub(super) fn kept_bytes() -> usize {
     KEPT.with_borrow(|kept| kept.values) * size_of::<f32>()
 }
+<<<<<<< HEAD
 
 #[cfg(test)]
 mod tests {
@@ -317,3 +318,5 @@ mod tests {
         assert!(error.contains("the test"), "{error}");
     }
 }
+=======
+>>>>>>> w-layer

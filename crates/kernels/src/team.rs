@@ -16,7 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::error::Result;
+use super::error::{Error, Result};
+use super::memory::try_reserve;
 
 /// Multiply-adds below which waking other threads costs more than they bring.
 const MIN_WORK: usize = 1 << 22;
@@ -270,6 +271,38 @@ impl Team<'_> {
     }
 }
 
+/// Where a kernel writes: a vector that gets the size of the output, or a slice that has it.
+pub enum Output<'a, T> {
+    Vec(&'a mut Vec<T>),
+    Slice(&'a mut [T]),
+}
+
+impl<T> Output<'_, T> {
+    /// Calls `run` with memory for the `size` elements of `what`.
+    ///
+    /// # Safety
+    /// `run` writes all of them if it returns `Ok`.
+    pub(super) unsafe fn write(
+        self,
+        what: &str,
+        size: usize,
+        run: impl FnOnce(SharedOut<T>) -> Result<()>,
+    ) -> Result<()> {
+        match self {
+            Self::Slice(to) if to.len() == size => run(SharedOut(to.as_mut_ptr())),
+            Self::Slice(to) => Err(Error::shape(what, &[to.len()], format!("[{size}]"))),
+            Self::Vec(to) => {
+                to.clear();
+                try_reserve(what, to, size)?;
+                run(SharedOut(to.as_mut_ptr()))?;
+                // SAFETY: `try_reserve` has made room for all elements, and the caller promises that they are written.
+                unsafe { to.set_len(size) };
+                Ok(())
+            }
+        }
+    }
+}
+
 /// The start of an output. Copies of it go to all threads.
 pub(super) struct SharedOut<T>(pub *mut T);
 
@@ -301,91 +334,5 @@ impl<T> SharedOut<T> {
     pub(super) unsafe fn part<'a>(self, start: usize, count: usize) -> &'a mut [MaybeUninit<T>] {
         // SAFETY: the caller promises it.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start).cast(), count) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Error;
-
-    fn pool(threads: usize) -> rayon::ThreadPool {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
-    }
-
-    #[test]
-    fn every_item_runs_once() {
-        for threads in [1, 2, 3, 8] {
-            pool(threads).install(|| {
-                Team::with(usize::MAX, |team| {
-                    assert!(team.threads() <= threads, "other tests have teams, too");
-                    for items in [0, 1, 2, 7, 100, 1000, 3] {
-                        let counts: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
-                        team.try_for_each(items, |i| {
-                            counts[i].fetch_add(1, Ordering::Relaxed);
-                            Ok::<_, Error>(())
-                        })
-                        .unwrap();
-                        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{threads}, {items}");
-                    }
-                });
-            });
-        }
-    }
-
-    /// The only other thread of the pool waits for what comes after the pass.
-    #[test]
-    fn a_busy_pool_does_not_block_a_pass() {
-        let pool = pool(2);
-        let (send, receive) = std::sync::mpsc::channel();
-        pool.spawn(move || receive.recv().unwrap());
-        let sum = AtomicUsize::new(0);
-        pool.install(|| {
-            Team::with(usize::MAX, |team| {
-                team.try_for_each(100, |i| {
-                    sum.fetch_add(i, Ordering::Relaxed);
-                    Ok::<_, Error>(())
-                })
-            })
-        })
-        .unwrap();
-        send.send(()).unwrap();
-        assert_eq!(sum.into_inner(), 4950);
-    }
-
-    #[test]
-    fn errors_and_panics_reach_the_leader() {
-        pool(3).install(|| {
-            Team::with(usize::MAX, |team| {
-                let fails = |i: usize| if i == 7 { Err(Error::value("an item", i, "another")) } else { Ok(()) };
-                assert!(team.try_for_each(50, fails).unwrap_err().to_string().contains("an item is 7"));
-                let panics = AssertUnwindSafe(|| {
-                    team.try_for_each(50, |i| if i == 9 { panic!("nine") } else { Ok::<_, Error>(()) })
-                });
-                assert_eq!(*catch_unwind(panics).unwrap_err().downcast::<&str>().unwrap(), "nine");
-                team.try_for_each(50, |_| Ok::<_, Error>(())).unwrap();
-            });
-        });
-    }
-
-    #[test]
-    fn chunks_are_all_of_a_slice() {
-        pool(3).install(|| {
-            Team::with(usize::MAX, |team| {
-                let mut xs = [0; 23];
-                let add = |i: usize, chunk: &mut [usize]| {
-                    chunk.iter_mut().for_each(|x| *x += i + 1);
-                    Ok::<_, Error>(())
-                };
-                team.try_for_chunks(&mut xs, 5, add).unwrap();
-                assert!(xs.iter().zip(0..).all(|(x, i)| *x == i / 5 + 1), "{xs:?}");
-                team.try_for_chunks(&mut xs[..0], 5, add).unwrap();
-            });
-        });
-    }
-
-    #[test]
-    fn short_passes_wake_nobody() {
-        pool(4).install(|| Team::with(MIN_WORK - 1, |team| assert_eq!(team.threads(), 1)));
     }
 }

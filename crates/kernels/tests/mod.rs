@@ -4,9 +4,11 @@
 pub(crate) mod amx;
 mod attention;
 mod bf16_tiles;
+mod convert;
 mod distances;
 mod functions;
 mod gemm;
+mod memory;
 mod non_finite;
 mod norm;
 mod score_tiles;
@@ -14,6 +16,7 @@ mod score_tiles;
 mod simd128;
 mod sizes;
 mod support;
+mod team;
 mod unpack;
 
 use candle_attention_kernels::{Isa, PackedWeights, Packer, Result};

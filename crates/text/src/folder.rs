@@ -6,12 +6,15 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::{MAX_CONFIG_BYTES, is_present, read_limited};
+use candle_attention::io::{is_present, read_limited};
 use candle_attention::{Error, Result};
 use serde::de::DeserializeOwned;
 
 use crate::model::config::TextModelConfig;
 use crate::model_files::{ModelFiles, inside};
+
+/// The longest JSON file of a model, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory.
+const MAX_CONFIG_BYTES: u64 = 1 << 24;
 
 /// The most modules that a model may have. Each one reads files, or downloads them. Published models have at most 6: a
 /// transformer, pooling, up to three dense layers, normalization.

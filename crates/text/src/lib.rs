@@ -119,6 +119,8 @@ pub use model_files::ModelFiles;
 #[cfg(feature = "tasks")]
 pub use multi_vector::MultiVectorEncoder;
 #[cfg(feature = "tasks")]
+pub use multi_vector::max_sim::max_sim;
+#[cfg(feature = "tasks")]
 pub use pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead};
 #[cfg(feature = "tasks")]
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
@@ -147,8 +149,6 @@ pub use text::text_classifier::{Label, TextClassifier};
 #[cfg(feature = "tasks")]
 pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;
-
-pub use candle_attention::ops::max_sim;
 
 /// Compiles the code blocks of the README and of the guide as doctests.
 #[cfg(all(doctest, feature = "tasks"))]

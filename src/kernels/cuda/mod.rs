@@ -23,6 +23,7 @@ mod launch_size;
 #[cfg(any(test, feature = "cuda"))]
 mod rowwise;
 #[cfg(test)]
+#[path = "../../../tests/unit/cuda/mod.rs"]
 mod tests;
 #[cfg(feature = "cuda")]
 mod upload;

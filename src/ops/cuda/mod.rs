@@ -7,6 +7,7 @@
 #[cfg(any(test, feature = "cuda"))]
 mod check;
 #[cfg(all(test, not(feature = "cuda")))]
+#[path = "../../../tests/unit/cuda_mock.rs"]
 mod mock;
 #[cfg(feature = "cuda")]
 mod rowwise;

@@ -5,10 +5,10 @@ use candle_core::Tensor;
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut};
 
 use super::arguments::Arguments;
+use super::problem_shape;
 use crate::error::Result;
-use crate::kernels::cuda::{AttentionParams, Features, LaunchSize, ProblemShape, Uploads, gpu, vectorizable};
+use crate::kernels::cuda::{AttentionParams, LaunchSize, Uploads, gpu, vectorizable};
 use crate::mask::MergedMask;
-use crate::sdpa::Call;
 use crate::tensor::{CudaElement, CudaView, for_cuda_element, optional_address, tensor_from_cuda};
 
 /// The attention output `(b, s_q, h, d_v)`, contiguous, in the dtype of `q`.
@@ -88,7 +88,8 @@ fn launch_as<T: CudaElement>(arguments: Arguments) -> Result<Tensor> {
         ..sizes
     };
     let gpu = gpu(device)?;
-    let launch = LaunchSize::new(problem_shape(&arguments, params.features()), query_heads, gpu)?;
+    let shape = problem_shape(arguments.call, arguments.options, params.features());
+    let launch = LaunchSize::new(shape, query_heads, gpu)?;
 
     let mut partials_memory = match launch.partials {
         0 => None,
@@ -105,17 +106,4 @@ fn launch_as<T: CudaElement>(arguments: Arguments) -> Result<Tensor> {
     unsafe { launch.launch(device, gpu.capability, &params, query_heads)? };
     drop((out_guard, partials_guard));
     Ok(tensor_from_cuda(out_memory, device, (b, tokens, h, d_v)))
-}
-
-fn problem_shape(arguments: &Arguments, features: Features) -> ProblemShape {
-    let Call { shape, h_kv, d, d_v, dtype, .. } = *arguments.call;
-    ProblemShape {
-        dtype,
-        d,
-        d_v,
-        work_items: shape.b.saturating_mul(h_kv),
-        query_rows: shape.s_q.saturating_mul(shape.h / h_kv),
-        keys: shape.s_kv.saturating_add(arguments.options.appended_keys),
-        features,
-    }
 }

@@ -10,6 +10,8 @@ use arguments::Arguments;
 use candle_core::Tensor;
 
 use crate::error::Result;
+#[cfg(any(test, feature = "cuda"))]
+use crate::kernels::cuda::{Features, ProblemShape, Variant};
 use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
@@ -33,22 +35,27 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     queries.saturating_add(partials).saturating_mul(size_of::<i32>())
 }
 
+/// The problem from which a kernel variant is selected.
+#[cfg(any(test, feature = "cuda"))]
+fn problem_shape(call: &Call, options: &SdpaOptions, features: Features) -> ProblemShape {
+    let Call { shape, h_kv, d, d_v, dtype, .. } = *call;
+    ProblemShape {
+        dtype,
+        d,
+        d_v,
+        work_items: shape.b.saturating_mul(h_kv),
+        // A layer without heads has no key-value heads either.
+        query_rows: shape.s_q.saturating_mul(shape.h.checked_div(h_kv).unwrap_or(0)),
+        keys: shape.s_kv.saturating_add(options.appended_keys),
+        features,
+    }
+}
+
 /// How many blocks share the keys of a tile of queries.
 #[cfg(any(test, feature = "cuda"))]
 pub(super) fn splits(call: &Call, options: &SdpaOptions) -> usize {
-    use crate::kernels::cuda::{Features, ProblemShape, Variant};
-
     let DeviceKind::Cuda(gpu) = call.device else { return 1 };
-    let shape = ProblemShape {
-        dtype: call.dtype,
-        d: call.d,
-        d_v: call.d_v,
-        work_items: call.shape.b.saturating_mul(call.h_kv),
-        // A layer without heads has no key-value heads either.
-        query_rows: call.shape.s_q.saturating_mul(call.shape.h.checked_div(call.h_kv).unwrap_or(0)),
-        keys: call.shape.s_kv.saturating_add(options.appended_keys),
-        features: Features::default(),
-    };
+    let shape = problem_shape(call, options, Features::default());
     Variant::select(shape, gpu).map_or(1, |variant| variant.splits(shape, gpu))
 }
 

@@ -142,7 +142,7 @@ impl Transform {
             _ => xs.tanh()?,
         };
         match &self.norm {
-            Some(norm) => norm.forward(&xs),
+            Some(norm) => Ok(norm.forward(&xs)?),
             None => Ok(xs),
         }
     }

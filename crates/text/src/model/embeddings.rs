@@ -1,10 +1,11 @@
 //! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::tensor::{MapTensors, element_count, with_slice, with_slices};
-use candle_attention::{Error, Result, for_cpu_element};
-use candle_attention_kernels::{AlignedVec, Element};
+use candle_attention::tensor::{MapTensors, with_slices};
+use candle_attention::{Error, Result};
+use candle_attention_kernels::{AlignedVec, Element, element_count};
 use candle_core::{DType, Device, Tensor, WithDType};
+use half::{bf16, f16};
 
 use crate::families::model::EmbeddingScale;
 use crate::model::config::TextModelConfig;
@@ -128,7 +129,11 @@ impl Embeddings {
 
     /// A ragged batch as f32 rows on the CPU, `(tokens, width)`.
     pub fn of_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<AlignedVec<f32>> {
-        for_cpu_element!(self.words.dtype(), T => self.rows_of::<T>(ids, types, lengths))
+        match self.words.dtype() {
+            DType::F16 => self.rows_of::<f16>(ids, types, lengths),
+            DType::BF16 => self.rows_of::<bf16>(ids, types, lengths),
+            _ => self.rows_of::<f32>(ids, types, lengths),
+        }
     }
 
     fn rows_of<T: Element + WithDType>(
@@ -189,7 +194,7 @@ fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
         return Err(Error::dtype(name, ids.dtype(), "u32"));
     }
     if ids.device().is_cpu() {
-        with_slice(ids, |ids: &[u32]| check_ids(name, ids, table.dims()[0]))??;
+        with_slices([ids], |[ids]| check_ids(name, ids, table.dims()[0]))??;
     }
     Ok(table.index_select(&ids.flatten_all()?, 0)?.reshape((b, s, table.dim(1)?))?)
 }

@@ -1,12 +1,12 @@
 //! The feed-forward part of a block, plain or gated.
 
+use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::{Linear, PendingBias};
-use candle_attention::tensor::{MapTensors, element_count};
+use candle_attention::tensor::MapTensors;
 use candle_attention::weights::LinearWeights;
-use candle_attention::{Result, ops};
 use candle_attention_kernels as kernels;
-use candle_attention_kernels::{Element, ScratchPool, Team};
+use candle_attention_kernels::{Element, ScratchPool, Team, element_count};
 use candle_core::{DType, Device, Module, Tensor, WithDType};
 use candle_nn::Activation;
 use half::bf16;
@@ -99,7 +99,7 @@ impl FeedForward {
 
     /// xs `(b, s, hidden)` → the same, with the last bias pending where a GPU adds it in the next operation.
     pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
-        if let Some(activation) = ops::fused_activation(self.activation)
+        if let Some(activation) = fused_activation(self.activation)
             && let both = self.both.as_ref().and_then(|both| Some((both.whole.as_ref()?, both.activated)))
             && let Some(inner) = self.activated.forward_activated(xs, activation, self.plain.as_ref(), both)?
         {
@@ -186,7 +186,7 @@ impl FeedForward {
         rows: usize,
         inner: &mut [T],
     ) -> Result<()> {
-        let fused = ops::fused_activation(self.activation);
+        let fused = fused_activation(self.activation);
         self.activated.packed()?.multiply_into(
             team,
             xs,
@@ -204,6 +204,17 @@ impl FeedForward {
     fn last_rows<T: Element>(&self, team: Team, inner: &[T], rows: usize, outer: &mut [f32]) -> Result<()> {
         Ok(self.last.packed()?.multiply_into(team, inner, rows, kernels::Activation::Identity, outer)?)
     }
+}
+
+/// The activation of the kernels that computes what candle's does; `None` if they do not have it.
+fn fused_activation(activation: Activation) -> Option<kernels::Activation> {
+    Some(match activation {
+        Activation::Gelu => kernels::Activation::Gelu,
+        Activation::NewGelu | Activation::GeluPytorchTanh => kernels::Activation::GeluTanh,
+        Activation::Silu | Activation::Swish => kernels::Activation::Silu,
+        Activation::Relu => kernels::Activation::Relu,
+        _ => return None,
+    })
 }
 
 /// The activated half of a layer and the other one, as views, which follow its weights if these change.

@@ -4,11 +4,10 @@
 use std::ops::Range;
 
 use candle_attention::ops::Linear;
-use candle_attention::ragged::{
-    Bucket, CHUNK_VALUES, buckets, lengths as lengths_between, offsets, padded_places, share_sequences,
-};
-use candle_attention::tensor::{compute_dtype, element_count, zeros};
+use candle_attention::ragged::{Bucket, offsets, share_sequences};
+use candle_attention::tensor::compute_dtype;
 use candle_attention::{AttentionMask, Error, PaddedIds, Result};
+use candle_attention_kernels::{element_count, zeros};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
@@ -95,12 +94,11 @@ impl TextModel {
         let rows = rows_of(&(0..offsets.len() - 1));
         let mut output = zeros("hidden states", element_count("hidden states", &[rows, size])?)?;
         let part = |sequences: &Range<usize>| rows_of(sequences) * size;
-        let limit = CHUNK_VALUES / width.max(1);
-        share_sequences(offsets, limit, self.multiply_adds(offsets)?, &mut output, part, |team, sequences, output| {
+        share_sequences(offsets, width, self.multiply_adds(offsets)?, &mut output, part, |team, sequences, output| {
             let tokens = offsets[sequences.start]..offsets[sequences.end];
             let starts: Vec<usize> =
                 offsets[sequences.start..=sequences.end].iter().map(|start| start - tokens.start).collect();
-            let lengths: Vec<usize> = lengths_between(&starts).collect();
+            let lengths: Vec<usize> = starts.windows(2).map(|ends| ends[1] - ends[0]).collect();
             let hidden = self.embeddings.of_rows(&ids[tokens.clone()], &types[tokens], &lengths)?;
             let mut stream = RowStream::new(team, hidden, &starts)?;
             self.run(&mut stream)?;
@@ -170,7 +168,7 @@ impl TextModel {
         visible: Option<&[usize]>,
     ) -> Result<HiddenStates> {
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-        let buckets = buckets(&lengths);
+        let buckets = Bucket::of_like_lengths(&lengths);
         let forward = |bucket: &Bucket| {
             let pad = |rows: &[&[u32]], with| {
                 let rows: Vec<&[u32]> = bucket.sequences.iter().map(|&i| rows[i]).collect();
@@ -193,7 +191,7 @@ impl TextModel {
             several => {
                 let padded =
                     several.iter().map(|bucket| Ok(forward(bucket)?.flatten(0, 1)?)).collect::<Result<Vec<_>>>()?;
-                let places = Tensor::new(padded_places(several, &lengths), self.device())?;
+                let places = Tensor::new(Bucket::places(several, &lengths), self.device())?;
                 Tensor::cat(&padded, 0)?.index_select(&places, 0)?
             }
         };

@@ -4,7 +4,7 @@ use candle_attention::norm::Norm;
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::ragged::Buffers;
 use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, MultiHeadAttention, Result};
-use candle_core::Tensor;
+use candle_core::{Module, Tensor};
 use candle_nn::ops::dropout;
 
 use crate::model::feed_forward::FeedForward;

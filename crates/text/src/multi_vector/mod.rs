@@ -1,11 +1,11 @@
 //! `MultiVectorEncoder`: a vector per token, for late interaction.
 
+pub(crate) mod max_sim;
 mod settings;
 mod tokens;
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::error::cut_to;
-use candle_attention::ops::max_sim;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
 use candle_core::Tensor;
@@ -14,6 +14,7 @@ use crate::folder::{ModelFolder, constructors, modules};
 use crate::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::model::pooling::l2_normalize;
 use crate::model::text_model::TextModel;
+use crate::multi_vector::max_sim::max_sim;
 use crate::multi_vector::settings::{Layer, Settings};
 use crate::multi_vector::tokens::TokenRules;
 use crate::prompts::Prompts;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use candle_attention::checkpoint::WeightSource;
-use candle_attention::norm::LayerNorm;
-use candle_attention::{Error, Result};
+use candle_attention::norm::Norm;
+use candle_attention::{Error, NormKind, Result};
 use candle_core::{DType, Device, Module as _, Tensor};
 
 use crate::folder::{ModelFolder, Module};
@@ -28,7 +28,7 @@ pub(crate) struct Modules {
 #[derive(Debug, Clone)]
 enum Step {
     Normalize,
-    LayerNorm(LayerNorm),
+    LayerNorm(Norm),
     Dense(Box<Dense>),
 }
 
@@ -108,11 +108,12 @@ pub(crate) fn check_keys(folder: ModelFolder, path: &Path, what: &str) -> Result
     }
 }
 
-fn layer_norm(folder: ModelFolder, path: &Path, width: usize, device: &Device) -> Result<LayerNorm> {
+fn layer_norm(folder: ModelFolder, path: &Path, width: usize, device: &Device) -> Result<Norm> {
     let file = path.join("config.json");
     let LayerNormConfig { dimension } = folder.json(&file)?;
     if dimension != width {
         return Err(Error::file(file, format!("dimension is {dimension}, expected {width}")));
     }
-    LayerNorm::load(width, LAYER_NORM_EPS, folder.checkpoint(path)?.at("", DType::F32, device).child("norm"))
+    let source = folder.checkpoint(path)?.at("", DType::F32, device).child("norm");
+    Norm::load(NormKind::Layer, true, width, LAYER_NORM_EPS, &source)
 }

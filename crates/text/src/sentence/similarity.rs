@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use candle_attention::tensor::{check_tensor_memory, compute_dtype};
+use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
+use candle_attention_kernels::{check_allocation, element_count};
 use candle_core::Tensor;
 
 use crate::model::pooling::l2_normalize;
@@ -35,7 +36,10 @@ impl SimilarityFunction {
     pub fn similarity(self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let (a, b) = matrices(a, b)?;
         let (n, m) = (a.dim(0)?, b.dim(0)?);
-        check_tensor_memory("the number of similarities", n.saturating_mul(m), &[n, m], a.dtype(), a.device())?;
+        let bytes = element_count("the similarities", &[n, m, a.dtype().size_in_bytes()])?;
+        if a.device().is_cpu() {
+            check_allocation::<u8>("the similarities", bytes)?;
+        }
         match self {
             Self::Cosine => Ok(l2_normalize(&a)?.matmul(&l2_normalize(&b)?.t()?)?),
             Self::Dot => Ok(a.matmul(&b.t()?)?),

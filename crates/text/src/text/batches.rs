@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
-use candle_attention::ragged::bucket_size;
+use candle_attention::ragged::Bucket;
 use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
@@ -299,7 +299,7 @@ impl Iterator for Batches<'_> {
 pub(crate) fn batch_size(lengths: &[usize], [most_texts, most_tokens]: [usize; 2], padded: bool) -> usize {
     let longest = lengths.first().copied().unwrap_or(0).max(1);
     let count = (most_tokens / longest).clamp(1, most_texts).min(lengths.len());
-    if padded { bucket_size(&lengths[..count]) } else { count }
+    if padded { Bucket::size(&lengths[..count]) } else { count }
 }
 
 /// The results of batches, each with the index of its text, in the order of the texts.

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use candle_attention::error::panic_message;
 use candle_attention::{Error, Result};
 
 /// Runs code of the tokenizers library, and makes an error of a panic. The message of the panic is still printed,
@@ -10,6 +9,10 @@ use candle_attention::{Error, Result};
 pub(super) fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|e| Error::Tokenizer(e.to_string())),
-        Err(panic) => Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {}", panic_message(&*panic)))),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+            let text = text.unwrap_or("a panic without a message");
+            Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {text}")))
+        }
     }
 }

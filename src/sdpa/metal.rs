@@ -14,8 +14,7 @@ use crate::sdpa::plan::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 #[cfg(test)]
-mod hidden;
-#[cfg(test)]
+#[path = "../../tests/unit/metal/mod.rs"]
 mod tests;
 
 /// The head dimensions that the kernel is compiled for.

@@ -1,17 +1,92 @@
-//! A norm of any kind, over tensors and over f32 rows.
+//! Layer normalization and RMS normalization that train: candle's own `LayerNorm` and `RmsNorm` have no gradient.
+//!
+//! In candle 0.11 the `forward` of `candle_nn::LayerNorm` and `candle_nn::RmsNorm` runs a fused operation without a
+//! backward pass. A model that uses them trains without an error, but what comes before a norm and the norm itself get
+//! no gradient from it. The functions of this module take what candle's of the same names take, and make a [`Norm`]. It
+//! runs one fused kernel where nothing tracks a gradient, and differentiable operations otherwise. The mean is
+//! subtracted before the squares are summed, and half types are computed in f32 and rounded once.
+//!
+//! | Kind | Formula | Source |
+//! |---|---|---|
+//! | [`NormKind::Layer`] | `(x - mean) / sqrt(var + eps) · weight + bias` | [Ba 2016](https://arxiv.org/abs/1607.06450) |
+//! | [`NormKind::Rms`] | `x / sqrt(mean(x²) + eps) · weight` | [Zhang 2019](https://arxiv.org/abs/1910.07467) |
+//! | [`NormKind::RmsOffset`] | `x / sqrt(mean(x²) + eps) · (1 + weight)` | Gemma |
+//!
+//! ```
+//! use candle_attention::norm;
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use candle_nn::{VarBuilder, VarMap};
+//!
+//! let parameters = VarMap::new();
+//! let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
+//! let norm = norm::layer_norm(4, 1e-5, vb.pp("ln_1"))?; // `ln_1.weight` of ones, `ln_1.bias` of zeros
+//!
+//! let xs = Tensor::new(&[[1f32, 2.0, 3.0, 6.0]], &Device::Cpu)?;
+//! let ys = norm.forward(&xs)?;
+//! let gradients = ys.sqr()?.sum_all()?.backward()?;
+//! assert!(gradients.get(norm.weight()).is_some());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use candle_attention_kernels::{Isa, Team};
-use candle_core::Tensor;
-use candle_nn::{Init, VarBuilder};
+use candle_core::{Module, Tensor};
+use candle_nn::{Init, LayerNormConfig, VarBuilder};
 
 use crate::checkpoint::WeightSource;
 use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
 use crate::ops;
 use crate::ops::{NormParameters, PendingBias};
-use crate::tensor::MapTensors;
+use crate::tensor::{MapTensors, same_device};
 
-/// A norm of any kind over the last dimension.
+/// A layer norm over `size` numbers, trainable if `vb` is backed by a `VarMap`: `weight` (ones) and `bias` (zeros),
+/// both `(size)`. Takes what [`candle_nn::layer_norm()`] takes: a number is `eps`; without `affine` there is no bias,
+/// and without `remove_mean` the mean is not subtracted.
+///
+/// # Errors
+/// If `vb` holds parameters of another shape, or lacks them and cannot make new ones; if `eps` is negative or not
+/// finite.
+pub fn layer_norm(size: usize, config: impl Into<LayerNormConfig>, vb: VarBuilder) -> Result<Norm> {
+    let LayerNormConfig { eps, remove_mean, affine } = config.into();
+    Norm::init(if remove_mean { NormKind::Layer } else { NormKind::Rms }, affine, size, eps, &vb)
+}
+
+/// [`layer_norm`] without a bias.
+///
+/// # Errors
+/// The errors of [`layer_norm`].
+pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder) -> Result<Norm> {
+    Norm::init(NormKind::Layer, false, size, eps, &vb)
+}
+
+/// An RMS norm over `size` numbers, trainable if `vb` is backed by a `VarMap`: `weight` `(size)`, at first ones.
+///
+/// # Errors
+/// The errors of [`layer_norm`].
+pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<Norm> {
+    Norm::init(NormKind::Rms, false, size, eps, &vb)
+}
+
+/// [`rms_norm`] whose factor is `1 + weight`, as in Gemma; a new weight is zeros.
+///
+/// # Errors
+/// The errors of [`layer_norm`].
+pub fn rms_norm_offset(size: usize, eps: f64, vb: VarBuilder) -> Result<Norm> {
+    Norm::init(NormKind::RmsOffset, false, size, eps, &vb)
+}
+
+/// A norm over the last dimension, whose formula is its [`NormKind`]: as `torch.nn.LayerNorm`, `torch.nn.RMSNorm` or
+/// Gemma's norm.
+///
+/// Differentiable, unlike the `forward` of candle's norms. Half types are computed in f32 and rounded once, after the
+/// weight. The parameters may have any floating dtype.
+///
+/// # Shapes
+/// `(…, size)` → `(…, size)`, in the dtype of the input.
+///
+/// # Errors
+/// `forward` fails if the input is not floating, has another last dimension or is on another device than the
+/// parameters.
 #[derive(Debug, Clone)]
 pub struct Norm {
     /// `(size)`.
@@ -23,7 +98,10 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// A norm of these parameters.
+    /// The norm of `weight` and `bias`, both `(size)`.
+    ///
+    /// # Errors
+    /// If they are not floating vectors of the same length on one device, or `eps` is negative or not finite.
     pub fn new(kind: NormKind, weight: Tensor, bias: Option<Tensor>, eps: f64) -> Result<Self> {
         let name = name(kind);
         if weight.rank() != 1 {
@@ -45,14 +123,17 @@ impl Norm {
         Ok(Self { weight, bias, eps, kind })
     }
 
-    /// Reads `weight`, and `bias` if `bias` is set. Early checkpoints call these `gamma` and `beta`.
+    /// Reads `weight`, and `bias` if `bias` is set, or `gamma` and `beta` as early checkpoints call them.
+    ///
+    /// # Errors
+    /// If one is missing or not of length `size`; if `eps` is negative or not finite.
     pub fn load(kind: NormKind, bias: bool, size: usize, eps: f64, source: &dyn WeightSource) -> Result<Self> {
         let read = |parameter: &Parameter| source.get(parameter.name_in(source), &[size]);
         Self::new(kind, read(&WEIGHT)?, bias.then(|| read(&BIAS)).transpose()?, eps)
     }
 
     /// The parameters of `vb`; on a `VarMap` that lacks them new ones, with which the norm has a factor of 1.
-    pub fn init(kind: NormKind, bias: bool, size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
+    fn init(kind: NormKind, bias: bool, size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
         // Candle allocates whatever size it is asked for.
         if !(1..=MAX_SIZE).contains(&size) {
             return Err(Error::value(format!("the size of {}", name(kind)), size, format!("1 to {MAX_SIZE}")));
@@ -68,7 +149,7 @@ impl Norm {
         Self::new(kind, get(&WEIGHT, one)?, bias.then(|| get(&BIAS, 0.0)).transpose()?, eps)
     }
 
-    /// The scale, `(size)`.
+    /// The scale, `(size)`, without the offset.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
@@ -83,22 +164,28 @@ impl Norm {
         self.eps
     }
 
-    /// The norm with copies of its parameters that track no gradient.
+    /// The norm as it is now, for inference: a copy of its parameters that tracks no gradient, so that the fused kernel
+    /// runs. It is a snapshot and does not follow variables that are set later, as
+    /// [`MultiHeadAttention::frozen`](crate::MultiHeadAttention::frozen).
+    ///
+    /// # Errors
+    /// The device is out of memory.
     pub fn frozen(&self) -> Result<Self> {
         self.map_tensors(&mut |tensor| Ok(tensor.detach().force_contiguous()?))
     }
 
-    /// `norm(xs)`.
-    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
-        Ok(self.call(xs, None, false)?.1)
-    }
-
-    /// `norm(xs + branch)`.
+    /// `norm(xs + branch)`, for a branch of the shape of `xs`.
+    ///
+    /// # Errors
+    /// Those of `forward`.
     pub fn forward_sum(&self, xs: &Tensor, branch: PendingBias) -> Result<Tensor> {
         Ok(self.call(xs, Some(&branch), false)?.1)
     }
 
     /// `xs + branch` and `norm(xs + branch)`.
+    ///
+    /// # Errors
+    /// Those of `forward`.
     pub fn sum_and_forward(&self, xs: &Tensor, branch: PendingBias) -> Result<(Tensor, Tensor)> {
         let (sum, ys) = self.call(xs, Some(&branch), true)?;
         Ok((sum.expect("`keep_sum` was set"), ys))
@@ -128,7 +215,10 @@ impl Norm {
         norm.forward()
     }
 
-    /// Replaces the rows `xs` by `norm(xs + residual)`.
+    /// Replaces the rows `xs`, on the CPU, by their norm, or by `norm(xs + residual)`.
+    ///
+    /// # Errors
+    /// The sizes differ.
     pub fn forward_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
         self.parameters().normalize_rows(isa, team, xs, residual)
     }
@@ -141,6 +231,12 @@ impl Norm {
             rms: self.kind != NormKind::Layer,
             offset: if self.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
         }
+    }
+}
+
+impl Module for Norm {
+    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.call(xs, None, false)?.1)
     }
 }
 
@@ -168,12 +264,4 @@ impl Parameter {
 /// The name of a norm in errors.
 fn name(kind: NormKind) -> &'static str {
     if kind == NormKind::Layer { "layer norm" } else { "RMS norm" }
-}
-
-fn same_device(name: &str, tensor: &Tensor, like: &Tensor) -> Result<()> {
-    if tensor.device().same_device(like.device()) {
-        return Ok(());
-    }
-    let [found, expected] = [tensor, like].map(|tensor| format!("{:?}", tensor.device().location()));
-    Err(Error::Device { tensor: name.to_string(), found, expected })
 }

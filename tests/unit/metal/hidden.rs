@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::attend_with_kernel;
-use super::tests::{call, mock_kernel, random};
+use super::{call, mock_kernel, random};
 use crate::mask::AttentionMask;
+use crate::sdpa::metal::attend_with_kernel;
 use crate::sdpa::{Call, SdpaOptions};
 use crate::tensor::with_slice;
 

@@ -1,10 +1,10 @@
 //! MaxSim of a query with documents, on tensors.
 
-use candle_attention_kernels::{Isa, PackedWeights, Packer, ScratchPool, Team, max_sim as kernel};
+use candle_attention::tensor::{compute_dtype, with_slices};
+use candle_attention::{Error, Result};
+use candle_attention_kernels::max_sim as kernel;
+use candle_attention_kernels::{Isa, PackedWeights, Packer, ScratchPool, Team, check_allocation, element_count};
 use candle_core::{D, DType, Device, Tensor};
-
-use crate::error::{Error, Result};
-use crate::tensor::{compute_dtype, with_f32_slice};
 
 /// The fewest multiply-adds of a task, a few documents together if they are short: some microseconds.
 const MIN_TASK_WORK: usize = 1 << 18;
@@ -41,14 +41,14 @@ pub fn max_sim(query: &Tensor, documents: &[Tensor]) -> Result<Vec<f32>> {
     if !fused(query) || !documents.iter().all(fused) {
         return documents.iter().map(|document| composite(query, document)).collect();
     }
-    let query = with_f32_slice(query, |query| pack(query, tokens, width))??;
+    let query = with_slices([&in_f32(query)?], |[query]| pack(query, tokens, width))??;
     let work = tokens.saturating_mul(width).saturating_mul(longest).max(1);
     let step = (MIN_TASK_WORK / work).max(1);
     let (mut scores, pool) = (vec![0f32; documents.len()], ScratchPool::default());
     Team::with(work.saturating_mul(documents.len()), |team| {
         team.try_for_chunks(&mut scores, step, |chunk, scores| {
             for (score, document) in scores.iter_mut().zip(&documents[chunk * step..]) {
-                *score = with_f32_slice(document, |document| kernel(&query, document, &pool))??;
+                *score = with_slices([&in_f32(document)?], |[document]| kernel(&query, document, &pool))??;
             }
             Ok::<_, Error>(())
         })
@@ -62,6 +62,13 @@ fn dims(name: &str, tensor: &Tensor) -> Result<(usize, usize)> {
         [tokens, width] if tokens > 0 && width > 0 => Ok((tokens, width)),
         ref other => Err(Error::shape(name, other, "(tokens, dim), at least one of each")),
     }
+}
+
+fn in_f32(tensor: &Tensor) -> Result<Tensor> {
+    if tensor.dtype() != DType::F32 {
+        check_allocation::<f32>("an f32 copy of a tensor", element_count("a tensor", tensor.dims())?)?;
+    }
+    Ok(tensor.to_dtype(DType::F32)?)
 }
 
 fn pack(query: &[f32], tokens: usize, width: usize) -> Result<PackedWeights> {

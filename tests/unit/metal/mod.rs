@@ -1,6 +1,8 @@
 //! Tests without an Apple GPU: which calls are accepted, and that they match the eager backend when a mock of candle's
 //! kernel, written as loops, takes its place.
 
+mod hidden;
+
 use std::collections::HashSet;
 
 use candle_core::{Device, IndexOp, Tensor};
