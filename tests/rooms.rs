@@ -2,7 +2,7 @@
 //! paths in documents.
 //!
 //! A room is a module at the root of a package. Each room builds on the rooms before it and on nothing else, so that a
-//! reader can take them one after the other. This test reads the sources as text; unit tests are left out, because a
+//! reader can take them one after the other. This test reads the sources of the layer and of the text encoders as text; unit tests are left out, because a
 //! test may compare with a room above its own.
 
 use std::path::{Path, PathBuf};
@@ -27,6 +27,33 @@ const LAYER: [&str; 19] = [
     "lora",
     "norm",
     "pruning",
+    "lib",
+];
+
+/// The rooms of the text encoders from the ground up.
+const TEXT: [&str; 23] = [
+    "default_dtype",
+    "families",
+    "model",
+    "model_files",
+    "folder",
+    "hash",
+    "router",
+    "kind",
+    "visualize",
+    "text",
+    "hub",
+    "constructors",
+    "prompts",
+    "heads",
+    "tasks",
+    "sentence",
+    "sparse",
+    "multi_vector",
+    "m3",
+    "pruning",
+    "search",
+    "train",
     "lib",
 ];
 
@@ -63,23 +90,25 @@ fn code(path: &Path) -> String {
 
 #[test]
 fn rooms_use_only_rooms_before_them() {
-    let floor = |room: &str| LAYER.iter().position(|name| *name == room);
-    let mut wrong = Vec::new();
-    for path in sources("src") {
-        let inside = path.strip_prefix(root().join("src")).unwrap();
-        let own = inside.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
-        assert!(floor(own).is_some(), "{own}: not in the order of rooms");
-        if inside.iter().any(|part| part.to_str().unwrap().contains("test")) {
-            continue;
-        }
-        for used in code(&path).split("crate::").skip(1) {
-            let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            if floor(&used).is_some_and(|used| Some(used) > floor(own)) {
-                wrong.push(format!("{} uses {used}", inside.display()));
+    for (folder, rooms) in [("src", LAYER.as_slice()), ("crates/text/src", &TEXT)] {
+        let floor = |room: &str| rooms.iter().position(|name| *name == room);
+        let mut wrong = Vec::new();
+        for path in sources(folder) {
+            let inside = path.strip_prefix(root().join(folder)).unwrap();
+            let own = inside.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
+            assert!(floor(own).is_some(), "{folder}: {own}: not in the order of rooms");
+            if inside.iter().any(|part| part.to_str().unwrap().contains("test")) {
+                continue;
+            }
+            for used in code(&path).split("crate::").skip(1) {
+                let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if floor(&used).is_some_and(|used| Some(used) > floor(own)) {
+                    wrong.push(format!("{} uses {used}", inside.display()));
+                }
             }
         }
+        assert!(wrong.is_empty(), "{folder}: imports that go up:\n{}", wrong.join("\n"));
     }
-    assert!(wrong.is_empty(), "imports that go up:\n{}", wrong.join("\n"));
 }
 
 #[test]

@@ -88,13 +88,7 @@ struct Labels<'a> {
     text: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pair: Option<&'a str>,
-    labels: Vec<Scored<'a>>,
-}
-
-#[derive(serde::Serialize)]
-struct Scored<'a> {
-    label: &'a str,
-    score: f32,
+    labels: &'a [Label],
 }
 
 #[derive(serde::Serialize)]
@@ -184,7 +178,6 @@ impl Classify {
         for (text, labels) in texts.iter().zip(classified) {
             let labels = &labels[..labels.len().min(top as usize)];
             if self.json {
-                let labels = labels.iter().map(|Label { label, score, .. }| Scored { label, score: *score }).collect();
                 let line = Labels { text, pair: self.pair.as_deref(), labels };
                 writeln!(out, "{}", serde_json::to_string(&line)?)?;
                 continue;

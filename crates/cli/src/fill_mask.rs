@@ -42,14 +42,7 @@ pub struct FillMask {
 #[derive(serde::Serialize)]
 struct Line<'a> {
     text: &'a str,
-    masks: Vec<Vec<Prediction<'a>>>,
-}
-
-#[derive(serde::Serialize)]
-struct Prediction<'a> {
-    token: &'a str,
-    id: u32,
-    score: f32,
+    masks: &'a [Vec<MaskPrediction>],
 }
 
 /// The mask in texts for every model.
@@ -75,7 +68,6 @@ impl Command for FillMask {
         let mut out = print::stdout();
         for (text, masks) in texts.iter().zip(&filled) {
             if self.json {
-                let masks = masks.iter().map(|tokens| tokens.iter().map(Prediction::of).collect()).collect();
                 writeln!(out, "{}", serde_json::to_string(&Line { text, masks })?)?;
                 continue;
             }
@@ -90,11 +82,5 @@ impl Command for FillMask {
             }
         }
         Ok(out.flush()?)
-    }
-}
-
-impl<'a> Prediction<'a> {
-    fn of(MaskPrediction { token, id, score, .. }: &'a MaskPrediction) -> Self {
-        Self { token, id: *id, score: *score }
     }
 }

@@ -5,12 +5,13 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelConfig};
+use candle_attention::io::read_json;
 use clap::Parser;
 use serde_json::Value;
 
 use super::shared::checkpoint::locate;
 use super::shared::program::Command;
-use super::shared::{Result, about, print, read};
+use super::shared::{Result, about, print};
 
 /// List the attention layers of a checkpoint: prefix, layout, heads, dtype, parameters, positions, mask.
 ///
@@ -51,7 +52,7 @@ fn inspect(arguments: &Inspect) -> Result<()> {
     let checkpoint = Checkpoint::open(locate(&arguments.checkpoint)?)?;
     let beside = checkpoint.path().map(|path| path.with_file_name("config.json"));
     let config = arguments.config.clone().or_else(|| beside.filter(|path| path.symlink_metadata().is_ok()));
-    let json = config.as_deref().map(read::json).transpose()?;
+    let json: Option<Value> = config.as_deref().map(read_json).transpose()?;
     let model = json.as_ref().map(|json| ModelConfig::new(json).with_like(arguments.like.as_deref()));
     let layers = checkpoint.attention_layers(model);
     let mut out = print::stdout();

@@ -1,6 +1,6 @@
 //! The dtype of an encoder where nobody asks for one.
 
-use candle_core::{DType, Device, DeviceLocation};
+use candle_core::{DType, Device};
 
 /// The dtype that suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere.
 ///
@@ -20,24 +20,5 @@ use candle_core::{DType, Device, DeviceLocation};
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
 pub fn default_dtype(device: &Device) -> DType {
-    at(device.location())
-}
-
-fn at(location: DeviceLocation) -> DType {
-    match location {
-        DeviceLocation::Metal { .. } => DType::F16,
-        _ => DType::F32,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_apple_gpus_differ() {
-        assert_eq!(at(DeviceLocation::Metal { gpu_id: 0 }), DType::F16);
-        assert_eq!(at(DeviceLocation::Cuda { gpu_id: 0 }), DType::F32);
-        assert_eq!(default_dtype(&Device::Cpu), DType::F32);
-    }
+    if device.is_metal() { DType::F16 } else { DType::F32 }
 }

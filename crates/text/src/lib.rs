@@ -58,6 +58,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(feature = "tasks"), allow(dead_code, reason = "most of what the models below share"))]
 
+mod constructors;
 mod default_dtype;
 mod families;
 mod folder;
@@ -88,34 +89,26 @@ mod sparse;
 #[cfg(test)]
 #[path = "../../kernels/tests/support/mod.rs"]
 mod support;
+#[cfg(feature = "tasks")]
+mod tasks;
 mod text;
 #[cfg(feature = "train")]
 pub mod train;
 #[cfg(feature = "visualize")]
 pub mod visualize;
 
+pub use candle_attention::ops::max_sim;
 pub use default_dtype::default_dtype;
-#[cfg(feature = "tasks")]
-pub use heads::classifier::{SequenceClassifier, SequenceHead};
-#[cfg(feature = "tasks")]
-pub use heads::head_model::HeadModel;
-#[cfg(feature = "tasks")]
-pub use heads::masked_lm::{MaskedHead, MaskedLm};
-#[cfg(feature = "tasks")]
-pub use heads::task_head::TaskHead;
-#[cfg(feature = "tasks")]
-pub use heads::token_classifier::{TokenClassificationHead, TokenHead};
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};
 pub use kind::EncoderKind;
-#[cfg(feature = "tasks")]
-pub use m3::{M3Embedding, M3Encoder};
 pub use model::config::TextModelConfig;
 pub use model::options::{ForwardOptions, ForwardOutput};
 pub use model::pooling::{Pooling, PoolingMode};
 pub use model::text_model::TextModel;
 pub use model_files::ModelFiles;
+<<<<<<< HEAD
 #[cfg(feature = "tasks")]
 pub use multi_vector::MultiVectorEncoder;
 #[cfg(feature = "tasks")]
@@ -124,6 +117,8 @@ pub use multi_vector::max_sim::max_sim;
 pub use pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead};
 #[cfg(feature = "tasks")]
 pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
+=======
+>>>>>>> w-text
 pub use sentence::SentenceEncoder;
 pub use sentence::encode::EncodeIter;
 pub use sentence::fingerprint::fingerprint;
@@ -131,24 +126,30 @@ pub use sentence::quantize::{
     Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,
 };
 pub use sentence::similarity::SimilarityFunction;
-#[cfg(feature = "tasks")]
-pub use sparse::SparseEncoder;
-#[cfg(feature = "tasks")]
-pub use sparse::vector::SparseVector;
 #[cfg(feature = "visualize")]
 pub use text::attention_maps::MapOptions;
-#[cfg(feature = "tasks")]
-pub use text::cross_encoder::{CrossEncoder, Ranked};
-#[cfg(feature = "tasks")]
-pub use text::entities::{Aggregation, Entity};
-#[cfg(feature = "tasks")]
-pub use text::fill_mask::{FillMask, MaskPrediction};
 pub use text::options::{EncodeOptions, Task};
-#[cfg(feature = "tasks")]
-pub use text::text_classifier::{Label, TextClassifier};
-#[cfg(feature = "tasks")]
-pub use text::token_classifier::{EntityOptions, TokenClassifier};
 pub use text::tokenizer::Text;
+<<<<<<< HEAD
+=======
+#[cfg(feature = "tasks")]
+pub use {
+    heads::head_model::HeadModel,
+    heads::kinds::{MaskedHead, MaskedLm, SequenceClassifier, SequenceHead, TokenClassificationHead, TokenHead},
+    heads::task_head::TaskHead,
+    m3::{M3Embedding, M3Encoder},
+    multi_vector::MultiVectorEncoder,
+    pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead},
+    pruning::write::{PruneOptions, write_pruned, write_pruned_with},
+    sparse::SparseEncoder,
+    sparse::vector::SparseVector,
+    tasks::cross_encoder::{CrossEncoder, Ranked},
+    tasks::entities::{Aggregation, Entity},
+    tasks::fill_mask::{FillMask, MaskPrediction},
+    tasks::text_classifier::{Label, TextClassifier},
+    tasks::token_classifier::{EntityOptions, TokenClassifier},
+};
+>>>>>>> w-text
 
 /// Compiles the code blocks of the README and of the guide as doctests.
 #[cfg(all(doctest, feature = "tasks"))]

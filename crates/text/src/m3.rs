@@ -7,7 +7,8 @@ use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::folder::{ModelFolder, TokenizerConfig, constructors, modules, transformer_of};
+use crate::constructors::constructors;
+use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::model::feed_forward::load_linear;
 use crate::model::hidden_states::first_not_finite;
 use crate::model::pooling::l2_normalize;

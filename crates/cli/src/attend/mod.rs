@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
+use candle_attention::io::read_json;
 use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Position};
 use candle_core::{DType, Device};
 use clap::Parser;
@@ -15,7 +16,7 @@ use inputs::Inputs;
 use super::shared::checkpoint::locate;
 use super::shared::output::{Kind, Output, folder_of};
 use super::shared::program::Command;
-use super::shared::{Result, about, device, print, read, weights};
+use super::shared::{Result, about, device, print, weights};
 
 /// Run one attention layer of a checkpoint on tensors from a file.
 ///
@@ -169,7 +170,7 @@ fn load(
         let layout = detect(&source)?.name();
         return Ok((MultiHeadAttention::load(&config, source)?, layout));
     };
-    let json = read::json(path)?;
+    let json: serde_json::Value = read_json(path)?;
     let config = ModelConfig::new(&json).with_like(arguments.like.as_deref());
     let read = checkpoint.attention(&arguments.prefix, config, dtype, device).map_err(|e| about(path, &e))?;
     Ok((read.layer, read.layout.name()))

@@ -1,8 +1,9 @@
 //! An encoder with the options of the command line: a progress bar, a count of the texts that were cut, errors with
 //! names.
 
-use std::cell::Cell;
 use std::io::Write;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention_text::{
     EncodeOptions, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, SentenceEncoder, quantize_embeddings,
@@ -12,17 +13,14 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::super::shared::model::{Batches, Model, note_truncated};
-use super::super::shared::read::{self, Lines};
-use super::super::shared::{Result, bar, print};
+use super::super::shared::{Result, bar, count_cut, read};
 use super::adaptation::Adaptation;
+use super::lines::{self, Arrivals, CHUNK_BYTES};
 use super::outputs::Outputs;
 
 /// Texts that are encoded between two prints of JSON lines, sorted by length. Of a pipe that is slower, what has
 /// arrived is encoded at once.
 const CHUNK: usize = 8192;
-
-/// At how many bytes of text a chunk ends: 64 MiB.
-const CHUNK_BYTES: usize = 1 << 26;
 
 /// From how many texts on a bar shows the progress.
 const BAR: usize = 256;
@@ -41,17 +39,16 @@ struct Line<'a, T> {
     embedding: T,
 }
 
-/// The vectors of the tokens of a text.
-#[derive(Serialize)]
-struct TokensLine<'a> {
-    text: &'a str,
-    embeddings: Vec<Vec<f32>>,
-}
-
 impl<'a> Embedder<'a> {
-    pub fn load(model: &'a Model, adaptation: &'a Adaptation, batches: &Batches, outputs: &'a Outputs) -> Result<Self> {
+    /// Loads the model of a folder, or the embedded one.
+    pub fn load(
+        model: &'a Model,
+        folder: Option<PathBuf>,
+        adaptation: &'a Adaptation,
+        batches: &Batches,
+        outputs: &'a Outputs,
+    ) -> Result<Self> {
         let calibration = outputs.calibration.as_deref().map(|path| read::texts(path, "text")).transpose()?;
-        let folder = model.folder()?;
         let mut encoder = model.load(folder.as_deref(), model.dtype())?;
         let options = adaptation.apply(&mut encoder, batches.options(model.prompt_name.as_deref()))?;
         let options = outputs.options(&encoder, options);
@@ -66,10 +63,12 @@ impl<'a> Embedder<'a> {
     /// Embeddings `(texts, dimensions)` in f32 on the CPU.
     pub fn embed(&self, texts: &[&str]) -> Result<Tensor> {
         let bar = if texts.len() > BAR { bar::bar(texts.len(), "encoding", "texts")? } else { ProgressBar::hidden() };
-        let cut = Cell::new(0);
-        let embeddings = self.chunk(texts, &cut, &|done, _| bar.set_position(done as u64))?;
+        let cut = AtomicUsize::new(0);
+        let (on_progress, on_truncated) = (|done, _| bar.set_position(done as u64), count_cut(&cut));
+        let options = self.options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
+        let embeddings = self.chunk(texts, &options)?;
         bar.finish_and_clear();
-        self.note_cut(cut.get(), texts.len());
+        note_truncated(cut.load(Relaxed), texts.len(), self.cut_at());
         Ok(embeddings)
     }
 
@@ -79,54 +78,25 @@ impl<'a> Embedder<'a> {
     }
 
     /// Prints a JSON line for each text as soon as it is encoded.
-    pub fn stream(&self, mut texts: impl Arrivals) -> Result<()> {
-        let (mut out, cut, mut count) = (print::stdout(), Cell::new(0), 0);
+    pub fn stream(&self, texts: impl Arrivals) -> Result<()> {
         let most = if self.outputs.needs_all() { (usize::MAX, usize::MAX) } else { (CHUNK, CHUNK_BYTES) };
-        loop {
-            let chunk = texts.arrived(most)?;
-            if chunk.is_empty() {
-                break;
+        lines::stream(texts, most, &self.options, self.cut_at(), |texts, options, out| {
+            if !self.outputs.token_embeddings {
+                return print_embeddings(texts, &self.quantize(&self.chunk(texts, options)?)?, out);
             }
-            count += chunk.len();
-            let texts: Vec<&str> = chunk.iter().map(String::as_str).collect();
-            match self.outputs.token_embeddings {
-                true => self.print_tokens(&texts, &cut, &mut out)?,
-                false => {
-                    let embeddings = self.quantize(&self.chunk(&texts, &cut, &|_, _| {})?)?;
-                    print_embeddings(&texts, &embeddings, &mut out)?;
-                }
-            }
-            out.flush()?;
-        }
-        if count == 0 {
-            return Err("no text: every line is blank, or there is none".into());
-        }
-        self.note_cut(cut.get(), count);
-        Ok(())
+            // One batch at a time: the vectors of all tokens take much more memory than embeddings.
+            let mut batches = texts.chunks(options.batch_size.max(1));
+            batches.try_for_each(|texts| lines::print_tokens(texts, self.encoder.encode_tokens(texts, options)?, out))
+        })
     }
 
-    fn print_tokens(&self, texts: &[&str], cut: &Cell<usize>, out: &mut impl Write) -> Result<()> {
-        let on_truncated = |_: usize| cut.set(cut.get() + 1);
-        // One batch at a time: the vectors of all tokens take much more memory than embeddings.
-        for texts in texts.chunks(self.options.batch_size.max(1)) {
-            let tokens = self.encoder.encode_tokens(texts, &self.options.with_on_truncated(&on_truncated))?;
-            for (text, vectors) in texts.iter().zip(tokens) {
-                let embeddings = vectors.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2()?;
-                writeln!(out, "{}", serde_json::to_string(&TokensLine { text, embeddings })?)?;
-            }
-        }
-        Ok(())
+    /// The number of tokens at which a text is cut.
+    fn cut_at(&self) -> Option<usize> {
+        Some(self.options.max_length.unwrap_or(self.encoder.max_seq_length()))
     }
 
-    fn note_cut(&self, cut: usize, of: usize) {
-        note_truncated(cut, of, Some(self.options.max_length.unwrap_or(self.encoder.max_seq_length())));
-    }
-
-    fn chunk(&self, texts: &[&str], cut: &Cell<usize>, on_progress: &dyn Fn(usize, usize)) -> Result<Tensor> {
-        let on_truncated = |_: usize| cut.set(cut.get() + 1);
-        let options = self.options.with_on_progress(on_progress).with_on_truncated(&on_truncated);
-        let embeddings = self.encoder.encode(texts, &options)?;
-        Ok(embeddings.to_dtype(DType::F32)?.to_device(&Device::Cpu)?)
+    fn chunk(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
+        Ok(self.encoder.encode(texts, options)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?)
     }
 }
 
@@ -144,32 +114,5 @@ fn print_embeddings(texts: &[&str], embeddings: &QuantizedEmbeddings, out: &mut 
         QuantizedValues::Int8(values) => lines(texts, values.chunks(columns), out),
         QuantizedValues::Uint8(values) => lines(texts, values.chunks(columns), out),
         _ => Err("numbers of a type that this program does not print".into()),
-    }
-}
-
-/// Texts that arrive one after the other.
-pub trait Arrivals {
-    /// The next texts, at least one: those that have arrived already, up to so many texts and bytes. With `usize::MAX`,
-    /// all that there will be. None at the end.
-    fn arrived(&mut self, most: (usize, usize)) -> Result<Vec<String>>;
-}
-
-impl Arrivals for Lines {
-    fn arrived(&mut self, (most, most_bytes): (usize, usize)) -> Result<Vec<String>> {
-        let (mut texts, mut bytes) = (Vec::new(), 0);
-        let waits = most == usize::MAX;
-        while texts.len() < most && bytes < most_bytes && (waits || texts.is_empty() || self.has_arrived()) {
-            let Some(text) = self.next().transpose()? else { break };
-            bytes += text.len();
-            texts.push(text);
-        }
-        Ok(texts)
-    }
-}
-
-/// Texts of the command line: all are there.
-impl Arrivals for std::vec::IntoIter<String> {
-    fn arrived(&mut self, (most, _): (usize, usize)) -> Result<Vec<String>> {
-        Ok(self.by_ref().take(most).collect())
     }
 }

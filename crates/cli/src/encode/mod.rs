@@ -2,11 +2,9 @@
 
 mod adaptation;
 mod embedder;
+mod lines;
 mod outputs;
 #[cfg(feature = "program")]
-mod retrieval;
-#[cfg(not(feature = "program"))]
-#[path = "no_retrieval.rs"]
 mod retrieval;
 mod table;
 mod write;
@@ -14,10 +12,11 @@ mod write;
 use std::path::{Path, PathBuf};
 
 use adaptation::Adaptation;
+use candle_attention_text::EncoderKind;
 use clap::Parser;
 use embedder::Embedder;
+use lines::Arrivals;
 use outputs::Outputs;
-use retrieval::Retrieval;
 
 use super::shared::model::{Batches, Model};
 use super::shared::output::{Kind, Output};
@@ -81,26 +80,18 @@ impl Command for Encode {
         if self.json
             && let Some(path) = &self.file
         {
-            let lines = Lines::open(path)?;
-            return match self.retrieval()? {
-                Some(retrieval) => retrieval.stream(lines),
-                None => self.embedder()?.stream(lines),
-            };
+            return self.stream(Lines::open(path)?);
         }
         if let Some(path) = &self.pairs {
             let text = read::text(path)?;
-            self.retrieval()?;
             return table::pairs(&self.embedder()?, &pairs(path, &text)?);
         }
         let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
-        if let Some(retrieval) = self.retrieval()? {
-            return retrieval.stream(texts.into_iter());
+        if self.json {
+            return self.stream(texts.into_iter());
         }
         let embedder = self.embedder()?;
-        if self.json {
-            return embedder.stream(texts.into_iter());
-        }
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         if let Some(others) = against {
             let others: Vec<&str> = others.iter().map(String::as_str).collect();
@@ -117,14 +108,46 @@ impl Command for Encode {
 }
 
 impl Encode {
-    /// The model, if it makes sparse vectors or a vector per token.
-    fn retrieval(&self) -> Result<Option<Retrieval<'_>>> {
-        Retrieval::open(&self.model, &self.adaptation, &self.batches, &self.outputs, self.json)
+    /// Prints JSON lines.
+    fn stream(&self, texts: impl Arrivals) -> Result<()> {
+        let folder = self.model.folder()?;
+        let Some((folder, what)) = folder.as_deref().zip(other_vectors(folder.as_deref())?) else {
+            return Embedder::load(&self.model, folder, &self.adaptation, &self.batches, &self.outputs)?.stream(texts);
+        };
+        if let Some(option) = self.adaptation.given().or(self.outputs.of_one_vector()) {
+            return Err(format!("{option} is not for this model: it makes {what}").into());
+        }
+        #[cfg(feature = "program")]
+        return retrieval::stream(&self.model, folder, &self.batches, &self.outputs, texts);
+        #[cfg(not(feature = "program"))]
+        return Err(about(
+            folder,
+            &format!(
+                "the model makes {what}, which the program encodes and this example does not: cargo run --release -p \
+                 candle-attention-cli -- encode"
+            ),
+        )
+        .into());
     }
 
+    /// The model, which makes one vector per text.
     fn embedder(&self) -> Result<Embedder<'_>> {
-        Embedder::load(&self.model, &self.adaptation, &self.batches, &self.outputs)
+        let folder = self.model.folder()?;
+        if let Some(what) = other_vectors(folder.as_deref())? {
+            let name = self.model.name();
+            return Err(format!("{name}: the model makes {what}, which are printed with --json only").into());
+        }
+        Embedder::load(&self.model, folder, &self.adaptation, &self.batches, &self.outputs)
     }
+}
+
+/// What a model makes of a text, if that is not one dense vector.
+fn other_vectors(folder: Option<&Path>) -> Result<Option<&'static str>> {
+    Ok(match folder.map(EncoderKind::of_folder).transpose()? {
+        Some(EncoderKind::Sparse) => Some("sparse vectors"),
+        Some(EncoderKind::MultiVector) => Some("a vector per token"),
+        _ => None,
+    })
 }
 
 /// The two texts of each line.

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use candle_attention_text::SimilarityFunction::Cosine;
 use candle_core::Tensor;
 
 use super::super::shared::print::{self, column, one_line};
@@ -17,11 +18,10 @@ const ROWS: usize = 256;
 
 /// Prints a square table of similarities, or for many texts each with the one nearest to it.
 pub fn similarities(texts: &[&str], embeddings: &Tensor, made: &str) -> Result<()> {
-    let unit = unit(embeddings)?;
     let mut out = print::stdout();
     writeln!(out, "{made}; cosine similarity:")?;
     if texts.len() > TABLE {
-        for (text, (other, similarity)) in texts.iter().zip(nearest(&unit, &unit, true)?) {
+        for (text, (other, similarity)) in texts.iter().zip(nearest(embeddings, embeddings, true)?) {
             writeln!(out, "{} {similarity:>6.3}  {}", column(text, WIDTH), one_line(texts[other], WIDTH))?;
         }
         return Ok(out.flush()?);
@@ -29,7 +29,7 @@ pub fn similarities(texts: &[&str], embeddings: &Tensor, made: &str) -> Result<(
     write!(out, "{:WIDTH$}", "")?;
     (1..=texts.len()).try_for_each(|i| write!(out, "{i:>7}"))?;
     writeln!(out)?;
-    for (i, row) in unit.matmul(&unit.t()?)?.to_vec2::<f32>()?.iter().enumerate() {
+    for (i, row) in Cosine.similarity(embeddings, embeddings)?.to_vec2::<f32>()?.iter().enumerate() {
         write!(out, "{}", column(&format!("{:>2} {}", i + 1, texts[i]), WIDTH))?;
         row.iter().try_for_each(|similarity| write!(out, "{similarity:>7.3}"))?;
         writeln!(out)?;
@@ -39,7 +39,7 @@ pub fn similarities(texts: &[&str], embeddings: &Tensor, made: &str) -> Result<(
 
 /// Prints each text with the nearest of the others.
 pub fn nearest_of(embedder: &Embedder, texts: &[&str], others: &[&str]) -> Result<()> {
-    let (ours, theirs) = (unit(&embedder.embed(texts)?)?, unit(&embedder.embed(others)?)?);
+    let (ours, theirs) = (embedder.embed(texts)?, embedder.embed(others)?);
     let mut out = print::stdout();
     for (text, (other, similarity)) in texts.iter().zip(nearest(&ours, &theirs, false)?) {
         writeln!(out, "{} {similarity:>6.3}  {}", column(text, WIDTH), one_line(others[other], WIDTH))?;
@@ -50,8 +50,9 @@ pub fn nearest_of(embedder: &Embedder, texts: &[&str], others: &[&str]) -> Resul
 /// Prints the similarity of the two texts of each pair.
 pub fn pairs(embedder: &Embedder, pairs: &[(&str, &str)]) -> Result<()> {
     let texts: Vec<&str> = pairs.iter().flat_map(|(first, second)| [*first, *second]).collect();
-    let unit = unit(&embedder.embed(&texts)?)?.reshape((pairs.len(), 2, ()))?;
-    let similarities = (unit.get_on_dim(1, 0)? * unit.get_on_dim(1, 1)?)?.sum(1)?.to_vec1::<f32>()?;
+    let embeddings = embedder.embed(&texts)?.reshape((pairs.len(), 2, ()))?;
+    let [first, second] = [embeddings.get_on_dim(1, 0)?, embeddings.get_on_dim(1, 1)?];
+    let similarities = Cosine.similarity_pairwise(&first, &second)?.to_vec1::<f32>()?;
     let mut out = print::stdout();
     for ((first, second), similarity) in pairs.iter().zip(similarities) {
         writeln!(out, "{similarity:>6.3}  {}  {}", column(first, WIDTH), one_line(second, WIDTH))?;
@@ -59,19 +60,14 @@ pub fn pairs(embedder: &Embedder, pairs: &[(&str, &str)]) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// The rows of a matrix at length 1; a row of zeros stays.
-fn unit(embeddings: &Tensor) -> Result<Tensor> {
-    let lengths = embeddings.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
-    Ok(embeddings.broadcast_div(&lengths)?)
-}
-
 /// For each row of `ours` the nearest row of `theirs`, other than itself where they are the same texts.
 fn nearest(ours: &Tensor, theirs: &Tensor, same: bool) -> Result<Vec<(usize, f32)>> {
-    let (count, columns) = (ours.dim(0)?, theirs.t()?);
+    let count = ours.dim(0)?;
     let bar = bar::bar(count, "comparing", "texts")?;
     let mut found = Vec::with_capacity(count);
     for start in (0..count).step_by(ROWS) {
-        let rows = ours.narrow(0, start, ROWS.min(count - start))?.matmul(&columns)?.to_vec2::<f32>()?;
+        let rows = ours.narrow(0, start, ROWS.min(count - start))?;
+        let rows = Cosine.similarity(&rows, theirs)?.to_vec2::<f32>()?;
         for (i, row) in (start..).zip(rows) {
             let others = row.into_iter().enumerate().filter(|(j, _)| !same || *j != i);
             found.extend(others.max_by(|a, b| a.1.total_cmp(&b.1)));

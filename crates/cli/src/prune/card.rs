@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use candle_attention::io::{is_present, read_limited};
 use candle_attention::pruning::PrunedHeads;
 
-use super::super::shared::{Result, about};
+use super::super::shared::Result;
 
 /// The longest model card that is kept, in bytes: 1 MiB. Published ones have some thousand.
 const MAX_CARD_BYTES: u64 = 1 << 20;
@@ -12,7 +13,7 @@ const MAX_CARD_BYTES: u64 = 1 << 20;
 /// What was measured.
 pub struct Measured {
     /// The measure of importance.
-    pub by: &'static str,
+    pub by: String,
     pub by_layer: bool,
     /// The number of texts that ranked the heads.
     pub rank: usize,
@@ -89,13 +90,9 @@ fn layers(heads: &PrunedHeads) -> usize {
 /// The model card of the whole model; empty if it has none.
 fn original(folder: &Path) -> Result<String> {
     let path = folder.join("README.md");
-    match std::fs::metadata(&path) {
-        Ok(metadata) if metadata.is_file() && metadata.len() <= MAX_CARD_BYTES => {
-            let bytes = std::fs::read(&path).map_err(|e| about(&path, &e))?;
-            Ok(String::from_utf8_lossy(&bytes).into_owned())
-        }
-        Ok(_) => Err(about(&path, &format!("expected a regular file of at most {MAX_CARD_BYTES} bytes")).into()),
-        Err(_) => Ok(String::new()),
+    match is_present(&path)? {
+        true => Ok(String::from_utf8_lossy(&read_limited(&path, MAX_CARD_BYTES)?).into_owned()),
+        false => Ok(String::new()),
     }
 }
 

@@ -96,14 +96,6 @@ impl By {
             Self::Entropy => ImportanceMethod::Entropy,
         }
     }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Gradient => "gradient",
-            Self::Ablation => "ablation",
-            Self::Entropy => "entropy",
-        }
-    }
 }
 
 /// The share that --output prunes without --share.
@@ -166,7 +158,7 @@ fn prune(arguments: &Prune) -> Result<()> {
     }
     if let (Some(folder), Some(output), Some(chosen)) = (folder, &arguments.output, chosen) {
         let measured = card::Measured {
-            by: arguments.by.name(),
+            by: arguments.by.to_possible_value().map_or_else(String::new, |by| by.get_name().to_string()),
             by_layer: arguments.by_layer,
             rank: rank.len(),
             judge: judge.texts.len(),

@@ -3,8 +3,7 @@
 use std::io::Write;
 use std::time::Instant;
 
-use candle_attention_text::HeadImportance;
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, HeadImportance, SentenceEncoder, SimilarityFunction};
 use candle_core::{DType, Tensor};
 
 use super::super::shared::{Result, bar};
@@ -89,7 +88,8 @@ pub fn measure(
     for count in counts {
         bar.tick();
         let pruned = encoder.prune_heads(&importance.least_important(count))?;
-        let cosine = mean_cosine(&whole, &texts.encode(&pruned)?)?;
+        let cosines = SimilarityFunction::Cosine.similarity_pairwise(&whole, &texts.encode(&pruned)?)?;
+        let cosine = f64::from(cosines.mean_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?);
         let time = texts.time(encoder, &pruned, runs)?;
         let row = Row { share: count as f64 / all as f64, heads: all - count, cosine, time };
         let shown = time.map(|time| format!(" {time:>18.2}")).unwrap_or_default();
@@ -102,10 +102,4 @@ pub fn measure(
     }
     bar.finish_and_clear();
     Ok(rows)
-}
-
-fn mean_cosine(a: &Tensor, b: &Tensor) -> Result<f64> {
-    let dot = (a * b)?.sum(1)?;
-    let lengths = (a.sqr()?.sum(1)? * b.sqr()?.sum(1)?)?.sqrt()?.maximum(1e-30)?;
-    Ok(f64::from((dot / lengths)?.mean_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?))
 }

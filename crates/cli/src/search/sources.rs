@@ -79,12 +79,8 @@ impl<'a> Corpus<'a> {
     pub fn new(source: &'a Source, encoder: &SentenceEncoder, options: &EncodeOptions) -> Result<Self> {
         let lines = distinct_lines(&source.documents);
         let bar = bar::bar(lines.len(), "splitting", "lines")?;
-        // Options with a progress function cannot be shared by threads.
-        let (prompt_name, task, max_length) = (options.prompt_name, options.task, options.max_length);
         let windows_of = |&(line, _): &(&'a str, _)| {
-            let mut options = EncodeOptions::default();
-            (options.prompt_name, options.task, options.max_length) = (prompt_name, task, max_length);
-            let windows = encoder.windows(line, &options)?;
+            let windows = encoder.windows(line, options)?;
             bar.inc(1);
             Ok(windows.into_iter().map(|range| &line[range]).filter(|window| !window.is_empty()).collect())
         };

@@ -1,14 +1,14 @@
 //! The options of the commands that run a model with a task head.
 
-use std::cell::Cell;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention_text::{EncodeOptions, default_dtype};
 use candle_core::{DType, Device};
 use indicatif::ProgressBar;
 
 use super::model::{Batches, check_weights, locate, note_truncated};
-use super::{Result, bar, device};
+use super::{Result, bar, count_cut, device};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
@@ -63,12 +63,12 @@ impl<M> Opened<'_, M> {
         let options = self.batches.options(None);
         let bar = if count > options.batch_size { bar::bar(count, "reading", "texts")? } else { ProgressBar::hidden() };
         let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-        let cut = Cell::new(0);
-        let on_truncated = |_: usize| cut.set(cut.get() + 1);
+        let cut = AtomicUsize::new(0);
+        let on_truncated = count_cut(&cut);
         let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
         let made = run(&self.model, &options)?;
         bar.finish_and_clear();
-        note_truncated(cut.get(), count, options.max_length);
+        note_truncated(cut.load(Relaxed), count, options.max_length);
         Ok(made)
     }
 }

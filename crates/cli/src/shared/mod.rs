@@ -1,6 +1,8 @@
 //! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
 //! charts.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 pub mod bar;
 pub mod checkpoint;
 pub mod device;
@@ -16,6 +18,13 @@ pub mod read;
 pub mod weights;
 
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Counts the texts that are cut.
+pub fn count_cut(cut: &AtomicUsize) -> impl Fn(usize) + Sync + '_ {
+    |_| {
+        cut.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 /// An error message that begins with the file that it is about.
 pub fn about(path: &std::path::Path, error: &dyn std::fmt::Display) -> String {

@@ -8,7 +8,7 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
 use candle_core::{DType, Device};
 
-use super::{Result, about, device, print, weights};
+use super::{Result, device, print, weights};
 
 #[derive(clap::Args)]
 pub struct Model {
@@ -70,17 +70,8 @@ impl Model {
 /// The folder of a model that is named by its path or its hub id. A name that is a path is said to be none before the
 /// hub is asked.
 pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
-    let path = Path::new(model);
-    if path.is_dir() {
-        if let Some(revision) = revision {
-            return Err(
-                format!("--revision {revision}: {model} is a folder, and only hub models have revisions").into()
-            );
-        }
-        return Ok(path.to_path_buf());
-    }
-    if path.exists() {
-        return Err(about(path, &"is a file, expected a model folder or a hub id").into());
+    if let Some(revision) = revision.filter(|_| Path::new(model).is_dir()) {
+        return Err(format!("--revision {revision}: {model} is a folder, and only hub models have revisions").into());
     }
     let show_progress = std::io::stderr().is_terminal();
     locate_model(model, revision, show_progress).map_err(|error| match error {

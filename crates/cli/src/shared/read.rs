@@ -1,4 +1,4 @@
-//! Reading texts and JSON files, with errors that name the file.
+//! Reading texts, with errors that name the file.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -7,9 +7,6 @@ use super::{Result, about};
 
 /// The longest text that is read, in bytes: 4 GiB. A device such as `/dev/zero` never ends.
 const MAX_TEXT_BYTES: u64 = 1 << 32;
-
-/// The largest JSON file that is read, in bytes: 16 MiB.
-const MAX_JSON_BYTES: u64 = 1 << 24;
 
 /// Reads a text file or a pipe, or standard input where the path is `-`, without a byte order mark.
 pub fn text(path: &Path) -> Result<String> {
@@ -112,14 +109,4 @@ pub fn texts_given(given: &[String], file: Option<&Path>, of_one: &str) -> Resul
         }
         None => Ok(given.to_vec()),
     }
-}
-
-/// Reads a JSON file.
-pub fn json(path: &Path) -> Result<serde_json::Value> {
-    let metadata = std::fs::metadata(path).map_err(|e| about(path, &e))?;
-    if !metadata.is_file() || metadata.len() > MAX_JSON_BYTES {
-        return Err(about(path, &format!("expected a regular file of at most {MAX_JSON_BYTES} bytes")).into());
-    }
-    let text = std::fs::read_to_string(path).map_err(|e| about(path, &e))?;
-    Ok(serde_json::from_str(&text).map_err(|e| about(path, &e))?)
 }

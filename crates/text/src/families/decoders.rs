@@ -3,9 +3,7 @@
 use candle_attention::NormKind;
 
 use crate::families::encoders::BERT_MODEL;
-use crate::families::model::{
-    AbsolutePositions, Block, BlockNorms, EmbeddingScale, FeedForwardNames, Model, SegmentTypes,
-};
+use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, Model, SegmentTypes};
 use crate::families::task_heads::ClassifierHead;
 
 const NORM_EPS: (&str, f64) = ("layer_norm_eps", 1e-6);
@@ -63,7 +61,7 @@ pub(super) const QWEN3_MODEL: Model = Model {
 };
 
 pub(super) const GEMMA3_MODEL: Model = Model {
-    embedding_scale: EmbeddingScale::SqrtHiddenSize,
+    scales_embeddings: true,
     block: Block {
         norms: BlockNorms::Sandwich {
             attention: ["input_layernorm", "post_attention_layernorm"],

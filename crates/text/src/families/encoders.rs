@@ -3,9 +3,7 @@
 use candle_attention::NormKind;
 use candle_nn::Activation;
 
-use crate::families::model::{
-    AbsolutePositions, Block, BlockNorms, EmbeddingScale, FeedForwardNames, GateKey, Model, SegmentTypes,
-};
+use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, GateKey, Model, SegmentTypes};
 use crate::families::task_heads::{
     ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
 };
@@ -14,7 +12,7 @@ use crate::families::task_heads::{
 pub(super) const BERT_MODEL: Model = Model {
     prefixes: &["bert"],
     word_embeddings: "embeddings.word_embeddings",
-    embedding_scale: EmbeddingScale::One,
+    scales_embeddings: false,
     position_embeddings: "embeddings.position_embeddings",
     positions: AbsolutePositions::Table,
     type_embeddings: "embeddings.token_type_embeddings",

@@ -32,15 +32,6 @@ pub(crate) enum SegmentTypes {
     Never,
 }
 
-/// The factor on the word embeddings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EmbeddingScale {
-    /// No factor.
-    One,
-    /// `sqrt(hidden_size)` (Gemma).
-    SqrtHiddenSize,
-}
-
 /// The norms of a block, by their position around attention and feed-forward, each with its name in the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockNorms {
@@ -103,8 +94,8 @@ pub(crate) struct Model {
     pub prefixes: &'static [&'static str],
     /// The table of word embeddings.
     pub word_embeddings: &'static str,
-    /// The factor on them.
-    pub embedding_scale: EmbeddingScale,
+    /// Whether they are multiplied by `sqrt(hidden_size)` (Gemma).
+    pub scales_embeddings: bool,
     /// The table of absolute positions.
     pub position_embeddings: &'static str,
     /// How absolute positions are counted.

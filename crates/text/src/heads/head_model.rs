@@ -1,6 +1,7 @@
 //! `HeadModel`: a model with a task head, on token ids.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
@@ -11,19 +12,44 @@ use candle_core::{Module, Tensor};
 
 use crate::families::task_heads::HeadActivation;
 use crate::model::config::TextModelConfig;
+use crate::model::feed_forward::read_linear;
 use crate::model::text_model::TextModel;
 
 /// A [`TextModel`] with a task head: [`SequenceClassifier`](crate::SequenceClassifier),
 /// [`TokenClassificationHead`](crate::TokenClassificationHead) or [`MaskedLm`](crate::MaskedLm).
 #[derive(Clone)]
-pub struct HeadModel<H> {
+pub struct HeadModel<K> {
     pub(crate) model: TextModel,
-    pub(super) head: H,
+    pub(super) head: Head,
     frozen: Frozen<Self>,
+    kind: PhantomData<K>,
 }
 
-/// A task head on the hidden states of a [`TextModel`].
-pub(crate) trait Head: MapTensors + Clone {
+/// A task head on hidden states: `last(norm(activation(first(x))))`, or `last(x)` without a `first`.
+#[derive(Clone)]
+pub(crate) struct Head {
+    pub input: HeadInput,
+    pub first: Option<Transform>,
+    pub last: Linear,
+    /// The labels of the logits; none if these are scores of the vocabulary.
+    pub labels: Vec<String>,
+}
+
+/// The hidden states that a head reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum HeadInput {
+    /// Those of all tokens, each for itself.
+    EachToken,
+    /// That of the first token.
+    FirstToken,
+    /// The mean of all tokens.
+    MeanOfTokens,
+    /// That of the last token with another id than the padding token, if the model has one.
+    LastToken { padding_id: Option<u32> },
+}
+
+/// A kind of head.
+pub(crate) trait HeadKind: Clone {
     /// The name of the model with this head.
     const NAME: &'static str;
 
@@ -33,46 +59,48 @@ pub(crate) trait Head: MapTensors + Clone {
         config: &TextModelConfig,
         source: &AnySource,
         model: impl FnOnce() -> Result<TextModel>,
-    ) -> Result<(Self, TextModel)>;
-
-    /// Packs the weights of the projections.
-    fn pack(&mut self) -> Result<()>;
-
-    /// The labels of the logits, if the head classifies.
-    fn labels(&self) -> Option<&[String]>;
+    ) -> Result<(Head, TextModel)>;
 }
 
 /// One line: the model and the number of labels.
-impl<H: Head> fmt::Debug for HeadModel<H> {
+impl<K: HeadKind> fmt::Debug for HeadModel<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct(H::NAME);
+        let mut shown = f.debug_struct(K::NAME);
         shown.field("model", &self.model);
-        if let Some(labels) = self.head.labels() {
-            shown.field("labels", &labels.len());
+        if !self.head.labels.is_empty() {
+            shown.field("labels", &self.head.labels.len());
         }
         shown.finish_non_exhaustive()
     }
 }
 
-impl<H: Head> Freeze for HeadModel<H> {
+impl<K: HeadKind> Freeze for HeadModel<K> {
     fn frozen_state(&mut self) -> &mut Frozen<Self> {
         &mut self.frozen
     }
 
     fn pack(&mut self) -> Result<()> {
-        self.head.pack()?;
+        if let Some(first) = &mut self.head.first {
+            first.dense.pack()?;
+        }
+        // A decoder that is tied to the word embeddings is packed all the same: a lookup reads rows and a product reads
+        // panels. These are the only weights that a frozen model holds twice.
+        self.head.last.pack()?;
         self.model.freeze_in_place()
     }
 }
 
-impl<H: Head> MapTensors for HeadModel<H> {
+impl<K: HeadKind> MapTensors for HeadModel<K> {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self { model: self.model.map_tensors(f)?, head: self.head.map_tensors(f)?, frozen: Frozen::default() })
+        let model = self.model.map_tensors(f)?;
+        let (first, last) = (self.head.first.map_tensors(f)?, self.head.last.map_tensors(f)?);
+        let head = Head { input: self.head.input, first, last, labels: self.head.labels.clone() };
+        Ok(Self { model, head, frozen: Frozen::default(), kind: PhantomData })
     }
 }
 
-#[expect(private_bounds, reason = "the heads are those of this crate")]
-impl<H: Head> HeadModel<H> {
+#[expect(private_bounds, reason = "the kinds are those of this crate")]
+impl<K: HeadKind> HeadModel<K> {
     /// Loads model and head from the root of a checkpoint.
     ///
     /// # Errors
@@ -84,8 +112,8 @@ impl<H: Head> HeadModel<H> {
     }
 
     pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
-        let (head, model) = H::load(config, source, || TextModel::load_from(config, source))?;
-        let mut whole = Self { model, head, frozen: Frozen::default() };
+        let (head, model) = K::load(config, source, || TextModel::load_from(config, source))?;
+        let mut whole = Self { model, head, frozen: Frozen::default(), kind: PhantomData };
         if source.gives_own_tensors() {
             whole.freeze_in_place()?;
         }
@@ -105,37 +133,55 @@ impl<H: Head> HeadModel<H> {
     pub fn model(&self) -> &TextModel {
         &self.model
     }
+
+    /// The labels of the logits, in their order: `id2label`, or `LABEL_0`, `LABEL_1`, … A [`MaskedLm`](crate::MaskedLm)
+    /// has none: its logits are those of the vocabulary.
+    pub fn labels(&self) -> &[String] {
+        &self.head.labels
+    }
+
+    /// xs `(b, s, hidden)` → `(b, s, logits)`.
+    pub(crate) fn logits(&self, xs: &Tensor) -> Result<Tensor> {
+        let dtype = compute_dtype(xs.dtype());
+        match &self.head.first {
+            Some(first) => self.head.last.forward(&first.forward(xs)?, dtype),
+            None => self.head.last.forward(xs, dtype),
+        }
+    }
 }
 
 /// What heads compute before their last projection: `norm(activation(dense(x)))`.
 #[derive(Clone)]
-pub(super) struct Transform {
+pub(crate) struct Transform {
     dense: Linear,
     activation: HeadActivation,
     norm: Option<Norm>,
 }
 
 impl Transform {
-    /// The activation is that of a row of the table of families.
-    pub fn new(
+    /// Reads the projection `dense` of `width` features and the norm. The activation is that of a row of the table of
+    /// families.
+    pub fn load(
         config: &TextModelConfig,
-        dense: Linear,
+        dense: &AnySource,
+        width: usize,
+        optional_bias: bool,
         activation: HeadActivation,
-        norm: Option<Norm>,
+        norm: Option<AnySource>,
     ) -> Result<Self> {
-        let activation = match activation {
-            HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
-            HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
-            activation => activation,
-        };
-        Ok(Self { dense, activation, norm })
+        let weights = read_linear(dense, width, config.hidden_size, !optional_bias || dense.contains("bias"))?;
+        Ok(Self {
+            dense: Linear::new(&dense.full_name(""), weights, width, config.hidden_size)?,
+            activation: match activation {
+                HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
+                HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
+                activation => activation,
+            },
+            norm: norm.map(|norm| config.norm(&config.row().block, width, &norm)).transpose()?,
+        })
     }
 
-    pub fn pack(&mut self) -> Result<()> {
-        self.dense.pack()
-    }
-
-    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+    fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let xs = self.dense.forward(xs, compute_dtype(xs.dtype()))?;
         let xs = match self.activation {
             HeadActivation::Fixed(activation) => activation.forward(&xs)?,

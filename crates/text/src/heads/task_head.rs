@@ -63,14 +63,21 @@ impl TaskHead {
         })
     }
 
+    /// What the head does, in words.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::SequenceClassification => "sequence classification",
+            Self::TokenClassification => "token classification",
+        }
+    }
+
     /// Refuses a configuration that states the other head: both may have tensors of the same names.
     pub(crate) fn check(self, config: &TextModelConfig) -> Result<()> {
-        let name = |head: Self| match head {
-            Self::SequenceClassification => "a head for sequence classification",
-            Self::TokenClassification => "a head for token classification",
-        };
         match Self::stated(config) {
-            Some(other) if other != self => Err(Error::config("architectures", name(other), name(self))),
+            Some(other) if other != self => {
+                let [found, expected] = [other, self].map(|head| format!("a head for {}", head.name()));
+                Err(Error::config("architectures", found, expected))
+            }
             _ => Ok(()),
         }
     }

@@ -47,11 +47,8 @@ impl TokenScore {
 
     /// The score of each text.
     pub fn scores(&self, hidden: &HiddenStates) -> Result<Vec<f32>> {
-        let last = |(text, length): (usize, &usize)| match length.checked_sub(1) {
-            Some(last) => Ok((text, last)),
-            None => Err(Error::value(format!("the number of tokens of text {text}"), 0, "at least 1")),
-        };
-        let last = hidden.lengths.iter().enumerate().map(last).collect::<Result<Vec<_>>>()?;
+        let last = hidden.lengths.iter().map(|length| length.saturating_sub(1)).enumerate();
+        let last: Vec<(usize, usize)> = last.collect();
         let xs = hidden.tokens_at(&last)?.unsqueeze(1)?; // (b, 1, hidden)
         let logits = rows(&self.tokens.forward(&xs, compute_dtype(xs.dtype()))?.squeeze(1)?)?;
         Ok(logits.iter().map(|logits| logits[0] - logits.get(1).copied().unwrap_or(0.0)).collect())

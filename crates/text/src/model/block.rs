@@ -136,11 +136,6 @@ impl Block {
         Self { attention, ..self.clone() }
     }
 
-    /// Whether both blocks are one: their weights are the same tensors.
-    pub fn shares_weights_with(&self, other: &Self) -> bool {
-        self.feed_forward.shares_weights_with(&other.feed_forward)
-    }
-
     /// Runs the block as layer `index` of the model on hidden states of any kind.
     pub fn forward<S: Stream>(&self, stream: &mut S, index: usize) -> Result<()> {
         let (first, second) = (&self.attention_norms, &self.feed_forward_norms);

@@ -7,7 +7,6 @@ use candle_attention_kernels::{AlignedVec, Element, element_count};
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
-use crate::families::model::EmbeddingScale;
 use crate::model::config::TextModelConfig;
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
@@ -47,10 +46,10 @@ impl Embeddings {
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
         let words = table(row.word_embeddings, config.vocab_size)?;
         Ok(Self {
-            scale: match row.embedding_scale {
-                EmbeddingScale::One => None,
+            scale: match row.scales_embeddings {
                 // Gemma's factor has the dtype of the weights.
-                EmbeddingScale::SqrtHiddenSize => Some(rounded((config.hidden_size as f64).sqrt(), words.dtype())?),
+                true => Some(rounded((config.hidden_size as f64).sqrt(), words.dtype())?),
+                false => None,
             },
             words,
             positions: if config.has_position_table()? {

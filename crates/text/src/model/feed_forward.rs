@@ -113,11 +113,6 @@ impl FeedForward {
         Ok(self.last.forward(&inner, xs.dtype())?.into())
     }
 
-    /// Whether the weights of both are the same tensors.
-    pub fn shares_weights_with(&self, other: &Self) -> bool {
-        self.last.id() == other.last.id()
-    }
-
     pub fn supports_rows(&self) -> bool {
         self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Linear::can_pack)
     }

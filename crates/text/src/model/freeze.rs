@@ -27,35 +27,20 @@ impl Freeze for TextModel {
     }
 
     fn pack(&mut self) -> Result<()> {
-        for index in 0..self.blocks.len() {
-            let (earlier, rest) = self.blocks.split_at_mut(index);
-            // ALBERT's layers share their weights, and so what is packed of them.
-            match earlier.iter().find(|earlier| earlier.shares_weights_with(&rest[0])) {
-                Some(earlier) => rest[0] = earlier.clone(),
-                None => rest[0].pack()?,
-            }
-        }
+        self.blocks.iter_mut().try_for_each(Block::pack)?;
         self.projection.as_mut().map_or(Ok(()), Linear::pack)
     }
 }
 
 impl MapTensors for TextModel {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let mut blocks: Vec<Block> = Vec::new();
-        for (index, block) in self.blocks.iter().enumerate() {
-            // ALBERT's layers share their weights, and so what is packed of them.
-            let mapped = match self.blocks[..index].iter().position(|earlier| earlier.shares_weights_with(block)) {
-                Some(earlier) => blocks[earlier].clone(),
-                None => block.map_tensors(f)?,
-            };
-            blocks.push(mapped);
-        }
         Ok(Self {
             config: self.config.clone(),
             embeddings: self.embeddings.map_tensors(f)?,
             embeddings_norm: self.embeddings_norm.map_tensors(f)?,
             projection: self.projection.map_tensors(f)?,
-            blocks,
+            blocks: self.blocks.iter().map(|block| block.map_tensors(f)).collect::<Result<_>>()?,
+            layers: self.layers.clone(),
             final_norm: self.final_norm.map_tensors(f)?,
             frozen: Frozen::default(),
         })

@@ -47,21 +47,6 @@ impl HiddenStates {
         Ok(self.tokens.index_select(&places, 0)?.reshape((self.lengths.len(), longest, self.tokens.dim(1)?))?)
     }
 
-    /// The first token of each text, `(b, width)`.
-    pub fn first(&self) -> Result<Tensor> {
-        if let Some(empty) = self.lengths.iter().position(|length| *length == 0) {
-            return Err(Error::value(format!("the number of tokens of text {empty}"), 0, "at least 1"));
-        }
-        Ok(match self.tokens.rank() {
-            2 => {
-                let mut starts: Vec<u32> = offsets(&self.lengths).into_iter().map(|start| start as u32).collect();
-                starts.pop();
-                self.tokens.index_select(&Tensor::new(starts, self.tokens.device())?, 0)?
-            }
-            _ => self.tokens.narrow(1, 0, 1)?.squeeze(1)?,
-        })
-    }
-
     /// The mean over the tokens of each text, `(b, width)`.
     pub fn means(&self) -> Result<Tensor> {
         let means = (0..self.lengths.len()).map(|i| Ok(self.text(i)?.mean(0)?)).collect::<Result<Vec<_>>>()?;
@@ -69,7 +54,14 @@ impl HiddenStates {
     }
 
     /// Tokens `(text, place)`, each as a row.
+    ///
+    /// # Errors
+    /// A text without such a token.
     pub fn tokens_at(&self, places: &[(usize, usize)]) -> Result<Tensor> {
+        if let Some((text, place)) = places.iter().find(|(text, place)| *place >= self.lengths[*text]) {
+            let expected = format!("at least {}", place + 1);
+            return Err(Error::value(format!("the number of tokens of text {text}"), self.lengths[*text], expected));
+        }
         let starts = offsets(&self.lengths);
         let (flat, row) = match self.tokens.rank() {
             2 => (self.tokens.clone(), None),

@@ -113,7 +113,7 @@ impl TextModel {
 
     /// Multiply-adds of all layers for a ragged batch.
     fn multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
-        self.blocks.iter().try_fold(0usize, |sum, block| Ok(sum.saturating_add(block.ragged_multiply_adds(offsets)?)))
+        self.layers().try_fold(0usize, |sum, block| Ok(sum.saturating_add(block.ragged_multiply_adds(offsets)?)))
     }
 
     fn check_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize], offsets: &[usize]) -> Result<()> {

@@ -25,15 +25,8 @@ impl ShareWeights for TextModel {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         self.embeddings.share_weights(&other.embeddings)?;
         self.projection.share_weights(&other.projection)?;
-        for index in 0..self.blocks.len().min(other.blocks.len()) {
-            let (earlier, rest) = self.blocks.split_at_mut(index);
-            // ALBERT's layers share their weights.
-            match earlier.iter().find(|earlier| earlier.shares_weights_with(&rest[0])) {
-                Some(earlier) => rest[0] = earlier.clone(),
-                None => rest[0].share_weights(&other.blocks[index])?,
-            }
-        }
-        Ok(())
+        let mut pairs = self.blocks.iter_mut().zip(&other.blocks);
+        pairs.try_for_each(|(block, of_other)| block.share_weights(of_other))
     }
 }
 

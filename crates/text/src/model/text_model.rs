@@ -62,6 +62,8 @@ pub struct TextModel {
     /// From the width of the embeddings to the width of the model, where they differ.
     pub(crate) projection: Option<Linear>,
     pub(crate) blocks: Vec<Block>,
+    /// The block of each layer: layers of ALBERT share their weights.
+    pub(crate) layers: Vec<usize>,
     pub(crate) final_norm: Option<Norm>,
     pub(crate) frozen: Frozen<Self>,
 }
@@ -98,14 +100,16 @@ impl TextModel {
         let (attention, _) = config.attention_of(&first, 0)?;
         let pruned = config.pruned_heads.of_layer(0).len();
         let shared = SharedTables::read(&attention, pruned, &PositionWeights::default(), &first)?;
-        let mut blocks: Vec<Block> = Vec::new();
+        let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, prefix) in prefixes.iter().enumerate() {
-            // ALBERT's layers share their weights.
-            let block = match prefixes[..index].iter().position(|earlier| earlier == prefix) {
-                Some(earlier) => blocks[earlier].clone(),
-                None => Block::load(config, &row.block, &source.child(prefix), index, &shared)?,
-            };
-            blocks.push(block);
+            layers.push(match loaded.iter().position(|earlier| *earlier == prefix) {
+                Some(block) => block,
+                None => {
+                    blocks.push(Block::load(config, &row.block, &source.child(prefix), index, &shared)?);
+                    loaded.push(prefix);
+                    blocks.len() - 1
+                }
+            });
         }
         let (width, projection) = (config.embedding_size(), row.projection.map(|name| source.child(name)));
         let own = source.gives_own_tensors();
@@ -121,6 +125,7 @@ impl TextModel {
                 .map(|projection| load_linear(&projection, config.hidden_size, width))
                 .transpose()?,
             blocks,
+            layers,
             final_norm: norm(row.final_norm, config.hidden_size)?,
             frozen: Frozen::default(),
         };
@@ -137,7 +142,12 @@ impl TextModel {
 
     /// The number of attention heads of each layer.
     pub fn heads(&self) -> Vec<usize> {
-        self.blocks.iter().map(|block| block.attention().config().num_attention_heads).collect()
+        self.layers().map(|block| block.attention().config().num_attention_heads).collect()
+    }
+
+    /// The block of each layer.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = &Block> {
+        self.layers.iter().map(|block| &self.blocks[*block])
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -185,7 +195,7 @@ impl TextModel {
         mask: &AttentionMask,
         options: &ForwardOptions,
     ) -> Result<ForwardOutput> {
-        options.check(self.blocks.len())?;
+        options.check(self.layers.len())?;
         let hidden = self.embeddings.of_padded(ids, token_type_ids)?;
         let batch = Batch::Padded { mask, options };
         let mut stream = TensorStream::new(hidden, batch, self.config.hidden_dropout_prob);
@@ -203,7 +213,7 @@ impl TextModel {
         if let Some(projection) = &self.projection {
             stream.project(projection)?;
         }
-        for (index, block) in self.blocks.iter().enumerate() {
+        for (index, block) in self.layers().enumerate() {
             block.forward(stream, index)?;
         }
         match &self.final_norm {
@@ -219,7 +229,7 @@ impl fmt::Debug for TextModel {
         let config = &self.config;
         f.debug_struct("TextModel")
             .field("model_type", &config.model_type)
-            .field("num_hidden_layers", &self.blocks.len())
+            .field("num_hidden_layers", &self.layers.len())
             .field("hidden_size", &config.hidden_size)
             .field("num_attention_heads", &config.num_attention_heads)
             .field("vocab_size", &config.vocab_size)

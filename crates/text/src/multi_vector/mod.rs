@@ -10,7 +10,8 @@ use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
-use crate::folder::{ModelFolder, constructors, modules};
+use crate::constructors::constructors;
+use crate::folder::{ModelFolder, modules};
 use crate::model::hidden_states::{HiddenStates, first_not_finite};
 use crate::model::pooling::l2_normalize;
 use crate::model::text_model::TextModel;
@@ -70,7 +71,7 @@ impl MultiVectorEncoder {
             let dense = match layer {
                 Layer::Normalize => None,
                 Layer::Dense(path) => {
-                    check_keys(folder, path, "token_embeddings")?;
+                    check_keys(folder, path, "token_embeddings", "token_embeddings")?;
                     Some(Dense::load(folder, path, size, model.device())?)
                 }
                 Layer::Inline => Some(Dense::inline(&inline, size)?),

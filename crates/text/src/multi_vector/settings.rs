@@ -4,13 +4,14 @@
 //! leaves out has the default of the library that wrote it, as `MultiVectorEncoder` of sentence-transformers reads
 //! them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use candle_attention::{Error, Result};
 use serde_json::Value;
 
 use crate::folder::{ModelFolder, Module};
 use crate::prompts::Prompts;
+use crate::sentence::modules::check_keys;
 
 /// The characters of `string.punctuation` in Python.
 const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
@@ -154,7 +155,7 @@ impl Settings {
             match module.kind() {
                 "Dense" => layers.push(Layer::Dense(path)),
                 "Normalize" => {
-                    check_normalize(folder, &path)?;
+                    check_keys(folder, &path, "token_embeddings", "sentence_embedding")?;
                     layers.push(Layer::Normalize);
                 }
                 "MultiVectorMask" if mask.is_none() => mask = Some(folder.json::<Mask>(&path.join("config.json"))?),
@@ -255,25 +256,5 @@ impl Settings {
             markers,
             is_mean: false,
         })
-    }
-}
-
-/// The names of the inputs and outputs of a module.
-#[derive(Default, serde::Deserialize)]
-#[serde(default)]
-struct Names {
-    module_input_name: Option<String>,
-    module_output_name: Option<String>,
-}
-
-/// Checks that a normalization works on the vectors of tokens.
-fn check_normalize(folder: ModelFolder, path: &Path) -> Result<()> {
-    let file = path.join("config.json");
-    let names: Names = folder.json_or_default(&file)?;
-    let input = names.module_input_name.as_deref().unwrap_or("sentence_embedding");
-    let output = names.module_output_name.as_deref().unwrap_or(input);
-    match [input, output].iter().find(|name| **name != "token_embeddings") {
-        Some(other) => Err(Error::file(file, format!("the module works on `{other}`, expected `token_embeddings`"))),
-        None => Ok(()),
     }
 }

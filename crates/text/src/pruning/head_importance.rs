@@ -81,24 +81,3 @@ impl HeadImportance {
         self.ranking().into_iter().take(count).map(|head| (head.layer, head.head)).collect()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scores_of_any_size_are_normalized() {
-        for unit in [1.0, 1e300, 1e-300] {
-            let scores = HeadImportance::new(vec![vec![3.0 * unit, 4.0 * unit], vec![0.0, 0.0]]).normalized_by_layer();
-            assert!((scores.scores()[0][0] - 0.6).abs() < 1e-12 && (scores.scores()[0][1] - 0.8).abs() < 1e-12);
-            assert_eq!(scores.scores()[1], [0.0, 0.0]);
-        }
-    }
-
-    #[test]
-    fn heads_of_equal_scores_stay_in_the_order_of_the_model() {
-        let ranking = HeadImportance::new(vec![vec![1.0, 0.0], vec![0.0, 1.0]]).ranking();
-        let heads: Vec<(usize, usize)> = ranking.iter().map(|head| (head.layer, head.head)).collect();
-        assert_eq!(heads, [(0, 1), (1, 0), (0, 0), (1, 1)]);
-    }
-}

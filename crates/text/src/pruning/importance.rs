@@ -11,7 +11,7 @@ use crate::sentence::transformer::Transformer;
 use crate::text::batches::{Batch, batch_size};
 use crate::text::options::EncodeOptions;
 use crate::text::tokenizer::Tokens;
-use crate::{HeadImportance, ImportanceMethod};
+use crate::{HeadImportance, ImportanceMethod, SimilarityFunction};
 
 /// The most memory of the activations of one batch while gradients are computed, in bytes. A text that needs more runs
 /// alone.
@@ -134,13 +134,16 @@ impl Measure<'_> {
         let device = self.transformer.model.device().clone();
         let ones = |count: &usize| Tensor::ones(*count, dtype, &device);
         let all = self.transformer.model.heads().iter().map(ones).collect::<candle_core::Result<Vec<Tensor>>>()?;
-        let (_, whole) = self.embed(batch, &ForwardOptions::default().with_head_masks(&all))?;
+        // On the CPU: not every device has f64.
+        let wide = |t: &Tensor| t.to_device(&Device::Cpu)?.to_dtype(DType::F64);
+        let whole = wide(&self.embed(batch, &ForwardOptions::default().with_head_masks(&all))?.1)?;
         for (layer, head) in self.all_heads() {
             let mut masks = all.clone();
             let factors: Vec<f32> = (0..all[layer].dims()[0]).map(|i| if i == head { 0.0 } else { 1.0 }).collect();
             masks[layer] = Tensor::new(factors, &device)?.to_dtype(dtype)?;
             let (_, without) = self.embed(batch, &ForwardOptions::default().with_head_masks(&masks))?;
-            self.sums[layer][head] += distances(&whole, &without)?;
+            let cosines = SimilarityFunction::Cosine.similarity_pairwise(&whole, &wide(&without)?)?.to_vec1::<f64>()?;
+            self.sums[layer][head] += cosines.into_iter().map(|cosine| 1.0 - cosine).sum::<f64>();
         }
         Ok(())
     }
@@ -208,15 +211,4 @@ impl Iterator for Signs {
         self.0 ^= self.0 >> 27;
         Some(if self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 63 == 0 { 1.0 } else { -1.0 })
     }
-}
-
-/// The sum over the rows of two matrices of 1 − cosine.
-fn distances(a: &Tensor, b: &Tensor) -> Result<f64> {
-    // On the CPU: not every device has f64.
-    let wide = |t: &Tensor| t.to_device(&Device::Cpu)?.to_dtype(DType::F64);
-    let (a, b) = (wide(a)?, wide(b)?);
-    let dot = (&a * &b)?.sum(1)?;
-    let lengths = (a.sqr()?.sum(1)? * b.sqr()?.sum(1)?)?.sqrt()?.maximum(1e-30)?;
-    let cosines = (dot / lengths)?.to_vec1::<f64>()?;
-    Ok(cosines.into_iter().map(|cosine| 1.0 - cosine).sum())
 }

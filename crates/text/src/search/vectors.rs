@@ -164,34 +164,3 @@ pub(super) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
     let divide = |x: &f32| (f64::from(*x) / length.max(f64::MIN_POSITIVE)) as f32;
     length.is_finite().then(|| vector.iter().map(divide).collect())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wrong_vectors_are_named() {
-        let mut vectors = Vectors::new(3).unwrap();
-        vectors.push(&[1.0, 2.0, 2.0]).unwrap();
-        let message = |result: Result<()>| result.unwrap_err().to_string();
-        assert_eq!(message(vectors.push(&[1.0])), "vector 1 has shape [1], expected (3)");
-        assert_eq!(message(vectors.push(&[1.0, f32::NAN, 0.0])), "vector 1 is not finite, expected finite numbers");
-        let query = vectors.search(&[0.0; 2], 1).map(drop);
-        assert_eq!(message(query), "the embedding of the query has shape [2], expected (3)");
-        assert_eq!(message(Vectors::new(0).map(drop)), "the size of an embedding is 0, expected at least 1");
-        let other = message(vectors.append(Vectors::new(2).unwrap()));
-        assert_eq!(other, "the size of the vectors is 2, expected 3");
-        assert_eq!(vectors.len(), 1);
-    }
-
-    #[test]
-    fn equal_scores_keep_their_order() {
-        let mut vectors = Vectors::new(2).unwrap();
-        for vector in [[0.0, 1.0], [5.0, 0.0], [0.0, 0.0], [2.0, 0.0], [-1.0, 0.0]] {
-            vectors.push(&vector).unwrap();
-        }
-        let found: Vec<_> = vectors.search(&[1.0, 0.0], 9).unwrap().iter().map(|hit| (hit.index, hit.score)).collect();
-        assert_eq!(found, [(1, 1.0), (3, 1.0), (0, 0.0), (2, 0.0), (4, -1.0)]);
-        assert!(vectors.search(&[1.0, 0.0], 0).unwrap().is_empty());
-    }
-}

@@ -1,22 +1,14 @@
 //! The model of `weights/`, compiled into the program, which therefore does not need its folder.
 
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{Error, Result};
+use candle_attention::Result;
 use candle_attention_embedded_model::{CONFIG, TOKENIZER, WEIGHTS};
 use candle_core::{DType, Device};
 use sha2::{Digest, Sha256};
 
+use crate::ModelFiles;
 use crate::hash::Fingerprint;
-use crate::model::config::TextModelConfig;
-use crate::model::pooling::{Pooling, PoolingMode};
-use crate::model::text_model::TextModel;
 use crate::sentence::SentenceEncoder;
-use crate::sentence::adapters::Adapters;
-use crate::sentence::load::Settings;
 use crate::sentence::modules::Modules;
-use crate::sentence::transformer::{Input, Transformer};
-use crate::text::batches::TextBatcher;
-use crate::text::tokenizer::Tokenizer;
 
 impl SentenceEncoder {
     /// The model that is part of this crate, `weights/`: small, English, available offline. Equal to
@@ -34,16 +26,9 @@ impl SentenceEncoder {
     /// # Errors
     /// If `dtype` is not a float, or the device has no room.
     pub fn embedded(dtype: DType, device: &Device) -> Result<Self> {
-        let wrong = |e: &dyn std::fmt::Display| Error::file("weights", e);
-        let config: TextModelConfig = serde_json::from_slice(CONFIG).map_err(|e| wrong(&e))?;
-        let limit = config.max_tokens();
-        let tokenizer = Tokenizer::from_json(TOKENIZER, limit, false)?;
-        let batcher = TextBatcher::new(&config, tokenizer, limit, true, dtype, device)?;
-        let source = Checkpoint::from_bytes(WEIGHTS)?.at("", dtype, device);
-        let adapters = Adapters::of(&source, &config)?;
-        let (model, pooling) = (TextModel::load(&config, source)?, Pooling::new(vec![PoolingMode::Mean])?);
-        let transformer = Transformer { model, batcher, pooling, include_prompt: true, adapters };
-        Ok(Self::new(Input::Transformer(Box::new(transformer)), Modules::normalize(), Settings::default()))
+        let files = ModelFiles::new().with("config.json", CONFIG)?.with("tokenizer.json", TOKENIZER)?;
+        let files = files.with("model.safetensors", WEIGHTS)?;
+        Ok(Self { modules: Modules::normalize(), ..Self::from_files(&files, dtype, device)? })
     }
 
     /// A hash of the embedded model's content, like [`fingerprint`](crate::fingerprint) of a folder.

@@ -63,7 +63,7 @@ impl Modules {
         for module in modules {
             let path = folder.path.join(&module.path);
             let width = loaded.size.unwrap_or(width);
-            check_keys(folder, &path, EMBEDDING)?;
+            check_keys(folder, &path, EMBEDDING, EMBEDDING)?;
             match module.kind() {
                 "Normalize" => loaded.steps.push(Step::Normalize),
                 "Dense" => {
@@ -98,11 +98,13 @@ impl Modules {
     }
 }
 
-/// Refuses a module that works on something other than `what`: on embeddings, or on the vectors of tokens.
-pub(crate) fn check_keys(folder: ModelFolder, path: &Path, what: &str) -> Result<()> {
+/// Refuses a module that works on something other than `what`: on embeddings, or on the vectors of tokens. One that
+/// states nothing works on `default`.
+pub(crate) fn check_keys(folder: ModelFolder, path: &Path, what: &str, default: &str) -> Result<()> {
     let file = path.join("config.json");
     let keys: Keys = folder.json_or_default(&file)?;
-    match [keys.module_input_name, keys.module_output_name].into_iter().flatten().find(|key| key != what) {
+    let input = keys.module_input_name.as_deref().unwrap_or(default);
+    match [input, keys.module_output_name.as_deref().unwrap_or(input)].iter().find(|key| **key != what) {
         Some(key) => Err(Error::file(file, format!("the module works on `{key}`, expected `{what}`"))),
         None => Ok(()),
     }

@@ -105,9 +105,6 @@ pub(crate) fn model2vec(folder: ModelFolder) -> Result<Option<bool>> {
 impl StaticEmbedding {
     /// Reads `tokenizer.json` and `model.safetensors` of a folder. Its vectors are f64 for `dtype` f64 and else f32.
     pub fn load(folder: ModelFolder, path: &Path, dtype: DType, device: &Device) -> Result<Self> {
-        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
-            return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
-        }
         let file = path.join("tokenizer.json");
         let json = folder.read(&file, MAX_TOKENIZER_BYTES)?;
         let wrong = |e: &dyn std::fmt::Display| Error::file(&file, e);

@@ -1,18 +1,20 @@
 //! `SparseEncoder`: sparse embeddings, a weight for tokens of the vocabulary.
 
-mod layout;
 pub(crate) mod splade;
 mod static_weights;
 pub(crate) mod vector;
+
+use std::path::Path;
 
 use candle_attention::error::cut_to;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
-use crate::folder::{ModelFolder, constructors};
-use crate::heads::masked_lm::MaskedLm;
+use crate::constructors::constructors;
+use crate::folder::{ModelFolder, Module};
+use crate::heads::kinds::MaskedLm;
 use crate::prompts::Prompts;
-use crate::sparse::layout::{Chain, Layout};
+use crate::router::{Routes, routes};
 use crate::sparse::splade::SpladePooling;
 use crate::sparse::static_weights::StaticWeights;
 use crate::sparse::vector::SparseVector;
@@ -34,10 +36,12 @@ use crate::text::options::{EncodeOptions, Task, without_dimensions};
 /// ```
 #[derive(Debug, Clone)]
 pub struct SparseEncoder {
-    routes: Vec<Route>,
-    query: Option<usize>,
-    document: Option<usize>,
+    /// The ways of texts, each with its name in the router.
+    routes: Vec<(Option<String>, Route)>,
+    /// The way of texts without a task.
     default: Option<usize>,
+    /// Whether texts of each task take the way of its name.
+    has_router: bool,
     prompts: Prompts,
     settings: Settings,
 }
@@ -77,11 +81,21 @@ impl SparseEncoder {
     }
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        let Layout { chains, query, document, default } = Layout::load(folder)?;
         let settings: Settings = folder.json_or_default(&folder.path.join("config_sentence_transformers.json"))?;
-        let load = |chain: &Chain| Route::load(folder, chain, dtype, device);
-        let routes = chains.iter().map(load).collect::<Result<Vec<_>>>()?;
-        let encoder = Self { routes, query, document, default, prompts: Prompts::load(folder)?, settings };
+        let stated = routes(folder)?;
+        let (default, has_router) = stated.as_ref().map_or((Some(0), false), |of| (of.default, of.config.is_some()));
+        let routes = match stated {
+            // A masked language model at the top.
+            None => vec![(None, Route::splade(folder, folder.path, SpladePooling::default(), dtype, device)?)],
+            Some(Routes { all, config, .. }) => {
+                let file = config.unwrap_or_else(|| folder.path.join("modules.json"));
+                let load = |(name, modules): (Option<String>, Vec<Module>)| {
+                    Ok((name, Route::load(folder, &modules, &file, dtype, device)?))
+                };
+                all.into_iter().map(load).collect::<Result<_>>()?
+            }
+        };
+        let encoder = Self { routes, default, has_router, prompts: Prompts::load(folder)?, settings };
         encoder.check_max_active_dims()?;
         Ok(encoder)
     }
@@ -105,7 +119,7 @@ impl SparseEncoder {
 
     /// The size of the vectors, zeros included: the number of tokens of the vocabulary.
     pub fn embedding_size(&self) -> usize {
-        match &self.routes[0] {
+        match &self.routes[0].1 {
             Route::Splade(splade) => splade.head.model().config().vocab_size,
             Route::Static(weights) => weights.size(),
         }
@@ -156,7 +170,8 @@ impl SparseEncoder {
 
     /// The tokens of the largest entries of a vector, at most `top_k`, the largest first.
     pub fn decode(&self, vector: &SparseVector, top_k: usize) -> Vec<(String, f32)> {
-        let tokenizer = match &self.routes[self.document.or(self.default).unwrap_or(0)] {
+        let route = self.route_for(Some(Task::Document)).or(self.default).unwrap_or(0);
+        let tokenizer = match &self.routes[route].1 {
             Route::Splade(splade) => &splade.batcher.tokenizer,
             Route::Static(weights) => weights.tokenizer(),
         };
@@ -166,27 +181,33 @@ impl SparseEncoder {
         entries.into_iter().map(|(id, value)| (tokenizer.token(id).unwrap_or_default(), value)).collect()
     }
 
+    /// The way of texts of a task. A model without a router takes all of them the same way.
+    fn route_for(&self, task: Option<Task>) -> Option<usize> {
+        match task.filter(|_| self.has_router) {
+            Some(task) => self.routes.iter().position(|(name, _)| name.as_deref() == Some(task.name())),
+            None => self.default,
+        }
+    }
+
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<SparseVector>> {
         let of_options = options.search_task()?;
         let options = &EncodeOptions { task: None, ..*options };
         without_dimensions(options)?;
-        let (route, name) = match task.or(of_options) {
-            Some(Task::Query) => (self.query, "query"),
-            Some(_) => (self.document, "document"),
-            None => (self.default, "default"),
-        };
-        let Some(route) = route else {
+        let of_call = task.or(of_options);
+        let Some(route) = self.route_for(of_call) else {
+            let name = of_call.map_or("default", Task::name);
             return Err(Error::value("the route of the texts", name, "one that the model's router has"));
         };
+        let route = &self.routes[route].1;
         let prompt = self.prompts.of(options, task)?;
-        let vectors = match &self.routes[route] {
+        let vectors = match route {
             Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,
             Route::Splade(splade) => splade.encode(texts, prompt, options, self.settings.max_active_dims)?,
         };
         let is_finite = |vector: &SparseVector| vector.values.iter().all(|value| value.is_finite());
         match vectors.iter().position(|vector| !is_finite(vector)) {
             Some(i) => {
-                let dtype = match &self.routes[route] {
+                let dtype = match route {
                     Route::Static(_) => DType::F32,
                     Route::Splade(splade) => splade.batcher.dtype,
                 };
@@ -198,18 +219,34 @@ impl SparseEncoder {
 }
 
 impl Route {
-    fn load(folder: ModelFolder, chain: &Chain, dtype: DType, device: &Device) -> Result<Self> {
-        let (transformer, pooling) = match chain {
-            Chain::Static { path } => return Ok(Self::Static(StaticWeights::load(folder, path)?)),
-            Chain::Splade { transformer, pooling } => (transformer, pooling),
-        };
+    /// Loads a chain of modules, as `file` lists them.
+    fn load(folder: ModelFolder, modules: &[Module], file: &Path, dtype: DType, device: &Device) -> Result<Self> {
+        let kinds: Vec<&str> = modules.iter().map(Module::kind).collect();
+        let path = |module: usize| folder.path.join(&modules[module].path);
+        match kinds[..] {
+            [transformer @ ("Transformer" | "MLMTransformer"), "SpladePooling"] => {
+                check_task(folder, &path(0), transformer)?;
+                Self::splade(folder, &path(0), folder.json(&path(1).join("config.json"))?, dtype, device)
+            }
+            ["SparseStaticEmbedding" | "IDF"] => Ok(Self::Static(StaticWeights::load(folder, &path(0))?)),
+            _ => {
+                let expected = "a transformer and `SpladePooling`, or `SparseStaticEmbedding`, for each route";
+                Err(Error::file(file, format!("the modules are {}, expected {expected}", kinds.join(", "))))
+            }
+        }
+    }
+
+    /// A masked language model, pooled so.
+    fn splade(
+        folder: ModelFolder,
+        transformer: &Path,
+        pooling: SpladePooling,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
         let config = folder.transformer_config(transformer)?;
         let head = MaskedLm::load(&config, folder.checkpoint(transformer)?.at("", dtype, device))?;
         let batcher = TextBatcher::load(folder, transformer, head.model())?;
-        let pooling = match pooling {
-            Some(pooling) => SpladePooling::load(folder, pooling)?,
-            None => SpladePooling::MAX,
-        };
         Ok(Self::Splade(Box::new(Splade { head, batcher, pooling })))
     }
 }
@@ -231,5 +268,27 @@ impl Splade {
             vectors.extend(batch.texts.into_iter().zip(sparse));
         }
         Ok(in_text_order(vectors))
+    }
+}
+
+/// `sentence_bert_config.json`.
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct TransformerConfig {
+    transformer_task: Option<String>,
+}
+
+/// Checks that a transformer computes logits. One for hidden states would be pooled by mistake.
+fn check_task(folder: ModelFolder, path: &Path, kind: &str) -> Result<()> {
+    let file = path.join("sentence_bert_config.json");
+    let config: TransformerConfig = folder.json_or_default(&file)?;
+    let stated = config.transformer_task.as_deref();
+    match stated {
+        Some("fill-mask") => Ok(()),
+        None if kind == "MLMTransformer" => Ok(()),
+        other => {
+            let found = other.unwrap_or("feature-extraction");
+            Err(Error::file(file, format!("transformer_task is `{found}`, expected `fill-mask` before SpladePooling")))
+        }
     }
 }

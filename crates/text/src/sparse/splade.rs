@@ -1,53 +1,39 @@
 //! Pooling of the logits of a masked language model to one weight per token of the vocabulary
 //! (SPLADE, [Formal 2021](https://arxiv.org/abs/2109.10086)).
 
-use std::path::Path;
-
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use crate::folder::ModelFolder;
 use crate::model::hidden_states::HiddenStates;
 
-/// How logits become weights: `log(1 + relu(x))`, pooled over the tokens of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How logits become weights: `log(1 + relu(x))`, pooled over the tokens of a text. Read from `config.json` of the
+/// module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(default)]
 pub(crate) struct SpladePooling {
+    #[serde(rename = "pooling_strategy")]
     strategy: Strategy,
+    #[serde(rename = "activation_function")]
     activation: Activation,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Strategy {
+    #[default]
     Max,
     Sum,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Activation {
     /// `log(1 + relu(x))`.
+    #[default]
     Relu,
     /// `log(1 + log(1 + relu(x)))`.
     Log1pRelu,
-}
-
-/// `config.json` of the module.
-#[derive(serde::Deserialize)]
-struct Config {
-    #[serde(default = "max")]
-    pooling_strategy: Strategy,
-    #[serde(default = "relu")]
-    activation_function: Activation,
-}
-
-fn max() -> Strategy {
-    Strategy::Max
-}
-
-fn relu() -> Activation {
-    Activation::Relu
 }
 
 /// The most logits that are computed at a time: 16 MiB of them.
@@ -60,15 +46,6 @@ const MIN_ROWS: usize = 16;
 const FEATURES: usize = 4096;
 
 impl SpladePooling {
-    /// The pooling of a model without modules: the largest of `log(1 + relu(x))`.
-    pub const MAX: Self = Self { strategy: Strategy::Max, activation: Activation::Relu };
-
-    /// Reads the configuration of the module in `path`.
-    pub fn load(folder: ModelFolder, path: &Path) -> Result<Self> {
-        let config: Config = folder.json(&path.join("config.json"))?;
-        Ok(Self { strategy: config.pooling_strategy, activation: config.activation_function })
-    }
-
     /// The weights of each text of a batch, `vocabulary` each. `decode` makes logits `(1, n, vocabulary)` of hidden
     /// states `(1, n, width)`; only as many as needed are kept at a time.
     pub fn pool(
@@ -165,7 +142,7 @@ mod tests {
             }
         }
         let broken = |xs: &Tensor| Ok(Tensor::full(f32::NAN, (1, xs.dim(1)?, 2), &Device::Cpu)?);
-        let pooled = SpladePooling::MAX.pool(&hidden, 2, broken).unwrap();
+        let pooled = SpladePooling::default().pool(&hidden, 2, broken).unwrap();
         assert!(pooled[0][0].is_nan() && pooled[1] == [0.0, 0.0]);
     }
 }

@@ -1,7 +1,7 @@
 //! `SparseVector`: the entries of a vector that are not zero.
 
 /// A vector of which only the entries that are not zero are kept.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize)]
 #[non_exhaustive]
 pub struct SparseVector {
     /// Where the entries are, ascending; of a sparse encoder, ids of tokens.
@@ -45,27 +45,5 @@ impl SparseVector {
     /// The Euclidean length.
     pub fn norm(&self) -> f32 {
         self.values.iter().map(|value| value * value).sum::<f32>().sqrt()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_entries_are_kept_in_order() {
-        let dense = [0.0, -3.0, 1.0, 0.0, 2.0, 1.0, 0.5];
-        let all = SparseVector::from_dense(&dense, None);
-        assert_eq!((all.indices, all.values), (vec![1, 2, 4, 5, 6], vec![-3.0, 1.0, 2.0, 1.0, 0.5]));
-        let most = SparseVector::from_dense(&dense, Some(3));
-        assert_eq!((most.indices, most.values), (vec![1, 2, 4], vec![-3.0, 1.0, 2.0]));
-    }
-
-    #[test]
-    fn products_are_of_the_shared_indices() {
-        let a = SparseVector::from_dense(&[1.0, 0.0, 2.0, 0.0, 3.0], None);
-        let b = SparseVector::from_dense(&[0.0, 5.0, 7.0, 0.0, 11.0, 13.0], None);
-        assert_eq!((a.dot(&b), b.dot(&a), a.norm()), (47.0, 47.0, 14f32.sqrt()));
-        assert_eq!(a.dot(&SparseVector::default()), 0.0);
     }
 }

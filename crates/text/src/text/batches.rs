@@ -41,33 +41,20 @@ pub(crate) struct TextBatcher {
 impl TextBatcher {
     /// Reads tokenizer and limits of `model` from the folder of the transformer itself.
     pub fn load(folder: ModelFolder, transformer: &Path, model: &TextModel) -> Result<Self> {
-        let (max_seq_length, _) = limits(folder, transformer, model.config().max_tokens())?;
-        let stated = TokenizerConfig::load(folder, transformer)?;
-        let tokenizer = Self::tokenizer(folder, transformer, model.config())?;
-        Self::new(model.config(), tokenizer, max_seq_length, stated.gives_types(), model.dtype(), model.device())
+        let (config, dtype, device) = (model.config(), model.dtype(), model.device().clone());
+        check_dtype(dtype)?;
+        let (max_seq_length, _) = limits(folder, transformer, config.max_tokens())?;
+        let tokenizer = Self::tokenizer(folder, transformer, config)?;
+        let gives_types = TokenizerConfig::load(folder, transformer)?.gives_types();
+        let pair_types = config.has_types() && gives_types && config.row().pair_types;
+        let in_flight = InFlight::for_device(&device);
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, in_flight, window: WINDOW })
     }
 
     /// The tokenizer in the folder of the transformer itself, with the limits of the model.
     pub fn tokenizer(folder: ModelFolder, transformer: &Path, config: &TextModelConfig) -> Result<Tokenizer> {
         let (max_seq_length, lower_case) = limits(folder, transformer, config.max_tokens())?;
         Tokenizer::load(folder, &transformer.join("tokenizer.json"), max_seq_length, lower_case)
-    }
-
-    /// `gives_types`: whether the tokenizer gives segment types to the model.
-    pub fn new(
-        config: &TextModelConfig,
-        tokenizer: Tokenizer,
-        max_seq_length: usize,
-        gives_types: bool,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Self> {
-        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
-            return Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64"));
-        }
-        let pair_types = config.has_types() && gives_types && config.row().pair_types;
-        let (device, in_flight) = (device.clone(), InFlight::for_device(device));
-        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, in_flight, window: WINDOW })
     }
 
     /// The batches of `texts`, each after `prompt`: tokenized a window at a time, texts of similar length together, for
@@ -221,7 +208,7 @@ pub(crate) struct Batches<'a> {
     /// How many texts are in a batch.
     done: usize,
     /// The permit of the last batch, while it runs.
-    permit: Option<Permit>,
+    permit: Option<Permit<'a>>,
 }
 
 impl<'a> Batches<'a> {
@@ -291,6 +278,14 @@ impl Iterator for Batches<'_> {
 
     fn next(&mut self) -> Option<Result<Batch>> {
         self.advance().transpose()
+    }
+}
+
+/// Checks that encoders compute in a dtype.
+pub(crate) fn check_dtype(dtype: DType) -> Result<()> {
+    match dtype {
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => Ok(()),
+        _ => Err(Error::dtype("the encoder", dtype, "f16, bf16, f32 or f64")),
     }
 }
 

@@ -43,7 +43,7 @@ impl<'a> From<&'a str> for Task<'a> {
 }
 
 /// How texts are encoded. The default: batches of up to 32 texts and 16,384 tokens, the model's default prompt, no
-/// progress.
+/// progress. Threads may share them.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct EncodeOptions<'a> {
@@ -78,12 +78,12 @@ pub struct EncodeOptions<'a> {
     /// The index of the first text, where texts arrive in several calls.
     pub(crate) first_text: usize,
     /// Called with the index of each text that was cut.
-    pub on_truncated: Option<&'a dyn Fn(usize)>,
+    pub on_truncated: Option<&'a (dyn Fn(usize) + Sync)>,
     /// Called after each batch with the number of texts done and of all texts.
-    pub on_progress: Option<&'a dyn Fn(usize, usize)>,
+    pub on_progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
     /// Called before texts are tokenized and before each batch; where it is true, the call ends with
     /// [`Error::Cancelled`].
-    pub is_cancelled: Option<&'a dyn Fn() -> bool>,
+    pub is_cancelled: Option<&'a (dyn Fn() -> bool + Sync)>,
 }
 
 impl Default for EncodeOptions<'_> {
@@ -130,11 +130,11 @@ impl<'a> EncodeOptions<'a> {
         /// Sets the number of tokens at which a text is cut.
         with_max_length, max_length: usize = Some(max_length);
         /// Sets what is called for each text that was cut.
-        with_on_truncated, on_truncated: &'a dyn Fn(usize) = Some(on_truncated);
+        with_on_truncated, on_truncated: &'a (dyn Fn(usize) + Sync) = Some(on_truncated);
         /// Sets what is called after each batch.
-        with_on_progress, on_progress: &'a dyn Fn(usize, usize) = Some(on_progress);
+        with_on_progress, on_progress: &'a (dyn Fn(usize, usize) + Sync) = Some(on_progress);
         /// Sets what is asked before each batch whether the call shall end.
-        with_is_cancelled, is_cancelled: &'a dyn Fn() -> bool = Some(is_cancelled);
+        with_is_cancelled, is_cancelled: &'a (dyn Fn() -> bool + Sync) = Some(is_cancelled);
     }
 }
 
@@ -189,7 +189,11 @@ pub(crate) fn without_embeddings(options: &EncodeOptions) -> Result<()> {
 
 /// Rejects what only sentence encoders have, except prompts, which rerankers have too.
 pub(crate) fn without_dimensions(options: &EncodeOptions) -> Result<()> {
-    without_adapter(options)?;
+    if let Some(name) = options.any_adapter().or(options.task.map(Task::name)) {
+        let expected =
+            "none: only sentence encoders have them; other models are loaded with theirs, from an `AdaptedSource`";
+        return Err(Error::value("adapter or task", name, expected));
+    }
     let (what, found) = match options {
         EncodeOptions { truncate_dim: Some(size), .. } => ("truncate_dim", size.to_string()),
         EncodeOptions { normalize_embeddings: true, .. } => ("normalize_embeddings", true.to_string()),
@@ -204,17 +208,5 @@ pub(crate) fn without_prompt(prompt_name: Option<&str>, prompt: Option<&str>) ->
         (Some(name), _) => Err(Error::value("prompt_name", name, "none: only sentence encoders have prompts")),
         (_, Some(prompt)) => Err(Error::value("prompt", cut_to(prompt, 80), "none: only sentence encoders have it")),
         (None, None) => Ok(()),
-    }
-}
-
-/// Rejects adapters and tasks, which only sentence encoders have.
-fn without_adapter(options: &EncodeOptions) -> Result<()> {
-    match options.any_adapter().or(options.task.map(Task::name)) {
-        Some(name) => {
-            let expected =
-                "none: only sentence encoders have them; other models are loaded with theirs, from an `AdaptedSource`";
-            Err(Error::value("adapter or task", name, expected))
-        }
-        None => Ok(()),
     }
 }

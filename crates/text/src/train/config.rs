@@ -179,17 +179,6 @@ mod tests {
         for (got, want) in rates.zip(want) {
             assert!((got - want).abs() < 1e-12, "{got}, want {want}");
         }
-    }
-
-    #[test]
-    fn the_warm_up_is_at_most_a_tenth_of_the_steps() {
-        for (steps, want) in [(1, 0), (19, 1), (100, 10), (2_500, 250), (9_000, 250)] {
-            let config = TrainConfig::default().with_steps(steps);
-            config.validate().unwrap();
-            assert_eq!(config.resolved_warmup_steps(), want, "{steps}");
-            let error = config.with_warmup_steps(steps / 10 + 1).validate().unwrap_err().to_string();
-            assert!(error.contains(&format!("at most {}, a tenth of the {steps} steps", steps / 10)), "{error}");
-        }
         assert!(TrainConfig::default().with_steps(5).learning_rate_at(0) > 0.0);
     }
 }

@@ -15,18 +15,27 @@ impl TrainConfig {
     /// numbers than that.
     ///
     /// # Errors
-    /// [`Error::Config`], with the field, its value and the allowed values.
+    /// [`Error::Config`], with the field, its value and the allowed values; [`Error::Value`] for sizes that give too
+    /// many numbers.
     pub fn validate(&self) -> Result<()> {
-        let at_least = [
-            ("vocab_size", self.vocab_size, 6),
-            ("max_length", self.max_length, 3),
+        let most = MAX_NUMBERS as usize;
+        for (field, found, least, most) in [
+            ("vocab_size", self.vocab_size, 6, most),
+            ("hidden_size", self.hidden_size, 1, most),
+            ("num_hidden_layers", self.num_hidden_layers, 1, most),
+            ("num_attention_heads", self.num_attention_heads, 1, most),
+            ("intermediate_size", self.intermediate_size, 1, most),
+            ("max_position_embeddings", self.max_position_embeddings, 1, most),
+            ("max_length", self.max_length, 3, most),
             // A similarity needs two texts.
-            ("batch_size", self.batch_size, 2),
-            ("steps", self.steps, 1),
-        ];
-        for (field, found, least) in at_least {
+            ("batch_size", self.batch_size, 2, most),
+            ("steps", self.steps, 1, usize::MAX),
+        ] {
             if found < least {
                 return Err(Error::config(field, found, format!("at least {least}")));
+            }
+            if found > most {
+                return Err(Error::config(field, found, format!("at most {most}")));
             }
         }
         let longest = self.steps / STEPS_PER_WARMUP_STEP;
@@ -50,102 +59,33 @@ impl TrainConfig {
                 return Err(Error::config(field, found, "a number of at least 0"));
             }
         }
-        check_sizes(self)?;
+        let limits = [
+            ("the number of parameters of a model of these sizes", parameters(self), MAX_PARAMETERS),
+            ("the number of numbers in the largest tensor of a step of these sizes", numbers(self), MAX_NUMBERS),
+        ];
+        if let Some((what, found, most)) = limits.into_iter().find(|(_, found, most)| found > most) {
+            return Err(Error::value(what, found, format!("at most {most}")));
+        }
         self.bert()?.validate()
     }
 }
 
-/// A field with its value and its default.
-type Field = (&'static str, usize, usize);
-
-/// Checks the number of parameters and the size of a batch. Products that are too large for any integer count as too
-/// large.
-fn check_sizes(config: &TrainConfig) -> Result<()> {
-    let default = TrainConfig::default();
-    let widths = [
-        ("hidden_size", config.hidden_size, default.hidden_size),
-        ("intermediate_size", config.intermediate_size, default.intermediate_size),
-    ];
-    if parameters(config) > MAX_PARAMETERS {
-        let (field, found) = furthest([
-            widths[0],
-            widths[1],
-            ("vocab_size", config.vocab_size, default.vocab_size),
-            ("num_hidden_layers", config.num_hidden_layers, default.num_hidden_layers),
-            ("max_position_embeddings", config.max_position_embeddings, default.max_position_embeddings),
-        ]);
-        let allowed = format!("a model of at most {MAX_PARAMETERS} parameters, and these sizes give more");
-        return Err(Error::config(field, found, allowed));
-    }
-    if numbers(config) > MAX_NUMBERS {
-        let (field, found) = furthest([
-            widths[0],
-            widths[1],
-            ("num_attention_heads", config.num_attention_heads, default.num_attention_heads),
-            ("batch_size", config.batch_size, default.batch_size),
-            ("max_length", config.max_length, default.max_length),
-        ]);
-        let allowed = format!("at most {MAX_NUMBERS} numbers in a tensor of a step, and these sizes give more");
-        return Err(Error::config(field, found, allowed));
-    }
-    Ok(())
-}
-
-/// The field that is furthest above its default.
-fn furthest<const N: usize>(fields: [Field; N]) -> (&'static str, usize) {
-    let share = |(_, found, default): &Field| *found as f64 / *default as f64;
-    let field = fields.into_iter().max_by(|a, b| share(a).total_cmp(&share(b)));
-    field.map_or(("", 0), |(field, found, _)| (field, found))
-}
-
 /// Parameters of the model, about: without biases and norms, which are less than a percent.
 fn parameters(config: &TrainConfig) -> u128 {
-    let hidden = config.hidden_size as u128;
-    if config.kind == StudentKind::Static {
-        return hidden.saturating_mul(config.vocab_size as u128);
+    let [hidden, inner, layers] =
+        [config.hidden_size, config.intermediate_size, config.num_hidden_layers].map(|size| size as u128);
+    let [words, positions] = [config.vocab_size, config.max_position_embeddings].map(|size| size as u128);
+    match config.kind {
+        StudentKind::Static => hidden * words,
+        // Queries, keys, values and outputs; the two feed-forward layers.
+        StudentKind::Encoder => hidden * ((4 * hidden + 2 * inner) * layers + words + positions),
     }
-    // Queries, keys, values and outputs; the two feed-forward layers.
-    let rows = 4 * hidden + 2 * config.intermediate_size as u128;
-    let rows = rows.saturating_mul(config.num_hidden_layers as u128);
-    let embeddings = config.vocab_size as u128 + config.max_position_embeddings as u128;
-    hidden.saturating_mul(rows.saturating_add(embeddings))
 }
 
 /// Numbers of the largest tensor of a step: hidden states, scores of attention, or similarities of all pairs of texts.
 fn numbers(config: &TrainConfig) -> u128 {
-    let [texts, length] = [config.batch_size, config.max_length].map(|size| size as u128);
-    let heads = config.num_attention_heads as u128;
+    let [texts, length, heads] =
+        [config.batch_size, config.max_length, config.num_attention_heads].map(|size| size as u128);
     let width = config.hidden_size.max(config.intermediate_size) as u128;
-    let per_token = width.max(heads.saturating_mul(length));
-    texts.saturating_mul(length).saturating_mul(per_token).max(texts * texts)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_field_that_is_too_large_is_named() {
-        let large = usize::MAX;
-        let default = TrainConfig::default;
-        check_sizes(&default()).unwrap();
-        check_sizes(&default().with_vocab_size(1_000_000).with_batch_size(1024)).unwrap();
-        for (field, config) in [
-            ("vocab_size", default().with_vocab_size(99_999_999_999)),
-            ("vocab_size", default().with_vocab_size(large).with_kind(StudentKind::Static)),
-            ("hidden_size", default().with_hidden_size(1_000_000)),
-            ("hidden_size", default().with_hidden_size(large)),
-            ("num_hidden_layers", default().with_num_hidden_layers(large)),
-            ("intermediate_size", default().with_intermediate_size(large)),
-            ("max_position_embeddings", default().with_max_position_embeddings(large)),
-            ("intermediate_size", default().with_intermediate_size(1_000_000)),
-            ("num_attention_heads", default().with_num_attention_heads(large)),
-            ("batch_size", default().with_batch_size(large)),
-            ("batch_size", default().with_batch_size(1_000_000)),
-            ("max_length", default().with_max_length(100_000).with_max_position_embeddings(100_000)),
-        ] {
-            let error = check_sizes(&config).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("config: {field} = ")), "{field}: {error}");
-        }
-    }
+    (texts * length * width.max(heads * length)).max(texts * texts)
 }

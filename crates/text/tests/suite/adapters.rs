@@ -1,6 +1,6 @@
 //! Adapters of sentence encoders, against sentence-transformers (`tests/golden/lora.py`): the folder `lora/sentences`.
 
-use std::cell::RefCell;
+use std::sync::Mutex;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::write_file;
@@ -52,9 +52,9 @@ fn texts_of_one_call_have_their_own_adapters() {
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let (encoder, options) = (encoder(), EncodeOptions::default());
     let names = [Some("b"), None, Some("a"), Some("b"), Some("a"), None, Some("b"), None];
-    let (cut, progress) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
-    let (on_truncated, on_progress) =
-        (|i: usize| cut.borrow_mut().push(i), |done: usize, of: usize| progress.borrow_mut().push((done, of)));
+    let (cut, progress) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let on_truncated = |i: usize| cut.lock().unwrap().push(i);
+    let on_progress = |done: usize, of: usize| progress.lock().unwrap().push((done, of));
     let options_of_all = options.with_adapters(&names).with_on_truncated(&on_truncated).with_on_progress(&on_progress);
     let got = encode(&encoder, &texts, &options_of_all);
     for (i, name) in names.into_iter().enumerate() {
@@ -63,9 +63,9 @@ fn texts_of_one_call_have_their_own_adapters() {
         let want = encode(&encoder, &texts[i..=i], &alone);
         assert_eq!(numbers(&got.narrow(0, i, 1).unwrap()), numbers(&want), "text {i} with {name:?}");
     }
-    cut.borrow_mut().sort();
-    assert_eq!(cut.into_inner(), [3, 5]);
-    let progress = progress.into_inner();
+    cut.lock().unwrap().sort();
+    assert_eq!(cut.into_inner().unwrap(), [3, 5]);
+    let progress = progress.into_inner().unwrap();
     assert!(progress.is_sorted() && progress.last() == Some(&(8, 8)), "{progress:?}");
     assert_eq!(encode(&encoder, &[], &options.with_adapters(&[])).dims(), [0, 24]);
 }

@@ -1,7 +1,7 @@
 //! Devices without a kernel for ragged batches pad texts of like length together. On the CPU models in f64 and models
 //! of variables run this way, as models on an Apple GPU do.
 
-use std::cell::RefCell;
+use std::sync::Mutex;
 
 use candle_attention::checkpoint::{Checkpoint, VarMapSource};
 use candle_attention::position::{Alibi, Position, Rotary};
@@ -145,11 +145,11 @@ fn batches_are_padded_by_a_quarter_at_most() {
         let tokens = encoder.encode_tokens(&texts, &options).unwrap();
         let mut lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.dims()[0]).collect();
         lengths.sort_by(|a, b| b.cmp(a));
-        let done = RefCell::new(vec![0]);
-        let on_progress = |texts: usize, _: usize| done.borrow_mut().push(texts);
+        let done = Mutex::new(vec![0]);
+        let on_progress = |texts: usize, _: usize| done.lock().unwrap().push(texts);
         encoder.encode(&texts, &options.with_on_progress(&on_progress)).unwrap();
-        let batches: Vec<Vec<usize>> =
-            done.into_inner().windows(2).map(|ends| lengths[ends[0]..ends[1]].to_vec()).collect();
+        let done = done.into_inner().unwrap();
+        let batches: Vec<Vec<usize>> = done.windows(2).map(|ends| lengths[ends[0]..ends[1]].to_vec()).collect();
         assert_eq!(batches.concat(), lengths);
         batches
     };

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::{AttentionMask, Error};
@@ -231,12 +232,12 @@ fn prompts_are_prepended_to_the_text() {
 #[test]
 fn embeddings_are_in_input_order_and_progress_is_reported() {
     let encoder = load(&fixture("tiny-bert")).unwrap();
-    let seen = std::cell::RefCell::new(Vec::new());
-    let on_progress = |done, all| seen.borrow_mut().push((done, all));
+    let seen = std::sync::Mutex::new(Vec::new());
+    let on_progress = |done, all| seen.lock().unwrap().push((done, all));
     let texts = ["a", "the cat sat on the mat", "", "hello world"];
     let options = EncodeOptions::default().with_batch_size(3);
     let together = encoder.encode(&texts, &options.with_on_progress(&on_progress)).unwrap();
-    assert_eq!(*seen.borrow(), [(3, 4), (4, 4)]);
+    assert_eq!(*seen.lock().unwrap(), [(3, 4), (4, 4)]);
     for (i, text) in texts.iter().enumerate() {
         assert_close(text, &together.narrow(0, i, 1).unwrap(), &encoder.encode(&[text], &options).unwrap(), 1e-6);
     }
@@ -249,14 +250,37 @@ fn embeddings_are_in_input_order_and_progress_is_reported() {
 #[test]
 fn a_call_ends_at_the_batch_before_which_it_is_cancelled() {
     let encoder = load(&fixture("tiny-bert")).unwrap();
-    let (done, asked) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
-    let on_progress = |texts, _| done.set(texts);
+    let (done, asked) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let on_progress = |texts, _| done.store(texts, Relaxed);
     // Before the tokens, and before three batches.
-    let is_cancelled = || asked.replace(asked.get() + 1) == 3;
+    let is_cancelled = || asked.fetch_add(1, Relaxed) == 3;
     let options = EncodeOptions::default().with_batch_size(1).with_on_progress(&on_progress);
     let ended = encoder.encode(&["a", "b", "c", "d"], &options.with_is_cancelled(&is_cancelled));
     assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
-    assert_eq!((done.get(), asked.get()), (2, 4));
+    assert_eq!((done.into_inner(), asked.into_inner()), (2, 4));
+}
+
+/// A text that cannot be tokenized stops the texts after it only: those before it are embedded first.
+#[test]
+fn long_texts_are_tokenized_a_few_at_a_time() {
+    let encoder = load(&fixture("tiny-bert")).unwrap();
+    let [long, longest] = [1 << 20, (1 << 24) + 1].map(|n| "a".repeat(n));
+    let done = AtomicUsize::new(0);
+    let (on_progress, is_cancelled) = (|texts: usize, _: usize| done.store(texts, Relaxed), || done.load(Relaxed) == 2);
+    let options = EncodeOptions::default().with_on_progress(&on_progress);
+    let texts = [&long, "a cat", &longest];
+    assert!(matches!(encoder.encode(&texts, &options), Err(Error::Value { .. })));
+    assert_eq!(done.load(Relaxed), 2);
+    // A call that is cancelled tokenizes no more.
+    let options = options.with_is_cancelled(&is_cancelled);
+    assert!(matches!(encoder.encode(&texts[2..], &options), Err(Error::Cancelled)));
+}
+
+/// A server shares one value between its threads.
+#[test]
+fn options_are_shared_by_threads() {
+    fn assert_sync<T: Sync>(_: &T) {}
+    assert_sync(&EncodeOptions::default());
 }
 
 #[test]

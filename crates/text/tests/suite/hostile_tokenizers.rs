@@ -1,6 +1,8 @@
 //! Tokenizers that panic, end the process, or grow without end inside the tokenizers library; texts and vocabularies
 //! that do not fit their model.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use candle_attention::{Error, Result};
 use candle_attention_text::{EncodeOptions, FillMask, MapOptions, SentenceEncoder};
 use candle_core::{DType, Device};
@@ -187,6 +189,13 @@ fn panics_of_the_library_are_errors() {
     fails_on(template(json!({"Sequence": {"id": "B", "type_id": 0}})), "a", &["`tokenizer.json` is malformed"]);
     let malformed = with("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": 5}));
     says(malformed, &["tokenizer.json", "malformed"]);
+    // A character map: the size of its trie, units, replacements. The trie leads outside.
+    let charsmap = |unit: u32, replacements: &str| {
+        let bytes = [&4u32.to_le_bytes()[..], &unit.to_le_bytes(), replacements.as_bytes()].concat();
+        with("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(bytes)}))
+    };
+    fails_on(charsmap(u32::MAX, "x\0"), "a", &["`tokenizer.json` is malformed"]);
+    says(charsmap(0, &"x".repeat(65)), &["precompiled_charsmap", "a replacement of 65 bytes, expected at most 64"]);
     // After a panic the tokenizer still works.
     let encoder = template(json!({"Sequence": {"id": "B", "type_id": 0}})).unwrap();
     let texts = vec!["a"; 100];

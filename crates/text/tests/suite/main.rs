@@ -22,6 +22,7 @@ mod lora_tasks;
 mod lora_training;
 mod memory;
 mod minilm;
+mod model_names;
 #[allow(dead_code, reason = "two suites share it")]
 #[path = "../../../../tests/common/models.rs"]
 mod models;

@@ -1,6 +1,7 @@
 //! Ragged batches: results equal those of padding and masking, and their bits do not depend on the rest of the batch.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::position::{Alibi, Position, Rotary, Rotary2d, RotaryScaling, RotaryStyle, T5RelativeBias};
@@ -349,12 +350,15 @@ fn embeddings_do_not_depend_on_the_batch() {
         let want = encode(100);
         assert!([1, 2, 3, 5].into_iter().all(|batch_size| encode(batch_size) == want));
         for tokens in [0, 1, 20, 50] {
-            let batches = std::cell::Cell::new(0);
-            let count = |_, _| batches.set(batches.get() + 1);
+            let batches = AtomicUsize::new(0);
+            let count = |_, _| {
+                batches.fetch_add(1, Relaxed);
+            };
             let options = EncodeOptions::default().with_max_batch_tokens(tokens).with_on_progress(&count);
             assert!(numbers(&encoder.encode(&texts, &options).unwrap()) == want, "{tokens} tokens");
             // One text a batch where none has room for a second.
-            assert!(if tokens < 2 { batches.get() == texts.len() } else { batches.get() < texts.len() });
+            let batches = batches.into_inner();
+            assert!(if tokens < 2 { batches == texts.len() } else { batches < texts.len() });
         }
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

@@ -1,10 +1,10 @@
 //! The index and its file.
 
-use std::cell::RefCell;
+use std::sync::Mutex;
 
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::search::Index;
+use candle_attention_text::search::{Index, Vectors};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
 use candle_core::{DType, Device, Tensor};
 
@@ -114,8 +114,8 @@ fn only_new_texts_are_embedded() {
     let mut index = Index::new(&texts[100..], 24, "tiny").unwrap();
     assert_eq!(index.load_cached(&path).unwrap(), 1100);
     assert_eq!(index.missing(), (1100..1400).collect::<Vec<_>>());
-    let counts = RefCell::new(Vec::new());
-    let on_progress = |done: usize, all: usize| counts.borrow_mut().push((done, all));
+    let counts = Mutex::new(Vec::new());
+    let on_progress = |done: usize, all: usize| counts.lock().unwrap().push((done, all));
     let options = EncodeOptions::default().with_batch_size(100).with_on_progress(&on_progress);
     let mut chunks = Vec::new();
     let after = |index: &Index| {
@@ -123,10 +123,10 @@ fn only_new_texts_are_embedded() {
         Ok(())
     };
     assert_eq!(index.embed(&encoder, &options, after).unwrap(), 300);
-    assert_eq!((*counts.borrow()).clone(), [(100, 300), (200, 300), (300, 300)]);
+    assert_eq!((*counts.lock().unwrap()).clone(), [(100, 300), (200, 300), (300, 300)]);
     assert_eq!(chunks, [1400]);
     assert_eq!(index.embed(&encoder, &options, |_| panic!("nothing to do")).unwrap(), 0);
-    assert_eq!((counts.borrow().len(), index.missing().len()), (3, 0));
+    assert_eq!((counts.lock().unwrap().len(), index.missing().len()), (3, 0));
 
     // What was taken over and what was added give what one run gives.
     let whole = filled(&texts[100..], &encoder);
@@ -224,4 +224,30 @@ fn fingerprint_depends_on_the_loaded_files_alone() {
     std::fs::rename(path("sentence_bert_config.json"), path("sentence_other_config.json")).unwrap();
     assert_ne!(fingerprint(renamed.path()).unwrap(), own);
     says(fingerprint("/no/such/folder"), &["/no/such/folder: No such file"]);
+}
+
+#[test]
+fn wrong_vectors_are_named() {
+    let mut vectors = Vectors::new(3).unwrap();
+    vectors.push(&[1.0, 2.0, 2.0]).unwrap();
+    let message = |result: candle_attention::Result<()>| result.unwrap_err().to_string();
+    assert_eq!(message(vectors.push(&[1.0])), "vector 1 has shape [1], expected (3)");
+    assert_eq!(message(vectors.push(&[1.0, f32::NAN, 0.0])), "vector 1 is not finite, expected finite numbers");
+    let query = vectors.search(&[0.0; 2], 1).map(drop);
+    assert_eq!(message(query), "the embedding of the query has shape [2], expected (3)");
+    assert_eq!(message(Vectors::new(0).map(drop)), "the size of an embedding is 0, expected at least 1");
+    let other = message(vectors.append(Vectors::new(2).unwrap()));
+    assert_eq!(other, "the size of the vectors is 2, expected 3");
+    assert_eq!(vectors.len(), 1);
+}
+
+#[test]
+fn equal_scores_keep_their_order() {
+    let mut vectors = Vectors::new(2).unwrap();
+    for vector in [[0.0, 1.0], [5.0, 0.0], [0.0, 0.0], [2.0, 0.0], [-1.0, 0.0]] {
+        vectors.push(&vector).unwrap();
+    }
+    let found: Vec<_> = vectors.search(&[1.0, 0.0], 9).unwrap().iter().map(|hit| (hit.index, hit.score)).collect();
+    assert_eq!(found, [(1, 1.0), (3, 1.0), (0, 0.0), (2, 0.0), (4, -1.0)]);
+    assert!(vectors.search(&[1.0, 0.0], 0).unwrap().is_empty());
 }

@@ -169,11 +169,11 @@ fn static_embeddings_equal_those_of_sentence_transformers_and_model2vec() {
     let encoder = load(folder_of_static.path()).unwrap();
     assert_eq!((encoder.embedding_size(), encoder.max_seq_length()), (10, 9));
     equals(&encoder, "static", &plain);
-    let cut = std::cell::RefCell::new(Vec::new());
-    let on_truncated = |i: usize| cut.borrow_mut().push(i);
+    let cut = std::sync::Mutex::new(Vec::new());
+    let on_truncated = |i: usize| cut.lock().unwrap().push(i);
     let texts = ["a", "a b c d e f g h i j"];
     let embeddings = encoder.encode(&texts, &plain.with_on_truncated(&on_truncated)).unwrap();
-    assert_eq!((embeddings.dims(), cut.take()), ([2, 10].as_slice(), vec![1]));
+    assert_eq!((embeddings.dims(), cut.into_inner().unwrap()), ([2, 10].as_slice(), vec![1]));
     assert_eq!(encoder.encode(&[], &plain).unwrap().dims(), [0, 10]);
     says(encoder.encode_tokens(&["a"], &plain), &["StaticEmbedding, expected Transformer"]);
     says(encoder.encode(&["a"], &plain.with_max_length(0)), &["max_length = 0"]);

@@ -6,6 +6,7 @@ use candle_attention_text::{
     quantize_embeddings,
 };
 use candle_core::{DType, Device, Tensor};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::common::{Golden, LAYER, assert_close, fixture, max_diff, numbers, says};
 use crate::models::tiny;
@@ -127,14 +128,16 @@ fn spans_are_pooled_from_the_tokens_of_the_whole_text() {
         assert_eq!(numbers(&alone), numbers(&embeddings.narrow(0, i, 1).unwrap()));
     }
     assert_eq!(encoder.encode_spans(LONG, &[], &options).unwrap().dims(), [0, 24]);
-    let cut = std::cell::Cell::new(0);
-    let count = |_: usize| cut.set(cut.get() + 1);
+    let cut = AtomicUsize::new(0);
+    let count = |_: usize| {
+        cut.fetch_add(1, Relaxed);
+    };
     let truncated = options.with_max_length(8).with_on_truncated(&count);
     says(
         encoder.encode_spans(LONG, &spans, &truncated),
         &["the number of tokens of span 27..29 is 0", "end at byte 22"],
     );
-    assert_eq!(cut.get(), 1);
+    assert_eq!(cut.load(Relaxed), 1);
     let span = |span: std::ops::Range<usize>, options: &EncodeOptions| {
         encoder.encode_spans(LONG, std::slice::from_ref(&span), options)
     };
@@ -243,12 +246,12 @@ fn texts_of_an_iterator_are_taken_window_by_window() {
     }
     assert_eq!(encoder.encode_iter(many(0), EncodeOptions::default()).count(), 0);
     // An error ends it, and counts the texts from the first one.
-    let cut = std::cell::RefCell::new(Vec::new());
-    let on_truncated = |i: usize| cut.borrow_mut().push(i);
+    let cut = std::sync::Mutex::new(Vec::new());
+    let on_truncated = |i: usize| cut.lock().unwrap().push(i);
     let options = EncodeOptions::default().with_on_truncated(&on_truncated);
     let long = |i: usize| if i == 8195 { "a ".repeat(20) } else { String::new() };
     assert_eq!(encoder.encode_iter((0..8200).map(long), options).filter(Result::is_ok).count(), 8200);
-    assert_eq!(cut.take(), [8195]);
+    assert_eq!(*cut.lock().unwrap(), [8195]);
     let mut failing = encoder.encode_iter(["a", "b"], options.with_prompt_name("no"));
     says(failing.next().unwrap(), &["prompt_name is no"]);
     assert!(failing.next().is_none());

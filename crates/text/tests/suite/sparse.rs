@@ -1,6 +1,7 @@
 //! Sparse encoders against sentence-transformers (`tests/golden/sparse.py`).
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention::Error;
 use candle_attention_text::{EncodeOptions, SparseEncoder, SparseVector, Task};
@@ -100,11 +101,11 @@ fn weights_of_tokens_may_be_json() {
     let other = open(copy.path()).unwrap();
     assert_eq!(other.encode_query(&[text], &EncodeOptions::default()).unwrap()[0], vector);
 
-    let cut = std::cell::Cell::new(None);
-    let on_truncated = |i: usize| cut.set(Some(i));
+    let cut = AtomicUsize::new(0);
+    let on_truncated = |i: usize| cut.store(i, Relaxed);
     let options = EncodeOptions::default().with_max_length(3).with_on_truncated(&on_truncated);
     let short = other.encode_query(&["a", text], &options).unwrap().remove(1);
-    assert_eq!((cut.get(), short), (Some(1), other.encode_query(&["the cat sat"], &options).unwrap().remove(0)));
+    assert_eq!((cut.load(Relaxed), short), (1, other.encode_query(&["the cat sat"], &options).unwrap().remove(0)));
 
     std::fs::write(module.join("idf.json"), r#"{"nowhere": 1.0}"#).unwrap();
     says(open(copy.path()), &["idf.json", "`nowhere` is no token"]);
@@ -186,4 +187,21 @@ fn what_is_not_run_is_refused() {
     );
     says(odd.unwrap().similarity(&[], &[]), &["similarity_fn_name = manhattan", "dot or cosine"]);
     says(open(&fixture("encoders/bert_cross_encoder")), &["no head for masked"]);
+}
+
+#[test]
+fn the_largest_entries_are_kept_in_order() {
+    let dense = [0.0, -3.0, 1.0, 0.0, 2.0, 1.0, 0.5];
+    let all = SparseVector::from_dense(&dense, None);
+    assert_eq!((all.indices, all.values), (vec![1, 2, 4, 5, 6], vec![-3.0, 1.0, 2.0, 1.0, 0.5]));
+    let most = SparseVector::from_dense(&dense, Some(3));
+    assert_eq!((most.indices, most.values), (vec![1, 2, 4], vec![-3.0, 1.0, 2.0]));
+}
+
+#[test]
+fn products_are_of_the_shared_indices() {
+    let a = SparseVector::from_dense(&[1.0, 0.0, 2.0, 0.0, 3.0], None);
+    let b = SparseVector::from_dense(&[0.0, 5.0, 7.0, 0.0, 11.0, 13.0], None);
+    assert_eq!((a.dot(&b), b.dot(&a), a.norm()), (47.0, 47.0, 14f32.sqrt()));
+    assert_eq!(a.dot(&SparseVector::default()), 0.0);
 }

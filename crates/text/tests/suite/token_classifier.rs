@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
@@ -94,14 +95,16 @@ fn long_texts_are_cut_and_labels_named() {
     let classifier = open(&fixture("token_classifier/bert")).unwrap();
     let text = "the cat sat on the mat";
     let all = EntityOptions::default().with_aggregation(Aggregation::None).with_ignore_labels(Vec::new());
-    let cut = std::cell::Cell::new(0);
-    let on_truncated = |_: usize| cut.set(cut.get() + 1);
+    let cut = AtomicUsize::new(0);
+    let on_truncated = |_: usize| {
+        cut.fetch_add(1, Relaxed);
+    };
     let options = EncodeOptions::default().with_max_length(5).with_on_truncated(&on_truncated);
     let words: HashMap<usize, usize> = classifier.entities(&[text], &all, &options).unwrap()[0]
         .iter()
         .map(|entity| (entity.start, entity.end))
         .collect();
-    assert_eq!((words, cut.get()), (HashMap::from([(0, 3), (4, 7), (8, 11)]), 1));
+    assert_eq!((words, cut.load(Relaxed)), (HashMap::from([(0, 3), (4, 7), (8, 11)]), 1));
     assert_eq!(classifier.labels(), ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC"]);
     says(classifier.entities(&[text], &all, &options.with_prompt_name("query")), &["prompt_name is query"]);
     says(classifier.entities(&[text], &all, &options.with_batch_size(0)), &["batch_size = 0"]);

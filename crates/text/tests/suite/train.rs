@@ -276,3 +276,47 @@ fn only_lines_of_text_are_read() {
     #[cfg(unix)]
     says(read_texts("/dev/zero", &[]), &["/dev/zero: not a regular file"]);
 }
+
+#[test]
+fn rotated_and_scaled_embeddings_agree_fully() {
+    let xs = Tensor::new(&[[1f32, 0.0], [0.9, 0.1], [0.2, 1.0], [-1.0, 0.3]], &Device::Cpu).unwrap();
+    let rotated = xs.matmul(&Tensor::new(&[[0f32, 2.0], [-2.0, 0.0]], &Device::Cpu).unwrap()).unwrap();
+    let found = agreement(&rotated, &xs).unwrap();
+    assert!(found.spearman > 1.0 - 1e-9 && found.top_1_in_10 == 1.0, "{found:?}");
+    assert!(agreement(&xs.narrow(0, 0, 2).unwrap(), &xs).is_err());
+}
+
+#[test]
+fn the_warm_up_is_at_most_a_tenth_of_the_steps() {
+    for (steps, want) in [(1, 0), (19, 1), (100, 10), (2_500, 250), (9_000, 250)] {
+        let config = TrainConfig::default().with_steps(steps);
+        config.validate().unwrap();
+        assert_eq!(config.resolved_warmup_steps(), want, "{steps}");
+        let error = config.with_warmup_steps(steps / 10 + 1).validate().unwrap_err().to_string();
+        assert!(error.contains(&format!("at most {}, a tenth of the {steps} steps", steps / 10)), "{error}");
+    }
+}
+
+#[test]
+fn sizes_beyond_memory_are_an_error() {
+    let default = TrainConfig::default;
+    default().with_vocab_size(1_000_000).with_batch_size(1024).validate().unwrap();
+    for config in [
+        default().with_vocab_size(9_999_999),
+        default().with_vocab_size(9_999_999).with_kind(StudentKind::Static),
+        default().with_hidden_size(1_000_000),
+        default().with_num_hidden_layers(9_999_999),
+        default().with_intermediate_size(1_000_000),
+        default().with_max_position_embeddings(9_999_999),
+    ] {
+        says(config.validate(), &["the number of parameters of a model of these sizes", "at most 268435456"]);
+    }
+    for config in [
+        default().with_num_attention_heads(9_999_999),
+        default().with_batch_size(1_000_000),
+        default().with_max_length(100_000).with_max_position_embeddings(100_000),
+    ] {
+        says(config.validate(), &["the largest tensor of a step of these sizes", "at most 268435456"]);
+    }
+    says(default().with_batch_size(usize::MAX).validate(), &["batch_size", "at most 268435456"]);
+}

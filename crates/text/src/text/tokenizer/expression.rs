@@ -6,8 +6,8 @@
 //! other limits).
 
 use fancy_regex::{Expr, Regex};
+use tokenizers::Offsets;
 use tokenizers::pattern::Pattern;
-use tokenizers::{NormalizedString, Offsets};
 
 /// How many characters and classes of characters an expression has, those of a counted repetition as often as it
 /// counts. Classes are also as long as they are written. Calls of groups count more than is allowed.
@@ -40,11 +40,6 @@ pub(super) struct Expression(Regex);
 impl Expression {
     pub(super) fn new(expression: &str) -> tokenizers::Result<Self> {
         Ok(Self(Regex::new(expression)?))
-    }
-
-    /// Replaces all that match.
-    pub(super) fn replace(&self, text: &mut NormalizedString, content: &str) -> tokenizers::Result<()> {
-        text.replace(self, content)
     }
 }
 

@@ -4,18 +4,15 @@
 //! trusted. What could end the process (which no caller can catch), or make it allocate out of proportion, is refused
 //! here; what only panics is caught where the tokenizer is built and applied.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::str::FromStr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 
-use crate::text::tokenizer::charsmap;
 use crate::text::tokenizer::expression::work;
 use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 
@@ -65,14 +62,18 @@ const MAX_PATTERN_WORK: usize = 1 << 13;
 /// The most pre-tokenizers that rewrite the text: the byte-level alphabet doubles it. Published ones have up to 2.
 const MAX_REWRITES: usize = 4;
 
+/// The longest replacement in the character map of a SentencePiece normalizer, in bytes, which bounds how much a text
+/// grows. The longest one in published maps, of U+FDFA, has 33.
+pub(super) const MAX_REPLACEMENT_BYTES: usize = 64;
+
 /// How many times longer the replacements of a decoder may make a token.
 const MAX_DECODED_GROWTH: usize = 1 << 10;
 
 /// The parts of the file that are looked at.
 #[derive(Deserialize)]
-struct File<'a> {
-    #[serde(borrow, default)]
-    added_tokens: Vec<AddedToken<'a>>,
+struct File {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
@@ -81,29 +82,39 @@ struct File<'a> {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
-    #[serde(borrow)]
-    model: Model<'a>,
+    model: Model,
 }
 
 #[derive(Deserialize)]
-struct AddedToken<'a> {
-    #[serde(borrow)]
-    content: Cow<'a, str>,
+struct AddedToken {
+    content: String,
     #[serde(default)]
     normalized: bool,
 }
 
 #[derive(Deserialize)]
-struct Model<'a> {
+struct Model {
     max_input_chars_per_word: Option<u64>,
-    #[serde(borrow)]
-    continuing_subword_prefix: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    end_of_word_suffix: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    vocab: Vocabulary<'a>,
-    #[serde(default)]
-    merges: Merges,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    vocab: Option<Vocabulary>,
+    merges: Option<Vec<Merge>>,
+}
+
+/// The vocabulary of a model: pieces with scores, or ids by token, which take as much memory as the file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Vocabulary {
+    Pieces(Vec<(String, IgnoredAny)>),
+    Ids(IgnoredAny),
+}
+
+/// A merge of a BPE model: its two parts, or both in a line with a space between them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Parts((IgnoredAny, String)),
+    Line(String),
 }
 
 /// Checks the content of a `tokenizer.json`.
@@ -133,7 +144,7 @@ pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
         let steps = NormalizerSteps::new(tokenizer.get_normalizer())?;
         for token in file.added_tokens.iter().filter(|token| token.normalized) {
             let stepwise = Stepwise::new(&steps, token.content.len());
-            stepwise.normalize(&mut NormalizedString::from(&*token.content))?;
+            stepwise.normalize(&mut NormalizedString::from(token.content.as_str()))?;
             stepwise.result()?;
         }
     }
@@ -155,16 +166,54 @@ fn check_model(model: Model) -> tokenizers::Result<()> {
     at_most("bytes of `continuing_subword_prefix`", prefix, MAX_AFFIX_BYTES)?;
     let suffix = model.end_of_word_suffix.as_deref().unwrap_or_default().len();
     at_most("bytes of `end_of_word_suffix`", suffix, MAX_AFFIX_BYTES)?;
-    let longest = model.vocab.pieces.iter().map(|piece| piece.len()).max().unwrap_or(0);
-    at_most("bytes of the longest piece of the vocabulary", longest, MAX_PIECE_BYTES)?;
-    at_most("nodes of the trie of the vocabulary", model.vocab.trie_nodes(), MAX_TRIE_NODES)?;
+    if let Some(Vocabulary::Pieces(pieces)) = model.vocab {
+        let longest = pieces.iter().map(|(piece, _)| piece.len()).max().unwrap_or(0);
+        at_most("bytes of the longest piece of the vocabulary", longest, MAX_PIECE_BYTES)?;
+        at_most("nodes of the trie of the vocabulary", trie_nodes(pieces), MAX_TRIE_NODES)?;
+    }
+    let second = |merge: &Merge| match merge {
+        Merge::Parts((_, second)) => second.is_char_boundary(prefix),
+        // A line without a space is an error of the library.
+        Merge::Line(line) => line.split_once(' ').is_none_or(|(_, second)| second.is_char_boundary(prefix)),
+    };
     // The library takes the rest for UTF-8 without looking.
-    match (model.merges.no_boundaries >> prefix) & 1 {
-        1 => {
+    match model.merges.iter().flatten().all(second) {
+        true => Ok(()),
+        false => {
             Err("a merge has a second part shorter than `continuing_subword_prefix`, or not of whole letters after it"
                 .into())
         }
-        _ => Ok(()),
+    }
+}
+
+/// The number of different beginnings of pieces, or more if it is allowed anyway.
+fn trie_nodes(mut pieces: Vec<(String, IgnoredAny)>) -> usize {
+    let bytes = pieces.iter().map(|(piece, _)| piece.len()).sum();
+    if bytes <= MAX_TRIE_NODES {
+        return bytes;
+    }
+    pieces.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    let shared =
+        |pair: &[(String, IgnoredAny)]| pair[0].0.bytes().zip(pair[1].0.bytes()).take_while(|(a, b)| a == b).count();
+    bytes - pieces.windows(2).map(shared).sum::<usize>()
+}
+
+/// Checks the character map of a SentencePiece normalizer
+/// ([format](https://github.com/google/sentencepiece/blob/master/src/normalizer.h)): the size of a trie in bytes, its
+/// units, and the replacements, each ended by a zero byte. The library reserves memory for as many units as are stated.
+fn check_charsmap(charsmap: &[u8]) -> tokenizers::Result<()> {
+    let wrong = |what: String| Err(format!("`precompiled_charsmap`: {what}").into());
+    let Some((size, rest)) = charsmap.split_first_chunk::<4>() else {
+        return wrong(format!("{} bytes, expected at least 4", charsmap.len()));
+    };
+    let size = u32::from_le_bytes(*size) as usize;
+    if size == 0 || size > rest.len() {
+        return wrong(format!("a trie of {size} bytes, expected 1 to the {} that follow", rest.len()));
+    }
+    let longest = rest[size / 4 * 4..].split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0);
+    match longest > MAX_REPLACEMENT_BYTES {
+        true => wrong(format!("a replacement of {longest} bytes, expected at most {MAX_REPLACEMENT_BYTES}")),
+        false => Ok(()),
     }
 }
 
@@ -199,7 +248,7 @@ impl Walk {
     fn check_key(&mut self, key: &str, value: &Value) -> tokenizers::Result<()> {
         let Some(text) = value.as_str() else { return Ok(()) };
         match key {
-            "precompiled_charsmap" => charsmap::check(&STANDARD.decode(text)?)?,
+            "precompiled_charsmap" => check_charsmap(&STANDARD.decode(text)?)?,
             "content" if self.name != "post_processor" => {
                 at_most("bytes of a replacement", text.len(), MAX_CONTENT_BYTES)?;
                 self.decoded_growth = self.decoded_growth.max(1).saturating_mul(text.len().max(1));
@@ -225,110 +274,5 @@ impl Walk {
             _ => {}
         }
         Ok(())
-    }
-}
-
-/// The vocabulary of a model: pieces with scores, or ids by token, which take as much memory as the file.
-#[derive(Default)]
-struct Vocabulary<'a> {
-    pieces: Vec<Cow<'a, str>>,
-}
-
-impl Vocabulary<'_> {
-    /// The number of different beginnings of pieces, or more if it is allowed anyway.
-    fn trie_nodes(mut self) -> usize {
-        let bytes = self.pieces.iter().map(|piece| piece.len()).sum();
-        if bytes <= MAX_TRIE_NODES {
-            return bytes;
-        }
-        self.pieces.sort_unstable();
-        let shared = |pair: &[Cow<str>]| pair[0].bytes().zip(pair[1].bytes()).take_while(|(a, b)| a == b).count();
-        bytes - self.pieces.windows(2).map(shared).sum::<usize>()
-    }
-}
-
-#[derive(Deserialize)]
-struct Piece<'a>(#[serde(borrow)] Cow<'a, str>, #[allow(dead_code, reason = "it has to be there")] IgnoredAny);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Vocabulary<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pieces;
-
-        impl<'de> Visitor<'de> for Pieces {
-            type Value = Vocabulary<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a list of pieces with scores, or an object of ids")
-            }
-
-            fn visit_unit<E>(self) -> Result<Vocabulary<'de>, E> {
-                Ok(Vocabulary::default())
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut ids: A) -> Result<Vocabulary<'de>, A::Error> {
-                while ids.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Vocabulary::default())
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vocabulary<'de>, A::Error> {
-                let mut pieces = Vec::new();
-                while let Some(Piece(piece, _)) = list.next_element()? {
-                    pieces.push(piece);
-                }
-                Ok(Vocabulary { pieces })
-            }
-        }
-
-        deserializer.deserialize_any(Pieces)
-    }
-}
-
-/// The merges of a BPE model.
-#[derive(Default)]
-struct Merges {
-    /// Bit `n`: the second part of some merge cannot be cut after `n` bytes.
-    no_boundaries: u64,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge<'a> {
-    #[allow(dead_code, reason = "the first part has to be there")]
-    Parts(#[serde(borrow)] Cow<'a, str>, #[serde(borrow)] Cow<'a, str>),
-    Line(#[serde(borrow)] Cow<'a, str>),
-}
-
-impl<'de> Deserialize<'de> for Merges {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Boundaries;
-
-        impl<'de> Visitor<'de> for Boundaries {
-            type Value = Merges;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a list of merges")
-            }
-
-            fn visit_unit<E>(self) -> Result<Merges, E> {
-                Ok(Merges::default())
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut merges: A) -> Result<Merges, A::Error> {
-                let mut no_boundaries = 0;
-                while let Some(merge) = merges.next_element::<Merge>()? {
-                    let second = match &merge {
-                        Merge::Parts(_, second) => second,
-                        // A line without a space is an error of the library.
-                        Merge::Line(line) => line.split_once(' ').map_or("", |(_, second)| second),
-                    };
-                    (0..=MAX_AFFIX_BYTES)
-                        .filter(|at| !second.is_char_boundary(*at))
-                        .for_each(|at| no_boundaries |= 1 << at);
-                }
-                Ok(Merges { no_boundaries })
-            }
-        }
-
-        deserializer.deserialize_any(Boundaries)
     }
 }

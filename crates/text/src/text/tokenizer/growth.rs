@@ -1,13 +1,12 @@
 //! Normalization one step at a time, so that a chain of replacements cannot make a text grow without end.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
-use crate::text::tokenizer::charsmap::MAX_REPLACEMENT_BYTES;
 use crate::text::tokenizer::expression::Expression;
+use crate::text::tokenizer::file::MAX_REPLACEMENT_BYTES;
 
 /// How many times longer a text may become when it is normalized. NFKD makes one character of 3 bytes 33 bytes long,
 /// and the byte-level alphabet takes two bytes for one of others.
@@ -45,28 +44,26 @@ impl NormalizerSteps {
 pub(super) struct Stepwise<'a> {
     steps: &'a NormalizerSteps,
     length: usize,
-    /// Bytes of the parts that are normalized already.
-    before: AtomicUsize,
-    error: Mutex<Option<String>>,
+    /// Bytes of the parts that are normalized already, or the first error.
+    done: Mutex<tokenizers::Result<usize>>,
 }
 
 impl<'a> Stepwise<'a> {
     pub(super) fn new(steps: &'a NormalizerSteps, length: usize) -> Self {
-        Self { steps, length, before: AtomicUsize::new(0), error: Mutex::new(None) }
+        Self { steps, length, done: Mutex::new(Ok(0)) }
     }
 
     /// The first error, if there was one; what was normalized is then to be thrown away.
     pub(super) fn result(self) -> tokenizers::Result<()> {
-        match self.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error.into()),
-            None => Ok(()),
-        }
+        self.done.into_inner().unwrap_or_else(PoisonError::into_inner).map(drop)
     }
 
+    /// Applies a step after `before` bytes of other parts.
     fn step(
         &self,
         (step, expression): &(NormalizerWrapper, Option<Expression>),
         text: &mut NormalizedString,
+        before: usize,
     ) -> tokenizers::Result<()> {
         let most = text.get().len().saturating_mul(growth(step));
         if most > MAX_NORMALIZED_BYTES {
@@ -74,34 +71,26 @@ impl<'a> Stepwise<'a> {
             return Err(format!("{found}, expected at most {MAX_NORMALIZED_BYTES}: cut it").into());
         }
         match (step, expression) {
-            (NormalizerWrapper::Replace(replace), Some(expression)) => expression.replace(text, &replace.content)?,
+            (NormalizerWrapper::Replace(replace), Some(expression)) => text.replace(expression, &replace.content)?,
             _ => step.normalize(text)?,
         }
-        let (found, allowed) = (self.before.load(Relaxed) + text.get().len(), self.allowed());
-        match found > allowed {
-            true => Err(format!(
-                "a text of {} bytes has {found} when it is normalized, expected at most {allowed}",
-                self.length
-            )
-            .into()),
-            false => Ok(()),
+        let found = before + text.get().len();
+        let allowed = self.length.saturating_mul(MAX_GROWTH).saturating_add(SLACK_BYTES);
+        if found > allowed {
+            let text = format!("a text of {} bytes has {found} when it is normalized", self.length);
+            return Err(format!("{text}, expected at most {allowed}").into());
         }
-    }
-
-    fn allowed(&self) -> usize {
-        self.length.saturating_mul(MAX_GROWTH).saturating_add(SLACK_BYTES)
+        Ok(())
     }
 }
 
 impl Normalizer for Stepwise<'_> {
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
-        let mut first_error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-        if first_error.is_some() {
-            return Ok(());
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(before) = *done {
+            let applied = self.steps.0.iter().try_for_each(|step| self.step(step, text, before));
+            *done = applied.map(|()| before + text.get().len());
         }
-        let done = self.steps.0.iter().try_for_each(|step| self.step(step, text));
-        *first_error = done.err().map(|error| error.to_string());
-        self.before.fetch_add(text.get().len(), Relaxed);
         Ok(())
     }
 }
@@ -146,7 +135,7 @@ mod tests {
             let ours = expression_of(&theirs).unwrap().unwrap();
             for text in TEXTS {
                 let [mut got, mut want] = [NormalizedString::from(text), NormalizedString::from(text)];
-                ours.replace(&mut got, "_-").unwrap();
+                got.replace(&ours, "_-").unwrap();
                 theirs.normalize(&mut want).unwrap();
                 assert_eq!(got, want, "`{expression}` in {text:?}");
             }

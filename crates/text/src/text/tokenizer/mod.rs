@@ -4,11 +4,9 @@
 //! keeps the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression
 //! without an error, and panics on some files.
 
-mod charsmap;
 mod expression;
 mod file;
 mod growth;
-mod panics;
 mod pre_tokenizer;
 mod spans;
 mod vocabulary;
@@ -16,6 +14,7 @@ mod windows;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,8 +25,8 @@ use tokenizers::{Encoding, Model, OffsetType, PostProcessor, TruncationDirection
 use crate::folder::ModelFolder;
 pub(crate) use crate::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
-use crate::text::tokenizer::panics::guarded;
 use crate::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
+use candle_attention::error::panic_message;
 use candle_attention::{Error, Result};
 
 /// The longest text, in bytes: 16 MiB. All of a text is normalized and split into words before it is cut to the maximum
@@ -268,13 +267,11 @@ impl Tokenizer {
                     joined.pop().ok_or("no tokens at all")?
                 }
             };
-            match joined.len() > self.max_length {
-                true => {
-                    let allowed = self.max_length;
-                    Err(format!("its post-processor made {} tokens, expected at most {allowed}", joined.len()).into())
-                }
-                false => Ok(Kept { encoding: joined, counts, truncated }),
+            if joined.len() > self.max_length {
+                let found = format!("its post-processor made {} tokens", joined.len());
+                return Err(format!("{found}, expected at most {}", self.max_length).into());
             }
+            Ok(Kept { encoding: joined, counts, truncated })
         })
     }
 
@@ -313,6 +310,15 @@ impl Tokenizer {
             )
             .into()),
         }
+    }
+}
+
+/// Runs code of the tokenizers library, and makes an error of a panic. The message of the panic is still printed,
+/// because only the program may replace the hook that does so.
+fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|e| Error::Tokenizer(e.to_string())),
+        Err(panic) => Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {}", panic_message(&*panic)))),
     }
 }
 

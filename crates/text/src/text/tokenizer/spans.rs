@@ -1,22 +1,18 @@
 //! Tokens for static embeddings and for spans of a text.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
-use candle_attention::{Error, Result};
+use candle_attention::Result;
 use tokenizers::{OffsetType, TruncationDirection};
 
-use crate::text::tokenizer::{MAX_TEXT_BYTES, Text, Tokenizer, Tokens, guarded};
+use crate::text::tokenizer::{Text, Tokenizer, Tokens, check_length, guarded};
 
 impl Tokenizer {
     /// The ids of a text after `prompt`, at most `most`, without special tokens; and whether any were cut off, at the
     /// end that `tokenizer.json` states.
     pub(crate) fn bare_ids(&self, text: &str, prompt: &str, most: Option<usize>) -> Result<(Vec<u32>, bool)> {
-        let text = if prompt.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(format!("{prompt}{text}")) };
-        if text.len() > MAX_TEXT_BYTES {
-            let expected = format!("at most {MAX_TEXT_BYTES}");
-            return Err(Error::value("the length of a text in bytes", text.len(), expected));
-        }
+        let (text, _) = self.read(Text::One(text), prompt);
+        check_length(&text)?;
         let truncation = self.inner.tokenizer.get_truncation();
         let from_left = truncation.is_some_and(|stated| stated.direction == TruncationDirection::Left);
         // One token more says that some are cut off.
@@ -55,7 +51,7 @@ impl Tokenizer {
 }
 
 /// For each byte of the lower-case form of `prompt` and `text` the place in `text` of the character that it came from.
-fn places_before_lowering(prompt: &str, text: &str) -> Vec<usize> {
+pub(super) fn places_before_lowering(prompt: &str, text: &str) -> Vec<usize> {
     let lengths = |part: &str| part.to_lowercase().len();
     let mut places = vec![0; lengths(prompt)];
     for (at, c) in text.char_indices() {

@@ -35,11 +35,7 @@ impl Tokenizer {
 
     /// A token as text; empty if there is none with this id.
     pub(crate) fn text(&self, id: u32) -> Result<String> {
-        let Some(token) = self.token(id) else { return Ok(String::new()) };
-        match self.inner.tokenizer.get_decoder() {
-            Some(decoder) => guarded(|| decoder.decode(vec![token])),
-            None => Ok(token),
-        }
+        self.token(id).map_or(Ok(String::new()), |token| self.join(vec![token]))
     }
 
     /// The number of tokens, added ones included.

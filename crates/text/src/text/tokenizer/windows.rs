@@ -5,8 +5,8 @@ use std::ops::Range;
 use candle_attention::Result;
 use tokenizers::OffsetType;
 
-use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer::panics::guarded;
+use crate::text::tokenizer::spans::places_before_lowering;
+use crate::text::tokenizer::{Tokenizer, guarded};
 
 /// The most bytes of a text that are tokenized for one token of a window. Words of published vocabularies have about
 /// five letters; a longer word, which is one unknown token, is cut here. It bounds the work for a text without spaces.
@@ -57,7 +57,10 @@ impl Tokenizer {
             let read = if self.lower_case { seen.to_lowercase() } else { seen.to_string() };
             let offsets = guarded(|| Ok(self.sequence(&read, 0, OffsetType::Byte, None)?.get_offsets().to_vec()))?;
             match offsets.get(room) {
-                Some(&(start, _)) => break in_original(seen, start.min(read.len()), self.lower_case),
+                Some(&(start, _)) if self.lower_case => {
+                    break places_before_lowering("", seen).get(start).copied().unwrap_or(seen.len());
+                }
+                Some(&(start, _)) => break seen.floor_char_boundary(start),
                 None if seen.len() == text.len() => return Ok(None),
                 None if *guess >= most => break seen.len(),
                 None => *guess = guess.saturating_mul(2),
@@ -68,19 +71,6 @@ impl Tokenizer {
         *guess = cut + cut / 2;
         Ok(Some(cut))
     }
-}
-
-/// The place in `original` of a byte of its lower-case form, which may have other lengths.
-fn in_original(original: &str, place: usize, lower_case: bool) -> usize {
-    if !lower_case {
-        return original.floor_char_boundary(place);
-    }
-    let mut lowered = 0;
-    let before = |(_, c): &(usize, char)| {
-        lowered += c.to_lowercase().map(char::len_utf8).sum::<usize>();
-        lowered <= place
-    };
-    original.char_indices().take_while(before).last().map_or(0, |(at, c)| at + c.len_utf8())
 }
 
 /// A range without the spaces at its ends.

@@ -1,9 +1,9 @@
 //! Importance of heads on texts.
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::EncodeOptions;
-use candle_attention_text::ImportanceMethod;
+use candle_attention_text::{EncodeOptions, HeadImportance, ImportanceMethod};
 use candle_core::Tensor;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::{CPU, TEXTS, encoder};
 use crate::common::{fixture, numbers, says};
@@ -13,14 +13,13 @@ use crate::common::{fixture, numbers, says};
 fn each_method_ranks_heads() {
     let whole = encoder(&fixture("tiny-bert"));
     let options = EncodeOptions::default().with_batch_size(2);
-    let done = std::cell::Cell::new(0);
+    let done = AtomicUsize::new(0);
     let on_progress = |count: usize, all: usize| {
-        assert!(count > done.get() && all == 5);
-        done.set(count);
+        assert!(count > done.swap(count, Relaxed) && all == 5);
     };
     let by_ablation =
         whole.head_importance(&TEXTS, ImportanceMethod::Ablation, &options.with_on_progress(&on_progress)).unwrap();
-    assert_eq!(done.get(), 5);
+    assert_eq!(done.into_inner(), 5);
     let want = whole.encode(&TEXTS, &options).unwrap();
     for ranked in by_ablation.ranking() {
         let without = whole.prune_heads(&[(ranked.layer, ranked.head)].into_iter().collect()).unwrap();
@@ -97,4 +96,20 @@ fn copy(from: &std::path::Path, to: &std::path::Path) {
             std::fs::copy(&path, &target).unwrap();
         }
     }
+}
+
+#[test]
+fn scores_of_any_size_are_normalized() {
+    for unit in [1.0, 1e300, 1e-300] {
+        let scores = HeadImportance::new(vec![vec![3.0 * unit, 4.0 * unit], vec![0.0, 0.0]]).normalized_by_layer();
+        assert!((scores.scores()[0][0] - 0.6).abs() < 1e-12 && (scores.scores()[0][1] - 0.8).abs() < 1e-12);
+        assert_eq!(scores.scores()[1], [0.0, 0.0]);
+    }
+}
+
+#[test]
+fn heads_of_equal_scores_stay_in_the_order_of_the_model() {
+    let ranking = HeadImportance::new(vec![vec![1.0, 0.0], vec![0.0, 1.0]]).ranking();
+    let heads: Vec<(usize, usize)> = ranking.iter().map(|head| (head.layer, head.head)).collect();
+    assert_eq!(heads, [(0, 1), (1, 0), (0, 0), (1, 1)]);
 }

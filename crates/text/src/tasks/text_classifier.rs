@@ -2,10 +2,10 @@
 
 use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result};
-use candle_nn::ops::{sigmoid, softmax_last_dim};
 
-use crate::folder::{ModelFolder, constructors, only_transformer};
-use crate::heads::classifier::SequenceClassifier;
+use crate::constructors::constructors;
+use crate::folder::{ModelFolder, only_transformer};
+use crate::heads::kinds::SequenceClassifier;
 use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::rows;
 use crate::text::batches::{TextBatcher, in_text_order};
@@ -37,7 +37,7 @@ pub struct TextClassifier {
 }
 
 /// A label of a text, and its score.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Label {
     /// The name of the label, from `id2label`.
@@ -54,6 +54,21 @@ enum Function {
 }
 
 impl Function {
+    /// The scores of the labels of a text.
+    fn scores(self, mut logits: Vec<f32>) -> Vec<f32> {
+        match self {
+            Self::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+            Self::Softmax => {
+                let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                logits.iter_mut().for_each(|x| *x = (*x - largest).exp());
+                let sum: f32 = logits.iter().sum();
+                logits.iter_mut().for_each(|x| *x /= sum);
+            }
+            Self::Identity => {}
+        }
+        logits
+    }
+
     fn of(config: &TextModelConfig, labels: usize) -> Result<Self> {
         match config.key_text("problem_type")? {
             Some("regression") => Ok(Self::Identity),
@@ -107,21 +122,13 @@ impl TextClassifier {
         texts: &[T],
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<Label>>> {
-        without_embeddings(options)?;
-        let numbers = self.numbers(texts, "", options, |head, logits| {
-            Ok(match head.function {
-                Function::Sigmoid => sigmoid(&logits)?,
-                Function::Softmax => softmax_last_dim(&logits)?,
-                Function::Identity => logits,
-            })
-        })?;
-        let labelled = |scores: Vec<f32>| {
-            let labels = self.labels().iter().cloned().zip(scores);
+        let labelled = |logits: Vec<f32>| {
+            let labels = self.labels().iter().cloned().zip(self.function.scores(logits));
             let mut labels: Vec<Label> = labels.map(|(label, score)| Label { label, score }).collect();
             labels.sort_by(|a, b| b.score.total_cmp(&a.score));
             labels
         };
-        Ok(numbers.into_iter().map(labelled).collect())
+        Ok(self.logits(texts, options)?.into_iter().map(labelled).collect())
     }
 
     /// The logits of each text, one per label.
@@ -141,7 +148,17 @@ impl TextClassifier {
         prompt: &str,
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<f32>>> {
-        self.numbers(texts, prompt, options, |_, logits| Ok(logits))
+        without_dimensions(options)?;
+        let mut logits = Vec::with_capacity(texts.len());
+        for batch in self.batcher.batches(&self.head.model, texts, prompt, options)? {
+            let batch = batch?;
+            let ids: Vec<&[u32]> = batch.tokens.iter().map(|tokens| tokens.ids.as_slice()).collect();
+            let hidden = self.batcher.hidden(&self.head.model, &batch.tokens)?;
+            logits.extend(batch.texts.into_iter().zip(rows(&self.head.logits_of_texts(&hidden, &ids)?)?));
+        }
+        let logits = in_text_order(logits);
+        check_finite("the scores", texts, &logits, self.batcher.dtype)?;
+        Ok(logits)
     }
 
     /// The attention weights for a text or a pair of texts: see
@@ -157,27 +174,5 @@ impl TextClassifier {
     ) -> Result<crate::visualize::AttentionMaps> {
         without_prompt(options.prompt_name, options.prompt)?;
         self.batcher.attention(&self.head.model, text.into(), options)
-    }
-
-    fn numbers<'a, T: Into<Text<'a>> + Copy>(
-        &self,
-        texts: &[T],
-        prompt: &str,
-        options: &EncodeOptions,
-        function: impl Fn(&Self, candle_core::Tensor) -> Result<candle_core::Tensor>,
-    ) -> Result<Vec<Vec<f32>>> {
-        without_dimensions(options)?;
-        let mut numbers = Vec::with_capacity(texts.len());
-        for batch in self.batcher.batches(&self.head.model, texts, prompt, options)? {
-            let batch = batch?;
-            let ids: Vec<&[u32]> = batch.tokens.iter().map(|tokens| tokens.ids.as_slice()).collect();
-            let logits = self.head.logits(&self.batcher.hidden(&self.head.model, &batch.tokens)?, &ids)?;
-            // The sigmoid of an infinity would be finite: it becomes NaN here.
-            let of_batch = rows(&(function(self, logits.clone())? + (logits * 0.0)?)?)?;
-            numbers.extend(batch.texts.into_iter().zip(of_batch));
-        }
-        let numbers = in_text_order(numbers);
-        check_finite("the scores", texts, &numbers, self.batcher.dtype)?;
-        Ok(numbers)
     }
 }

@@ -1,15 +1,19 @@
 //! `CrossEncoder`: scores of pairs of texts, and ranking.
 
+use std::path::Path;
+
 use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result};
 use serde_json::{Map, Value};
 
-use crate::folder::{ModelFolder, constructors, modules, transformer_of};
+use crate::constructors::constructors;
+use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::model::config::TextModelConfig;
 use crate::prompts::Prompts;
+use crate::tasks::text_classifier::TextClassifier;
+use crate::tasks::token_scorer::TokenScorer;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::options::EncodeOptions;
-use crate::text::text_classifier::TextClassifier;
-use crate::text::token_scorer::TokenScorer;
 
 /// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together. The
 /// score is the sigmoid of the logit, unless the model's files name another activation. The logit is that of a
@@ -67,7 +71,7 @@ impl CrossEncoder {
         let modules = modules(folder)?;
         let transformer = transformer_of(folder.path, modules.as_deref());
         let config = folder.transformer_config(&transformer)?;
-        let (stated, prompts) = (sigmoid(folder)?, Prompts::load(folder)?);
+        let (stated, prompts) = (sigmoid(folder, &transformer, &config)?, Prompts::load(folder)?);
         if TokenScorer::fits(modules.as_deref(), &config) {
             let scorer = TokenScorer::load(folder, modules.as_deref(), &transformer, &config, source)?;
             return Ok(Self { scorer: Scorer::Token(Box::new(scorer)), sigmoid: stated.unwrap_or(true), prompts });
@@ -176,19 +180,17 @@ impl CrossEncoder {
 }
 
 /// Whether scores are sigmoids, if a file says so.
-fn sigmoid(folder: ModelFolder) -> Result<Option<bool>> {
-    const OWN: &str = "config_sentence_transformers.json";
-    let modules = modules(folder)?;
-    let transformer = transformer_of(folder.path, modules.as_deref()).join("config.json");
-    let own: Map<String, Value> = folder.json_or_default(&folder.path.join(OWN))?;
-    let config: Value = folder.json(&transformer)?;
+fn sigmoid(folder: ModelFolder, transformer: &Path, config: &TextModelConfig) -> Result<Option<bool>> {
+    let files = [folder.path.join("config_sentence_transformers.json"), transformer.join("config.json")];
+    let own: Map<String, Value> = folder.json_or_default(&files[0])?;
     // By version of the library, the latest first.
     let stated = [
-        (folder.path.join(OWN), own.get("activation_fn")),
-        (transformer.clone(), config.pointer("/sentence_transformers/activation_fn")),
-        (transformer.clone(), config.get("sbert_ce_default_activation_function")),
+        (&files[0], own.get("activation_fn")),
+        (&files[1], config.key("sentence_transformers").and_then(|own| own.get("activation_fn"))),
+        (&files[1], config.key("sbert_ce_default_activation_function")),
     ];
-    let Some((file, value)) = stated.iter().find_map(|(file, value)| Some((file, value.filter(|v| !v.is_null())?)))
+    let Some((file, value)) =
+        stated.into_iter().find_map(|(file, value)| Some((file, value.filter(|v| !v.is_null())?)))
     else {
         return Ok(None);
     };

@@ -5,13 +5,14 @@ use candle_attention::{Error, Result, setters};
 use candle_core::D;
 use candle_nn::ops::softmax;
 
-use crate::folder::{ModelFolder, TokenizerConfig, constructors, only_transformer};
-use crate::heads::token_classifier::TokenClassificationHead;
+use crate::constructors::constructors;
+use crate::folder::{ModelFolder, TokenizerConfig, only_transformer};
+use crate::heads::kinds::TokenClassificationHead;
 use crate::model::hidden_states::rows;
+use crate::tasks::entities::{Aggregation, Entity, ScoredToken, entities};
 use crate::text::batches::{TextBatcher, in_text_order};
-use crate::text::entities::{Aggregation, Entity, ScoredToken, entities};
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
-use crate::text::tokenizer::{Tokenizer, Tokens};
+use crate::text::tokenizer::Tokens;
 
 /// Finds entities such as persons and places in texts, as the `token-classification` (`ner`) pipeline of transformers.
 ///
@@ -112,26 +113,16 @@ impl TokenClassifier {
         let (tokens, scores): (Vec<Tokens>, Vec<Vec<Vec<f32>>>) = in_text_order(found).into_iter().unzip();
         let flat: Vec<Vec<f32>> = scores.iter().map(|scores| scores.concat()).collect();
         check_finite("the scores", texts, &flat, self.batcher.dtype)?;
-        let words = Words { tokenizer: &self.batcher.tokenizer, unknown: self.unknown };
+        let join = |words| self.batcher.tokenizer.join(words);
         let all = texts.iter().zip(&tokens).zip(scores);
         all.map(|((text, tokens), scores)| {
-            let tokens = words.scored(text, tokens, scores);
-            let mut found =
-                entities(&tokens, self.labels(), how.aggregation, &|words| self.batcher.tokenizer.join(words))?;
+            let mut found = entities(&self.scored(text, tokens, scores), self.labels(), how.aggregation, &join)?;
             found.retain(|entity| !how.ignore_labels.contains(&entity.entity));
             Ok(found)
         })
         .collect()
     }
-}
 
-/// Which tokens continue a word.
-struct Words<'a> {
-    tokenizer: &'a Tokenizer,
-    unknown: Option<u32>,
-}
-
-impl Words<'_> {
     /// The tokens of a text without the special ones.
     fn scored(&self, text: &str, tokens: &Tokens, scores: Vec<Vec<f32>>) -> Vec<ScoredToken> {
         // The byte of each character, and of the end.
@@ -145,11 +136,11 @@ impl Words<'_> {
             if place.special {
                 continue;
             }
-            let name = self.tokenizer.token(id).unwrap_or_default();
+            let name = self.batcher.tokenizer.token(id).unwrap_or_default();
             let (start, end) = (place.start, place.end);
             let (word, is_subword) = if self.unknown == Some(id) {
                 (part(start, end).to_string(), false)
-            } else if self.tokenizer.marks_subwords() {
+            } else if self.batcher.tokenizer.marks_subwords() {
                 // A token that is longer than its text has a prefix.
                 let continues = name.chars().count() != part(start, end).chars().count();
                 (name, continues)

@@ -5,8 +5,9 @@ use candle_attention::{Error, Result};
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
-use crate::folder::{ModelFolder, TokenizerConfig, constructors};
-use crate::heads::masked_lm::MaskedLm;
+use crate::constructors::constructors;
+use crate::folder::{ModelFolder, TokenizerConfig};
+use crate::heads::kinds::MaskedLm;
 use crate::model::hidden_states::rows;
 use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
@@ -34,7 +35,7 @@ pub struct FillMask {
 }
 
 /// A token predicted for a mask.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct MaskPrediction {
     /// The token as text, with the space before it if it has one.

@@ -1,0 +1,87 @@
+//! JSON lines of texts, printed as they arrive.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use candle_attention_text::EncodeOptions;
+use candle_core::{DType, Device, Tensor};
+use serde::Serialize;
+
+use super::super::shared::model::note_truncated;
+use super::super::shared::print::{self, Stdout};
+use super::super::shared::read::Lines;
+use super::super::shared::{Result, count_cut};
+
+/// At how many bytes of text a chunk ends: 64 MiB.
+pub const CHUNK_BYTES: usize = 1 << 26;
+
+/// The vectors of the tokens of a text.
+#[derive(Serialize)]
+struct TokensLine<'a> {
+    text: &'a str,
+    embeddings: Vec<Vec<f32>>,
+}
+
+/// Texts that arrive one after the other.
+pub trait Arrivals {
+    /// The next texts, at least one: those that have arrived already, up to so many texts and bytes. With `usize::MAX`,
+    /// all that there will be. None at the end.
+    fn arrived(&mut self, most: (usize, usize)) -> Result<Vec<String>>;
+}
+
+impl Arrivals for Lines {
+    fn arrived(&mut self, (most, most_bytes): (usize, usize)) -> Result<Vec<String>> {
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        let waits = most == usize::MAX;
+        while texts.len() < most && bytes < most_bytes && (waits || texts.is_empty() || self.has_arrived()) {
+            let Some(text) = self.next().transpose()? else { break };
+            bytes += text.len();
+            texts.push(text);
+        }
+        Ok(texts)
+    }
+}
+
+/// Texts of the command line: all are there.
+impl Arrivals for std::vec::IntoIter<String> {
+    fn arrived(&mut self, (most, _): (usize, usize)) -> Result<Vec<String>> {
+        Ok(self.by_ref().take(most).collect())
+    }
+}
+
+/// Prints texts by `print` with these options as soon as they arrive, up to so many texts and bytes at a time. `cut_at`
+/// is the length at which they are cut, if it is known.
+pub fn stream(
+    mut texts: impl Arrivals,
+    most: (usize, usize),
+    options: &EncodeOptions,
+    cut_at: Option<usize>,
+    print: impl Fn(&[&str], &EncodeOptions, &mut Stdout) -> Result<()>,
+) -> Result<()> {
+    let (mut out, cut, mut count) = (print::stdout(), AtomicUsize::new(0), 0);
+    let on_truncated = count_cut(&cut);
+    loop {
+        let chunk = texts.arrived(most)?;
+        if chunk.is_empty() {
+            break;
+        }
+        count += chunk.len();
+        let texts: Vec<&str> = chunk.iter().map(String::as_str).collect();
+        print(&texts, &options.with_on_truncated(&on_truncated), &mut out)?;
+        out.flush()?;
+    }
+    if count == 0 {
+        return Err("no text: every line is blank, or there is none".into());
+    }
+    note_truncated(cut.load(Relaxed), count, cut_at);
+    Ok(())
+}
+
+/// Prints the vectors of the tokens of each text.
+pub fn print_tokens(texts: &[&str], vectors: Vec<Tensor>, out: &mut impl Write) -> Result<()> {
+    for (text, vectors) in texts.iter().zip(vectors) {
+        let embeddings = vectors.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2()?;
+        writeln!(out, "{}", serde_json::to_string(&TokensLine { text, embeddings })?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The constructors that all models have.
+
+/// `constructors! { /// Docs of from_folder. from_folder, from_files, …; }` defines those of the constructors of a
+/// model that are named. They call its `open(ModelFolder, DType, &Device)` and `with_source(ModelFolder, &AnySource)`,
+/// of which `open` is made from the other if it is named too.
+macro_rules! constructors {
+    ($(#[$documentation:meta])* from_folder $(, $more:ident)*;) => {
+        $(#[$documentation])*
+        pub fn from_folder(
+            folder: impl AsRef<std::path::Path>,
+            dtype: candle_core::DType,
+            device: &candle_core::Device,
+        ) -> candle_attention::Result<Self> {
+            Self::open(crate::folder::ModelFolder::new(&folder), dtype, device)
+        }
+
+        $(crate::constructors::constructors! { @ $more })*
+    };
+    (@ from_files) => {
+        /// The same from memory.
+        ///
+        /// # Errors
+        /// The errors of [`from_folder`](Self::from_folder).
+        pub fn from_files(
+            files: &crate::ModelFiles,
+            dtype: candle_core::DType,
+            device: &candle_core::Device,
+        ) -> candle_attention::Result<Self> {
+            Self::open(crate::folder::ModelFolder::in_memory(files), dtype, device)
+        }
+    };
+    (@ from_hub) => {
+        /// The model of a hub id, from the local cache if it is there.
+        ///
+        /// # Errors
+        /// The errors of [`download`](crate::download) and [`from_folder`](Self::from_folder).
+        #[cfg(feature = "hub")]
+        pub fn from_hub(
+            id: &str,
+            options: &crate::HubOptions,
+            dtype: candle_core::DType,
+            device: &candle_core::Device,
+        ) -> candle_attention::Result<Self> {
+            Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
+        }
+    };
+    (@ load) => {
+        /// The same with the weights from any source, such as variables that are being trained or bytes.
+        ///
+        /// # Errors
+        /// The errors of [`from_folder`](Self::from_folder).
+        pub fn load(
+            folder: impl AsRef<std::path::Path>,
+            source: impl candle_attention::checkpoint::WeightSource,
+        ) -> candle_attention::Result<Self> {
+            let source = candle_attention::checkpoint::AnySource::new(&source);
+            Self::with_source(crate::folder::ModelFolder::new(&folder), &source)
+        }
+    };
+    (@ open) => {
+        pub(crate) fn open(
+            folder: crate::folder::ModelFolder,
+            dtype: candle_core::DType,
+            device: &candle_core::Device,
+        ) -> candle_attention::Result<Self> {
+            let transformer = crate::folder::transformer_of(folder.path, crate::folder::modules(folder)?.as_deref());
+            let source = folder.checkpoint(&transformer)?.at("", dtype, device);
+            Self::with_source(folder, &candle_attention::checkpoint::AnySource::new(&source))
+        }
+    };
+}
+
+pub(crate) use constructors;

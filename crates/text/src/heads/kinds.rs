@@ -1,0 +1,261 @@
+//! The kinds of task heads on token ids: of whole texts, of tokens, of masked tokens.
+
+use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::ops::Linear;
+use candle_attention::weights::LinearWeights;
+use candle_attention::{AttentionMask, Error, Result};
+use candle_core::Tensor;
+use serde_json::{Map, Value};
+
+use crate::heads::head_model::{Head, HeadInput, HeadKind, HeadModel, Transform};
+use crate::heads::task_head::TaskHead;
+use crate::model::config::TextModelConfig;
+use crate::model::feed_forward::read_linear;
+use crate::model::hidden_states::HiddenStates;
+use crate::model::text_model::{TextModel, body};
+
+/// A [`TextModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
+/// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
+/// configuration says so, the mean. In decoders the head is `last(x)` of the last token that does not pad.
+pub type SequenceClassifier = HeadModel<SequenceHead>;
+
+/// A [`TextModel`] with a head that classifies each token, `last(x)`, as the `ForTokenClassification` of its family in
+/// transformers; ModernBERT's is `last(norm(activation(first(x))))`.
+pub type TokenClassificationHead = HeadModel<TokenHead>;
+
+/// A [`TextModel`] with a head that predicts the token at a position: `E norm(activation(first(x))) + b`, where `E` are
+/// the word embeddings unless `tie_word_embeddings` is false.
+pub type MaskedLm = HeadModel<MaskedHead>;
+
+/// The kind of a [`SequenceClassifier`].
+#[derive(Debug, Clone)]
+pub enum SequenceHead {}
+
+/// The kind of a [`TokenClassificationHead`].
+#[derive(Debug, Clone)]
+pub enum TokenHead {}
+
+/// The kind of a [`MaskedLm`].
+#[derive(Debug, Clone)]
+pub enum MaskedHead {}
+
+/// Checks that a checkpoint has a tensor of the head `what`.
+fn check_head(source: &AnySource, name: &str, what: &str) -> Result<()> {
+    match source.contains(name) {
+        true => Ok(()),
+        false => {
+            let why = format!("the checkpoint has no head for {what}");
+            Err(Error::MissingTensor { name: source.full_name(name), why })
+        }
+    }
+}
+
+impl HeadKind for SequenceHead {
+    const NAME: &'static str = "SequenceClassifier";
+
+    fn load(
+        config: &TextModelConfig,
+        source: &AnySource,
+        model: impl FnOnce() -> Result<TextModel>,
+    ) -> Result<(Head, TextModel)> {
+        let Some(names) = config.row().classifier else {
+            return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
+        };
+        let labels = labels(config, source, names.last, TaskHead::SequenceClassification)?;
+        let first = match (body(config, source), names.pooler) {
+            (Some(body), true) => body.child(names.first),
+            _ => source.child(names.first),
+        };
+        let norm = names.norm.map(|name| source.child(name));
+        let load_first =
+            || Transform::load(config, &first, config.hidden_size, names.optional_bias, names.activation, norm);
+        let head = Head {
+            input: match names.last_token {
+                // Without an entry of the file, the model has none.
+                true => HeadInput::LastToken { padding_id: config.key("pad_token_id").map(|_| config.pad_token_id) },
+                false if means(config, names.pooling_key)? => HeadInput::MeanOfTokens,
+                false => HeadInput::FirstToken,
+            },
+            first: if names.last_token { None } else { Some(load_first()?) },
+            last: last(config, source, names.last, labels.len(), !names.last_token)?,
+            labels,
+        };
+        Ok((head, model()?))
+    }
+}
+
+impl HeadKind for TokenHead {
+    const NAME: &'static str = "TokenClassificationHead";
+
+    fn load(
+        config: &TextModelConfig,
+        source: &AnySource,
+        model: impl FnOnce() -> Result<TextModel>,
+    ) -> Result<(Head, TextModel)> {
+        config.validate()?;
+        let names = config.row().token_classifier;
+        let labels = labels(config, source, names.last, TaskHead::TokenClassification)?;
+        let first = names.first.map(|first| {
+            let (dense, norm) = (source.child(first.dense), source.child(first.norm));
+            Transform::load(config, &dense, config.hidden_size, true, first.activation, Some(norm))
+        });
+        let first = first.transpose()?;
+        let last = last(config, source, names.last, labels.len(), true)?;
+        Ok((Head { input: HeadInput::EachToken, first, last, labels }, model()?))
+    }
+}
+
+impl HeadKind for MaskedHead {
+    const NAME: &'static str = "MaskedLm";
+
+    fn load(
+        config: &TextModelConfig,
+        source: &AnySource,
+        model: impl FnOnce() -> Result<TextModel>,
+    ) -> Result<(Head, TextModel)> {
+        let Some(names) = config.row().masked_lm else {
+            return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
+        };
+        let (first, decoder) = (source.child(names.first), source.child(names.decoder));
+        let what = "masked language modelling";
+        check_head(&first, "weight", what)?;
+        let (vocabulary, width) = (config.vocab_size, config.embedding_size());
+        let norm = Some(source.child(names.norm));
+        let first = Transform::load(config, &first, width, names.optional_bias, names.activation, norm)?;
+        let has_none = names.optional_bias && config.key_flag("decoder_bias")? == Some(false);
+        let bias = if decoder.contains("bias") && !source.contains(names.bias) {
+            Some(decoder.get("bias", &[vocabulary])?)
+        } else if has_none && !source.contains(names.bias) {
+            None
+        } else {
+            check_head(source, names.bias, what)?;
+            Some(source.get(names.bias, &[vocabulary])?)
+        };
+        let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(true);
+        let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
+        let model = model()?;
+        let weight = weight.unwrap_or_else(|| model.embeddings.words.clone());
+        let last = Linear::new(names.decoder, LinearWeights::new(weight, bias), vocabulary, width)?;
+        Ok((Head { input: HeadInput::EachToken, first: Some(first), last, labels: Vec::new() }, model))
+    }
+}
+
+impl SequenceClassifier {
+    /// Token ids `(b, s)` u32, padded on the right, with `lengths` tokens per sequence → logits `(b, labels)` in f32
+    /// (f64 for an f64 model).
+    ///
+    /// # Errors
+    /// The errors of [`TextModel::forward`]; a sequence without tokens.
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, lengths: &[usize]) -> Result<Tensor> {
+        let tokens = self.model.forward(ids, token_type_ids, &AttentionMask::padding(lengths))?;
+        let ids = if let HeadInput::LastToken { .. } = self.head.input { ids.to_vec2()? } else { Vec::new() };
+        let texts: Vec<&[u32]> = ids.iter().zip(lengths).map(|(ids, length)| &ids[..ids.len().min(*length)]).collect();
+        self.logits_of_texts(&HiddenStates { tokens, lengths: lengths.to_vec() }, &texts)
+    }
+
+    /// `(b, labels)`. `ids` are the tokens of each text, which decoders look for padding.
+    pub(crate) fn logits_of_texts(&self, hidden: &HiddenStates, ids: &[&[u32]]) -> Result<Tensor> {
+        let xs = match self.head.input {
+            HeadInput::FirstToken | HeadInput::EachToken => {
+                hidden.tokens_at(&(0..hidden.lengths.len()).map(|text| (text, 0)).collect::<Vec<_>>())?
+            }
+            HeadInput::MeanOfTokens => hidden.means()?,
+            HeadInput::LastToken { padding_id } => {
+                // Of a text that only pads, the first token.
+                let last = |ids: &&[u32]| ids.iter().rposition(|id| Some(*id) != padding_id).unwrap_or(0);
+                hidden.tokens_at(&ids.iter().map(last).enumerate().collect::<Vec<_>>())?
+            }
+        };
+        Ok(self.logits(&xs.unsqueeze(1)?)?.squeeze(1)?)
+    }
+}
+
+impl TokenClassificationHead {
+    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, labels)` in f32 (f64 for an f64 model).
+    ///
+    /// # Errors
+    /// The errors of [`TextModel::forward`].
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
+        self.logits(&self.model.forward(ids, token_type_ids, mask)?)
+    }
+}
+
+impl MaskedLm {
+    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, vocab_size)` in f32 (f64 for an f64 model).
+    ///
+    /// # Errors
+    /// The errors of [`TextModel::forward`].
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
+        self.logits(&self.model.forward(ids, token_type_ids, mask)?)
+    }
+}
+
+/// Reads the last projection of a head that classifies.
+fn last(config: &TextModelConfig, source: &AnySource, name: &str, labels: usize, bias: bool) -> Result<Linear> {
+    let weights = read_linear(&source.child(name), labels, config.hidden_size, bias)?;
+    Linear::new(name, weights, labels, config.hidden_size)
+}
+
+/// Whether the head takes the mean of all tokens, by the key that selects it.
+fn means(config: &TextModelConfig, key: Option<&'static str>) -> Result<bool> {
+    let Some(key) = key else { return Ok(false) };
+    match config.key_text(key)? {
+        Some("mean") => Ok(true),
+        Some("cls") | None => Ok(false),
+        Some(other) => Err(Error::config(key, other, "cls or mean")),
+    }
+}
+
+/// The most labels of a classification head. Without `id2label` their names are made from the header of the checkpoint
+/// alone, which may state any number. The largest published heads have some 22,000.
+const MAX_LABELS: usize = 1 << 20;
+
+/// The names of the labels of a head that classifies, whose last projection is `last`.
+fn labels(config: &TextModelConfig, source: &AnySource, last: &str, head: TaskHead) -> Result<Vec<String>> {
+    let (weight, hidden) = (format!("{last}.weight"), config.hidden_size);
+    check_head(source, &weight, head.name())?;
+    head.check(config)?;
+    let stated = match config.key("id2label") {
+        None => None,
+        Some(Value::Object(stated)) => Some(stated),
+        Some(other) => return Err(Error::config("id2label", kind(other), "an object of names by number")),
+    };
+    let count = match source.shape(&weight)?.as_deref() {
+        Some([count, width]) if *width == hidden => *count,
+        Some(other) => {
+            let (found, expected) = (format!("has shape {other:?}"), format!("[labels, {hidden}]"));
+            return Err(Error::Tensor { name: source.full_name(&weight), found, expected });
+        }
+        // transformers writes no `id2label` for two unnamed labels.
+        None => stated.map_or(2, Map::len),
+    };
+    if !(1..=MAX_LABELS).contains(&count) {
+        return Err(Error::value("the number of labels of the head", count, format!("1 to {MAX_LABELS}")));
+    }
+    let Some(stated) = stated else {
+        return Ok((0..count).map(|i| format!("LABEL_{i}")).collect());
+    };
+    if stated.len() != count {
+        let found = format!("{} labels", stated.len());
+        let allowed = format!("{count} of them, numbered from 0: the head has as many rows");
+        return Err(Error::config("id2label", found, allowed));
+    }
+    let label = |i: usize| match stated.get(&i.to_string()) {
+        Some(Value::String(label)) => Ok(label.clone()),
+        Some(other) => Err(Error::config("id2label", format!("{} for label {i}", kind(other)), "a text")),
+        None => Err(Error::config("id2label", format!("no label {i}"), format!("all of 0 to {}", count - 1))),
+    };
+    (0..count).map(label).collect()
+}
+
+/// What a JSON value is, in words.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
