@@ -32,6 +32,7 @@ mod layouts;
 mod locks;
 mod manifest;
 mod masks;
+mod masks_or;
 mod model_types;
 mod norms;
 mod part;

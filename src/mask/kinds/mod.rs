@@ -5,6 +5,7 @@ mod boolean;
 mod disentangled;
 mod distances;
 mod lengths;
+mod or;
 mod relative_bias;
 mod segments;
 #[cfg(test)]
@@ -16,6 +17,7 @@ pub(crate) use boolean::{Boolean, Polarity};
 pub(crate) use disentangled::{Disentangled, DistanceEmbeddings};
 pub(crate) use distances::Distances;
 pub(crate) use lengths::KeyLengths;
+pub(crate) use or::Or;
 pub(crate) use relative_bias::RelativeBias;
 pub(crate) use segments::Segments;
 #[cfg(test)]
