@@ -121,8 +121,8 @@ impl MultiHeadAttention {
         self.qkv.like().dtype()
     }
 
-    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]): full, causal or a window. It shares
-    /// the weights, packed ones included, and the caches of one are caches of the other.
+    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]): full, causal or a window. It
+    /// shares the weights, packed ones included, and the caches of one are caches of the other.
     ///
     /// The mask of a call hides keys besides the layer's own. Where a call has to show more keys than that, give the
     /// layer no mask of its own, and every call the whole one:
@@ -132,7 +132,8 @@ impl MultiHeadAttention {
     /// use candle_nn::{VarBuilder, VarMap};
     ///
     /// let config = AttentionConfig::new(8, 2).with_mask(AttentionMask::window(Some(2), Some(0)));
-    /// let layer = MultiHeadAttention::new(&config, VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu))?;
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// let layer = MultiHeadAttention::new(&config, vb)?;
     /// let free = layer.with_mask(AttentionMask::full())?;
     ///
     /// let xs = Tensor::randn(0f32, 1., (1, 6, 8), &Device::Cpu)?;

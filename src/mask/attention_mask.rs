@@ -8,8 +8,7 @@ use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::dense::MaskDims;
-use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, Or, Polarity, Segments, Window};
+use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 use crate::tensor::{check_allocation, element_count};
@@ -18,8 +17,8 @@ use crate::tensor::{check_allocation, element_count};
 ///
 /// `true` (or 1) means *attend*; [`exclude`](Self::exclude) and its variants take the opposite convention. A mask is a
 /// description, not a tensor: lengths stay lengths and causal stays causal, so that a backend can skip the keys that
-/// are hidden. Masks are joined by [`and`](Self::and): a key is visible if all of them allow it; and by [`or`](Self::or):
-/// a key is visible if one of them shows it.
+/// are hidden. Masks are joined by [`and`](Self::and): a key is visible if all of them allow it; and by
+/// [`or`](Self::or): a key is visible if one of them shows it.
 ///
 /// A query that sees no key gets zeros (before the output projection) and a zero gradient, in every dtype and on every
 /// backend.
@@ -200,8 +199,8 @@ impl AttentionMask {
     /// A prefix LM ([T5](https://arxiv.org/abs/1910.10683), PaliGemma): every query of sequence `b` sees its first
     /// `lengths[b]` keys, and otherwise the keys up to its own position. It is `causal` or `lengths`, and no tensor.
     ///
-    /// A call needs `b` lengths of at most `s_kv`: with a cache, the first chunk holds the prefix. A rotating cache drops
-    /// keys from the front, so that there lengths count the keys that are left.
+    /// A call needs `b` lengths of at most `s_kv`: with a cache, the first chunk holds the prefix. A rotating cache
+    /// drops keys from the front, so that there lengths count the keys that are left.
     pub fn prefix_lm(lengths: &[usize]) -> Self {
         let prefix = Self::lengths(lengths);
         Self::of_term(Or([Self::causal(), prefix]))

@@ -70,14 +70,14 @@ impl Rotary {
         with_mrope_interleaved, mrope_interleaved: bool = mrope_interleaved;
     }
 
-    /// `xs` `(b, s, h, d)`, queries or keys with any number of heads, rotated by the positions of their tokens: integers
-    /// `(s)`, `(b, s)` or, with M-RoPE, `(3, b, s)`, where `b` may be 1. The first [`dim`](Self::dim) elements of each
-    /// head are rotated, the others stay. Differentiable.
+    /// `xs` `(b, s, h, d)`, queries or keys with any number of heads, rotated by the positions of their tokens:
+    /// integers `(s)`, `(b, s)` or, with M-RoPE, `(3, b, s)`, where `b` may be 1. The first [`dim`](Self::dim) elements
+    /// of each head are rotated, the others stay. Differentiable.
     ///
     /// For attention that is composed on [`sdpa::attend_bshd`](crate::sdpa::attend_bshd); a layer with
-    /// [`Position::Rotary`](crate::Position::Rotary) rotates by itself. Each pair is rotated in place: interleaved pairs
-    /// stay interleaved, where transformers' DeepSeek puts the first elements of all pairs before the second ones. The
-    /// products of queries and keys are the same.
+    /// [`Position::Rotary`](crate::Position::Rotary) rotates by itself. Each pair is rotated in place: interleaved
+    /// pairs stay interleaved, where transformers' DeepSeek puts the first elements of all pairs before the second
+    /// ones. The products of queries and keys are the same.
     ///
     /// Where frequencies depend on the length of a sequence ([`RotaryScaling`]), it is one more than the largest of its
     /// positions.
@@ -98,8 +98,8 @@ impl Rotary {
     /// ```
     ///
     /// # Errors
-    /// `xs` has another shape or dtype, its heads are too small for the scheme, a field of the scheme is invalid, or the
-    /// positions do not fit.
+    /// `xs` has another shape or dtype, its heads are too small for the scheme, a field of the scheme is invalid, or
+    /// the positions do not fit.
     pub fn apply(&self, xs: &Tensor, positions: &Tensor) -> Result<Tensor> {
         let expected = "(b, s, h, d)";
         let (b, s, _, d) = xs.dims4().map_err(|_| Error::shape("the tensor to rotate", xs.dims(), expected))?;
