@@ -66,11 +66,6 @@ impl AttentionMask {
         dims.reduce(|a, b| std::array::from_fn(|i| a[i].max(b[i]))).unwrap_or([1; 4])
     }
 
-    /// The number of keys that query `i` of sequence `b` sees, if by rules alone these are the first ones.
-    pub(super) fn first_keys(&self, call: &MaskCall, b: usize, i: usize) -> Option<usize> {
-        self.terms.iter().try_fold(call.shape.s_kv, |end, term| Some(end.min(term.first_keys(call, b, i)?)))
-    }
-
     /// The number of elements of a tensor of [`dense`](Self::dense), at most.
     pub(crate) fn dense_elements(&self, shape: AttnShape, appended: usize) -> usize {
         if self.is_full() {

@@ -9,7 +9,6 @@ use candle_core::{DType, Device};
 
 use crate::error::Result;
 use crate::mask::dense::DenseMask;
-use crate::mask::kinds::Window;
 use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
 
@@ -48,17 +47,6 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
     /// The term as a rule over positions, if it is no more than that.
     fn structure(&self) -> Option<TermStructure<'_>> {
         None
-    }
-
-    /// The number of keys that query `i` of sequence `b` sees, if by a rule these are the first ones.
-    fn first_keys(&self, call: &MaskCall, b: usize, i: usize) -> Option<usize> {
-        match self.structure()? {
-            TermStructure::Window { left: None, right } => {
-                Some(Window { left: None, right }.visible(call.start(b) + i as i64, call.shape.s_kv).end)
-            }
-            TermStructure::Lengths(lengths) => Some(lengths.visible(b, i)),
-            _ => None,
-        }
     }
 
     /// Adds the term to what fused kernels read, with its tensors on `device`.

@@ -10,7 +10,8 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::dense::DenseMask;
-use crate::mask::lowered::LoweredMask;
+use crate::mask::kinds::Window;
+use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 use crate::tensor::{check_allocation, element_count, with_slice};
@@ -66,7 +67,9 @@ impl MaskTerm for Or {
     /// tensor, for the CPU with the range of keys around what a query sees.
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
         let AttnShape { b, s_q, .. } = call.shape;
-        let ends = |b: usize| (0..s_q).map(|i| self.first_keys(call, b, i)).collect::<Option<Vec<_>>>();
+        let [one, other] = &self.0;
+        let end = |b, i| Some(first_keys(one, call, b, i)?.max(first_keys(other, call, b, i)?));
+        let ends = |b| (0..s_q).map(|i| end(b, i)).collect::<Option<Vec<_>>>();
         if let Some(ends) = (0..b).map(ends).collect::<Option<Vec<_>>>() {
             lowered.structure.lengths.push(Lengths::PerQuery(ends));
             return Ok(());
@@ -91,11 +94,6 @@ impl MaskTerm for Or {
         self.cut(|term| term.of_heads(heads))
     }
 
-    fn first_keys(&self, call: &MaskCall, b: usize, i: usize) -> Option<usize> {
-        let [one, other] = &self.0;
-        Some(one.first_keys(call, b, i)?.max(other.first_keys(call, b, i)?))
-    }
-
     fn depends_on_position(&self) -> bool {
         self.0.iter().flat_map(|mask| &mask.terms).any(|term| term.depends_on_position())
     }
@@ -112,26 +110,34 @@ impl fmt::Display for Or {
     }
 }
 
+/// The number of keys that query `i` of sequence `b` sees, if by rules alone these are the first ones.
+fn first_keys(mask: &AttentionMask, call: &MaskCall, b: usize, i: usize) -> Option<usize> {
+    mask.terms.iter().try_fold(call.shape.s_kv, |end, term| match term.structure()? {
+        TermStructure::Window { left: None, right } => {
+            Some(Window { left: None, right }.visible(call.start(b) + i as i64, end).end)
+        }
+        TermStructure::Lengths(lengths) => Some(end.min(lengths.visible(b, i))),
+        _ => None,
+    })
+}
+
 /// The most keys before its own position that a query sees under `keep`, and for each query the keys up to its last
 /// visible one: what is outside, kernels skip.
 fn bounds(keep: &Tensor, call: &MaskCall) -> Result<(usize, Vec<Vec<usize>>)> {
     let AttnShape { b, s_q, s_kv, .. } = call.shape;
     let (sequences, heads, queries, keys) = keep.dims4()?;
-    with_slice(&keep.contiguous()?, |keep: &[u8]| {
+    with_slice(keep, |keep: &[u8]| {
         let mut left = 0;
         let mut end = |b: usize, i: usize| {
             let position = call.start(b) + i as i64;
             let (b, i) = (if sequences == 1 { 0 } else { b }, if queries == 1 { 0 } else { i });
             let rows = (0..heads).map(|h| &keep[((b * heads + h) * queries + i) * keys..][..keys]);
             rows.fold(0, |end, row| match row.iter().position(|keep| *keep != 0) {
-                // One element stands for all keys.
-                Some(_) if keys == 1 => {
-                    left = left.max(position);
-                    s_kv
-                }
                 Some(first) => {
                     left = left.max(position - first as i64);
-                    end.max(keys - row.iter().rev().take_while(|keep| **keep == 0).count())
+                    // One element stands for all keys.
+                    let hidden = row.iter().rev().take_while(|keep| **keep == 0).count();
+                    end.max(if keys == 1 { s_kv } else { keys - hidden })
                 }
                 None => end,
             })
