@@ -121,6 +121,38 @@ impl MultiHeadAttention {
         self.qkv.like().dtype()
     }
 
+    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]): full, causal or a window. It
+    /// shares the weights, packed ones included, and the caches of one are caches of the other.
+    ///
+    /// The mask of a call hides keys besides the layer's own. Where a call has to show more keys than that, give the
+    /// layer no mask of its own, and every call the whole one:
+    /// ```
+    /// use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    ///
+    /// let config = AttentionConfig::new(8, 2).with_mask(AttentionMask::window(Some(2), Some(0)));
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// let layer = MultiHeadAttention::new(&config, vb)?;
+    /// let free = layer.with_mask(AttentionMask::full())?;
+    ///
+    /// let xs = Tensor::randn(0f32, 1., (1, 6, 8), &Device::Cpu)?;
+    /// // The first four tokens see each other.
+    /// let mask = layer.config().mask.clone().or(AttentionMask::query_lengths(&[[4, 4, 4, 4, 0, 0]]))?;
+    /// assert_eq!(free.attend(&xs, &xs, &xs, &mask)?.dims(), [1, 6, 8]);
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The mask is not full, causal or a window.
+    pub fn with_mask(&self, mask: AttentionMask) -> Result<Self> {
+        let config = self.config.clone().with_mask(mask);
+        config.validate()?;
+        // A frozen copy has the mask of the layer that it is made from: each has its own.
+        let frozen = if self.is_frozen() { Frozen::Itself } else { Frozen::default() };
+        Ok(Self { config, frozen, ..self.clone() })
+    }
+
     /// Whether the layer is a [frozen](Self::frozen) copy.
     pub fn is_frozen(&self) -> bool {
         self.frozen.is_itself()

@@ -76,7 +76,8 @@ impl<'a> AttentionInputs<'a> {
     /// Every token of `query` `(b, s_q, query_size)` attends to the tokens of `key` `(b, s_kv, key_size)` and `value`
     /// `(b, s_kv, value_size)`.
     ///
-    /// `mask` hides keys besides the mask of the configuration.
+    /// `mask` hides keys besides the mask of the configuration, which
+    /// [`with_mask`](crate::MultiHeadAttention::with_mask) replaces.
     pub fn new(query: &'a Tensor, key: &'a Tensor, value: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
         let (mask, tokens) = (mask.into(), Tokens::Padded);
         Self { query, key, value, mask, tokens, cache: None, new_lengths: None, buffers: None }

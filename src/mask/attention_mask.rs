@@ -1,4 +1,4 @@
-//! The public mask value: constructors for each kind, `and`, and printing.
+//! The public mask value: constructors for each kind, `and`, `or`, and printing.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,8 +8,7 @@ use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::dense::MaskDims;
-use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, Polarity, Segments, Window};
+use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 use crate::tensor::{check_allocation, element_count};
@@ -18,7 +17,8 @@ use crate::tensor::{check_allocation, element_count};
 ///
 /// `true` (or 1) means *attend*; [`exclude`](Self::exclude) and its variants take the opposite convention. A mask is a
 /// description, not a tensor: lengths stay lengths and causal stays causal, so that a backend can skip the keys that
-/// are hidden. Masks are joined by [`and`](Self::and): a key is visible if all of them allow it.
+/// are hidden. Masks are joined by [`and`](Self::and): a key is visible if all of them allow it; and by
+/// [`or`](Self::or): a key is visible if one of them shows it.
 ///
 /// A query that sees no key gets zeros (before the output projection) and a zero gradient, in every dtype and on every
 /// backend.
@@ -196,6 +196,16 @@ impl AttentionMask {
         Self::of_term(Window { left, right })
     }
 
+    /// A prefix LM ([T5](https://arxiv.org/abs/1910.10683), PaliGemma): every query of sequence `b` sees its first
+    /// `lengths[b]` keys, and otherwise the keys up to its own position. It is `causal` or `lengths`, and no tensor.
+    ///
+    /// A call needs `b` lengths of at most `s_kv`: with a cache, the first chunk holds the prefix. A rotating cache
+    /// drops keys from the front, so that there lengths count the keys that are left.
+    pub fn prefix_lm(lengths: &[usize]) -> Self {
+        let prefix = Self::lengths(lengths);
+        Self::of_term(Or([Self::causal(), prefix]))
+    }
+
     /// Adds `-slopes[h] · distance` to the scores: [ALiBi](https://arxiv.org/abs/2108.12409). The distance is the
     /// query's position minus the key's, aligned as in [`causal`](Self::causal); if `symmetric`, its absolute value.
     /// A layer whose configuration has ALiBi positions adds this by itself.
@@ -220,6 +230,30 @@ impl AttentionMask {
         self.terms.extend(other.terms);
         self.starts = self.starts.or(other.starts);
         self
+    }
+
+    /// The mask under which a key is visible if one of both masks shows it.
+    ///
+    /// ```
+    /// use candle_attention::AttentionMask;
+    /// use candle_core::{Device, Tensor};
+    /// // Gemma 3: text is causal, the tokens 1 to 4 of one image see each other. Text has other ids as queries than as
+    /// // keys, so that it is in no segment.
+    /// let queries = Tensor::new(&[[-1i64, 7, 7, 7, 7, -1]], &Device::Cpu)?;
+    /// let keys = Tensor::new(&[[-2i64, 7, 7, 7, 7, -2]], &Device::Cpu)?;
+    /// let mask = AttentionMask::causal().or(AttentionMask::segments(&queries, &keys)?)?;
+    /// assert_eq!(mask.to_string(), "(causal or segments([1, 6], [1, 6]))");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If one of both adds to scores ([`additive`](Self::additive), [`distances`](Self::distances)): a bias has no
+    /// meaning where the other mask shows the key. `and` joins it to the whole mask.
+    pub fn or(self, other: Self) -> Result<Self> {
+        let starts = self.starts.clone().or_else(|| other.starts.clone());
+        let full = self.is_full() || other.is_full();
+        let or = Or::new([self, other])?;
+        Ok(if full { Self::full() } else { Self { terms: vec![Arc::new(or)], starts } })
     }
 
     /// Whether this is [`full`](Self::full) attention.

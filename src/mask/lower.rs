@@ -47,22 +47,32 @@ impl AttentionMask {
     /// The mask as tensors, for backends that need them; differentiable. Every query sees the last `appended` keys,
     /// which come after the `shape.s_kv` keys under the mask.
     pub(crate) fn dense(&self, shape: AttnShape, appended: usize, dtype: DType, device: &Device) -> Result<DenseMask> {
-        let call = self.call(shape);
+        self.dense_for(&self.call(shape), dtype, device)?.append_visible(shape.s_kv, appended)
+    }
+
+    /// [`dense`](Self::dense) for a call whose queries stand where it says.
+    pub(super) fn dense_for(&self, call: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
         // One tensor for all causal masks and windows together.
-        let mut dense = self.narrowest_window().dense(&call, dtype, device)?;
+        let mut dense = self.narrowest_window().dense(call, dtype, device)?;
         for term in self.terms.iter().filter(|term| !is_window(term)) {
-            dense = dense.and(term.dense(&call, dtype, device)?)?;
+            dense = dense.and(term.dense(call, dtype, device)?)?;
         }
-        dense.append_visible(shape.s_kv, appended)
+        Ok(dense)
+    }
+
+    /// The shape of the tensors of [`dense_for`](Self::dense_for), or one that they broadcast to.
+    pub(super) fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
+        let dims = self.terms.iter().map(|term| term.dense_dims(call));
+        dims.reduce(|a, b| std::array::from_fn(|i| a[i].max(b[i]))).unwrap_or([1; 4])
     }
 
     /// The number of elements of a tensor of [`dense`](Self::dense), at most.
     pub(crate) fn dense_elements(&self, shape: AttnShape, appended: usize) -> usize {
-        let call = self.call(shape);
-        let dims = self.terms.iter().map(|term| term.dense_dims(&call));
-        let broadcast = dims.reduce(|a, b| std::array::from_fn(|i| a[i].max(b[i])));
-        let product = |dims: [usize; 4]| dims.into_iter().fold(1, usize::saturating_mul);
-        broadcast.map_or(0, |[b, h, s_q, s_kv]| product([b, h, s_q, s_kv.saturating_add(appended)]))
+        if self.is_full() {
+            return 0;
+        }
+        let [b, h, s_q, s_kv] = self.dense_dims(&self.call(shape));
+        [b, h, s_q, s_kv.saturating_add(appended)].into_iter().fold(1, usize::saturating_mul)
     }
 
     /// Whether this is [`causal`](Self::causal) and no more.

@@ -180,6 +180,7 @@ mod tests {
                 .unwrap()
                 .and(AttentionMask::additive_keys(&(&half * 0.5).unwrap()).unwrap()),
             segments([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]]).and(segments([[5, 5, 5, 6, 6], [5, 5, 6, 5, 6]])),
+            AttentionMask::prefix_lm(&[4, 2]).and(segments([[5, 5, 5, 6, 6]; 2]).or(AttentionMask::causal()).unwrap()),
             AttentionMask::distances(vec![0.5, 1.0], false)
                 .and(AttentionMask::distances(vec![1.0, 0.0], false))
                 .and(AttentionMask::distances(vec![2.0, 3.0], true)),

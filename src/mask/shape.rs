@@ -57,3 +57,16 @@ pub(crate) fn comparable(tensor: &Tensor) -> Result<Tensor> {
         _ => tensor.clone(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_that_gpus_cannot_compare_become_i64() {
+        let ids = Tensor::new(&[[3i64, 0, 3], [0, 1, 1]], &Device::Cpu).unwrap();
+        for (dtype, want) in [(DType::I16, DType::I64), (DType::I32, DType::I64), (DType::U8, DType::U8)] {
+            assert_eq!(comparable(&ids.to_dtype(dtype).unwrap()).unwrap().dtype(), want);
+        }
+    }
+}

@@ -7,8 +7,7 @@ use candle_core::{DType, Device};
 
 use crate::error::Result;
 use crate::mask::attention_mask::AttentionMask;
-use crate::mask::dense::MaskDims;
-use crate::mask::kinds::{Additive, Boolean, Polarity};
+use crate::mask::kinds::{Additive, Boolean, MaskDims, Polarity};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 

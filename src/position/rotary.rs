@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
+use super::explicit::ExplicitPositions;
 use super::rope_scaling::RotaryScaling;
 use super::rotation::{RotaryStyle, rotate};
 use super::scheme::LayerSizes;
@@ -69,6 +70,86 @@ impl Rotary {
         with_mrope_interleaved, mrope_interleaved: bool = mrope_interleaved;
     }
 
+    /// `xs` `(b, s, h, d)`, queries or keys with any number of heads, rotated by the positions of their tokens:
+    /// integers `(s)`, `(b, s)` or, with M-RoPE, `(3, b, s)`, where `b` may be 1. The first [`dim`](Self::dim) elements
+    /// of each head are rotated, the others stay. Differentiable.
+    ///
+    /// For attention that is composed on [`sdpa::attend_bshd`](crate::sdpa::attend_bshd); a layer with
+    /// [`Position::Rotary`](crate::Position::Rotary) rotates by itself. Each pair is rotated in place: interleaved
+    /// pairs stay interleaved, where transformers' DeepSeek puts the first elements of all pairs before the second
+    /// ones. The products of queries and keys are the same.
+    ///
+    /// Where frequencies depend on the length of a sequence ([`RotaryScaling`]), it is one more than the largest of its
+    /// positions.
+    ///
+    /// ```
+    /// use candle_attention::AttentionMask;
+    /// use candle_attention::position::Rotary;
+    /// use candle_attention::sdpa::{SdpaOptions, attend_bshd};
+    /// use candle_core::{Device, Tensor};
+    ///
+    /// let q = Tensor::randn(0f32, 1., (1, 3, 4, 8), &Device::Cpu)?;
+    /// let [k, v] = [(); 2].map(|()| Tensor::randn(0f32, 1., (1, 3, 2, 8), &Device::Cpu));
+    /// let (rotary, positions) = (Rotary::default(), Tensor::arange(0u32, 3, &Device::Cpu)?);
+    /// let (q, k) = (rotary.apply(&q, &positions)?, rotary.apply(&k?, &positions)?);
+    /// let attended = attend_bshd(&q, &k, &v?, &SdpaOptions::new(AttentionMask::causal()))?;
+    /// assert_eq!(attended.output.dims(), [1, 3, 4, 8]);
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `xs` has another shape or dtype, its heads are too small for the scheme, a field of the scheme is invalid, or
+    /// the positions do not fit.
+    pub fn apply(&self, xs: &Tensor, positions: &Tensor) -> Result<Tensor> {
+        let expected = "(b, s, h, d)";
+        let (b, s, _, d) = xs.dims4().map_err(|_| Error::shape("the tensor to rotate", xs.dims(), expected))?;
+        if !matches!(xs.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+            return Err(Error::dtype("the tensor to rotate", xs.dtype(), "f16, bf16, f32 or f64"));
+        }
+        self.check_head_dim(d)?;
+        let positions = ExplicitPositions::new(positions, b, s)?;
+        if !self.accepts_positions(positions.axes()) {
+            let found = format!("{} per token", positions.axes());
+            return Err(Error::value("the number of positions", found, format!("1: the scheme is {self}")));
+        }
+        if b == 0 || s == 0 {
+            return Ok(xs.clone());
+        }
+        rotate(xs, &self.explicit_cos_sin(&positions, None, d, xs.dtype(), xs.device())?, self.style)
+    }
+
+    /// The frequency of each pair of a head of `head_dim` elements, in radians per position, and the factor on rotated
+    /// elements (`attention_factor`), for a sequence of `length` tokens. The length matters with
+    /// [`Dynamic`](RotaryScaling::Dynamic) and [`LongRope`](RotaryScaling::LongRope) alone.
+    ///
+    /// # Errors
+    /// The heads are too small for the scheme, or a field of the scheme is invalid.
+    pub fn frequencies(&self, head_dim: usize, length: usize) -> Result<(Vec<f64>, f64)> {
+        self.check_head_dim(head_dim)?;
+        Ok(self.scaling.frequencies(self.theta, self.rotated(head_dim), length))
+    }
+
+    /// Checks the fields for heads of `head_dim` elements.
+    fn check_head_dim(&self, head_dim: usize) -> Result<()> {
+        let dim = self.rotated(head_dim);
+        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim.min(MAX_ROTATED) {
+            let allowed = format!("an even number up to head_dim = {head_dim}, at most {MAX_ROTATED}");
+            return Err(Error::config("rotary dim", dim, allowed));
+        }
+        // Below 1 the frequencies grow with the index of the pair, and overflow f32 if theta is close to 0.
+        if !(self.theta.is_finite() && self.theta >= 1.0) {
+            return Err(Error::config("rope_theta", self.theta, "at least 1"));
+        }
+        if let Some(section) = self.mrope_section {
+            let pairs = section.iter().fold(0usize, |sum, pairs| sum.saturating_add(*pairs));
+            if pairs != dim / 2 {
+                let allowed = format!("three numbers with the sum {}, the pairs of a head", dim / 2);
+                return Err(Error::config("mrope_section", format!("{section:?}"), allowed));
+            }
+        }
+        self.scaling.validate(self.theta, dim)
+    }
+
     /// Rotated elements per head.
     pub(super) fn rotated(&self, head_dim: usize) -> usize {
         self.dim.unwrap_or(head_dim)
@@ -95,23 +176,7 @@ impl fmt::Display for Rotary {
 
 impl PositionScheme for Rotary {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
-        let (dim, head_dim) = (self.rotated(sizes.head_dim), sizes.head_dim);
-        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim.min(MAX_ROTATED) {
-            let allowed = format!("an even number up to head_dim = {head_dim}, at most {MAX_ROTATED}");
-            return Err(Error::config("rotary dim", dim, allowed));
-        }
-        // Below 1 the frequencies grow with the index of the pair, and overflow f32 if theta is close to 0.
-        if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(Error::config("rope_theta", self.theta, "at least 1"));
-        }
-        if let Some(section) = self.mrope_section {
-            let pairs = section.iter().fold(0usize, |sum, pairs| sum.saturating_add(*pairs));
-            if pairs != dim / 2 {
-                let allowed = format!("three numbers with the sum {}, the pairs of a head", dim / 2);
-                return Err(Error::config("mrope_section", format!("{section:?}"), allowed));
-            }
-        }
-        self.scaling.validate(self.theta, dim)
+        self.check_head_dim(sizes.head_dim)
     }
 
     fn has_frequency_buffer(&self) -> bool {

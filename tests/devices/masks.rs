@@ -37,6 +37,8 @@ pub enum Kind {
     CausalDistances,
     PaddingWindow,
     CausalSegments,
+    CausalOrSegments,
+    PrefixLm,
     Combined,
     /// No query sees any key.
     FullyMasked,
@@ -52,7 +54,7 @@ pub struct Extent {
 }
 
 impl Kind {
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::Full,
         Self::Causal,
         Self::Window,
@@ -78,6 +80,8 @@ impl Kind {
         Self::CausalDistances,
         Self::PaddingWindow,
         Self::CausalSegments,
+        Self::CausalOrSegments,
+        Self::PrefixLm,
         Self::Combined,
         Self::FullyMasked,
     ];
@@ -101,6 +105,7 @@ impl Kind {
             Self::CausalDistances => return both(of(Self::Causal), of(Self::Distances)),
             Self::PaddingWindow => return both(of(Self::Padding), of(Self::Window)),
             Self::CausalSegments => return both(of(Self::Causal), of(Self::Segments)),
+            Self::CausalOrSegments => return either(of(Self::Causal), of(Self::Segments)),
             Self::Combined => {
                 let kinds = [Self::Window, Self::KeepKeys, Self::AdditiveHeads, Self::QueryLengths, Self::AdditiveAll];
                 return kinds.into_iter().map(of).reduce(both).unwrap();
@@ -144,6 +149,10 @@ impl Kind {
             Self::Padding => {
                 let mask = AttentionMask::padding(&lengths);
                 (mask, when(move |b, _, i, j| i < lengths[b] && j < lengths[b]))
+            }
+            Self::PrefixLm => {
+                let mask = AttentionMask::prefix_lm(&lengths);
+                (mask, when(move |b, _, i, j| j < lengths[b] || j as i64 <= position(i)))
             }
             Self::KeepKeys => keep(&[b, s_kv], 0.7, false),
             Self::KeepQueries => keep(&[b, 1, s_q, s_kv], 0.7, false),
@@ -190,6 +199,7 @@ impl Kind {
             | Self::CausalDistances
             | Self::PaddingWindow
             | Self::CausalSegments
+            | Self::CausalOrSegments
             | Self::Combined => unreachable!("combined above"),
         }
     }
@@ -199,6 +209,12 @@ impl Kind {
 fn both(a: (AttentionMask, Sees), b: (AttentionMask, Sees)) -> (AttentionMask, Sees) {
     let ((a, sees_a), (b, sees_b)) = (a, b);
     (a.and(b), Box::new(move |b, h, i, j| Some(sees_a(b, h, i, j)? + sees_b(b, h, i, j)?)))
+}
+
+/// One of both masks, which add nothing.
+fn either(a: (AttentionMask, Sees), b: (AttentionMask, Sees)) -> (AttentionMask, Sees) {
+    let ((a, sees_a), (b, sees_b)) = (a, b);
+    (a.or(b).unwrap(), Box::new(move |b, h, i, j| sees_a(b, h, i, j).or_else(|| sees_b(b, h, i, j))))
 }
 
 fn when(see: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static) -> Sees {

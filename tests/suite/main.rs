@@ -35,7 +35,11 @@ mod locks;
 mod lora_names;
 mod manifest;
 mod masks;
+<<<<<<< HEAD
 mod messages;
+=======
+mod masks_or;
+>>>>>>> w-mask
 mod model_types;
 mod norms;
 mod part;

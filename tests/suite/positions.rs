@@ -1,13 +1,13 @@
 //! Position schemes: properties that follow from their definitions, and errors.
 
-use candle_attention::position::{Disentangled, RelativeBias2d, Rotary, Rotary2d};
+use candle_attention::position::{Disentangled, RelativeBias2d, Rotary, Rotary2d, RotaryScaling, RotaryStyle};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Position,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
-use crate::common::{LAYER, Random, assert_close, says};
+use crate::common::{Golden, LAYER, Random, SEED, assert_close, says};
 
 fn layer(position: Position) -> MultiHeadAttention {
     let config = AttentionConfig::new(16, 2).with_position(position);
@@ -134,4 +134,80 @@ fn half_types_are_within_tolerance() {
             assert_close(&format!("{dtype:?}"), &got, &want, tolerance);
         }
     }
+}
+
+/// Queries and keys alone, at the positions of each sequence: `tests/golden/rotary.py`.
+#[test]
+fn rotation_alone_equals_transformers() {
+    let golden = Golden::open("rotary.safetensors");
+    let llama3 = RotaryScaling::Llama3 {
+        factor: 8.0,
+        original_max_position_embeddings: 32,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+    };
+    let factor = |mscale: f64| 0.1 * mscale * 4f64.ln() + 1.0;
+    let yarn = RotaryScaling::Yarn {
+        factor: 4.0,
+        original_max_position_embeddings: 64,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: Some(factor(0.7) / factor(1.0)),
+        truncate: true,
+    };
+    let longrope = RotaryScaling::LongRope {
+        short_factor: vec![1.0, 1.5, 2.0, 3.0],
+        long_factor: vec![2.0, 3.0, 5.0, 7.0],
+        original_max_position_embeddings: 16,
+        attention_factor: (1.0 + 4f64.ln() / 16f64.ln()).sqrt(),
+    };
+    let rotary = |theta: f64| Rotary::default().with_theta(theta);
+    let long = rotary(100.0).with_dim(8).with_scaling(longrope);
+    for (case, rotary, length) in [
+        ("llama", rotary(100.0).with_scaling(llama3), 21),
+        ("deepseek", rotary(1000.0).with_scaling(yarn).with_style(RotaryStyle::Interleaved), 21),
+        ("neox", rotary(100.0).with_dim(6), 21),
+        ("phi_short", long.clone(), 16),
+        ("phi_long", long, 17),
+    ] {
+        let get = |name: &str| golden.get(&format!("{case}.{name}"));
+        let positions = get("positions");
+        for name in ["q", "k"] {
+            let (xs, want) = (get(name), get(&format!("{name}_rotated")));
+            assert_close(case, &rotary.apply(&xs, &positions).unwrap(), &want, SEED);
+            let last = |xs: &Tensor| xs.narrow(0, xs.dims()[0] - 1, 1).unwrap();
+            let of_all = last(&positions).squeeze(0).unwrap();
+            assert_close(case, &rotary.apply(&last(&xs), &of_all).unwrap(), &last(&want), SEED);
+        }
+        let (frequencies, factor) = rotary.frequencies(12, length).unwrap();
+        let frequencies = Tensor::from_vec(frequencies, get("frequencies").dims(), &Device::Cpu).unwrap();
+        assert_close(case, &frequencies, &get("frequencies"), SEED);
+        assert_close(case, &Tensor::new(&[factor], &Device::Cpu).unwrap(), &get("factor"), SEED);
+    }
+}
+
+#[test]
+fn rotation_alone_has_a_gradient_and_says_what_does_not_fit() {
+    let mut random = Random::new(6);
+    let positions = Tensor::new(&[[3u32, 4], [0, 9]], &Device::Cpu).unwrap();
+    let rotary = Rotary::default().with_dim(4);
+    for style in [RotaryStyle::HalfSplit, RotaryStyle::Interleaved] {
+        let rotary = rotary.clone().with_style(style);
+        let xs = Var::from_tensor(&random.tensor(&[2, 2, 3, 6], DType::F64)).unwrap();
+        let weights = random.tensor(&[2, 2, 3, 6], DType::F64);
+        let sum = (rotary.apply(&xs, &positions).unwrap() * &weights).unwrap().sum_all().unwrap();
+        let gradient = sum.backward().unwrap().remove(&xs).unwrap();
+        // The gradient of a rotation is the rotation back, so that turning it forward gives the weights.
+        assert_close("the gradient", &rotary.apply(&gradient, &positions).unwrap(), &weights, 1e-12);
+    }
+    let xs = random.tensor(&[2, 2, 3, 6], DType::F32);
+    says(rotary.apply(&xs.get(0).unwrap(), &positions), &["the tensor to rotate", "[2, 3, 6]", "(b, s, h, d)"]);
+    says(rotary.apply(&xs.to_dtype(DType::U32).unwrap(), &positions), &["the tensor to rotate", "u32", "f16, bf16"]);
+    says(rotary.apply(&xs, &positions.narrow(1, 0, 1).unwrap()), &["positions", "[2, 1]", "[2, 2]"]);
+    says(rotary.apply(&xs, &xs), &["positions", "an integer dtype"]);
+    let axes = Tensor::zeros((3, 2, 2), DType::U32, &Device::Cpu).unwrap();
+    says(rotary.apply(&xs, &axes), &["the number of positions is 3 per token", "expected 1", "rotary"]);
+    let wide = Rotary::default().with_dim(8);
+    says(wide.apply(&xs, &positions), &["rotary dim = 8", "head_dim = 6"]);
+    says(wide.frequencies(6, 1), &["rotary dim = 8", "head_dim = 6"]);
 }

@@ -8,8 +8,7 @@ use candle_core::{D, DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
-use crate::mask::dense::MaskDims;
-use crate::mask::kinds::Additive;
+use crate::mask::kinds::{Additive, MaskDims};
 use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::dense::MaskDims;
 use crate::mask::dense::{DenseMask, lowest_finite};
-use crate::mask::kinds::Additive;
+use crate::mask::kinds::{Additive, MaskDims};
 use crate::mask::lowered::{DistanceTable, LoweredMask};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};

@@ -24,7 +24,7 @@ impl Window {
     pub(crate) const CAUSAL: Self = Self { left: None, right: Some(0) };
 
     /// The keys among `s_kv` that a query at `position` sees.
-    fn visible(self, position: i64, s_kv: usize) -> Range<usize> {
+    pub(crate) fn visible(self, position: i64, s_kv: usize) -> Range<usize> {
         let inside = |key: i64| key.clamp(0, s_kv as i64) as usize;
         let start = self.left.map_or(0, |left| inside(position.saturating_sub_unsigned(left as u64)));
         let end =

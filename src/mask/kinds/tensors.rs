@@ -1,0 +1,281 @@
+//! Masks that are tensors: booleans (`keep`, `exclude`), and numbers that are added to the scores.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::mask::dense::{DenseMask, lowest_finite};
+use crate::mask::lowered::LoweredMask;
+use crate::mask::shape::{AttnShape, check_integers, comparable};
+use crate::mask::term::{MaskCall, MaskTerm};
+use crate::tensor::{check_allocation, element_count, select};
+
+/// The dimensions of a mask tensor.
+///
+/// The constructor of the mask names them, because a shape alone does not: `(n, n)` could be the keys of `n` sequences
+/// or one pattern for `n` queries, and three dimensions could leave out the batch or the heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MaskDims {
+    /// `(b|1, h|1, s_q|1, s_kv|1)`: those of the scores.
+    Scores,
+    /// `(b|1, s_kv)`: the keys of each sequence.
+    Keys,
+    /// `(s_q, s_kv)`: one pattern for all sequences and heads.
+    Pattern,
+}
+
+/// What a nonzero element of a boolean mask means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Polarity {
+    /// The key is visible.
+    Keep,
+    /// The key is hidden.
+    Exclude,
+}
+
+impl Polarity {
+    /// The name of the kind of mask.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Exclude => "exclude",
+        }
+    }
+}
+
+/// A tensor of booleans.
+#[derive(Debug, Clone)]
+pub(crate) struct Boolean {
+    mask: MaskTensor,
+    polarity: Polarity,
+}
+
+impl Boolean {
+    pub(crate) fn new(mask: &Tensor, polarity: Polarity, dims: MaskDims) -> Result<Self> {
+        check_integers(&format!("{} mask", polarity.name()), mask)?;
+        Ok(Self { mask: MaskTensor::new(polarity.name(), &comparable(mask)?, dims)?, polarity })
+    }
+}
+
+impl MaskTerm for Boolean {
+    fn check(&self, shape: AttnShape) -> Result<()> {
+        self.mask.check(shape)
+    }
+
+    fn dense(&self, _: &MaskCall, _: DType, device: &Device) -> Result<DenseMask> {
+        // Compared before it is moved: not every device has every dtype.
+        let mask = self.mask.compact()?;
+        let keep = match self.polarity {
+            Polarity::Keep => mask.ne(0f64)?,
+            Polarity::Exclude => mask.eq(0f64)?,
+        };
+        Ok(DenseMask::keep(keep.to_device(device)?))
+    }
+
+    fn dense_dims(&self, _: &MaskCall) -> [usize; 4] {
+        self.mask.dims4()
+    }
+
+    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { mask: self.mask.of_queries(queries)?, polarity: self.polarity })))
+    }
+
+    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { mask: self.mask.of_heads(heads)?, polarity: self.polarity })))
+    }
+
+    fn adds_to_scores(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Display for Boolean {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.mask.name(), self.mask.given_dims())
+    }
+}
+
+/// A floating tensor that is added to the scores.
+#[derive(Debug, Clone)]
+pub(crate) struct Additive(MaskTensor);
+
+impl Additive {
+    pub(crate) fn new(mask: &Tensor, dims: MaskDims) -> Result<Self> {
+        if !matches!(mask.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+            return Err(Error::dtype("additive mask", mask.dtype(), "f16, bf16, f32 or f64 (for booleans use `keep`)"));
+        }
+        Ok(Self(MaskTensor::new("additive", mask, dims)?))
+    }
+}
+
+impl MaskTerm for Additive {
+    fn check(&self, shape: AttnShape) -> Result<()> {
+        self.0.check(shape)
+    }
+
+    fn dense(&self, _: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
+        let mask = &self.0.compact()?;
+        // Which keys are hidden has no derivative. Not `gt`, which would hide a NaN.
+        let keep = mask.detach().le(lowest_finite(mask.dtype()))?.eq(0f64)?;
+        let bias = keep.where_cond(mask, &mask.zeros_like()?)?.to_dtype(dtype)?;
+        Ok(DenseMask { keep: Some(keep.to_device(device)?), bias: Some(bias.to_device(device)?) })
+    }
+
+    fn dense_dims(&self, _: &MaskCall) -> [usize; 4] {
+        self.0.dims4()
+    }
+
+    /// One tensor instead of two: kernels hide the keys whose bias is at or below the lowest finite f32.
+    fn lower(&self, lowered: &mut LoweredMask, _: &MaskCall, device: &Device) -> Result<()> {
+        let mask = self.0.compact()?.to_device(device)?;
+        lowered.bias.push(match mask.dtype() {
+            DType::F32 => mask,
+            dtype => {
+                let hidden = mask.le(lowest_finite(dtype))?;
+                let mask = mask.to_dtype(DType::F32)?;
+                hidden.where_cond(&Tensor::full(f32::MIN, mask.shape(), device)?, &mask)?
+            }
+        });
+        Ok(())
+    }
+
+    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self(self.0.of_queries(queries)?))))
+    }
+
+    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self(self.0.of_heads(heads)?))))
+    }
+
+    fn tracks_gradient(&self) -> bool {
+        self.0.tensor.track_op()
+    }
+}
+
+impl fmt::Display for Additive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.0.name(), self.0.given_dims())
+    }
+}
+
+/// A mask tensor with the dimensions of the scores.
+#[derive(Debug, Clone)]
+struct MaskTensor {
+    /// `(b|1, h|1, s_q|1, s_kv|1)`.
+    tensor: Tensor,
+    dims: MaskDims,
+    /// The kind of mask that it belongs to: `keep`, `exclude` or `additive`.
+    kind: &'static str,
+}
+
+impl MaskTensor {
+    /// Adds the dimensions that `tensor` leaves out; differentiable.
+    fn new(kind: &'static str, tensor: &Tensor, dims: MaskDims) -> Result<Self> {
+        let tensor = match (dims, tensor.rank()) {
+            (MaskDims::Scores, 4) => tensor.clone(),
+            (MaskDims::Keys, 2) => tensor.unsqueeze(1)?.unsqueeze(1)?,
+            (MaskDims::Pattern, 2) => tensor.unsqueeze(0)?.unsqueeze(0)?,
+            (MaskDims::Scores, rank) => {
+                let fewer = match rank {
+                    2 => format!("; `{kind}_keys` takes (b, s_kv), `{kind}_pattern` takes (s_q, s_kv)"),
+                    3 => "; (b, s_q, s_kv) becomes that by `unsqueeze(1)`, (h, s_q, s_kv) by `unsqueeze(0)`".into(),
+                    _ => String::new(),
+                };
+                let expected = format!("4 dimensions (b, h, s_q, s_kv), each of its size or 1{fewer}");
+                return Err(Error::shape(format!("{kind} mask"), tensor.dims(), expected));
+            }
+            (MaskDims::Keys, _) => {
+                let expected = format!("2 dimensions (b, s_kv); `{kind}` takes (b, h, s_q, s_kv)");
+                return Err(Error::shape(format!("{kind}_keys mask"), tensor.dims(), expected));
+            }
+            (MaskDims::Pattern, _) => {
+                let expected = format!("2 dimensions (s_q, s_kv); `{kind}` takes (b, h, s_q, s_kv)");
+                return Err(Error::shape(format!("{kind}_pattern mask"), tensor.dims(), expected));
+            }
+        };
+        Ok(Self { tensor, dims, kind })
+    }
+
+    /// The name of the constructor.
+    fn name(&self) -> String {
+        let suffix = match self.dims {
+            MaskDims::Scores => "",
+            MaskDims::Keys => "_keys",
+            MaskDims::Pattern => "_pattern",
+        };
+        format!("{}{suffix}", self.kind)
+    }
+
+    /// The dimensions as they were given to the constructor.
+    fn given_dims(&self) -> Vec<usize> {
+        let [b, h, s_q, s_kv] = self.dims4();
+        match self.dims {
+            MaskDims::Scores => vec![b, h, s_q, s_kv],
+            MaskDims::Keys => vec![b, s_kv],
+            MaskDims::Pattern => vec![s_q, s_kv],
+        }
+    }
+
+    /// The dimensions of [`tensor`](Self::tensor).
+    fn dims4(&self) -> [usize; 4] {
+        std::array::from_fn(|i| self.tensor.dims()[i])
+    }
+
+    /// Checks the dimensions against the call.
+    fn check(&self, shape: AttnShape) -> Result<()> {
+        let (found, want) = (self.dims4(), shape.dims());
+        let fits = |dim: usize| found[dim] == want[dim];
+        let shared = |dim: usize| found[dim] == 1;
+        let (fits, expected) = match self.dims {
+            MaskDims::Scores => {
+                let all = (0..4).all(|dim| fits(dim) || shared(dim));
+                (all, format!("{want:?}, or 1 in place of a size: (b, h, s_q, s_kv)"))
+            }
+            MaskDims::Keys => (
+                (fits(0) || shared(0)) && fits(3),
+                format!("{:?}, or {:?} for all sequences: (b, s_kv)", [shape.b, shape.s_kv], [1, shape.s_kv]),
+            ),
+            MaskDims::Pattern => (fits(2) && fits(3), format!("{:?}: (s_q, s_kv)", [shape.s_q, shape.s_kv])),
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Error::shape(format!("{} mask", self.name()), &self.given_dims(), expected))
+    }
+
+    /// The tensor with one element in place of a dimension that repeats one (as `broadcast_as` makes it), so that an
+    /// operation on it costs no more than the memory that the mask has. A tensor that tracks a gradient is left as it
+    /// is.
+    fn compact(&self) -> Result<Tensor> {
+        let mut tensor = self.tensor.clone();
+        if !tensor.track_op() {
+            for dim in 0..tensor.rank() {
+                if tensor.stride()[dim] == 0 && tensor.dims()[dim] > 1 {
+                    tensor = tensor.narrow(dim, 0, 1)?;
+                }
+            }
+        }
+        check_allocation::<f64>("a mask", element_count(&format!("{} mask", self.name()), tensor.dims())?)?;
+        Ok(tensor)
+    }
+
+    /// The mask of these queries.
+    fn of_queries(&self, queries: Range<usize>) -> Result<Self> {
+        self.cut(2, |tensor| Ok(tensor.narrow(2, queries.start, queries.len())?))
+    }
+
+    /// The mask of these heads, in this order.
+    fn of_heads(&self, heads: &[usize]) -> Result<Self> {
+        self.cut(1, |tensor| select(tensor, heads, 1))
+    }
+
+    /// Applies `cut` to the tensor unless it shares the dimension.
+    fn cut(&self, dim: usize, cut: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let shared = self.tensor.dim(dim)? == 1;
+        let tensor = if shared { self.tensor.clone() } else { cut(&self.tensor)? };
+        Ok(Self { tensor, ..self.clone() })
+    }
+}
