@@ -23,6 +23,8 @@ pub struct HfAttentionConfig {
     pub config: AttentionConfig,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned_heads: Vec<usize>,
+    /// What the layer cannot know and a call has to say ([`ModelAttention::note`](crate::checkpoint::ModelAttention)).
+    pub note: Option<&'static str>,
 }
 
 /// Reads numbers of heads, positions, scale and mask of a layer from a parsed `config.json`, and its sizes from the
@@ -44,14 +46,11 @@ pub fn config_from_json<'a>(
 }
 
 fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> Result<HfAttentionConfig> {
-    check_prefix(source)?;
     let prefix = source.full_name("");
-    let Section { keys: section, model_type, unsupported } = section(json, &prefix)?;
-    if let Some(error) = unsupported.filter(|_| like.is_none()) {
-        return Err(error);
-    }
+    let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
     let layer = Layer::new(section, model_type, &prefix)?;
+    check_prefix(source)?;
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads(heads)?;
     let pruned = pruned_heads.len();
@@ -83,7 +82,7 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));
     }
     let (config, mask) = configure(&layer, source, config, &pruned_heads, shared)?;
-    Ok(HfAttentionConfig { config: config.with_mask(mask), pruned_heads })
+    Ok(HfAttentionConfig { config: config.with_mask(mask), pruned_heads, note: layer.family.note })
 }
 
 /// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that

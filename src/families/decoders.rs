@@ -2,7 +2,7 @@
 
 use crate::config::{NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, Mrope, OWN, ROTARY, RotaryLayers, RotaryRow, Scale, Window,
+    BART, BASE, Causal, Family, IMAGES, LayerPositions, Mrope, OWN, ROTARY, RotaryLayers, RotaryRow, Scale, Window,
     WindowLayers,
 };
 
@@ -97,8 +97,8 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
     Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
-    // With images. Its text model alone is `gemma3_text`.
-    Family { model_types: &["gemma3"], ..GEMMA3 },
+    // The text of a model with images, which is causal whatever its section states.
+    Family { model_types: &["gemma3"], causal: Causal::Always, note: Some(IMAGES), ..GEMMA3 },
     Family { model_types: &["gemma3_text"], ..GEMMA3 },
     // A Llama that sees both ways.
     Family { model_types: &["eurobert"], causal: Causal::Never, ..LLAMA },

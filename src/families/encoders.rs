@@ -2,7 +2,7 @@
 
 use crate::config::{NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
+    BASE, Causal, Family, IMAGES, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
 };
 
 /// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
@@ -104,6 +104,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     },
     // These see both ways whatever `is_decoder` states.
     Family { model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], ..BASE },
+    Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {
         model_types: &["big_bird"],
         needs: &[("attention_type", "original_full", "block-sparse attention")],

@@ -41,6 +41,8 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
+    pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
     pub unsupported: Option<&'static str>,
 }
@@ -51,6 +53,9 @@ pub(crate) const BERT: &[&str] = &["bert", "flax-bert"];
 pub(crate) const BART: &[&str] = &["bart"];
 /// The layout of Llama, which is also this crate's own.
 pub(crate) const OWN: &[&str] = &["candle-attention"];
+
+/// The note of text models with images inside.
+pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
@@ -70,6 +75,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    note: None,
     unsupported: None,
 };
 

@@ -12,7 +12,7 @@ use crate::families::family::{Family, OWN};
 use crate::families::layout::Layout;
 use crate::families::layouts::LAYOUTS;
 use crate::families::speech::SPEECH;
-use crate::families::unsupported::{UNSUPPORTED, UNSUPPORTED_PARTS};
+use crate::families::unsupported::UNSUPPORTED;
 use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
@@ -100,12 +100,6 @@ impl Family {
 /// Whether a table lists this `model_type`.
 pub(crate) fn is_listed(model_type: &str) -> bool {
     families().any(|family| family.model_types.contains(&model_type))
-}
-
-/// The error of a part, by the key of its section, that the whole model runs as no family does.
-pub(crate) fn unsupported_part(model_type: Option<&str>, key: &str) -> Option<Error> {
-    let row = UNSUPPORTED_PARTS.iter().find(|(whole, part, _)| Some(*whole) == model_type && *part == key);
-    row.map(|(whole, _, why)| Error::UnsupportedFamily { model_type: (*whole).to_string(), why: (*why).to_string() })
 }
 
 /// The `model_type` by whose row a model runs that states another one: the published Jina embeddings v3 calls itself

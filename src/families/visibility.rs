@@ -30,7 +30,7 @@ impl<'a> Layer<'a> {
             false => Err(Error::value(
                 "config key `layer_types`",
                 format!("a list of {layers}"),
-                format!("{expected} entries, one for each of `{KEY}`"),
+                format!("{expected} entries, one for each layer (`{KEY}`)"),
             )),
         }
     }

@@ -18,6 +18,7 @@ mod empty;
 mod explicit_positions;
 mod families;
 mod family_keys;
+mod family_layouts;
 mod fixtures;
 mod gradients;
 mod hidden;
