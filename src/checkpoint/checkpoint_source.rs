@@ -4,9 +4,9 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 
-use crate::checkpoint::detect::list;
+use crate::checkpoint::detect::nothing_below;
 use crate::checkpoint::open::Checkpoint;
-use crate::checkpoint::source::{WeightSource, below, join, wrong_shape};
+use crate::checkpoint::source::{WeightSource, join, wrong_shape};
 use crate::error::{Error, Result};
 
 /// A prefix of a [`Checkpoint`], with the dtype and device to read in.
@@ -122,21 +122,8 @@ impl Checkpoint {
         }
         match any {
             true => Ok(map),
-            false => Err(self.nothing_below(&source.prefix)),
+            false => Err(nothing_below(&source.prefix, &self.names().collect::<Vec<_>>())),
         }
-    }
-
-    /// The error for a prefix without weights; it names the longest beginning of the prefix that has some, and what
-    /// follows.
-    fn nothing_below(&self, prefix: &str) -> Error {
-        let ends = prefix.match_indices('.').map(|(end, _)| &prefix[..end]);
-        let held = |start: &&str| self.names().any(|name| below(start, name).is_some());
-        let start = ends.rev().find(held).unwrap_or_default();
-        let mut next: Vec<&str> = self.names().filter_map(|name| below(start, name)?.split('.').next()).collect();
-        next.dedup();
-        let after = if start.is_empty() { "the checkpoint has".to_string() } else { format!("`{start}` has") };
-        let why = format!("no weights are below this prefix; {after} {}", list(&next));
-        Error::MissingTensor { name: prefix.to_string(), why }
     }
 }
 

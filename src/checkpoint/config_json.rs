@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
-use crate::checkpoint::detect::detect;
-use crate::checkpoint::infer::infer_config;
+use crate::checkpoint::detect::{check_prefix, detect};
+use crate::checkpoint::infer::{biases, infer_config};
 use crate::checkpoint::section::{Section, section};
-use crate::checkpoint::source::WeightSource;
+use crate::checkpoint::shared_tables::shared_patch_table;
+use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layer::{Layer, LayerContents};
@@ -22,6 +23,8 @@ pub struct HfAttentionConfig {
     pub config: AttentionConfig,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned_heads: Vec<usize>,
+    /// What the layer cannot know and a call has to say ([`ModelAttention::note`](crate::checkpoint::ModelAttention)).
+    pub note: Option<&'static str>,
 }
 
 /// Reads numbers of heads, positions, scale and mask of a layer from a parsed `config.json`, and its sizes from the
@@ -33,23 +36,21 @@ pub struct HfAttentionConfig {
 /// # Errors
 /// The result is the layer as its model runs it, or an error: [`Error::UnknownFamily`], [`Error::UnsupportedFamily`],
 /// and [`Error::UnsupportedKey`] for a key that changes attention in a way that the family is not known to have. Also a
-/// key missing or of the wrong kind; those of [`infer_config`]; a size that the weights contradict; a prefix that does
-/// not tell its section.
+/// layout that the family does not have; a key missing or of the wrong kind; those of [`infer_config`]; a size that the
+/// weights contradict; a prefix that does not tell its section.
 pub fn config_from_json<'a>(
     config: impl Into<ModelConfig<'a>>,
-    source: &dyn WeightSource,
+    source: &impl WeightSource,
 ) -> Result<HfAttentionConfig> {
-    read_config(config.into(), source)
+    read_config(config.into(), &AnySource::new(source))
 }
 
-fn read_config(ModelConfig { json, like }: ModelConfig, source: &dyn WeightSource) -> Result<HfAttentionConfig> {
+fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> Result<HfAttentionConfig> {
     let prefix = source.full_name("");
-    let Section { keys: section, model_type, unsupported } = section(json, &prefix)?;
-    if let Some(error) = unsupported.filter(|_| like.is_none()) {
-        return Err(error);
-    }
+    let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
     let layer = Layer::new(section, model_type, &prefix)?;
+    check_prefix(source)?;
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads(heads)?;
     let pruned = pruned_heads.len();
@@ -72,13 +73,16 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &dyn WeightSourc
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
-    let (config, mask) = configure(&layer, source, config, &pruned_heads)?;
-    let layout = detect(source)?;
-    if layout.may_be_eva && layout.patch_table_in(source).is_none() && section.get("use_rot_pos_emb").is_none() {
-        let allowed = format!("true or false: no tensor of layout `{}` shows whether it is an EVA", layout.name);
+    let (layout, shared) = (detect(source)?, rows(&source.root(), shared_patch_table(source).as_deref())?);
+    let table = layout.patch_table_in(source).is_some() || shared.is_some();
+    if layout.may_be_eva && !table && section.get("use_rot_pos_emb").is_none() {
+        let name = layout.name;
+        let allowed =
+            format!("true for timm's Eva, false for its Beit: no tensor of layout `{name}` shows which it is");
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));
     }
-    Ok(HfAttentionConfig { config: config.with_mask(mask), pruned_heads })
+    let (config, mask) = configure(&layer, source, config, &pruned_heads, shared)?;
+    Ok(HfAttentionConfig { config: config.with_mask(mask), pruned_heads, note: layer.family.note })
 }
 
 /// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that
@@ -91,22 +95,30 @@ pub fn configure_layer(
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let prefix = source.full_name("");
     let model_type = section.get("model_type").and_then(|name| name.as_str());
-    configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned)
+    configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned, None)
 }
 
+/// The rows of a table of biases.
+fn rows(source: &dyn WeightSource, table: Option<&str>) -> Result<Option<usize>> {
+    let shape = table.map(|table| source.shape(table)).transpose()?.flatten();
+    Ok(shape.and_then(|shape| shape.first().copied()))
+}
+
+/// `shared_rows`: of the table of biases that all layers share.
 fn configure(
     layer: &Layer,
     source: &dyn WeightSource,
     config: AttentionConfig,
     pruned: &[usize],
+    shared_rows: Option<usize>,
 ) -> Result<(AttentionConfig, AttentionMask)> {
+    let layout = detect(source)?;
+    let grouped = config.num_attention_heads != config.resolved_num_key_value_heads();
+    layer.family.check_layout(layer.model_type, layout, biases(source, layout), grouped)?;
     let norm =
         |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
-    let table = match detect(source)?.patch_table_in(source) {
-        Some(table) => source.shape(table)?.and_then(|shape| shape.first().copied()),
-        None => None,
-    };
-    let contents = LayerContents { norms: QK_NORMS.iter().flatten().any(norm), bias_rows: table, pruned };
+    let bias_rows = rows(source, layout.patch_table_in(source))?.or(shared_rows);
+    let contents = LayerContents { norms: QK_NORMS.iter().flatten().any(norm), bias_rows, pruned };
     let config = layer.configure(config, &contents)?;
     config.validate()?;
     Ok((config, layer.mask()?))

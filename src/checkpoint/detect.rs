@@ -4,7 +4,10 @@
 //! `VarBuilder`) are read as well, several spellings of one family are told apart, and a name that no layout has is an
 //! error instead of a tensor left out in silence.
 
-use crate::checkpoint::source::WeightSource;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashSet};
+
+use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{BIAS_KV, DISTANCE_EMBEDDINGS, QK_NORMS, SCORE, SINKS};
@@ -99,7 +102,7 @@ impl Layout {
             .iter()
             .find(|name| !read.contains(&name.as_str()) && !ignored(name) && !of_position(name) && !causal(name))
         {
-            Some(name) => unsupported(name, "it is not part of the layout; is the prefix that of the attention layer?"),
+            Some(name) => unsupported(name, "it is not part of the layout, and may change what the layer computes"),
             None => Ok(()),
         }
     }
@@ -126,7 +129,7 @@ fn unknown(source: &dyn WeightSource) -> Error {
     let share = |layout: &Layout| lacking(layout).len() * 12 / layout.required().len();
     let nearest = LAYOUTS.iter().min_by_key(|layout| share(layout)).unwrap_or(&LAYOUTS[0]);
     let keys = match source.names() {
-        Some(names) if names.is_empty() => "it holds no key".to_string(),
+        Some(names) if names.is_empty() => "it holds no tensor".to_string(),
         Some(names) => format!("it holds {}", list(&names)),
         None => {
             let known = LAYOUTS.iter().flat_map(Layout::required).filter(|name| source.contains(name));
@@ -148,15 +151,69 @@ fn unknown(source: &dyn WeightSource) -> Error {
 /// The first longer prefix under which a layout fits.
 fn deeper_prefix(source: &dyn WeightSource) -> Option<String> {
     let names = source.names()?;
-    let present: std::collections::HashSet<&str> = names.iter().map(String::as_str).collect();
-    names.iter().find_map(|name| {
-        let fits = |layout: &&Layout| {
-            let required = layout.required();
-            let prefix = name.strip_suffix(required[0])?.strip_suffix('.')?;
-            required.iter().all(|name| present.contains(format!("{prefix}.{name}").as_str())).then_some(prefix)
-        };
-        LAYOUTS.iter().find_map(|layout| fits(&layout)).map(|prefix| source.full_name(prefix))
-    })
+    attention_prefixes(&names).into_keys().next().map(|prefix| source.full_name(&prefix))
+}
+
+/// Prefixes under which a layout has its weights, each with the index of the layout.
+pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String, usize> {
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    // A tensor belongs to one layer. Several layouts may fit it, from several prefixes; the first of them counts.
+    let mut claimed: HashSet<&str> = HashSet::new();
+    let all: HashSet<&str> = names.iter().map(T::as_ref).collect();
+    for (row, layout) in LAYOUTS.iter().enumerate() {
+        let required = layout.required();
+        for name in names.iter().map(T::as_ref) {
+            let Some(prefix) = name.strip_suffix(required[0]) else { continue };
+            let Some(prefix) = (if prefix.is_empty() { Some("") } else { prefix.strip_suffix('.') }) else { continue };
+            if claimed.contains(name) || found.contains_key(prefix) {
+                continue;
+            }
+            if required.iter().all(|name| all.contains(join(prefix, name).as_str())) {
+                claimed.insert(name);
+                found.insert(prefix.to_string(), row);
+            }
+        }
+    }
+    found
+}
+
+/// Checks that there is a tensor at `source`, if it can tell.
+///
+/// # Errors
+/// [`Error::MissingTensor`] that lists what there is instead.
+pub(crate) fn check_prefix(source: &AnySource) -> Result<()> {
+    match source.names() {
+        Some(names) if names.is_empty() => {
+            Err(nothing_below(&source.full_name(""), &source.root().names().unwrap_or_default()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The error for a prefix without weights among `names`: it names the first attention layers, or else the longest
+/// beginning of the prefix that has weights, and what follows.
+pub(crate) fn nothing_below<T: AsRef<str>>(prefix: &str, names: &[T]) -> Error {
+    const LAYERS: usize = 4;
+    let mut layers: Vec<String> = attention_prefixes(names).into_keys().collect();
+    layers.sort_by(|a, b| in_natural_order(a, b));
+    let names = || names.iter().map(T::as_ref);
+    let ends = prefix.match_indices('.').map(|(end, _)| &prefix[..end]);
+    let start = ends.rev().find(|start| names().any(|name| below(start, name).is_some())).unwrap_or_default();
+    let mut next: Vec<&str> = names().filter_map(|name| below(start, name)?.split('.').next()).collect();
+    next.dedup();
+    let held = match (layers.len(), start) {
+        (0, "") => format!("the checkpoint has {}", list(&next)),
+        (0, start) => format!("`{start}` has {}", list(&next)),
+        (1..=LAYERS, _) => format!("the attention layers are {}", list(&layers)),
+        (all, _) => format!("the attention layers are {} and {} more", list(&layers[..LAYERS]), all - LAYERS),
+    };
+    Error::MissingTensor { name: prefix.to_string(), why: format!("no tensor is below this prefix; {held}") }
+}
+
+/// Layer 2 comes before layer 10.
+pub(crate) fn in_natural_order(a: &str, b: &str) -> Ordering {
+    let parts = |prefix| str::split(prefix, '.').map(|part| (part.parse::<u64>().ok(), part));
+    parts(a).cmp(parts(b))
 }
 
 /// At most twelve names, quoted.

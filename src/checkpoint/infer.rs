@@ -62,7 +62,7 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
 }
 
 /// The biases that the layer has.
-fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
+pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
     let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
     ProjectionBias { q, k: k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..)), v, o }
 }

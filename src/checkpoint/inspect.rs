@@ -1,18 +1,15 @@
 //! Lists the attention layers of a checkpoint, from its headers alone.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashSet};
-
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use serde_json::Value;
 
 use crate::checkpoint::checkpoint_source::CheckpointSource;
 use crate::checkpoint::config_json::{HfAttentionConfig, ModelConfig, config_from_json};
-use crate::checkpoint::detect::detect;
+use crate::checkpoint::detect::{attention_prefixes, detect, in_natural_order};
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
-use crate::checkpoint::source::{AnySource, WeightSource, join};
+use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::error::Result;
 use crate::families::layouts::LAYOUTS;
 
@@ -60,7 +57,7 @@ impl Checkpoint {
     /// A layer inside more than 16 others, by its prefix, is listed with that as its problem. So are all layers if
     /// their number times the size of the configuration, in values and bytes of text, is more than 268,435,456.
     pub fn attention_layers(&self, config: Option<ModelConfig>) -> Vec<LayerInfo> {
-        let prefixes = self.attention_prefixes();
+        let prefixes = attention_prefixes(&self.names().collect::<Vec<_>>());
         let size = config.map_or(0, |config| size_of_json(config.json));
         let too_large = (size.saturating_mul(prefixes.len()) > MAX_LAYERS_TIMES_CONFIG).then(|| {
             let layers = prefixes.len();
@@ -86,31 +83,6 @@ impl Checkpoint {
         let mut layers: Vec<LayerInfo> = layers.collect();
         layers.sort_by(|a, b| in_natural_order(&a.prefix, &b.prefix));
         layers
-    }
-
-    /// Prefixes under which a layout has its weights, each with the index of the layout.
-    fn attention_prefixes(&self) -> BTreeMap<String, usize> {
-        let mut found: BTreeMap<String, usize> = BTreeMap::new();
-        // A tensor belongs to one layer. Several layouts may fit it, from several prefixes; the first of them counts.
-        let mut claimed: HashSet<&str> = HashSet::new();
-        let all: Vec<&str> = self.names().collect();
-        for (row, layout) in LAYOUTS.iter().enumerate() {
-            let required = layout.required();
-            for name in &all {
-                let Some(prefix) = name.strip_suffix(required[0]) else { continue };
-                let Some(prefix) = (if prefix.is_empty() { Some("") } else { prefix.strip_suffix('.') }) else {
-                    continue;
-                };
-                if claimed.contains(name) || found.contains_key(prefix) {
-                    continue;
-                }
-                if required.iter().all(|name| self.contains(&join(prefix, name))) {
-                    claimed.insert(name);
-                    found.insert(prefix.to_string(), row);
-                }
-            }
-        }
-        found
     }
 
     fn inspect(&self, prefix: &str, row: usize, model: Option<ModelConfig>) -> LayerInfo {
@@ -233,12 +205,6 @@ fn size_of_json(json: &Value) -> usize {
         }
     }
     size
-}
-
-/// Layer 2 comes before layer 10.
-fn in_natural_order(a: &str, b: &str) -> Ordering {
-    let parts = |prefix| str::split(prefix, '.').map(|part| (part.parse::<u64>().ok(), part));
-    parts(a).cmp(parts(b))
 }
 
 /// A source with the shapes and errors of a checkpoint, whose tensors are broadcast views of a single zero.

@@ -34,6 +34,11 @@ impl MultiHeadAttention {
 /// An attention layer as its model runs it.
 ///
 /// It is a [`Module`]: `forward` is self-attention over positions 0, 1, … under the layer's own mask.
+///
+/// What a model does with its inputs and a layer cannot know, a call has to say; without it, the layer is right for
+/// text alone. Tokens of images have positions of their own in models with M-RoPE
+/// ([`AttentionOptions::with_positions`](crate::AttentionOptions::with_positions)). In Gemma 3, ShieldGemma 2 and GIT
+/// those of one image see one another, which the layer's mask does not have: [`note`](Self::note) says so.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ModelAttention {
@@ -41,6 +46,8 @@ pub struct ModelAttention {
     pub layer: MultiHeadAttention,
     /// The layout of its weights.
     pub layout: &'static Layout,
+    /// What the layer leaves to its caller, beyond the usual: `None` for almost all models.
+    pub note: Option<&'static str>,
 }
 
 impl ModelAttention {
@@ -78,7 +85,7 @@ impl ModelAttention {
     fn load_from(config: ModelConfig, source: &AnySource) -> Result<Self> {
         let asked = config_from_json(config, source)?;
         let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, source)?;
-        Ok(Self { layer: MultiHeadAttention::from_weights(&asked.config, weights)?, layout })
+        Ok(Self { layer: MultiHeadAttention::from_weights(&asked.config, weights)?, layout, note: asked.note })
     }
 
     /// The layer's built-in mask: causal, sliding window, or none. The layer applies it in every call.
@@ -87,10 +94,13 @@ impl ModelAttention {
     }
 }
 
-/// One line: the layer, and the name of the layout.
+/// One line: the layer, the name of the layout, and a note if there is one.
 impl fmt::Debug for ModelAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ModelAttention").field("layer", &self.layer).field("layout", &self.layout.name).finish()
+        let mut line = f.debug_struct("ModelAttention");
+        line.field("layer", &self.layer).field("layout", &self.layout.name);
+        self.note.iter().for_each(|note| _ = line.field("note", note));
+        line.finish()
     }
 }
 

@@ -29,7 +29,7 @@ mod write;
 
 pub use crate::families::layout::Layout;
 pub use crate::families::layouts::layouts;
-pub use crate::families::table::resolved_model_type;
+pub use crate::families::table::{layout_of, resolved_model_type};
 pub use checkpoint_source::CheckpointSource;
 pub use config_json::ModelConfig;
 pub use config_json::configure_layer;

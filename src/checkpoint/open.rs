@@ -36,7 +36,7 @@ pub struct Checkpoint {
 
 struct Inner {
     path: PathBuf,
-    shards: Vec<Shard>,
+    shards: Arc<Vec<Shard>>,
     /// Name → index of the shard that holds it, and what its header states.
     tensors: BTreeMap<String, (usize, Entry)>,
     /// Metadata of the first shard.
@@ -149,7 +149,41 @@ impl Checkpoint {
         tensors: BTreeMap<String, (usize, Entry)>,
         metadata: HashMap<String, String>,
     ) -> Self {
+        let shards = Arc::new(shards);
         Self { inner: Arc::new(Inner { path: path.to_path_buf(), shards, tensors, metadata }) }
+    }
+
+    /// The same tensors under other names: `rename` gives the new name of each. What is read or detected from the
+    /// result knows the new names alone; nothing is read or copied here.
+    ///
+    /// `VarBuilder::rename_f` has the opposite direction: from the name that a model asks for to the stored one.
+    ///
+    /// ```no_run
+    /// use candle_attention::checkpoint::Checkpoint;
+    ///
+    /// // A BERT that a trainer has saved inside its own module, with a last part of its own.
+    /// let checkpoint = Checkpoint::open("run/model.safetensors")?;
+    /// let bert = checkpoint.rename(|name| {
+    ///     name.trim_start_matches("student.").replace("self.q_linear", "self.query")
+    /// })?;
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If two tensors get one name.
+    pub fn rename(&self, rename: impl Fn(&str) -> String) -> Result<Self> {
+        let (mut tensors, mut old) = (BTreeMap::new(), HashMap::new());
+        for (name, entry) in &self.inner.tensors {
+            let new = rename(name);
+            if let Some(other) = old.insert(new.clone(), name) {
+                let found = format!("`{}` of `{}` and of `{}`", cut(&new), cut(other), cut(name));
+                return Err(Error::value("the new name", found, "another one for each tensor"));
+            }
+            tensors.insert(new, entry.clone());
+        }
+        let Inner { path, shards, metadata, .. } = &*self.inner;
+        let (path, shards, metadata) = (path.clone(), shards.clone(), metadata.clone());
+        Ok(Self { inner: Arc::new(Inner { path, shards, tensors, metadata }) })
     }
 
     /// The metadata of the file, or of the first shard: the `__metadata__` of the header.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::families::layer::states_heads;
-use crate::families::table::{is_listed, resolved_model_type, unsupported_part};
+use crate::families::table::{is_listed, resolved_model_type};
 
 /// First words of names that mean the same part of a model.
 const PARTS: [&[&str]; 3] = [
@@ -29,8 +29,6 @@ const MOST_SECTIONS: usize = 64;
 pub(crate) struct Section<'a> {
     pub keys: &'a Value,
     pub model_type: Option<String>,
-    /// The error if the whole model runs this part as no family does.
-    pub unsupported: Option<Error>,
 }
 
 /// The section of the model that the layer at `prefix` belongs to: `json` itself unless it has sections.
@@ -38,7 +36,7 @@ pub(crate) struct Section<'a> {
 /// # Errors
 /// If the prefix does not tell which of several sections it is.
 pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> {
-    let mut section = Section { keys: json, model_type: model_type(json), unsupported: None };
+    let mut section = Section { keys: json, model_type: model_type(json) };
     let mut path = String::new();
     let mut rest: Vec<&str> = prefix.split('.').collect();
     loop {
@@ -58,25 +56,9 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
             None if states_heads(section.keys) => return Ok(text_of_whole(section)),
             None => only_child(&children, &rest).ok_or_else(|| ambiguous(&children, &path, prefix))?,
         };
-        section = Section {
-            keys: &section.keys[key],
-            model_type: type_of_child(&section, key),
-            unsupported: unsupported_part(section.model_type.as_deref(), key)
-                .or_else(|| bidirectional_text(section.model_type.as_deref(), &section.keys[key])),
-        };
+        section = Section { keys: &section.keys[key], model_type: type_of_child(&section, key) };
         path = format!("{path}{key}.");
     }
-}
-
-/// The error of a Gemma 3 with images whose text is to see both ways: the whole model has a causal mask all the same.
-fn bidirectional_text(whole: Option<&str>, text: &Value) -> Option<Error> {
-    const KEY: &str = "use_bidirectional_attention";
-    (whole == Some("gemma3") && text.get(KEY) == Some(&Value::Bool(true))).then(|| Error::UnsupportedKey {
-        key: KEY.to_string(),
-        value: "true".to_string(),
-        model_type: "gemma3".to_string(),
-        what: "attention to later tokens, which only `gemma3_text` has".to_string(),
-    })
 }
 
 fn model_type(section: &Value) -> Option<String> {
@@ -150,10 +132,15 @@ fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
     }
 }
 
-/// The family of a section: the one it states, unless that is the whole model's. Older files name no family there, or
+/// The family of a section: the one it states, unless that is the whole model's or masked as the whole is. Older files name no family there, or
 /// the whole model's: then it is the name that transformers gives the part now, as `qwen2_vl_vision`.
 fn type_of_child(parent: &Section, key: &str) -> Option<String> {
     let own = model_type(&parent.keys[key]);
+    match (parent.model_type.as_deref(), name(key)) {
+        (Some(whole @ ("gemma3" | "paligemma")), "text") => return Some(whole.to_string()),
+        (Some("shieldgemma2"), "text") => return Some("gemma3".to_string()),
+        _ => {}
+    }
     let whole = match &parent.model_type {
         Some(whole) if own.as_ref().is_none_or(|own| own == whole) => whole,
         _ => return own,

@@ -3,6 +3,7 @@
 
 use candle_core::Tensor;
 
+use crate::checkpoint::detect::check_prefix;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
@@ -22,6 +23,7 @@ pub fn read_with_shared_tables(
     pruned: &[usize],
     source: &AnySource,
 ) -> Result<(AttentionWeights, &'static Layout)> {
+    check_prefix(source)?;
     let (mut weights, layout) = AttentionWeights::read(config, source)?;
     let tables = SharedTables::read(config, pruned.len(), &weights.position, source)?;
     tables.insert_into(&mut weights.position, pruned)?;
@@ -48,10 +50,18 @@ impl SharedTables {
         let mut tables = Vec::new();
         for parameter in config.position.scheme().parameters(&whole) {
             if parameter.presence == Presence::Shared && own.get(parameter.name).is_none() {
-                let name = shared_name(&source.full_name(""), parameter.name);
+                let name = match shared_patch_table(source).filter(|_| parameter.name == PATCH_BIAS) {
+                    Some(name) => name,
+                    None => shared_name(&source.full_name(""), parameter.name),
+                };
                 let tensor = source.root().get(&name, &parameter.shape)?;
                 tables.push((parameter, name, tensor));
             }
+        }
+        if let Some(unread) = shared_patch_table(source).filter(|table| tables.iter().all(|(_, name, _)| name != table))
+        {
+            let allowed = format!("one with that table alone, because the checkpoint holds `{unread}` for all layers");
+            return Err(Error::config("position", &config.position, allowed));
         }
         Ok(Self { tables, heads })
     }
@@ -78,13 +88,19 @@ impl SharedTables {
     }
 }
 
+/// The name of the table of biases of patches that `source`'s layer shares with others, if the checkpoint holds one.
+pub(crate) fn shared_patch_table(source: &AnySource) -> Option<String> {
+    let stack = stack_prefix(&source.full_name(""));
+    SHARED_PATCH_BIAS.into_iter().map(|name| join(&stack, name)).find(|name| source.root().contains(name))
+}
+
 /// The name of a weight of a position scheme that the layers of a stack share: in the first layer (T5), or next to the
 /// layers.
 fn shared_name(prefix: &str, weight: &str) -> String {
     let stack = stack_prefix(prefix);
     match weight {
         RELATIVE_BIAS => shared_table(prefix),
-        PATCH_BIAS => join(&stack, SHARED_PATCH_BIAS),
+        PATCH_BIAS => join(&stack, SHARED_PATCH_BIAS[0]),
         _ => {
             // DeBERTa's norm is next to the embeddings, not below them.
             let below = weight.strip_prefix(DISTANCE_EMBEDDINGS).and_then(|rest| rest.strip_prefix('.'));

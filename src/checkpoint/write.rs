@@ -142,16 +142,8 @@ impl Writer<'_> {
             let grouped: Vec<&str> = LAYOUTS.iter().filter(|layout| layout.grouped).map(|layout| layout.name).collect();
             return Err(self.cannot(&what, &format!("one whose families have them, such as {}", grouped.join(", "))));
         }
-        let biases = [q, k, v, &weights.o].map(|linear| linear.bias.is_some());
-        let known = match layout.qkv {
-            // These layouts have no place for the bias of a key.
-            QkvNames::FusedSplitBias(..) => biases == [true, false, true, true],
-            _ => {
-                let [q, k, v, o] = biases;
-                layout.has_biases(ProjectionBias { q, k, v, o })
-            }
-        };
-        if !known {
+        let biases @ [bq, bk, bv, bo] = [q, k, v, &weights.o].map(|linear| linear.bias.is_some());
+        if !layout.holds_biases(ProjectionBias { q: bq, k: bk, v: bv, o: bo }) {
             let parts = ["q", "k", "v", "o"].iter().zip(biases).filter(|(_, present)| *present).map(|(name, _)| *name);
             let what = format!("biases of [{}]", parts.collect::<Vec<_>>().join(", "));
             return Err(self.cannot(&what, "one whose families have just these"));

@@ -2,11 +2,12 @@
 
 use crate::config::{NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, Mrope, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
+    BART, BASE, Causal, Family, IMAGES, LayerPositions, Mrope, OWN, ROTARY, RotaryLayers, RotaryRow, Scale, Window,
+    WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
-const DECODER: Family = Family { causal: Causal::Always, qk_norm: None, ..BASE };
+const DECODER: Family = Family { layouts: OWN, causal: Causal::Always, qk_norm: None, ..BASE };
 /// A decoder with Llama's rotary positions.
 pub(super) const LLAMA: Family = rotary(ROTARY);
 /// The same with Qwen 3's norms of each head.
@@ -59,8 +60,22 @@ const EXAONE_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("rms_norm
 const DOTS_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 62.0)];
 const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("attention_multiplier", 1.0)];
 
+const GPT2: &[&str] = &["gpt2", "gpt2-cross"];
+const NEOX: &[&str] = &["neox"];
+
 /// The rotation as files of GPT-NeoX spell it.
 const GPT_NEOX_KEYS: &[&str] = &["rotary_emb_base", "rotary_pct"];
+
+/// Phi, whose norms are those of each head.
+const PHI: Family =
+    Family { positions: share(0.5), qk_norm: BASE.qk_norm, defaults: &[("layer_norm_eps", 1e-5)], ..LLAMA };
+
+/// GPT-J's pairs of neighbors.
+const GPTJ: Family = Family {
+    layouts: BART,
+    defaults: &[("rotary_dim", 64.0)],
+    ..rotary(RotaryRow { interleaved: true, rotary_dim: true, ..ROTARY })
+};
 
 const GEMMA3: Family = Family {
     causal: Causal::UnlessBidirectional,
@@ -82,11 +97,11 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
     Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
-    // With images. Its text model alone is `gemma3_text`.
-    Family { model_types: &["gemma3"], ..GEMMA3 },
+    // The text of a model with images, which is causal whatever its section states.
+    Family { model_types: &["gemma3"], causal: Causal::Always, note: Some(IMAGES), ..GEMMA3 },
     Family { model_types: &["gemma3_text"], ..GEMMA3 },
     // A Llama that sees both ways.
-    Family { model_types: &["eurobert"], positions: LayerPositions::Rotary(ROTARY), qk_norm: None, ..BASE },
+    Family { model_types: &["eurobert"], causal: Causal::Never, ..LLAMA },
     Family {
         model_types: &[
             "arcee",
@@ -215,6 +230,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["lfm2", "lfm2_moe"],
+        layouts: BART,
         positions: theta(1_000_000.0),
         defaults: &[("norm_eps", 1e-5)],
         ..QWEN3
@@ -283,29 +299,20 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[],
         ..OLMO2
     },
-    Family {
-        model_types: &["phi", "persimmon"],
-        positions: share(0.5),
-        qk_norm: BASE.qk_norm,
-        defaults: &[("layer_norm_eps", 1e-5)],
-        ..LLAMA
-    },
+    Family { model_types: &["phi"], layouts: &["phi"], ..PHI },
+    Family { model_types: &["persimmon"], layouts: NEOX, ..PHI },
     Family { model_types: &["nemotron", "bamba"], positions: share(0.5), ..LLAMA },
-    Family { model_types: &["phi3", "phi4_multimodal"], window: EVERYWHERE, positions: share(1.0), ..LLAMA },
     Family {
-        model_types: &["stablelm", "gpt_neox"],
-        reads: GPT_NEOX_KEYS,
-        positions: share(0.25),
-        qk_norm: BASE.qk_norm,
-        defaults: &[("layer_norm_eps", 1e-5)],
-        ..LLAMA
-    },
-    Family {
-        model_types: &["gpt_neox_japanese", "glm_image_text"],
-        reads: GPT_NEOX_KEYS,
+        model_types: &["phi3", "phi4_multimodal"],
+        layouts: &["phi3"],
+        window: EVERYWHERE,
         positions: share(1.0),
         ..LLAMA
     },
+    Family { model_types: &["stablelm"], reads: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
+    Family { model_types: &["gpt_neox"], layouts: NEOX, reads: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
+    Family { model_types: &["glm_image_text"], reads: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
+    Family { model_types: &["gpt_neox_japanese"], layouts: NEOX, reads: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["solar_open"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000_000.0, ..ROTARY }),
@@ -352,6 +359,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["modernbert-decoder"],
+        layouts: &["modernbert-decoder"],
         // Which its config class makes of `local_attention`.
         reads: &["sliding_window"],
         window: Window {
@@ -362,24 +370,36 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("local_attention", 128.0)],
         ..rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY })
     },
+    Family { model_types: &["gptj"], ..GPTJ },
+    Family { model_types: &["codegen"], layouts: &["codegen"], ..GPTJ },
     Family {
-        model_types: &["gptj", "codegen"],
-        defaults: &[("rotary_dim", 64.0)],
-        ..rotary(RotaryRow { interleaved: true, rotary_dim: true, ..ROTARY })
+        model_types: &["falcon"],
+        layouts: NEOX,
+        ..rotary(RotaryRow { layers: RotaryLayers::UnlessAlibi, ..ROTARY })
     },
-    Family { model_types: &["falcon"], ..rotary(RotaryRow { layers: RotaryLayers::UnlessAlibi, ..ROTARY }) },
-    Family { model_types: &["gpt2", "gpt_bigcode", "decision_transformer"], scale: Scale::Gpt2, ..DECODER },
-    Family { model_types: &["imagegpt"], causal: Causal::Fixed, scale: Scale::Gpt2, ..DECODER },
+    Family { model_types: &["gpt2", "decision_transformer"], layouts: GPT2, scale: Scale::Gpt2, ..DECODER },
+    Family { model_types: &["gpt_bigcode"], layouts: &["gpt-bigcode"], scale: Scale::Gpt2, ..DECODER },
+    Family { model_types: &["imagegpt"], layouts: GPT2, causal: Causal::Fixed, scale: Scale::Gpt2, ..DECODER },
     Family {
         model_types: &["gpt_neo"],
+        layouts: BART,
         causal: Causal::Fixed,
         window: Window { layers: WindowLayers::ListedLocal, key: "window_size", both_sides: false },
         scale: Scale::One,
         defaults: &[("window_size", 256.0)],
         ..DECODER
     },
-    Family { model_types: &["bloom"], positions: LayerPositions::Alibi, ..DECODER },
-    Family { model_types: &["mpt"], positions: LayerPositions::MptAlibi, scale: Scale::Mpt, clip_qkv: true, ..DECODER },
-    Family { model_types: &["opt", "biogpt", "xglm", "ctrl", "jamba", "nemotron_h"], ..DECODER },
-    Family { model_types: &["openai-gpt"], causal: Causal::Fixed, ..DECODER },
+    Family { model_types: &["bloom"], layouts: NEOX, positions: LayerPositions::Alibi, ..DECODER },
+    Family {
+        model_types: &["mpt"],
+        layouts: &["mpt"],
+        positions: LayerPositions::MptAlibi,
+        scale: Scale::Mpt,
+        clip_qkv: true,
+        ..DECODER
+    },
+    Family { model_types: &["opt", "biogpt", "xglm"], layouts: BART, ..DECODER },
+    Family { model_types: &["ctrl"], layouts: &["ctrl"], ..DECODER },
+    Family { model_types: &["jamba", "nemotron_h"], ..DECODER },
+    Family { model_types: &["openai-gpt"], layouts: GPT2, causal: Causal::Fixed, ..DECODER },
 ];

@@ -1,8 +1,10 @@
 //! Families of an encoder and a decoder: causal in the decoder's self-attention, no mask of their own elsewhere.
 
-use crate::families::family::{BASE, Causal, Family, LayerPositions, Scale};
+use crate::families::family::{BART, BASE, Causal, Family, LayerPositions, Scale};
 
-const T5: Family = Family { causal: Causal::Decoder, positions: LayerPositions::T5Bias, scale: Scale::One, ..BASE };
+const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias, scale: Scale::One, ..DECODER };
+/// Causal in the decoder.
+const DECODER: Family = Family { layouts: BART, causal: Causal::Decoder, ..BASE };
 
 /// Attention of an encoder over parts of its sequence.
 const SPARSE: &str = "attention to a part of the tokens";
@@ -31,36 +33,27 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
             "whisper",
             "speech_to_text",
         ],
-        causal: Causal::Decoder,
-        ..BASE
+        ..DECODER
     },
-    Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..BASE },
+    Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..DECODER },
     Family {
         model_types: &["led"],
         reads: &["attention_window"],
-        causal: Causal::Decoder,
         unsupported_parts: &[("encoder", SPARSE)],
-        ..BASE
+        ..DECODER
     },
-    Family {
-        model_types: &["bigbird_pegasus", "pegasus_x"],
-        causal: Causal::Decoder,
-        unsupported_parts: &[("encoder", SPARSE)],
-        ..BASE
-    },
+    Family { model_types: &["bigbird_pegasus", "pegasus_x"], unsupported_parts: &[("encoder", SPARSE)], ..DECODER },
     Family {
         model_types: &["speecht5"],
-        causal: Causal::Decoder,
         unsupported_parts: &[("encoder", "relative positions of their own")],
-        ..BASE
+        ..DECODER
     },
     Family {
         model_types: &["seamless_m4t", "seamless_m4t_v2"],
-        causal: Causal::Decoder,
         unsupported_parts: &[
             ("speech_encoder", "relative positions of their own"),
             ("t2u_model", "no check against transformers"),
         ],
-        ..BASE
+        ..DECODER
     },
 ];

@@ -2,7 +2,7 @@
 
 use crate::config::{NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
+    BASE, Causal, Family, IMAGES, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
 };
 
 /// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
@@ -16,19 +16,23 @@ const BERT: Family = Family {
 
 const GTE: Family = Family {
     model_types: &["gte"],
+    layouts: &["phi3"],
     positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, ..ROTARY }),
     ..BASE
 };
 
-const DEBERTA: Family = Family { model_types: &["deberta"], scale: Scale::Disentangled, ..BASE };
+const DEBERTA: Family = Family { model_types: &["deberta"], layouts: &["deberta"], scale: Scale::Disentangled, ..BASE };
 
 pub(crate) const ENCODERS: &[Family] = &[
     BERT,
     Family { model_types: &["roberta", "xlm-roberta", "camembert", "electra"], causal: Causal::IfDecoder, ..BASE },
-    Family { model_types: &["mpnet"], positions: LayerPositions::MpnetBias, ..BASE },
-    Family { model_types: &["distilbert", "albert"], ..BASE },
+    // The second is that of the module one further down.
+    Family { model_types: &["mpnet"], layouts: &["mpnet", "t5"], positions: LayerPositions::MpnetBias, ..BASE },
+    Family { model_types: &["distilbert"], layouts: &["distilbert"], ..BASE },
+    Family { model_types: &["albert"], layouts: &["albert"], ..BASE },
     Family {
         model_types: &["modernbert"],
+        layouts: &["modernbert"],
         window: Window {
             layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
             key: "local_attention",
@@ -40,12 +44,14 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family {
         model_types: &["nomic_bert"],
+        layouts: &["mpt"],
         reads: &["rotary_scaling_factor", "rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000.0, ..ROTARY }),
         ..BASE
     },
     Family {
         model_types: &["jina_embeddings_v3"],
+        layouts: &["mpt"],
         reads: &["rotary_emb_base"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 20_000.0, ..ROTARY }),
         ..BASE
@@ -70,7 +76,12 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
     // Also its third version.
-    Family { model_types: &["deberta-v2"], positions: LayerPositions::Disentangled { v2: true }, ..DEBERTA },
+    Family {
+        model_types: &["deberta-v2"],
+        layouts: &["deberta-v2"],
+        positions: LayerPositions::Disentangled { v2: true },
+        ..DEBERTA
+    },
 ];
 
 /// BERT's layer, causal if `is_decoder` is set.
@@ -93,6 +104,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     },
     // These see both ways whatever `is_decoder` states.
     Family { model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], ..BASE },
+    Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {
         model_types: &["big_bird"],
         needs: &[("attention_type", "original_full", "block-sparse attention")],

@@ -8,6 +8,9 @@ use crate::position::GridFrequencies;
 pub(crate) struct Family {
     /// The values of `model_type` in `config.json`. Several, if the families differ in nothing that attention uses.
     pub model_types: &'static [&'static str],
+    /// The layouts of its layers, by their names: the usual one, then others that are published. A layer in another
+    /// layout is not of this family.
+    pub layouts: &'static [&'static str],
     /// Keys that change attention and that the family reads beyond those of its other columns. Every other key of
     /// [`keys`](crate::families::keys) is an error if it is set.
     pub reads: &'static [&'static str],
@@ -38,13 +41,26 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
+    pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
     pub unsupported: Option<&'static str>,
 }
 
+/// The layouts of BERT and of the encoders made from it.
+pub(crate) const BERT: &[&str] = &["bert", "flax-bert"];
+/// The layout of BART, and of towers and speech encoders made from its code.
+pub(crate) const BART: &[&str] = &["bart"];
+/// The layout of Llama, which is also this crate's own.
+pub(crate) const OWN: &[&str] = &["candle-attention"];
+
+/// The note of text models with images inside.
+pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
+
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
+    layouts: BERT,
     reads: &[],
     position_values: &[],
     causal: Causal::Never,
@@ -59,6 +75,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    note: None,
     unsupported: None,
 };
 

@@ -36,7 +36,7 @@ const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
-    /// Rows of the layer's own table of biases.
+    /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned: &'a [usize],
@@ -45,8 +45,7 @@ pub(crate) struct LayerContents<'a> {
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
-    /// The number of heads if the section states none.
-    default_heads: Option<usize>,
+    pub model_type: &'a str,
     pub family: &'static Family,
     pub prefix: &'a str,
     /// The layer's index: the first number in its prefix.
@@ -60,14 +59,16 @@ impl<'a> Layer<'a> {
     ///
     /// # Errors
     /// The errors of [`layer_family`]; [`Error::UnsupportedKey`].
-    pub fn new(section: &'a Value, model_type: Option<&str>, prefix: &'a str) -> Result<Self> {
-        let family = layer_family(model_type)?;
-        check_keys(section, model_type.unwrap_or_default(), family)?;
-        family.check_part(model_type.unwrap_or_default(), prefix)?;
+    pub fn new(section: &'a Value, model_type: Option<&'a str>, prefix: &'a str) -> Result<Self> {
+        let (family, model_type) = (layer_family(model_type)?, model_type.unwrap_or_default());
+        check_keys(section, model_type, family)?;
+        family.check_part(model_type, prefix)?;
         // No model has so many layers that the next index would overflow.
         let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
         let cross = CROSS.iter().any(|part| prefix.contains(part));
-        Ok(Self { section, default_heads: model_type.and_then(default_heads), family, prefix, index, cross })
+        let layer = Self { section, model_type, family, prefix, index, cross };
+        layer.check_layer_types()?;
+        Ok(layer)
     }
 
     /// The value of a numeric key, or its default in the family's config class. A key that is `null` has none.
@@ -123,7 +124,7 @@ impl<'a> Layer<'a> {
             }
         }
         let allowed = || format!("one of {}", HEADS.join(", "));
-        self.default_heads.ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
+        default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
     }
 
     /// The heads that the layer no longer has, by their indices in the unpruned model of `heads` heads, in ascending
@@ -196,7 +197,7 @@ impl<'a> Layer<'a> {
 
     fn qk_norm(&self) -> Result<QkNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
-            let expected = format!("absent: `{}` has none", self.family.model_types[0]);
+            let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];

@@ -141,9 +141,18 @@ impl Layout {
         [q, k, v, self.o.bias]
     }
 
-    /// Whether the families publish this combination of biases.
+    /// Whether the families publish this combination of biases, by the names that are present.
     pub(crate) fn has_biases(&self, biases: ProjectionBias) -> bool {
         self.biases.is_empty() || self.biases.contains(&biases)
+    }
+
+    /// Whether the families have layers with these biases.
+    pub(crate) fn holds_biases(&self, biases: ProjectionBias) -> bool {
+        match self.qkv {
+            // These layouts have no place for the bias of a key.
+            QkvNames::FusedSplitBias(..) => biases == ProjectionBias { k: false, ..ProjectionBias::ALL },
+            _ => self.has_biases(biases),
+        }
     }
 
     /// The layout's names of the weights of position schemes, or their beginnings.
@@ -173,8 +182,10 @@ pub(crate) const QK_NORMS: [[&str; 2]; 3] =
 pub(crate) const RELATIVE_BIAS: &str = "relative_attention_bias.weight";
 /// A table of biases of offsets between patches (BEiT).
 pub(crate) const PATCH_BIAS: &str = "relative_position_bias_table";
-/// A table of biases of offsets between patches that all layers share, next to the layers (BEiT).
-pub(crate) const SHARED_PATCH_BIAS: &str = "relative_position_bias.relative_position_bias_table";
+/// A table of biases of offsets between patches that all layers share, next to the layers: transformers' BEiT, and
+/// timm's and the original one.
+pub(crate) const SHARED_PATCH_BIAS: [&str; 2] =
+    ["relative_position_bias.relative_position_bias_table", "rel_pos_bias.relative_position_bias_table"];
 /// Embeddings of distances; their norm is below (DeBERTa).
 pub(crate) const DISTANCE_EMBEDDINGS: &str = "rel_embeddings";
 /// The frequencies of the rotation, which ESM keeps in the layer.

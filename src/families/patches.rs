@@ -8,7 +8,7 @@ use crate::families::layer::Layer;
 use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, RotaryStyle};
 
 impl Layer<'_> {
-    /// Positions by what checkpoint and configuration hold. `rows`: those of the layer's own table of biases.
+    /// Positions by what checkpoint and configuration hold. `rows`: those of the table of biases.
     pub(super) fn patch_positions(&self, rows: Option<usize>) -> Result<Position> {
         if self.flag("use_rot_pos_emb") == Some(true) {
             return self.eva_rotary();

@@ -1,12 +1,15 @@
 //! Families of speech and sound: encoders of audio features, and those of Whisper's kind inside larger models.
 
-use crate::families::family::{BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Window, WindowLayers};
+use crate::families::family::{
+    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, RotaryRow, Window, WindowLayers,
+};
 
 /// Every token sees every other; positions are added to the input.
-const PLAIN: Family = Family { qk_norm: None, ..BASE };
+const PLAIN: Family = Family { layouts: BART, qk_norm: None, ..BASE };
 
 /// A token sees itself and those before it within a window.
 const STREAM: Family = Family {
+    layouts: OWN,
     causal: Causal::Always,
     window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
     positions: LayerPositions::Rotary(ROTARY),
@@ -28,21 +31,30 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     Family {
         model_types: &["glmasr_encoder"],
+        layouts: OWN,
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..PLAIN
     },
     Family {
         model_types: &["moonshine"],
+        layouts: OWN,
         causal: Causal::Decoder,
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.9), ..ROTARY }),
         ..PLAIN
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
     Family { model_types: &["mimi"], defaults: &[("sliding_window", 250.0)], ..STREAM },
-    Family { model_types: &["nemotron3_diarization_audio"], positions: LayerPositions::Rotary(ROTARY), ..BASE },
-    // Decoders of speech and music; the encoder is another family.
     Family {
-        model_types: &["canary_decoder", "cohere_asr", "musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
+        model_types: &["nemotron3_diarization_audio"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(ROTARY),
+        ..BASE
+    },
+    // Decoders of speech and music; the encoder is another family.
+    Family { model_types: &["canary_decoder", "cohere_asr"], layouts: OWN, causal: Causal::Always, ..BASE },
+    Family {
+        model_types: &["musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
+        layouts: BART,
         causal: Causal::Always,
         ..BASE
     },

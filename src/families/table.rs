@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 
+use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::ENCODERS;
 use crate::families::encoders::TEXT_ENCODERS;
-use crate::families::family::Family;
+use crate::families::family::{Family, OWN};
+use crate::families::layout::Layout;
+use crate::families::layouts::LAYOUTS;
 use crate::families::speech::SPEECH;
-use crate::families::unsupported::{UNSUPPORTED, UNSUPPORTED_PARTS};
+use crate::families::unsupported::UNSUPPORTED;
 use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
@@ -32,7 +35,52 @@ pub(crate) fn layer_family(model_type: Option<&str>) -> Result<&'static Family> 
     }
 }
 
+/// The layout in which a family of this `model_type` publishes its layers: the one to write a new layer in, with
+/// [`AttentionWeights::to_layout`](crate::weights::AttentionWeights::to_layout).
+///
+/// ```
+/// use candle_attention::checkpoint::layout_of;
+///
+/// assert_eq!(layout_of("whisper")?.name(), "bart");
+/// assert_eq!(layout_of("qwen3")?.name(), "candle-attention"); // q_proj, k_proj, v_proj, o_proj
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::UnknownFamily`]; [`Error::UnsupportedFamily`] for a family whose attention this crate does not compute.
+pub fn layout_of(model_type: &str) -> Result<&'static Layout> {
+    let family = layer_family(Some(model_type))?;
+    Ok(family.known_layouts().next().unwrap_or(&LAYOUTS[0]))
+}
+
 impl Family {
+    /// The layouts of the family, the usual one first.
+    fn known_layouts(&self) -> impl Iterator<Item = &'static Layout> {
+        self.layouts.iter().filter_map(|name| LAYOUTS.iter().find(|layout| layout.name == *name))
+    }
+
+    /// Checks that layers of the family come in `layout`, the layer's, or can be written in it if it is the crate's own.
+    ///
+    /// # Errors
+    /// If not. Layers of many families differ in nothing but their names, and compute something else.
+    pub(crate) fn check_layout(
+        &self,
+        model_type: &str,
+        layout: &Layout,
+        biases: ProjectionBias,
+        grouped: bool,
+    ) -> Result<()> {
+        let own = layout.name == OWN[0];
+        let holds = |known: &Layout| known.holds_biases(biases) && (known.grouped || !grouped);
+        if self.layouts.contains(&layout.name) || own && self.known_layouts().any(holds) {
+            return Ok(());
+        }
+        let expected = self.layouts.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let rewritten = if own { ", or the biases and key-value heads of one of these" } else { "" };
+        let found = format!("`{}`", layout.name);
+        Err(Error::value(format!("the layout of a layer of `{model_type}`"), found, expected + rewritten))
+    }
+
     /// Checks that the layer at `prefix` is in no part of the model that cannot run.
     ///
     /// # Errors
@@ -52,12 +100,6 @@ impl Family {
 /// Whether a table lists this `model_type`.
 pub(crate) fn is_listed(model_type: &str) -> bool {
     families().any(|family| family.model_types.contains(&model_type))
-}
-
-/// The error of a part, by the key of its section, that the whole model runs as no family does.
-pub(crate) fn unsupported_part(model_type: Option<&str>, key: &str) -> Option<Error> {
-    let row = UNSUPPORTED_PARTS.iter().find(|(whole, part, _)| Some(*whole) == model_type && *part == key);
-    row.map(|(whole, _, why)| Error::UnsupportedFamily { model_type: (*whole).to_string(), why: (*why).to_string() })
 }
 
 /// The `model_type` by whose row a model runs that states another one: the published Jina embeddings v3 calls itself

@@ -83,6 +83,16 @@ fn every_layout_has_a_fixture() {
 }
 
 #[test]
+fn every_row_names_known_layouts() {
+    for family in families().filter(|family| family.unsupported.is_none()) {
+        assert!(!family.layouts.is_empty(), "{:?}", family.model_types);
+        for name in family.layouts {
+            assert!(LAYOUTS.iter().any(|layout| layout.name == *name), "{:?}: {name}", family.model_types);
+        }
+    }
+}
+
+#[test]
 fn no_model_type_has_two_rows() {
     let mut seen = BTreeSet::new();
     for name in families().flat_map(|family| family.model_types) {

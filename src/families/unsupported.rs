@@ -36,7 +36,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["zamba", "zamba2"], "attention over twice the hidden size, scaled by half of the head size"),
     unsupported(&["swinv2", "swin2sr"], "cosine attention with a computed position bias"),
     unsupported(&["aimv2_text_model", "videoprism_text_model"], "causal only in a call with a padding mask"),
-    unsupported(&["git"], "image tokens that see one another, and text that sees them and the text before"),
+    unsupported(&["paligemma"], "tokens of image and prompt that see one another"),
     unsupported(&["mllama_vision_model"], "a mask of tiles and of padded patches"),
     unsupported(&["wavlm"], "gated relative positions"),
     unsupported(&["sew-d"], "disentangled attention with names of its own"),
@@ -77,7 +77,3 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         "rotary positions of patches in an order or with frequencies of their own",
     ),
 ];
-
-/// Parts that a model of several parts runs under a mask of its own: the model, the key of the part's section, why.
-pub(crate) const UNSUPPORTED_PARTS: &[(&str, &str, &str)] =
-    &[("paligemma", "text_config", "tokens of image and prompt that see one another")];

@@ -18,6 +18,23 @@ impl<'a> Layer<'a> {
         self.section.get(key).and_then(|layers| layers.get(self.index))
     }
 
+    /// Checks that `layer_types` has an entry for each layer; transformers refuses another list, too.
+    pub(super) fn check_layer_types(&self) -> Result<()> {
+        const KEY: &str = "num_hidden_layers";
+        let Some(layers) = self.section.get("layer_types").and_then(Value::as_array).map(Vec::len) else {
+            return Ok(());
+        };
+        let expected = self.number(KEY)?.unwrap_or(layers.max(self.index + 1));
+        match layers == expected {
+            true => Ok(()),
+            false => Err(Error::value(
+                "config key `layer_types`",
+                format!("a list of {layers}"),
+                format!("{expected} entries, one for each layer (`{KEY}`)"),
+            )),
+        }
+    }
+
     /// The layer's entry of `layer_types`, which must be a kind of attention that this version runs.
     fn kind(&self) -> Result<Option<&'a str>> {
         let Some(kind) = self.listed("layer_types").and_then(Value::as_str) else { return Ok(None) };

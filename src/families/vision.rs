@@ -1,8 +1,16 @@
 //! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
 use crate::config::{NormKind, NormOver};
-use crate::families::family::{BASE, Causal, Family, LayerPositions, PatchRotaryRow, Scale};
+use crate::families::family::{BASE, Causal, Family, LayerPositions, OWN, PatchRotaryRow, Scale};
 use crate::position::GridFrequencies;
+
+/// Vision transformers as transformers has them, and as their authors or timm do.
+const VIT: &[&str] = &["vit", "timm"];
+/// Those whose authors have biases of queries and values alone.
+const BEIT: &[&str] = &["vit", "timm-beit", "timm"];
+const TIMM: &[&str] = &["timm"];
+/// Towers of CLIP's kind as transformers has them; OpenCLIP's, and heads of SigLIP, are modules of torch; then timm's.
+const CLIP: &[&str] = &["bart", "torch", "timm", "timm-pool"];
 
 /// A part that adds its positions to its input, and in which every token sees every other.
 const PLAIN: Family = Family { qk_norm: None, ..BASE };
@@ -13,12 +21,17 @@ const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str,
 
 /// Images of any size, whose patches are rotated, and come in blocks that are merged after the last layer.
 const QWEN_VL: Family =
-    Family { positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))), qk_norm: None, ..BASE };
+    Family { layouts: TIMM, positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))), ..PLAIN };
 
 pub(crate) const VISION: &[Family] = &[
     // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of
     // attention.
-    Family { model_types: &["timm"], reads: &["use_rot_pos_emb"], ..BASE },
+    Family {
+        model_types: &["timm"],
+        layouts: &["timm", "timm-beit", "timm-eva", "timm-pool"],
+        reads: &["use_rot_pos_emb"],
+        ..BASE
+    },
     Family {
         model_types: &[
             "vit",
@@ -39,18 +52,23 @@ pub(crate) const VISION: &[Family] = &[
             "flava_text_model",
             "flava_multimodal_model",
             "mobilevit",
-            "mgp-str",
-            "radio",
-            "videomae",
-            "timesformer",
-            "rf_detr_dinov2",
-            "videomt",
         ],
+        layouts: VIT,
         ..PLAIN
     },
-    Family { model_types: &["dinov3_vit"], positions: LayerPositions::DinoRotary, ..BASE },
-    Family { model_types: &["beit", "data2vec-vision"], ..BASE },
-    Family { model_types: &["pixtral"], positions: patch_rotary(GridFrequencies::Alternating, None), ..BASE },
+    Family { model_types: &["mgp-str", "radio", "tipsv2_vision_model", "glm_image_vision"], layouts: TIMM, ..PLAIN },
+    Family { model_types: &["videomae"], layouts: &["videomae", "vit", "timm-beit", "timm"], ..PLAIN },
+    Family { model_types: &["timesformer"], layouts: &["timesformer", "timm"], ..PLAIN },
+    Family { model_types: &["rf_detr_dinov2"], layouts: &["candle-attention", "vit"], ..PLAIN },
+    Family { model_types: &["videomt"], layouts: &["bart", "vit", "timm"], ..PLAIN },
+    Family { model_types: &["dinov3_vit"], layouts: OWN, positions: LayerPositions::DinoRotary, ..BASE },
+    Family { model_types: &["beit", "data2vec-vision"], layouts: BEIT, ..BASE },
+    Family {
+        model_types: &["pixtral"],
+        layouts: OWN,
+        positions: patch_rotary(GridFrequencies::Alternating, None),
+        ..BASE
+    },
     // Frames of a video are rows of the batch.
     Family {
         model_types: &[
@@ -75,7 +93,12 @@ pub(crate) const VISION: &[Family] = &[
         ..QWEN_VL
     },
     // Windows are rows of the batch; the caller masks those that a shift joined.
-    Family { model_types: &["swin", "donut-swin", "maskformer-swin"], stages: true, ..BASE },
+    Family {
+        model_types: &["swin", "donut-swin", "maskformer-swin"],
+        layouts: &["bert", "timm"],
+        stages: true,
+        ..BASE
+    },
     Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
     // Text towers.
     Family {
@@ -89,6 +112,7 @@ pub(crate) const VISION: &[Family] = &[
             "kosmos_2_5_text_model",
             "xclip_text_model",
         ],
+        layouts: CLIP,
         causal: Causal::Always,
         ..BASE
     },
@@ -98,21 +122,25 @@ pub(crate) const VISION: &[Family] = &[
             "altclip_text_model",
             "align_text_model",
             "clap_text_model",
-            "tipsv2_text_model",
             "bridgetower_text_model",
-            "blip_2_qformer",
-            "instructblip_qformer",
-            "instructblipvideo_qformer",
         ],
+        ..PLAIN
+    },
+    Family { model_types: &["tipsv2_text_model"], layouts: &["torch"], ..PLAIN },
+    Family {
+        model_types: &["blip_2_qformer", "instructblip_qformer", "instructblipvideo_qformer"],
+        layouts: &["vit", "bert"],
         ..PLAIN
     },
     Family { model_types: &["blip_text_model"], causal: Causal::Below("bert"), ..BASE },
     // The sections of both towers are in one file; a file for one tower may lack the nested section.
-    Family { model_types: &["clip", "clip_vision_model", "clipseg"], causal: Causal::TextTower, ..BASE },
-    Family { model_types: &["siglip", "siglip_text_model", "siglip_vision_model"], ..PLAIN },
-    // Vision towers.
+    Family { model_types: &["clip", "clip_vision_model", "clipseg"], layouts: CLIP, causal: Causal::TextTower, ..BASE },
+    // SigLIP, and vision towers.
     Family {
         model_types: &[
+            "siglip",
+            "siglip_text_model",
+            "siglip_vision_model",
             "clipseg_vision_model",
             "metaclip_2_vision_model",
             "owlvit_vision_model",
@@ -124,7 +152,6 @@ pub(crate) const VISION: &[Family] = &[
             "git_vision_model",
             "kosmos_2_vision_model",
             "aimv2_vision_model",
-            "tipsv2_vision_model",
             "ovis2_vision",
             "siglip2_text_model",
             "siglip2_vision_model",
@@ -134,12 +161,12 @@ pub(crate) const VISION: &[Family] = &[
             "smolvlm_vision",
             "phi4_multimodal_vision",
             "granite_docling_vision",
-            "janus_vision_model",
-            "kosmos_2_5_vision_model",
-            "glm_image_vision",
         ],
+        layouts: CLIP,
         ..PLAIN
     },
+    Family { model_types: &["janus_vision_model"], layouts: &["internvl", "timm"], ..PLAIN },
+    Family { model_types: &["kosmos_2_5_vision_model"], layouts: &["pix2struct"], ..PLAIN },
     Family {
         model_types: &[
             "blip_vision_model",
@@ -147,10 +174,12 @@ pub(crate) const VISION: &[Family] = &[
             "instructblip_vision_model",
             "instructblipvideo_vision_model",
         ],
+        layouts: &["blip", "timm-beit", "timm"],
         ..PLAIN
     },
     Family {
         model_types: &["internvl_vision", "qianfan_ocr_vision"],
+        layouts: &["internvl", "timm"],
         qk_norm: Some((NormKind::Rms, NormOver::AllHeads)),
         qk_norm_eps: Some(1e-6),
         ..PLAIN
@@ -158,6 +187,7 @@ pub(crate) const VISION: &[Family] = &[
     // Its configuration states the buckets of the text beside it.
     Family {
         model_types: &["pix2struct_vision_model"],
+        layouts: &["pix2struct"],
         reads: &["relative_attention_num_buckets"],
         scale: Scale::One,
         ..PLAIN

@@ -158,7 +158,7 @@ class Family:
             self.tensors[f"golden.{c}.output"] = got["output"]
             if s["kind"] == "cross":
                 self.tensors[f"golden.{c}.key"] = got["key"]
-            if "position_ids" in inputs:
+            if not torch.is_tensor(inputs) and "position_ids" in inputs:
                 self.tensors[f"golden.{c}.positions"] = inputs["position_ids"].to(torch.uint32)
             if mask is not None:
                 self.tensors[f"golden.{c}.mask"] = mask.to(torch.uint8)
@@ -1805,8 +1805,8 @@ def mimi(name):
 # --- timm -----------------------------------------------------------------------------
 
 
-def of_timm(name, cls, kwargs, size, knows, note=""):
-    f = Family(name, cls, None, kwargs, timm={"num_heads": kwargs["num_heads"], **knows})
+def of_timm(name, cls, kwargs, size, knows, note="", keep=()):
+    f = Family(name, cls, None, kwargs, keep, timm={"num_heads": kwargs["num_heads"], **knows})
     f.run([site("layer0", "blocks.0.attn", "proj", note=note)], pixels(*size))
     f.save()
 
@@ -1833,6 +1833,13 @@ def timm_beit(name):
     of_timm(name, Beit, {**TIMM, "qkv_bias": True, "use_rel_pos_bias": True,
                          "use_abs_pos_emb": False}, (12, 8), GRID,
             note="bias table of the layer, 3 x 2 patches")
+
+
+@family
+def timm_beit_shared(name):
+    of_timm(name, Beit, {**TIMM, "qkv_bias": True, "use_shared_rel_pos_bias": True,
+                         "use_abs_pos_emb": False}, (12, 8), GRID, keep=["rel_pos_bias."],
+            note="bias table of all layers, 3 x 2 patches")
 
 
 EVA = {**TIMM, "embed_dim": 24, "num_heads": 3, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4),

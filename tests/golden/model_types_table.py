@@ -27,7 +27,9 @@ NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dt
             "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "_name_or_path",
             "initializer_range", "use_cache", "tie_word_embeddings", "is_encoder_decoder_", "bos_token_id",
             "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "vocab_size"}
-NOTES = {"big_bird": "with `attention_type` = `original_full` only"}
+IMAGES = "for text alone: tokens of an image see one another"
+NOTES = {"big_bird": "with `attention_type` = `original_full` only", "gemma3": IMAGES, "git": IMAGES,
+         "shieldgemma2": IMAGES}
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
 
 

@@ -202,6 +202,8 @@ CHANGES = {
 CLASSES = {"blip_text_model": "BlipTextModel"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
+# Models whose text is compared without an image, in which tokens of the image see one another.
+TEXT_ALONE = {"git"}
 
 
 def ids(n=LENGTH):
@@ -292,7 +294,8 @@ def attempts(model, cfg):
         yield from ({n: given(n, model, cfg) if n == "grid_thw" else patches for n in required}
                     for patches in flat_images(cfg))
     decoder_only = "encoder_hidden_states" in named and "input_ids" in named
-    plans = [[n for n in named if n in MAIN or n in required]]
+    plans = [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
+    plans.append([n for n in named if n in MAIN or n in required])
     plans.append(required)
     for one in ("input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds",
                 "hidden_states", "pixel_values_videos"):

@@ -183,7 +183,15 @@ fn unknown_layout_error_names_the_nearest_layout() {
             "nearest is layout `albert`, which lacks `dense.weight`",
         ],
     );
-    says(at("nowhere"), &["prefix `nowhere`", "it holds no key"]);
+    says(at("nowhere"), &["prefix `nowhere`", "it holds no tensor"]);
+    // Whoever loads a layer learns where the layers are.
+    let load = |prefix: &str| {
+        MultiHeadAttention::load(&AttentionConfig::new(24, 3), golden.at(prefix, DType::F32, &CPU)).map(|_| ())
+    };
+    says(load("nowhere"), &["tensor `nowhere` is missing", "the attention layers are `albert.encoder", "more"]);
+    let json = serde_json::json!({"model_type": "bert", "num_attention_heads": 3});
+    let asked = config_from_json(&json, &golden.at("nowhere", DType::F32, &CPU));
+    says(asked, &["no tensor is below this prefix", "the attention layers are `albert.encoder"]);
 
     let vb = VarBuilder::from_tensors(tensors(&[("q_lin.weight", &[4, 4])]), DType::F32, &CPU);
     says(
@@ -330,6 +338,25 @@ fn config_json_gives_heads_and_scale() {
         read(llama, of("llama", "num_key_value_heads", 4.into())),
         &["num_key_value_heads = 4", "2, as the weights under `llama.model.layers.0.self_attn` have it"],
     );
+}
+
+/// A layer under names that no layout has, by the names that one has.
+#[test]
+fn renamed_tensors_are_found_by_their_new_names() {
+    let golden = Golden::open("layouts.safetensors").0;
+    let theirs = golden.rename(|name| name.replace("self.query", "self.q_linear")).unwrap();
+    let prefix = "bert.encoder.layer.0.attention";
+    let load = |checkpoint: &Checkpoint| {
+        MultiHeadAttention::load(&AttentionConfig::new(24, 3), checkpoint.at(prefix, DType::F32, &CPU))
+    };
+    says(load(&theirs), &["`self.q_linear.weight`"]);
+    let again = theirs.rename(|name| name.replace("self.q_linear", "self.query")).unwrap();
+    let xs = Random::new(31).tensor(&[1, 4, 24], DType::F32);
+    let output = |checkpoint: &Checkpoint| numbers(&load(checkpoint).unwrap().forward(&xs).unwrap());
+    assert_eq!(output(&again), output(&golden));
+    assert!(again.names().eq(golden.names()) && again.path() == golden.path());
+    assert!(again.attention_layers(None).iter().any(|layer| layer.prefix == prefix));
+    says(golden.rename(|_| "one".to_string()), &["the new name", "`one`", "`albert."]);
 }
 
 #[test]

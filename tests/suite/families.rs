@@ -2,8 +2,8 @@
 //! positions, norms, windows and caches, against the output that transformers or timm gave
 //! (`tests/golden/families.py`).
 
-use candle_attention::checkpoint::{ModelAttention, ModelConfig};
-use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache};
+use candle_attention::checkpoint::{ModelAttention, ModelConfig, infer_config};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{LAYER, assert_close, family, family_config, max_diff, says};
@@ -243,6 +243,7 @@ families! {
     t5gemma
     timesformer
     timm_beit
+    timm_beit_shared
     timm_eva
     timm_eva_split
     timm_siglip_pool
@@ -269,18 +270,27 @@ fn mismatch_of_checkpoint_and_configuration_is_an_error() {
     };
     let heads = || serde_json::json!({"num_attention_heads": 4});
     let layer = "encoder.layer.0.attention";
-    says(load("deberta", layer, "bert", heads()), &["position = none", "disentangled", "self.pos_proj.weight"]);
-    says(load("deberta_v2", layer, "bert", heads()), &["position = none", "disentangled", "self.pos_key_proj.weight"]);
-    // A table of distances between tokens is not taken for one of patches.
-    let t5 = load("t5", "encoder.block.0.layer.0.SelfAttention", "vit", serde_json::json!({"num_heads": 3}));
+    let plain = |name: &str, prefix: &str, heads: usize| {
+        let source = family(name).at(prefix, DType::F32, &CPU);
+        MultiHeadAttention::load(&infer_config(&source, heads).unwrap(), source)
+    };
+    says(plain("deberta", layer, 4), &["position = none", "disentangled", "self.pos_proj.weight"]);
+    says(plain("deberta_v2", layer, 4), &["position = none", "disentangled", "self.pos_key_proj.weight"]);
+    let t5 = plain("t5", "encoder.block.0.layer.0.SelfAttention", 3);
     says(t5, &["position = none", "a table of biases", "SelfAttention.relative_attention_bias.weight"]);
+    // The table of all layers, in timm's place and in that of transformers.
+    says(
+        plain("timm_beit_shared", "blocks.0.attn", 4),
+        &["position = none", "`rel_pos_bias.relative_position_bias_table`"],
+    );
+    says(plain("beit_shared", layer, 4), &["`encoder.relative_position_bias.relative_position_bias_table`"]);
     says(load("timm_beit", "blocks.0.attn", "timm", heads()), &["18 rows", "those of a square", "img_size"]);
     let stated = serde_json::json!({"num_heads": 4, "img_size": 12, "patch_size": 4});
     says(load("timm_beit", "blocks.0.attn", "timm", stated), &["18 rows", "(2 · 3 - 1)(2 · 3 - 1)"]);
     // A square tells itself.
     assert!(load("beit", layer, "beit", heads()).is_ok());
     let eva = load("timm_eva", "blocks.0.attn", "timm", serde_json::json!({"num_heads": 3}));
-    says(eva, &["use_rot_pos_emb = absent", "true or false"]);
+    says(eva, &["use_rot_pos_emb = absent", "true for timm's Eva, false for its Beit"]);
     let shared = serde_json::json!({
         "num_attention_heads": 4, "relative_attention": true, "pos_att_type": "p2c|c2p", "share_att_key": false,
         "position_buckets": 6, "max_relative_positions": 12,

@@ -82,6 +82,22 @@ fn encoder_as_a_decoder_is_causal_or_refused() {
     says(mask("albert", json!({"is_decoder": true})), &["is_decoder", "`albert`", "causal self-attention"]);
 }
 
+/// transformers refuses a list of another length, whatever the family does with it.
+#[test]
+fn layer_types_has_an_entry_for_each_layer() {
+    let kinds = |count: usize| vec!["full_attention"; count];
+    let two = |count: usize| json!({"num_hidden_layers": 2, "layer_types": kinds(count)});
+    for family in ["qwen3", "llama", "mistral"] {
+        assert!(mask(family, two(2)).is_ok());
+        for count in [1, 3] {
+            let found = format!("a list of {count}");
+            says(mask(family, two(count)), &["`layer_types`", &found, "2 entries", "`num_hidden_layers`"]);
+        }
+    }
+    assert_eq!(mask("qwen3", json!({"layer_types": kinds(1)})).unwrap(), "causal");
+    says(mask("qwen3", json!({"layer_types": []})), &["`layer_types`", "a list of 0", "1 entries"]);
+}
+
 #[test]
 fn rotation_is_that_of_the_layer_or_refused() {
     let position = |model_type: &str, keys: Value| {
@@ -96,6 +112,9 @@ fn rotation_is_that_of_the_layer_or_refused() {
     says(position("gemma3_text", json!({"rope_parameters": far})), &["rope_parameters", "sliding_attention"]);
     let other_kind = json!({"rope_parameters": {"full_attention": far}});
     says(position("gemma3_text", other_kind), &["rope_parameters", "a set for `sliding_attention`"]);
+    // The base inside the set counts, as in transformers.
+    let beside = position("llama", json!({"rope_theta": 777.0, "rope_parameters": far})).unwrap();
+    assert_eq!(beside, position("llama", json!({"rope_parameters": far})).unwrap());
     let twice = |old: &Value| json!({"rope_parameters": far, "rope_scaling": old});
     assert!(position("llama", twice(&far)).is_ok());
     says(position("llama", twice(&local)), &["rope_scaling", "rope_parameters"]);

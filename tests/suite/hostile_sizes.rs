@@ -43,7 +43,11 @@ fn layers_of_holes_are_inspected_without_their_memory() {
             tensors.extend(named(&[(&format!("l.{name}.kernel"), kernel), (&format!("l.{name}.bias"), bias)]));
         }
         tensors.extend(named(&[(&format!("l.{o}.kernel"), o_kernel), (&format!("l.{o}.bias"), &[N])]));
-        assert_eq!(problem(&tensors, &json), None, "{o}");
+        // The others are layouts of libraries, which no family has.
+        match problem(&tensors, &json) {
+            None => assert_eq!(o, "output.dense"),
+            Some(problem) => assert!(o != "output.dense" && problem.contains("the layout of"), "{problem}"),
+        }
     }
     // A bias of 2^33 elements beside weights of as many rows.
     const ROWS: usize = 1 << 33;
@@ -53,7 +57,7 @@ fn layers_of_holes_are_inspected_without_their_memory() {
         ("l.bias_k", &[1, 1, ROWS]),
         ("l.bias_v", &[1, 1, ROWS]),
     ]);
-    let wrong = problem(&torch, &json).unwrap();
+    let wrong = problem(&torch, &json!({"model_type": "clip_vision_model", "num_attention_heads": 16})).unwrap();
     assert!(wrong.contains("l.bias_k") || wrong.contains("bias"), "{wrong}");
     // One norm per head: 2 heads of 2^23 elements are copied, 4 are too many.
     for (heads, said) in [(2, None), (4, Some("at most 16777216 elements"))] {
@@ -130,7 +134,7 @@ fn nested_sets_of_rotary_parameters_are_read_once() {
 fn pruned_heads_that_are_no_heads_are_errors() {
     let checkpoint = saved(&projections(8));
     let load = |pruned: Value| {
-        let json = json!({"model_type": "bert", "num_attention_heads": 4, "pruned_heads": {"0": pruned}});
+        let json = json!({"model_type": "opt", "num_attention_heads": 4, "pruned_heads": {"0": pruned}});
         checkpoint.attention("layers.0.self_attn", &json, DType::F32, &CPU)
     };
     assert_eq!(load(json!([3, 1])).unwrap().layer.config().num_attention_heads, 2);

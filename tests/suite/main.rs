@@ -18,7 +18,11 @@ mod empty;
 mod explicit_positions;
 mod families;
 mod family_keys;
+<<<<<<< HEAD
 mod files;
+=======
+mod family_layouts;
+>>>>>>> w-fam
 mod fixtures;
 mod frozen;
 mod gradients;

@@ -147,6 +147,17 @@ fn a_model_type_that_is_refused_loads_no_layer() {
     }
 }
 
+/// Its walk has a text without an image.
+#[test]
+fn git_is_right_for_text_and_says_so() {
+    let git = Walked::new(fixtures().checkpoint("git"));
+    let load = |prefix: &str| git.checkpoint.attention(prefix, &git.config, DType::F32, &Device::Cpu).unwrap();
+    let text = load("git.encoder.layer.0.attention");
+    assert_eq!(text.mask().to_string(), "causal");
+    assert!(text.note.unwrap().contains("tokens of an image"));
+    assert_eq!(load("git.image_encoder.vision_model.encoder.layers.0.self_attn").note, None);
+}
+
 /// A family that is right in one part or with one value of a key is refused in the others.
 #[test]
 fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {

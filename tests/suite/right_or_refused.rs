@@ -11,13 +11,15 @@ use crate::common::{assert_close, family, says};
 
 const CPU: Device = Device::Cpu;
 
-/// A checkpoint with layers of 2 heads in Llama's layout under these prefixes.
+/// A checkpoint with layers of 2 heads in this crate's own layout under these prefixes, with all biases: every family's
+/// layers can be written so.
 fn checkpoint(folder: &tempfile::TempDir, prefixes: &[&str]) -> Checkpoint {
     let mut tensors = HashMap::new();
     for prefix in prefixes {
         for name in ["q_proj", "k_proj", "v_proj", "o_proj"] {
             let numbers = (0..64).map(|i| ((i * 7 + name.len()) % 13) as f32 / 13.0 - 0.5).collect::<Vec<_>>();
             tensors.insert(format!("{prefix}.{name}.weight"), Tensor::from_vec(numbers, (8, 8), &CPU).unwrap());
+            tensors.insert(format!("{prefix}.{name}.bias"), Tensor::ones(8, DType::F32, &CPU).unwrap());
         }
     }
     let path = folder.path().join("model.safetensors");
@@ -25,7 +27,7 @@ fn checkpoint(folder: &tempfile::TempDir, prefixes: &[&str]) -> Checkpoint {
     Checkpoint::open(&path).unwrap()
 }
 
-/// Layer 0 of 2 heads of 4 numbers in Llama's layout, as this configuration has it.
+/// Layer 0 of 2 heads of 4 numbers, as this configuration has it.
 pub(crate) fn load(json: &Value, like: Option<&str>) -> candle_attention::Result<ModelAttention> {
     let folder = tempfile::tempdir().unwrap();
     let prefix = "model.layers.0.self_attn";
@@ -99,9 +101,14 @@ fn gemma3_with_images_does_not_see_both_ways() {
         let config = ModelConfig::new(&json).with_like(like);
         checkpoint(&folder, &[layer]).attention(layer, config, DType::F32, &CPU)
     };
-    assert_eq!(load(false, None).unwrap().mask().to_string(), "causal");
-    says(load(true, None), &["use_bidirectional_attention", "`gemma3`", "`gemma3_text`"]);
-    assert_eq!(load(true, Some("gemma3_text")).unwrap().mask().to_string(), "none");
+    let model = load(false, None).unwrap();
+    assert_eq!(model.mask().to_string(), "causal");
+    // What the layer cannot know is said.
+    let note = model.note.unwrap();
+    assert!(note.contains("tokens of an image also see one another") && format!("{model:?}").contains(note));
+    says(load(true, None), &["use_bidirectional_attention", "`gemma3`", "later tokens"]);
+    let alone = load(true, Some("gemma3_text")).unwrap();
+    assert_eq!((alone.mask().to_string().as_str(), alone.note), ("none", None));
 }
 
 /// Qwen2-VL's vision tower states the width of the text model as `hidden_size`.

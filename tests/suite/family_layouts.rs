@@ -1,0 +1,126 @@
+//! A family names the layouts of its layers: those load, and the layers of another family do not.
+
+use std::collections::BTreeSet;
+
+use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, layout_of, layouts, write_layers};
+use candle_attention::{Error, MultiHeadAttention};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
+
+use crate::common::{Files, Random, family, numbers, says};
+
+const CPU: Device = Device::Cpu;
+
+/// Loads the first layer of a fixture by the configuration of another family.
+fn load_as(checkpoint: &Checkpoint, like: &str) -> candle_attention::Result<()> {
+    let config: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
+    let cases: Value = serde_json::from_str(&checkpoint.metadata()["cases"]).unwrap();
+    let prefix = cases[0]["prefix"].as_str().unwrap();
+    let heads = ["num_attention_heads", "n_head", "encoder_attention_heads"].iter().find_map(|key| config.get(key));
+    let other = json!({"model_type": like, "num_attention_heads": heads.unwrap()});
+    // The name in the file and the name that a caller gives are one.
+    let nameless = json!({"num_attention_heads": heads.unwrap()});
+    let given = checkpoint.attention(prefix, ModelConfig::new(&nameless).with_like(like), DType::F32, &CPU);
+    let stated = checkpoint.attention(prefix, &other, DType::F32, &CPU);
+    assert_eq!(given.is_ok(), stated.is_ok(), "{like}");
+    stated.map(|_| ())
+}
+
+/// Configurations of a repacked folder, each with weights that its family never has.
+#[test]
+fn layers_of_another_family_are_refused() {
+    for weights in ["arcee", "granitemoe", "qwen3", "gemma2", "starcoder2"] {
+        says(load_as(&family(weights), "bert"), &["layer of `bert`", "`candle-attention`", "`bert`, `flax-bert`"]);
+    }
+    let model_types = Files::open("model_types.safetensors");
+    for like in ["biogpt", "imagegpt", "plbart"] {
+        says(load_as(&model_types.checkpoint("roformer"), like), &[&format!("layer of `{like}`"), "is `bert`"]);
+        says(load_as(&family("bert"), like), &["is `bert`"]);
+    }
+    // The names are another's, not the computation.
+    load_as(&family("bert"), "megatron-bert").unwrap();
+    says(load_as(&family("gpt2"), "bloom"), &["layer of `bloom` is `gpt2`, expected `neox`"]);
+    says(load_as(&family("biogpt"), "llama"), &["is `bart`", "expected `candle-attention`"]);
+}
+
+/// Layers of any family can be written in the crate's own layout, and are that family's there; not in those of others.
+#[test]
+fn rewritten_layer_is_of_its_family() {
+    let checkpoint = family("bert");
+    let json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
+    let prefix = "encoder.layer.0.attention";
+    let model = checkpoint.attention(prefix, &json, DType::F32, &CPU).unwrap();
+    let (config, weights) = (model.layer.config(), model.layer.weights().unwrap());
+    let xs = Random::new(32).tensor(&[1, 5, config.hidden_size], DType::F32);
+    let output = |layer: &MultiHeadAttention| numbers(&layer.attend(&xs, &xs, &xs, &config.mask).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let mut loaded = Vec::new();
+    for layout in layouts() {
+        let file = folder.path().join("layer.safetensors");
+        if write_layers(&file, &[(prefix, &weights, config)], layout, Default::default()).is_err() {
+            continue;
+        }
+        let again = Checkpoint::open(&file).unwrap();
+        match again.attention(prefix, &json, DType::F32, &CPU) {
+            Ok(again) => {
+                assert_eq!(output(&again.layer), output(&model.layer), "{}", layout.name());
+                loaded.push(layout.name());
+            }
+            Err(error) => assert!(error.to_string().contains("the layout of a layer of `bert`"), "{error}"),
+        }
+        // Whatever the family, by the layer's own configuration.
+        let source = again.at(prefix, DType::F32, &CPU);
+        assert_eq!(output(&MultiHeadAttention::load(config, source).unwrap()), output(&model.layer));
+    }
+    assert_eq!(loaded, ["candle-attention", "bert", "flax-bert"]);
+}
+
+/// The usual layout of a family is the one that its fixture has.
+#[test]
+fn layout_of_a_family_is_that_of_its_files() {
+    let mut checked = 0;
+    for file in ["families.safetensors", "model_types.safetensors"] {
+        for (name, checkpoint) in Files::open(file).all() {
+            let config: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
+            let parts = config.as_object().unwrap().values().any(|part| part.get("model_type").is_some());
+            let Some(model_type) = config.get("model_type").and_then(Value::as_str).filter(|_| !parts) else {
+                continue;
+            };
+            let Ok(layout) = layout_of(model_type) else { continue };
+            let layers = checkpoint.attention_layers(None);
+            let found: BTreeSet<&str> = layers
+                .iter()
+                .filter_map(|layer| Some(detect(&checkpoint.at(&layer.prefix, DType::F32, &CPU)).ok()?.name()))
+                .collect();
+            let cross = name == "gpt2_cross";
+            assert!(cross || found.contains(layout.name()), "{name}: {model_type} is {found:?}, not {}", layout.name());
+            checked += 1;
+        }
+    }
+    assert!(checked > 200, "{checked}");
+    assert_eq!(layout_of("gpt2").unwrap().name(), "gpt2");
+    assert!(matches!(layout_of("lamma"), Err(Error::UnknownFamily { .. })));
+    assert!(matches!(layout_of("deepseek_v3"), Err(Error::UnsupportedFamily { .. })));
+}
+
+/// The table of timm's BEiT that all layers share is the only one, and is found whatever the grid is called.
+#[test]
+fn shared_table_beside_one_of_the_layer_is_refused() {
+    let checkpoint = family("timm_beit_shared");
+    let mut tensors = std::collections::HashMap::new();
+    for name in checkpoint.names() {
+        tensors.insert(name.to_string(), checkpoint.tensor(name, &CPU).unwrap());
+    }
+    let table = tensors["rel_pos_bias.relative_position_bias_table"].clone();
+    let load = |tensors: &std::collections::HashMap<String, Tensor>| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        candle_core::safetensors::save(tensors, &path).unwrap();
+        let json = json!({"num_heads": 4, "img_size": [12, 8], "patch_size": 4});
+        let config = ModelConfig::new(&json).with_like("timm");
+        Checkpoint::open(&path).unwrap().attention("blocks.0.attn", config, DType::F32, &CPU)
+    };
+    assert_eq!(load(&tensors).unwrap().layer.config().position.to_string().split('(').next(), Some("relative grid"));
+    tensors.insert("blocks.0.attn.relative_position_bias_table".to_string(), table);
+    says(load(&tensors), &["relative grid", "that table alone", "`rel_pos_bias.relative_position_bias_table`"]);
+}
