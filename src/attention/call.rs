@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::{CrossCache, KvCache, NewTokens, TokenShape};
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
+use crate::attention::padded::NewPlaces;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::{PendingBias, accumulate_dtype};
@@ -188,10 +189,7 @@ impl MultiHeadAttention {
     /// Checks queries against the layer and its cache for cross-attention.
     fn check_cross(&self, queries: &Tensor, cache: &CrossCache) -> Result<()> {
         self.check_input("query", queries, self.config.resolved_query_size())?;
-        if cache.layer != self.qkv.id() {
-            let expected = "one that this layer made";
-            return Err(Error::value("the cache for cross-attention", "one of another layer", expected));
-        }
+        cache.check_layer(self)?;
         let b = queries.dim(0)?;
         if b != cache.batch_size() {
             let expected = format!("{}, as in the cache for cross-attention", cache.batch_size());
@@ -246,7 +244,7 @@ impl MultiHeadAttention {
                 (b, query.dim(1)?, s_kv)
             }
             (Tokens::Padded, Some(cache)) => {
-                let (new, s_kv) = self.check_cached(inputs, options, cache)?;
+                let (new, s_kv) = self.check_cached(inputs, options, cache, &mask)?;
                 mask = Cow::Owned(cache.mask(&mask, new.unequal.as_ref()));
                 new_tokens = Some(new);
                 (query.dim(0)?, query.dim(1)?, s_kv)
@@ -324,13 +322,14 @@ impl MultiHeadAttention {
         Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens })
     }
 
-    /// Checks everything about a call with a cache that can be checked before it runs. Returns its new tokens and the
-    /// number of keys.
+    /// Checks everything about a call with a cache that can be checked before it runs, under the mask of the call and of
+    /// the configuration. Returns its new tokens and the number of keys.
     fn check_cached(
         &self,
         inputs: &AttentionInputs,
         options: &AttentionOptions,
         cache: &KvCache,
+        mask: &AttentionMask,
     ) -> Result<(NewTokens, usize)> {
         let config = &self.config;
         let scheme = config.position.scheme();
@@ -354,6 +353,9 @@ impl MultiHeadAttention {
             dtype: self.dtype(),
         };
         let counts = cache.check_chunk(of, self.device(), s, inputs.new_lengths)?;
+        cache.check_window(mask)?;
+        let layer = Some(self.present_id()?);
+        cache.check_layer(layer)?;
         let explicit = self.explicit_positions(options, b, s)?;
         let sequences = cache.sequences_of(b);
         let starts: Vec<usize> = sequences.iter().map(|sequence| sequence.next_position()).collect();
@@ -376,7 +378,7 @@ impl MultiHeadAttention {
         }
         let unequal = cache.unequal(&counts, s);
         let s_kv = cache.mask_columns(&counts);
-        Ok((NewTokens { counts, unequal, starts, rotated_for, explicit }, s_kv))
+        Ok((NewTokens { layer, counts, unequal, starts, rotated_for, explicit }, s_kv))
     }
 
     /// The positions that a call gives its `b` sequences of `s_kv` keys, if it does.
@@ -464,12 +466,18 @@ impl MultiHeadAttention {
             }
             None => attended.output,
         };
-        let context = by_head.reshape((b, s_q, h * d_v))?;
-        let output = if context.dtype() == dtype {
+        let (mut context, places) = (by_head.reshape((b, s_q, h * d_v))?, NewPlaces::of(inputs));
+        if let Some(places) = &places {
+            context = places.pack(&context)?;
+        }
+        let mut output = if context.dtype() == dtype {
             self.o_proj.forward_pending_bias(&context)?
         } else {
             self.o_proj.forward(&context, dtype)?.into()
         };
+        if let Some(places) = &places {
+            output = output.map(|ys| Ok(places.pad(&ys)?))?;
+        }
         let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
         Ok((output, attention_weights))
     }

@@ -25,6 +25,7 @@ pub use cache::{CrossCache, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
+use cache::LayerId;
 use call::{PreparedCall, Route};
 use candle_core::{DType, Device, Module, Tensor};
 use options::Tokens;
@@ -102,6 +103,8 @@ pub struct MultiHeadAttention {
     qk_norm: Option<[NormWeights; 2]>,
     sinks: Option<Tensor>,
     position: PositionState,
+    /// What caches know the layer by.
+    id: LayerId,
     frozen: Frozen<Self>,
 }
 
@@ -181,6 +184,17 @@ impl MultiHeadAttention {
         self.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
     }
 
+    /// A decoder's step: the next tokens `xs` `(b, s, query_size)` of the sequences in `cache`, which keeps their keys
+    /// and values → `(b, s, output_size)`. With other options or lengths it is [`attend_with`](Self::attend_with) over
+    /// inputs [with this cache](AttentionInputs::with_cache).
+    ///
+    /// # Errors
+    /// The errors of [`attend_with`](Self::attend_with). The cache is unchanged then.
+    pub fn step(&self, xs: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
+        self.attend_with(&inputs.with_cache(cache), &AttentionOptions::default()).map(|attended| attended.output)
+    }
+
     /// Attention over [`AttentionInputs`], which are padded, ragged, the next tokens of a cache, or queries over a
     /// cached memory; with [`AttentionOptions`]: training, returned attention weights, a forced backend, a head mask.
     ///
@@ -191,9 +205,10 @@ impl MultiHeadAttention {
     ///   positions are those of image patches and the sequences have different lengths.
     /// - With a cache, which is unchanged after any error: [`Error::CacheFull`](crate::Error::CacheFull);
     ///   [`Error::CachedRotation`](crate::Error::CachedRotation), where LongRoPE or dynamic scaling would rotate the
-    ///   cached keys otherwise; a cache of another batch or of a layer with other sizes; a layer with `add_bias_kv`,
-    ///   `add_zero_attn` or positions of image patches.
-    /// - Over a cached memory: a cache of another layer or another batch.
+    ///   cached keys otherwise; a cache of another batch, of another layer, or of this one with other weights; a
+    ///   rotating cache that keeps less than the mask lets a query see; a layer with `add_bias_kv`, `add_zero_attn` or
+    ///   positions of image patches.
+    /// - Over a cached memory: a cache of another layer, of other weights, or of another batch.
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
         let (output, attention_weights) = self.attended(inputs, options)?;
         Ok(AttentionOutput { output: output.apply()?, attention_weights })

@@ -143,8 +143,8 @@ impl<'a> AttentionInputs<'a> {
     }
 
     /// [`with_cache`](Self::with_cache) for sequences of unequal length: the new tokens are padded on the right, and
-    /// sequence `i` has `lengths[i]` of them. Each sequence continues at its own end. The output for padding is
-    /// undefined.
+    /// sequence `i` has `lengths[i]` of them, or none. Each sequence continues at its own end. Nothing is projected for
+    /// padding, whose output is undefined.
     pub fn with_cache_lengths<'b>(&self, cache: &'b mut KvCache, lengths: &'b [usize]) -> AttentionInputs<'b>
     where
         'a: 'b,

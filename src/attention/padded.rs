@@ -1,4 +1,5 @@
-//! Ragged batches through padding: right for every layer and every option, slower than the other ways.
+//! Ragged batches through padding, which is right for every layer and every option and slower than the other ways; and
+//! padded tokens of a call with a cache without their padding.
 
 use candle_core::{DType, Tensor};
 
@@ -7,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ragged::{Bucket, offsets};
 use crate::sdpa::AttentionOutput;
-use crate::tensor::check_tensor_memory;
+use crate::tensor::{check_tensor_memory, select};
 
 impl MultiHeadAttention {
     /// Self-attention within each sequence of `xs` `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
@@ -145,4 +146,35 @@ fn padded_positions(positions: &Tensor, tokens: usize, to_padded: &Tensor) -> Re
     }
     let positions = positions.to_device(to_padded.device())?.to_dtype(DType::I64)?.reshape((axes, tokens))?;
     Ok(positions.pad_with_zeros(1, 0, 1)?.contiguous()?.index_select(to_padded, 1)?)
+}
+
+/// The new tokens of a call with a cache among their padding, for which nothing is projected.
+pub(super) struct NewPlaces {
+    /// `[b, s]`.
+    padded: [usize; 2],
+    /// The place of each token among the padded ones.
+    places: Vec<usize>,
+}
+
+impl NewPlaces {
+    /// `None` if there is no padding, or nothing else. The lengths of `inputs` are checked.
+    pub(super) fn of(inputs: &AttentionInputs) -> Option<Self> {
+        let (&[b, s, _], lengths) = (inputs.query.dims(), inputs.new_lengths?) else { return None };
+        let places: Vec<usize> = lengths.iter().enumerate().flat_map(|(i, n)| i * s..i * s + n).collect();
+        (!places.is_empty() && places.len() < b * s).then_some(Self { padded: [b, s], places })
+    }
+
+    /// `(b, s, width)` → `(1, tokens, width)`.
+    pub(super) fn pack(&self, xs: &Tensor) -> Result<Tensor> {
+        Ok(select(&xs.flatten(0, 1)?, &self.places, 0)?.unsqueeze(0)?)
+    }
+
+    /// `(1, tokens, …)` → `(b, s, …)`. What stands at padding is the first token.
+    pub(super) fn pad(&self, ys: &Tensor) -> Result<Tensor> {
+        let [b, s] = self.padded;
+        let mut tokens = vec![0; b * s];
+        self.places.iter().enumerate().for_each(|(token, &place)| tokens[place] = token);
+        let dims: Vec<usize> = [b, s].into_iter().chain(ys.dims()[2..].iter().copied()).collect();
+        Ok(select(&ys.squeeze(0)?, &tokens, 0)?.reshape(dims)?)
+    }
 }

@@ -8,6 +8,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::cache::KvCache;
 use crate::attention::call::PreparedCall;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
+use crate::attention::padded::NewPlaces;
 use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
 use crate::mask::{AttentionMask, Disentangled, DistanceEmbeddings};
@@ -40,14 +41,14 @@ impl MultiHeadAttention {
                 let (xs, own_batch) = (inputs.query.unsqueeze(0)?, BatchCache::default());
                 let cache = inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions);
                 let ragged = Some(RaggedBatch { offsets: &offsets(lengths), cache });
-                return self.project([&xs; 3], dtype, &TokenPositions { ragged, ..tokens });
+                return self.project([&xs; 3], None, dtype, &TokenPositions { ragged, ..tokens });
             }
             (Tokens::Padded, Some(cache), Some(new)) => {
-                let [q, k, v] = self.project(xs, dtype, &tokens)?;
-                let [k, v] = cache.append([k, v], new, call.tracks_gradient)?;
+                let [q, k, v] = self.project(xs, NewPlaces::of(inputs), dtype, &tokens)?;
+                let [k, v] = cache.add([k, v], new, call.tracks_gradient)?;
                 return Ok([q, k, v]);
             }
-            (Tokens::Padded, ..) => self.project(xs, dtype, &tokens)?,
+            (Tokens::Padded, ..) => self.project(xs, None, dtype, &tokens)?,
         };
         if let Some(embeddings) = self.distance_embeddings(call.shape.s_q, call.shape.s_kv)? {
             let scale = self.config.resolved_scale();
@@ -63,18 +64,41 @@ impl MultiHeadAttention {
         self.config.position.scheme().distance_embeddings(&call)
     }
 
-    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped, normalized and rotated.
-    fn project(&self, xs: [&Tensor; 3], dtype: DType, tokens: &TokenPositions) -> Result<[Tensor; 3]> {
+    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped, normalized and rotated. Of padded
+    /// tokens only those at `places` are projected.
+    fn project(
+        &self,
+        xs: [&Tensor; 3],
+        places: Option<NewPlaces>,
+        dtype: DType,
+        tokens: &TokenPositions,
+    ) -> Result<[Tensor; 3]> {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
         if self.qk_norm.is_none() && config.clip_qkv.is_none() && !config.position.scheme().rotates() {
-            return self.qkv.forward(xs, sizes, dtype);
+            return self.project_at(xs, places, sizes, dtype);
         }
         // Rounded once, after the transformations.
-        let [q, k, v] = self.qkv.forward(xs, sizes, accumulate_dtype(self.qkv.like()))?;
+        let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
         let (q, k) = (self.normalized(&self.clipped(q)?, 0)?, self.normalized(&self.clipped(k)?, 1)?);
         let [q, k] = config.position.scheme().rotate(q, k, tokens)?;
         Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, self.clipped(v)?.to_dtype(dtype)?])
+    }
+
+    /// The products of [`project`](Self::project).
+    fn project_at(
+        &self,
+        xs: [&Tensor; 3],
+        places: Option<NewPlaces>,
+        sizes: [usize; 3],
+        dtype: DType,
+    ) -> Result<[Tensor; 3]> {
+        let Some(places) = places else { return self.qkv.forward(xs, sizes, dtype) };
+        let query = places.pack(xs[0])?;
+        // One tensor stays one: then it is one product.
+        let pack = |xs_i: &Tensor| if xs_i.id() == xs[0].id() { Ok(query.clone()) } else { places.pack(xs_i) };
+        let [q, k, v] = self.qkv.forward([&query, &pack(xs[1])?, &pack(xs[2])?], sizes, dtype)?;
+        Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
     }
 
     /// The queries alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions.

@@ -123,7 +123,7 @@ impl AttentionMask {
     }
 
     /// All causal masks and windows as one.
-    fn narrowest_window(&self) -> Window {
+    pub(crate) fn narrowest_window(&self) -> Window {
         let mut structure = MaskStructure::default();
         for term in &self.terms {
             if let Some(TermStructure::Window { left, right }) = term.structure() {

@@ -185,7 +185,7 @@ pub fn token_by_token(device: &Device) {
     for layer in layers(device) {
         let xs = Random::new(62).tensor(&[2, s, layer.config.hidden_size], layer.dtype);
         let there = xs.to_device(device).unwrap();
-        for (mut cache, window) in [(KvCache::growing(), s), (KvCache::fixed(s), s), (KvCache::rotating(4), 4)] {
+        for (mut cache, window) in [(KvCache::growing(), s), (KvCache::fixed(s), s), (KvCache::streaming(4), 4)] {
             let sees = |_: usize, _: usize, i: usize, j: usize| (j <= i && i < j + window).then_some(0.0);
             let want = layer.reference(&xs, &xs, &sees);
             let (mut start, mut outputs) = (0, Vec::new());
@@ -202,7 +202,7 @@ pub fn token_by_token(device: &Device) {
         }
 
         // Sequences of different lengths: the second has one token fewer in each chunk of more than one token.
-        for (mut cache, window) in [(KvCache::growing(), s), (KvCache::rotating(4), 4)] {
+        for (mut cache, window) in [(KvCache::growing(), s), (KvCache::streaming(4), 4)] {
             let (mut starts, mut kept) = ([0, 0], [Vec::new(), Vec::new()]);
             let mask = AttentionMask::causal();
             for length in CHUNKS {

@@ -45,7 +45,7 @@ fn capacities_of_caches_are_checked_before_memory_is_requested() {
     assert!(cache.is_empty());
     // A window is no allocation: only the tokens that come are kept.
     for window in HUGE {
-        let mut cache = KvCache::rotating(window);
+        let mut cache = KvCache::streaming(window);
         let got = layer.attend_with(&inputs.with_cache(&mut cache), &options).unwrap().output;
         assert_close("a rotating cache", &got, &want, 0.0);
         says(cache.truncate_sequences(&[window, 1]), &["lengths[0]", &window.to_string()]);
@@ -59,7 +59,7 @@ fn capacities_of_caches_are_checked_before_memory_is_requested() {
 fn methods_of_caches_take_any_number() {
     let (layer, options, xs) = (layer(), AttentionOptions::default(), tokens(2, 3));
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
-    let caches = [KvCache::growing(), KvCache::fixed(5), KvCache::rotating(2)];
+    let caches = [KvCache::growing(), KvCache::fixed(5), KvCache::streaming(2)];
     for mut cache in caches {
         layer.attend_with(&inputs.with_cache(&mut cache), &options).unwrap();
         let before =

@@ -54,7 +54,7 @@ fn truncated_tokens_are_forgotten() {
         let xs = random.tensor(&[2, 9, 24], DType::F32);
         let drafted = random.tensor(&[2, 4, 24], DType::F32);
         let want = whole(&layer, &xs);
-        for mut cache in [KvCache::growing(), KvCache::fixed(9), KvCache::rotating(20)] {
+        for mut cache in [KvCache::growing(), KvCache::fixed(9), KvCache::streaming(20)] {
             step(&layer, &xs.narrow(1, 0, 5).unwrap(), &causal, &mut cache);
             step(&layer, &drafted, &causal, &mut cache);
             cache.truncate(5).unwrap();
@@ -92,11 +92,10 @@ fn a_rotating_cache_is_truncated_as_far_as_it_can_be() {
     let mut random = Random::new(91);
     let layer = random_layer(&configs()[1], 0.4, &mut random);
     let xs = random.tensor(&[1, 9, 24], DType::F32);
-    let causal = AttentionMask::causal();
     let window = AttentionMask::window(Some(3), Some(0));
     let want = layer.attend(&xs, &xs, &xs, &window).unwrap();
     let mut cache = KvCache::rotating(4);
-    step(&layer, &xs.narrow(1, 0, 7).unwrap(), &causal, &mut cache);
+    step(&layer, &xs.narrow(1, 0, 7).unwrap(), &window, &mut cache);
     assert_eq!(
         (cache.len(), cache.retained_len(), cache.retained_range(0), cache.capacity()),
         (7, 4, Some(3..7), Some(4))
@@ -106,8 +105,13 @@ fn a_rotating_cache_is_truncated_as_far_as_it_can_be() {
     // A query sees itself and three tokens, which are still held without the last one.
     cache.truncate(6).unwrap();
     assert_eq!((cache.len(), cache.retained_range(0), cache.retained_range(1)), (6, Some(3..6), None));
-    let got = step(&layer, &xs.narrow(1, 6, 3).unwrap(), &causal, &mut cache);
+    let got = step(&layer, &xs.narrow(1, 6, 3).unwrap(), &window, &mut cache);
     assert_close("after the truncation", &got, &want.narrow(1, 6, 3).unwrap(), TOLERANCE);
+    // Without any token there is none to see, and the cache begins anew.
+    cache.truncate(0).unwrap();
+    assert_eq!((cache.len(), cache.retained_range(0)), (0, Some(0..0)));
+    let got = step(&layer, &xs, &window, &mut cache);
+    assert_close("begun anew", &got, &want, TOLERANCE);
 }
 
 /// Many more tokens than the window, in memory that is used again: what a window over all tokens gives.
@@ -118,7 +122,7 @@ fn a_rotating_cache_rotates_many_times() {
         let layer = random_layer(&config, 0.4, &mut random);
         let xs = random.tensor(&[2, 400, 24], DType::F32);
         let want = layer.attend(&xs, &xs, &xs, &AttentionMask::window(Some(window - 1), Some(0))).unwrap();
-        let mut cache = KvCache::rotating(window);
+        let mut cache = KvCache::streaming(window);
         let mut start = 0;
         while start < 400 {
             let len = [1, 2, 1, 40, 1, 90][start % 6].min(400 - start);
@@ -143,7 +147,7 @@ fn selected_sequences_continue_as_they_would_alone() {
         let layer = random_layer(&config, 0.4, &mut random);
         let prompts = random.tensor(&[3, 5, 24], DType::F32);
         let lengths = [5, 2, 4];
-        for mut cache in [KvCache::growing(), KvCache::fixed(9), KvCache::rotating(9)] {
+        for mut cache in [KvCache::growing(), KvCache::fixed(9), KvCache::streaming(9)] {
             step_rows(&layer, &prompts, &causal, (&mut cache, &lengths));
             for (rows, then) in [(vec![2, 0, 0, 1], [4, 5, 5, 2].as_slice()), (vec![3, 0], &[3, 5])] {
                 cache.select_sequences(&rows).unwrap();
@@ -183,11 +187,10 @@ fn masks_of_a_rotating_cache_are_cut_from_those_of_all_tokens() {
     let mut random = Random::new(93);
     let layer = random_layer(&configs()[1], 0.4, &mut random);
     let xs = random.tensor(&[2, 9, 24], DType::F32);
-    let causal = AttentionMask::causal();
     // Every query sees itself, so that no row is fully masked.
     let keep = random.booleans(&[2, 9], 0.6);
     let window = AttentionMask::window(Some(3), Some(0));
-    let all = window.and(AttentionMask::keep_keys(&keep).unwrap());
+    let all = window.clone().and(AttentionMask::keep_keys(&keep).unwrap());
     let want = layer.attend(&xs, &xs, &xs, &all).unwrap();
     let mut cache = KvCache::rotating(4);
     let mut start = 0;
@@ -195,7 +198,7 @@ fn masks_of_a_rotating_cache_are_cut_from_those_of_all_tokens() {
         assert_eq!(cache.mask_columns(&[len]), columns);
         let keep = cache.select_columns(&keep.narrow(1, 0, start + len).unwrap(), &[len]).unwrap();
         assert_eq!(keep.dims(), [2, columns]);
-        let mask = causal.clone().and(AttentionMask::keep_keys(&keep).unwrap());
+        let mask = window.clone().and(AttentionMask::keep_keys(&keep).unwrap());
         let got = step(&layer, &xs.narrow(1, start, len).unwrap(), &mask, &mut cache);
         assert_close("kept columns", &got, &want.narrow(1, start, len).unwrap(), TOLERANCE);
         start += len;
@@ -210,7 +213,7 @@ fn masks_of_a_rotating_cache_are_cut_from_those_of_all_tokens() {
 
     // Sequences of unequal length: 9 and 6 tokens, then 1 and 2 more.
     let mut cache = KvCache::rotating(4);
-    step_rows(&layer, &xs, &causal, (&mut cache, &[9, 6]));
+    step_rows(&layer, &xs, &window, (&mut cache, &[9, 6]));
     assert_eq!((cache.retained_range(0), cache.retained_range(1)), (Some(5..9), Some(2..6)));
     assert_eq!((cache.mask_columns(&[1]), cache.mask_columns(&[1, 2]), cache.mask_columns(&[0, 3])), (5, 6, 7));
     let numbers = Tensor::arange(0u32, 10, &CPU).unwrap().reshape((1, 1, 10)).unwrap();
@@ -260,7 +263,7 @@ fn chunks_in_f32_have_the_bits_of_one_run() {
         let layer = random_layer(&config, 0.4, &mut random);
         let xs = random.tensor(&[2, 150, 24], DType::F32);
         let want = whole(&layer, &xs);
-        for mut cache in [KvCache::growing(), KvCache::fixed(150), KvCache::rotating(150)] {
+        for mut cache in [KvCache::growing(), KvCache::fixed(150), KvCache::streaming(150)] {
             let mut start = 0;
             for len in [70, 1, 1, 3, 64, 11] {
                 let got = step(&layer, &xs.narrow(1, start, len).unwrap(), &AttentionMask::causal(), &mut cache);
@@ -285,7 +288,7 @@ fn unequal_sequences_work_with_variables() {
         let caches = [
             (KvCache::growing(), AttentionMask::causal()),
             (KvCache::fixed(7), AttentionMask::causal()),
-            (KvCache::rotating(3), window),
+            (KvCache::streaming(3), window),
         ];
         for (mut cache, one_run) in caches {
             let mut starts = [0, 0];

@@ -1,5 +1,5 @@
-//! Random programs over caches: chunks of unequal length, truncation, selection, given positions, against each sequence
-//! in one run.
+//! Random programs over caches: chunks of unequal length, truncation, selection of sequences and tokens, sequences that
+//! join, given positions, against each sequence in one run.
 
 use candle_attention::position::{Alibi, Rotary, RotaryScaling, T5RelativeBias};
 use candle_attention::{
@@ -65,11 +65,9 @@ fn program(position: Position, seed: u64) {
     };
     let window = 3 + below(&mut random, 4);
     let windowed = AttentionMask::window(Some(window - 1), Some(0));
-    let (mut cache, mask) = match below(&mut random, 3) {
-        0 => (KvCache::growing(), AttentionMask::causal()),
-        1 => (KvCache::fixed(48), windowed),
-        _ => (KvCache::rotating(window), windowed),
-    };
+    let kind = below(&mut random, 3);
+    let empty = || [KvCache::growing(), KvCache::fixed(48), KvCache::rotating(window)].into_iter().nth(kind).unwrap();
+    let (mut cache, mask) = (empty(), if kind == 0 { AttentionMask::causal() } else { windowed });
     let rotary = matches!(position, Position::Rotary(_));
     let none = Sequence { tokens: Vec::new(), positions: Vec::new() };
     let mut rows = vec![none.clone(); 1 + below(&mut random, 3)];
@@ -93,6 +91,32 @@ fn program(position: Position, seed: u64) {
             let chosen: Vec<usize> = (0..1 + below(&mut random, 4)).map(|_| below(&mut random, rows.len())).collect();
             cache.select_sequences(&chosen).unwrap();
             rows = chosen.iter().map(|&row| rows[row].clone()).collect();
+        }
+        if step > 0 && below(&mut random, 4) == 0 {
+            let i = below(&mut random, rows.len());
+            let row = &mut rows[i];
+            let kept = cache.retained_range(i).unwrap().filter(|_| below(&mut random, 4) > 0).collect::<Vec<_>>();
+            let dropped = cache.retained_range(i).unwrap().start;
+            if cache.select_tokens(i, &kept).is_ok() {
+                let kept = || (0..dropped).chain(kept.iter().copied());
+                row.tokens = kept().map(|token| row.tokens[token].clone()).collect();
+                row.positions = kept().map(|token| row.positions[token]).collect();
+            } else {
+                assert!(dropped > 0, "{what}");
+            }
+        }
+        if below(&mut random, 5) == 0 && rows.len() < 4 {
+            let s = 1 + below(&mut random, 6);
+            let chunk = random.tensor(&[1, s, HIDDEN], DType::F32);
+            let mut own = empty();
+            let inputs = AttentionInputs::self_attention(&chunk, &mask);
+            layer.attend_with(&inputs.with_cache(&mut own), &AttentionOptions::default()).unwrap();
+            if step == 0 {
+                rows.clear();
+            }
+            cache.append_sequences(&own).unwrap();
+            let tokens = (0..s).map(|token| chunk.get(0).unwrap().narrow(0, token, 1).unwrap()).collect();
+            rows.push(Sequence { tokens, positions: (0..s as u32).collect() });
         }
         let s = 1 + below(&mut random, 4);
         let lengths: Vec<usize> = rows.iter().map(|_| below(&mut random, s + 1)).collect();

@@ -87,12 +87,13 @@ fn chunks_of_any_length_equal_one_call() {
                     assert_eq!(cache.len(), 23);
                 }
             }
-            // A rotating cache is a window, whether or not the mask is one.
+            // A streaming cache is a window, whether or not the mask is one.
             let window = AttentionMask::window(Some(4), Some(0));
             let want = layer.attend(&xs, &xs, &xs, &window).unwrap();
-            for mask in [AttentionMask::causal(), window] {
-                let got = in_chunks(&layer, &xs, &mask, &mut KvCache::rotating(5), &lengths);
-                assert_close(&format!("{what}, rotating"), &got, &want, TOLERANCE);
+            let caches = [KvCache::rotating(5), KvCache::rotating(7), KvCache::streaming(5), KvCache::streaming(5)];
+            for (mask, mut cache) in [&window, &window, &window, &AttentionMask::causal()].into_iter().zip(caches) {
+                let got = in_chunks(&layer, &xs, mask, &mut cache, &lengths);
+                assert_close(&format!("{what}, {cache:?}"), &got, &want, TOLERANCE);
             }
         }
     }
@@ -110,8 +111,8 @@ fn sequences_of_unequal_length_equal_themselves_alone() {
         let caches = [
             (KvCache::growing(), AttentionMask::causal(), AttentionMask::causal()),
             (KvCache::fixed(9), window(), window()),
-            (KvCache::rotating(3), AttentionMask::causal(), window()),
-            (KvCache::rotating(9), AttentionMask::causal(), AttentionMask::causal()),
+            (KvCache::streaming(3), AttentionMask::causal(), window()),
+            (KvCache::streaming(9), AttentionMask::causal(), AttentionMask::causal()),
         ];
         for (mut cache, mask, whole) in caches {
             let mut starts = [0; 3];
@@ -174,7 +175,7 @@ fn gradients_flow_through_a_cache() {
     let causal = AttentionMask::causal();
     let gradient = |output: Tensor| output.sqr().unwrap().sum_all().unwrap().backward().unwrap().remove(&xs).unwrap();
     let want = gradient(layer.attend(&xs, &xs, &xs, &causal).unwrap());
-    for mut cache in [KvCache::growing(), KvCache::fixed(7), KvCache::rotating(7)] {
+    for mut cache in [KvCache::growing(), KvCache::fixed(7), KvCache::streaming(7)] {
         let got = gradient(in_chunks(&layer, &xs, &causal, &mut cache, &[3, 1, 3]));
         assert_close("gradient", &got, &want, 2e-5);
     }
@@ -270,7 +271,7 @@ fn errors_leave_the_cache_unchanged() {
         &["the capacity of a fixed cache", "at most 1073741824"],
     );
     assert!(endless.is_empty());
-    layer.attend_with(&inputs.with_cache(&mut KvCache::rotating(usize::MAX)), &options()).unwrap();
+    layer.attend_with(&inputs.with_cache(&mut KvCache::streaming(usize::MAX)), &options()).unwrap();
     let appended = random_layer(&AttentionConfig::new(24, 4).with_add_zero_attn(true), 0.4, &mut random);
     let refused = appended.attend_with(&inputs.with_cache(&mut KvCache::growing()), &options());
     says(refused, &["add_bias_kv or add_zero_attn", "false with a cache"]);

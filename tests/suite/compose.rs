@@ -21,8 +21,8 @@ mod vit_block;
 
 use std::collections::BTreeMap;
 
-use candle_attention::PaddedIds;
 use candle_attention::checkpoint::Checkpoint;
+use candle_attention::{KvCache, PaddedIds};
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{AdamW, Optimizer, VarMap};
 use gpt::Gpt;
@@ -90,6 +90,49 @@ fn qwen3_equals_the_one_of_transformers() {
     }
     let said = succeeds(example("qwen3").arg(fixture("compose/qwen3")).args(["--count", "12"]).args(written(&rows)));
     assert_eq!(said.lines().collect::<Vec<_>>(), written(&generated));
+}
+
+/// Continuous batching: requests are prefilled alone, join those that are running, and leave when they are done. The
+/// second layer has a window of 5 tokens.
+#[test]
+fn requests_join_and_leave_a_running_qwen3() {
+    let golden = Golden::open("compose/qwen3/golden.safetensors");
+    let (model, rows, generated) = (Qwen3::load(&fixture("compose/qwen3")).unwrap(), rows(&golden), generated(&golden));
+    let kinds: [fn() -> Vec<KvCache>; 3] = [
+        || vec![KvCache::growing(), KvCache::growing()],
+        || vec![KvCache::growing(), KvCache::rotating(5)],
+        || vec![KvCache::fixed(24), KvCache::rotating(7)],
+    ];
+    for caches in kinds {
+        let (mut batch, mut running) = (caches(), Vec::new());
+        for step in 0..20 {
+            if let Some(i) = [0, 3, 7].into_iter().position(|start| start == step) {
+                let mut own = caches();
+                let best = model.forward(&rows[i..=i], &mut own).unwrap().argmax(D::Minus1).unwrap();
+                assert_eq!(best.to_vec2::<u32>().unwrap()[0][rows[i].len() - 1], generated[i][0]);
+                batch.iter_mut().zip(&own).for_each(|(cache, own)| cache.append_sequences(own).unwrap());
+                running.push((i, 1));
+            }
+            let last: Vec<Vec<u32>> = running.iter().map(|&(i, count)| vec![generated[i][count - 1]]).collect();
+            let logits = model.forward(&last, &mut batch).unwrap().squeeze(1).unwrap();
+            let best = logits.argmax(D::Minus1).unwrap().to_vec1::<u32>().unwrap();
+            for (at, (i, count)) in running.iter_mut().enumerate() {
+                assert_eq!(best[at], generated[*i][*count], "row {i}, token {count}");
+                if *count == 11 {
+                    let want = golden.get("last_logits").get(*i).unwrap();
+                    assert_close("the last", &logits.get(at).unwrap(), &want, LAYER);
+                }
+                *count += 1;
+            }
+            let left: Vec<usize> = (0..running.len()).filter(|&at| running[at].1 < 12).collect();
+            if left.is_empty() {
+                break;
+            }
+            batch.iter_mut().for_each(|cache| cache.select_sequences(&left).unwrap());
+            running = left.into_iter().map(|at| running[at]).collect();
+        }
+        assert!(running.iter().all(|(_, count)| *count == 12), "{running:?}");
+    }
 }
 
 #[test]

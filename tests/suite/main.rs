@@ -3,7 +3,9 @@
 //! golden values.
 
 mod absurd;
+mod cache_batches;
 mod cache_edits;
+mod cache_layers;
 mod cache_programs;
 mod cached_rotation;
 mod caches;

@@ -43,26 +43,26 @@ fn cached_calls_have_plans_and_stay_as_they_were() {
     let xs = Random::new(91).tensor(&[2, 3, 12], DType::F32);
     let (mask, options) = (AttentionMask::causal(), AttentionOptions::default());
     let inputs = AttentionInputs::self_attention(&xs, &mask);
-    for cache in [KvCache::growing, || KvCache::fixed(8), || KvCache::rotating(4)] {
+    for cache in [KvCache::growing, || KvCache::fixed(8), || KvCache::streaming(4)] {
         for lengths in [None, Some(&[3, 1][..])] {
-            let mut cache = cache();
-            for _ in 0..2 {
-                let (before, held) = (cache.len(), cache.retained_len());
-                let next = match lengths {
-                    Some(lengths) => inputs.with_cache_lengths(&mut cache, lengths),
-                    None => inputs.with_cache(&mut cache),
-                };
-                let plan = |layer: &MultiHeadAttention| layer.plan(&next, &options).unwrap();
-                assert_eq!(plan(&fixed).backend, Backend::Cpu);
-                assert_eq!(plan(&learning).backend, Backend::Eager);
-                let forced = options.with_backend(Backend::Eager);
-                assert_eq!(fixed.plan(&next, &forced).unwrap().backend, Backend::Eager);
-                assert_eq!((cache.len(), cache.retained_len()), (before, held), "a plan changes nothing");
-                let next = match lengths {
-                    Some(lengths) => inputs.with_cache_lengths(&mut cache, lengths),
-                    None => inputs.with_cache(&mut cache),
-                };
-                fixed.attend_with(&next, &options).unwrap();
+            for (layer, backend) in [(&fixed, Backend::Cpu), (&learning, Backend::Eager)] {
+                let mut cache = cache();
+                for _ in 0..2 {
+                    let (before, held) = (cache.len(), cache.retained_len());
+                    let next = match lengths {
+                        Some(lengths) => inputs.with_cache_lengths(&mut cache, lengths),
+                        None => inputs.with_cache(&mut cache),
+                    };
+                    assert_eq!(layer.plan(&next, &options).unwrap().backend, backend);
+                    let forced = options.with_backend(Backend::Eager);
+                    assert_eq!(layer.plan(&next, &forced).unwrap().backend, Backend::Eager);
+                    assert_eq!((cache.len(), cache.retained_len()), (before, held), "a plan changes nothing");
+                    let next = match lengths {
+                        Some(lengths) => inputs.with_cache_lengths(&mut cache, lengths),
+                        None => inputs.with_cache(&mut cache),
+                    };
+                    layer.attend_with(&next, &options).unwrap();
+                }
             }
         }
     }

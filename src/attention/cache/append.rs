@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::kv_cache::{CacheKind, KvCache, Sequence};
+use super::layer_id::LayerId;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::ExplicitPositions;
@@ -10,10 +11,12 @@ use crate::tensor::check_tensor_memory;
 
 /// The new tokens of a call with a cache.
 pub(in crate::attention) struct NewTokens {
+    /// The layer that makes their keys; `None` for keys and values of one's own.
+    pub layer: Option<LayerId>,
     /// Tokens of each sequence that are not padding.
     pub counts: Vec<usize>,
-    /// The key at which they start, and the number of keys, per sequence; `None` if they end at the last key in every
-    /// sequence.
+    /// The key at which they start, and the number of keys that they attend to, per sequence; `None` if they end at the
+    /// last key in every sequence.
     pub unequal: Option<[Vec<usize>; 2]>,
     /// The position of the first one in each sequence.
     pub starts: Vec<usize>,
@@ -34,7 +37,7 @@ pub(in crate::attention) struct TokenShape {
 }
 
 impl TokenShape {
-    fn of([keys, values]: [&Tensor; 2]) -> Result<Self> {
+    pub(super) fn of([keys, values]: [&Tensor; 2]) -> Result<Self> {
         let (b, _, h_kv, d) = keys.dims4()?;
         Ok(Self { b, h_kv, d, d_v: values.dim(3)?, dtype: keys.dtype() })
     }
@@ -60,7 +63,7 @@ fn slack(window: usize) -> usize {
 }
 
 /// Checks that there is memory for `columns` tokens.
-fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
+pub(super) fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
     let what = format!("the capacity of a cache for {}", of.describe());
     check_tensor_memory(&what, columns, &[of.b, of.h_kv, of.d.saturating_add(of.d_v), columns], of.dtype, device)
 }
@@ -76,19 +79,64 @@ impl KvCache {
         self.retained_len() > 0 && self.buffers.iter().flatten().any(Tensor::track_op)
     }
 
-    /// The window of a rotating cache.
+    /// The window of a rotating or streaming cache.
     pub(super) fn window(&self) -> Option<usize> {
         match self.kind {
-            CacheKind::Rotating(window) => Some(window),
+            CacheKind::Rotating(window) | CacheKind::Streaming(window) => Some(window),
             _ => None,
         }
     }
 
-    /// The key at which a chunk of `s` tokens starts, and the number of keys with it, per sequence, unless it begins
-    /// and ends at the same key in every sequence. The first `new` tokens of each sequence are not padding.
+    /// Checks that a rotating cache keeps what `mask` lets a query see.
+    pub(in crate::attention) fn check_window(&self, mask: &AttentionMask) -> Result<()> {
+        let CacheKind::Rotating(window) = self.kind else { return Ok(()) };
+        if mask.narrowest_window().left.is_some_and(|left| left < window) {
+            return Ok(());
+        }
+        let expected = format!(
+            "one with a window of at most {window} tokens, which the cache keeps; `KvCache::streaming` cuts any mask to \
+             its window"
+        );
+        Err(Error::value("the mask of a call with a rotating cache", mask, expected))
+    }
+
+    /// Checks that the keys in the cache were made by `layer`.
+    pub(in crate::attention) fn check_layer(&self, layer: Option<LayerId>) -> Result<()> {
+        let what = "the key-value cache";
+        match layer {
+            _ if self.retained_len() == 0 || layer == self.layer => Ok(()),
+            None => {
+                Err(Error::value(what, "one with keys of a layer", "one that `append` alone has filled, or a new one"))
+            }
+            Some(layer) => {
+                let expected = "one that this layer has filled with its present weights: each layer has a cache of its \
+                                own, and `reset` empties one";
+                layer.check(self.layer, what, expected)
+            }
+        }
+    }
+
+    /// Checks that tokens are like those in the cache, if there are sequences in it.
+    pub(super) fn check_alike(&self, what: &str, of: TokenShape, device: &Device) -> Result<()> {
+        let Some([keys, values]) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else { return Ok(()) };
+        let retained = TokenShape::of([keys, values])?;
+        if !keys.device().same_device(device) {
+            let [found, expected] = [device, keys.device()].map(|device| format!("{:?}", device.location()));
+            return Err(Error::Device { tensor: what.to_string(), found, expected });
+        }
+        if retained != of {
+            return Err(Error::value(what, of.describe(), format!("as in the cache, {}", retained.describe())));
+        }
+        Ok(())
+    }
+
+    /// The key at which a chunk of `s` tokens starts, and the number of keys that it attends to, per sequence, unless it
+    /// begins and ends at the same key in every sequence. The first `new` tokens of each sequence are not padding.
     pub(in crate::attention) fn unequal(&self, new: &[usize], s: usize) -> Option<[Vec<usize>; 2]> {
         let retained: Vec<usize> = self.sequences_of(new.len()).iter().map(|sequence| sequence.retained).collect();
-        let totals = retained.iter().zip(new).map(|(retained, new)| retained + new).collect();
+        // A sequence without new tokens attends to nothing.
+        let totals =
+            retained.iter().zip(new).map(|(retained, &new)| if new > 0 { retained + new } else { 0 }).collect();
         (!aligned(&retained, new, s)).then_some([retained, totals])
     }
 
@@ -127,17 +175,7 @@ impl KvCache {
         if let Some(length) = new.iter().find(|length| **length > s) {
             return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
         }
-        if let Some([keys, values]) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) {
-            let retained = TokenShape::of([keys, values])?;
-            if !keys.device().same_device(device) {
-                let [found, expected] = [device, keys.device()].map(|device| format!("{:?}", device.location()));
-                return Err(Error::Device { tensor: "a call with a cache".to_string(), found, expected });
-            }
-            if retained != of {
-                let expected = format!("as in the cache, {}", retained.describe());
-                return Err(Error::value("a call with a cache", of.describe(), expected));
-            }
-        }
+        self.check_alike("a call with a cache", of, device)?;
         let tokens = self.mask_columns(&new);
         match self.kind {
             CacheKind::Fixed(capacity) if capacity > MAX_CAPACITY => {
@@ -156,13 +194,13 @@ impl KvCache {
 
     /// Adds keys and values `(b, s, h_kv, d)`, and returns all that the chunk attends to. `tracked`: whether the call
     /// tracks a gradient, of the keys or of anything else.
-    pub(in crate::attention) fn append(
+    pub(in crate::attention) fn add(
         &mut self,
         [k, v]: [Tensor; 2],
         new: &NewTokens,
         tracked: bool,
     ) -> Result<[Tensor; 2]> {
-        let NewTokens { counts: new, rotated_for, explicit, .. } = new;
+        let NewTokens { layer, counts: new, rotated_for, explicit, .. } = new;
         let mut sequences = self.sequences_of(new.len());
         let retained: Vec<usize> = sequences.iter().map(|sequence| sequence.retained).collect();
         let totals: Vec<usize> = retained.iter().zip(new).map(|(retained, new)| retained + new).collect();
@@ -201,6 +239,7 @@ impl KvCache {
             }
         }
         self.sequences = sequences;
+        self.layer = *layer;
         Ok([keys, values])
     }
 
@@ -246,7 +285,7 @@ impl KvCache {
             old => {
                 let columns = match self.kind {
                     CacheKind::Fixed(capacity) => capacity,
-                    CacheKind::Rotating(window) => {
+                    CacheKind::Rotating(window) | CacheKind::Streaming(window) => {
                         let largest = window.saturating_add(slack(window));
                         tokens.saturating_mul(2).max(INITIAL_CAPACITY).min(largest)
                     }

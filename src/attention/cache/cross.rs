@@ -1,8 +1,9 @@
 //! Cross-attention to a memory whose keys and values are projected once.
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 
 use super::kv_cache::check_sequences;
+use super::layer_id::LayerId;
 use crate::attention::MultiHeadAttention;
 use crate::error::{Error, Result};
 use crate::tensor::select;
@@ -11,7 +12,8 @@ use crate::tensor::select;
 ///
 /// [`MultiHeadAttention::cross_cache`] makes it and
 /// [`AttentionInputs::cross_cached`](crate::AttentionInputs::cross_cached) uses it. The memory cannot be exchanged:
-/// another one is another cache. A clone shares the tensors.
+/// another one is another cache. Nor can the weights: after a change of variables the cache is an error, and the layer
+/// makes another one. A clone shares the tensors.
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
@@ -37,8 +39,7 @@ pub struct CrossCache {
     pub(in crate::attention) values: Tensor,
     /// Tokens of the memory.
     len: usize,
-    /// The id of the projections that made the keys.
-    pub(in crate::attention) layer: TensorId,
+    layer: LayerId,
 }
 
 impl CrossCache {
@@ -60,6 +61,12 @@ impl CrossCache {
     /// Whether a gradient flows into the memory.
     pub(in crate::attention) fn tracks_gradient(&self) -> bool {
         self.keys.track_op() || self.values.track_op()
+    }
+
+    /// Checks that the layer made the cache with its present weights.
+    pub(in crate::attention) fn check_layer(&self, layer: &MultiHeadAttention) -> Result<()> {
+        let expected = "one that this layer made with its present weights, by `cross_cache`";
+        layer.present_id()?.check(Some(self.layer), "the cache for cross-attention", expected)
     }
 
     /// The cache of these sequences, in this order. A sequence may be repeated: `&[0, 0, 0]` gives three beams the
@@ -86,7 +93,7 @@ impl MultiHeadAttention {
         }
         self.check_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
-        let layer = self.qkv.id();
+        let layer = self.present_id()?;
         Ok(CrossCache { keys: k.contiguous()?, values: v.contiguous()?, len: keys.dim(1)?, layer })
     }
 }

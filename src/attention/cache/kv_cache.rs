@@ -5,16 +5,23 @@ use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 
+use super::append::{NewTokens, TokenShape, check_memory};
+use super::layer_id::LayerId;
 use crate::error::{Error, Result};
-use crate::tensor::{check_tensor_memory, select};
+use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 
 /// Cached keys and values of a layer's earlier tokens, for sequences that run in chunks of any size.
 ///
-/// A cache belongs to one layer and one batch. It is filled by calls over inputs
-/// [with this cache](crate::AttentionInputs::with_cache).
+/// A cache belongs to one layer and one batch. It is filled by
+/// [`MultiHeadAttention::step`](crate::MultiHeadAttention::step), by calls over inputs
+/// [with this cache](crate::AttentionInputs::with_cache), or with keys and values of one's own by
+/// [`append`](Self::append). As long as it holds a token, another layer is an error, and so is this layer after its
+/// weights have changed: keys of old weights are not those that the new ones would give. Clones and frozen copies of
+/// the layer are the same layer. A layer of variables is compared with its weights of the call before, which takes as
+/// long as reading them; its [frozen](crate::MultiHeadAttention::frozen) copy needs no comparison.
 ///
 /// # Result
-/// Chunks give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a layer whose
+/// Chunks of a causal layer give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a layer whose
 /// weights are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep them in f32
 /// where the layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by the rounding
 /// of keys, values and queries to the layer's dtype, which is what PyTorch does in every call. All chunkings of a
@@ -34,20 +41,17 @@ use crate::tensor::{check_tensor_memory, select};
 ///
 /// ```
 /// use candle_attention::{
-///     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
+///     AttentionConfig, AttentionMask, KvCache, MultiHeadAttention,
 /// };
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
 ///
 /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb)?;
+/// let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2).with_mask(AttentionMask::causal()), vb)?;
 /// let xs = Tensor::randn(0f32, 1., (1, 5, 8), &Device::Cpu)?;
-/// let (mask, options) = (AttentionMask::causal(), AttentionOptions::default());
 /// let mut cache = KvCache::growing();
 /// for token in 0..5 {
-///     let xs = xs.narrow(1, token, 1)?;
-///     let inputs = AttentionInputs::self_attention(&xs, &mask).with_cache(&mut cache);
-///     assert_eq!(layer.attend_with(&inputs, &options)?.output.dims(), [1, 1, 8]);
+///     assert_eq!(layer.step(&xs.narrow(1, token, 1)?, &mut cache)?.dims(), [1, 1, 8]);
 /// }
 /// assert_eq!(cache.len(), 5);
 /// // Speculative decoding: the last two tokens were rejected.
@@ -62,12 +66,14 @@ pub struct KvCache {
     /// Keys and values, `(b, columns, h_kv, d)` each. Sequence `i` has its kept tokens in the columns
     /// `first .. first + sequences[i].retained`.
     pub(super) buffers: Option<[Tensor; 2]>,
-    /// 0 but in a rotating cache.
+    /// 0 but in a rotating or streaming cache.
     pub(super) first: usize,
     /// One per sequence; empty before the first call.
     pub(super) sequences: Vec<Sequence>,
     /// Whether a call tracked a gradient: its graph may hold the buffers, which nothing is written into any more.
     pub(super) in_graph: bool,
+    /// The layer that made the keys, while there are some; `None` for those of `append`.
+    pub(super) layer: Option<LayerId>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +81,7 @@ pub(super) enum CacheKind {
     Growing,
     Fixed(usize),
     Rotating(usize),
+    Streaming(usize),
 }
 
 /// What is cached of one sequence.
@@ -84,8 +91,8 @@ pub(in crate::attention) struct Sequence {
     pub retained: usize,
     /// Tokens that a rotating cache dropped, all before those that it keeps.
     pub dropped: usize,
-    /// For each token seen, one more than the largest position so far; `None` as long as positions are 0, 1, 2, ….
-    pub ends: Option<Vec<usize>>,
+    /// Where each token seen stands; `None` as long as positions are 0, 1, 2, ….
+    pub positions: Option<Vec<usize>>,
     /// The length of the sequence for which the kept keys are rotated.
     pub rotated_for: usize,
 }
@@ -98,20 +105,29 @@ impl Sequence {
     /// Takes note of the positions of `new` more tokens, before they are counted as kept. `position` is `None` for
     /// tokens that follow each other.
     pub(super) fn add(&mut self, new: usize, position: impl Fn(usize) -> Option<usize>) {
-        let (seen, mut end) = (self.seen(), self.next_position());
+        let (seen, mut next) = (self.seen(), self.next_position());
         for token in 0..new {
-            let next = position(token).map_or(end + 1, |position| end.max(position.saturating_add(1)));
-            if self.ends.is_none() && next != seen + token + 1 {
-                self.ends = Some((1..=seen + token).collect());
+            let position = position(token).unwrap_or(next);
+            if self.positions.is_none() && position != seen + token {
+                self.positions = Some((0..seen + token).collect());
             }
-            self.ends.iter_mut().for_each(|ends| ends.push(next));
-            end = next;
+            self.positions.iter_mut().for_each(|positions| positions.push(position));
+            next = next.max(position.saturating_add(1));
         }
     }
 
     /// The position of the next token.
     pub(in crate::attention) fn next_position(&self) -> usize {
-        self.ends.as_ref().map_or_else(|| self.seen(), |ends| ends.last().copied().unwrap_or(0))
+        let end = |positions: &Vec<usize>| positions.iter().max().map_or(0, |last| last.saturating_add(1));
+        self.positions.as_ref().map_or_else(|| self.seen(), end)
+    }
+
+    /// Keeps these of the kept tokens, which are counted from the first one seen.
+    fn select(&mut self, tokens: &[usize]) {
+        let kept = (0..self.dropped).chain(tokens.iter().copied());
+        let kept: Vec<usize> = kept.map(|token| self.positions.as_ref().map_or(token, |all| all[token])).collect();
+        self.retained = tokens.len();
+        self.positions = Some(kept).filter(|kept| !kept.iter().copied().eq(0..kept.len()));
     }
 }
 
@@ -128,9 +144,9 @@ impl KvCache {
         Self::new(CacheKind::Fixed(capacity))
     }
 
-    /// A cache of the last `window` tokens, for layers with a sliding window. A query attends to itself and to the
-    /// `window - 1` tokens before it, whatever the mask, so that the result does not depend on the size of the chunks.
-    /// A window of 0 is an error at the first call.
+    /// A cache of the last `window` tokens, for layers with a sliding window. The mask of the layer, with that of the
+    /// call, has to be a [`window`](crate::AttentionMask::window) of at most this many tokens, or the call is an error:
+    /// what the cache drops must be what no query sees any more. A window of 0 is an error at the first call.
     ///
     /// A call attends to the kept tokens and the new ones; a mask that is a tensor has
     /// [`mask_columns`](Self::mask_columns) columns, and [`select_columns`](Self::select_columns) cuts them from a mask
@@ -139,8 +155,16 @@ impl KvCache {
         Self::new(CacheKind::Rotating(window))
     }
 
+    /// A [`rotating`](Self::rotating) cache for a layer without a window, which it cuts to one: a query attends to
+    /// itself and to the `window - 1` tokens before it, whatever the mask. For streams without an end in bounded memory,
+    /// as with attention sinks. The result is that of the layer under such a window, in chunks of any size, and not that
+    /// of one call over all tokens.
+    pub fn streaming(window: usize) -> Self {
+        Self::new(CacheKind::Streaming(window))
+    }
+
     fn new(kind: CacheKind) -> Self {
-        Self { kind, buffers: None, first: 0, sequences: Vec::new(), in_graph: false }
+        Self { kind, buffers: None, first: 0, sequences: Vec::new(), in_graph: false, layer: None }
     }
 
     /// Tokens seen so far in the longest sequence, including those that a rotating cache dropped.
@@ -174,7 +198,7 @@ impl KvCache {
     pub fn capacity(&self) -> Option<usize> {
         match self.kind {
             CacheKind::Growing => None,
-            CacheKind::Fixed(tokens) | CacheKind::Rotating(tokens) => Some(tokens),
+            CacheKind::Fixed(tokens) | CacheKind::Rotating(tokens) | CacheKind::Streaming(tokens) => Some(tokens),
         }
     }
 
@@ -194,7 +218,8 @@ impl KvCache {
     /// sequence of fewer tokens stays as it is. Nothing is copied.
     ///
     /// A rotating cache has only the tokens of the last window. Until it drops one, it can be truncated to any length.
-    /// Afterwards the tokens that the next query sees still have to be there, which leaves at most one token to remove.
+    /// Afterwards the tokens that the next query sees still have to be there, which leaves at most one token to remove,
+    /// or all of them.
     ///
     /// # Errors
     /// A rotating cache has dropped tokens that a sequence of `len` tokens sees. The cache is unchanged then.
@@ -214,24 +239,81 @@ impl KvCache {
             return Err(Error::value("the number of lengths", lengths.len(), expected));
         }
         for (i, (sequence, &len)) in self.sequences.iter().zip(lengths).enumerate() {
-            let Sequence { dropped, .. } = *sequence;
             if len > sequence.seen() {
                 let expected = format!("at most {}, the tokens of the sequence", sequence.seen());
                 return Err(Error::value(format!("lengths[{i}]"), len, expected));
             }
-            if let CacheKind::Rotating(window) = self.kind
-                && dropped > 0
-                && len < dropped.saturating_add(window - 1)
-            {
-                let least = dropped.saturating_add(window - 1);
-                let expected = format!("at least {least}: the cache has dropped the first {dropped} tokens");
-                return Err(Error::value(format!("the length of sequence {i} in a rotating cache"), len, expected));
-            }
+            self.check_shorter(i, len)?;
         }
         for (sequence, &len) in self.sequences.iter_mut().zip(lengths) {
-            sequence.retained = len - sequence.dropped;
-            sequence.ends.iter_mut().for_each(|ends| ends.truncate(len));
+            match len {
+                0 => *sequence = Sequence::default(),
+                _ => sequence.retained = len - sequence.dropped,
+            }
+            sequence.positions.iter_mut().for_each(|positions| positions.truncate(len));
         }
+        Ok(())
+    }
+
+    /// Checks that sequence `i` can be shortened to `len` tokens: what the next query sees is still there.
+    fn check_shorter(&self, i: usize, len: usize) -> Result<()> {
+        let dropped = self.sequences[i].dropped;
+        let least = dropped.saturating_add(self.window().map_or(0, |window| window - 1));
+        if dropped == 0 || len == 0 || len >= least {
+            return Ok(());
+        }
+        let expected = format!("0 or at least {least}: the cache has dropped the first {dropped} tokens");
+        Err(Error::value(format!("the length of sequence {i} in a rotating cache"), len, expected))
+    }
+
+    /// Keeps these tokens of a sequence, in increasing order, and forgets the others: the accepted path of a tree of
+    /// drafts. Tokens are counted from the first one that the sequence has seen, as in
+    /// [`retained_range`](Self::retained_range). Those before the first gap stay where they are, and only those behind
+    /// it are moved.
+    ///
+    /// ```text
+    /// // After a prompt of 9 tokens a tree of 6 drafts, of which a path of three was accepted.
+    /// cache.select_tokens(0, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 14])
+    /// ```
+    ///
+    /// A token keeps its position, for which its key is rotated: the drafts of a tree have
+    /// [positions](crate::AttentionOptions::positions) by their depth, so that those of a path follow each other. Masks
+    /// go by the new order. The next token stands behind the largest position that is kept.
+    ///
+    /// # Errors
+    /// There is no such sequence or token, tokens are not in increasing order, or a rotating cache has dropped tokens
+    /// that a sequence of so many tokens sees. The cache is unchanged then.
+    pub fn select_tokens(&mut self, sequence: usize, tokens: &[usize]) -> Result<()> {
+        check_sequences(&[sequence], self.sequences.len())?;
+        let Sequence { dropped, .. } = self.sequences[sequence];
+        let range = dropped..self.sequences[sequence].seen();
+        if let Some(token) = tokens.iter().find(|token| !range.contains(token)) {
+            return Err(Error::value("a token to select", token, format!("one in {range:?}, which the cache keeps")));
+        }
+        if !tokens.is_sorted_by(|a, b| a < b) {
+            let expected = "one in increasing order, each token once";
+            return Err(Error::value("the list of tokens to select", format!("{tokens:?}"), expected));
+        }
+        self.check_shorter(sequence, dropped + tokens.len())?;
+        let in_place = tokens.iter().zip(range).take_while(|(token, here)| *token == here).count();
+        let moved: Vec<usize> = tokens[in_place..].iter().map(|token| self.first + token - dropped).collect();
+        if let Some([keys, values]) = self.buffers.as_ref().filter(|_| !moved.is_empty()) {
+            let shared = self.in_graph || keys.track_op() || values.track_op();
+            let start = self.first + in_place;
+            let written = |buffer: &Tensor| {
+                let row = buffer.narrow(0, sequence, 1)?;
+                let chosen = select(&row, &moved, 1)?;
+                if !shared {
+                    row.slice_set(&chosen, 1, start)?;
+                    return Ok(buffer.clone());
+                }
+                let (_, _, h, d) = buffer.dims4()?;
+                let there = [sequence..sequence + 1, start..start + moved.len(), 0..h, 0..d];
+                Ok::<_, Error>(buffer.slice_assign(&there, &chosen)?)
+            };
+            self.buffers = Some([written(keys)?, written(values)?]);
+        }
+        self.sequences[sequence].select(tokens);
         Ok(())
     }
 
@@ -264,6 +346,98 @@ impl KvCache {
         }
         self.sequences = sequences.iter().map(|&sequence| self.sequences[sequence].clone()).collect();
         Ok(())
+    }
+
+    /// Adds the sequences of `other` behind those of the batch: continuous batching, where a request is prefilled in a
+    /// cache of its own and then joins those that are running. `other` stays as it is. The batch is copied once.
+    ///
+    /// # Errors
+    /// `other` is of another kind or capacity, of another layer or of other weights of it, or holds other sizes, another
+    /// dtype or device. The cache is unchanged then.
+    pub fn append_sequences(&mut self, other: &Self) -> Result<()> {
+        let what = "a cache to append";
+        if self.kind != other.kind {
+            let expected = format!("{:?}, as the cache that it is appended to", self.kind);
+            return Err(Error::value(what, format!("{:?}", other.kind), expected));
+        }
+        let (Some([keys, values]), false) = (&other.buffers, other.sequences.is_empty()) else { return Ok(()) };
+        let Some(own) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else {
+            *self = other.try_clone()?;
+            return Ok(());
+        };
+        let (of, b) = (TokenShape::of([keys, values])?, self.sequences.len());
+        self.check_alike(what, TokenShape { b, ..of }, keys.device())?;
+        let layer = if self.retained_len() > 0 { self.layer } else { other.layer };
+        if other.retained_len() > 0 && other.layer != layer {
+            let expected = "one that the layer of the batch has filled, with the same weights";
+            return Err(Error::value(what, "one of another layer or of other weights", expected));
+        }
+        // candle cannot concatenate an empty tensor.
+        let columns = self.retained_len().max(other.retained_len()).max(1);
+        check_memory(&TokenShape { b: b.saturating_add(of.b), ..of }, columns, keys.device())?;
+        let widened = |cache: &Self, buffer: &Tensor| match (cache.retained_len(), buffer.dims4()?) {
+            (0, (b, _, h, d)) => Tensor::zeros((b, columns, h, d), buffer.dtype(), buffer.device()),
+            (retained, _) => buffer.narrow(1, cache.first, retained)?.pad_with_zeros(1, 0, columns - retained),
+        };
+        let joined = |own: &Tensor, new: &Tensor| Tensor::cat(&[widened(self, own)?, widened(other, new)?], 0);
+        self.buffers = Some([joined(&own[0], keys)?, joined(&own[1], values)?]);
+        (self.first, self.layer) = (0, layer);
+        self.sequences.extend_from_slice(&other.sequences);
+        Ok(())
+    }
+
+    /// Adds keys `(b, s, h_kv, d)` and values `(b, s, h_kv, d_v)` of one's own, for attention that is composed on
+    /// [`sdpa::attend_bshd`](crate::sdpa::attend_bshd): latent, gated or another one that the layer does not have.
+    /// Returns the keys and values that the `s` new queries attend to, `(b, kept + s, h_kv, ·)`. They are views of the
+    /// cache, which later calls do not change unless tokens are removed; keys and values that track a gradient are
+    /// concatenated instead.
+    ///
+    /// Keys are rotated before, for the positions `len() .. len() + s`. The mask of the call is
+    /// [`causal`](crate::AttentionMask::causal), or the window of the layer, both of which are aligned with the last
+    /// key. With a rotating or streaming cache it has to be a window of at most as many tokens as the cache keeps,
+    /// `window(Some(tokens - 1), Some(0))`: the cache does not see the mask, and returns more keys than the first of
+    /// several queries may see.
+    ///
+    /// ```
+    /// use candle_attention::sdpa::{SdpaOptions, attend_bshd};
+    /// use candle_attention::{AttentionMask, KvCache};
+    /// # use candle_core::{Device, Tensor};
+    /// # let random = |dims: (usize, usize, usize, usize)| Tensor::randn(0f32, 1., dims, &Device::Cpu);
+    /// let mut cache = KvCache::growing();
+    /// for s in [5, 1, 1] {
+    ///     let (q, k, v) = (random((2, s, 4, 8))?, random((2, s, 2, 8))?, random((2, s, 2, 6))?);
+    ///     let (k, v) = cache.append(&k, &v)?;
+    ///     let attended = attend_bshd(&q, &k, &v, &SdpaOptions::new(AttentionMask::causal()))?;
+    ///     assert_eq!(attended.output.dims(), [2, s, 4, 6]);
+    /// }
+    /// assert_eq!(cache.len(), 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Keys and values differ in more than `d`, or from those in the cache; the cache was filled by a layer, is full, or
+    /// holds sequences of unequal length, under whose keys no mask of equal queries fits. It is unchanged then.
+    pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (b, s, h_kv, _) = keys.dims4().map_err(|_| Error::shape("keys", keys.dims(), "(b, s, h_kv, d)"))?;
+        if values.rank() != 4 || values.dims()[..3] != [b, s, h_kv] {
+            return Err(Error::shape("values", values.dims(), format!("({b}, {s}, {h_kv}, d_v)")));
+        }
+        same_dtype_and_device("values", values, keys)?;
+        let counts = self.check_chunk(TokenShape::of([keys, values])?, keys.device(), s, None)?;
+        self.check_layer(None)?;
+        if self.unequal(&counts, s).is_some() {
+            let expected = "equal ones; a layer of the crate takes unequal ones";
+            return Err(Error::value(
+                "the lengths of the sequences in the cache",
+                format!("{:?}", self.lengths()),
+                expected,
+            ));
+        }
+        let starts = vec![self.len(); b];
+        let rotated_for = vec![self.len() + s; b];
+        let new = NewTokens { layer: None, counts, unequal: None, starts, rotated_for, explicit: None };
+        let [keys, values] = self.or_unchanged(|cache| cache.add([keys.clone(), values.clone()], &new, false))?;
+        Ok((keys, values))
     }
 
     /// Cuts a mask over all tokens to those that the next call attends to: `(b or 1, …, tokens)`, where the last

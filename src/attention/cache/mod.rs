@@ -4,14 +4,17 @@
 //! the same. Both hold tokens in the dtype of the layer: a half type costs half of the memory, and every chunking of a
 //! sequence reads the same rounded keys. Keys are cached after their rotation, because rotating all of them at each
 //! step would cost as much as the attention itself; where the rotation changes with the length of the sequence, a call
-//! that would need other keys fails before it changes the cache.
+//! that would need other keys fails before it changes the cache. So does a call of another layer, or of the same one
+//! after its weights have changed.
 
 mod append;
 mod cross;
 #[cfg(all(test, not(feature = "cuda")))]
 mod faults;
 mod kv_cache;
+mod layer_id;
 
 pub(super) use append::{NewTokens, TokenShape};
 pub use cross::CrossCache;
 pub use kv_cache::KvCache;
+pub(super) use layer_id::LayerId;
