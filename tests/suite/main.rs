@@ -20,11 +20,8 @@ mod empty;
 mod explicit_positions;
 mod families;
 mod family_keys;
-<<<<<<< HEAD
 mod files;
-=======
 mod family_layouts;
->>>>>>> w-fam
 mod fixtures;
 mod frozen;
 mod gradients;
@@ -41,11 +38,8 @@ mod locks;
 mod lora_names;
 mod manifest;
 mod masks;
-<<<<<<< HEAD
 mod messages;
-=======
 mod masks_or;
->>>>>>> w-mask
 mod model_types;
 mod norms;
 mod part;

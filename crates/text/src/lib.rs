@@ -97,7 +97,6 @@ pub mod train;
 #[cfg(feature = "visualize")]
 pub mod visualize;
 
-pub use candle_attention::ops::max_sim;
 pub use default_dtype::default_dtype;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
@@ -108,17 +107,6 @@ pub use model::options::{ForwardOptions, ForwardOutput};
 pub use model::pooling::{Pooling, PoolingMode};
 pub use model::text_model::TextModel;
 pub use model_files::ModelFiles;
-<<<<<<< HEAD
-#[cfg(feature = "tasks")]
-pub use multi_vector::MultiVectorEncoder;
-#[cfg(feature = "tasks")]
-pub use multi_vector::max_sim::max_sim;
-#[cfg(feature = "tasks")]
-pub use pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead};
-#[cfg(feature = "tasks")]
-pub use pruning::write::{PruneOptions, write_pruned, write_pruned_with};
-=======
->>>>>>> w-text
 pub use sentence::SentenceEncoder;
 pub use sentence::encode::EncodeIter;
 pub use sentence::fingerprint::fingerprint;
@@ -130,8 +118,6 @@ pub use sentence::similarity::SimilarityFunction;
 pub use text::attention_maps::MapOptions;
 pub use text::options::{EncodeOptions, Task};
 pub use text::tokenizer::Text;
-<<<<<<< HEAD
-=======
 #[cfg(feature = "tasks")]
 pub use {
     heads::head_model::HeadModel,
@@ -139,6 +125,7 @@ pub use {
     heads::task_head::TaskHead,
     m3::{M3Embedding, M3Encoder},
     multi_vector::MultiVectorEncoder,
+    multi_vector::max_sim::max_sim,
     pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead},
     pruning::write::{PruneOptions, write_pruned, write_pruned_with},
     sparse::SparseEncoder,
@@ -149,7 +136,6 @@ pub use {
     tasks::text_classifier::{Label, TextClassifier},
     tasks::token_classifier::{EntityOptions, TokenClassifier},
 };
->>>>>>> w-text
 
 /// Compiles the code blocks of the README and of the guide as doctests.
 #[cfg(all(doctest, feature = "tasks"))]

@@ -26,7 +26,6 @@ use crate::folder::ModelFolder;
 pub(crate) use crate::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 use crate::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
-use candle_attention::error::panic_message;
 use candle_attention::{Error, Result};
 
 /// The longest text, in bytes: 16 MiB. All of a text is normalized and split into words before it is cut to the maximum
@@ -318,7 +317,11 @@ impl Tokenizer {
 fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|e| Error::Tokenizer(e.to_string())),
-        Err(panic) => Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {}", panic_message(&*panic)))),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+            let text = text.unwrap_or("a panic without a message");
+            Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {text}")))
+        }
     }
 }
 
