@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_attention_cli::shared::{Result, about, read};
+use candle_attention_cli::shared::{Result, about};
 use serde_json::Value;
 
 /// A parsed config.json.
@@ -19,7 +19,7 @@ impl Config {
             return Err(about(folder, &found).into());
         }
         let path = folder.join("config.json");
-        Ok(Self { json: read::json(&path)?, path })
+        Ok(Self { json: candle_attention::io::read_json(&path)?, path })
     }
 
     /// A configuration that is written later, to this path.

@@ -115,7 +115,7 @@ pub fn check_output(folder: &Path, config: &Value) -> Result<()> {
     }
     let stated = folder.join("config.json");
     let is_empty = std::fs::read_dir(folder).map_err(|error| about(folder, &error))?.next().is_none();
-    if !is_empty && (!stated.exists() || read::json(&stated)? != *config) {
+    if !is_empty && (!stated.exists() || candle_attention::io::read_json::<serde_json::Value>(&stated)? != *config) {
         return Err(about(folder, &"holds other files: remove it, or write to another folder").into());
     }
     check_folder(folder, folder)
