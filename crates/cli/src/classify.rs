@@ -179,7 +179,7 @@ impl Classify {
             let labels = &labels[..labels.len().min(top as usize)];
             if self.json {
                 let line = Labels { text, pair: self.pair.as_deref(), labels };
-                writeln!(out, "{}", serde_json::to_string(&line)?)?;
+                print::json(&mut out, &line)?;
                 continue;
             }
             writeln!(out, "{}", print::one_line(text, WIDTH))?;
@@ -195,7 +195,7 @@ impl Classify {
         for (text, entities) in texts.iter().zip(found) {
             if self.json {
                 let line = Entities { text, entities: entities.iter().map(Found::of).collect() };
-                writeln!(out, "{}", serde_json::to_string(&line)?)?;
+                print::json(&mut out, &line)?;
                 continue;
             }
             writeln!(out, "{}", print::one_line(text, WIDTH))?;

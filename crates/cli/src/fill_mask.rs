@@ -68,7 +68,7 @@ impl Command for FillMask {
         let mut out = print::stdout();
         for (text, masks) in texts.iter().zip(&filled) {
             if self.json {
-                writeln!(out, "{}", serde_json::to_string(&Line { text, masks })?)?;
+                print::json(&mut out, &Line { text, masks })?;
                 continue;
             }
             writeln!(out, "{}", print::one_line(text, WIDTH))?;

@@ -58,7 +58,7 @@ fn inspect(arguments: &Inspect) -> Result<()> {
     let mut out = print::stdout();
     if arguments.json {
         for layer in &layers {
-            writeln!(out, "{}", ascii(&serde_json::to_string(layer)?))?;
+            print::json(&mut out, layer)?;
         }
     } else {
         print(&mut out, &layers, json.is_some())?;
@@ -127,14 +127,6 @@ fn missing_layers(checkpoint: &Checkpoint, layers: &[LayerInfo], json: &Value) -
     let (found, stack) = stacks.iter().map(|stack| (count(stack), stack)).max()?;
     let stack = stack.escape_debug();
     (found < stated).then(|| format!("`{key}` is {stated}, but the checkpoint has {found} layers below `{stack}`"))
-}
-
-/// JSON with escapes in place of what is not ASCII: a name must not control the terminal.
-fn ascii(json: &str) -> String {
-    let mut units = [0; 2];
-    let mut escaped =
-        |c: char| c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
-    json.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c.to_string() } else { escaped(c) }).collect()
 }
 
 /// Prints one line per layer.

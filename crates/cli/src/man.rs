@@ -45,7 +45,7 @@ impl ManPages {
         for (name, page) in &pages {
             write_file(&folder.join(name), page)?;
         }
-        writeln!(out, "{}: {}", folder.display(), print::count(pages.len(), "page"))?;
+        writeln!(out, "{}: {}", print::plain(folder.display()), print::count(pages.len(), "page"))?;
         Ok(out.flush()?)
     }
 }

@@ -97,7 +97,7 @@ impl Command for Rerank {
             }
             for hit in ranked {
                 let hit = Hit { document: documents[hit.index], score: hit.score };
-                writeln!(out, "{}", serde_json::to_string(&hit)?)?;
+                print::json(&mut out, &hit)?;
             }
             return Ok(out.flush()?);
         }

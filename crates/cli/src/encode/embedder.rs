@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::super::shared::model::{Batches, Model, note_truncated};
-use super::super::shared::{Result, bar, count_cut, read};
+use super::super::shared::{Result, bar, count_cut, print, read};
 use super::adaptation::Adaptation;
 use super::lines::{self, Arrivals, CHUNK_BYTES};
 use super::outputs::Outputs;
@@ -103,7 +103,7 @@ impl<'a> Embedder<'a> {
 fn print_embeddings(texts: &[&str], embeddings: &QuantizedEmbeddings, out: &mut impl Write) -> Result<()> {
     fn lines<T: Serialize>(texts: &[&str], rows: std::slice::Chunks<T>, out: &mut impl Write) -> Result<()> {
         for (text, embedding) in texts.iter().zip(rows) {
-            writeln!(out, "{}", serde_json::to_string(&Line { text, embedding })?)?;
+            print::json(out, &Line { text, embedding })?;
         }
         Ok(())
     }

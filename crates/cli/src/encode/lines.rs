@@ -81,7 +81,7 @@ pub fn stream(
 pub fn print_tokens(texts: &[&str], vectors: Vec<Tensor>, out: &mut impl Write) -> Result<()> {
     for (text, vectors) in texts.iter().zip(vectors) {
         let embeddings = vectors.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2()?;
-        writeln!(out, "{}", serde_json::to_string(&TokensLine { text, embeddings })?)?;
+        print::json(out, &TokensLine { text, embeddings })?;
     }
     Ok(())
 }

@@ -1,13 +1,12 @@
 //! JSON lines of models that make sparse vectors, or a vector per token.
 
-use std::io::Write;
 use std::path::Path;
 
 use candle_attention_text::{EncodeOptions, EncoderKind, MultiVectorEncoder, SparseEncoder, SparseVector};
 use serde::Serialize;
 
-use super::super::shared::Result;
 use super::super::shared::model::{Batches, Model, check_weights};
+use super::super::shared::{Result, print};
 use super::lines::{self, Arrivals, CHUNK_BYTES};
 use super::outputs::{Kind, Outputs};
 
@@ -34,7 +33,7 @@ pub fn stream(model: &Model, folder: &Path, batches: &Batches, outputs: &Outputs
                 None => encoder.encode(texts, options),
             };
             for (text, vector) in texts.iter().zip(vectors?) {
-                writeln!(out, "{}", serde_json::to_string(&SparseLine { text, vector })?)?;
+                print::json(out, &SparseLine { text, vector })?;
             }
             Ok(())
         });

@@ -34,7 +34,7 @@ pub fn embeddings(output: &Output, embeddings: &QuantizedEmbeddings, made: &str)
         return Ok(());
     }
     let mut out = print::stdout();
-    writeln!(out, "{}: {made}", output.path().display())?;
+    writeln!(out, "{}: {made}", print::plain(output.path().display()))?;
     Ok(out.flush()?)
 }
 

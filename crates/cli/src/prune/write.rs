@@ -7,6 +7,7 @@ use candle_attention::pruning::PrunedHeads;
 use candle_attention_text::{PruneOptions, write_pruned_with};
 
 use super::super::shared::output::folder_of;
+use super::super::shared::print::plain;
 use super::super::shared::{Result, about};
 use super::card::{self, Measured};
 
@@ -29,7 +30,7 @@ impl Written<'_> {
         let around = folder_of(target);
         std::fs::create_dir_all(around).map_err(|e| about(around, &e))?;
         write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(masked).with_card(&card))?;
-        let (count, shown) = (heads.count(), target.display());
+        let (count, shown) = (heads.count(), plain(target.display()));
         let [before, after] = [weights(folder)?, weights(target)?].map(|bytes| bytes as f64 / 1e6);
         match masked {
             true => writeln!(

@@ -60,7 +60,7 @@ impl Show {
         }
         for (rank, hit) in (1..).zip(hits) {
             if self.json {
-                writeln!(out, "{}", serde_json::to_string(&self.json_hit(query, rank, hit))?)?;
+                print::json(&mut out, &self.json_hit(query, rank, hit))?;
                 continue;
             }
             if self.context > 0 && rank > 1 {
@@ -133,9 +133,7 @@ fn others(hit: &Hit) -> String {
 }
 
 fn file(source: &Source, place: Place) -> String {
-    let path = source.documents[place.document].path.display().to_string();
-    // A name must not control the terminal.
-    path.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    print::plain(source.documents[place.document].path.display())
 }
 
 /// The lines around a place, with their numbers.

@@ -1,8 +1,12 @@
 //! Printing to standard output and standard error without a panic: `println!` panics on a closed pipe and on a full
 //! disk.
 
-use std::fmt::Arguments;
+use std::fmt::{Arguments, Display};
 use std::io::{BufWriter, Error, ErrorKind, Result, StdoutLock, Write};
+
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 
 /// Standard output, with errors that name it. It must be flushed.
 pub struct Stdout {
@@ -81,7 +85,8 @@ pub fn named<T>(result: Result<T>, name: &str) -> Result<T> {
 
 /// Prints one line to standard error. If that is closed or its disk is full, there is nobody to tell.
 pub fn to_stderr(line: Arguments) {
-    let _ = writeln!(Stderr, "{line}");
+    let lines: Vec<String> = line.to_string().split('\n').map(plain).collect();
+    let _ = writeln!(Stderr, "{}", lines.join("\n"));
 }
 
 /// Prints one line that begins with `note: ` to standard error.
@@ -94,13 +99,41 @@ pub fn count(number: usize, of_one: &str) -> String {
     format!("{number} {of_one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A text as one line of at most `width` columns, without control characters. A Chinese character takes two columns.
+/// A text from outside with spaces in place of the characters that control a terminal, or turn the direction of writing
+/// ("explicit directional formatting characters" of Unicode's annex 9).
+pub fn plain(text: impl Display) -> String {
+    let turns =
+        |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.to_string().chars().map(|c| if c.is_control() || turns(c) { ' ' } else { c }).collect()
+}
+
+/// [Plain](plain) text of at most `width` columns. A Chinese character takes two columns.
 pub fn one_line(text: &str, width: usize) -> String {
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    console::truncate_str(&line, width, "…").into_owned()
+    console::truncate_str(&plain(text), width, "…").into_owned()
 }
 
 /// The same, filled up with spaces to `width` columns.
 pub fn column(text: &str, width: usize) -> String {
     console::pad_str(&one_line(text, width), width, console::Alignment::Left, None).into_owned()
+}
+
+/// Writes a value as one line of JSON, with escapes in place of what is not ASCII: a text must not control the terminal.
+pub fn json(out: &mut impl Write, value: &impl Serialize) -> Result<()> {
+    value.serialize(&mut Serializer::with_formatter(&mut *out, Ascii))?;
+    writeln!(out)
+}
+
+/// JSON in one line whose texts are ASCII.
+struct Ascii;
+
+impl Formatter for Ascii {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, text: &str) -> Result<()> {
+        for part in text.split_inclusive(|c: char| !c.is_ascii_graphic() && c != ' ') {
+            let last = part.chars().next_back().filter(|c| !c.is_ascii_graphic() && *c != ' ');
+            let (shown, escaped) = part.split_at(part.len() - last.map_or(0, char::len_utf8));
+            out.write_all(shown.as_bytes())?;
+            escaped.encode_utf16().try_for_each(|unit| write!(out, "\\u{unit:04x}"))?;
+        }
+        Ok(())
+    }
 }

@@ -59,7 +59,7 @@ impl HeldBack {
         let Agreement { spearman, top_1_in_10 } = self.compare(&ours)?;
         let group = format!("the teacher's nearest of {} among the ten nearest", GROUP.min(texts.len()));
         let lines = [
-            format!("{}: {} texts held back", folder.display(), texts.len()),
+            format!("{}: {} texts held back", print::plain(folder.display()), texts.len()),
             format!("Spearman's correlation of similarities with the teacher's  {spearman:.3}"),
             format!("{group:<57}  {top_1_in_10:.3}"),
         ];

@@ -92,6 +92,40 @@ fn a_full_disk_is_one_line() {
     assert_eq!(wrong.stderr(full()).status().unwrap().code(), Some(2));
 }
 
+/// Texts and names of files can neither move the cursor nor turn the direction of writing.
+#[test]
+fn texts_and_names_do_not_control_the_terminal() {
+    let scratch = Scratch::new();
+    const EVIL: &str = "rent\u{202e}\u{2066}\u{9b}\u{1b}]0;\u{7f}größe";
+    let name = format!("{EVIL}.txt");
+    std::fs::write(scratch.path(&name), format!("{EVIL}\nA cat sat.\n")).unwrap();
+    let lines: [&[&str]; 12] = [
+        &["encode", EVIL, "b"],
+        &["encode", "--json", EVIL],
+        &["encode", "--file", &name],
+        &["encode", "--file", &name, "--output", &format!("{EVIL}.npy")],
+        &["search", "--file", &name, "rent"],
+        &["search", "--file", &name, "--json", EVIL],
+        &["rerank", "--model", "cross-encoder/ms-marco-MiniLM-L6-v2", EVIL, "--file", &name],
+        &["rerank", "--model", "cross-encoder/ms-marco-MiniLM-L6-v2", "a", EVIL, "--json"],
+        &["classify", "--model", "dslim/bert-base-NER", EVIL],
+        &["classify", "--model", "distilbert/distilbert-base-uncased-finetuned-sst-2-english", "--json", EVIL],
+        &["fill-mask", "--model", "google-bert/bert-base-uncased", "--json", &format!("{EVIL} [MASK]")],
+        &["encode", "--file", &format!("missing {EVIL}")],
+    ];
+    for line in lines {
+        let output = scratch.run(line).output().unwrap();
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        let controls = |c: char| c != '\n' && c.is_control() || ['\u{202e}', '\u{2066}'].contains(&c);
+        assert!(said.contains("rent") && !said.contains(controls), "{line:?}: {said:?}");
+        assert_eq!(output.status.success(), !line.last().unwrap().starts_with("missing"), "{line:?}: {said}");
+        if line.contains(&"--json") {
+            let parsed: serde_json::Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+            assert!(said.is_ascii() && parsed.to_string().contains("größe"), "{said}");
+        }
+    }
+}
+
 /// No program uses a macro that panics on a closed pipe.
 #[test]
 fn what_is_printed_goes_through_one_place() {
