@@ -179,14 +179,10 @@ fn name(model: &str) -> String {
 }
 
 fn texts(arguments: &Prune) -> Result<Vec<String>> {
-    let text = read::text(&arguments.file)?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let texts: Vec<String> = lines.take(arguments.limit).map(str::to_string).collect();
+    let mut texts = read::texts(&arguments.file, "text")?;
+    texts.truncate(arguments.limit);
     match texts.len() {
-        count @ (0 | 1) => {
-            let found = format!("{}, expected at least 2", print::count(count, "text"));
-            Err(about(&arguments.file, &found).into())
-        }
+        1 => Err(about(&arguments.file, &"1 text, expected at least 2").into()),
         _ => Ok(texts),
     }
 }
