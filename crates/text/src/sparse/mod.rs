@@ -35,17 +35,17 @@ use crate::text::options::{EncodeOptions, Task, check_finite};
 /// ```
 #[derive(Debug, Clone)]
 pub struct SparseEncoder {
-    /// The ways of texts, each with its name in the router.
+    /// The routes, each with its name in the router.
     routes: Vec<(Option<String>, Route)>,
-    /// The way of texts without a task.
+    /// The index of the route of texts without a task.
     default: Option<usize>,
-    /// Whether texts of each task take the way of its name.
+    /// Whether texts of a task take the route of its name.
     has_router: bool,
     prompts: Prompts,
     settings: Settings,
 }
 
-/// One way from texts to sparse vectors.
+/// A route from texts to sparse vectors.
 #[derive(Debug, Clone)]
 enum Route {
     Splade(Box<Splade>),
@@ -180,7 +180,7 @@ impl SparseEncoder {
         entries.into_iter().map(|(id, value)| (tokenizer.token(id).unwrap_or_default(), value)).collect()
     }
 
-    /// The way of texts of a task. A model without a router takes all of them the same way.
+    /// The index of the route of texts of a task. A model without a router has one route for all tasks.
     fn route_for(&self, task: Option<Task>) -> Option<usize> {
         match task.filter(|_| self.has_router) {
             Some(task) => self.routes.iter().position(|(name, _)| name.as_deref() == Some(task.name())),

@@ -13,12 +13,8 @@ use crate::model::hidden_states::HiddenStates;
 use crate::model::pooling::Pooling;
 use crate::model::text_model::TextModel;
 use crate::text::in_flight::{InFlight, MOST_QUEUED, Permit};
-use crate::text::options::EncodeOptions;
+use crate::text::options::{EncodeOptions, WINDOW};
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
-
-/// How many texts are tokenized at a time. Their tokens take 8 bytes each, so that a million texts need no more memory
-/// than these; sorting fewer by length would leave more padding.
-const WINDOW: usize = 8192;
 
 /// How many bytes of text are tokenized at a time: about a second, after which a call can be cancelled.
 const WINDOW_BYTES: usize = 2 << 20;

@@ -6,6 +6,10 @@ use candle_core::DType;
 
 use crate::text::tokenizer::Text;
 
+/// How many texts are tokenized at a time. Their tokens take 8 bytes each, so that a million texts need no more memory
+/// than these; sorting fewer by length would leave more padding.
+pub(crate) const WINDOW: usize = 8192;
+
 /// What the texts of a call are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task<'a> {
@@ -151,6 +155,29 @@ impl EncodeOptions<'_> {
     /// Ends a call that is cancelled.
     pub(crate) fn check_cancelled(&self) -> Result<()> {
         if self.is_cancelled.is_some_and(|is_cancelled| is_cancelled()) { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    /// The results of texts, which `encode` makes of a window of them, each with whether the text was cut. Reports cut
+    /// texts and progress.
+    pub(crate) fn in_windows<R>(
+        &self,
+        texts: &[&str],
+        encode: impl Fn(&[&str]) -> Result<Vec<(R, bool)>>,
+    ) -> Result<Vec<R>> {
+        let mut all = Vec::with_capacity(texts.len());
+        for window in texts.chunks(WINDOW) {
+            self.check_cancelled()?;
+            for (result, truncated) in encode(window)? {
+                if let Some(on_truncated) = self.on_truncated.filter(|_| truncated) {
+                    on_truncated(self.first_text + all.len());
+                }
+                all.push(result);
+            }
+            if let Some(on_progress) = self.on_progress {
+                on_progress(self.first_text + all.len(), self.first_text + texts.len());
+            }
+        }
+        Ok(all)
     }
 
     /// The options of a model that has no other tasks than [`Task::Query`] and [`Task::Document`], without the task;
