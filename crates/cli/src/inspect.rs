@@ -44,32 +44,28 @@ pub struct Inspect {
 
 impl Command for Inspect {
     fn run(self) -> Result<()> {
-        inspect(&self)
-    }
-}
-
-fn inspect(arguments: &Inspect) -> Result<()> {
-    let checkpoint = Checkpoint::open(locate(&arguments.checkpoint)?)?;
-    let beside = checkpoint.path().map(|path| path.with_file_name("config.json"));
-    let config = arguments.config.clone().or_else(|| beside.filter(|path| path.symlink_metadata().is_ok()));
-    let json: Option<Value> = config.as_deref().map(read_json).transpose()?;
-    let model = json.as_ref().map(|json| ModelConfig::new(json).with_like(arguments.like.as_deref()));
-    let layers = checkpoint.attention_layers(model);
-    let mut out = print::stdout();
-    if arguments.json {
-        for layer in &layers {
-            print::json(&mut out, layer)?;
+        let checkpoint = Checkpoint::open(locate(&self.checkpoint)?)?;
+        let beside = checkpoint.path().map(|path| path.with_file_name("config.json"));
+        let config = self.config.clone().or_else(|| beside.filter(|path| path.symlink_metadata().is_ok()));
+        let json: Option<Value> = config.as_deref().map(read_json).transpose()?;
+        let model = json.as_ref().map(|json| ModelConfig::new(json).with_like(self.like.as_deref()));
+        let layers = checkpoint.attention_layers(model);
+        let mut out = print::stdout();
+        if self.json {
+            for layer in &layers {
+                print::json(&mut out, layer)?;
+            }
+        } else {
+            print(&mut out, &layers, json.is_some())?;
         }
-    } else {
-        print(&mut out, &layers, json.is_some())?;
+        out.flush()?;
+        if let (Some(path), Some(json)) = (&config, &json)
+            && let Some(found) = missing_layers(&checkpoint, &layers, json)
+        {
+            print::note(format_args!("{}", about(path, &found)));
+        }
+        if self.check { check(&checkpoint, &layers) } else { Ok(()) }
     }
-    out.flush()?;
-    if let (Some(path), Some(json)) = (&config, &json)
-        && let Some(found) = missing_layers(&checkpoint, &layers, json)
-    {
-        print::note(format_args!("{}", about(path, &found)));
-    }
-    if arguments.check { check(&checkpoint, &layers) } else { Ok(()) }
 }
 
 /// Reads the weights of all layers, and says whether they are finite.

@@ -1,7 +1,6 @@
 //! `M3Encoder`: dense, sparse and multi-vector embeddings in one pass (BGE-M3).
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::error::cut_to;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
@@ -15,7 +14,7 @@ use crate::model::pooling::l2_normalize;
 use crate::model::text_model::TextModel;
 use crate::sparse::vector::SparseVector;
 use crate::text::batches::{TextBatcher, in_text_order};
-use crate::text::options::{EncodeOptions, without_embeddings};
+use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::text::tokenizer::{Text, Tokens};
 
 /// BGE-M3 ([Chen 2024](https://arxiv.org/abs/2402.03216)): one model whose hidden states give a dense embedding, the
@@ -106,16 +105,12 @@ impl M3Encoder {
             }
         }
         let all = in_text_order(all);
-        for (embedding, text) in all.iter().zip(texts) {
-            let is_finite = embedding.sparse.values.iter().all(|value| value.is_finite());
-            let dense = embedding.dense.unsqueeze(0)?;
-            if !is_finite || first_not_finite(&dense)?.is_some() || first_not_finite(&embedding.tokens)?.is_some() {
-                return Err(Error::not_finite(
-                    format_args!("an embedding of `{}`", cut_to(text, 80)),
-                    self.batcher.dtype,
-                ));
-            }
-        }
+        check_finite("an embedding", texts, self.batcher.dtype, |i| {
+            let M3Embedding { dense, sparse, tokens } = &all[i];
+            let is_finite = sparse.values.iter().all(|value| value.is_finite());
+            let [dense, tokens] = [first_not_finite(&dense.unsqueeze(0)?)?, first_not_finite(tokens)?];
+            Ok(is_finite && dense.is_none() && tokens.is_none())
+        })?;
         Ok(all)
     }
 

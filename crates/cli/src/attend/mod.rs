@@ -13,10 +13,10 @@ use candle_core::{DType, Device};
 use clap::Parser;
 use inputs::Inputs;
 
-use super::shared::checkpoint::locate;
+use super::shared::checkpoint::{check_finite, locate};
 use super::shared::output::{Kind, Output, folder_of};
 use super::shared::program::Command;
-use super::shared::{Result, about, device, print, weights};
+use super::shared::{Result, about, device, print};
 
 /// Run one attention layer of a checkpoint on tensors from a file.
 ///
@@ -93,53 +93,49 @@ pub struct Attend {
 
 impl Command for Attend {
     fn run(self) -> Result<()> {
-        attend(&self)
-    }
-}
+        let path = locate(&self.checkpoint)?;
+        let config = config_file(&self, &path)?;
+        let output = Output::new(&self.output, Kind::Tensors("candle-attention attend 1"), self.force)?;
+        let inputs = Inputs::read(&self.input, self.dtype, &self.device)?;
+        let checkpoint = Checkpoint::open(&path)?;
+        let (layer, layout) = load(&self, config.as_deref(), &checkpoint)?;
+        let causal = if self.causal { AttentionMask::causal() } else { AttentionMask::full() };
+        let (config, mask) = (layer.config(), inputs.mask.and(causal));
 
-fn attend(arguments: &Attend) -> Result<()> {
-    let path = locate(&arguments.checkpoint)?;
-    let config = config_file(arguments, &path)?;
-    let output = Output::new(&arguments.output, Kind::Tensors("candle-attention attend 1"), arguments.force)?;
-    let inputs = Inputs::read(&arguments.input, arguments.dtype, &arguments.device)?;
-    let checkpoint = Checkpoint::open(&path)?;
-    let (layer, layout) = load(arguments, config.as_deref(), &checkpoint)?;
-    let causal = if arguments.causal { AttentionMask::causal() } else { AttentionMask::full() };
-    let (config, mask) = (layer.config(), inputs.mask.and(causal));
-
-    let call = AttentionInputs::new(&inputs.query, &inputs.key, &inputs.value, &mask);
-    let options = AttentionOptions::default().with_return_attention_weights(arguments.weights);
-    // Lines would damage tensors on standard output.
-    let mut out = print::unless_taken(output.is_stdout());
-    if arguments.plan {
-        writeln!(out, "{}", layer.plan(&call, &options)?)?;
+        let call = AttentionInputs::new(&inputs.query, &inputs.key, &inputs.value, &mask);
+        let options = AttentionOptions::default().with_return_attention_weights(self.weights);
+        // Lines would damage tensors on standard output.
+        let mut out = print::unless_taken(output.is_stdout());
+        if self.plan {
+            writeln!(out, "{}", layer.plan(&call, &options)?)?;
+        }
+        let attended = layer.attend_with(&call, &options).map_err(|e| about(&self.input, &e))?;
+        let shape = attended.output.dims().to_vec();
+        let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
+        // NaN in the inputs may be what is to be compared; in the weights it is damage.
+        if !finite {
+            check_finite(checkpoint.path().unwrap_or(&path), &checkpoint, &self.prefix)?;
+        }
+        let mut results = HashMap::from([("output".to_string(), attended.output)]);
+        results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
+        output.write_tensors(results)?;
+        if !finite {
+            print::note(format_args!("the output holds NaN or infinities, the weights of the layer are finite"));
+        }
+        let position = match &config.position {
+            Position::None => String::new(),
+            position => format!(", position {position}"),
+        };
+        let mask = config.mask.clone().and(mask);
+        writeln!(
+            out,
+            "layout {layout}, {} heads of {}, {} key-value heads{position}, mask {mask}: output {shape:?}",
+            config.num_attention_heads,
+            config.resolved_head_dim(),
+            config.resolved_num_key_value_heads(),
+        )?;
+        Ok(out.flush()?)
     }
-    let attended = layer.attend_with(&call, &options).map_err(|e| about(&arguments.input, &e))?;
-    let shape = attended.output.dims().to_vec();
-    let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
-    // NaN in the inputs may be what is to be compared; in the weights it is damage.
-    if !finite {
-        weights::check_finite(checkpoint.path().unwrap_or(&path), &checkpoint, &arguments.prefix)?;
-    }
-    let mut results = HashMap::from([("output".to_string(), attended.output)]);
-    results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
-    output.write_tensors(results)?;
-    if !finite {
-        print::note(format_args!("the output holds NaN or infinities, the weights of the layer are finite"));
-    }
-    let position = match &config.position {
-        Position::None => String::new(),
-        position => format!(", position {position}"),
-    };
-    let mask = config.mask.clone().and(mask);
-    writeln!(
-        out,
-        "layout {layout}, {} heads of {}, {} key-value heads{position}, mask {mask}: output {shape:?}",
-        config.num_attention_heads,
-        config.resolved_head_dim(),
-        config.resolved_num_key_value_heads(),
-    )?;
-    Ok(out.flush()?)
 }
 
 /// The config.json that the layer is read by; `None` with --heads.

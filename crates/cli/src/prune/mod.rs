@@ -103,72 +103,68 @@ const DEFAULT_SHARE: f64 = 0.25;
 
 impl Command for Prune {
     fn run(self) -> Result<()> {
-        prune(&self)
-    }
-}
-
-fn prune(arguments: &Prune) -> Result<()> {
-    if let Some(share) = arguments.share.filter(|share| !(0.0..=1.0).contains(share)) {
-        return Err(format!("--share is {share}, expected 0 to 1").into());
-    }
-    let plot = arguments.plot.as_deref().map(|path| Output::new(path, Kind::Svg, arguments.force)).transpose()?;
-    if let Some(output) = &arguments.output {
-        check_new_folder(output)?;
-    }
-    if arguments.limit < 2 {
-        return Err(format!("--limit is {}, expected at least 2 texts", arguments.limit).into());
-    }
-    let texts = texts(arguments)?;
-    let folder = arguments.model.folder()?;
-    if folder.is_none() && arguments.output.is_some() {
-        return Err(
+        if let Some(share) = self.share.filter(|share| !(0.0..=1.0).contains(share)) {
+            return Err(format!("--share is {share}, expected 0 to 1").into());
+        }
+        let plot = self.plot.as_deref().map(|path| Output::new(path, Kind::Svg, self.force)).transpose()?;
+        if let Some(output) = &self.output {
+            check_new_folder(output)?;
+        }
+        if self.limit < 2 {
+            return Err(format!("--limit is {}, expected at least 2 texts", self.limit).into());
+        }
+        let texts = texts(&self)?;
+        let folder = self.model.folder()?;
+        if folder.is_none() && self.output.is_some() {
+            return Err(
             "--output needs --model: the embedded model has no folder (in this repository it is the folder `weights`)"
                 .into(),
         );
-    }
-    if let (Some(folder), Some(output)) = (&folder, &arguments.output)
-        && is_inside(output, folder)
-    {
-        let reason = format!("cannot be written into {}, the model that is pruned", folder.display());
-        return Err(about(output, &reason).into());
-    }
-    // Gradients of f16 would vanish.
-    let dtype = arguments.model.dtype.unwrap_or(DType::F32);
-    let encoder = arguments.model.load(folder.as_deref(), dtype)?;
-    // What is printed must not stop what is written.
-    let writes = plot.is_some() || arguments.output.is_some();
-    let is_taken = plot.as_ref().is_some_and(Output::is_stdout);
-    let mut out = if writes { print::unless_taken(is_taken) } else { Box::new(print::stdout()) };
+        }
+        if let (Some(folder), Some(output)) = (&folder, &self.output)
+            && is_inside(output, folder)
+        {
+            let reason = format!("cannot be written into {}, the model that is pruned", folder.display());
+            return Err(about(output, &reason).into());
+        }
+        // Gradients of f16 would vanish.
+        let dtype = self.model.dtype.unwrap_or(DType::F32);
+        let encoder = self.model.load(folder.as_deref(), dtype)?;
+        // What is printed must not stop what is written.
+        let writes = plot.is_some() || self.output.is_some();
+        let is_taken = plot.as_ref().is_some_and(Output::is_stdout);
+        let mut out = if writes { print::unless_taken(is_taken) } else { Box::new(print::stdout()) };
 
-    let all: usize = encoder.heads().iter().sum();
-    let share = arguments.share.or(arguments.output.as_ref().map(|_| DEFAULT_SHARE));
-    let chosen = share.map(|share| (share * all as f64).round() as usize);
-    let rank: Vec<&str> = texts.iter().step_by(2).map(String::as_str).collect();
-    let judge: Vec<&str> = texts.iter().skip(1).step_by(2).map(String::as_str).collect();
-    let options = arguments.batches.options(arguments.model.prompt_name.as_deref());
-    let importance = heads::importance(&encoder, &rank, arguments.by.method(), &options)?;
-    let importance = if arguments.by_layer { importance.normalized_by_layer() } else { importance };
-    heads::print(&mut out, &importance)?;
-    out.flush()?;
-    let judge = Texts { texts: &judge, options };
-    let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, arguments.runs)?;
-    out.flush()?;
-    if let Some(output) = &plot {
-        draw(&rows, output)?;
+        let all: usize = encoder.heads().iter().sum();
+        let share = self.share.or(self.output.as_ref().map(|_| DEFAULT_SHARE));
+        let chosen = share.map(|share| (share * all as f64).round() as usize);
+        let rank: Vec<&str> = texts.iter().step_by(2).map(String::as_str).collect();
+        let judge: Vec<&str> = texts.iter().skip(1).step_by(2).map(String::as_str).collect();
+        let options = self.batches.options(self.model.prompt_name.as_deref());
+        let importance = heads::importance(&encoder, &rank, self.by.method(), &options)?;
+        let importance = if self.by_layer { importance.normalized_by_layer() } else { importance };
+        heads::print(&mut out, &importance)?;
+        out.flush()?;
+        let judge = Texts { texts: &judge, options };
+        let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, self.runs)?;
+        out.flush()?;
+        if let Some(output) = &plot {
+            draw(&rows, output)?;
+        }
+        if let (Some(folder), Some(output), Some(chosen)) = (folder, &self.output, chosen) {
+            let measured = card::Measured {
+                by: self.by.to_possible_value().map_or_else(String::new, |by| by.get_name().to_string()),
+                by_layer: self.by_layer,
+                rank: rank.len(),
+                judge: judge.texts.len(),
+                cosine: rows.iter().find(|row| all - row.heads == chosen).map(|row| row.cosine),
+            };
+            let name = name(self.model.name());
+            let written = write::Written { name: &name, folder: &folder, target: output, all };
+            written.write(&mut out, &importance.least_important(chosen), self.masked, &measured)?;
+        }
+        Ok(out.flush()?)
     }
-    if let (Some(folder), Some(output), Some(chosen)) = (folder, &arguments.output, chosen) {
-        let measured = card::Measured {
-            by: arguments.by.to_possible_value().map_or_else(String::new, |by| by.get_name().to_string()),
-            by_layer: arguments.by_layer,
-            rank: rank.len(),
-            judge: judge.texts.len(),
-            cosine: rows.iter().find(|row| all - row.heads == chosen).map(|row| row.cosine),
-        };
-        let name = name(arguments.model.name());
-        let written = write::Written { name: &name, folder: &folder, target: output, all };
-        written.write(&mut out, &importance.least_important(chosen), arguments.masked, &measured)?;
-    }
-    Ok(out.flush()?)
 }
 
 /// The name of a model for its card: a hub id, or the last part of a folder's path.
@@ -179,14 +175,10 @@ fn name(model: &str) -> String {
 }
 
 fn texts(arguments: &Prune) -> Result<Vec<String>> {
-    let text = read::text(&arguments.file)?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let texts: Vec<String> = lines.take(arguments.limit).map(str::to_string).collect();
+    let mut texts = read::texts(&arguments.file, "text")?;
+    texts.truncate(arguments.limit);
     match texts.len() {
-        count @ (0 | 1) => {
-            let found = format!("{}, expected at least 2", print::count(count, "text"));
-            Err(about(&arguments.file, &found).into())
-        }
+        1 => Err(about(&arguments.file, &"1 text, expected at least 2").into()),
         _ => Ok(texts),
     }
 }

@@ -39,42 +39,19 @@ pub struct Wanted {
 /// The share of words that two lines have in common, of the words of both, from which they are one hit.
 const NEAR_EQUAL: f32 = 0.8;
 
-/// The lines nearest to a query vector, best first.
+/// The lines nearest to a query vector, best first. Windows of one line and near-equal lines are one hit, so all windows
+/// are looked at until there are enough.
 pub fn hits<'a>(searched: &'a [Searched], query: &[f32], wanted: Wanted) -> Result<Vec<Hit<'a>>> {
-    let all = searched.iter().map(|searched| searched.index.len()).max().unwrap_or(0);
-    // Windows of one line and near-equal lines take places in the list of an index: ask for more until there are
-    // enough.
-    let mut count = wanted.top_k.saturating_mul(2);
-    loop {
-        let (found, is_complete) = among(searched, query, wanted, count)?;
-        if is_complete || count >= all {
-            return Ok(found);
-        }
-        count = count.saturating_mul(4);
-    }
-}
-
-/// The hits among the `count` nearest windows of each source, and whether more windows would change nothing.
-fn among<'a>(searched: &'a [Searched], query: &[f32], wanted: Wanted, count: usize) -> Result<(Vec<Hit<'a>>, bool)> {
     let mut candidates = Vec::new();
-    // Below the last window of a source there may be others of it.
-    let mut unseen = f32::NEG_INFINITY;
     for (i, searched) in searched.iter().enumerate() {
-        let ranked = searched.index.search(query, count)?;
-        if ranked.len() < searched.index.len() {
-            unseen = ranked.last().map_or(unseen, |last| last.score.max(unseen));
-        }
+        let ranked = searched.index.search(query, usize::MAX)?;
         candidates.extend(ranked.into_iter().map(|ranked| (ranked.score, i, ranked.index)));
     }
     candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     let (mut hits, mut seen): (Vec<Hit>, HashSet<(usize, usize)>) = (Vec::new(), HashSet::new());
     for (score, of, window) in candidates {
         if wanted.min_score.is_some_and(|least| score < least) {
-            return Ok((hits, true));
-        }
-        // Later candidates may rank after windows that were not looked at.
-        if score < unseen {
-            return Ok((hits, false));
+            break;
         }
         let Searched { source, corpus, .. } = searched[of];
         let line = corpus.line_of[window];
@@ -86,11 +63,11 @@ fn among<'a>(searched: &'a [Searched], query: &[f32], wanted: Wanted, count: usi
         let twin = hits.iter().position(|hit| wanted.fold && near_equal(&hit.words, &words));
         match twin {
             Some(twin) => hits[twin].similar.extend(places.iter().map(|place| (source, *place))),
-            None if hits.len() == wanted.top_k => return Ok((hits, true)),
+            None if hits.len() == wanted.top_k => break,
             None => hits.push(Hit { score, source, text, places, window, similar: Vec::new(), words }),
         }
     }
-    Ok((hits, unseen == f32::NEG_INFINITY))
+    Ok(hits)
 }
 
 /// The words of a text, without case and punctuation.

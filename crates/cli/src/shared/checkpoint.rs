@@ -1,6 +1,8 @@
-//! The checkpoint that a user names: a file, a folder, or a hub id.
+//! The checkpoint that a user names: a file, a folder, or a hub id; and whether its weights are finite.
 
 use std::path::{Path, PathBuf};
+
+use candle_attention::checkpoint::Checkpoint;
 
 use super::{Result, about};
 
@@ -20,4 +22,14 @@ fn could_be_id(name: &Path) -> bool {
     let parts = || name.components();
     let file = name.extension().is_some_and(|extension| extension == "safetensors" || extension == "json");
     !file && parts().count() <= 2 && parts().all(|part| matches!(part, std::path::Component::Normal(_)))
+}
+
+/// Checks that all weights under a prefix are finite. `path` is where they come from.
+pub fn check_finite(path: &Path, checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
+    let damaged = checkpoint.non_finite(prefix)?;
+    let others = if damaged.len() > 1 { format!(" and {} more tensors", damaged.len() - 1) } else { String::new() };
+    match damaged.first() {
+        Some(name) => Err(about(path, &format!("NaN or an infinity in `{}`{others}", name.escape_debug())).into()),
+        None => Ok(()),
+    }
 }

@@ -15,7 +15,6 @@ pub mod plot;
 pub mod print;
 pub mod program;
 pub mod read;
-pub mod weights;
 
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

@@ -8,7 +8,7 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
 use candle_core::{DType, Device};
 
-use super::{Result, device, print, weights};
+use super::{Result, checkpoint, device, print};
 
 #[derive(clap::Args)]
 pub struct Model {
@@ -102,6 +102,6 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
 /// result.
 pub fn check_weights(folder: &Path) -> Result<()> {
     // Some models have their weights in a folder of their own; what is computed with them is checked.
-    let Ok(checkpoint) = Checkpoint::open(folder) else { return Ok(()) };
-    weights::check_finite(folder, &checkpoint, "")
+    let Ok(opened) = Checkpoint::open(folder) else { return Ok(()) };
+    checkpoint::check_finite(folder, &opened, "")
 }

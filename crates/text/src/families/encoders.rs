@@ -9,7 +9,7 @@ use crate::families::task_heads::{
 };
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)), on which the other models build.
-pub(super) const BERT_MODEL: Model = Model {
+pub(crate) const BERT_MODEL: Model = Model {
     prefixes: &["bert"],
     word_embeddings: "embeddings.word_embeddings",
     scales_embeddings: false,

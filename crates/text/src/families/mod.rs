@@ -12,6 +12,7 @@ pub(crate) mod task_heads;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::encoders::BERT_MODEL;
 use self::model::Model;
 
 /// A published family whose whole model runs here.
@@ -77,11 +78,6 @@ pub(crate) fn model<'a>(
             && family.required_tensor.is_none_or(&has_tensor)
     };
     FAMILIES.iter().find(fits).map(|family| &family.model)
-}
-
-/// BERT's whole model, on which those of other encoders build.
-pub(crate) fn bert() -> &'static Model {
-    &encoders::BERT_MODEL
 }
 
 /// The `model_type` values of whole models, each once.

@@ -38,13 +38,13 @@ pub(crate) struct Head {
 /// The hidden states that a head reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum HeadInput {
-    /// Those of all tokens, each for itself.
+    /// The hidden state of each token.
     EachToken,
-    /// That of the first token.
+    /// The hidden state of the first token.
     FirstToken,
-    /// The mean of all tokens.
+    /// The mean of the hidden states of all tokens.
     MeanOfTokens,
-    /// That of the last token with another id than the padding token, if the model has one.
+    /// The hidden state of the last token that is not the padding token, if the model has one.
     LastToken { padding_id: Option<u32> },
 }
 

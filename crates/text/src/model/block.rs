@@ -27,14 +27,15 @@ pub(crate) struct Block {
 /// The norms around a sub-layer; most families have one of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Norms {
-    /// Of what the sub-layer reads: `hidden + f(norm(hidden))`, a pre-norm block
+    /// The norm of what the sub-layer reads: `hidden + f(norm(hidden))`, a pre-norm block
     /// ([Xiong 2020](https://arxiv.org/abs/2002.04745)).
     pub input: Option<Norm>,
-    /// Of the input plus the branch, which is then added to the input once more: `hidden + norm(hidden + f(hidden))`.
+    /// The norm of the input plus the branch, which is then added to the input once more:
+    /// `hidden + norm(hidden + f(hidden))`.
     pub inner: Option<Norm>,
-    /// Of what the sub-layer returns, before it is added: `hidden + norm(f(hidden))`.
+    /// The norm of what the sub-layer returns, before it is added: `hidden + norm(f(hidden))`.
     pub branch: Option<Norm>,
-    /// Of the sum: `norm(hidden + f(hidden))`, a post-norm block as in the original transformer.
+    /// The norm of the sum: `norm(hidden + f(hidden))`, a post-norm block as in the original transformer.
     pub output: Option<Norm>,
 }
 

@@ -287,12 +287,12 @@ impl TextModelConfig {
 
     /// The model's row, as far as the configuration decides it; BERT's if there is none, which `validate` rejects.
     pub(crate) fn row(&self) -> &'static Model {
-        self.find_row(|_| false).unwrap_or(families::bert())
+        self.find_row(|_| false).unwrap_or(&families::BERT_MODEL)
     }
 
     /// The model's row, where the tensors under the model's own prefix decide between models of one configuration.
     pub(crate) fn row_in(&self, source: &AnySource) -> &'static Model {
-        self.find_row(|name| source.contains(name)).unwrap_or(families::bert())
+        self.find_row(|name| source.contains(name)).unwrap_or(&families::BERT_MODEL)
     }
 
     fn find_row(&self, holds: impl Fn(&str) -> bool) -> Option<&'static Model> {

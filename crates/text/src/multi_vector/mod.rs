@@ -4,10 +4,9 @@ pub(crate) mod max_sim;
 mod settings;
 mod tokens;
 
+use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::error::cut_to;
 use candle_attention::tensor::compute_dtype;
-use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
 use crate::constructors::constructors;
@@ -22,7 +21,7 @@ use crate::prompts::Prompts;
 use crate::sentence::dense::Dense;
 use crate::sentence::modules::check_keys;
 use crate::text::batches::{Batch, TextBatcher, in_text_order};
-use crate::text::options::{EncodeOptions, Task, without_dimensions};
+use crate::text::options::{EncodeOptions, Task, check_finite};
 use crate::text::tokenizer::Tokens;
 
 /// A vector for each token of a text, as the `MultiVectorEncoder` of sentence-transformers computes them: ColBERT
@@ -135,11 +134,9 @@ impl MultiVectorEncoder {
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<Tensor>> {
-        let of_options = options.search_task()?;
-        let options = &EncodeOptions { task: None, ..*options };
-        without_dimensions(options)?;
+        let (options, of_options) = &options.of_search()?;
         let prompt = self.prompts.of(options, task)?;
-        let task = task.or(of_options);
+        let task = task.or(*of_options);
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
         let (tokenizer, prompt) = self.rules.tokenizer(tokenizer, prompt)?;
         let mut all = Vec::with_capacity(texts.len());
@@ -151,12 +148,7 @@ impl MultiVectorEncoder {
             }
         }
         let all = in_text_order(all);
-        for (i, vectors) in all.iter().enumerate() {
-            if first_not_finite(vectors)?.is_some() {
-                let what = format_args!("a vector of text {i}, `{}`", cut_to(texts[i], 80));
-                return Err(Error::not_finite(what, self.batcher.dtype));
-            }
-        }
+        check_finite("a vector", texts, self.batcher.dtype, |i| Ok(first_not_finite(&all[i])?.is_none()))?;
         Ok(all)
     }
 

@@ -9,11 +9,8 @@ use crate::model::pooling::l2_normalize;
 use crate::sentence::SentenceEncoder;
 use crate::sentence::transformer::{Input, Transformer};
 use crate::text::batches::in_text_order;
-use crate::text::options::{EncodeOptions, Task};
+use crate::text::options::{EncodeOptions, Task, WINDOW};
 use crate::text::tokenizer::Text;
-
-/// How many texts of an iterator are taken at a time, and sorted by length.
-const WINDOW: usize = 8192;
 
 /// The number of bytes of text at which no more texts are taken: 64 MiB. Texts of all lengths then need about as much
 /// memory.
@@ -151,7 +148,7 @@ impl SentenceEncoder {
         I: IntoIterator,
         I::Item: AsRef<str>,
     {
-        EncodeIter { encoder: self, texts: texts.into_iter(), options, ready: None, failed: false }
+        EncodeIter { encoder: self, texts: texts.into_iter(), options, ready: Vec::new().into_iter(), failed: false }
     }
 
     /// How similar embeddings `a` `(n, d)` and `b` `(m, d)` are, each with each: `(n, m)`, by
@@ -234,14 +231,14 @@ pub struct EncodeIter<'a, I> {
     encoder: &'a SentenceEncoder,
     texts: I,
     options: EncodeOptions<'a>,
-    /// Embeddings `(texts, size)` of the last window, and how many of them were given out.
-    ready: Option<(Tensor, usize)>,
+    /// The embeddings of the last window that were not given out yet.
+    ready: std::vec::IntoIter<Tensor>,
     failed: bool,
 }
 
 impl<I: Iterator<Item: AsRef<str>>> EncodeIter<'_, I> {
     /// The embeddings of the next texts; `None` at the end.
-    fn window(&mut self) -> Option<Result<Tensor>> {
+    fn window(&mut self) -> Option<Result<Vec<Tensor>>> {
         let (mut window, mut bytes) = (Vec::new(), 0);
         while window.len() < WINDOW && bytes < WINDOW_BYTES {
             let Some(text) = self.texts.next() else { break };
@@ -254,7 +251,8 @@ impl<I: Iterator<Item: AsRef<str>>> EncodeIter<'_, I> {
         let texts: Vec<&str> = window.iter().map(AsRef::as_ref).collect();
         let embeddings = self.encoder.encode(&texts, &self.options);
         self.options.first_text += texts.len();
-        Some(embeddings)
+        let rows = |embeddings: Tensor| (0..texts.len()).map(|i| Ok(embeddings.get(i)?)).collect();
+        Some(embeddings.and_then(rows))
     }
 }
 
@@ -263,17 +261,14 @@ impl<I: Iterator<Item: AsRef<str>>> Iterator for EncodeIter<'_, I> {
 
     fn next(&mut self) -> Option<Result<Tensor>> {
         loop {
-            if let Some((embeddings, given)) =
-                self.ready.as_mut().filter(|(embeddings, given)| *given < embeddings.dims()[0])
-            {
-                *given += 1;
-                return Some(embeddings.get(*given - 1).map_err(Into::into));
+            if let Some(embedding) = self.ready.next() {
+                return Some(Ok(embedding));
             }
             if self.failed {
                 return None;
             }
             match self.window()? {
-                Ok(embeddings) => self.ready = Some((embeddings, 0)),
+                Ok(embeddings) => self.ready = embeddings.into_iter(),
                 Err(error) => {
                     self.failed = true;
                     return Some(Err(error));

@@ -268,25 +268,6 @@ mod tests {
         }
     }
 
-    /// However many texts are tokenized at a time, the embeddings are the same bits in the same order.
-    #[test]
-    fn windows_do_not_change_embeddings() -> candle_attention::Result<()> {
-        let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;
-        let texts = ["A cat sleeps.", "", "Stocks fell sharply today.", "A kitten naps on the couch.", "No"];
-        let options = || EncodeOptions::default().with_batch_size(2);
-        let want = encoder.encode(&texts, &options())?.to_vec2::<f32>()?;
-        for window in [1, 2, 3, 5] {
-            encoder_batcher(&mut encoder).window = window;
-            let progress = std::sync::Mutex::new(Vec::new());
-            let on_progress = |done: usize, of: usize| progress.lock().unwrap().push((done, of));
-            let got = encoder.encode(&texts, &options().with_on_progress(&on_progress))?.to_vec2::<f32>()?;
-            assert_eq!(got, want, "{window}");
-            let progress = progress.into_inner().unwrap();
-            assert!(progress.is_sorted() && progress.last() == Some(&(5, 5)), "{progress:?}");
-        }
-        Ok(())
-    }
-
     #[test]
     fn a_hundred_threads_share_one_encoder() -> candle_attention::Result<()> {
         let mut encoder = SentenceEncoder::embedded(DType::F32, &Device::Cpu)?;

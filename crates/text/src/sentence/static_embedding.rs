@@ -13,9 +13,6 @@ use crate::folder::ModelFolder;
 use crate::text::options::EncodeOptions;
 use crate::text::tokenizer::{MAX_TOKENIZER_BYTES, Tokenizer};
 
-/// How many texts are tokenized between two reports of progress.
-const WINDOW: usize = 8192;
-
 /// The tensors of sentence-transformers and of model2vec.
 const NAMES: [&str; 2] = ["embedding.weight", "embeddings"];
 
@@ -145,22 +142,10 @@ impl StaticEmbedding {
         if most == Some(0) {
             return Err(Error::config("max_length", 0, "at least 1"));
         }
-        let mut means = Vec::with_capacity(texts.len() * self.table.width);
-        for (number, window) in texts.chunks(WINDOW).enumerate() {
-            options.check_cancelled()?;
-            let start = options.first_text + number * WINDOW;
-            let made = window.maybe_par_iter().map(|text| self.mean(text, prompt, most)).collect::<Result<Vec<_>>>()?;
-            for (i, (mean, truncated)) in (start..).zip(made) {
-                means.extend(mean);
-                if let Some(on_truncated) = options.on_truncated.filter(|_| truncated) {
-                    on_truncated(i);
-                }
-            }
-            if let Some(on_progress) = options.on_progress {
-                on_progress(start + window.len(), options.first_text + texts.len());
-            }
-        }
-        let means = Tensor::from_vec(means, (texts.len(), self.table.width), &self.device)?;
+        let means = options.in_windows(texts, |window| {
+            window.maybe_par_iter().map(|text| self.mean(text, prompt, most)).collect::<Result<Vec<_>>>()
+        })?;
+        let means = Tensor::from_vec(means.concat(), (texts.len(), self.table.width), &self.device)?;
         Ok(means.to_dtype(self.dtype)?)
     }
 

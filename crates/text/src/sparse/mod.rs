@@ -6,7 +6,6 @@ pub(crate) mod vector;
 
 use std::path::Path;
 
-use candle_attention::error::cut_to;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
@@ -19,7 +18,7 @@ use crate::sparse::splade::SpladePooling;
 use crate::sparse::static_weights::StaticWeights;
 use crate::sparse::vector::SparseVector;
 use crate::text::batches::{TextBatcher, in_text_order};
-use crate::text::options::{EncodeOptions, Task, without_dimensions};
+use crate::text::options::{EncodeOptions, Task, check_finite};
 
 /// Sparse embeddings as the `SparseEncoder` of sentence-transformers computes them: SPLADE ([Formal
 /// 2021](https://arxiv.org/abs/2109.10086)), a masked language model whose logits are pooled; and models that read the
@@ -36,17 +35,17 @@ use crate::text::options::{EncodeOptions, Task, without_dimensions};
 /// ```
 #[derive(Debug, Clone)]
 pub struct SparseEncoder {
-    /// The ways of texts, each with its name in the router.
+    /// The routes, each with its name in the router.
     routes: Vec<(Option<String>, Route)>,
-    /// The way of texts without a task.
+    /// The index of the route of texts without a task.
     default: Option<usize>,
-    /// Whether texts of each task take the way of its name.
+    /// Whether texts of a task take the route of its name.
     has_router: bool,
     prompts: Prompts,
     settings: Settings,
 }
 
-/// One way from texts to sparse vectors.
+/// A route from texts to sparse vectors.
 #[derive(Debug, Clone)]
 enum Route {
     Splade(Box<Splade>),
@@ -181,7 +180,7 @@ impl SparseEncoder {
         entries.into_iter().map(|(id, value)| (tokenizer.token(id).unwrap_or_default(), value)).collect()
     }
 
-    /// The way of texts of a task. A model without a router takes all of them the same way.
+    /// The index of the route of texts of a task. A model without a router has one route for all tasks.
     fn route_for(&self, task: Option<Task>) -> Option<usize> {
         match task.filter(|_| self.has_router) {
             Some(task) => self.routes.iter().position(|(name, _)| name.as_deref() == Some(task.name())),
@@ -190,10 +189,8 @@ impl SparseEncoder {
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<SparseVector>> {
-        let of_options = options.search_task()?;
-        let options = &EncodeOptions { task: None, ..*options };
-        without_dimensions(options)?;
-        let of_call = task.or(of_options);
+        let (options, of_options) = &options.of_search()?;
+        let of_call = task.or(*of_options);
         let Some(route) = self.route_for(of_call) else {
             let name = of_call.map_or("default", Task::name);
             return Err(Error::value("the route of the texts", name, "one that the model's router has"));
@@ -204,17 +201,13 @@ impl SparseEncoder {
             Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,
             Route::Splade(splade) => splade.encode(texts, prompt, options, self.settings.max_active_dims)?,
         };
-        let is_finite = |vector: &SparseVector| vector.values.iter().all(|value| value.is_finite());
-        match vectors.iter().position(|vector| !is_finite(vector)) {
-            Some(i) => {
-                let dtype = match route {
-                    Route::Static(_) => DType::F32,
-                    Route::Splade(splade) => splade.batcher.dtype,
-                };
-                Err(Error::not_finite(format_args!("the embedding of text {i}, `{}`", cut_to(texts[i], 80)), dtype))
-            }
-            None => Ok(vectors),
-        }
+        let dtype = match route {
+            Route::Static(_) => DType::F32,
+            Route::Splade(splade) => splade.batcher.dtype,
+        };
+        let is_finite = |i: usize| Ok(vectors[i].values.iter().all(|value: &f32| value.is_finite()));
+        check_finite("the embedding", texts, dtype, is_finite)?;
+        Ok(vectors)
     }
 }
 

@@ -31,9 +31,6 @@ struct Config {
 /// The most tokens of a vocabulary, as the largest published ones have fewer than 2^20.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// How many texts are tokenized at a time.
-const WINDOW: usize = 8192;
-
 impl StaticWeights {
     /// Reads the module in `path`: tokenizer, and `model.safetensors` with `weight` `(vocabulary)`, or `idf.json` with
     /// weights by token, which may also be at the top of the model.
@@ -84,21 +81,11 @@ impl StaticWeights {
             Some(most) => &self.tokenizer.with_max_length(most)?,
             None => &self.tokenizer,
         };
-        let mut vectors = Vec::with_capacity(texts.len());
-        for window in texts.chunks(WINDOW) {
-            options.check_cancelled()?;
+        options.in_windows(texts, |window| {
             let window: Vec<Text> = window.iter().map(|text| Text::One(text)).collect();
-            for tokens in tokenizer.encode(&window, prompt)? {
-                if let Some(on_truncated) = options.on_truncated.filter(|_| tokens.truncated) {
-                    on_truncated(vectors.len());
-                }
-                vectors.push(self.vector(tokens.ids, max_active_dims)?);
-            }
-            if let Some(on_progress) = options.on_progress {
-                on_progress(vectors.len(), texts.len());
-            }
-        }
-        Ok(vectors)
+            let tokens = tokenizer.encode(&window, prompt)?.into_iter();
+            tokens.map(|tokens| Ok((self.vector(tokens.ids, max_active_dims)?, tokens.truncated))).collect()
+        })
     }
 
     fn vector(&self, mut ids: Vec<u32>, max_active_dims: Option<usize>) -> Result<SparseVector> {

@@ -93,8 +93,7 @@ impl TokenScorer {
             scores.extend(batch.texts.into_iter().zip(of_batch));
         }
         let scores = in_text_order(scores);
-        let numbers: Vec<Vec<f32>> = scores.iter().map(|score| vec![*score]).collect();
-        check_finite("the score", pairs, &numbers, self.batcher.dtype)?;
+        check_finite("the score", pairs, self.batcher.dtype, |i| Ok(scores[i].is_finite()))?;
         Ok(scores)
     }
 

@@ -13,12 +13,8 @@ use crate::model::hidden_states::HiddenStates;
 use crate::model::pooling::Pooling;
 use crate::model::text_model::TextModel;
 use crate::text::in_flight::{InFlight, MOST_QUEUED, Permit};
-use crate::text::options::EncodeOptions;
+use crate::text::options::{EncodeOptions, WINDOW};
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
-
-/// How many texts are tokenized at a time. Their tokens take 8 bytes each, so that a million texts need no more memory
-/// than these; sorting fewer by length would leave more padding.
-const WINDOW: usize = 8192;
 
 /// How many bytes of text are tokenized at a time: about a second, after which a call can be cancelled.
 const WINDOW_BYTES: usize = 2 << 20;
@@ -34,8 +30,6 @@ pub(crate) struct TextBatcher {
     device: Device,
     /// Bounds how much of this model is on the device at a time.
     pub in_flight: InFlight,
-    /// How many texts are tokenized at a time.
-    pub window: usize,
 }
 
 impl TextBatcher {
@@ -48,7 +42,7 @@ impl TextBatcher {
         let gives_types = TokenizerConfig::load(folder, transformer)?.gives_types();
         let pair_types = config.has_types() && gives_types && config.row().pair_types;
         let in_flight = InFlight::for_device(&device);
-        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, in_flight, window: WINDOW })
+        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, in_flight })
     }
 
     /// The tokenizer in the folder of the transformer itself, with the limits of the model.
@@ -97,16 +91,6 @@ impl TextBatcher {
             done: 0,
             permit: None,
         })
-    }
-
-    /// How many of the texts are tokenized together: at least one.
-    fn window_of(&self, texts: &[Text]) -> usize {
-        let mut bytes = 0;
-        let fits = |text: &&Text| {
-            bytes += text.bytes();
-            bytes <= WINDOW_BYTES
-        };
-        texts.iter().take(self.window).take_while(fits).count().max(1)
     }
 
     /// The tokenizer that cuts texts at `max_length` tokens, or at the model's own maximum.
@@ -258,7 +242,7 @@ impl<'a> Batches<'a> {
         self.options.check_cancelled()?;
         let (start, first_text) = (self.tokenized, self.options.first_text);
         let rest = &self.texts[start..];
-        let tokens = self.tokenizer.encode(&rest[..self.batcher.window_of(rest)], self.prompt)?;
+        let tokens = self.tokenizer.encode(&rest[..window_of(rest)], self.prompt)?;
         let mut waiting: Vec<(usize, Tokens)> = (start..).zip(tokens).collect();
         if let Some((i, _)) = waiting.iter().find(|(_, tokens)| tokens.len() == 0) {
             return Err(Error::value(format!("the number of tokens of text {}", first_text + i), 0, "at least 1"));
@@ -279,6 +263,16 @@ impl Iterator for Batches<'_> {
     fn next(&mut self) -> Option<Result<Batch>> {
         self.advance().transpose()
     }
+}
+
+/// How many of the texts are tokenized together: at least one.
+fn window_of(texts: &[Text]) -> usize {
+    let mut bytes = 0;
+    let fits = |text: &&Text| {
+        bytes += text.bytes();
+        bytes <= WINDOW_BYTES
+    };
+    texts.iter().take(WINDOW).take_while(fits).count().max(1)
 }
 
 /// Checks that encoders compute in a dtype.

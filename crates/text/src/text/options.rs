@@ -6,6 +6,10 @@ use candle_core::DType;
 
 use crate::text::tokenizer::Text;
 
+/// How many texts are tokenized at a time. Their tokens take 8 bytes each, so that a million texts need no more memory
+/// than these; sorting fewer by length would leave more padding.
+pub(crate) const WINDOW: usize = 8192;
+
 /// What the texts of a call are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task<'a> {
@@ -153,14 +157,41 @@ impl EncodeOptions<'_> {
         if self.is_cancelled.is_some_and(|is_cancelled| is_cancelled()) { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// The task of a model that has no others than [`Task::Query`] and [`Task::Document`].
-    pub(crate) fn search_task(&self) -> Result<Option<Task<'static>>> {
-        match self.task.map(|task| Task::from(task.name())) {
-            None => Ok(None),
-            Some(Task::Query) => Ok(Some(Task::Query)),
-            Some(Task::Document) => Ok(Some(Task::Document)),
-            Some(Task::Named(other)) => Err(Error::value("task", other, "query or document")),
+    /// The results of texts, which `encode` makes of a window of them, each with whether the text was cut. Reports cut
+    /// texts and progress.
+    pub(crate) fn in_windows<R>(
+        &self,
+        texts: &[&str],
+        encode: impl Fn(&[&str]) -> Result<Vec<(R, bool)>>,
+    ) -> Result<Vec<R>> {
+        let mut all = Vec::with_capacity(texts.len());
+        for window in texts.chunks(WINDOW) {
+            self.check_cancelled()?;
+            for (result, truncated) in encode(window)? {
+                if let Some(on_truncated) = self.on_truncated.filter(|_| truncated) {
+                    on_truncated(self.first_text + all.len());
+                }
+                all.push(result);
+            }
+            if let Some(on_progress) = self.on_progress {
+                on_progress(self.first_text + all.len(), self.first_text + texts.len());
+            }
         }
+        Ok(all)
+    }
+
+    /// The options of a model that has no other tasks than [`Task::Query`] and [`Task::Document`], without the task;
+    /// and the task.
+    pub(crate) fn of_search(&self) -> Result<(Self, Option<Task<'static>>)> {
+        let options = Self { task: None, ..*self };
+        without_dimensions(&options)?;
+        let task = match self.task.map(|task| Task::from(task.name())) {
+            None => None,
+            Some(Task::Query) => Some(Task::Query),
+            Some(Task::Document) => Some(Task::Document),
+            Some(Task::Named(other)) => return Err(Error::value("task", other, "query or document")),
+        };
+        Ok((options, task))
     }
 
     /// The name of an adapter of the call, if any text has one.
@@ -169,16 +200,20 @@ impl EncodeOptions<'_> {
     }
 }
 
-/// Checks that what a model in `dtype` computed for each text is finite.
+/// Checks that `what` a model in `dtype` computed for each text is finite; `is_finite` says whether that of a text is.
 pub(crate) fn check_finite<'a, T: Into<Text<'a>> + Copy>(
     what: &str,
     texts: &[T],
-    numbers: &[Vec<f32>],
     dtype: DType,
+    is_finite: impl Fn(usize) -> Result<bool>,
 ) -> Result<()> {
-    let Some(i) = numbers.iter().position(|row| row.iter().any(|number| !number.is_finite())) else { return Ok(()) };
-    let (Text::One(text) | Text::Pair(text, _)) = texts[i].into();
-    Err(Error::not_finite(format_args!("{what} of text {i}, `{}`", cut_to(text, 80)), dtype))
+    for (i, text) in texts.iter().enumerate() {
+        if !is_finite(i)? {
+            let (Text::One(text) | Text::Pair(text, _)) = (*text).into();
+            return Err(Error::not_finite(format_args!("{what} of text {i}, `{}`", cut_to(text, 80)), dtype));
+        }
+    }
+    Ok(())
 }
 
 /// Rejects what only sentence encoders have: prompts, adapters, tasks, and embeddings to cut or to normalize.

@@ -45,3 +45,4 @@ mod train_folders;
 mod visualize;
 mod visualize_page;
 mod visualize_tokens;
+mod windows;

@@ -157,7 +157,7 @@ fn mistakes_are_one_clear_error() {
         Trainer::new(config, texts, teacher, path("run"), None).map(|_| ())
     };
     let large = new(config().with_vocab_size(99_999_999_999), &texts(), None);
-    says(large, &["vocab_size = 99999999999 is not allowed: expected a model of at most 268435456 parameters"]);
+    says(large, &["vocab_size = 99999999999 is not allowed: expected at most 268435456"]);
     says(
         new(config().with_warmup_steps(3), &texts(), None),
         &["warmup_steps = 3", "at most 2, a tenth of the 20 steps"],

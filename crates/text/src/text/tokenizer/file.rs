@@ -222,7 +222,7 @@ fn check_charsmap(charsmap: &[u8]) -> tokenizers::Result<()> {
 struct Walk {
     name: &'static str,
     steps: usize,
-    /// Of all parts.
+    /// The work of all patterns of the file so far.
     pattern_work: usize,
     rewrites: usize,
     decoded_growth: usize,

@@ -53,12 +53,10 @@ impl PreTokenizerSteps {
     pub(super) fn apply(&self, parts: &mut PreTokenizedString) -> tokenizers::Result<()> {
         for step in &self.0 {
             match step {
-                Step::Split { expression, behavior, invert: true } => {
-                    parts.split(|_, text| text.split(Invert(expression), *behavior))?;
-                }
-                Step::Split { expression, behavior, invert: false } => {
-                    parts.split(|_, text| text.split(expression, *behavior))?;
-                }
+                Step::Split { expression, behavior, invert } => parts.split(|_, text| match invert {
+                    true => text.split(Invert(expression), *behavior),
+                    false => text.split(expression, *behavior),
+                })?,
                 Step::ByteLevel { gpt2, byte_level } => {
                     parts.split(|_, mut text| {
                         if byte_level.add_prefix_space && !text.get().starts_with(' ') {
