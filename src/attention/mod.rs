@@ -68,7 +68,8 @@ use crate::weights::NormWeights;
 /// [`frozen`](Self::frozen) is the layer of the moment for inference, with the fused kernels.
 /// # Without an output projection
 /// The layer has all four projections. Attention on queries, keys and values of one's own, with or without a projection
-/// after it, is [`sdpa::attend_bshd`](crate::sdpa::attend_bshd).
+/// after it, is [`sdpa::attend_bshd`](crate::sdpa::attend_bshd); their rotation is
+/// [`Rotary::apply`](crate::position::Rotary::apply).
 /// # Errors
 /// A tensor of the wrong shape, dtype or device; the error names it and what was expected. Methods return the crate's
 /// [`Error`](crate::Error), which can be matched; `forward` of [`Module`] returns candle's, in which

@@ -2,7 +2,7 @@
 
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructure};
-use candle_core::Tensor;
+use candle_core::{Tensor, WithDType};
 
 use crate::error::Result;
 use crate::mask::kinds::DistanceEmbeddings;
@@ -43,13 +43,6 @@ pub(crate) struct DistanceTable {
     pub distances: usize,
 }
 
-impl DistanceTable {
-    /// The argument of the CPU kernel.
-    fn kernel_table(&self) -> kernels::DistanceTable<'_> {
-        kernels::DistanceTable { values: &self.values, first: self.first, distances: self.distances }
-    }
-}
-
 impl LoweredMask {
     /// Adds a rule that needs no tensor.
     pub(crate) fn add_structure(&mut self, structure: TermStructure) {
@@ -65,93 +58,72 @@ impl LoweredMask {
 
     /// The memory of the tensors, which must be on the CPU.
     pub(crate) fn memory(&self) -> MaskMemory<'_> {
-        MaskMemory {
-            structure: &self.structure,
-            segments: self.segments.iter().map(|ids| ids.each_ref().map(Memory::of)).collect(),
-            keep: self.keep.iter().map(Memory::of).collect(),
-            bias: self.bias.iter().map(Memory::of).collect(),
-            tables: &self.tables,
-            embeddings: self.embeddings.as_ref().map(|of| {
-                let [c2p, p2c] = [&of.c2p, &of.p2c].map(|values| values.as_ref().map(Memory::of));
-                EmbeddingMemory { c2p, p2c, of }
-            }),
-        }
+        let embeddings = self.embeddings.iter().flat_map(|of| [&of.c2p, &of.p2c]).flatten();
+        let tensors = self.segments.iter().flatten().chain(&self.keep).chain(&self.bias).chain(embeddings);
+        MaskMemory { mask: self, tensors: tensors.map(Memory::of).collect() }
     }
-}
-
-/// Embeddings of distances `of`, whose tensors are not locked yet, or are.
-struct EmbeddingMemory<'a, T> {
-    c2p: Option<T>,
-    p2c: Option<T>,
-    of: &'a DistanceEmbeddings,
 }
 
 /// A lowered mask whose tensors are not locked yet: see [`Memory`].
 pub(crate) struct MaskMemory<'a> {
-    structure: &'a MaskStructure,
-    segments: Vec<[Memory<'a>; 2]>,
-    keep: Vec<Memory<'a>>,
-    bias: Vec<Memory<'a>>,
-    tables: &'a [DistanceTable],
-    embeddings: Option<EmbeddingMemory<'a, Memory<'a>>>,
+    mask: &'a LoweredMask,
+    /// Those of segments, `keep`, `bias` and embeddings.
+    tensors: Vec<Memory<'a>>,
 }
 
 impl<'a> MaskMemory<'a> {
     /// Locks the tensors for reading.
     pub(crate) fn lock(&self) -> Result<MaskSlices<'a>> {
+        let mask = self.mask;
+        let (segments, rest) = self.tensors.split_at(2 * mask.segments.len());
+        let (keep, rest) = rest.split_at(mask.keep.len());
+        let (bias, embeddings) = rest.split_at(mask.bias.len());
         Ok(MaskSlices {
-            structure: self.structure,
-            segments: self.segments.iter().map(|[q, k]| Ok([q.lock()?, k.lock()?])).collect::<Result<_>>()?,
-            keep: self.keep.iter().map(Memory::lock).collect::<Result<_>>()?,
-            bias: self.bias.iter().map(Memory::lock).collect::<Result<_>>()?,
-            tables: self.tables,
-            embeddings: self.embeddings.as_ref().map(EmbeddingMemory::lock).transpose()?,
+            mask,
+            segments: locked(segments)?,
+            keep: locked(keep)?,
+            bias: locked(bias)?,
+            embeddings: locked(embeddings)?,
         })
     }
 }
 
+fn locked<'a, T: WithDType>(tensors: &[Memory<'a>]) -> Result<Vec<Slice<'a, T>>> {
+    tensors.iter().map(Memory::lock).collect()
+}
+
 /// A lowered mask whose tensors are locked for reading.
 pub(crate) struct MaskSlices<'a> {
-    structure: &'a MaskStructure,
-    segments: Vec<[Slice<'a, i64>; 2]>,
+    mask: &'a LoweredMask,
+    /// Of queries and of keys, in turns.
+    segments: Vec<Slice<'a, i64>>,
     keep: Vec<Slice<'a, u8>>,
     bias: Vec<Slice<'a, f32>>,
-    tables: &'a [DistanceTable],
-    embeddings: Option<EmbeddingMemory<'a, Slice<'a, f32>>>,
-}
-
-impl<'a> EmbeddingMemory<'a, Memory<'a>> {
-    fn lock(&self) -> Result<EmbeddingMemory<'a, Slice<'a, f32>>> {
-        let lock = |memory: &Option<Memory<'a>>| memory.as_ref().map(Memory::lock).transpose();
-        Ok(EmbeddingMemory { c2p: lock(&self.c2p)?, p2c: lock(&self.p2c)?, of: self.of })
-    }
-}
-
-impl EmbeddingMemory<'_, Slice<'_, f32>> {
-    /// The argument of the CPU kernel; the tensors are contiguous.
-    fn kernel_embeddings(&self) -> kernels::DistanceEmbeddings<'_> {
-        let DistanceEmbeddings { c2p, p2c, count, indices, first } = self.of;
-        let elements = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::elem_count);
-        kernels::DistanceEmbeddings {
-            c2p: self.c2p.as_ref().map(|values| &values.data()[..elements(c2p)]),
-            p2c: self.p2c.as_ref().map(|values| &values.data()[..elements(p2c)]),
-            count: *count,
-            indices,
-            first: *first,
-        }
-    }
+    embeddings: Vec<Slice<'a, f32>>,
 }
 
 impl MaskSlices<'_> {
     /// The argument of the CPU kernel.
     pub(crate) fn kernel_mask(&self) -> Mask<'_> {
+        // Contiguous; only those that there are have a slice.
+        let mut embeddings = self.embeddings.iter();
+        let mut values =
+            |of: &Option<Tensor>| of.as_ref().and_then(|of| Some(&embeddings.next()?.data()[..of.elem_count()]));
+        let table =
+            |&DistanceTable { ref values, first, distances }| kernels::DistanceTable { values, first, distances };
         Mask {
-            structure: self.structure.clone(),
-            segments: self.segments.iter().map(|[q, k]| [ids_along(q, 2), ids_along(k, 3)]).collect(),
+            structure: self.mask.structure.clone(),
+            segments: self.segments.as_chunks().0.iter().map(|[q, k]| [ids_along(q, 2), ids_along(k, 3)]).collect(),
             keep: self.keep.iter().map(|keep| Broadcast { data: keep.data(), strides: keep.strides() }).collect(),
             bias: self.bias.iter().map(|bias| Broadcast { data: bias.data(), strides: bias.strides() }).collect(),
-            tables: self.tables.iter().map(DistanceTable::kernel_table).collect(),
-            embeddings: self.embeddings.as_ref().map(EmbeddingMemory::kernel_embeddings),
+            tables: self.mask.tables.iter().map(table).collect(),
+            embeddings: self.mask.embeddings.as_ref().map(|of| kernels::DistanceEmbeddings {
+                c2p: values(&of.c2p),
+                p2c: values(&of.p2c),
+                count: of.count,
+                indices: &of.indices,
+                first: of.first,
+            }),
         }
     }
 }

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
+use crate::tensor::{check_allocation, element_count};
 
 /// The positions of the tokens of one call, in place of 0, 1, 2, ….
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +32,7 @@ impl ExplicitPositions {
                 return Err(Error::shape("positions", dims, expected));
             }
         };
+        check_allocation::<[i64; 2]>("positions", element_count("positions", positions.dims())?)?;
         let elements = positions.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
         let element = |position: i64| {
             u32::try_from(position).map_err(|_| Error::value("a position", position, "a number from 0 to 2^32 - 1"))

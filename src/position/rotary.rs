@@ -13,6 +13,7 @@ use super::scheme::{PositionScheme, RaggedSupport, TokenPositions};
 use crate::error::{Error, Result};
 use crate::ragged::RaggedBatch;
 use crate::setters;
+use crate::tensor::{check_allocation, element_count};
 
 /// The most elements of a head that are rotated. A frequency is computed for each pair, also to check a configuration.
 /// The largest published models rotate 512.
@@ -102,11 +103,14 @@ impl Rotary {
     /// the positions do not fit.
     pub fn apply(&self, xs: &Tensor, positions: &Tensor) -> Result<Tensor> {
         let expected = "(b, s, h, d)";
-        let (b, s, _, d) = xs.dims4().map_err(|_| Error::shape("the tensor to rotate", xs.dims(), expected))?;
+        let (b, s, h, d) = xs.dims4().map_err(|_| Error::shape("the tensor to rotate", xs.dims(), expected))?;
         if !matches!(xs.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
             return Err(Error::dtype("the tensor to rotate", xs.dtype(), "f16, bf16, f32 or f64"));
         }
         self.check_head_dim(d)?;
+        // Cosines and sines are made on the host; on the CPU so is the result.
+        let heads = if xs.device().is_cpu() { h.max(1) } else { 1 };
+        check_allocation::<[f64; 4]>("a rotation", element_count("the tensor to rotate", &[b, s, heads, d])?)?;
         let positions = ExplicitPositions::new(positions, b, s)?;
         if !self.accepts_positions(positions.axes()) {
             let found = format!("{} per token", positions.axes());

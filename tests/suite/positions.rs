@@ -207,6 +207,10 @@ fn rotation_alone_has_a_gradient_and_says_what_does_not_fit() {
     says(rotary.apply(&xs, &xs), &["positions", "an integer dtype"]);
     let axes = Tensor::zeros((3, 2, 2), DType::U32, &Device::Cpu).unwrap();
     says(rotary.apply(&xs, &axes), &["the number of positions is 3 per token", "expected 1", "rotary"]);
+    let far = |dims: &[usize]| Tensor::zeros(1, DType::U32, &Device::Cpu).unwrap().broadcast_as(dims).unwrap();
+    let many = xs.narrow(0, 0, 1).unwrap().narrow(1, 0, 1).unwrap().broadcast_as((1, 1 << 50, 3, 6)).unwrap();
+    says(rotary.apply(&many, &far(&[1 << 50])), &["a rotation", "memory"]);
+    says(rotary.apply(&xs, &far(&[2, 1 << 50])), &["positions", "[2, 2]"]);
     let wide = Rotary::default().with_dim(8);
     says(wide.apply(&xs, &positions), &["rotary dim = 8", "head_dim = 6"]);
     says(wide.frequencies(6, 1), &["rotary dim = 8", "head_dim = 6"]);

@@ -110,12 +110,17 @@ fn absurd_masks_and_lists_are_errors() {
             AttentionMask::additive_keys(&ids(DType::F64, &[1, size])).unwrap(),
             AttentionMask::segments(&ids(DType::U8, &[1, 1]), &ids(DType::U8, &[1, size])).unwrap(),
             AttentionMask::causal(),
+            AttentionMask::prefix_lm(&[1]),
             AttentionMask::distances(vec![0.5], false),
         ];
         for mask in wide {
-            for backend in [None, Some(Backend::Eager)] {
-                let options = SdpaOptions::new(&mask).with_backend(backend);
+            let mut masks = vec![mask.clone()];
+            masks.extend(mask.or(AttentionMask::window(Some(1), None)));
+            for (mask, backend) in masks.iter().flat_map(|mask| [(mask, None), (mask, Some(Backend::Eager))]) {
+                let options = SdpaOptions::new(mask).with_backend(backend);
                 assert!(attend_bshd(&q, &k, &k, &options).is_err(), "{mask}");
+                // As many queries; the masks that do not fit them are errors, too.
+                assert!(attend_bshd(&k, &k, &k, &options).is_err(), "{mask}");
             }
         }
     }

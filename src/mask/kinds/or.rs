@@ -67,6 +67,7 @@ impl MaskTerm for Or {
     /// tensor, for the CPU with the range of keys around what a query sees.
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
         let AttnShape { b, s_q, .. } = call.shape;
+        check_allocation::<usize>("a mask", element_count("a mask", &[b, s_q])?)?;
         let [one, other] = &self.0;
         let end = |b, i| Some(first_keys(one, call, b, i)?.max(first_keys(other, call, b, i)?));
         let ends = |b| (0..s_q).map(|i| end(b, i)).collect::<Option<Vec<_>>>();
