@@ -74,14 +74,13 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         }
     }
     let (layout, shared) = (detect(source)?, rows(&source.root(), shared_patch_table(source).as_deref())?);
-    let table = layout.patch_table_in(source).is_some() || shared.is_some();
-    if layout.may_be_eva && !table && section.get("use_rot_pos_emb").is_none() {
-        let name = layout.name;
-        let allowed =
-            format!("true for timm's Eva, false for its Beit: no tensor of layout `{name}` shows which it is");
+    let (config, mask) = configure(&layer, source, config, &pruned_heads, shared)?;
+    let has_table = layout.patch_table_in(source).is_some() || shared.is_some();
+    if layout.may_be_eva && !has_table && section.get("use_rot_pos_emb").is_none() {
+        let why = format!("no tensor of layout `{}` shows which it is", layout.name);
+        let allowed = format!("true for timm's Eva, false for its Beit: {why}");
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));
     }
-    let (config, mask) = configure(&layer, source, config, &pruned_heads, shared)?;
     Ok(HfAttentionConfig { config: config.with_mask(mask), pruned_heads, note: layer.family.note })
 }
 
@@ -129,7 +128,7 @@ fn configure(
 /// `&Value` converts into it. Functions then take the family from the file's own `model_type`.
 ///
 /// Some models are another family under a name of their own. Use [`with_like`](Self::with_like) to read one as that
-/// family:
+/// family, in a layout of which its weights have to be:
 ///
 /// ```
 /// use candle_attention::checkpoint::ModelConfig;

@@ -10,8 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, DISTANCE_EMBEDDINGS, QK_NORMS, SCORE, SINKS};
-use crate::families::layout::{Layout, Orientation, QkvNames};
+use crate::families::layout::{BIAS_KV, DISTANCE_EMBEDDINGS, Layout, Orientation, QK_NORMS, QkvNames, SCORE, SINKS};
 use crate::families::layouts::LAYOUTS;
 
 /// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
@@ -91,9 +90,8 @@ impl Layout {
         read.extend([SCORE, SINKS]);
         read.extend(&position);
         let names = source.names().unwrap_or_default();
-        let below = |name: &str, part: &str| name.strip_prefix(part).is_some_and(|rest| rest.starts_with('.'));
-        let of_position = |name: &str| position.iter().any(|part| below(name, part));
-        let norm = |name: &str| QK_NORMS.iter().flatten().any(|norm| below(name, norm));
+        let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
+        let norm = |name: &str| QK_NORMS.iter().flatten().any(|norm| below(norm, name).is_some());
         let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
@@ -151,7 +149,7 @@ fn unknown(source: &dyn WeightSource) -> Error {
 /// The first longer prefix under which a layout fits.
 fn deeper_prefix(source: &dyn WeightSource) -> Option<String> {
     let names = source.names()?;
-    attention_prefixes(&names).into_keys().next().map(|prefix| source.full_name(&prefix))
+    attention_prefixes(&names).into_keys().find(|prefix| !prefix.is_empty()).map(|prefix| source.full_name(&prefix))
 }
 
 /// Prefixes under which a layout has its weights, each with the index of the layout.
@@ -164,7 +162,7 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
         let required = layout.required();
         for name in names.iter().map(T::as_ref) {
             let Some(prefix) = name.strip_suffix(required[0]) else { continue };
-            let Some(prefix) = (if prefix.is_empty() { Some("") } else { prefix.strip_suffix('.') }) else { continue };
+            let Some(prefix) = prefix.strip_suffix('.').or(prefix.is_empty().then_some("")) else { continue };
             if claimed.contains(name) || found.contains_key(prefix) {
                 continue;
             }
@@ -182,16 +180,15 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
 /// # Errors
 /// [`Error::MissingTensor`] that lists what there is instead.
 pub(crate) fn check_prefix(source: &AnySource) -> Result<()> {
-    match source.names() {
-        Some(names) if names.is_empty() => {
-            Err(nothing_below(&source.full_name(""), &source.root().names().unwrap_or_default()))
-        }
-        _ => Ok(()),
+    let (below, all) = (source.names(), || source.root().names().unwrap_or_default());
+    match below.is_some_and(|names| names.is_empty()) && !all().is_empty() {
+        true => Err(nothing_below(&source.full_name(""), &all())),
+        false => Ok(()),
     }
 }
 
-/// The error for a prefix without weights among `names`: it names the first attention layers, or else the longest
-/// beginning of the prefix that has weights, and what follows.
+/// The error for a prefix without weights among `names`: it names the longest beginning of the prefix that has some,
+/// what follows, and the first attention layers.
 pub(crate) fn nothing_below<T: AsRef<str>>(prefix: &str, names: &[T]) -> Error {
     const LAYERS: usize = 4;
     let mut layers: Vec<String> = attention_prefixes(names).into_keys().collect();
@@ -201,13 +198,14 @@ pub(crate) fn nothing_below<T: AsRef<str>>(prefix: &str, names: &[T]) -> Error {
     let start = ends.rev().find(|start| names().any(|name| below(start, name).is_some())).unwrap_or_default();
     let mut next: Vec<&str> = names().filter_map(|name| below(start, name)?.split('.').next()).collect();
     next.dedup();
-    let held = match (layers.len(), start) {
-        (0, "") => format!("the checkpoint has {}", list(&next)),
-        (0, start) => format!("`{start}` has {}", list(&next)),
-        (1..=LAYERS, _) => format!("the attention layers are {}", list(&layers)),
-        (all, _) => format!("the attention layers are {} and {} more", list(&layers[..LAYERS]), all - LAYERS),
+    let start = if start.is_empty() { "the checkpoint".to_string() } else { format!("`{start}`") };
+    let layers = match layers.len() {
+        0 => String::new(),
+        1..=LAYERS => format!("; the attention layers are {}", list(&layers)),
+        all => format!("; the attention layers are {} and {} more", list(&layers[..LAYERS]), all - LAYERS),
     };
-    Error::MissingTensor { name: prefix.to_string(), why: format!("no tensor is below this prefix; {held}") }
+    let why = format!("no tensor is below this prefix; {start} has {}{layers}", list(&next));
+    Error::MissingTensor { name: prefix.to_string(), why }
 }
 
 /// Layer 2 comes before layer 10.

@@ -4,8 +4,7 @@ use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, SCORE};
-use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames};
+use crate::families::layout::{BIAS_KV, Layout, LinearNames, Orientation, QkvNames, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.

@@ -5,8 +5,7 @@ use std::fmt;
 use candle_core::{DType, Device, Module, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::checkpoint::config_json::ModelConfig;
-use crate::checkpoint::config_json::config_from_json;
+use crate::checkpoint::config_json::{ModelConfig, config_from_json};
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shared_tables::read_with_shared_tables;

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 
 use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, Unique};
-use crate::checkpoint::shard::read_tensor;
-use crate::checkpoint::shard::{OpenShard, Shard};
+use crate::checkpoint::shard::{OpenShard, Shard, read_tensor};
 use crate::checkpoint::source::missing;
 use crate::error::{Error, Result, cut};
 use crate::io::{is_present, read_limited};
@@ -36,7 +35,7 @@ pub struct Checkpoint {
 
 struct Inner {
     path: PathBuf,
-    shards: Arc<Vec<Shard>>,
+    shards: Arc<[Shard]>,
     /// Name → index of the shard that holds it, and what its header states.
     tensors: BTreeMap<String, (usize, Entry)>,
     /// Metadata of the first shard.
@@ -104,7 +103,7 @@ impl Checkpoint {
 
     fn single(path: &Path, OpenShard { shard, tensors, metadata }: OpenShard) -> Self {
         let tensors = tensors.into_iter().map(|(name, entry)| (name, (0, entry))).collect();
-        Self::new(path, vec![shard], tensors, metadata)
+        Self::new(path, vec![shard].into(), tensors, metadata)
     }
 
     fn open_index(path: &Path) -> Result<Self> {
@@ -140,16 +139,15 @@ impl Checkpoint {
             };
             tensors.insert(name, (shard, entry));
         }
-        Ok(Self::new(path, shards, tensors, metadata))
+        Ok(Self::new(path, shards.into(), tensors, metadata))
     }
 
     fn new(
         path: &Path,
-        shards: Vec<Shard>,
+        shards: Arc<[Shard]>,
         tensors: BTreeMap<String, (usize, Entry)>,
         metadata: HashMap<String, String>,
     ) -> Self {
-        let shards = Arc::new(shards);
         Self { inner: Arc::new(Inner { path: path.to_path_buf(), shards, tensors, metadata }) }
     }
 
@@ -158,32 +156,20 @@ impl Checkpoint {
     ///
     /// `VarBuilder::rename_f` has the opposite direction: from the name that a model asks for to the stored one.
     ///
-    /// ```no_run
-    /// use candle_attention::checkpoint::Checkpoint;
-    ///
-    /// // A BERT that a trainer has saved inside its own module, with a last part of its own.
-    /// let checkpoint = Checkpoint::open("run/model.safetensors")?;
-    /// let bert = checkpoint.rename(|name| {
-    ///     name.trim_start_matches("student.").replace("self.q_linear", "self.query")
-    /// })?;
-    /// # Ok::<(), candle_attention::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// If two tensors get one name.
     pub fn rename(&self, rename: impl Fn(&str) -> String) -> Result<Self> {
-        let (mut tensors, mut old) = (BTreeMap::new(), HashMap::new());
+        let mut tensors = BTreeMap::new();
         for (name, entry) in &self.inner.tensors {
             let new = rename(name);
-            if let Some(other) = old.insert(new.clone(), name) {
-                let found = format!("`{}` of `{}` and of `{}`", cut(&new), cut(other), cut(name));
-                return Err(Error::value("the new name", found, "another one for each tensor"));
+            if tensors.contains_key(&new) {
+                let what = format!("the new name of `{}`", cut(name));
+                return Err(Error::value(what, format!("`{}`", cut(&new)), "one that no other tensor has"));
             }
             tensors.insert(new, entry.clone());
         }
         let Inner { path, shards, metadata, .. } = &*self.inner;
-        let (path, shards, metadata) = (path.clone(), shards.clone(), metadata.clone());
-        Ok(Self { inner: Arc::new(Inner { path, shards, tensors, metadata }) })
+        Ok(Self::new(path, shards.clone(), tensors, metadata.clone()))
     }
 
     /// The metadata of the file, or of the first shard: the `__metadata__` of the header.

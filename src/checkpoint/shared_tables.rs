@@ -7,8 +7,7 @@ use crate::checkpoint::detect::check_prefix;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::families::layout::Layout;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
+use crate::families::layout::{DISTANCE_EMBEDDINGS, Layout, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
 use crate::position::{LayerSizes, PositionParameter, Presence};
 use crate::tensor::select;
 use crate::weights::{AttentionWeights, PositionWeights};
@@ -50,17 +49,14 @@ impl SharedTables {
         let mut tables = Vec::new();
         for parameter in config.position.scheme().parameters(&whole) {
             if parameter.presence == Presence::Shared && own.get(parameter.name).is_none() {
-                let name = match shared_patch_table(source).filter(|_| parameter.name == PATCH_BIAS) {
-                    Some(name) => name,
-                    None => shared_name(&source.full_name(""), parameter.name),
-                };
+                let name = shared_name(source, parameter.name);
                 let tensor = source.root().get(&name, &parameter.shape)?;
                 tables.push((parameter, name, tensor));
             }
         }
-        if let Some(unread) = shared_patch_table(source).filter(|table| tables.iter().all(|(_, name, _)| name != table))
-        {
-            let allowed = format!("one with that table alone, because the checkpoint holds `{unread}` for all layers");
+        let is_read = |table: &String| tables.iter().any(|(_, name, _)| name == table);
+        if let Some(table) = shared_patch_table(source).filter(|table| !is_read(table)) {
+            let allowed = format!("one with `{table}` alone, which the checkpoint holds for all layers");
             return Err(Error::config("position", &config.position, allowed));
         }
         Ok(Self { tables, heads })
@@ -96,11 +92,12 @@ pub(crate) fn shared_patch_table(source: &AnySource) -> Option<String> {
 
 /// The name of a weight of a position scheme that the layers of a stack share: in the first layer (T5), or next to the
 /// layers.
-fn shared_name(prefix: &str, weight: &str) -> String {
-    let stack = stack_prefix(prefix);
+fn shared_name(source: &AnySource, weight: &str) -> String {
+    let prefix = source.full_name("");
+    let stack = stack_prefix(&prefix);
     match weight {
-        RELATIVE_BIAS => shared_table(prefix),
-        PATCH_BIAS => join(&stack, SHARED_PATCH_BIAS[0]),
+        RELATIVE_BIAS => shared_table(&prefix),
+        PATCH_BIAS => shared_patch_table(source).unwrap_or_else(|| join(&stack, SHARED_PATCH_BIAS[0])),
         _ => {
             // DeBERTa's norm is next to the embeddings, not below them.
             let below = weight.strip_prefix(DISTANCE_EMBEDDINGS).and_then(|rest| rest.strip_prefix('.'));

@@ -122,5 +122,5 @@ fn shared_table_beside_one_of_the_layer_is_refused() {
     };
     assert_eq!(load(&tensors).unwrap().layer.config().position.to_string().split('(').next(), Some("relative grid"));
     tensors.insert("blocks.0.attn.relative_position_bias_table".to_string(), table);
-    says(load(&tensors), &["relative grid", "that table alone", "`rel_pos_bias.relative_position_bias_table`"]);
+    says(load(&tensors), &["relative grid", "one with `rel_pos_bias.relative_position_bias_table` alone"]);
 }
