@@ -123,8 +123,7 @@ impl T5 {
         let (mut xs, options) = (self.shared.forward(ids)?, AttentionOptions::default());
         for (block, (own, memory)) in self.decoder.0.iter().zip(caches) {
             let normed = block.norms[0].forward(&xs)?;
-            let inputs = AttentionInputs::self_attention(&normed, AttentionMask::full()); // causal by itself
-            xs = (xs + block.attention.layer.attend_with(&inputs.with_cache(own), &options)?.output)?;
+            xs = (xs + block.attention.layer.step(&normed, own)?)?; // causal by itself
             if let Some(cross) = &block.cross {
                 let (normed, mask) = (block.norms[1].forward(&xs)?, AttentionMask::lengths(lengths));
                 xs = (xs

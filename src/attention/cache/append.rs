@@ -212,7 +212,9 @@ impl KvCache {
         let tracked = tracked || [&k, &v].into_iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
         self.in_graph |= tracked;
         let s = k.dim(1)?;
-        let fits = window.is_none_or(|window| aligned(&retained, new, s) && s <= slack(window));
+        // In place all sequences of a rotating cache drop as many tokens, or none.
+        let alike = aligned(&retained, new, s) || totals == kept;
+        let fits = window.is_none_or(|window| alike && s <= slack(window));
         let [keys, values] = if fits && !tracked {
             self.write([&k, &v], &retained, new)?
         } else {
@@ -226,7 +228,6 @@ impl KvCache {
             all
         };
         if fits && !tracked {
-            // All sequences of a rotating cache drop as many tokens here, those of another one none.
             self.first += totals.first().zip(kept.first()).map_or(0, |(total, kept)| total - kept);
         }
         for (i, sequence) in sequences.iter_mut().enumerate() {
