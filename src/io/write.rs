@@ -59,8 +59,9 @@ pub fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Resul
 pub fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     let io = |e| Error::io(target, e);
     let parent = folder_of(target)?;
+    let exists = || Error::file(target, "exists already");
     if is_present(target)? {
-        return Err(Error::file(target, "exists already"));
+        return Err(exists());
     }
     let temporary = temporary_names().tempdir_in(parent).map_err(io)?;
     let made = temporary.path();
@@ -72,7 +73,10 @@ pub fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&Path) -> Result<T>)
     })?;
     sync_folders(made).map_err(io)?;
     // Someone may have made an empty folder of this name meanwhile, which Unix replaces. Nothing else is.
-    fs::rename(made, target).map_err(io)?;
+    fs::rename(made, target).map_err(|e| match e.kind() {
+        ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => exists(),
+        _ => io(e),
+    })?;
     let _ = temporary.keep();
     sync_folder(parent).map_err(io)?;
     Ok(filled)

@@ -127,7 +127,7 @@ pub use {
     multi_vector::MultiVectorEncoder,
     multi_vector::max_sim::max_sim,
     pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead},
-    pruning::write::{PruneOptions, write_pruned, write_pruned_with},
+    pruning::write::{PruneOptions, model_card, write_pruned, write_pruned_with},
     sparse::SparseEncoder,
     sparse::vector::SparseVector,
     tasks::cross_encoder::{CrossEncoder, Ranked},

@@ -2,13 +2,10 @@
 
 use std::path::Path;
 
-use candle_attention::io::{is_present, read_limited};
 use candle_attention::pruning::PrunedHeads;
+use candle_attention_text::model_card;
 
 use super::super::shared::Result;
-
-/// The longest model card that is kept, in bytes: 1 MiB. Published ones have some thousand.
-const MAX_CARD_BYTES: u64 = 1 << 20;
 
 /// What was measured.
 pub struct Measured {
@@ -40,7 +37,7 @@ pub fn text(
     masked: bool,
     measured: &Measured,
 ) -> Result<String> {
-    let original = original(folder)?;
+    let original = model_card(folder)?;
     let (metadata, text) = split(&original);
     let Measured { by, by_layer, rank, judge, cosine } = measured;
     let count = heads.count();
@@ -85,15 +82,6 @@ fn layers(heads: &PrunedHeads) -> usize {
         layer += 1;
     }
     layer
-}
-
-/// The model card of the whole model; empty if it has none.
-fn original(folder: &Path) -> Result<String> {
-    let path = folder.join("README.md");
-    match is_present(&path)? {
-        true => Ok(String::from_utf8_lossy(&read_limited(&path, MAX_CARD_BYTES)?).into_owned()),
-        false => Ok(String::new()),
-    }
 }
 
 /// The metadata at the start of a model card, between lines `---`, and the text after it.

@@ -1,11 +1,14 @@
 //! Writes a model without some of its attention heads: smaller, or of the same size with these heads zeroed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
 use candle_attention::io::{
-    create_folder, is_present, open_regular, read_json, write_atomic, write_file, write_new_folder, write_tensors,
+    MAX_CONFIG_BYTES, create_folder, is_present, open_regular, read_json, write_atomic, write_file, write_new_folder,
+    write_tensors,
 };
 use candle_attention::position::Position;
 use candle_attention::pruning::PrunedHeads;
@@ -17,9 +20,48 @@ use serde_json::Value;
 use crate::folder::{ModelFolder, modules};
 use crate::model::config::TextModelConfig;
 use crate::model::text_model::body;
+use crate::text::tokenizer::MAX_TOKENIZER_BYTES;
 
 /// The model card of a model folder.
 const CARD: &str = "README.md";
+
+/// The longest model card that is read, in bytes: 1 MiB. Published ones have some thousand.
+const MAX_CARD_BYTES: u64 = 1 << 20;
+
+/// The largest weights of a module beside the transformer, in bytes: 4 GiB. Published ones have at most 1 GB.
+const MAX_MODULE_BYTES: u64 = 1 << 32;
+
+/// What a pruned model gets of the other files: the names of settings and tokenizers in sentence-transformers and
+/// transformers. Weights in other formats would be those of the whole model.
+const COPIED: [&str; 27] = [
+    CARD,
+    "added_tokens.json",
+    "chat_template.jinja",
+    "config.json",
+    "config_sentence_transformers.json",
+    "generation_config.json",
+    "idf.json",
+    "merges.txt",
+    "modules.json",
+    "router_config.json",
+    "sentence_albert_config.json",
+    "sentence_bert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "unigram.json",
+    "vocab.json",
+    "vocab.txt",
+];
 
 /// How a model is written without some of its heads. The default: smaller, with the model card of its folder.
 #[derive(Debug, Clone, Copy, Default)]
@@ -53,8 +95,8 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
     write_pruned_with(folder, target, heads, &PruneOptions::default())
 }
 
-/// Writes the model of a folder without these heads to another folder, smaller or masked, and the folder's other text
-/// files and modules: what [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made
+/// Writes the model of a folder without these heads to another folder, smaller or masked, with the folder's model card,
+/// other modules, and the files of settings and tokenizers that transformers and sentence-transformers name: what [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made
 /// beside the target, synced and renamed, so that a kill, a full disk or a power failure leaves a whole model or none.
 /// Returns all heads that the model lacks now, by their numbers in the unpruned one. Heads count as in the model of the
 /// folder, which may be pruned already.
@@ -103,7 +145,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     }
     let inside = new.join(inside);
     match options.masked {
-        true => copy(&own_config, &inside.join("config.json"))?,
+        true => copy(folder, &own_config, &inside.join("config.json"), MAX_CONFIG_BYTES)?,
         false => write_file(&inside.join("config.json"), text + "\n")?,
     }
     write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())?;
@@ -189,33 +231,62 @@ fn mask(
     Ok(())
 }
 
-/// Copies from one folder of a model what is neither configuration nor weights of the transformer: tokenizer, settings
-/// of modules, texts; with `new_card`, all but the model card. Weights in other formats would be those of the whole
-/// model. A module without settings may have no folder.
+/// Copies from one folder of a model the files of [`COPIED`], but for the configuration of the transformer and, with
+/// `new_card`, the model card; and the weights of another module. A module without settings may have no folder.
 fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
     let (from, to) = (model.join(name), new.join(name));
     if !is_present(&from)? {
         return Ok(());
     }
     create_folder(&to)?;
-    for entry in std::fs::read_dir(&from).map_err(|e| Error::io(&from, e))? {
-        let path = entry.map_err(|e| Error::io(&from, e))?.path();
+    let replaced = |file: &&str| {
+        let has_own = if name == transformer { "config.json" } else { "" };
+        **file == has_own || new_card && name.is_empty() && **file == CARD
+    };
+    let small = COPIED.iter().filter(|file| !replaced(file)).map(|file| (*file, MAX_TOKENIZER_BYTES));
+    let weights = (name != transformer).then_some(("model.safetensors", MAX_MODULE_BYTES));
+    for (file, limit) in small.chain(weights) {
+        let path = from.join(file);
         // What cannot be read, such as a link that leads nowhere, is an error and not left out.
-        let Some(file) = path.file_name().filter(|_| !path.is_dir()) else { continue };
-        let is = |extensions: &[&str]| path.extension().is_some_and(|x| extensions.iter().any(|other| x == *other));
-        let of_transformer = name == transformer
-            && (file == "config.json" || is(&["safetensors"]) || file.to_string_lossy().ends_with(".index.json"));
-        let module_weights = is(&["safetensors"]) && name != transformer;
-        let replaced = new_card && name.is_empty() && file == CARD;
-        if !of_transformer && !replaced && (module_weights || is(&["jinja", "json", "txt", "md", "model"])) {
-            copy(&path, &to.join(file))?;
+        if is_present(&path)? {
+            copy(model, &path, &to.join(file), limit)?;
         }
     }
     Ok(())
 }
 
-/// Copies a regular file, with the permissions of any new file.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let (mut source, _) = open_regular(from)?;
-    write_atomic(to, |file| std::io::copy(&mut source, file).map(drop).map_err(|e| Error::io(to, e)))
+/// Copies a regular file of a model, with the permissions of any new file.
+fn copy(model: &Path, from: &Path, to: &Path, limit: u64) -> Result<()> {
+    let source = open_own(model, from, limit)?;
+    write_atomic(to, |file| std::io::copy(&mut source.take(limit), file).map(drop).map_err(|e| Error::io(to, e)))
+}
+
+/// Opens a regular file of a model, of at most `limit` bytes. A link must stay in the model's folder or lead to the
+/// `blobs` beside a snapshot in the hub's cache: what else is on the disk is no part of what somebody may publish.
+fn open_own(model: &Path, path: &Path, limit: u64) -> Result<File> {
+    let real = |path: &Path| path.canonicalize().map_err(|e| Error::io(path, e));
+    let (folder, target) = (real(model)?, real(path)?);
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"));
+    let blobs = snapshots.and_then(Path::parent).map(|cached| cached.join("blobs"));
+    if ![Some(folder), blobs].into_iter().flatten().any(|inside| target.starts_with(inside)) {
+        return Err(Error::file(path, format!("it leads to {}, outside of the model's folder", target.display())));
+    }
+    match open_regular(path)? {
+        (file, length) if length <= limit => Ok(file),
+        (_, length) => Err(Error::file(path, format!("the file has {length} bytes, expected at most {limit}"))),
+    }
+}
+
+/// The text of the model card, the `README.md` of a model's folder; empty if it has none.
+///
+/// # Errors
+/// A card that is no regular file of the folder, is longer than 1 MiB, or cannot be read.
+pub fn model_card(folder: impl AsRef<Path>) -> Result<String> {
+    let path = folder.as_ref().join(CARD);
+    let mut bytes = Vec::new();
+    if is_present(&path)? {
+        let card = open_own(folder.as_ref(), &path, MAX_CARD_BYTES)?;
+        card.take(MAX_CARD_BYTES).read_to_end(&mut bytes).map_err(|e| Error::io(&path, e))?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -233,10 +233,49 @@ fn pruning_copies_a_folder_that_links_to_itself() {
     assert!(!target.path().join("pruned/a").exists() && target.path().join("pruned/1_Pooling/config.json").exists());
     load(&target.path().join("pruned")).unwrap();
 
-    let pipe = folder.path().join("notes.txt");
+    let pipe = folder.path().join("vocab.txt");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    says(write_pruned(folder.path(), target.path().join("other"), &heads), &["notes.txt", "not a regular file"]);
+    says(write_pruned(folder.path(), target.path().join("other"), &heads), &["vocab.txt", "not a regular file"]);
     std::fs::remove_file(&pipe).unwrap();
-    std::os::unix::fs::symlink("nowhere", folder.path().join("more.json")).unwrap();
-    says(write_pruned(folder.path(), target.path().join("other"), &heads), &["more.json"]);
+    std::os::unix::fs::symlink("nowhere", folder.path().join("merges.txt")).unwrap();
+    says(write_pruned(folder.path(), target.path().join("other"), &heads), &["merges.txt"]);
+}
+
+/// What somebody publishes has nothing of the rest of the disk, and no more than a model has.
+#[cfg(unix)]
+#[test]
+fn pruning_copies_only_files_of_the_model() {
+    use std::os::unix::fs::symlink;
+
+    use candle_attention_text::{model_card, write_pruned};
+    let heads = [(0, 0)].into_iter().collect();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = |name: &str| scratch.path().join(name);
+    std::fs::write(path("secret"), "a private key").unwrap();
+    for file in ["README.md", "vocab.txt", "1_Pooling/vocab.json"] {
+        let folder = tiny();
+        symlink(path("secret"), folder.path().join(file)).unwrap();
+        says(write_pruned(folder.path(), path("new"), &heads), &[file, "outside of the model's folder"]);
+        assert!(!path("new").exists());
+    }
+    // What is no file of a model stays where it is.
+    let folder = tiny();
+    symlink(path("secret"), folder.path().join("notes.txt")).unwrap();
+    write_pruned(folder.path(), path("pruned"), &heads).unwrap();
+    assert!(path("pruned/tokenizer.json").exists() && !path("pruned/notes.txt").exists());
+
+    let folder = tiny();
+    symlink(path("secret"), folder.path().join("README.md")).unwrap();
+    says(model_card(folder.path()), &["README.md", "outside of the model's folder"]);
+    std::fs::remove_file(folder.path().join("README.md")).unwrap();
+    std::fs::File::create(folder.path().join("vocab.txt")).unwrap().set_len(3 << 30).unwrap();
+    says(write_pruned(folder.path(), path("new"), &heads), &["vocab.txt", "3221225472 bytes", "expected at most"]);
+
+    // In the hub's cache, the files of a snapshot are links to `blobs`.
+    let snapshot = path("models--a--b/snapshots/0123");
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir(path("models--a--b/blobs")).unwrap();
+    std::fs::write(path("models--a--b/blobs/5678"), "A card.").unwrap();
+    symlink("../../blobs/5678", snapshot.join("README.md")).unwrap();
+    assert_eq!(model_card(&snapshot).unwrap(), "A card.");
 }
