@@ -1,7 +1,7 @@
 //! Attention maps of a sentence encoder: one head in the terminal, one layer as a picture, all layers as an HTML page.
 
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use candle_attention_text::visualize::TerminalColor;
 use candle_attention_text::{MapOptions, Text};
@@ -47,29 +47,21 @@ pub struct AttentionMap {
     force: bool,
 }
 
-/// The files to write, checked.
-struct Outputs {
-    html: Option<Output>,
-    svg: Option<Output>,
-}
-
-impl Outputs {
-    fn all(&self) -> Vec<&Output> {
-        [&self.html, &self.svg].into_iter().flatten().collect()
-    }
-}
-
 impl Command for AttentionMap {
     fn run(self) -> Result<()> {
-        let outputs = self.outputs()?;
+        let output =
+            |path: &Option<PathBuf>, kind| path.as_deref().map(|path| Output::new(path, kind, self.force)).transpose();
+        let (html, svg) = (output(&self.html, Kind::Html)?, output(&self.svg, Kind::Svg)?);
+        let outputs: Vec<&Output> = [&html, &svg].into_iter().flatten().collect();
+        check_distinct(&outputs)?;
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.dtype())?;
         let layer = self.layer.unwrap_or(0);
         self.check_layers_and_heads(&encoder.heads(), layer)?;
-        let written = !outputs.all().is_empty();
+        let written = !outputs.is_empty();
         let mut options = MapOptions::default();
         options.prompt_name = self.model.prompt_name.as_deref();
-        if self.layer.is_some() || outputs.html.is_none() {
+        if self.layer.is_some() || html.is_none() {
             options = options.with_layers(&[layer]);
         }
         if let Some(head) = self.head.or((!written).then_some(0)) {
@@ -81,8 +73,8 @@ impl Command for AttentionMap {
         let maps = maps.with_model(self.model.name());
 
         // All pictures are made before one is written.
-        let html = outputs.html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));
-        let svg = outputs.svg.as_ref().map(|output| Ok((output, maps.svg(layer)?.into_bytes())));
+        let html = html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));
+        let svg = svg.as_ref().map(|output| Ok((output, maps.svg(layer)?.into_bytes())));
         let pictures = [html, svg].into_iter().flatten().collect::<Result<Vec<_>>>()?;
         for (output, picture) in pictures {
             output.write(&picture)?;
@@ -102,16 +94,6 @@ impl Command for AttentionMap {
 }
 
 impl AttentionMap {
-    fn outputs(&self) -> Result<Outputs> {
-        let output = |path: &Option<PathBuf>, kind| {
-            let path: Option<&Path> = path.as_deref();
-            path.map(|path| Output::new(path, kind, self.force)).transpose()
-        };
-        let outputs = Outputs { html: output(&self.html, Kind::Html)?, svg: output(&self.svg, Kind::Svg)? };
-        check_distinct(&outputs.all())?;
-        Ok(outputs)
-    }
-
     /// Checks what was asked for against the heads of each layer.
     fn check_layers_and_heads(&self, heads: &[usize], layer: usize) -> Result<()> {
         let Some(&count) = heads.get(layer) else {

@@ -127,32 +127,24 @@ const LABEL: usize = 60;
 /// The labels of a text in a table.
 const TOP: u32 = 5;
 
-/// What a model says of the texts.
-enum Answers {
-    Labels(Vec<Vec<Label>>),
-    Entities(Vec<Vec<Entity>>),
-}
-
 impl Command for Classify {
     fn run(self) -> Result<()> {
         let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
         let opened = self.model.open(Classifier::open)?;
         self.check(&opened.model)?;
         let how = EntityOptions::default().with_aggregation(self.aggregation.unwrap_or_default());
-        let answers = opened.run(texts.len(), |model, options| match model {
+        match &opened.model {
             Classifier::Texts(model) => {
                 let pair = |text| self.pair.as_deref().map_or(Text::One(text), |pair| Text::Pair(text, pair));
                 let inputs: Vec<Text> = texts.iter().map(|text| pair(text)).collect();
-                Ok(Answers::Labels(model.classify(&inputs, options)?))
+                let labels = opened.run(texts.len(), |_, options| model.classify(&inputs, options))?;
+                self.print_labels(&texts, &labels)
             }
             Classifier::Tokens(model) => {
                 let inputs: Vec<&str> = texts.iter().map(String::as_str).collect();
-                Ok(Answers::Entities(model.entities(&inputs, &how, options)?))
+                let entities = opened.run(texts.len(), |_, options| model.entities(&inputs, &how, options))?;
+                self.print_entities(&texts, &entities)
             }
-        })?;
-        match answers {
-            Answers::Labels(labels) => self.print_labels(&texts, &labels),
-            Answers::Entities(entities) => self.print_entities(&texts, &entities),
         }
     }
 }

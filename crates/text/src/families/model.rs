@@ -145,14 +145,6 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// `type_vocab_size` if the configuration need not have it and does not.
-    pub fn default_type_vocab_size(&self) -> Option<usize> {
-        match self.types {
-            SegmentTypes::Optional(default) => Some(default),
-            SegmentTypes::Always | SegmentTypes::Never => None,
-        }
-    }
-
     /// The prefix of each of `layers` blocks, in the order in which they run. With shared layers, the blocks come in
     /// `groups` of `group_size`, and prefixes repeat.
     pub fn block_prefixes(&self, layers: usize, groups: usize, group_size: usize) -> Vec<String> {

@@ -16,7 +16,7 @@ use crate::model::stream::Stream;
 /// family has them.
 #[derive(Debug, Clone)]
 pub(crate) struct Block {
-    pub(super) attention: MultiHeadAttention,
+    pub attention: MultiHeadAttention,
     /// Which tokens the model lets each token attend to in this layer.
     mask: AttentionMask,
     attention_norms: Norms,
@@ -126,15 +126,6 @@ impl Block {
     pub fn pack(&mut self) -> Result<()> {
         self.attention.freeze_in_place()?;
         self.feed_forward.pack()
-    }
-
-    pub fn attention(&self) -> &MultiHeadAttention {
-        &self.attention
-    }
-
-    /// The same block with another attention.
-    pub fn with_attention(&self, attention: MultiHeadAttention) -> Self {
-        Self { attention, ..self.clone() }
     }
 
     /// Runs the block as layer `index` of the model on hidden states of any kind.

@@ -4,10 +4,10 @@
 use candle_attention::{Error, Result};
 use serde_json::{Map, Value};
 
-use crate::families::model::FeedForwardNames;
 use candle_attention::checkpoint;
 
 use crate::families;
+use crate::families::model::{FeedForwardNames, SegmentTypes};
 
 /// The activation of each kind of gate ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
 const GATES: &[(&str, &str)] = &[("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu"), ("glu", "sigmoid")];
@@ -71,7 +71,7 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     if row.pad_token_id != 0 {
         keys.entry("pad_token_id").or_insert(row.pad_token_id.into());
     }
-    if let Some(types) = row.default_type_vocab_size() {
+    if let SegmentTypes::Optional(types) = row.types {
         keys.entry("type_vocab_size").or_insert(types.into());
     }
     Ok(())

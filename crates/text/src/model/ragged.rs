@@ -178,7 +178,7 @@ impl TextModel {
             let of_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
             let mask = match visible {
                 Some(visible) => AttentionMask::lengths(&of_bucket(visible)),
-                None if self.blocks.iter().any(|block| block.attention().rotates_for_length()) => {
+                None if self.blocks.iter().any(|block| block.attention.rotates_for_length()) => {
                     AttentionMask::padding(&of_bucket(&lengths))
                 }
                 None => AttentionMask::lengths(&of_bucket(&lengths)),

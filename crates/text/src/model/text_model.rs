@@ -142,7 +142,7 @@ impl TextModel {
 
     /// The number of attention heads of each layer.
     pub fn heads(&self) -> Vec<usize> {
-        self.layers().map(|block| block.attention().config().num_attention_heads).collect()
+        self.layers().map(|block| block.attention.config().num_attention_heads).collect()
     }
 
     /// The block of each layer.

@@ -154,12 +154,12 @@ impl MultiVectorEncoder {
 
     /// Expands the queries of a batch, and returns the hidden states of all tokens.
     fn hidden(&self, batch: &mut [Tokens], task: Option<Task>) -> Result<HiddenStates> {
-        let Some(expansion) = self.rules.expansion.filter(|_| task == Some(Task::Query)) else {
+        let Some(expansion) = self.rules.expansion_of(task) else {
             return self.batcher.hidden(&self.model, batch);
         };
         let lengths: Vec<usize> = batch.iter().map(Tokens::len).collect();
-        batch.iter_mut().for_each(|tokens| self.rules.expand(expansion, tokens));
-        if expansion.attend {
+        batch.iter_mut().for_each(|tokens| TokenRules::expand(expansion, tokens));
+        if expansion.0.attend {
             return self.batcher.hidden(&self.model, batch);
         }
         // The tokens that were added attend to those of the query, and no token attends to them.

@@ -4,7 +4,7 @@ use candle_attention::{Error, Result};
 
 use crate::folder::{ModelFolder, TokenizerConfig};
 use crate::model::config::TextModelConfig;
-use crate::multi_vector::settings::{Settings, Strategy};
+use crate::multi_vector::settings::{Expansion, Settings, Strategy};
 use crate::text::options::Task;
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 
@@ -13,7 +13,8 @@ use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 pub(crate) struct TokenRules {
     query_length: Option<usize>,
     document_length: Option<usize>,
-    pub expansion: Option<QueryExpansion>,
+    /// The tokens that short queries are filled up with, and their id.
+    expansion: Option<(Expansion, u32)>,
     /// Prompts that are one token, and its id.
     markers: Vec<(String, u32)>,
     /// Special tokens before the text.
@@ -24,17 +25,6 @@ pub(crate) struct TokenRules {
     skip_in_documents: bool,
     /// The only ids that get a vector in documents, sorted; empty if all do.
     kept: Vec<u32>,
-}
-
-/// The tokens that short queries are filled up with.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct QueryExpansion {
-    strategy: Strategy,
-    /// Whether other tokens attend to those that are added.
-    pub attend: bool,
-    /// The token that is added.
-    id: u32,
-    length: usize,
 }
 
 impl TokenRules {
@@ -62,7 +52,7 @@ impl TokenRules {
             if !(3..=most).contains(&stated.length) {
                 return Err(Error::config("query_expansion length", stated.length, format!("3 to {most}")));
             }
-            Ok(QueryExpansion { strategy: stated.strategy, attend: stated.attend, id, length: stated.length })
+            Ok((stated.clone(), id))
         });
         let marker = |marker: &String| {
             let first = marker.split_whitespace().next().unwrap_or_default();
@@ -97,16 +87,15 @@ impl TokenRules {
     /// # Errors
     /// If all queries have one length, and another is asked for.
     pub fn max_length(&self, task: Option<Task>, given: Option<usize>) -> Result<Option<usize>> {
-        let expansion = self.expansion.filter(|_| task == Some(Task::Query));
-        match (task, expansion) {
-            (_, Some(QueryExpansion { strategy: Strategy::Fixed, length, .. })) => match given {
-                Some(other) if other != length => {
+        match (task, self.expansion_of(task)) {
+            (_, Some((Expansion { strategy: Strategy::Fixed, length, .. }, _))) => match given {
+                Some(other) if other != *length => {
                     let expected = format!("{length}: this model expands or cuts each query to as many");
                     Err(Error::config("max_length", other, expected))
                 }
-                _ => Ok(Some(length)),
+                _ => Ok(Some(*length)),
             },
-            (_, Some(expansion)) => Ok(given.or(self.query_length).map(|most| most.max(expansion.length))),
+            (_, Some((expansion, _))) => Ok(given.or(self.query_length).map(|most| most.max(expansion.length))),
             (Some(Task::Query), None) => Ok(given.or(self.query_length)),
             (Some(Task::Document), None) => Ok(given.or(self.document_length)),
             (_, None) => Ok(given),
@@ -126,10 +115,15 @@ impl TokenRules {
         Ok((tokenizer, prompt))
     }
 
+    /// The tokens that short texts of a task are filled up with, and their id.
+    pub fn expansion_of(&self, task: Option<Task>) -> Option<&(Expansion, u32)> {
+        self.expansion.as_ref().filter(|_| task == Some(Task::Query))
+    }
+
     /// Fills a query up with tokens of the expansion.
-    pub fn expand(&self, expansion: QueryExpansion, tokens: &mut Tokens) {
+    pub fn expand((expansion, id): &(Expansion, u32), tokens: &mut Tokens) {
         let length = tokens.len().max(expansion.length);
-        tokens.ids.resize(length, expansion.id);
+        tokens.ids.resize(length, *id);
         tokens.types.resize(length, 0);
     }
 

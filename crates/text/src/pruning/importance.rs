@@ -137,7 +137,8 @@ impl Measure<'_> {
         // On the CPU: not every device has f64.
         let wide = |t: &Tensor| t.to_device(&Device::Cpu)?.to_dtype(DType::F64);
         let whole = wide(&self.embed(batch, &ForwardOptions::default().with_head_masks(&all))?.1)?;
-        for (layer, head) in self.all_heads() {
+        let heads = all.iter().map(|factors| factors.dims()[0]).enumerate();
+        for (layer, head) in heads.flat_map(|(layer, count)| (0..count).map(move |head| (layer, head))) {
             let mut masks = all.clone();
             let factors: Vec<f32> = (0..all[layer].dims()[0]).map(|i| if i == head { 0.0 } else { 1.0 }).collect();
             masks[layer] = Tensor::new(factors, &device)?.to_dtype(dtype)?;
@@ -177,11 +178,6 @@ impl Measure<'_> {
         let forwarded = transformer.model.forward_with(&padded.ids, Some(&types), &mask, options)?;
         let hidden = HiddenStates { tokens: forwarded.hidden.clone(), lengths: padded.lengths };
         Ok((forwarded, self.encoder.pool_hidden(&hidden, self.excluded_prefix)?))
-    }
-
-    fn all_heads(&self) -> Vec<(usize, usize)> {
-        let of_layer = |(layer, heads): (usize, &Vec<f64>)| (0..heads.len()).map(move |head| (layer, head));
-        self.sums.iter().enumerate().flat_map(of_layer).collect()
     }
 }
 

@@ -21,7 +21,7 @@ impl TextModel {
         for (index, layer) in pruned.blocks.iter_mut().enumerate() {
             let of_layer = heads.of_layer(index);
             if !of_layer.is_empty() {
-                *layer = layer.with_attention(layer.attention().prune_heads(&of_layer)?);
+                layer.attention = layer.attention.prune_heads(&of_layer)?;
             }
         }
         if self.frozen.is_itself() {

@@ -9,7 +9,7 @@ use crate::model::pooling::l2_normalize;
 use crate::sentence::SentenceEncoder;
 use crate::sentence::transformer::{Input, Transformer};
 use crate::text::batches::in_text_order;
-use crate::text::options::{EncodeOptions, Task, WINDOW};
+use crate::text::options::{EncodeOptions, Task, WINDOW, check_finite};
 use crate::text::tokenizer::Text;
 
 /// The number of bytes of text at which no more texts are taken: 64 MiB. Texts of all lengths then need about as much
@@ -46,7 +46,11 @@ impl SentenceEncoder {
             }
         };
         match first_not_finite(&embeddings)? {
-            Some(i) => Err(encoder.not_finite("embedding", options.first_text + i, texts[i])),
+            Some(i) => {
+                let what = format_args!("the embedding of text {}, `{}`", options.first_text + i, cut_to(texts[i], 80));
+                let of_model = encoder.transformer().map(|transformer| transformer.batcher.dtype);
+                Err(Error::not_finite(what, of_model.unwrap_or(encoder.input.dtype())))
+            }
             None => Ok(embeddings),
         }
     }
@@ -101,11 +105,7 @@ impl SentenceEncoder {
             }
         }
         let rows = in_text_order(rows);
-        for (i, tokens) in rows.iter().enumerate() {
-            if first_not_finite(tokens)?.is_some() {
-                return Err(encoder.not_finite("vector of a token", i, texts[i]));
-            }
-        }
+        check_finite("the vector of a token", texts, batcher.dtype, |i| Ok(first_not_finite(&rows[i])?.is_none()))?;
         Ok(rows)
     }
 
@@ -215,14 +215,6 @@ impl SentenceEncoder {
     pub(super) fn size_for(&self, options: &EncodeOptions) -> usize {
         let size = self.output_size();
         options.truncate_dim.or(self.settings.truncate_dim).map_or(size, |most| most.min(size))
-    }
-
-    fn not_finite(&self, what: &str, i: usize, text: &str) -> Error {
-        let dtype = match &self.input {
-            Input::Transformer(transformer) => transformer.batcher.dtype,
-            Input::Static(table) => table.dtype(),
-        };
-        Error::not_finite(format_args!("the {what} of text {i}, `{}`", cut_to(text, 80)), dtype)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use candle_attention::checkpoint::AnySource;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
 
@@ -12,7 +13,7 @@ use crate::model::pooling::{Pooling, PoolingMode};
 use crate::model::text_model::TextModel;
 use crate::prompts::Prompts;
 use crate::router::{Routes, routes};
-use crate::sentence::adapters::Adapters;
+use crate::sentence::adapters::{Adapters, adapted_folder};
 use crate::sentence::modules::Modules;
 use crate::sentence::similarity::SimilarityFunction;
 use crate::sentence::static_embedding::{StaticEmbedding, model2vec};
@@ -27,25 +28,45 @@ pub(super) struct Route {
     pub modules: Modules,
 }
 
-/// Loads the transformer in a folder.
-type LoadModel<'a> = dyn FnMut(&Path) -> Result<(TextModel, Adapters)> + 'a;
+/// Where the weights of transformers come from.
+pub(super) enum Weights<'a> {
+    /// The folder of the model.
+    Folder,
+    /// Any source, for the only transformer; `None` once it has them.
+    Given(Option<AnySource<'a>>),
+}
 
 /// Loads the modules of a folder. Modules that several routes share are loaded once.
 pub(super) struct Loader<'a> {
-    pub folder: ModelFolder<'a>,
-    /// Loads the transformer in a folder.
-    pub load_model: &'a mut LoadModel<'a>,
-    /// Dtype and device of static embeddings.
-    pub dtype: DType,
-    pub device: Device,
+    folder: ModelFolder<'a>,
+    weights: Weights<'a>,
+    dtype: DType,
+    device: &'a Device,
     transformers: BTreeMap<PathBuf, (TextModel, Adapters, TextBatcher)>,
     tables: BTreeMap<PathBuf, StaticEmbedding>,
 }
 
 impl<'a> Loader<'a> {
-    pub fn new(folder: ModelFolder<'a>, dtype: DType, device: &Device, load_model: &'a mut LoadModel<'a>) -> Self {
-        let device = device.clone();
-        Self { folder, load_model, dtype, device, transformers: BTreeMap::new(), tables: BTreeMap::new() }
+    /// Dtype and device are those of the folder's weights.
+    pub fn new(folder: ModelFolder<'a>, weights: Weights<'a>, dtype: DType, device: &'a Device) -> Self {
+        Self { folder, weights, dtype, device, transformers: BTreeMap::new(), tables: BTreeMap::new() }
+    }
+
+    /// The transformer in a folder.
+    fn model(&mut self, path: &Path) -> Result<(TextModel, Adapters)> {
+        let Self { folder, dtype, device, .. } = *self;
+        if let Weights::Given(source) = &mut self.weights {
+            let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
+            let source = source.take().ok_or_else(second)?;
+            return Ok((TextModel::load_from(&folder.transformer_config(path)?, &source)?, Adapters::default()));
+        }
+        if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
+            return Ok((TextModel::load(&config, source)?, Adapters::default()));
+        }
+        let config = folder.transformer_config(path)?;
+        let source = folder.checkpoint(path)?.at("", dtype, device);
+        let adapters = Adapters::of(&source, &config)?;
+        Ok((TextModel::load(&config, source)?, adapters))
     }
 
     /// The routes of the folder, and the index of the default one, if there is one.
@@ -94,7 +115,7 @@ impl<'a> Loader<'a> {
         let (model, adapters, batcher) = match self.transformers.get(path) {
             Some(loaded) => loaded.clone(),
             None => {
-                let (model, adapters) = (self.load_model)(path)?;
+                let (model, adapters) = self.model(path)?;
                 let batcher = TextBatcher::load(self.folder, path, &model)?;
                 let loaded = (model, adapters, batcher);
                 self.transformers.insert(path.to_path_buf(), loaded.clone());
@@ -122,7 +143,7 @@ impl<'a> Loader<'a> {
         if let Some(loaded) = self.tables.get(path) {
             return Ok(loaded.clone());
         }
-        let table = StaticEmbedding::load(self.folder, path, self.dtype, &self.device)?;
+        let table = StaticEmbedding::load(self.folder, path, self.dtype, self.device)?;
         self.tables.insert(path.to_path_buf(), table.clone());
         Ok(table)
     }

@@ -19,16 +19,14 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
+use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::constructors::constructors;
 use crate::folder::ModelFolder;
 use crate::model::hidden_states::HiddenStates;
-use crate::model::text_model::TextModel;
-use crate::sentence::adapters::{Adapters, adapted_folder};
-use crate::sentence::load::{Loader, Route, Settings};
+use crate::sentence::load::{Loader, Route, Settings, Weights};
 use crate::sentence::modules::Modules;
 use crate::sentence::similarity::SimilarityFunction;
 use crate::sentence::transformer::{Input, Transformer};
@@ -103,16 +101,7 @@ impl SentenceEncoder {
 
     fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
         check_dtype(dtype)?;
-        let mut model = |path: &Path| {
-            if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
-                return Ok((TextModel::load(&config, source)?, Adapters::default()));
-            }
-            let config = folder.transformer_config(path)?;
-            let source = folder.checkpoint(path)?.at("", dtype, device);
-            let adapters = Adapters::of(&source, &config)?;
-            Ok((TextModel::load(&config, source)?, adapters))
-        };
-        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, dtype, device, &mut model).load()?))
+        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, Weights::Folder, dtype, device).load()?))
     }
 
     /// The encoder of the default route, with one more for each further route.
@@ -133,17 +122,8 @@ impl SentenceEncoder {
     /// # Errors
     /// The errors of [`from_folder`](Self::from_folder); a model with several transformers, or none.
     pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
-        Self::load_from(ModelFolder::new(&folder), &AnySource::new(&source))
-    }
-
-    fn load_from(folder: ModelFolder, source: &AnySource) -> Result<Self> {
-        let mut source = Some(source);
-        let mut once = |path: &Path| {
-            let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
-            let source = source.take().ok_or_else(second)?;
-            Ok((TextModel::load_from(&folder.transformer_config(path)?, source)?, Adapters::default()))
-        };
-        let loaded = Loader::new(folder, DType::F32, &Device::Cpu, &mut once).load()?;
+        let (folder, source) = (ModelFolder::new(&folder), AnySource::new(&source));
+        let loaded = Loader::new(folder, Weights::Given(Some(source)), DType::F32, &Device::Cpu).load()?;
         let encoder = Self::of_routes(Settings::load(folder)?, loaded);
         encoder.transformer()?;
         Ok(encoder)
@@ -256,6 +236,8 @@ impl SentenceEncoder {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::thread;
+
+    use candle_attention::Error;
 
     use super::*;
     use crate::text::batches::{TextBatcher, in_text_order};

@@ -127,8 +127,11 @@ impl State {
         if found != expected {
             return Err(Error::file(&self.path, format!("not a run: it has {found} tensors, expected {expected}")));
         }
-        let tensor = |(name, shape): (String, Vec<usize>)| Ok((self.tensor(KINDS[0], &name, &shape)?, name));
-        shapes.into_iter().map(tensor).map(|read| read.map(|(tensor, name)| (name, tensor))).collect()
+        let tensor = |(name, shape): (String, Vec<usize>)| {
+            let tensor = self.tensor(KINDS[0], &name, &shape)?;
+            Ok((name, tensor))
+        };
+        shapes.into_iter().map(tensor).collect()
     }
 
     /// Restores the moments of all gradients.
