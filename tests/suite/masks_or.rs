@@ -10,7 +10,7 @@ use candle_attention::{
 use candle_core::{DType, Device, Tensor, Var};
 
 use crate::common::naive::{self, Score};
-use crate::common::{Golden, LAYER, Random, assert_close, max_diff, numbers, random_layer, says};
+use crate::common::{Golden, LAYER, Random, assert_close, attend_ragged, max_diff, numbers, random_layer, says};
 
 const CPU: Device = Device::Cpu;
 
@@ -162,6 +162,9 @@ fn errors_and_names() {
     says(layer.attend(&xs, &xs, &xs, &mask), &["segments of queries", "[2, 5]", "[2, 6]"]);
     says(layer.attend(&xs, &xs, &xs, &AttentionMask::prefix_lm(&[7, 2])), &["lengths[0] is 7", "at most 6"]);
     says(layer.with_mask(AttentionMask::prefix_lm(&[2, 2])), &["mask = (causal or", "full, causal or a window"]);
+    let tokens = xs.flatten(0, 1).unwrap();
+    let ragged = attend_ragged(&layer, &tokens, &[6, 6], &AttentionMask::prefix_lm(&[2, 2]));
+    says(ragged, &["the mask of a ragged batch is (causal or", "full, causal or a window"]);
     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::prefix_lm(&[2, 2]));
     let plan = layer.plan(&inputs, &AttentionOptions::default()).unwrap();
     assert_eq!(plan.backend, Backend::Cpu);
