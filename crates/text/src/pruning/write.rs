@@ -7,8 +7,7 @@ use std::path::Path;
 
 use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
 use candle_attention::io::{
-    MAX_CONFIG_BYTES, create_folder, is_present, open_regular, read_json, write_atomic, write_file, write_new_folder,
-    write_tensors,
+    create_folder, is_present, open_regular, read_json, write_atomic, write_file, write_new_folder, write_tensors,
 };
 use candle_attention::position::Position;
 use candle_attention::pruning::PrunedHeads;
@@ -20,7 +19,7 @@ use serde_json::Value;
 use crate::folder::{ModelFolder, modules};
 use crate::model::config::TextModelConfig;
 use crate::model::text_model::body;
-use crate::text::tokenizer::MAX_TOKENIZER_BYTES;
+use crate::text::tokenizer::MAX_TOKENIZER_BYTES as MAX_FILE_BYTES;
 
 /// The model card of a model folder.
 const CARD: &str = "README.md";
@@ -145,7 +144,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     }
     let inside = new.join(inside);
     match options.masked {
-        true => copy(folder, &own_config, &inside.join("config.json"), MAX_CONFIG_BYTES)?,
+        true => copy(folder, &own_config, &inside.join("config.json"), MAX_FILE_BYTES)?,
         false => write_file(&inside.join("config.json"), text + "\n")?,
     }
     write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())?;
@@ -240,10 +239,10 @@ fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new:
     }
     create_folder(&to)?;
     let replaced = |file: &&str| {
-        let has_own = if name == transformer { "config.json" } else { "" };
-        **file == has_own || new_card && name.is_empty() && **file == CARD
+        let own = if name == transformer { "config.json" } else { "" };
+        **file == *own || new_card && name.is_empty() && **file == *CARD
     };
-    let small = COPIED.iter().filter(|file| !replaced(file)).map(|file| (*file, MAX_TOKENIZER_BYTES));
+    let small = COPIED.iter().filter(|file| !replaced(file)).map(|file| (*file, MAX_FILE_BYTES));
     let weights = (name != transformer).then_some(("model.safetensors", MAX_MODULE_BYTES));
     for (file, limit) in small.chain(weights) {
         let path = from.join(file);

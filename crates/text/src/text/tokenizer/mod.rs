@@ -26,11 +26,15 @@ use crate::folder::ModelFolder;
 pub(crate) use crate::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 use crate::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
+use crate::text::tokenizer::windows::MAX_BYTES_PER_TOKEN;
 use candle_attention::{Error, Result};
 
-/// The longest text, in bytes: 16 MiB. All of a text is normalized and split into words before it is cut to the maximum
-/// number of tokens, which takes some hundred times its memory. The Bible has 4 MB.
+/// The longest text, in bytes: 16 MiB. Normalizing a text and splitting it into words takes some hundred times its memory,
+/// and a text without words is read to its end. The Bible has 4 MB.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 24;
+
+/// The bytes of a text that are read in any case.
+const MIN_START_BYTES: usize = 1 << 16;
 
 /// The tokenizer of a `tokenizer.json`, with the maximum length of the model instead of the file's truncation and
 /// padding.
@@ -250,9 +254,9 @@ impl Tokenizer {
         guarded(|| {
             let room = self.room(second.is_some())?;
             // One more than is kept at most, which shows that there are more.
-            let limit = Some((self.max_length.saturating_add(1), TruncationDirection::Right));
-            let first = self.sequence(first, 0, offsets, limit)?;
-            let second = second.map(|text| self.sequence(text, 1, offsets, limit)).transpose()?;
+            let most = self.max_length.saturating_add(1);
+            let first = self.first_tokens(first, 0, offsets, most)?;
+            let second = second.map(|text| self.first_tokens(text, 1, offsets, most)).transpose()?;
             let found = (first.len(), second.as_ref().map_or(0, Encoding::len));
             let (of_first, of_second) = kept(found.0, found.1, room);
             let truncated = (of_first, of_second) != found;
@@ -272,6 +276,24 @@ impl Tokenizer {
             }
             Ok(Kept { encoding: joined, counts, truncated })
         })
+    }
+
+    /// The first tokens of one text without special ones: all, or at least `most`. Of a long text, no more is normalized
+    /// and split into words than these need.
+    fn first_tokens(&self, text: &str, type_id: u32, offsets: OffsetType, most: usize) -> tokenizers::Result<Encoding> {
+        let limit = |tokens| Some((tokens, TruncationDirection::Right));
+        // Tokens near the cut can be others than in the whole text, so there are to be as many again before it.
+        let (enough, mut length) =
+            (most.saturating_mul(2), most.saturating_mul(MAX_BYTES_PER_TOKEN).max(MIN_START_BYTES));
+        while length < text.len() {
+            let start = &text[..text.floor_char_boundary(length)];
+            let found = self.sequence(start, type_id, offsets, limit(enough))?;
+            if found.len() >= enough {
+                return Ok(found);
+            }
+            length = length.saturating_mul(4);
+        }
+        self.sequence(text, type_id, offsets, limit(most))
     }
 
     /// The tokens of one text without special ones: all, or at least as many as the limit.
@@ -448,6 +470,22 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// Of a long text only the start is read, and its tokens are those of the whole text.
+    #[test]
+    fn the_first_tokens_are_those_of_the_whole_text() {
+        let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/tokenizer.json")).unwrap();
+        let tokenizer = Tokenizer::from_json(&json, 64, false).unwrap();
+        let words: String = (0..40_000).map(|i| format!("word{i} of 你好 ")).collect();
+        for text in [words, "?! ".repeat(100_000), "ab".repeat(100_000), " ".repeat(200_000), "a ".repeat(40_000)] {
+            let first = tokenizer.first_tokens(&text, 0, OffsetType::Byte, 65).unwrap();
+            let whole = tokenizer.sequence(&text, 0, OffsetType::Byte, None).unwrap();
+            let kept = whole.len().min(65);
+            assert_eq!(first.get_ids()[..kept], whole.get_ids()[..kept]);
+            assert_eq!(first.get_offsets()[..kept], whole.get_offsets()[..kept]);
+            assert!(first.len() <= whole.len().min(130), "{} tokens", first.len());
         }
     }
 
