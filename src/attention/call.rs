@@ -359,6 +359,10 @@ impl MultiHeadAttention {
         let explicit = self.explicit_positions(options, b, s)?;
         let sequences = cache.sequences_of(b);
         let starts: Vec<usize> = sequences.iter().map(|sequence| sequence.next_position()).collect();
+        let ends = starts.iter().zip(&counts).filter(|_| explicit.is_none()).map(|(start, count)| start + count);
+        if let Some(end) = ends.filter(|end| *end > 1 << 32).max() {
+            return Err(Error::value("a position", end - 1, "a number from 0 to 2^32 - 1"));
+        }
         let length = |i: usize| match &explicit {
             Some(positions) => starts[i].max(positions.end(i, counts[i])),
             None => starts[i] + counts[i],
