@@ -51,7 +51,7 @@
 //! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
 //! | [`lora`] | LoRA adapters: reading, merging, training |
 //! | [`norm`] | layer and RMS norms that train, unlike candle's |
-//! | [`ops`] | linear layers with packed weights, activations, ColBERT's MaxSim |
+//! | [`ops`] | linear layers with packed weights, and biases that a later kernel adds |
 //! | [`pruning`] | head importance and head pruning |
 //! | [`ragged`] | batches of sequences one after another, without padding |
 //! | [`tensor`] | trees of tensors: freezing and sharing weights |
