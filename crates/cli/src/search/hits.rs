@@ -39,8 +39,8 @@ pub struct Wanted {
 /// The share of words that two lines have in common, of the words of both, from which they are one hit.
 const NEAR_EQUAL: f32 = 0.8;
 
-/// The lines nearest to a query vector, best first. Windows of one line and near-equal lines are one hit, so all windows
-/// are looked at until there are enough.
+/// The lines nearest to a query vector, best first. Windows of one line and near-equal lines are one hit, so all
+/// windows are ranked.
 pub fn hits<'a>(searched: &'a [Searched], query: &[f32], wanted: Wanted) -> Result<Vec<Hit<'a>>> {
     let mut candidates = Vec::new();
     for (i, searched) in searched.iter().enumerate() {

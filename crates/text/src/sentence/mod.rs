@@ -38,8 +38,8 @@ use crate::text::tokenizer::Text;
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`TextModel`], pooling, normalization and
 /// maximum length are those of the model's folder.
 ///
-/// Any number of threads may share an encoder, by reference or in an `Arc`. On an Apple GPU the batches of
-/// one thread are queued at a time, and the others wait.
+/// Any number of threads may share an encoder, by reference or in an `Arc`. On an Apple GPU one batch is
+/// queued at a time, and other threads wait.
 ///
 /// ```no_run
 /// use candle_attention_text::{EncodeOptions, SentenceEncoder};

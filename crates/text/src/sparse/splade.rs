@@ -68,7 +68,7 @@ impl SpladePooling {
             let mut of_text = logits.as_slice();
             for text in texts.chunk_by(|a, b| a == b) {
                 let (own, rest) = of_text.split_at(text.len() * vocabulary);
-                self.add(own, &mut pooled[text[0]]);
+                self.add(own, &mut pooled[text[0]], tokens.device().is_cpu());
                 of_text = rest;
             }
         }
@@ -78,10 +78,11 @@ impl SpladePooling {
         Ok(pooled)
     }
 
-    /// Pools rows of logits into `pooled`. NaN stays.
-    fn add(self, logits: &[f32], pooled: &mut [f32]) {
+    /// Pools rows of logits into `pooled`. NaN stays. A thread that holds the permit of a GPU shares no work: it would
+    /// take up other work meanwhile, which may wait for that permit.
+    fn add(self, logits: &[f32], pooled: &mut [f32], is_shared: bool) {
         let vocabulary = pooled.len();
-        pooled.par_chunks_mut(FEATURES).enumerate().for_each(|(i, pooled)| {
+        let add = |(i, pooled): (usize, &mut [f32])| {
             for row in logits.chunks_exact(vocabulary) {
                 for (pooled, &x) in pooled.iter_mut().zip(&row[i * FEATURES..]) {
                     match self.strategy {
@@ -92,7 +93,11 @@ impl SpladePooling {
                     }
                 }
             }
-        });
+        };
+        match is_shared {
+            true => pooled.par_chunks_mut(FEATURES).enumerate().for_each(add),
+            false => pooled.chunks_mut(FEATURES).enumerate().for_each(add),
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 //! device, and a command buffer for each 50 kernels, so that a caller who queues batch after batch takes more and more
 //! memory (<https://github.com/huggingface/candle/issues/2271>). Waiting after each batch would bound that as well, but
 //! a wait takes a millisecond or two, more than a small batch, and gives up all memory that the next batch could use
-//! again. So a thread waits as soon as enough tokens are queued. candle has one queue for all threads, so one batch of a
-//! model is queued at a time: more would gain nothing, and each keeps its hidden states in memory.
+//! again. So a thread waits as soon as enough tokens are queued. candle has one queue for all threads, so one batch of
+//! a model is queued at a time: more would gain nothing, and each keeps its hidden states in memory.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -63,13 +63,15 @@ fn a_text_that_fits_is_one_window_and_one_without_spaces_is_cut() {
 /// the same order.
 #[test]
 fn texts_that_are_tokenized_together_do_not_change_embeddings() {
-    let (encoder, long) = (embedded(), "a".repeat(1_500_000));
+    let (encoder, long) = (embedded(), "a".repeat(1_060_000));
     let texts = ["A cat sleeps.", &long, "Stocks fell sharply today.", &long, "No"];
     let options = EncodeOptions::default();
     let alone = |text: &&str| numbers(&encoder.encode(&[text], &options).unwrap());
     let progress = std::sync::Mutex::new(Vec::new());
     let on_progress = |done: usize, of: usize| progress.lock().unwrap().push((done, of));
     let all = encoder.encode(&texts, &options.with_on_progress(&on_progress)).unwrap();
-    assert_eq!(numbers(&all), texts.iter().flat_map(alone).collect::<Vec<_>>());
+    let first: Vec<f64> = texts[..3].iter().flat_map(alone).collect();
+    let of_long = &first[128..256];
+    assert_eq!(numbers(&all), [&first, of_long, &alone(&texts[4])].concat());
     assert_eq!(*progress.lock().unwrap(), [(3, 5), (5, 5)]);
 }

@@ -9,8 +9,8 @@ use fancy_regex::{Expr, Regex};
 use tokenizers::Offsets;
 use tokenizers::pattern::Pattern;
 
-/// The size of the automaton of an expression, in characters: a class of characters counts 4 and its length, and what is
-/// repeated counts as often as it is repeated. An expression that calls groups counts more than is allowed.
+/// The size of the automaton of an expression, in characters: a class of characters counts 4 and its length, and what
+/// is repeated counts as often as it is repeated. An expression that calls groups counts more than is allowed.
 pub(super) fn work(expression: &str) -> tokenizers::Result<usize> {
     fn of(expression: &Expr) -> usize {
         let all = |parts: &[Expr]| parts.iter().map(of).fold(0, usize::saturating_add);
