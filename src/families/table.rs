@@ -58,7 +58,7 @@ impl Family {
         self.layouts.iter().filter_map(|name| LAYOUTS.iter().find(|layout| layout.name == *name))
     }
 
-    /// Checks that layers of the family come in `layout`, the layer's, or can be written in it if it is the crate's own.
+    /// Checks that layers of the family come in `layout`, or can be written in it if it is the crate's own.
     ///
     /// # Errors
     /// If not. Layers of many families differ in nothing but their names, and compute something else.
