@@ -128,7 +128,7 @@ fn configure(
 /// `&Value` converts into it. Functions then take the family from the file's own `model_type`.
 ///
 /// Some models are another family under a name of their own. Use [`with_like`](Self::with_like) to read one as that
-/// family, in a layout of which its weights have to be:
+/// family. Its weights must be in one of the family's layouts.
 ///
 /// ```
 /// use candle_attention::checkpoint::ModelConfig;

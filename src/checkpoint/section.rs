@@ -132,8 +132,9 @@ fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
     }
 }
 
-/// The family of a section: the one it states, unless that is the whole model's or masked as the whole is. Older files name no family there, or
-/// the whole model's: then it is the name that transformers gives the part now, as `qwen2_vl_vision`.
+/// The family of a section: the one it states, unless that is the whole model's. Older files name no family there, or
+/// the whole model's: then it is the name that transformers gives the part now, as `qwen2_vl_vision`. A text that the
+/// whole model masks in its own way is of the whole model's family.
 fn type_of_child(parent: &Section, key: &str) -> Option<String> {
     let own = model_type(&parent.keys[key]);
     match (parent.model_type.as_deref(), name(key)) {

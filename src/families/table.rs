@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::{ENCODERS, TEXT_ENCODERS};
-use crate::families::family::{Family, OWN};
+use crate::families::family::{Family, LayerPositions, OWN};
 use crate::families::layout::Layout;
 use crate::families::layouts::LAYOUTS;
 use crate::families::speech::SPEECH;
@@ -58,7 +58,7 @@ impl Family {
         self.layouts.iter().filter_map(|name| LAYOUTS.iter().find(|layout| layout.name == *name))
     }
 
-    /// Checks that layers of the family come in `layout`, the layer's, or can be written in it if it is the crate's own.
+    /// Checks that layers of the family come in `layout`, or can be written in it if it is the crate's own.
     ///
     /// # Errors
     /// If not. Layers of many families differ in nothing but their names, and compute something else.
@@ -70,7 +70,9 @@ impl Family {
         grouped: bool,
     ) -> Result<()> {
         let own = layout.name == OWN[0];
-        let holds = |known: &Layout| known.holds_biases(biases) && (known.grouped || !grouped);
+        // Without both, nothing tells a layer from one of Llama's, whose rotation would be left out.
+        let bare = biases == ProjectionBias::NONE && self.positions == LayerPositions::FromWeights;
+        let holds = |known: &Layout| !bare && known.holds_biases(biases) && (known.grouped || !grouped);
         if self.layouts.contains(&layout.name) || own && self.known_layouts().any(holds) {
             return Ok(());
         }

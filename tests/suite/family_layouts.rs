@@ -32,6 +32,9 @@ fn layers_of_another_family_are_refused() {
     for weights in ["arcee", "granitemoe", "qwen3", "gemma2", "starcoder2"] {
         says(load_as(&family(weights), "bert"), &["layer of `bert`", "`candle-attention`", "`bert`, `flax-bert`"]);
     }
+    for like in ["opt", "bart", "vit", "gpt2"] {
+        says(load_as(&family("llama"), like), &[&format!("layer of `{like}`"), "`candle-attention`"]);
+    }
     let model_types = Files::open("model_types.safetensors");
     for like in ["biogpt", "imagegpt", "plbart"] {
         says(load_as(&model_types.checkpoint("roformer"), like), &[&format!("layer of `{like}`"), "is `bert`"]);

@@ -284,7 +284,7 @@ fn large_configurations_of_many_layers_are_refused() {
     }
     let data = vec![0; 4 * entries.len()];
     let checkpoint = Checkpoint::from_bytes(file(&format!("{{{}}}", entries.join(",")), &data)).unwrap();
-    let mut json = json!({"model_type": "opt", "num_attention_heads": 1, "text": "x".repeat(2_600_000)});
+    let mut json = json!({"model_type": "jamba", "num_attention_heads": 1, "text": "x".repeat(2_600_000)});
     assert!(checkpoint.attention_layers(Some(ModelConfig::new(&json))).iter().all(|layer| layer.problem.is_none()));
     json["text"] = json!("x".repeat(2_700_000));
     let layers = checkpoint.attention_layers(Some(ModelConfig::new(&json)));

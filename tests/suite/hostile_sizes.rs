@@ -134,7 +134,7 @@ fn nested_sets_of_rotary_parameters_are_read_once() {
 fn pruned_heads_that_are_no_heads_are_errors() {
     let checkpoint = saved(&projections(8));
     let load = |pruned: Value| {
-        let json = json!({"model_type": "opt", "num_attention_heads": 4, "pruned_heads": {"0": pruned}});
+        let json = json!({"model_type": "jamba", "num_attention_heads": 4, "pruned_heads": {"0": pruned}});
         checkpoint.attention("layers.0.self_attn", &json, DType::F32, &CPU)
     };
     assert_eq!(load(json!([3, 1])).unwrap().layer.config().num_attention_heads, 2);
