@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use candle_nn::{Init, VarBuilder};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::cache::LayerId;
+use crate::attention::cache::Identity;
 use crate::attention::transform::norm_shape;
 use crate::config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 use crate::error::{Error, Result};
@@ -135,7 +135,7 @@ impl MultiHeadAttention {
         }
         check_position(config, &position, qkv.like())?;
         let config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
-        let id = LayerId { layer: qkv.id(), weights: qkv.id() };
+        let identity = Identity::new(qkv.id());
         Ok(Self {
             config,
             qkv,
@@ -145,7 +145,7 @@ impl MultiHeadAttention {
             qk_norm,
             sinks,
             position: PositionState::new(position),
-            id,
+            identity,
             frozen: Frozen::default(),
         })
     }

@@ -3,7 +3,6 @@
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::cache::LayerId;
 use crate::error::Result;
 use crate::tensor::ShareWeights;
 use crate::tensor::{Freeze, Frozen, MapTensors};
@@ -67,9 +66,7 @@ impl ShareWeights for MultiHeadAttention {
 impl MapTensors for MultiHeadAttention {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let mapped = Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?;
-        // Weights that may change are others at each copy.
-        let weights = if self.tracks_gradient() { mapped.id.weights } else { self.id.weights };
-        Ok(Self { id: LayerId { layer: self.id.layer, weights }, ..mapped })
+        Ok(Self { identity: self.identity_of_copy(mapped.identity.clone())?, ..mapped })
     }
 }
 

@@ -25,7 +25,7 @@ pub use cache::{CrossCache, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
-use cache::LayerId;
+use cache::Identity;
 use call::{PreparedCall, Route};
 use candle_core::{DType, Device, Module, Tensor};
 use options::Tokens;
@@ -105,7 +105,7 @@ pub struct MultiHeadAttention {
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.
-    id: LayerId,
+    identity: Identity,
     frozen: Frozen<Self>,
 }
 

@@ -178,6 +178,14 @@ impl Qkv {
         Ok(QkvWeights::Split(Box::new([self.part_weights(0)?, self.part_weights(1)?, self.part_weights(2)?])))
     }
 
+    /// The weights of keys and values.
+    pub(crate) fn key_value_weights(&self) -> Result<[LinearWeights; 2]> {
+        match self.reordered()? {
+            Some(ordered) => ordered.key_value_weights(),
+            None => Ok([self.part_weights(1)?, self.part_weights(2)?]),
+        }
+    }
+
     /// The queries alone, as [`forward`](Self::forward) gives them.
     pub(crate) fn query(&self, xs: &Tensor, size: usize, dtype: DType) -> Result<Tensor> {
         match self.reordered()? {

@@ -142,7 +142,7 @@ pub fn same_elements(a: &Tensor, b: &Tensor) -> Result<bool> {
 }
 
 /// Whether all elements have the same bits.
-fn same_on_cpu<T: WithDType, B: PartialEq>(a: &Tensor, b: &Tensor, bits: fn(T) -> B) -> Result<bool> {
+fn same_on_cpu<T: WithDType, B: PartialEq>(a: &Tensor, b: &Tensor, bits: impl Fn(T) -> B) -> Result<bool> {
     /// Elements that are compared without a branch, so that the comparison is vectorized.
     const BLOCK: usize = 512;
     let same = |a: &[T], b: &[T]| !a.iter().zip(b).fold(false, |differ, (a, b)| differ | (bits(*a) != bits(*b)));

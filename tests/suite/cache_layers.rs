@@ -2,10 +2,11 @@
 
 use candle_attention::checkpoint::ModelConfig;
 use candle_attention::position::Rotary;
+use candle_attention::weights::QkvWeights;
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::common::{LAYER, Random, assert_close, family, family_config, max_diff, random_layer, says};
@@ -104,6 +105,25 @@ fn keys_of_weights_that_have_changed_are_an_error() {
     cache.reset();
     let want = layer.attend(&xs, &xs, &xs, &AttentionMask::full()).unwrap();
     assert_close("after a reset", &layer.step(&xs, &mut cache).unwrap(), &want, TOLERANCE);
+}
+
+/// Keys of fixed weights stay right while the queries are trained, as LoRA on queries does.
+#[test]
+fn changes_that_keys_do_not_depend_on_are_none() {
+    let mut random = Random::new(115);
+    let mut weights = random_layer(&config(), 0.4, &mut random).weights().unwrap();
+    let QkvWeights::Split(parts) = &mut weights.qkv else { panic!("a layer gives its projections apart") };
+    let query = Var::from_tensor(&parts[0].weight).unwrap();
+    parts[0].weight = query.as_tensor().clone();
+    let layer = MultiHeadAttention::from_weights(&config(), weights).unwrap();
+    let xs = random.tensor(&[2, 5, 24], DType::F32);
+    let mut cache = KvCache::growing();
+    layer.step(&xs.narrow(1, 0, 3).unwrap(), &mut cache).unwrap();
+    query.set(&random.tensor(&[24, 24], DType::F32)).unwrap();
+    let got = layer.step(&xs.narrow(1, 3, 1).unwrap(), &mut cache).unwrap();
+    let last = layer.frozen().unwrap().step(&xs.narrow(1, 4, 1).unwrap(), &mut cache).unwrap();
+    let want = layer.attend(&xs, &xs, &xs, &AttentionMask::full()).unwrap().narrow(1, 3, 2).unwrap();
+    assert_close("trained queries", &Tensor::cat(&[got, last], 1).unwrap(), &want, TOLERANCE);
 }
 
 #[test]

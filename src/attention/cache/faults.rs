@@ -72,7 +72,7 @@ fn contents(cache: &KvCache) -> (Vec<Sequence>, Vec<u32>) {
 fn an_error_at_any_step_leaves_the_cache_as_before() {
     let layer = layer();
     let caches: [fn() -> KvCache; 4] =
-        [KvCache::growing, || KvCache::fixed(9), || KvCache::streaming(4), || KvCache::rotating(70)];
+        [KvCache::growing, || KvCache::fixed(9), || KvCache::streaming(4), || KvCache::streaming(70)];
     let mut faults = 0;
     for (new, backend) in caches.into_iter().flat_map(|new| [(new, None), (new, Some(Backend::Eager))]) {
         let options = AttentionOptions::default().with_backend(backend);

@@ -17,8 +17,8 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// [with this cache](crate::AttentionInputs::with_cache), or with keys and values of one's own by
 /// [`append`](Self::append). As long as it holds a token, another layer is an error, and so is this layer after its
 /// weights have changed: keys of old weights are not those that the new ones would give. Clones and frozen copies of
-/// the layer are the same layer. A layer of variables is compared with its weights of the call before, which takes as
-/// long as reading them; its [frozen](crate::MultiHeadAttention::frozen) copy needs no comparison.
+/// the layer are the same layer. Variables that keys and values are made with are compared with a copy of those of the
+/// call before; a [frozen](crate::MultiHeadAttention::frozen) copy of the layer needs no comparison.
 ///
 /// # Result
 /// Chunks of a causal layer give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a layer whose
@@ -433,8 +433,7 @@ impl KvCache {
                 expected,
             ));
         }
-        let starts = vec![self.len(); b];
-        let rotated_for = vec![self.len() + s; b];
+        let (starts, rotated_for) = (vec![self.len(); b], vec![self.len() + s; b]);
         let new = NewTokens { layer: None, counts, unequal: None, starts, rotated_for, explicit: None };
         let [keys, values] = self.or_unchanged(|cache| cache.add([keys.clone(), values.clone()], &new, false))?;
         Ok((keys, values))

@@ -1,16 +1,20 @@
 //! Which layer made the keys in a cache, and with which weights.
 
-use candle_core::TensorId;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{Tensor, TensorId};
 
 use crate::attention::MultiHeadAttention;
 use crate::error::{Error, Result};
+use crate::tensor::{Frozen, same_elements};
+use crate::weights::{LinearWeights, NormWeights};
 
 /// A layer with its weights of a moment. Clones and frozen copies of a layer are the same layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::attention) struct LayerId {
-    pub layer: TensorId,
+    layer: TensorId,
     /// Other ones after each change of a variable.
-    pub weights: TensorId,
+    weights: TensorId,
 }
 
 impl LayerId {
@@ -26,10 +30,90 @@ impl LayerId {
     }
 }
 
-impl MultiHeadAttention {
-    /// The layer with its present weights. Variables are compared with the last frozen copy, element by element,
-    /// because candle does not count their changes.
-    pub(in crate::attention) fn present_id(&self) -> Result<LayerId> {
-        Ok(if self.tracks_gradient() { self.frozen()?.id } else { self.id })
+/// What caches know a layer by. Clones of the layer share it.
+///
+/// Variables are compared element by element with copies of a call before, as [`Frozen`] does it and for its reason:
+/// candle does not count changes. Here only what keys and values are made with is compared, because it is at each call.
+#[derive(Clone)]
+pub(in crate::attention) struct Identity {
+    /// That of fixed weights.
+    id: LayerId,
+    /// Copies of weights that may change, and what they are known by.
+    last: Arc<Mutex<Option<(Vec<Tensor>, TensorId)>>>,
+}
+
+impl Identity {
+    /// That of a new layer, whose projections have this id.
+    pub(in crate::attention) fn new(projections: TensorId) -> Self {
+        Self { id: LayerId { layer: projections, weights: projections }, last: Arc::default() }
     }
+
+    fn last(&self) -> MutexGuard<'_, Option<(Vec<Tensor>, TensorId)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl MultiHeadAttention {
+    /// The layer with its present weights.
+    pub(in crate::attention) fn present_id(&self) -> Result<LayerId> {
+        let id = self.identity.id;
+        let Some(now) = self.changing_weights()? else { return Ok(id) };
+        // Never asked for under the lock: who freezes the layer holds it and takes the other.
+        let frozen = match &self.frozen {
+            Frozen::Last(last) => last.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            Frozen::Itself => None,
+        };
+        let mut last = self.identity.last();
+        if let Some((copies, weights)) = &*last
+            && same(copies, &now)?
+        {
+            return Ok(LayerId { weights: *weights, ..id });
+        }
+        let copies: Vec<Tensor> =
+            now.iter().map(|tensor| tensor.detach().force_contiguous()).collect::<candle_core::Result<_>>()?;
+        let weights = match frozen {
+            Some(frozen) if same(&frozen.key_weights()?, &now)? => frozen.identity.id.weights,
+            _ => copies[0].id(),
+        };
+        *last = Some((copies, weights));
+        Ok(LayerId { weights, ..id })
+    }
+
+    /// The identity of a copy with the present weights, fixed ones; `copy` is that of a layer of its own.
+    pub(in crate::attention) fn identity_of_copy(&self, copy: Identity) -> Result<Identity> {
+        let weights = match self.changing_weights()? {
+            Some(now) => match &*self.identity.last() {
+                Some((copies, weights)) if same(copies, &now)? => *weights,
+                _ => copy.id.weights,
+            },
+            None => self.identity.id.weights,
+        };
+        Ok(Identity { id: LayerId { weights, ..self.identity.id }, ..copy })
+    }
+
+    /// The weights that keys and values are made with, if they may change.
+    fn changing_weights(&self) -> Result<Option<Vec<Tensor>>> {
+        // Those that cannot change may have to be unpacked.
+        let weights = if self.tracks_gradient() { self.key_weights()? } else { Vec::new() };
+        Ok(weights.iter().any(Tensor::track_op).then_some(weights))
+    }
+
+    fn key_weights(&self) -> Result<Vec<Tensor>> {
+        let [k, v] = self.qkv.key_value_weights()?;
+        let projections = [k, v].into_iter().flat_map(|LinearWeights { weight, bias }| [Some(weight), bias]);
+        let norm =
+            self.qk_norm.iter().flat_map(|[_, NormWeights { weight, bias }]| [Some(weight.clone()), bias.clone()]);
+        let extra = self.bias_kv.iter().flatten().cloned();
+        Ok(projections.chain(norm).flatten().chain(extra).collect())
+    }
+}
+
+/// Whether weights have the same bits.
+fn same(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
+    for (a, b) in a.iter().zip(b) {
+        if !same_elements(a, b)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -17,4 +17,4 @@ mod layer_id;
 pub(super) use append::{NewTokens, TokenShape};
 pub use cross::CrossCache;
 pub use kv_cache::KvCache;
-pub(super) use layer_id::LayerId;
+pub(super) use layer_id::Identity;
