@@ -322,8 +322,8 @@ impl MultiHeadAttention {
         Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens })
     }
 
-    /// Checks everything about a call with a cache that can be checked before it runs, under the mask of the call and of
-    /// the configuration. Returns its new tokens and the number of keys.
+    /// Checks everything about a call with a cache that can be checked before it runs, under the mask of the call and
+    /// of the configuration. Returns its new tokens and the number of keys.
     fn check_cached(
         &self,
         inputs: &AttentionInputs,

@@ -222,7 +222,7 @@ fn the_accepted_path_of_a_tree_of_drafts_stays() {
     assert_eq!((cache.lengths(), cache.retained_range(0)), (vec![4, 2], Some(1..4)));
 }
 
-/// Gradients flow through what has joined a batch and through what was selected, and tokens that were left out have none.
+/// Gradients flow through what has joined a batch and through what was selected, and not into what was left out.
 #[test]
 fn joined_and_selected_tokens_keep_their_gradients() {
     let mut random = Random::new(124);

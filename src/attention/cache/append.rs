@@ -130,8 +130,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// The key at which a chunk of `s` tokens starts, and the number of keys that it attends to, per sequence, unless it
-    /// begins and ends at the same key in every sequence. The first `new` tokens of each sequence are not padding.
+    /// The key at which a chunk of `s` tokens starts, and the number of keys that it attends to, per sequence, unless
+    /// it begins and ends at the same key in every sequence. The first `new` tokens of each sequence are not padding.
     pub(in crate::attention) fn unequal(&self, new: &[usize], s: usize) -> Option<[Vec<usize>; 2]> {
         let retained: Vec<usize> = self.sequences_of(new.len()).iter().map(|sequence| sequence.retained).collect();
         // A sequence without new tokens attends to nothing.

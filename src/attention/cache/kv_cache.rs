@@ -21,11 +21,11 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// call before; a [frozen](crate::MultiHeadAttention::frozen) copy of the layer needs no comparison.
 ///
 /// # Result
-/// Chunks of a causal layer give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a layer whose
-/// weights are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep them in f32
-/// where the layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by the rounding
-/// of keys, values and queries to the layer's dtype, which is what PyTorch does in every call. All chunkings of a
-/// sequence have the same bits.
+/// Chunks of a causal layer give the result of one call over all tokens. In f32 the bits are the same on the CPU, for a
+/// layer whose weights are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep
+/// them in f32 where the layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by
+/// the rounding of keys, values and queries to the layer's dtype, which is what PyTorch does in every call. All
+/// chunkings of a sequence have the same bits.
 ///
 /// # Positions that depend on the length
 /// With [`RotaryScaling::LongRope`](crate::position::RotaryScaling) and `Dynamic` the rotation of *all* keys changes
@@ -156,9 +156,9 @@ impl KvCache {
     }
 
     /// A [`rotating`](Self::rotating) cache for a layer without a window, which it cuts to one: a query attends to
-    /// itself and to the `window - 1` tokens before it, whatever the mask. For streams without an end in bounded memory,
-    /// as with attention sinks. The result is that of the layer under such a window, in chunks of any size, and not that
-    /// of one call over all tokens.
+    /// itself and to the `window - 1` tokens before it, whatever the mask. For streams without an end in bounded
+    /// memory. The result is that of the layer under such a window, in chunks of any size, and
+    /// not that of one call over all tokens.
     pub fn streaming(window: usize) -> Self {
         Self::new(CacheKind::Streaming(window))
     }
@@ -352,8 +352,8 @@ impl KvCache {
     /// cache of its own and then joins those that are running. `other` stays as it is. The batch is copied once.
     ///
     /// # Errors
-    /// `other` is of another kind or capacity, of another layer or of other weights of it, or holds other sizes, another
-    /// dtype or device. The cache is unchanged then.
+    /// `other` is of another kind or capacity, of another layer or of other weights of it, or holds other sizes,
+    /// another dtype or device. The cache is unchanged then.
     pub fn append_sequences(&mut self, other: &Self) -> Result<()> {
         let what = "a cache to append";
         if self.kind != other.kind {
@@ -415,8 +415,8 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// Keys and values differ in more than `d`, or from those in the cache; the cache was filled by a layer, is full, or
-    /// holds sequences of unequal length, under whose keys no mask of equal queries fits. It is unchanged then.
+    /// Keys and values differ in more than `d`, or from those in the cache; the cache was filled by a layer, is full,
+    /// or holds sequences of unequal length, which `causal` does not align. It is unchanged then.
     pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (b, s, h_kv, _) = keys.dims4().map_err(|_| Error::shape("keys", keys.dims(), "(b, s, h_kv, d)"))?;
         if values.rank() != 4 || values.dims()[..3] != [b, s, h_kv] {

@@ -38,8 +38,14 @@ impl LayerId {
 pub(in crate::attention) struct Identity {
     /// That of fixed weights.
     id: LayerId,
-    /// Copies of weights that may change, and what they are known by.
-    last: Arc<Mutex<Option<(Vec<Tensor>, TensorId)>>>,
+    /// Weights that may change, as they were last.
+    last: Arc<Mutex<Option<Known>>>,
+}
+
+/// Copies of weights, and what they are known by.
+struct Known {
+    copies: Vec<Tensor>,
+    weights: TensorId,
 }
 
 impl Identity {
@@ -48,7 +54,7 @@ impl Identity {
         Self { id: LayerId { layer: projections, weights: projections }, last: Arc::default() }
     }
 
-    fn last(&self) -> MutexGuard<'_, Option<(Vec<Tensor>, TensorId)>> {
+    fn last(&self) -> MutexGuard<'_, Option<Known>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -58,16 +64,16 @@ impl MultiHeadAttention {
     pub(in crate::attention) fn present_id(&self) -> Result<LayerId> {
         let id = self.identity.id;
         let Some(now) = self.changing_weights()? else { return Ok(id) };
-        // Never asked for under the lock: who freezes the layer holds it and takes the other.
+        // Before the lock below, which a thread that freezes the layer takes while it holds this one.
         let frozen = match &self.frozen {
             Frozen::Last(last) => last.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             Frozen::Itself => None,
         };
         let mut last = self.identity.last();
-        if let Some((copies, weights)) = &*last
-            && same(copies, &now)?
+        if let Some(known) = &*last
+            && same(&known.copies, &now)?
         {
-            return Ok(LayerId { weights: *weights, ..id });
+            return Ok(LayerId { weights: known.weights, ..id });
         }
         let copies: Vec<Tensor> =
             now.iter().map(|tensor| tensor.detach().force_contiguous()).collect::<candle_core::Result<_>>()?;
@@ -75,7 +81,7 @@ impl MultiHeadAttention {
             Some(frozen) if same(&frozen.key_weights()?, &now)? => frozen.identity.id.weights,
             _ => copies[0].id(),
         };
-        *last = Some((copies, weights));
+        *last = Some(Known { copies, weights });
         Ok(LayerId { weights, ..id })
     }
 
@@ -83,7 +89,7 @@ impl MultiHeadAttention {
     pub(in crate::attention) fn identity_of_copy(&self, copy: Identity) -> Result<Identity> {
         let weights = match self.changing_weights()? {
             Some(now) => match &*self.identity.last() {
-                Some((copies, weights)) if same(copies, &now)? => *weights,
+                Some(known) if same(&known.copies, &now)? => known.weights,
                 _ => copy.id.weights,
             },
             None => self.identity.id.weights,
