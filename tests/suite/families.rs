@@ -290,7 +290,7 @@ fn mismatch_of_checkpoint_and_configuration_is_an_error() {
     // A square tells itself.
     assert!(load("beit", layer, "beit", heads()).is_ok());
     let eva = load("timm_eva", "blocks.0.attn", "timm", serde_json::json!({"num_heads": 3}));
-    says(eva, &["use_rot_pos_emb = absent", "true for timm's Eva, false for its Beit"]);
+    says(eva, &["use_rot_pos_emb = absent", "true for timm's Eva that rotates, false for its Beit"]);
     let shared = serde_json::json!({
         "num_attention_heads": 4, "relative_attention": true, "pos_att_type": "p2c|c2p", "share_att_key": false,
         "position_buckets": 6, "max_relative_positions": 12,
