@@ -301,7 +301,7 @@ mod resident {
             let packed = if dtype == DType::F32 { 1.0 } else { 2.0 };
             for isa in [Some("portable"), None] {
                 let [resident, peak] = copies(folder.path(), dtype, "loaded", isa);
-                assert!(resident < packed + 0.3, "{dtype:?}: {resident:.2} copies");
+                assert!(resident < packed + 0.4, "{dtype:?}: {resident:.2} copies");
                 // Beside that, the tensors of one sub-layer.
                 assert!(peak < packed + 0.5, "{dtype:?}: {peak:.2} copies at the peak");
             }
