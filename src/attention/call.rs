@@ -359,9 +359,11 @@ impl MultiHeadAttention {
         let explicit = self.explicit_positions(options, b, s)?;
         let sequences = cache.sequences_of(b);
         let starts: Vec<usize> = sequences.iter().map(|sequence| sequence.next_position()).collect();
-        let ends = starts.iter().zip(&counts).filter(|_| explicit.is_none()).map(|(start, count)| start + count);
-        if let Some(end) = ends.filter(|end| *end > 1 << 32).max() {
-            return Err(Error::value("a position", end - 1, "a number from 0 to 2^32 - 1"));
+        let last = |(start, count): (&usize, &usize)| start.saturating_add(*count).saturating_sub(1);
+        let lasts =
+            starts.iter().zip(&counts).map(last).filter(|last| explicit.is_none() && u32::try_from(*last).is_err());
+        if let Some(last) = lasts.max() {
+            return Err(Error::value("a position", last, "a number from 0 to 2^32 - 1"));
         }
         let length = |i: usize| match &explicit {
             Some(positions) => starts[i].max(positions.end(i, counts[i])),

@@ -72,7 +72,11 @@ pub fn with_slice<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -
     with_slices([tensor], |[data]| f(data))
 }
 
-/// [`with_slice`] of several tensors at once.
+/// Calls `f` with the elements of CPU tensors of element type `T`, each in row-major order. `f` must not lock the storage
+/// of another tensor.
+///
+/// # Errors
+/// A tensor that is not on the CPU or has another dtype, or a copy of one that is not contiguous that memory cannot hold.
 pub fn with_slices<T: WithDType, R, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[T]; N]) -> R,
