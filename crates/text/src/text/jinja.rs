@@ -144,20 +144,10 @@ fn tokens(code: &str) -> (Vec<&str>, &str) {
 /// The length of the token at the start of a text that is not empty.
 fn token_length(code: &str) -> usize {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let mut chars = code.char_indices();
-    match chars.next() {
-        Some((_, quote @ ('"' | '\''))) => {
-            while let Some((at, c)) = chars.next() {
-                match c {
-                    '\\' => drop(chars.next()),
-                    c if c == quote => return at + 1,
-                    _ => {}
-                }
-            }
-            code.len()
-        }
-        Some((_, c)) if is_word(c) => code.find(|c| !is_word(c)).unwrap_or(code.len()),
-        first => first.map_or(0, |(_, c)| c.len_utf8()),
+    match code.chars().next() {
+        Some(quote @ ('"' | '\'')) => code[1..].find(quote).map_or(code.len(), |length| length + 2),
+        Some(c) if is_word(c) => code.find(|c| !is_word(c)).unwrap_or(code.len()),
+        first => first.map_or(0, char::len_utf8),
     }
 }
 
@@ -182,6 +172,10 @@ fn check_code(tokens: &[&str]) -> Result<()> {
         let of_filter = is_name && matches!(tokens[..at - 1], [.., "|" | "is"] | [.., "is", "not"]);
         match *token {
             "*" | "~" | "+" | "/" | "%" | "{" => return refused(format!("an operator `{token}`")),
+            // The text goes on behind this quote.
+            _ if token.ends_with("\\'") || token.ends_with("\\\"") => {
+                return refused(format!("an escaped quote in {token}"));
+            }
             "(" if after_value && !of_filter => return refused(format!("a call of `{before}`")),
             "[" if !after_value => return refused("a list".to_string()),
             "(" | "[" => open.push(of_filter && *token == "("),

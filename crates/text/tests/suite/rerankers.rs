@@ -129,6 +129,8 @@ fn templates_that_could_grow_or_lose_a_text_are_refused() {
     refused(&"x".repeat(1 << 17), &["chat_template.jinja", "expected at most"]);
     // To minijinja `{#}` opens a comment, which ends at the next `#}`.
     refused(&format!("{{#}}{{{{ \"#}}{{% set a = 'x' * 9 %}}{{#\" }}}}#}}{both}"), &["an operator `*`"]);
+    refused(&format!("{{{{ 'a\\' }}}} b' }}}}{both}"), &["an escaped quote in 'a"]);
+    assert!(open(with_template(&format!("{{{{ 'a\\n' }}}}{both}")).path()).is_ok());
     for call in ["loop(messages)", "not loop(a)", "a.items()", "(a)(a)", "a[0]()", "'is'('a')"] {
         refused(&format!("{{% set b = {call} %}}{both}"), &["the chat template is a call of"]);
     }

@@ -246,3 +246,16 @@ fn prompts_kinds_and_tokens() {
     fails(&mut scratch.run(&["encode", "a", "--prompt", "x", "--prompt-name", "query"]), "cannot be used with");
     fails(&mut scratch.run(&["encode", "a", "--as", "passage"]), "[possible values: query, document]");
 }
+
+/// Of a text of 15 MB as much is tokenized as the model takes. All of it took more than 4 GB.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_long_text_takes_little_memory() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("long.txt"), "?!. ".repeat(3_900_000)).unwrap();
+    let program = scratch.run(&["encode", "--json", "--file", "long.txt"]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "ulimit -v 1000000 && exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
+    limited.current_dir(scratch.path("."));
+    assert!(succeeds(&mut limited).starts_with("{\"text\":\"?!. ?!. "));
+}
