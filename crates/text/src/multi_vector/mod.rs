@@ -94,7 +94,8 @@ impl MultiVectorEncoder {
     ///
     /// # Errors
     /// A batch size of 0; a maximum length beyond the positions of the model; a prompt that the model does not have; a
-    /// token that the model does not have; [`Error::NotFinite`] for the first text with a vector that is not finite.
+    /// token that the model does not have; [`Error::NotFinite`](candle_attention::Error::NotFinite) for the first text
+    /// with a vector that is not finite.
     pub fn encode(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<Tensor>> {
         self.run(texts, options, None)
     }

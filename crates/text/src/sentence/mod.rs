@@ -35,8 +35,8 @@ use crate::text::options::EncodeOptions;
 #[cfg(feature = "visualize")]
 use crate::text::tokenizer::Text;
 
-/// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`TextModel`], pooling, normalization and
-/// maximum length are those of the model's folder.
+/// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`TextModel`](crate::TextModel), pooling,
+/// normalization and maximum length are those of the model's folder.
 ///
 /// Any number of threads may share an encoder, by reference or in an `Arc`. On an Apple GPU one batch is
 /// queued at a time, and other threads wait.
@@ -170,8 +170,9 @@ impl SentenceEncoder {
     /// in the last quarter of the one before. A text that fits is one window, without the spaces around it.
     ///
     /// # Errors
-    /// A maximum length beyond the positions of the model; a prompt that the model does not have; [`Error::Tokenizer`]
-    /// if `tokenizer.json` is malformed in a way that only a text shows.
+    /// A maximum length beyond the positions of the model; a prompt that the model does not have;
+    /// [`Error::Tokenizer`](candle_attention::Error::Tokenizer) if `tokenizer.json` is malformed in a way that only a
+    /// text shows.
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let prompt = self.prompt(options)?;
         match &self.route_of(options)?.0.input {
