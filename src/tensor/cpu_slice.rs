@@ -72,11 +72,11 @@ pub fn with_slice<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -
     with_slices([tensor], |[data]| f(data))
 }
 
-/// Calls `f` with the elements of CPU tensors of element type `T`, each in row-major order. `f` must not lock the storage
-/// of another tensor.
+/// Calls `f` with the elements of CPU tensors of element type `T`, each in row-major order. `f` must not lock the
+/// storage of another tensor.
 ///
 /// # Errors
-/// A tensor that is not on the CPU or has another dtype, or a copy of one that is not contiguous that memory cannot hold.
+/// A tensor is not on the CPU or has another dtype, or memory cannot hold the copy of one that is not contiguous.
 pub fn with_slices<T: WithDType, R, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[T]; N]) -> R,

@@ -115,20 +115,6 @@ fn a_rotating_cache_is_truncated_as_far_as_it_can_be() {
 }
 
 /// Many more tokens than the window, in memory that is used again: what a window over all tokens gives.
-/// The position after the largest one is an error, as it is where a call gives it.
-#[test]
-fn positions_end_at_the_largest_one() {
-    let config = AttentionConfig::new(24, 4).with_position(Rotary::default());
-    let mut random = Random::new(96);
-    let layer = random_layer(&config, 0.4, &mut random);
-    let (xs, mut cache) = (random.tensor(&[1, 1, 24], DType::F32), KvCache::growing());
-    let positions = Tensor::new(&[u32::MAX as i64], &Device::Cpu).unwrap();
-    let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal()).with_cache(&mut cache);
-    layer.attend_with(&inputs, &AttentionOptions::default().with_positions(&positions)).unwrap();
-    says(layer.step(&xs, &mut cache), &["a position is 4294967296", "a number from 0 to 2^32 - 1"]);
-    assert_eq!(cache.retained_len(), 1);
-}
-
 #[test]
 fn a_rotating_cache_rotates_many_times() {
     let mut random = Random::new(97);

@@ -282,7 +282,7 @@ fn missing_files_and_keys_are_errors() {
     fails(example("vit_block").arg(fixture("compose/qwen3")).arg("x"), "`model_type` is \"qwen3\", expected \"vit\"");
 
     let deeper = with_key("compose/qwen3", "num_hidden_layers", 7.into());
-    fails(example("qwen3").arg(deeper.path()).arg("1"), "model.safetensors does not hold it");
+    fails(example("qwen3").arg(deeper.path()).arg("1"), "`layer_types` is a list of 2, expected 7 entries");
     let negative = with_key("compose/qwen3", "num_hidden_layers", (-3).into());
     let said = "config.json: `num_hidden_layers` is -3, expected a whole number from 0";
     fails(example("qwen3").arg(negative.path()).arg("1"), said);

@@ -117,7 +117,8 @@ pub fn column(text: &str, width: usize) -> String {
     console::pad_str(&one_line(text, width), width, console::Alignment::Left, None).into_owned()
 }
 
-/// Writes a value as one line of JSON, with escapes in place of what is not ASCII: a text must not control the terminal.
+/// Writes a value as one line of JSON, with escapes in place of what is not ASCII: a text must not control the
+/// terminal.
 pub fn json(out: &mut impl Write, value: &impl Serialize) -> Result<()> {
     value.serialize(&mut Serializer::with_formatter(&mut *out, Ascii))?;
     writeln!(out)

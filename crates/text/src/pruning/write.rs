@@ -95,10 +95,11 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
 }
 
 /// Writes the model of a folder without these heads to another folder, smaller or masked, with the folder's model card,
-/// other modules, and the files of settings and tokenizers that transformers and sentence-transformers name: what [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made
-/// beside the target, synced and renamed, so that a kill, a full disk or a power failure leaves a whole model or none.
-/// Returns all heads that the model lacks now, by their numbers in the unpruned one. Heads count as in the model of the
-/// folder, which may be pruned already.
+/// other modules, and the files of settings and tokenizers that transformers and sentence-transformers name: what
+/// [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made beside the target, synced
+/// and renamed, so that a kill, a full disk or a power failure leaves a whole model or none. Returns all heads that the
+/// model lacks now, by their numbers in the unpruned one. Heads count as in the model of the folder, which may be
+/// pruned already.
 ///
 /// # Errors
 /// A target that exists, which is never replaced, or whose parent does not; a head that there is not; layers that share

@@ -29,8 +29,8 @@ use crate::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
 use crate::text::tokenizer::windows::MAX_BYTES_PER_TOKEN;
 use candle_attention::{Error, Result};
 
-/// The longest text, in bytes: 16 MiB. Normalizing a text and splitting it into words takes some hundred times its memory,
-/// and a text without words is read to its end. The Bible has 4 MB.
+/// The longest text, in bytes: 16 MiB. Normalizing a text and splitting it into words takes some hundred times its
+/// memory, and a text without words is read to its end. The Bible has 4 MB.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 24;
 
 /// The bytes of a text that are read in any case.
@@ -278,8 +278,8 @@ impl Tokenizer {
         })
     }
 
-    /// The first tokens of one text without special ones: all, or at least `most`. Of a long text, no more is normalized
-    /// and split into words than these need.
+    /// The first tokens of one text without special ones: all, or at least `most`. Of a long text, no more is
+    /// normalized and split into words than these need.
     fn first_tokens(&self, text: &str, type_id: u32, offsets: OffsetType, most: usize) -> tokenizers::Result<Encoding> {
         let limit = |tokens| Some((tokens, TruncationDirection::Right));
         // Tokens near the cut can be others than in the whole text, so there are to be as many again before it.
