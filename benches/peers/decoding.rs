@@ -10,7 +10,7 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Result,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, KvCache, MultiHeadAttention, Result,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -57,7 +57,7 @@ fn run(layer: &MultiHeadAttention, running: &KvCache, work: &str) -> Result<f64>
             add(layer, &random(LENGTHS.len(), 1)?, &mut batch, &[1; LENGTHS.len()])?;
             add(layer, &random(LENGTHS.len(), 1)?, &mut batch, &[1; LENGTHS.len()])
         }
-        other => panic!("unknown work: {other}"),
+        other => Err(Error::value("a work", other, "alone, join, append or step")),
     }
 }
 

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::folder::{ModelFolder, modules};
 use crate::model::config::TextModelConfig;
 use crate::model::text_model::body;
-use crate::text::tokenizer::MAX_TOKENIZER_BYTES as MAX_FILE_BYTES;
+use crate::text::tokenizer::MAX_TOKENIZER_BYTES;
 
 /// The model card of a model folder.
 const CARD: &str = "README.md";
@@ -145,7 +145,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     }
     let inside = new.join(inside);
     match options.masked {
-        true => copy(folder, &own_config, &inside.join("config.json"), MAX_FILE_BYTES)?,
+        true => copy(folder, &own_config, &inside.join("config.json"), MAX_TOKENIZER_BYTES)?,
         false => write_file(&inside.join("config.json"), text + "\n")?,
     }
     write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())?;
@@ -239,11 +239,9 @@ fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new:
         return Ok(());
     }
     create_folder(&to)?;
-    let replaced = |file: &&str| {
-        let own = if name == transformer { "config.json" } else { "" };
-        **file == *own || new_card && name.is_empty() && **file == *CARD
-    };
-    let small = COPIED.iter().filter(|file| !replaced(file)).map(|file| (*file, MAX_FILE_BYTES));
+    let is_replaced =
+        |file: &str| name == transformer && file == "config.json" || new_card && name.is_empty() && file == CARD;
+    let small = COPIED.into_iter().filter(|file| !is_replaced(file)).map(|file| (file, MAX_TOKENIZER_BYTES));
     let weights = (name != transformer).then_some(("model.safetensors", MAX_MODULE_BYTES));
     for (file, limit) in small.chain(weights) {
         let path = from.join(file);

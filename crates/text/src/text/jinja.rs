@@ -22,7 +22,7 @@ const MAX_PARTS: usize = 200;
 /// Statements that put no values together.
 const STATEMENTS: [&str; 7] = ["if", "elif", "else", "endif", "for", "endfor", "set"];
 
-/// Words before a value that are none themselves.
+/// Keywords. Behind any other word, a bracket indexes a value or calls it.
 const KEYWORDS: [&str; 10] = ["and", "elif", "else", "for", "if", "in", "is", "not", "or", "set"];
 
 /// Checks that a template does only what this version runs, and compiles it.
