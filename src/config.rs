@@ -6,6 +6,10 @@ use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::position::{LayerSizes, Position};
 use crate::setters;
 
+mod output_stage;
+
+pub use output_stage::{ContextNorm, GateActivation, GateOver, OutputGate};
+
 /// The scoring function between a query and a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -153,6 +157,10 @@ pub struct AttentionConfig {
     pub clip_qkv: Option<f64>,
     /// Norms of queries and keys; default none.
     pub qk_norm: Option<QkNorm>,
+    /// The norm of the context, between the heads and the gate; default none.
+    pub context_norm: Option<ContextNorm>,
+    /// The gate of the context, before the output projection; default none.
+    pub output_gate: Option<OutputGate>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
     /// Whether there is a learned extra key and value that every query attends to (`add_bias_kv` in PyTorch). In a new
@@ -183,6 +191,8 @@ impl PartialEq for AttentionConfig {
             softcap,
             clip_qkv,
             qk_norm,
+            context_norm,
+            output_gate,
             dropout,
             add_bias_kv,
             add_zero_attn,
@@ -203,6 +213,7 @@ impl PartialEq for AttentionConfig {
             && (hidden_size, num_attention_heads) == (&other.hidden_size, &other.num_attention_heads)
             && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
             && (softcap, clip_qkv, qk_norm) == (&other.softcap, &other.clip_qkv, &other.qk_norm)
+            && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
     }
 }
@@ -238,6 +249,8 @@ impl AttentionConfig {
             softcap: None,
             clip_qkv: None,
             qk_norm: None,
+            context_norm: None,
+            output_gate: None,
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
@@ -275,6 +288,10 @@ impl AttentionConfig {
         with_clip_qkv, clip_qkv: f64 = Some(clip_qkv);
         /// Sets the norms of queries and keys.
         with_qk_norm, qk_norm: QkNorm = Some(qk_norm);
+        /// Sets the norm of the context.
+        with_context_norm, context_norm: ContextNorm = Some(context_norm);
+        /// Sets the gate of the context.
+        with_output_gate, output_gate: OutputGate = Some(output_gate);
         /// Sets the dropout probability of attention weights in training.
         with_dropout, dropout: f64 = dropout;
         /// Sets whether a new layer learns an extra key and value.
@@ -386,6 +403,7 @@ impl AttentionConfig {
         if let Some(norm) = self.qk_norm.filter(|norm| !((norm.eps as f32).is_finite() && norm.eps >= 0.0)) {
             return Err(Error::config("qk_norm eps", norm.eps, "a finite number from 0"));
         }
+        self.context_norm.map_or(Ok(()), |norm| norm.validate())?;
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ mod call;
 mod freeze;
 mod observe;
 mod options;
+mod output_stage;
 mod padded;
 mod rows;
 mod transform;
@@ -45,7 +46,8 @@ use crate::weights::NormWeights;
 /// `scale` is `head_dim^-0.5` unless set, `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). There may
 /// be fewer key-value heads than query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)). Scoring may be
 /// additive instead of a dot product ([`Scoring`](crate::Scoring)). Positions are a choice of
-/// [`Position`](crate::Position).
+/// [`Position`](crate::Position). Between the heads and `W_O` there may be a [norm](crate::ContextNorm) and a
+/// [gate](crate::OutputGate).
 ///
 /// # Shapes
 /// Queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` →
@@ -102,6 +104,8 @@ pub struct MultiHeadAttention {
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
     qk_norm: Option<[NormWeights; 2]>,
+    /// Of ones, if the norm of the context has no weight.
+    context_norm: Option<NormWeights>,
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.

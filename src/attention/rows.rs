@@ -26,13 +26,15 @@ const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
-    /// of the kernels, and nothing happens between projection and kernel but norms and a rotation.
+    /// of the kernels, and nothing happens between projection and kernel but norms and a rotation, and after it but a
+    /// norm and a gate.
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
             && self.norms_run_on_buffers()
+            && self.output_stage_runs_on_buffers()
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
             && self.sinks.is_none()
@@ -135,9 +137,11 @@ impl MultiHeadAttention {
             }
         })?;
         let ys = self.rows_on_all_threads(&real, &offsets, mask)?;
-        // A fully masked query gives zeros before the output projection, and so its bias after it.
-        let mut masked = Vec::<T>::new();
-        packed.multiply(Team::ALONE, &vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked)?;
+        // A fully masked query gives zeros before the output projection, and so its bias after it. A norm of zeros is
+        // its bias, and whatever gate multiplies it, zeros stay zeros.
+        let (mut context, mut masked) = (vec![0f32; packed.in_features()], Vec::<T>::new());
+        self.normalize_context(Team::ALONE, &mut context)?;
+        packed.multiply(Team::ALONE, &context, 1, Activation::Identity, &mut masked)?;
         let mut output = Vec::with_capacity(lengths.len() * s * size);
         for (&length, &start) in lengths.iter().zip(&offsets) {
             output.extend_from_slice(&ys[start * size..][..length * size]);
@@ -180,19 +184,22 @@ impl MultiHeadAttention {
         }
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
-        if scheme.rotates() || self.qk_norm.is_some() {
+        if scheme.rotates() || self.qk_norm.is_some() || self.has_output_stage() {
             let heads = config.num_attention_heads + config.resolved_num_key_value_heads();
             let rotate = |qkv: &mut [f32], group: RaggedBatch| {
                 self.normalize_in_place(team, qkv)?;
                 scheme.rotate_in_place(qkv, heads, config.resolved_head_dim(), group)
             };
-            return self.attend_elements(team, xs, batch, mask, rotate, &buffers.scratch, output);
+            let gate = |projected: &[f32], context: &mut [f32]| self.gate_rows(team, context, projected);
+            return self.attend_elements(team, xs, batch, mask, (rotate, gate), &buffers.scratch, output);
         }
         // Elements that would be rounded before their next product anyway are not kept in f32.
         if self.qkv.rounds_to_bf16()? {
-            self.attend_elements(team, xs, batch, mask, |_: &mut [bf16], _| Ok(()), &buffers.scratch, output)
+            let steps = (|_: &mut [bf16], _: RaggedBatch| Ok(()), |_: &[bf16], _: &mut [bf16]| Ok(()));
+            self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output)
         } else {
-            self.attend_elements(team, xs, batch, mask, |_: &mut [f32], _| Ok(()), &buffers.scratch, output)
+            let steps = (|_: &mut [f32], _: RaggedBatch| Ok(()), |_: &[f32], _: &mut [f32]| Ok(()));
+            self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output)
         }
     }
 
@@ -222,7 +229,8 @@ impl MultiHeadAttention {
     }
 
     /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `rotate`
-    /// applies norms and positions to the queries and keys of `(tokens, q k v)` in place.
+    /// applies norms and positions to the queries and keys of `(tokens, q k v)` in place, `gate` applies the gates of
+    /// these rows and a norm to the context.
     #[allow(clippy::too_many_arguments, reason = "one call, split by element type")]
     fn attend_elements<A: Element, T: Element, O: Element>(
         &self,
@@ -230,7 +238,7 @@ impl MultiHeadAttention {
         xs: &[A],
         batch: RaggedBatch,
         mask: &AttentionMask,
-        rotate: impl Fn(&mut [T], RaggedBatch) -> Result<()>,
+        (rotate, gate): (impl Fn(&mut [T], RaggedBatch) -> Result<()>, impl Fn(&[T], &mut [T]) -> Result<()>),
         scratch: &ScratchPool,
         output: &mut [O],
     ) -> Result<()> {
@@ -267,6 +275,7 @@ impl MultiHeadAttention {
             let batch = Batch::Part { offsets, first, last };
             let problem = self.ragged_problem(qkv, width, batch, mask.kernel_mask(), projection.rounds_to_bf16());
             kernels::attend_into(Isa::detect()?, team, &problem, context)?;
+            gate(qkv, context)?;
             let output = &mut output[tokens.start * out..tokens.end * out];
             output_projection.multiply_into(team, context, tokens.len(), Activation::Identity, output)?;
         }

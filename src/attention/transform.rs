@@ -163,7 +163,7 @@ pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize)
 }
 
 /// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
-fn normalize(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
+pub(super) fn normalize(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
     let xs = match norm.over {
         NormOver::Head => xs.clone(),

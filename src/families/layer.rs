@@ -36,6 +36,10 @@ const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
+    /// Rows of the gate of the output, if there is one.
+    pub gate: Option<usize>,
+    /// Whether there is a norm of the context.
+    pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
@@ -161,6 +165,8 @@ impl<'a> Layer<'a> {
         if contents.norms {
             config.qk_norm = Some(self.qk_norm()?);
         }
+        config.output_gate = self.output_gate(&config, contents.gate)?;
+        config.context_norm = self.context_norm(contents.context_norm)?;
         if !self.cross {
             config.position = self.position(d, contents)?;
         }
@@ -200,9 +206,13 @@ impl<'a> Layer<'a> {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
+        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(|| self.stated_eps()) })
+    }
+
+    /// What norms add to the variance.
+    pub(super) fn stated_eps(&self) -> f64 {
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(stated) })
+        keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6)
     }
 
     fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {

@@ -17,6 +17,7 @@ mod keys;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;
+mod output_stage;
 mod patches;
 mod rotary;
 mod speech;
