@@ -127,8 +127,8 @@ fn a_gate_reads_the_input_of_the_queries() {
     let (xs, memory) = (random.tensor(&[2, 3, 6], DType::F32), random.tensor(&[2, 5, 8], DType::F32));
     let want = layer.attend(&xs, &memory, &memory, &AttentionMask::full()).unwrap();
     let frozen = layer.frozen().unwrap();
-    let cache = frozen.cache_memory(&memory, &memory).unwrap();
-    let inputs = AttentionInputs::cross(&xs, &cache, AttentionMask::full());
+    let cache = frozen.cross_cache(&memory, &memory).unwrap();
+    let inputs = AttentionInputs::cross_cached(&xs, &cache, AttentionMask::full());
     let got = frozen.attend_with(&inputs, &AttentionOptions::default()).unwrap().output;
     assert_close("a cached memory", &got, &want, 1e-5);
 }
