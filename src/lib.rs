@@ -105,11 +105,12 @@ pub use candle_core;
 pub use candle_nn;
 
 pub use attention::{
-    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KvCache, MultiHeadAttention, ObserveOptions, TopKeys,
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KeyValues, KvCache, MultiHeadAttention,
+    ObserveOptions, TopKeys,
 };
 pub use config::{
-    AttentionConfig, ContextNorm, GateActivation, GateOver, NormKind, NormOver, OutputGate, ProjectionBias, QkNorm,
-    Scoring,
+    AttentionConfig, Factor, GateActivation, GateOver, HeadNorm, KeyValueSource, NormKind, NormOver, OutputGate,
+    ProjectionBias, Scoring, Step, Steps,
 };
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};

@@ -7,8 +7,8 @@ use candle_attention_kernels::{GateFunction, Isa, RowGate, Team};
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::transform::normalize;
-use crate::config::{AttentionConfig, GateActivation, NormKind, QkNorm};
+use crate::attention::steps::{norm_size, normalize, softplus, unit};
+use crate::config::{AttentionConfig, GateActivation, NormKind};
 use crate::error::{Error, Result};
 use crate::ops::{NormParameters, accumulate_dtype};
 use crate::tensor::{compute_dtype, same_dtype_and_device};
@@ -31,7 +31,7 @@ impl MultiHeadAttention {
         let (h, d_v) = (self.config.num_attention_heads, self.config.resolved_value_head_dim());
         let mut context = context.to_dtype(wide)?.reshape((b, s, h, d_v))?;
         if let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.context_norm) {
-            context = normalize(&context, &QkNorm::new(norm.kind, norm.over, norm.eps), weights)?;
+            context = normalize(&context, norm, weights)?;
         }
         if let (Some(gate), Some(projected)) = (&self.config.output_gate, self.qkv.gate(query, wide)?) {
             let gates = gate.activation.of(&projected.to_dtype(compute_dtype(wide))?)?.to_dtype(wide)?;
@@ -90,9 +90,10 @@ impl MultiHeadAttention {
                 None => Ok(None),
             };
         };
-        let size = norm.size(config.num_attention_heads, config.resolved_value_head_dim());
+        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
         match (norm.weighted, weights) {
             (true, Some(weights)) => {
+                let size = norm_size(norm.over, h, d_v);
                 for tensor in [Some(&weights.weight), weights.bias.as_ref()].into_iter().flatten() {
                     if tensor.dims() != [size] {
                         return Err(Error::shape("the norm of the context", tensor.dims(), format!("[{size}]")));
@@ -101,7 +102,7 @@ impl MultiHeadAttention {
                 }
                 Ok(Some(weights))
             }
-            (false, None) => Ok(Some(NormWeights::new(Tensor::ones(size, like.dtype(), like.device())?, None))),
+            (false, None) => unit(&norm, h, d_v, like).map(Some),
             (weighted, _) => {
                 let allowed = "weighted if and only if the weights have a norm of the context";
                 Err(Error::config("context_norm", format!("weighted: {weighted}"), allowed))
@@ -114,9 +115,8 @@ impl GateActivation {
     /// The gates of a projection. Differentiable.
     fn of(self, xs: &Tensor) -> Result<Tensor> {
         Ok(match self {
-            Self::Sigmoid => ((xs * 0.5)?.tanh()? * 0.5)?.affine(1.0, 0.5)?,
-            // No exponent is above 0: e^x of a large number is not finite.
-            Self::Softplus => (xs.relu()? + (xs.abs()?.neg()?.exp()? + 1.0)?.log()?)?,
+            Self::Sigmoid => (xs * 0.5)?.tanh()?.affine(0.5, 0.5)?,
+            Self::Softplus => softplus(xs, 1.0, xs.dtype())?,
         })
     }
 }

@@ -11,7 +11,7 @@ use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, GateNames, Layout, Orientation, QK_NORMS, QkvNames, SCORE, SINKS,
+    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, Layout, Orientation, QkvNames, SCORE, SINKS, norm_names,
 };
 use crate::families::layouts::LAYOUTS;
 
@@ -24,8 +24,6 @@ const IGNORED: &[&str] =
 const NOT_APPLIED: &[(&str, &str)] = &[
     ("q_layer_norm.weight", "it normalizes queries"),
     ("k_layer_norm.weight", "it normalizes keys"),
-    ("query_layernorm.weight", "it normalizes queries"),
-    ("key_layernorm.weight", "it normalizes keys"),
     ("gate_proj.weight", "it is the gate of the output"),
     ("g_proj.weight", "it is the gate of the output"),
     ("attn_sub_norm.weight", "it normalizes the context"),
@@ -41,23 +39,18 @@ const NOT_APPLIED: &[(&str, &str)] = &[
 impl Layout {
     fn fits(&self, source: &dyn WeightSource) -> bool {
         self.required().iter().all(|name| source.contains(name))
+            && !self.excludes.iter().any(|name| source.contains(name))
             && self.orientation_matches(source)
             && self.gate_matches(source)
     }
 
-    /// Whether the gate is where the layout has it, among layouts with the same names of other projections. A source
-    /// that only confirms shapes does not show a gate in the query projection.
+    /// Whether the gate is where the layout has it, among layouts with the same names. A source that only confirms
+    /// shapes does not show a gate in the query projection.
     fn gate_matches(&self, source: &dyn WeightSource) -> bool {
         match self.gate {
             GateNames::None | GateNames::Required(_) => true,
             GateNames::InQuery => self.query_holds_gate(source),
-            GateNames::Optional(_) => {
-                let mut others = LAYOUTS.iter().filter(|layout| {
-                    matches!(layout.gate, GateNames::Required(_)) && (layout.qkv, layout.o) == (self.qkv, self.o)
-                });
-                let other = others.any(|layout| layout.required().iter().all(|name| source.contains(name)));
-                !other && !self.query_holds_gate(source)
-            }
+            GateNames::Optional(_) => !self.query_holds_gate(source),
         }
     }
 
@@ -131,8 +124,9 @@ impl Layout {
         read.extend(&position);
         let names = source.names().unwrap_or_default();
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
-        let norm = |name: &str| QK_NORMS.iter().flatten().any(|norm| below(norm, name).is_some());
-        let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
+        let norms: Vec<&str> = (0..3).flat_map(norm_names).collect();
+        let step = |name: &str| FACTORS.contains(&name) || norms.iter().any(|norm| below(norm, name).is_some());
+        let ignored = |name: &str| step(name) || name.split('.').any(|part| IGNORED.contains(&part));
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
@@ -206,7 +200,8 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
             if claimed.contains(name) || found.contains_key(prefix) {
                 continue;
             }
-            if required.iter().all(|name| all.contains(join(prefix, name).as_str())) {
+            let holds = |name: &&str| all.contains(join(prefix, name).as_str());
+            if required.iter().all(|name| holds(name)) && !layout.excludes.iter().any(|name| holds(name)) {
                 claimed.insert(name);
                 found.insert(prefix.to_string(), row);
             }

@@ -1,7 +1,5 @@
-//! What is done to the context, the heads of a token, before the output projection: `o_proj(gate · norm(context))`.
+//! The gate between the heads and the output projection.
 
-use crate::config::{NormKind, NormOver};
-use crate::error::{Error, Result};
 use crate::setters;
 
 /// The function that makes a gate of a projection.
@@ -55,49 +53,5 @@ impl OutputGate {
             GateOver::Element => heads * value_head_dim,
             GateOver::Head => heads,
         }
-    }
-}
-
-/// A norm of the context, before the gate (BitNet, Kosmos-2).
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub struct ContextNorm {
-    /// The formula: RMS norm, RMS norm with offset, or layer norm.
-    pub kind: NormKind,
-    /// Whether each head is normalized by itself, or all heads of a token together.
-    pub over: NormOver,
-    /// Added to the mean square or the variance before the square root; finite, at least 0.
-    pub eps: f64,
-    /// Whether the norm has a learned weight; default yes.
-    pub weighted: bool,
-}
-
-impl ContextNorm {
-    /// A norm with a weight: `(h · d_v)` over all heads, `(d_v)` over one.
-    pub fn new(kind: NormKind, over: NormOver, eps: f64) -> Self {
-        Self { kind, over, eps, weighted: true }
-    }
-
-    setters! {
-        /// Sets whether the norm has a weight.
-        with_weighted, weighted: bool = weighted;
-    }
-
-    /// The number of elements that are normalized together.
-    pub(crate) fn size(&self, heads: usize, value_head_dim: usize) -> usize {
-        match self.over {
-            NormOver::AllHeads => heads * value_head_dim,
-            NormOver::Head => value_head_dim,
-        }
-    }
-
-    pub(super) fn validate(&self) -> Result<()> {
-        if !((self.eps as f32).is_finite() && self.eps >= 0.0) {
-            return Err(Error::config("context_norm eps", self.eps, "a finite number from 0"));
-        }
-        if !self.weighted && self.kind == NormKind::RmsOffset {
-            return Err(Error::config("context_norm kind", "RmsOffset", "one that has a weight, or `weighted`"));
-        }
-        Ok(())
     }
 }

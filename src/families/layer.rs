@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, QkNorm};
+use crate::config::{AttentionConfig, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
@@ -163,7 +163,7 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         if contents.norms {
-            config.qk_norm = Some(self.qk_norm()?);
+            config = config.with_qk_norm(self.qk_norm()?);
         }
         config.output_gate = self.output_gate(&config, contents.gate)?;
         config.context_norm = self.context_norm(contents.context_norm)?;
@@ -201,12 +201,12 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<QkNorm> {
+    fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(|| self.stated_eps()) })
+        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(|| self.stated_eps())))
     }
 
     /// What norms add to the variance.

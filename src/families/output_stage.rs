@@ -1,6 +1,6 @@
 //! The gate and the norm between the heads and the output projection, from a family's row and what a checkpoint holds.
 
-use crate::config::{AttentionConfig, ContextNorm, GateOver, OutputGate};
+use crate::config::{AttentionConfig, GateOver, HeadNorm, OutputGate};
 use crate::error::{Error, Result};
 use crate::families::family::ContextNormRow;
 use crate::families::layer::Layer;
@@ -39,7 +39,7 @@ impl Layer<'_> {
     }
 
     /// The norm of the context; `held`: whether the checkpoint holds a weight of it.
-    pub(super) fn context_norm(&self, held: bool) -> Result<Option<ContextNorm>> {
+    pub(super) fn context_norm(&self, held: bool) -> Result<Option<HeadNorm>> {
         let what = "a norm of the context";
         match self.family.context_norm {
             None if held => {
@@ -52,7 +52,7 @@ impl Layer<'_> {
                 Err(Error::value(what, found, format!("{expected}, as `{}` has it", self.model_type)))
             }
             row => Ok(row.map(|ContextNormRow { kind, over, weighted }| {
-                ContextNorm::new(kind, over, self.stated_eps()).with_weighted(weighted)
+                HeadNorm::new(kind, over, self.stated_eps()).with_weighted(weighted)
             })),
         }
     }

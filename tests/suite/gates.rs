@@ -4,8 +4,8 @@ use candle_attention::checkpoint::{Checkpoint, VarMapSource, config_from_json, l
 use candle_attention::position::Rotary;
 use candle_attention::weights::{AttentionWeights, LinearWeights, NormWeights};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, ContextNorm, Error, GateActivation, GateOver,
-    MultiHeadAttention, NormKind, NormOver, OutputGate, ProjectionBias, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, GateActivation, GateOver, HeadNorm,
+    MultiHeadAttention, NormKind, NormOver, OutputGate, ProjectionBias,
 };
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -34,7 +34,7 @@ fn gated(activation: GateActivation, over: GateOver) -> AttentionConfig {
 
 #[test]
 fn gates_give_the_same_everywhere() {
-    let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-6);
+    let norm = HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-6);
     Everywhere::new(gated(SIGMOID, GateOver::Element).with_qk_norm(norm)).check(1);
     Everywhere::new(gated(SIGMOID, GateOver::Element).with_qk_norm(norm)).in_layout("gated-query").check(2);
     Everywhere::new(gated(SOFTPLUS, GateOver::Head).with_value_head_dim(5)).in_layout("g-proj").check(3);
@@ -46,18 +46,18 @@ fn gates_give_the_same_everywhere() {
 
 #[test]
 fn norms_of_the_context_give_the_same_everywhere() {
-    let all = ContextNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5);
+    let all = HeadNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5);
     Everywhere::new(decoder().with_context_norm(all)).without_pruning().check(5);
-    let layer = ContextNorm::new(NormKind::Layer, NormOver::AllHeads, 1e-5);
+    let layer = HeadNorm::new(NormKind::Layer, NormOver::AllHeads, 1e-5);
     let config = AttentionConfig::new(12, 3).with_mask(AttentionMask::causal());
     Everywhere::new(config.with_context_norm(layer)).in_layout("bart").without_pruning().check(6);
     // Muse Spark: each head without a weight, then a gate.
-    let head = ContextNorm::new(NormKind::Rms, NormOver::Head, 1e-5).with_weighted(false);
+    let head = HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-5).with_weighted(false);
     Everywhere::new(gated(SIGMOID, GateOver::Element).with_context_norm(head)).check(7);
-    let learned = ContextNorm::new(NormKind::RmsOffset, NormOver::Head, 1e-5);
+    let learned = HeadNorm::new(NormKind::RmsOffset, NormOver::Head, 1e-5);
     Everywhere::new(gated(SOFTPLUS, GateOver::Head).with_context_norm(learned)).check(8);
     // A shift before a gate: what a token without keys gives depends on its input.
-    let layer = ContextNorm::new(NormKind::Layer, NormOver::Head, 1e-5);
+    let layer = HeadNorm::new(NormKind::Layer, NormOver::Head, 1e-5);
     Everywhere::new(gated(SIGMOID, GateOver::Head).with_context_norm(layer)).without_pruning().check(9);
 }
 
@@ -88,7 +88,7 @@ fn the_output_is_that_of_the_formula() {
         let size = if norm_over == Some(NormOver::Head) { d } else { h * d };
         let factors = random.tensor(&[size], DType::F64);
         if let Some(over) = norm_over {
-            config = config.with_context_norm(ContextNorm::new(NormKind::Rms, over, 1e-3));
+            config = config.with_context_norm(HeadNorm::new(NormKind::Rms, over, 1e-3));
             weights = weights.with_context_norm(NormWeights::new(factors.clone(), None));
         }
         let layer = MultiHeadAttention::from_weights(&config, weights).unwrap();
@@ -137,8 +137,8 @@ fn tensors(config: &AttentionConfig, layout: &str, random: &mut Random) -> Vec<(
     let map = VarMap::new();
     let layer = MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
     let mut weights = layer.weights().unwrap();
-    if let Some(norms) = &mut weights.qk_norm {
-        norms.iter_mut().for_each(|norm| norm.weight = random.tensor(norm.weight.dims(), DType::F32));
+    for norm in weights.steps.iter_mut().filter_map(|steps| steps.norm.as_mut()) {
+        norm.weight = random.tensor(norm.weight.dims(), DType::F32);
     }
     let layout = layouts().find(|found| found.name() == layout).unwrap();
     weights.to_layout(layer.config(), layout).unwrap().into_iter().collect()
@@ -206,7 +206,7 @@ fn a_gate_is_never_ignored_and_never_invented() {
     let gated = gated(SIGMOID, GateOver::Element);
     let error = MultiHeadAttention::load(&gated, stored.at("attn", DType::F32, &CPU)).unwrap_err();
     assert!(matches!(&error, Error::MissingTensor { name, .. } if name == "attn.gate_proj.weight"), "{error}");
-    let normed = plain.with_context_norm(ContextNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5));
+    let normed = plain.with_context_norm(HeadNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5));
     let error = MultiHeadAttention::load(&normed, stored.at("attn", DType::F32, &CPU)).unwrap_err();
     assert!(matches!(&error, Error::MissingTensor { name, .. } if name == "attn.attn_sub_norm.weight"), "{error}");
 }
