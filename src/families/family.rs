@@ -41,6 +41,8 @@ pub(crate) struct Family {
     pub defaults: &'static [(&'static str, f64)],
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
+    /// Keys that the configuration must not set, each with what it sets.
+    pub refuses: &'static [(&'static str, &'static str)],
     /// Keys that the configuration must state with these values, each with what another value sets.
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
@@ -79,6 +81,7 @@ pub(crate) const BASE: Family = Family {
     qk_norm_eps: None,
     defaults: &[],
     stages: false,
+    refuses: &[],
     needs: &[],
     unsupported_parts: &[],
     note: None,

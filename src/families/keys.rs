@@ -141,6 +141,11 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
             Some(_) => {}
         }
     }
+    for (key, what) in family.refuses {
+        if let Some(value) = section.get(key).filter(|value| !value.is_null()) {
+            return refused(key, value, what);
+        }
+    }
     for (key, needed, what) in family.needs {
         let value = section.get(key).unwrap_or(&Value::Null);
         if value.as_str() != Some(needed) {

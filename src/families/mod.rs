@@ -12,6 +12,7 @@ mod defaults_test;
 mod encoder_decoders;
 mod encoders;
 mod family;
+mod gated;
 mod heads;
 mod keys;
 pub(crate) mod layer;
