@@ -4,7 +4,7 @@ use crate::config::{GateActivation, NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{
     BART, BASE, Causal, ContextNormRow, Family, GateRow, LayerPositions, Mrope, OWN, ROTARY, RotaryLayers, RotaryRow,
-    Scale, WindowLayers,
+    WindowLayers,
 };
 
 const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigmoid, switch: None });
