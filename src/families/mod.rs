@@ -22,6 +22,7 @@ mod output_stage;
 mod patches;
 mod rotary;
 mod speech;
+mod steps;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
