@@ -113,7 +113,7 @@ fn rows(source: &dyn WeightSource, table: Option<&str>) -> Result<Option<usize>>
 
 /// The rows of the gate of the output, if there is one.
 fn gate_rows(source: &dyn WeightSource, layout: &Layout, config: &AttentionConfig) -> Result<Option<usize>> {
-    if layout.gate == GateNames::InQuery {
+    if matches!(layout.gate, GateNames::InQuery | GateNames::BeforeQuery) {
         return Ok(Some(config.num_attention_heads * config.resolved_value_head_dim()));
     }
     let gate = layout.gate_projection().filter(|names| source.contains(names.weight));

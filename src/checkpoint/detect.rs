@@ -48,7 +48,7 @@ impl Layout {
     /// shapes does not show a gate in the query projection.
     fn gate_matches(&self, source: &dyn WeightSource) -> bool {
         match self.gate {
-            GateNames::None | GateNames::Required(_) => true,
+            GateNames::None | GateNames::Required(_) | GateNames::BeforeQuery => true,
             GateNames::InQuery => self.query_holds_gate(source),
             GateNames::Optional(_) => !self.query_holds_gate(source),
         }

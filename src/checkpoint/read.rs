@@ -27,7 +27,10 @@ impl AttentionWeights {
         let layout = detect(source)?;
         let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
         let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared };
-        let qkv = reader.qkv()?;
+        let (qkv, gate) = match (layout.gate, layout.qkv) {
+            (GateNames::BeforeQuery, QkvNames::Fused(names, _)) => reader.gate_and_qkv(config, names)?,
+            _ => (reader.qkv()?, reader.gate(config)?),
+        };
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
         let heads = config.num_attention_heads;
@@ -35,7 +38,7 @@ impl AttentionWeights {
         let weights = Self {
             qkv,
             o,
-            gate: reader.gate(config)?,
+            gate,
             context_norm: read_context_norm(source, config, layout)?,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
@@ -199,6 +202,21 @@ impl Reader<'_> {
         let bias_shape = if per_head && into_heads { vec![heads, dim] } else { vec![out] };
         let kernel = source.get_reshaped(names.weight, &shape, &[input, out])?;
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
+    }
+
+    /// Reads a fused projection with the gate before the queries, keys and values.
+    fn gate_and_qkv(
+        &self,
+        config: &AttentionConfig,
+        names: LinearNames,
+    ) -> Result<(QkvWeights, Option<LinearWeights>)> {
+        if config.output_gate.is_none_or(|gate| gate.over != GateOver::Element) {
+            let allowed = format!("over elements: `{}` holds the gate", self.source.full_name(names.weight));
+            return Err(Error::config("output_gate", format!("{:?}", config.output_gate), allowed));
+        }
+        let (rows, gate) = (self.sizes.rows().iter().sum::<usize>(), self.sizes.heads_of_output.len());
+        let all = self.linear(names, Rows { heads: gate + rows, dim: 1 }, self.one_input()?, true)?;
+        Ok((QkvWeights::Packed(all.narrow(gate, rows)?), Some(all.narrow(0, gate)?)))
     }
 
     /// Reads the projection of the gate if there is one, whose formula comes from the configuration.

@@ -56,6 +56,7 @@ pub(crate) const GATED: &[Family] = &[
     },
     Family {
         model_types: &["hrm_text"],
+        layouts: &["hrm"],
         gate: SIGMOID,
         note: Some("causal: with `token_type_ids`, tokens of the model's prompt see one another"),
         ..LLAMA

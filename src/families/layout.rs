@@ -63,6 +63,8 @@ pub(crate) enum GateNames {
     Required(LinearNames),
     /// The query projection: per head the rows of its query, then those of its gate. No name shows it, but the shape.
     InQuery,
+    /// The fused projection, before the queries (HRM).
+    BeforeQuery,
 }
 
 /// What a weight of a position scheme is for.
@@ -177,7 +179,7 @@ impl Layout {
     pub(crate) fn gate_projection(&self) -> Option<LinearNames> {
         match self.gate {
             GateNames::Optional(names) | GateNames::Required(names) => Some(names),
-            GateNames::None | GateNames::InQuery => None,
+            GateNames::None | GateNames::InQuery | GateNames::BeforeQuery => None,
         }
     }
 

@@ -163,6 +163,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
         qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
+    Layout { name: "hrm", families: "HRM-Text", gate: GateNames::BeforeQuery,
+        qkv: QkvNames::Fused(linear!("gqkv_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "modernbert", families: "ModernBERT",
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],

@@ -19,6 +19,7 @@ LAYOUTS = [
     (["q_proj", "k_proj", "v_proj"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "dense"),
     (["qkv_proj"], "o_proj"),
+    (["gqkv_proj"], "o_proj"),
     (["Wqkv"], "Wo"),
     (["Wqkv"], "out_proj"),
     (["query_key_value"], "dense"),

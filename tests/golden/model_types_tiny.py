@@ -197,6 +197,18 @@ CHANGES = {
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
+    **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
+    **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
+                    {"text_config.head_dim": 32}),
+    "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
+               "mlp_layer_types": ["dense", "dense"]},
+    "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
+                "mlp_layer_types": ["dense", "dense"], "num_sliding_attention_heads": 6, "query_pre_attn_scalar": 5},
+    "step3p7": {"text_config.layer_types": ["full_attention", "sliding_attention"], "text_config.sliding_window": 4,
+                "text_config.mlp_layer_types": ["dense", "dense"], "text_config.num_sliding_attention_heads": 6},
+    "kosmos_2_text_model": {"attention_heads": 4, "layers": 2, "ffn_dim": 16},
+    "kosmos-2": {"text_config.attention_heads": 4, "text_config.layers": 2},
+    "muse_spark": {"text_config.num_attention_heads": 4},
     # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
         "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
