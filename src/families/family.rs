@@ -273,6 +273,8 @@ pub(crate) enum RotaryLayers {
     NoRopeLayers,
     /// All, each with its own base in `layer_rope_theta`; not those whose base is 0 (Granite with windows).
     OwnTheta,
+    /// All but those whose entry in `layer_rope_theta` is 0 (Muse): the base of the others is `rope_theta`.
+    NonZeroTheta,
     /// All, if `position_embedding_type` has this value (ESM).
     IfStated(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).

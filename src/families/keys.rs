@@ -196,7 +196,9 @@ impl Family {
                 Some(ROTARY) if key == "rotary_dim" => row.rotary_dim,
                 Some(ROTARY) => true,
                 Some(ROTARY_OF_WINDOWS) => row.window_theta.is_some(),
-                Some(ROTARY_PER_LAYER) => row.layers == RotaryLayers::OwnTheta,
+                Some(ROTARY_PER_LAYER) => {
+                    matches!(row.layers, RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta)
+                }
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
             },

@@ -30,7 +30,8 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 }
 
 /// Parts of the prefixes of cross-attention.
-const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
+const CROSS: [&str; 6] =
+    ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention", "x_attn"];
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy, Default)]
@@ -169,7 +170,9 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         config.output_gate = self.output_gate(&config, contents.gate)?;
-        config.context_norm = self.context_norm(contents.context_norm)?;
+        if !self.cross || contents.context_norm {
+            config.context_norm = self.context_norm(contents.context_norm)?;
+        }
         if !self.cross {
             config.position = self.position(d, contents)?;
         }

@@ -208,7 +208,8 @@ CHANGES = {
                 "text_config.mlp_layer_types": ["dense", "dense"], "text_config.num_sliding_attention_heads": 6},
     "kosmos_2_text_model": {"attention_heads": 4, "layers": 2, "ffn_dim": 16},
     "kosmos-2": {"text_config.attention_heads": 4, "text_config.layers": 2},
-    "muse_spark": {"text_config.num_attention_heads": 4},
+    "muse_spark": {"audio_config.patch_sizes": [4, 3], "audio_config.hidden_sizes": [16, 16],
+                   "audio_config.depths": [1, 1]},
     # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
         "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
