@@ -17,6 +17,7 @@ mod compose;
 mod cross_cache;
 mod distances;
 mod empty;
+mod everywhere;
 mod explicit_positions;
 mod families;
 mod family_keys;
