@@ -106,6 +106,7 @@ impl MapTensors for QkvWeights {
                     order: *order,
                 }
             }
+            Self::Latent(weights) => Self::Latent(Box::new(weights.map_tensors(f)?)),
         })
     }
 }

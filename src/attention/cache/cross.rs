@@ -91,6 +91,9 @@ impl MultiHeadAttention {
         if !self.config.position.is_none() {
             return Err(Error::config("position", &self.config.position, "none with a cache for cross-attention"));
         }
+        if self.config.latent.is_some() {
+            return Err(Error::config("latent", "set", "none with a cache for cross-attention"));
+        }
         self.check_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
         let layer = self.present_id()?;
