@@ -66,6 +66,9 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         ("head_dim", config.resolved_head_dim()),
         ("num_key_value_heads", config.resolved_num_key_value_heads()),
     ];
+    // Families with latent attention have keys of their own for the sizes of heads, and `head_dim` for something else.
+    let stated =
+        stated.into_iter().filter(|(key, _)| config.latent.is_none() || *key != "head_dim").collect::<Vec<_>>();
     // A layer that lacks heads may lack key-value heads too, or every head that would show `head_dim`.
     let stated = &stated[..if pruned == 0 { stated.len() } else { 4 }];
     for &(key, found) in stated.iter().filter(|_| !layer.family.stages) {

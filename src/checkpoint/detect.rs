@@ -10,7 +10,9 @@ use std::collections::{BTreeMap, HashSet};
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, DISTANCE_EMBEDDINGS, Layout, Orientation, QK_NORMS, QkvNames, SCORE, SINKS};
+use crate::families::layout::{
+    BIAS_KV, DISTANCE_EMBEDDINGS, INDEXER, Layout, Orientation, QK_NORMS, QkvNames, SCORE, SINKS,
+};
 use crate::families::layouts::LAYOUTS;
 
 /// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
@@ -93,13 +95,15 @@ impl Layout {
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
         let norm = |name: &str| QK_NORMS.iter().flatten().any(|norm| below(norm, name).is_some());
         let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
+        // Whether it is needed depends on the call.
+        let indexer = |name: &str| matches!(self.qkv, QkvNames::Latent(_)) && below(INDEXER, name).is_some();
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
-        match names
-            .iter()
-            .find(|name| !read.contains(&name.as_str()) && !ignored(name) && !of_position(name) && !causal(name))
-        {
+        match names.iter().find(|name| {
+            let known = ignored(name) || of_position(name) || causal(name) || indexer(name);
+            !read.contains(&name.as_str()) && !known
+        }) {
             Some(name) => unsupported(name, "it is not part of the layout, and may change what the layer computes"),
             None => Ok(()),
         }

@@ -7,11 +7,14 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::{AttentionConfig, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole, QK_NORMS, QkvNames,
-    ROTARY_FREQUENCIES, SCORE, SINKS,
+    BIAS_KV, DISTANCE_EMBEDDINGS, INDEXER, LatentNames, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole,
+    QK_NORMS, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS,
 };
+use crate::ops::LatentSizes;
 use crate::position::Presence;
-use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights};
+use crate::weights::{
+    AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights,
+};
 
 impl AttentionWeights {
     /// Reads the layer that `source` points at, in any known layout, and returns that layout.
@@ -23,8 +26,11 @@ impl AttentionWeights {
     pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
-        let reader = Reader { source, layout, sizes: Sizes::new(config) };
-        let qkv = reader.qkv()?;
+        let reader = Reader { source, layout, sizes: Sizes::new(config), latent_is_set: config.latent.is_some() };
+        let qkv = match layout.qkv {
+            QkvNames::Latent(names) => QkvWeights::Latent(Box::new(reader.latent(names, config)?)),
+            names => reader.qkv(names)?,
+        };
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
         let heads = config.num_attention_heads;
@@ -84,15 +90,20 @@ struct Reader<'a> {
     source: &'a dyn WeightSource,
     layout: &'static Layout,
     sizes: Sizes,
+    latent_is_set: bool,
 }
 
 impl Reader<'_> {
-    fn qkv(&self) -> Result<QkvWeights> {
+    fn qkv(&self, names: QkvNames) -> Result<QkvWeights> {
         let Sizes { qkv, inputs, .. } = &self.sizes;
+        if self.latent_is_set {
+            return Err(self.no_latents("none"));
+        }
         let rows = self.sizes.rows();
         let starts = [0, rows[0], rows[0] + rows[1]];
         let all = Rows { heads: rows.iter().sum(), dim: 1 };
-        Ok(match self.layout.qkv {
+        Ok(match names {
+            QkvNames::Latent(_) => return Err(self.no_latents("set")),
             QkvNames::Split(names) => {
                 let read = |i: usize| self.linear(names[i], qkv[i], inputs[i], true);
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
@@ -137,6 +148,41 @@ impl Reader<'_> {
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
         })
+    }
+
+    /// The error for a configuration of latent attention beside other projections, or the other way round.
+    fn no_latents(&self, allowed: &str) -> Error {
+        let found = if allowed == "set" { "none" } else { "set" };
+        let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+        Error::config("latent", found, allowed)
+    }
+
+    /// The projections of latent attention.
+    fn latent(&self, names: &LatentNames, config: &AttentionConfig) -> Result<LatentWeights> {
+        let latent = config.latent.as_ref().ok_or_else(|| self.no_latents("set"))?;
+        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = latent.sizes(config);
+        let rows = |dim: usize| Rows { heads: 1, dim };
+        let norm = |name: &str, size: usize| Ok::<_, Error>(NormWeights::new(self.source.get(name, &[size])?, None));
+        let q_a = match (names.q_a, q_rank) {
+            (Some((linear, name)), Some(rank)) => {
+                Some((self.linear(linear, rows(rank), q_in, true)?, norm(name, rank)?))
+            }
+            (None, None) => None,
+            (stored, _) => {
+                let [found, allowed] = if stored.is_some() { ["none", "set"] } else { ["set", "none"] };
+                let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+                return Err(Error::config("q_lora_rank", found, allowed));
+            }
+        };
+        let of_indexer = format!("{INDEXER}.wk.weight");
+        if latent.index_topk.is_none() && self.source.contains(&of_indexer) {
+            let allowed = format!("set: the checkpoint holds `{}`", self.source.full_name(&of_indexer));
+            return Err(Error::config("index_topk", "none", allowed));
+        }
+        let q = self.linear(names.q, Rows { heads, dim: nope + rope }, q_rank.unwrap_or(q_in), true)?;
+        let kv_a = self.linear(names.kv_a, rows(rank + rope), kv_in, true)?;
+        let kv_b = self.linear(names.kv_b, Rows { heads, dim: nope + value }, rank, true)?;
+        Ok(LatentWeights::new(q_a, q, kv_a, norm(names.kv_a_norm, rank)?, kv_b))
     }
 
     /// The width of the one input of a fused projection.

@@ -45,6 +45,19 @@ pub(crate) enum QkvNames {
     SplitFusedBias([&'static str; 3], &'static str),
     /// A projection of queries, and one of keys followed by values.
     Pair(LinearNames, LinearNames),
+    /// The projections of latent attention.
+    Latent(&'static LatentNames),
+}
+
+/// The tensors of latent attention ([`LatentWeights`](crate::weights::LatentWeights)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LatentNames {
+    /// The first projection of the queries and its norm, if they have two projections.
+    pub q_a: Option<(LinearNames, &'static str)>,
+    pub q: LinearNames,
+    pub kv_a: LinearNames,
+    pub kv_a_norm: &'static str,
+    pub kv_b: LinearNames,
 }
 
 /// What a weight of a position scheme is for.
@@ -124,6 +137,10 @@ impl Layout {
             QkvNames::FusedSplitBias(weight, [q, v], _) => vec![weight, q, v],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_a_norm, kv_b }) => {
+                let q_a = q_a.iter().flat_map(|(linear, norm)| [linear.weight, norm]);
+                [q.weight, kv_a.weight, kv_a_norm, kv_b.weight].into_iter().chain(q_a).collect()
+            }
         };
         names.push(self.o.weight);
         names
@@ -137,6 +154,9 @@ impl Layout {
             // No key has one; the query's stands for it.
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, .. }) => {
+                [q_a.map_or(q.bias, |(linear, _)| linear.bias), kv_a.bias, kv_a.bias]
+            }
         };
         [q, k, v, self.o.bias]
     }
@@ -175,6 +195,8 @@ pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 pub(crate) const SCORE: &str = "score.weight";
 /// A score per head that takes part in the softmax without a value, `(h)` (GPT-OSS).
 pub(crate) const SINKS: &str = "sinks";
+/// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
+pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
 pub(crate) const QK_NORMS: [[&str; 2]; 3] =
     [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"], ["self.layer_norm_q", "self.layer_norm_k"]];

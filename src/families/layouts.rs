@@ -2,7 +2,7 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
-use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
+use crate::families::layout::{LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -46,6 +46,15 @@ const ONLY_OUT: ProjectionBias = ProjectionBias { o: true, ..NONE };
 const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
+
+/// Latent attention with queries of low rank, too.
+const DEEPSEEK: LatentNames = LatentNames {
+    q_a: Some((linear!("q_a_proj"), "q_a_layernorm.weight")),
+    q: linear!("q_b_proj"),
+    kv_a: linear!("kv_a_proj_with_mqa"),
+    kv_a_norm: "kv_a_layernorm.weight",
+    kv_b: linear!("kv_b_proj"),
+};
 
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
@@ -182,6 +191,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
+    Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], sinks: true, ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
+        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[], sinks: true,
+        ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

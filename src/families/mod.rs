@@ -14,6 +14,7 @@ mod encoders;
 mod family;
 mod heads;
 mod keys;
+mod latent;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;

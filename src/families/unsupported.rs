@@ -9,11 +9,7 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
-    unsupported(
-        &["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash",
-          "minicpm3", "mistral4", "youtu"],
-        "keys and values of low rank (multi-head latent attention)",
-    ),
+    unsupported(&["mistral4"], "a factor on the queries that grows with the position"),
     unsupported(
         &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "laguna", "lfm3", "step3p5", "hrm_text", "beam"],
         "a gate on the output of each head",
