@@ -16,7 +16,10 @@ use crate::common::{Random, assert_close, numbers};
 const CPU: Device = Device::Cpu;
 const HIDDEN: usize = 14;
 const H: usize = 3;
-const [RANK, NOPE, ROPE, VALUE]: [usize; 4] = [11, 5, 4, 7];
+const RANK: usize = 11;
+const NOPE: usize = 5;
+const ROPE: usize = 4;
+const VALUE: usize = 7;
 
 fn rotary() -> Rotary {
     Rotary::default().with_style(RotaryStyle::Interleaved).with_theta(100.0)
@@ -148,7 +151,12 @@ fn the_absorbed_form_is_the_expanded_one() {
         let returned = frozen.attend_with(&inputs.with_cache(&mut absorbed), &weights).unwrap();
         let returned = returned.attention_weights.unwrap();
         assert_eq!(returned.dims(), [2, H, 1, 13]);
-        assert_close("they sum to 1", &returned.sum(3).unwrap(), &Tensor::ones((2, H, 1), DType::F32, &CPU).unwrap(), 1e-6);
+        assert_close(
+            "they sum to 1",
+            &returned.sum(3).unwrap(),
+            &Tensor::ones((2, H, 1), DType::F32, &CPU).unwrap(),
+            1e-6,
+        );
     }
 }
 
@@ -248,7 +256,11 @@ fn what_latents_do_not_have_is_an_error() {
 fn a_configuration_of_deepseek_is_read() {
     let of = config(latent().with_q_lora_rank(6));
     let map = VarMap::new();
-    MultiHeadAttention::new(&of.with_bias(candle_attention::ProjectionBias::NONE), VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
+    MultiHeadAttention::new(
+        &of.with_bias(candle_attention::ProjectionBias::NONE),
+        VarBuilder::from_varmap(&map, DType::F32, &CPU),
+    )
+    .unwrap();
     let source = candle_attention::checkpoint::VarMapSource::new(&map);
     let mut json = json!({
         "model_type": "deepseek_v3", "num_attention_heads": H, "hidden_size": HIDDEN, "kv_lora_rank": RANK,
