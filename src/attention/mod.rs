@@ -18,11 +18,13 @@ mod freeze;
 mod latent;
 mod observe;
 mod options;
+mod output_stage;
 mod padded;
 mod rows;
+mod steps;
 mod transform;
 
-pub use cache::{CrossCache, KvCache};
+pub use cache::{CrossCache, KeyValues, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
@@ -30,6 +32,7 @@ use cache::Identity;
 use call::{PreparedCall, Route};
 use candle_core::{DType, Device, Module, Tensor};
 use options::Tokens;
+use steps::StepState;
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
@@ -46,7 +49,8 @@ use crate::weights::NormWeights;
 /// `scale` is `head_dim^-0.5` unless set, `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). There may
 /// be fewer key-value heads than query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)). Scoring may be
 /// additive instead of a dot product ([`Scoring`](crate::Scoring)). Positions are a choice of
-/// [`Position`](crate::Position).
+/// [`Position`](crate::Position). Between the heads and `W_O` there may be a [norm](crate::HeadNorm) and a
+/// [gate](crate::OutputGate).
 ///
 /// # Shapes
 /// Queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` →
@@ -102,7 +106,9 @@ pub struct MultiHeadAttention {
     o_proj: Linear,
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
-    qk_norm: Option<[NormWeights; 2]>,
+    steps: StepState,
+    /// Of ones, if the norm of the context has no weight.
+    context_norm: Option<NormWeights>,
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.
@@ -214,6 +220,22 @@ impl MultiHeadAttention {
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
         let (output, attention_weights) = self.attended(inputs, options)?;
         Ok(AttentionOutput { output: output.apply()?, attention_weights })
+    }
+
+    /// [`attend_with`](Self::attend_with), and the keys and values that the queries attended to, for later layers that
+    /// have none of their own ([`KeyValueSource::Shared`](crate::KeyValueSource)): with a cache, those in it before the
+    /// call and the new ones. Differentiable.
+    ///
+    /// # Errors
+    /// The errors of [`attend_with`](Self::attend_with). The inputs are ragged or a cross-cached memory, or the layer
+    /// has no heads, has extra keys (`add_bias_kv`, `add_zero_attn`), or has no keys of its own either.
+    pub fn attend_sharing(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(AttentionOutput, KeyValues)> {
+        let (output, attention_weights, key_values) = self.attended_sharing(inputs, options)?;
+        Ok((AttentionOutput { output: output.apply()?, attention_weights }, key_values))
     }
 
     /// The output of [`attend_with`](Self::attend_with) without options, for a residual norm that adds the last bias in

@@ -2,12 +2,14 @@
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
-use crate::config::{AttentionConfig, LatentAttention, ProjectionBias, Scoring};
+use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
+use crate::families::layout::{BIAS_KV, GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
+///
+/// A layer that projects queries alone is taken to have as many key-value heads as query heads.
 ///
 /// In a fused layout, there are taken to be as many query rows as the output projection has inputs; keys and values
 /// share the rest equally.
@@ -20,6 +22,10 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
     let [q, k, v] = match layout.qkv {
         QkvNames::Latent(names) => return infer_latent(source, layout, names, o, num_attention_heads),
+        QkvNames::Split(names) if layout.gate == GateNames::InQuery => {
+            let (rows, input) = into(names[0])?;
+            [(rows / 2, input), into(names[1])?, into(names[2])?]
+        }
         QkvNames::Split(names) => [into(names[0])?, into(names[1])?, into(names[2])?],
         QkvNames::SplitFusedBias(names, _) => {
             let into = |name: &str| out_in(source, name, Orientation::OutIn, true);
@@ -33,10 +39,18 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
             let (rows, input) = into(kv)?;
             [into(q)?, (rows / 2, input), (rows / 2, input)]
         }
+        QkvNames::KeysAsValues([q, k]) => [into(q)?, into(k)?, into(k)?],
+        // No shape shows how many key-value heads the other layer has.
+        QkvNames::Query(q) => [into(q)?; 3],
     };
     let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
     let config = config.with_add_bias_kv(BIAS_KV.iter().any(|name| source.contains(name)));
     let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
+    let config = config.with_key_value_source(match layout.qkv {
+        QkvNames::KeysAsValues(_) => KeyValueSource::KeysAsValues,
+        QkvNames::Query(_) => KeyValueSource::Shared { layer: None },
+        _ => KeyValueSource::Projections,
+    });
     if num_attention_heads == 0 && q.0 == 0 {
         // All heads are pruned: no shape shows their size, and nothing needs it. This size has room for any rotation.
         return Ok(config.with_head_dim(256));
@@ -108,7 +122,8 @@ fn infer_latent(
 /// The biases that the layer has.
 pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
     let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
-    ProjectionBias { q, k: k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..)), v, o }
+    let k = k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..) | QkvNames::Query(_));
+    ProjectionBias { q, k, v: v && !matches!(layout.qkv, QkvNames::Query(_)), o }
 }
 
 /// `(rows, inputs)` of query, key and value in one weight.

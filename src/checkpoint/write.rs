@@ -8,9 +8,13 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE, SINKS};
+use crate::families::layout::{
+    BIAS_KV, FACTORS, GateNames, LatentNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, SINKS,
+    V_NORM,
+};
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
+use crate::tensor::same_elements;
 use crate::weights::{AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, QkvWeights};
 
 impl AttentionWeights {
@@ -28,21 +32,39 @@ impl AttentionWeights {
         if matches!(self.qkv, QkvWeights::Latent(_)) {
             return Err(writer.cannot("latent attention", "deepseek or deepseek-lite, whose families have it"));
         }
-        let [q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
+        let [mut q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
         writer.check(self, [&q, &k, &v])?;
         let mut tensors = BTreeMap::new();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
+        if let Some(gate) = writer.gate(self, &q)? {
+            match layout.gate_projection() {
+                Some(names) => writer.put(&mut tensors, names, &gate, None)?,
+                None => q = q.with_gate(&gate, h)?,
+            }
+        }
         match layout.qkv {
             QkvNames::Latent(_) => {
                 return Err(writer.cannot("separate keys and values", "one whose families have them"));
             }
             QkvNames::Split(names) => {
-                let parts = [(&q, [h, d]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
-                for (names, (dense, heads)) in names.into_iter().zip(parts) {
+                let query_rows = q.weight.dim(0)?.checked_div(h).unwrap_or(d);
+                let parts = [(&q, [h, query_rows]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
+                let stored = match self.qkv {
+                    QkvWeights::KeysAsValues(_) => 2,
+                    QkvWeights::Query(_) => 1,
+                    _ => 3,
+                };
+                for (names, (dense, heads)) in names.into_iter().zip(parts).take(stored) {
                     writer.put(&mut tensors, names, dense, Some(heads))?;
                 }
             }
+            QkvNames::KeysAsValues(names) => {
+                for (names, (dense, heads)) in names.into_iter().zip([(&q, [h, d]), (&k, [h_kv, d])]) {
+                    writer.put(&mut tensors, names, dense, Some(heads))?;
+                }
+            }
+            QkvNames::Query(name) => writer.put(&mut tensors, name, &q, Some([h, d]))?,
             QkvNames::Fused(names, order) => {
                 writer.put(&mut tensors, names, &LinearWeights::fuse([&q, &k, &v], order, h_kv)?, None)?;
             }
@@ -89,12 +111,20 @@ impl AttentionWeights {
                 put(&name, tensor.clone());
             }
         }
-        if let (Some(norms), Some(names)) = (&self.qk_norm, layout.qk_norms) {
-            for (name, norm) in names.into_iter().zip(norms) {
+        if let (Some(norm), Some(name)) = (&self.context_norm, layout.context_norm) {
+            put(&join(name, "weight"), norm.weight.clone());
+            norm.bias.iter().for_each(|bias| put(&join(name, "bias"), bias.clone()));
+        }
+        let [q, k] = layout.qk_norms.unwrap_or(QK_NORMS[0]);
+        for (side, (weights, name)) in self.steps.iter().zip([q, k, V_NORM]).enumerate() {
+            if let Some(norm) = &weights.norm {
                 put(&format!("{name}.weight"), norm.weight.clone());
                 if let Some(bias) = &norm.bias {
                     put(&format!("{name}.bias"), bias.clone());
                 }
+            }
+            if let Some(factor) = &weights.factor {
+                put(FACTORS[side], factor.clone());
             }
         }
         Ok(())
@@ -160,6 +190,9 @@ impl Writer<'_> {
         self.put(&mut tensors, names.kv_a, &latent.kv_a, None)?;
         norm(&mut tensors, names.kv_a_norm, &latent.kv_a_norm);
         self.put(&mut tensors, names.kv_b, &latent.kv_b, None)?;
+        if let (Some(gate), Some(names)) = (self.gate(weights, &latent.q)?, self.layout.gate_projection()) {
+            self.put(&mut tensors, names, &gate, None)?;
+        }
         self.put_output(&mut tensors, &weights.o)?;
         self.check_rest(weights)?;
         weights.put_rest(self.layout, &mut tensors)?;
@@ -173,6 +206,34 @@ impl Writer<'_> {
             h_kv * self.config.resolved_head_dim(),
             h_kv * self.config.resolved_value_head_dim(),
         ]
+    }
+
+    /// The gate of a layer with the query projection `q`, which the layout can hold.
+    fn gate(&self, weights: &AttentionWeights, q: &LinearWeights) -> Result<Option<LinearWeights>> {
+        let stored = weights.qkv.gate(self.rows()[0])?;
+        let gate = weights.gate.clone().or(stored);
+        match (self.layout.gate, &gate) {
+            (GateNames::None, Some(_)) => Err(self.cannot("a gate of the output", "one whose families have it")),
+            (GateNames::Required(_) | GateNames::InQuery, None) => {
+                Err(self.cannot("a layer without a gate", "one whose families have none"))
+            }
+            (GateNames::InQuery, Some(gate))
+                if gate.weight.dims() != q.weight.dims() || gate.bias.is_some() != q.bias.is_some() =>
+            {
+                let why = "one that keeps it apart: here it has the shape and the bias of the query projection";
+                Err(self.cannot("a gate of the output", why))
+            }
+            (GateNames::Required(names), Some(LinearWeights { weight, bias })) if names.bias_apart() => {
+                let unfit = || self.cannot("the bias of a gate", "one number per head");
+                let by_head = bias.as_ref().ok_or_else(unfit)?.reshape((self.config.num_attention_heads, ()))?;
+                let bias = by_head.narrow(1, 0, 1)?;
+                if !same_elements(&by_head.contiguous()?, &bias.broadcast_as(by_head.shape())?.contiguous()?)? {
+                    return Err(unfit());
+                }
+                Ok(Some(LinearWeights { weight: weight.clone(), bias: Some(bias.flatten_all()?) }))
+            }
+            _ => Ok(gate),
+        }
     }
 
     fn check(&self, weights: &AttentionWeights, [q, k, v]: [&LinearWeights; 3]) -> Result<()> {
@@ -211,8 +272,24 @@ impl Writer<'_> {
     /// Checks what is beside the projections.
     fn check_rest(&self, weights: &AttentionWeights) -> Result<()> {
         let (layout, config) = (self.layout, self.config);
-        if weights.qk_norm.is_some() && layout.qk_norms.is_none() {
+        let [of_q, of_k, of_v] = &weights.steps;
+        let own = layout.name == LAYOUTS[0].name;
+        if (of_q.norm.is_some() || of_k.norm.is_some()) && layout.qk_norms.is_none() {
             return Err(self.cannot("norms of queries and keys", "one whose families have them"));
+        }
+        if weights.context_norm.is_some() && layout.context_norm.is_none() {
+            return Err(self.cannot("a norm of the context", "one whose families have it"));
+        }
+        if (of_v.norm.is_some() || weights.steps.iter().any(|of| of.factor.is_some())) && !own {
+            return Err(self.cannot("a norm of values or a learned factor", "candle-attention"));
+        }
+        let (holds, what) = match (&weights.qkv, layout.qkv) {
+            (QkvWeights::KeysAsValues(_), qkv) => (matches!(qkv, QkvNames::KeysAsValues(_)) || own, "keys as values"),
+            (QkvWeights::Query(_), qkv) => (matches!(qkv, QkvNames::Query(_)) || own, "queries alone"),
+            (_, qkv) => (!matches!(qkv, QkvNames::KeysAsValues(_) | QkvNames::Query(_)), "queries, keys and values"),
+        };
+        if !holds {
+            return Err(self.cannot(what, "one whose families have just these, or candle-attention"));
         }
         if weights.sinks.is_some() && !layout.sinks {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));

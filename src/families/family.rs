@@ -1,6 +1,6 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{GateActivation, NormKind, NormOver};
 use crate::position::GridFrequencies;
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
@@ -30,7 +30,11 @@ pub(crate) struct Family {
     pub clip_qkv: bool,
     /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
     pub qk_norm: Option<(NormKind, NormOver)>,
-    /// What those norms add to the variance, whatever `config.json` states; `None`: what it states.
+    /// The gate of the context, which layers have, or do not have if its key says so.
+    pub gate: Option<GateRow>,
+    /// The norm of the context, which layers have.
+    pub context_norm: Option<ContextNormRow>,
+    /// What norms of queries and keys add to the variance, whatever `config.json` states; `None`: what it states.
     pub qk_norm_eps: Option<f64>,
     /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
     /// is `null` has no value.
@@ -72,6 +76,8 @@ pub(crate) const BASE: Family = Family {
     softcap: false,
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
+    gate: None,
+    context_norm: None,
     qk_norm_eps: None,
     defaults: &[],
     latent: None,
@@ -105,6 +111,24 @@ pub(crate) enum Causal {
     Below(&'static str),
     /// Those of the text tower, in models of a text and a vision tower whose configuration states `eos_token_id`.
     TextTower,
+}
+
+/// A gate between the heads and the output projection. Its weight shows what it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GateRow {
+    /// What makes a gate of the projection.
+    pub activation: GateActivation,
+    /// The key that is false or absent if layers have none, with its default.
+    pub switch: Option<(&'static str, bool)>,
+}
+
+/// A norm between the heads and the output projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContextNormRow {
+    pub kind: NormKind,
+    pub over: NormOver,
+    /// Whether it has a weight, which the checkpoint must hold.
+    pub weighted: bool,
 }
 
 /// Sliding windows: which layers have one, and how wide.

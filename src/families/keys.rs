@@ -16,6 +16,7 @@ const QK_NORM: &str = "norms of queries and keys";
 const ROTARY_OF_WINDOWS: &str = "rotary positions of layers with a window";
 const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
 const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
+const GATE: &str = "a gate of the output";
 const NOPE: &str = "layers without positions";
 
 /// Keys that change attention if they are neither null nor false, each with what it sets.
@@ -60,6 +61,8 @@ const KEYS: &[(&str, &str)] = &[
     ("logn_attention_scale", SCALE),
     ("use_qk_norm", QK_NORM),
     ("qk_layernorm", QK_NORM),
+    ("use_attention_gate", GATE),
+    ("gating", GATE),
     ("use_bidirectional_attention", "attention to later tokens"),
     ("is_decoder", "causal self-attention"),
 ];
@@ -194,6 +197,7 @@ impl Family {
             || (self.clip_qkv && key == "clip_qkv")
             || (key == "index_topk" && self.latent.is_some_and(|row| row.indexed))
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
+            || (self.gate.is_some_and(|gate| gate.switch.is_some_and(|(switch, _)| switch == key)))
             || (self.causal != Causal::Never && key == "is_decoder")
             || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
     }

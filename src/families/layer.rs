@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, QkNorm};
+use crate::config::{AttentionConfig, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
@@ -36,6 +36,10 @@ const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
+    /// Rows of the gate of the output, if there is one.
+    pub gate: Option<usize>,
+    /// Whether there is a norm of the context.
+    pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
@@ -162,8 +166,10 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         if contents.norms {
-            config.qk_norm = Some(self.qk_norm()?);
+            config = config.with_qk_norm(self.qk_norm()?);
         }
+        config.output_gate = self.output_gate(&config, contents.gate)?;
+        config.context_norm = self.context_norm(contents.context_norm)?;
         if !self.cross {
             config.position = self.position(config.sizes().head_dim, contents)?;
         }
@@ -199,14 +205,18 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<QkNorm> {
+    fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
+        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(|| self.stated_eps())))
+    }
+
+    /// What norms add to the variance.
+    pub(super) fn stated_eps(&self) -> f64 {
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(stated) })
+        keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6)
     }
 
     fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {

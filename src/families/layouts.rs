@@ -1,8 +1,9 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
+use crate::families::layout::QkvNames;
 use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
-use crate::families::layout::{LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
+use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -82,6 +83,8 @@ const BASE: Layout = Layout {
     families: "",
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
+    gate: GateNames::None,
+    context_norm: None,
     biases: &[ALL],
     grouped: false,
     per_head_kernels: false,
@@ -89,14 +92,28 @@ const BASE: Layout = Layout {
     position: &[],
     sinks: false,
     check_orientation: false,
+    requires: &[],
+    excludes: &[],
     may_be_eva: false,
 };
 
 /// Every known layout, in the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true, ..BASE },
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet", biases: &[],
+        gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true,
+        excludes: &["query_layernorm.weight", "g_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
+        requires: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
+    Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
+        requires: &["gate_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "g-proj", families: "LFM3, Step-3.5, Laguna", biases: &[], grouped: true,
+        gate: GateNames::Required(linear!("g_proj")), qk_norms: Some(QK_NORMS[0]), requires: &["g_proj.weight"],
+        ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -132,7 +149,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        ..BASE },
+        context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -191,6 +208,13 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
+    Layout { name: "keys-as-values", families: "Gemma 4, layers whose keys are their values",
+        qkv: QkvNames::KeysAsValues([linear!("q_proj"), linear!("k_proj")]), biases: &[], grouped: true,
+        qk_norms: Some(QK_NORMS[0]), excludes: &["v_proj.weight"], ..BASE },
+    Layout { name: "shared-keys", families: "Gemma 3n, Gemma 4, layers with the keys and values of another one",
+        qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
+            "kv_a_proj_with_mqa.weight"], ..BASE },
     Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
         qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], sinks: true, ..BASE },
     Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",

@@ -18,6 +18,7 @@ mod latent;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;
+mod output_stage;
 mod patches;
 mod rotary;
 mod speech;
