@@ -33,6 +33,7 @@ impl MultiHeadAttention {
             && self.bias_kv.is_none()
             && !config.add_zero_attn
             && self.steps.run_on_buffers()
+            && config.mask.is_windowed()
             && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
             && self.output_stage_runs_on_buffers()
             && config.clip_qkv.is_none()

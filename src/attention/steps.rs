@@ -214,7 +214,7 @@ impl MultiHeadAttention {
             (Factor::Softplus { scale }, Some(weight)) => {
                 Ok(xs.broadcast_mul(&softplus(weight, scale, xs.dtype())?)?)
             }
-            (Factor::LogPosition { .. }, _) => {
+            (Factor::LogPosition { .. } | Factor::PowerPosition { .. }, _) => {
                 let s = xs.dim(1)?;
                 let (rows, positions) = places.tokens.of_last(s, places.s_kv)?;
                 let factors: Vec<f64> = positions.into_iter().map(|position| factor.at(position)).collect();

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, join};
-use crate::config::{AttentionConfig, GateOver, NormOver, Scoring};
+use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
     BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation,
@@ -26,7 +26,9 @@ impl AttentionWeights {
     pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
-        let reader = Reader { source, layout, sizes: Sizes::new(config), latent_is_set: config.latent.is_some() };
+        let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
+        let latent_is_set = config.latent.is_some();
+        let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared, latent_is_set };
         let qkv = match layout.qkv {
             QkvNames::Latent(names) => QkvWeights::Latent(Box::new(reader.latent(names, config)?)),
             names => reader.qkv(names)?,
@@ -34,6 +36,7 @@ impl AttentionWeights {
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
         let heads = config.num_attention_heads;
+        let sinks = SINKS.iter().find(|name| source.contains(name));
         let weights = Self {
             qkv,
             o,
@@ -42,7 +45,7 @@ impl AttentionWeights {
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
             steps: read_steps(source, config)?,
-            sinks: source.contains(SINKS).then(|| source.get(SINKS, &[heads])).transpose()?,
+            sinks: sinks.map(|name| source.get(name, &[heads])).transpose()?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
@@ -92,6 +95,8 @@ struct Reader<'a> {
     source: &'a dyn WeightSource,
     layout: &'static Layout,
     sizes: Sizes,
+    /// Whether keys and values are those of another layer.
+    is_shared: bool,
     latent_is_set: bool,
 }
 
@@ -106,6 +111,8 @@ impl Reader<'_> {
         let all = Rows { heads: rows.iter().sum(), dim: 1 };
         Ok(match names {
             QkvNames::Latent(_) => return Err(self.no_latents("set")),
+            // Gemma 3n's files hold keys and values for all layers, which its model does not read.
+            QkvNames::Split([q, ..]) if self.is_shared => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::Split(names) => {
                 let read = |i: usize| self.linear(names[i], qkv[i], inputs[i], true);
                 if self.layout.gate == GateNames::InQuery {
@@ -318,7 +325,11 @@ fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Opt
 /// Reads the weights of the steps of queries, keys and values. Their formulas come from the configuration, which must
 /// have one for each norm and factor that there is.
 pub(crate) fn read_steps(source: &dyn WeightSource, config: &AttentionConfig) -> Result<[StepWeights; 3]> {
+    let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
     let read = |side: usize| -> Result<StepWeights> {
+        if is_shared && side > 0 {
+            return Ok(StepWeights::default());
+        }
         Ok(StepWeights { norm: read_norm(source, config, side)?, factor: read_factor(source, config, side)? })
     };
     Ok([read(0)?, read(1)?, read(2)?])

@@ -9,8 +9,7 @@ use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, FACTORS, GateNames, LatentNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, SINKS,
-    V_NORM,
+    BIAS_KV, FACTORS, GateNames, LatentNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM,
 };
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
@@ -103,8 +102,8 @@ impl AttentionWeights {
         if let Some(score) = &self.score {
             put(SCORE, score.clone());
         }
-        if let Some(sinks) = &self.sinks {
-            put(SINKS, sinks.clone());
+        if let (Some(sinks), Some(name)) = (&self.sinks, layout.sinks) {
+            put(name, sinks.clone());
         }
         for (name, tensor) in self.position.iter() {
             if let Some(name) = layout.position_name(name) {
@@ -291,7 +290,7 @@ impl Writer<'_> {
         if !holds {
             return Err(self.cannot(what, "one whose families have just these, or candle-attention"));
         }
-        if weights.sinks.is_some() && !layout.sinks {
+        if weights.sinks.is_some() && layout.sinks.is_none() {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
         }
         if weights.position.iter().any(|(name, _)| layout.position_name(name).is_none()) {

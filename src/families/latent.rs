@@ -2,11 +2,15 @@
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, LatentAttention};
+use crate::config::{AttentionConfig, GateActivation, LatentAttention};
 use crate::error::{Error, Result};
-use crate::families::family::{BASE, Causal, Family, LatentRow, LayerPositions, ROTARY, RotaryRow, Scale};
+use crate::families::family::{
+    BASE, Causal, Family, GateRow, LatentRow, LayerPositions, QueryFactor, ROTARY, RotaryRow, Scale, StepsRow,
+};
 use crate::families::layer::Layer;
 
+/// A gate of each head, or of each element.
+const SIGMOID: GateRow = GateRow { activation: GateActivation::Sigmoid, switch: None };
 /// DeepSeek's norms have an `eps` of their own, whatever `rms_norm_eps` states.
 const ROW: LatentRow = LatentRow { eps: Some(1e-6), scaled: false, indexed: false, states_share: false };
 const INTERLEAVED: RotaryRow = RotaryRow { interleaved: true, ..ROTARY };
@@ -29,6 +33,14 @@ pub(crate) const LATENT: &[Family] = &[
     Family { model_types: &["deepseek_v2"], ..DEEPSEEK_V2 },
     Family { model_types: &["deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "axk1"], ..DEEPSEEK_V3 },
     Family { model_types: &["deepseek_v32", "glm_moe_dsa"], ..DEEPSEEK_V32 },
+    Family { model_types: &["hy_v4"], positions: LayerPositions::Rotary(ROTARY), gate: Some(SIGMOID), ..DEEPSEEK_V32 },
+    Family {
+        model_types: &["mistral4"],
+        positions: LayerPositions::Rotary(RotaryRow { required_in_config: true, ..INTERLEAVED }),
+        latent: Some(LatentRow { states_share: true, ..ROW }),
+        steps: StepsRow { query_factor: QueryFactor::RopeBeta, ..BASE.steps },
+        ..DEEPSEEK_V3
+    },
     Family { model_types: &["minicpm3"], positions: LayerPositions::Rotary(ROTARY), ..DEEPSEEK_V2 },
     Family {
         model_types: &["longcat_flash"],
@@ -42,6 +54,13 @@ pub(crate) const LATENT: &[Family] = &[
         reads: &["rope_theta"],
         positions: LayerPositions::FromWeights,
         scale: Scale::HeadDim,
+        ..DEEPSEEK_V2
+    },
+    // The other layers are delta attention, in another layout.
+    Family {
+        model_types: &["bailing_hybrid"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 6_000_000.0, ..INTERLEAVED }),
+        gate: Some(SIGMOID),
         ..DEEPSEEK_V2
     },
 ];

@@ -14,7 +14,8 @@ use crate::io::number;
 use crate::position::{Alibi, AlibiFormula, Disentangled, Position, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
+const HEADS: [&str; 6] =
+    ["num_attention_heads_per_layer", "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
 /// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
@@ -32,7 +33,7 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
 
 /// What a checkpoint holds for a layer and no configuration states.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
@@ -47,6 +48,7 @@ pub(crate) struct LayerContents<'a> {
 }
 
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
+#[derive(Clone, Copy)]
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
     pub model_type: &'a str,
@@ -117,6 +119,10 @@ impl<'a> Layer<'a> {
         // An encoder alone needs no prefix to tell which it is.
         let alone: &[&str] =
             if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) { &ENCODER_HEADS } else { &[] };
+        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
+        if let Some(heads) = own.map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
+            return Ok(heads);
+        }
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
@@ -165,14 +171,13 @@ impl<'a> Layer<'a> {
             let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
-        if contents.norms {
-            config = config.with_qk_norm(self.qk_norm()?);
-        }
         config.output_gate = self.output_gate(&config, contents.gate)?;
         config.context_norm = self.context_norm(contents.context_norm)?;
         if !self.cross {
             config.position = self.position(config.sizes().head_dim, contents)?;
         }
+        config.key_value_source = self.key_value_source(config.key_value_source)?;
+        config.steps = self.steps(contents.norms, config.key_value_source, d)?;
         let pruned = contents.pruned;
         if !pruned.is_empty() {
             let all = config.num_attention_heads + pruned.len();
@@ -205,21 +210,22 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<HeadNorm> {
+    pub(super) fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(|| self.stated_eps())))
+        Ok(HeadNorm::new(kind, over, self.norm_eps()))
     }
 
-    /// What norms add to the variance.
-    pub(super) fn stated_eps(&self) -> f64 {
+    /// What norms of queries, keys and values add to the variance.
+    pub(super) fn norm_eps(&self) -> f64 {
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6)
+        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
+        self.family.qk_norm_eps.unwrap_or_else(stated)
     }
 
-    fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
+    pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
         let stated = self.text("position_embedding_type");
         let positions = self.family.positions;
         Ok(match positions {

@@ -2,7 +2,7 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::QkvNames;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
+use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS, SINKS};
 use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole};
 use crate::weights::FusedOrder;
 
@@ -90,7 +90,7 @@ const BASE: Layout = Layout {
     per_head_kernels: false,
     qk_norms: None,
     position: &[],
-    sinks: false,
+    sinks: None,
     check_orientation: false,
     requires: &[],
     excludes: &[],
@@ -100,10 +100,12 @@ const BASE: Layout = Layout {
 /// Every known layout, in the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet", biases: &[],
-        gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true,
-        excludes: &["query_layernorm.weight", "g_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
+        biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
+        excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
+        sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
@@ -216,10 +218,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
             "kv_a_proj_with_mqa.weight"], ..BASE },
     Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
-        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], sinks: true, ..BASE },
-    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
-        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[], sinks: true,
-        ..BASE },
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
+        sinks: Some(SINKS[0]), ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
+        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
+        gate: GateNames::Optional(linear!("g_proj")), ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

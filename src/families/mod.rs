@@ -12,6 +12,7 @@ mod defaults_test;
 mod encoder_decoders;
 mod encoders;
 mod family;
+mod gated;
 mod heads;
 mod keys;
 mod latent;
@@ -22,6 +23,7 @@ mod output_stage;
 mod patches;
 mod rotary;
 mod speech;
+mod steps;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

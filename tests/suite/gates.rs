@@ -24,7 +24,7 @@ fn decoder() -> AttentionConfig {
         .with_head_dim(6)
         .with_bias(ProjectionBias::NONE)
         .with_mask(AttentionMask::causal())
-        .with_position(Rotary::default().with_dim(Some(4)))
+        .with_position(Rotary::default().with_dim(4))
 }
 
 /// A gate per head or per element, by name of its projection.
@@ -145,10 +145,11 @@ fn tensors(config: &AttentionConfig, layout: &str, random: &mut Random) -> Vec<(
 }
 
 fn checkpoint(tensors: &[(String, Tensor)], prefix: &str) -> Checkpoint {
-    let named = tensors.iter().map(|(name, tensor)| (format!("{prefix}.{name}"), tensor.clone())).collect();
+    let named: std::collections::HashMap<String, Tensor> =
+        tensors.iter().map(|(name, tensor)| (format!("{prefix}.{name}"), tensor.clone())).collect();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.safetensors");
-    candle_core::safetensors::save::<_, String>(&named, &file).unwrap();
+    candle_core::safetensors::save(&named, &file).unwrap();
     Checkpoint::from_bytes(std::fs::read(&file).unwrap()).unwrap()
 }
 
@@ -197,7 +198,7 @@ fn a_gate_is_never_ignored_and_never_invented() {
     for layout in ["candle-attention", "gated-query", "g-proj"] {
         let stored = checkpoint(&tensors(&gated(SIGMOID, GateOver::Element), layout, &mut random), "attn");
         let error = MultiHeadAttention::load(&plain, stored.at("attn", DType::F32, &CPU)).unwrap_err();
-        assert!(matches!(&error, Error::Config { field, .. } if field == "output_gate"), "{layout}: {error}");
+        assert!(matches!(&error, Error::Config { field, .. } if *field == "output_gate"), "{layout}: {error}");
         let config = json!({"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2});
         let error = config_from_json(&config, &stored.at("attn", DType::F32, &CPU)).unwrap_err().to_string();
         assert!(error.contains("gate") || error.contains("the layout of a layer"), "{layout}: {error}");
