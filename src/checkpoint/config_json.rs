@@ -70,6 +70,9 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         ("head_dim", config.resolved_head_dim()),
         ("num_key_value_heads", config.resolved_num_key_value_heads()),
     ];
+    // Families with latent attention have keys of their own for the sizes of heads, and `head_dim` for something else.
+    let stated =
+        stated.into_iter().filter(|(key, _)| config.latent.is_none() || *key != "head_dim").collect::<Vec<_>>();
     let of_layer = |key: &str| match key {
         "head_dim" | "num_key_value_heads" => layer.head_size(key),
         _ => number(section, key),

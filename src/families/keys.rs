@@ -40,6 +40,7 @@ const KEYS: &[(&str, &str)] = &[
     ("rotary_scaling_factor", ROTARY_OF_FAMILY),
     ("rotary_emb_scale_base", ROTARY_OF_FAMILY),
     ("use_rot_pos_emb", ROTARY_OF_FAMILY),
+    ("rope_interleave", ROTARY_OF_FAMILY),
     ("alibi", "ALiBi positions"),
     ("relative_attention", BIAS),
     ("relative_attention_num_buckets", BIAS),
@@ -52,6 +53,7 @@ const KEYS: &[(&str, &str)] = &[
     ("local_attention", WINDOW),
     ("attention_window", WINDOW),
     ("attention_chunk_size", "attention inside chunks"),
+    ("index_topk", "keys that an indexer chooses"),
     ("attn_logit_softcapping", "a cap on the scores"),
     ("clip_qkv", "a limit on queries, keys and values"),
     ("query_pre_attn_scalar", SCALE),
@@ -110,8 +112,15 @@ const NUMBERS: &[&str] = &[
     "clip_qkv",
 ];
 /// Keys that are true or false.
-const FLAGS: &[&str] =
-    &["is_causal", "is_decoder", "use_sliding_window", "alibi", "relative_attention", "attention_k_eq_v"];
+const FLAGS: &[&str] = &[
+    "rope_interleave",
+    "is_causal",
+    "is_decoder",
+    "use_sliding_window",
+    "alibi",
+    "relative_attention",
+    "attention_k_eq_v",
+];
 /// Keys of sets of rotary parameters, which may be one per kind of layer.
 const SETS: &[&str] = &["rope_parameters", "rope_scaling"];
 
@@ -217,7 +226,7 @@ impl Family {
             Scale::AttentionMultiplier => key == "attention_multiplier",
             Scale::KeyMultiplier => key == "key_multiplier",
             Scale::Gpt2 => key == "scale_attn_by_inverse_layer_idx",
-            Scale::HeadDim | Scale::One | Scale::Mpt | Scale::Disentangled => false,
+            Scale::HeadDim | Scale::One | Scale::Mpt | Scale::Disentangled | Scale::Mscale => false,
         };
         by_positions
             || by_scale
@@ -233,6 +242,7 @@ impl Family {
             || (self.window.layers != WindowLayers::None && key == self.window.key)
             || (self.softcap && key == "attn_logit_softcapping")
             || (self.clip_qkv && key == "clip_qkv")
+            || (key == "index_topk" && self.latent.is_some_and(|row| row.indexed))
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
             || (self.gate.is_some_and(|gate| gate.switch.is_some_and(|(switch, _)| switch == key)))
             || (self.causal != Causal::Never && key == "is_decoder")

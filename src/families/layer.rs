@@ -161,6 +161,9 @@ impl<'a> Layer<'a> {
     pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
         let mut config = config;
         let d = config.resolved_head_dim();
+        if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
+            config.latent = Some(self.latent(&row, latent, &config)?);
+        }
         config.scale = self.scale(d)?;
         if self.family.softcap {
             config.softcap = self.float("attn_logit_softcapping");
@@ -174,7 +177,7 @@ impl<'a> Layer<'a> {
             config.context_norm = self.context_norm(contents.context_norm)?;
         }
         if !self.cross {
-            config.position = self.position(d, contents)?;
+            config.position = self.position(config.sizes().head_dim, contents)?;
         }
         config.key_value_source = self.key_value_source(config.key_value_source)?;
         config.steps = self.steps(contents.norms, config.key_value_source, d)?;
@@ -201,6 +204,7 @@ impl<'a> Layer<'a> {
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
             Scale::Mpt => self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64),
             Scale::Disentangled => Some(self.disentangled_scale(d)?),
+            Scale::Mscale => self.mscale()?.map(|mscale| usual * mscale * mscale),
             Scale::Gpt2 => {
                 let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { usual };
                 let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);

@@ -29,6 +29,8 @@ LAYOUTS = [
     (["q", "kv"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "projection_layer"),
     (["query", "key", "value"], "output"),
+    (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
+    (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
     # Not of a layout, but attention all the same.
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),
