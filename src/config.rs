@@ -167,6 +167,9 @@ pub struct AttentionConfig {
     pub context_norm: Option<HeadNorm>,
     /// The gate of the context, before the output projection; default none.
     pub output_gate: Option<OutputGate>,
+    /// The most keys of a call, in a model whose indexer chooses among more, which this version does not run
+    /// (MiniMax-M3): with more keys, a call is an error. Default: no limit.
+    pub max_keys: Option<usize>,
     /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
@@ -202,6 +205,7 @@ impl PartialEq for AttentionConfig {
             key_value_source,
             context_norm,
             output_gate,
+            max_keys,
             latent,
             dropout,
             add_bias_kv,
@@ -225,6 +229,7 @@ impl PartialEq for AttentionConfig {
             && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
             && *key_value_source == other.key_value_source
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
+            && *max_keys == other.max_keys
             && latent == &other.latent
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
     }
@@ -264,6 +269,7 @@ impl AttentionConfig {
             key_value_source: KeyValueSource::default(),
             context_norm: None,
             output_gate: None,
+            max_keys: None,
             latent: None,
             dropout: 0.0,
             add_bias_kv: false,
@@ -308,6 +314,8 @@ impl AttentionConfig {
         with_context_norm, context_norm: HeadNorm = Some(context_norm);
         /// Sets the gate of the context.
         with_output_gate, output_gate: OutputGate = Some(output_gate);
+        /// Sets the most keys of a call.
+        with_max_keys, max_keys: usize = Some(max_keys);
         /// Sets the sizes of latent attention.
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.

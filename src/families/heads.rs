@@ -32,7 +32,7 @@ const DEFAULT_HEADS: &[(usize, &[&str])] = &[
         "phi4_multimodal_vision", "pixio", "pixtral", "qianfan_ocr_vision", "qwen2_moe", "qwen2_vl_vision",
         "qwen3_5_moe_text", "qwen3_5_moe_vision", "qwen3_5_text", "qwen3_5_vision", "qwen3_next",
         "qwen3_omni_moe_talker_code_predictor", "qwen3_omni_moe_talker_text", "qwen3_omni_moe_vision_encoder",
-        "qwen3_vl_moe_text", "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "radio", "smollm3",
+        "qwen3_vl_moe_text", "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_text", "qwen4_exp_vision", "radio", "smollm3",
         "smolvlm_vision", "xglm"]),
     (20, &["audioflamingo3_encoder", "bitnet", "ernie4_5_moe", "ernie4_5_vl_moe_text", "glmasr_encoder", "granite_swa",
         "helium", "qwen2_audio_encoder", "voxtral_encoder"]),

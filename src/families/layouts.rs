@@ -84,6 +84,7 @@ const BASE: Layout = Layout {
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
     gate: GateNames::None,
+    indexer: None,
     context_norm: None,
     biases: &[ALL],
     grouped: false,
@@ -102,6 +103,7 @@ const BASE: Layout = Layout {
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
         biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        indexer: Some(&["indexer.q_proj.weight"]),
         grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
         excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
@@ -109,6 +111,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        indexer: Some(&["indexer.index_qk_proj.weight"]),
         grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
     Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
         gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),

@@ -13,6 +13,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["dots3_note_text"], "a norm of the rotated key, and sizes of latents per layer"),
     unsupported(&["mistral_large4_text"], "latents of another layer, and a learned factor on the queries"),
     unsupported(&["diffllama"], "differential attention"),
+    unsupported(&["neomme"], "a part of the context along each token's own value that is taken away"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
     unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
