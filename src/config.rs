@@ -423,6 +423,9 @@ impl AttentionConfig {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.resolved_num_key_value_heads(), allowed));
         }
+        if self.max_keys == Some(0) {
+            return Err(Error::config("max_keys", 0, "at least 1"));
+        }
         let numbers = [
             ("scale", self.scale, self.scale.and_then(expected_factor)),
             ("softcap", self.softcap, self.softcap.and_then(expected_limit)),

@@ -207,10 +207,10 @@ CHANGES = {
     **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
     **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
                     {"text_config.head_dim": 32}),
-    **dict.fromkeys(["qwen4_exp_text", "qwen4_exp"],
-                    {f"{section}{key}": value for section in ("", "text_config.") for key, value in
-                     {"head_dim": 16, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
-                      "indexer_budget": 8, "indexer_compress_ratio": 2}.items()}),
+    **{name: {f"{section}{key}": value for key, value in
+              {"head_dim": 16, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+               "indexer_budget": 8, "indexer_compress_ratio": 2}.items()}
+       for name, section in (("qwen4_exp_text", ""), ("qwen4_exp", "text_config."))},
     "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
                "mlp_layer_types": ["dense", "dense"]},
     "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
