@@ -34,7 +34,11 @@ impl AttentionWeights {
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
             qk_norm: read_norms(source, config)?,
-            sinks: source.contains(SINKS).then(|| source.get(SINKS, &[heads])).transpose()?,
+            sinks: SINKS
+                .iter()
+                .find(|name| source.contains(name))
+                .map(|name| source.get(name, &[heads]))
+                .transpose()?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
