@@ -9,7 +9,7 @@ use crate::checkpoint::shared_tables::shared_patch_table;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::families::layer::{Layer, LayerContents};
+use crate::families::layer::{CROSS_HEADS, Layer, LayerContents};
 use crate::families::layout::QK_NORMS;
 use crate::io::number;
 use crate::mask::AttentionMask;
@@ -71,7 +71,8 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         ("num_key_value_heads", config.resolved_num_key_value_heads()),
     ];
     // A layer that lacks heads may lack key-value heads too, or every head that would show `head_dim`.
-    let stated = &stated[..if pruned == 0 { stated.len() } else { 4 }];
+    let of_cross = layer.cross && section.get(CROSS_HEADS).is_some();
+    let stated = &stated[..if pruned == 0 && !of_cross { stated.len() } else { 4 }];
     for &(key, found) in stated.iter().filter(|_| !layer.family.stages) {
         if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));

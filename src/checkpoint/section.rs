@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::layer::states_heads;
+use crate::families::layer::{CROSS, states_heads};
 use crate::families::table::{is_listed, resolved_model_type};
 
 /// First words of names that mean the same part of a model.
@@ -105,6 +105,10 @@ fn part_of(name: &str) -> Option<usize> {
 /// else with a first word that means the same part (`visual` and `vision_config`), the shortest name of all. More than
 /// one section is none.
 fn named_by<'a>(children: &[&'a str], part: &str) -> Vec<&'a str> {
+    // Cross-attention to an encoder is a layer of the decoder.
+    if CROSS.contains(&part) {
+        return Vec::new();
+    }
     let words = |name: &str| name.split('_').count();
     let holds = |key: &&&str| format!("_{part}_").contains(&format!("_{}_", name(key)));
     let named: Vec<&str> = children.iter().filter(holds).copied().collect();

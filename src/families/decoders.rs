@@ -127,7 +127,12 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
     Family { model_types: &["paddleocr_vl_text"], positions: mrope(500_000.0, Mrope::Blocks), ..LLAMA },
-    Family { model_types: &["cosmos3_edge_text"], positions: mrope(100_000_000.0, Mrope::Alternating), ..LLAMA },
+    Family {
+        model_types: &["cosmos3_edge_text"],
+        layouts: &["candle-attention", "cosmos"],
+        positions: mrope(100_000_000.0, Mrope::Alternating),
+        ..LLAMA
+    },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["granite", "granitemoe", "granitemoeshared", "granite4_vision_text"], ..GRANITE },
@@ -390,11 +395,14 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["molmo2_text"], layouts: &["molmo"], positions: theta(1_000_000.0), ..QWEN3 },
     Family { model_types: &["semantic", "coarse_acoustics"], layouts: &["bark"], causal: Causal::Fixed, ..DECODER },
+    // transformers masks without a window, which its cache alone has.
     Family {
         model_types: &["kyutai_speech_to_text"],
         layouts: &["kyutai"],
-        window: EVERYWHERE,
-        defaults: &[("sliding_window", 375.0)],
+        reads: &["sliding_window"],
+        note: Some(
+            "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
+        ),
         ..LLAMA
     },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },

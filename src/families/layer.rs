@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::config::{AttentionConfig, QkNorm};
 use crate::error::{Error, Result};
-use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
+use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
@@ -28,8 +28,12 @@ pub(crate) fn states_heads(section: &Value) -> bool {
     keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
 }
 
+/// The key for those of cross-attention, whose heads also have sizes of their own (Dia).
+pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
+
 /// Parts of the prefixes of cross-attention.
-const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
+pub(crate) const CROSS: [&str; 5] =
+    ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy)]
@@ -105,14 +109,20 @@ impl<'a> Layer<'a> {
     }
 
     fn stated_heads(&self) -> Result<usize> {
+        if let (true, Some(heads)) = (self.cross, self.number(CROSS_HEADS)?) {
+            return Ok(heads);
+        }
         let by_prefix: &[&str] = match self.prefix {
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
             _ => &[],
         };
-        // An encoder alone needs no prefix to tell which it is.
-        let alone: &[&str] =
-            if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) { &ENCODER_HEADS } else { &[] };
+        // An encoder or a decoder alone needs no prefix to tell which it is.
+        let alone: &[&str] = match self.family.causal {
+            _ if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) => &ENCODER_HEADS,
+            Causal::Always => &DECODER_HEADS,
+            _ => &[],
+        };
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);

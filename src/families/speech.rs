@@ -90,7 +90,7 @@ pub(crate) const SPEECH: &[Family] = &[
     // Decoders of speech and music; the encoder is another family.
     Family { model_types: &["canary_decoder", "cohere_asr"], layouts: OWN, causal: Causal::Always, ..BASE },
     Family {
-        model_types: &["musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
+        model_types: &["pp_formulanet_text", "musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
         layouts: BART,
         causal: Causal::Always,
         ..BASE

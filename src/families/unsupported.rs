@@ -50,6 +50,12 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["rwkv"], "a recurrent state in place of scores"),
     unsupported(&["inkling_text", "inkling2_text", "zaya"], "convolutions of keys and values along the sequence"),
     unsupported(&["fun_asr_nano_encoder"], "a convolution of the values beside the heads"),
+    unsupported(&["clvp_encoder"], "a rotation of the values"),
+    unsupported(&["qwen2_5_omni_dit"], "a rotation of the first head alone, and a mask of blocks"),
+    unsupported(
+        &["timm_wrapper", "timm_backbone", "gemma3n_vision"],
+        "a model of timm: layers are read from timm's own files, as of the family `timm`",
+    ),
     unsupported(&["cpmant"], "a bias of segments and distances"),
     unsupported(&["chameleon_vqgan", "janus_vqgan"], "attention between pixels by convolutions"),
     unsupported(&["paligemma"], "tokens of image and prompt that see one another"),

@@ -1,7 +1,9 @@
 //! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
 use crate::config::{NormKind, NormOver};
-use crate::families::family::{BART, BASE, Causal, Family, LayerPositions, OWN, PREDICTED, PatchRotaryRow, Scale};
+use crate::families::family::{
+    BART, BASE, Causal, Family, LayerPositions, OWN, PREDICTED, PatchRotaryRow, ROTARY, RotaryRow, Scale,
+};
 use crate::position::GridFrequencies;
 
 /// Vision transformers as transformers has them, and as their authors or timm do.
@@ -52,15 +54,44 @@ pub(crate) const VISION: &[Family] = &[
             "flava_text_model",
             "flava_multimodal_model",
             "mobilevit",
+            "lw_detr_vit",
         ],
         layouts: VIT,
         ..PLAIN
     },
     Family { model_types: &["mgp-str", "radio", "tipsv2_vision_model", "glm_image_vision"], layouts: TIMM, ..PLAIN },
+    Family {
+        model_types: &["videoprism_vision_model"],
+        layouts: VIT,
+        softcap: true,
+        defaults: &[("attn_logit_softcapping", 50.0)],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"],
+        layouts: CLIP,
+        unsupported_parts: &[("vit_merger", "a mask of windows of patches")],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, theta: 20_000.0, ..ROTARY }),
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        ..PLAIN
+    },
     Family { model_types: &["videomae"], layouts: &["videomae", "vit", "timm-beit", "timm"], ..PLAIN },
     Family { model_types: &["timesformer"], layouts: &["timesformer", "timm"], ..PLAIN },
     Family { model_types: &["rf_detr_dinov2"], layouts: &["candle-attention", "vit"], ..PLAIN },
     Family { model_types: &["videomt"], layouts: &["bart", "vit", "timm"], ..PLAIN },
+    Family {
+        model_types: &["sapiens2"],
+        layouts: &["sapiens"],
+        positions: LayerPositions::DinoRotary,
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        ..BASE
+    },
     Family { model_types: &["dinov3_vit"], layouts: OWN, positions: LayerPositions::DinoRotary, ..BASE },
     Family {
         model_types: &["eomt_dinov3"],
@@ -100,7 +131,13 @@ pub(crate) const VISION: &[Family] = &[
         defaults: &[("norm_eps", 1e-5)],
         ..QWEN_VL
     },
-    Family { model_types: &["paddleocr_vl_vision", "video_llama_3_vision"], layouts: BART, ..QWEN_VL },
+    Family { model_types: &["video_llama_3_vision"], layouts: BART, ..QWEN_VL },
+    Family {
+        model_types: &["paddleocr_vl_vision"],
+        layouts: BART,
+        positions: patch_rotary(GridFrequencies::Same, None),
+        ..PLAIN
+    },
     Family {
         model_types: &["glm_ocr_vision", "glm5_next_vision"],
         qk_norm: Some((NormKind::Rms, NormOver::Head)),
@@ -186,10 +223,6 @@ pub(crate) const VISION: &[Family] = &[
             "phi4_multimodal_vision",
             "granite_docling_vision",
             "cosmos3_edge_vision",
-            "minicpm_ocr_vision",
-            "minicpmv4_6_vision",
-            "minicpmv4_7_vision",
-            "inkling2_vision",
             "unlimited_ocr_vision_encoder",
         ],
         layouts: CLIP,

@@ -199,7 +199,6 @@ CHANGES = {
     "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 48},
     "vivit": {"tubelet_size": [2, 4, 4]},
     "xmod": {"default_language": "en_XX"},
-    "videoprism": {"tubelet_size": [1, 4, 4]},
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
@@ -216,7 +215,9 @@ CHANGES = {
     **dict.fromkeys(["janus", "janus_vqgan"], {"vq_config.base_channels": 32, "base_channels": 32}),
     **dict.fromkeys(["cohere_compass", "cohere_compass_text"], {"rope_parameters": KINDS, "text_config.rope_parameters": KINDS}),
     "dbrx": {"rope_parameters.rope_theta": 100.0, "attn_config.rope_theta": 100.0, "attn_config.clip_qkv": 0.5, "attn_config.kv_n_heads": 2, "ffn_config.hidden_size": 16},
-    "dia": {"decoder_config.num_channels": 9},
+    "dia": {"decoder_config.num_channels": 9, "decoder_config.cross_num_attention_heads": 2, "decoder_config.cross_head_dim": 8,
+            "decoder_config.cross_num_key_value_heads": 2, "decoder_config.cross_hidden_size": 16},
+    "sapiens2": {"num_attention_heads": 4, "num_key_value_heads_per_layer": [4, 2]},
     **dict.fromkeys(["eomt", "eomt_dinov3"], {"num_blocks": 1}),
     **dict.fromkeys(["xlm", "flaubert"], {"emb_dim": 16}),
     "gradium_phonon_tts": {"flow_head_config.condition_dim": 16},
@@ -245,10 +246,30 @@ CHANGES = {
     **dict.fromkeys(["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"], {"insert_layer_id": 0}),
     **dict.fromkeys(["bark"], {"semantic_config.input_vocab_size": VOCAB, "coarse_acoustics_config.input_vocab_size": VOCAB,
                                "fine_acoustics_config.input_vocab_size": VOCAB}),
+    **dict.fromkeys(["qwen3_asr", "qwen3_asr_encoder"], {"n_window": 4, "n_window_infer": 8, "audio_config.n_window": 4,
+                                                         "audio_config.n_window_infer": 8}),
+    "clap_audio_model": {"spec_size": 128, "num_mel_bins": 32, "patch_embeds_hidden_size": 16},
+    "clap": {"audio_config.spec_size": 128, "audio_config.num_mel_bins": 32, "audio_config.patch_embeds_hidden_size": 16},
+    **dict.fromkeys(["pvt", "pvt_v2"], {"image_size": 64, "sequence_reduction_ratios": [1, 1, 1, 1]}),
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 8, "num_frames": 2, "backbone_config.hidden_sizes": [16, 16, 16, 16]},
+    "lw_detr_vit": {"image_size": 64, "pretrain_image_size": 64, "num_windows": 4, "num_windows_side": 2},
+    **dict.fromkeys(["videoprism", "videoprism_vision_model"], {
+        "tubelet_size": [1, 4, 4], "num_spatial_layers": 2, "num_temporal_layers": 1, "num_auxiliary_layers": 1,
+        "vision_config.tubelet_size": [1, 4, 4], "vision_config.num_spatial_layers": 2,
+        "vision_config.num_temporal_layers": 1, "vision_config.num_auxiliary_layers": 1}),
+    "vitpose": {"backbone_config.part_features": 4, "backbone_config.image_size": [32, 32],
+                "backbone_config.patch_size": [16, 16], "backbone_config.num_experts": 1, "scale_factor": 2},
+    **dict.fromkeys(["pe_video", "pe_video_encoder", "pe_audio_video", "pe_audio_video_encoder", "fast_vlm", "timm_wrapper",
+                     "perception_lm", "timm_backbone"],
+                    {f"{section}architecture": "test_vit" for section in
+                     ("", "vision_config.", "video_config.vision_config.", "audio_video_config.video_config.vision_config.")}),
+    "perception_lm": {"vision_config.architecture": "test_vit", "vision_config.model_args": {"embed_dim": 64}},
+    "fast_vlm": {"vision_config.architecture": "fastvit_t8"},
+    "pe_audio_encoder": {"dac_config.downsampling_ratios": [2, 2], "dac_config.upsampling_ratios": [2, 2]},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 1, "num_codebooks": 2},
 }
 # The class to build, where the first one is not the one that is published.
-CLASSES = {"blip_text_model": "BlipTextModel"}
+CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features have the frequencies last.
@@ -286,6 +307,42 @@ def given(name, model, cfg):
     flat = channels * patch[0] * patch[1]
     temporal = first(cfg, "temporal_patch_size", default=1)
     mels = first(cfg, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=8)
+    kind = str(getattr(cfg, "model_type", ""))
+    if name == "input_features" and kind in ("qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder"):
+        return torch.randn(mels, 16)
+    if name == "input_features" and kind == "clap_audio_model":
+        return torch.randn(1, 1, 512, 32)
+    if name == "feature_lens":
+        return torch.tensor([16])
+    if name == "is_longer":
+        return torch.tensor([[False]])
+    if name == "target_sizes":
+        return torch.tensor([[4, 4]], dtype=torch.int32)
+    if name == "merge_sizes":
+        return torch.tensor([2])
+    if name == "codebook_idx":
+        return 2
+    if name == "input_ids" and model.__class__.__name__ == "BarkFineModel":
+        return torch.randint(100, VOCAB - 1, (1, LENGTH, cfg.n_codes_total))
+    if name == "input_ids" and kind == "kyutai_speech_to_text":
+        return torch.randint(10, 100, (1, LENGTH, cfg.num_codebooks + 1))
+    if name == "decoder_input_ids" and kind == "dia":
+        return torch.randint(10, 100, (1, 9, LENGTH))
+    if name == "input_values" and kind.startswith("pe_audio"):
+        return torch.randn(1, 1, 400)
+    if name == "pixel_values" and kind == "inkling2_vision":
+        side = patch[0] * cfg.spatial_merge_size
+        return torch.randn(16, side, side, channels)
+    if name == "patch_embeds":
+        return torch.randn(1, width, 4, 4)
+    if name in ("pixel_values", "hidden_states") and kind == "paddleocr_vl_vision":
+        return torch.randn(1, 16, channels, *patch)
+    if name == "pixel_values" and kind in ("video_llama_3_vision", "molmo2_vision"):
+        return torch.randn(16, flat) if kind != "molmo2_vision" else torch.randn(1, 16, flat)
+    if name == "pixel_values" and kind in ("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"):
+        return torch.randn(1, channels, patch[0], 16 * patch[1])
+    if name == "pixel_values" and kind == "tvp":
+        return torch.randn(1, 2, channels, 64, 64)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
@@ -295,8 +352,8 @@ def given(name, model, cfg):
             return torch.randn(first(cfg, "num_frames"), channels, height, across)
         if getattr(cfg, "model_type", "") in ("idefics", "idefics2", "idefics3", "smolvlm"):  # images of a text
             return torch.randn(1, 1, channels, height, across)
-        if getattr(cfg, "model_type", "") in ("superglue", "lightglue"):  # two images to compare
-            return torch.randn(1, 2, channels, 64, 64)
+        if getattr(cfg, "model_type", "") in ("superglue", "lightglue"):  # two images to compare: the same, without padding
+            return torch.randn(1, 1, channels, 64, 64).repeat(1, 2, 1, 1, 1)
         if first(cfg, "model_type") in VIDEO:
             return torch.randn(1, first(cfg, "num_frames", default=2), channels, height, across)
         return torch.randn(1, channels, height, across)
@@ -348,7 +405,7 @@ def given(name, model, cfg):
     return None
 
 
-MAIN = ("past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values",
+MAIN = ("feature_lens", "target_sizes", "grid_thw", "past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values",
         "visual_feats", "visual_pos",
         "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
         "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
