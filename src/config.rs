@@ -1,5 +1,9 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
+mod call_input;
+
+pub use call_input::CallInput;
+
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
@@ -160,6 +164,10 @@ pub struct AttentionConfig {
     pub add_bias_kv: bool,
     /// Whether every query attends to an extra key and value of zeros (`add_zero_attn` in PyTorch); default false.
     pub add_zero_attn: bool,
+    /// What each call has to give beyond its tokens; default nothing. Without it, a call is an error.
+    pub requires: Vec<CallInput>,
+    /// The model type that requires it, for that error. Of a layer that is loaded with its `config.json`.
+    pub model_type: Option<&'static str>,
 }
 
 impl PartialEq for AttentionConfig {
@@ -186,6 +194,8 @@ impl PartialEq for AttentionConfig {
             dropout,
             add_bias_kv,
             add_zero_attn,
+            requires,
+            model_type: _,
         } = self;
         let resolved = |config: &Self| {
             [
@@ -204,6 +214,7 @@ impl PartialEq for AttentionConfig {
             && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
             && (softcap, clip_qkv, qk_norm) == (&other.softcap, &other.clip_qkv, &other.qk_norm)
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
+            && *requires == other.requires
     }
 }
 
@@ -241,6 +252,8 @@ impl AttentionConfig {
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
+            requires: Vec::new(),
+            model_type: None,
         }
     }
 
@@ -281,6 +294,8 @@ impl AttentionConfig {
         with_add_bias_kv, add_bias_kv: bool = add_bias_kv;
         /// Sets whether there is an extra key and value of zeros.
         with_add_zero_attn, add_zero_attn: bool = add_zero_attn;
+        /// Sets what each call has to give beyond its tokens.
+        with_requires, requires: &[CallInput] = requires.to_vec();
     }
 
     getters! {

@@ -107,7 +107,7 @@ pub use candle_nn;
 pub use attention::{
     AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KvCache, MultiHeadAttention, ObserveOptions, TopKeys,
 };
-pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
+pub use config::{AttentionConfig, CallInput, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;

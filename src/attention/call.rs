@@ -61,6 +61,7 @@ impl PreparedCall<'_> {
         TokenPositions {
             starts: &new.starts[..sequences],
             explicit: new.explicit.as_ref(),
+            cos_sin: None,
             lengths: Some(&new.rotated_for[..sequences]),
             grid: None,
             ragged: None,
@@ -76,11 +77,22 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         options: &AttentionOptions,
     ) -> Result<(PendingBias, Option<Tensor>)> {
+        self.check_required(inputs, options)?;
+        self.attended_as_given(inputs, options)
+    }
+
+    /// [`attended`](Self::attended) of inputs that hold what the layer requires.
+    pub(super) fn attended_as_given(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(PendingBias, Option<Tensor>)> {
         self.check(inputs, options)?;
         if self.config.num_attention_heads == 0 {
             return Ok((self.without_heads(inputs.query)?.into(), None));
         }
-        let mut cache = inputs.lock_cache();
+        let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
+        let inputs = &inputs.with_sums(&sums);
         let prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
         match cache.as_deref_mut() {
             Some(cache) => cache.or_unchanged(|cache| self.run(inputs, options, prepared, Some(cache))),
@@ -102,7 +114,7 @@ impl MultiHeadAttention {
             }
             Route::Buckets => {
                 let lengths = ragged.unwrap_or(&[]);
-                let padded = self.attend_buckets(inputs.query, lengths, &inputs.mask, options)?;
+                let padded = self.attend_buckets(inputs, lengths, options)?;
                 return Ok((padded.output.into(), padded.attention_weights));
             }
             Route::Tensors(backend) => backend,
@@ -131,8 +143,8 @@ impl MultiHeadAttention {
         };
         self.check_options(query, b, options)?;
         match &inputs.tokens {
-            Tokens::Ragged(_) => Ok(()),
-            Tokens::Memory(memory) => self.check_cross(query, memory),
+            Tokens::Ragged(_) => {}
+            Tokens::Memory(memory) => self.check_cross(query, memory)?,
             Tokens::Padded => {
                 self.check_input("query", query, self.config.resolved_query_size())?;
                 self.check_input("key", key, self.config.resolved_key_size())?;
@@ -140,9 +152,10 @@ impl MultiHeadAttention {
                     let [_, s_kv, size] = [0, 1, 2].map(|i| key.dims()[i]);
                     return Err(Error::shape("key", key.dims(), format!("[{b}, {s_kv}, {size}]")));
                 }
-                self.check_memory(key, value)
+                self.check_memory(key, value)?;
             }
         }
+        self.check_given(inputs, options)
     }
 
     /// Checks what a call over `b` sequences asks for.
@@ -251,6 +264,7 @@ impl MultiHeadAttention {
             }
         };
         let shape = AttnShape { b, h: config.num_attention_heads, s_q, s_kv };
+        mask = self.with_score_bias(mask, shape, options)?;
         mask.check(shape)?;
         if query.rank() == 3 {
             element_count("the output of attention", &[b, s_q, shape.h, config.resolved_value_head_dim()])?;

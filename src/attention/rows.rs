@@ -29,7 +29,8 @@ impl MultiHeadAttention {
     /// of the kernels, and nothing happens between projection and kernel but norms and a rotation.
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
-        self.score.is_none()
+        config.requires.is_empty()
+            && self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
             && self.norms_run_on_buffers()

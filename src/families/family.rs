@@ -1,6 +1,6 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::position::GridFrequencies;
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
@@ -41,6 +41,8 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// What each call has to give, by components of the layers' prefixes; an empty one is every layer.
+    pub requires: &'static [(&'static str, CallInput)],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
     pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
@@ -75,6 +77,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    requires: &[],
     note: None,
     unsupported: None,
 };

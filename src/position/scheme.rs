@@ -22,6 +22,8 @@ pub(crate) struct TokenPositions<'a> {
     pub explicit: Option<&'a ExplicitPositions>,
     /// The length of each sequence up to its last token that is not padding. `None`: up to the last key.
     pub lengths: Option<&'a [usize]>,
+    /// Cosines and sines `(b or 1, s_kv, pairs)`, if the call gives them.
+    pub cos_sin: Option<[&'a Tensor; 2]>,
     /// Rows and columns, if the tokens are patches of an image and the call gives them.
     pub grid: Option<[usize; 2]>,
     /// The batch, if it is ragged.
@@ -30,7 +32,7 @@ pub(crate) struct TokenPositions<'a> {
 
 impl Default for TokenPositions<'_> {
     fn default() -> Self {
-        Self { starts: &[0], explicit: None, lengths: None, grid: None, ragged: None }
+        Self { starts: &[0], explicit: None, lengths: None, cos_sin: None, grid: None, ragged: None }
     }
 }
 
@@ -123,6 +125,11 @@ pub(crate) trait PositionScheme: fmt::Display {
 
     /// Whether a call may give each token its position, as `axes` numbers.
     fn accepts_positions(&self, _axes: usize) -> bool {
+        false
+    }
+
+    /// Whether a call may give the cosines and sines of each token.
+    fn accepts_cos_sin(&self) -> bool {
         false
     }
 
