@@ -317,7 +317,7 @@ impl MultiHeadAttention {
             let own_batch = BatchCache::default();
             let batch = is_ragged.then(|| inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions));
             let starts = new_tokens.as_ref().and_then(|new| new.unequal.as_ref()).map(|[starts, _]| &starts[..]);
-            if let Some(bias) = self.position_bias(s_q, s_kv, starts, device, batch)? {
+            if let Some(bias) = self.position_bias(shape, options.grid, starts, device, batch)? {
                 bias.check(shape)?;
                 sdpa_options.mask = Cow::Owned(sdpa_options.mask.into_owned().and(bias));
                 rows = None;
@@ -442,15 +442,15 @@ impl MultiHeadAttention {
     /// The term that positions alone add to the scores, if the scheme has one. `starts` and `cache` as in [`BiasCall`].
     pub(super) fn position_bias(
         &self,
-        s_q: usize,
-        s_kv: usize,
+        AttnShape { b, s_q, s_kv, .. }: AttnShape,
+        grid: Option<[usize; 2]>,
         starts: Option<&[usize]>,
         device: &Device,
         cache: Option<&BatchCache>,
     ) -> Result<Option<AttentionMask>> {
         let (heads, scale) = (self.config.num_attention_heads, self.config.resolved_scale());
         let state = &self.position;
-        self.config.position.scheme().bias(&BiasCall { heads, scale, s_q, s_kv, starts, device, state, cache })
+        self.config.position.scheme().bias(&BiasCall { heads, scale, b, s_q, s_kv, grid, starts, device, state, cache })
     }
 
     /// The options of the layer and of the call for `sdpa`.

@@ -242,9 +242,9 @@ impl MultiHeadAttention {
             [projection.in_features(), projection.out_features(), output_projection.out_features()];
 
         let longest = batch.longest();
-        let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
-        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
+        let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(batch.cache))?;
+        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let mut mask = mask.lower(shape, &Device::Cpu)?;
         mask.embeddings = self.distance_embeddings(longest, longest)?;
         let mask = mask.memory().lock()?;

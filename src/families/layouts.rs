@@ -182,6 +182,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
+    Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
+        qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

@@ -41,8 +41,11 @@ pub(crate) struct BiasCall<'a> {
     pub heads: usize,
     /// The factor on the scores.
     pub scale: f64,
+    pub b: usize,
     pub s_q: usize,
     pub s_kv: usize,
+    /// Rows and columns, if the tokens are patches of an image and the call gives them.
+    pub grid: Option<[usize; 2]>,
     /// The key at which query 0 of each sequence stands; `None` if the last query stands at the last key.
     pub starts: Option<&'a [usize]>,
     pub device: &'a Device,
