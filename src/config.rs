@@ -1,7 +1,9 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
+mod call_input;
 mod steps;
 
+pub use call_input::CallInput;
 pub(crate) use steps::SIDES;
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
@@ -166,6 +168,10 @@ pub struct AttentionConfig {
     pub add_bias_kv: bool,
     /// Whether every query attends to an extra key and value of zeros (`add_zero_attn` in PyTorch); default false.
     pub add_zero_attn: bool,
+    /// What each call has to give beyond its tokens; default nothing. Without it, a call is an error.
+    pub requires: Vec<CallInput>,
+    /// The model type that requires it, for that error. Of a layer that is loaded with its `config.json`.
+    pub model_type: Option<&'static str>,
 }
 
 impl PartialEq for AttentionConfig {
@@ -193,6 +199,8 @@ impl PartialEq for AttentionConfig {
             dropout,
             add_bias_kv,
             add_zero_attn,
+            requires,
+            model_type: _,
         } = self;
         let resolved = |config: &Self| {
             [
@@ -212,6 +220,7 @@ impl PartialEq for AttentionConfig {
             && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
             && *key_value_source == other.key_value_source
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
+            && *requires == other.requires
     }
 }
 
@@ -250,6 +259,8 @@ impl AttentionConfig {
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
+            requires: Vec::new(),
+            model_type: None,
         }
     }
 
@@ -292,6 +303,8 @@ impl AttentionConfig {
         with_add_bias_kv, add_bias_kv: bool = add_bias_kv;
         /// Sets whether there is an extra key and value of zeros.
         with_add_zero_attn, add_zero_attn: bool = add_zero_attn;
+        /// Sets what each call has to give beyond its tokens.
+        with_requires, requires: &[CallInput] = requires.to_vec();
     }
 
     /// Sets a norm of queries and one of keys with the same formula, before the rotation (Qwen 3): short for

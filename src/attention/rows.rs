@@ -28,7 +28,8 @@ impl MultiHeadAttention {
     /// of the kernels, and nothing happens between projection and kernel but [steps](crate::Steps).
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
-        self.score.is_none()
+        config.requires.is_empty()
+            && self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
             && self.steps.run_on_buffers()
@@ -212,9 +213,9 @@ impl MultiHeadAttention {
             [projection.in_features(), projection.out_features(), output_projection.out_features()];
 
         let longest = batch.longest();
-        let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
-        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
+        let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(batch.cache))?;
+        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let mut mask = mask.lower(shape, &Device::Cpu)?;
         mask.embeddings = self.distance_embeddings(longest, longest)?;
         let mask = mask.memory().lock()?;

@@ -29,7 +29,7 @@ impl MultiHeadAttention {
     ) -> Result<[Tensor; 3]> {
         let PreparedCall { call, new_tokens, .. } = &*prepared;
         let xs = [inputs.query, inputs.key, inputs.value];
-        let tokens = prepared.positions(options.grid, None);
+        let tokens = TokenPositions { cos_sin: options.cos_sin, ..prepared.positions(options.grid, None) };
         let [q, k, v] = match (&inputs.tokens, cache, new_tokens) {
             (Tokens::Memory(memory), ..) => {
                 let q = self.project_queries(inputs.query, memory.len(), dtype, &tokens)?;
@@ -40,10 +40,11 @@ impl MultiHeadAttention {
                 return Ok([q, shared.keys.clone(), shared.values.clone()]);
             }
             (Tokens::Ragged(lengths), ..) => {
-                let (xs, own_batch) = (inputs.query.unsqueeze(0)?, BatchCache::default());
+                let own_batch = BatchCache::default();
                 let cache = inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions);
                 let ragged = Some(RaggedBatch { offsets: &offsets(lengths), cache });
-                return self.project([&xs; 3], None, dtype, &TokenPositions { ragged, ..tokens });
+                let [query, key, value] = each_once(xs, |xs| Ok(xs.unsqueeze(0)?))?;
+                return self.project([&query, &key, &value], None, dtype, &TokenPositions { ragged, ..tokens });
             }
             (Tokens::Padded, Some(cache), Some(new)) => {
                 let [q, k, v] = self.project(xs, NewPlaces::of(inputs), dtype, &tokens)?;
@@ -96,10 +97,8 @@ impl MultiHeadAttention {
         dtype: DType,
     ) -> Result<[Tensor; 3]> {
         let Some(places) = places else { return self.qkv.forward(xs, sizes, dtype) };
-        let query = places.pack(xs[0])?;
-        // One tensor stays one: then it is one product.
-        let pack = |xs_i: &Tensor| if xs_i.id() == xs[0].id() { Ok(query.clone()) } else { places.pack(xs_i) };
-        let [q, k, v] = self.qkv.forward([&query, &pack(xs[1])?, &pack(xs[2])?], sizes, dtype)?;
+        let [query, key, value] = each_once(xs, |xs| places.pack(xs))?;
+        let [q, k, v] = self.qkv.forward([&query, &key, &value], sizes, dtype)?;
         Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
     }
 
@@ -144,4 +143,16 @@ impl MultiHeadAttention {
             None => xs,
         })
     }
+}
+
+/// What `make` makes of each tensor. One tensor stays one: then it is one product.
+pub(super) fn each_once(xs: [&Tensor; 3], make: impl Fn(&Tensor) -> Result<Tensor>) -> Result<[Tensor; 3]> {
+    let query = make(xs[0])?;
+    let key = if xs[1].id() == xs[0].id() { query.clone() } else { make(xs[1])? };
+    let value = match xs[2].id() {
+        id if id == xs[0].id() => query.clone(),
+        id if id == xs[1].id() => key.clone(),
+        _ => make(xs[2])?,
+    };
+    Ok([query, key, value])
 }

@@ -1,7 +1,7 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{NormKind, NormOver};
-use crate::position::GridFrequencies;
+use crate::config::{CallInput, NormKind, NormOver};
+use crate::position::{GridFrequencies, RotaryStyle};
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +41,8 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// What each call has to give, by components of the layers' prefixes; an empty one is every layer.
+    pub requires: &'static [(&'static str, CallInput)],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
     pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
@@ -75,6 +77,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    requires: &[],
     note: None,
     unsupported: None,
 };
@@ -240,6 +243,40 @@ pub(crate) struct PatchRotaryRow {
     pub frequencies: GridFrequencies,
     /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
     pub block: Option<(&'static str, usize)>,
+    /// Which elements form a pair.
+    pub style: RotaryStyle,
+    /// Whether the first half of the angles belongs to columns.
+    pub columns_first: bool,
+    /// The number of the first row and column.
+    pub first: usize,
+    /// Tokens after the patches.
+    pub suffix_tokens: usize,
+    /// Windows of patches.
+    pub windows: PatchWindows,
+}
+
+/// Rotation by row and column of patches that come row by row, in half-split pairs.
+pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
+    frequencies: GridFrequencies::Same,
+    block: None,
+    style: RotaryStyle::HalfSplit,
+    columns_first: false,
+    first: 0,
+    suffix_tokens: 0,
+    windows: PatchWindows::None,
+};
+
+/// How patches that are rotated by row and column come in windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PatchWindows {
+    /// There are none.
+    None,
+    /// Patches come window by window, each `window_size` pixels wide, and see their own window but in the layers that
+    /// `fullatt_block_indexes` lists (Qwen2.5-VL).
+    Ordered,
+    /// Windows of `window_size` patches a side are rows of the batch, but in the layers that `global_attn_indexes`
+    /// lists, where rows and columns are scaled as if the image were one window (SAM 3).
+    Rows,
 }
 
 /// The factor on the scores.

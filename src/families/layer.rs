@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, HeadNorm};
+use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
@@ -161,6 +161,8 @@ impl<'a> Layer<'a> {
         if contents.norms {
             config = config.with_qk_norm(self.qk_norm()?);
         }
+        config.requires = self.required_inputs();
+        config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
             config.position = self.position(d, contents)?;
         }
@@ -171,6 +173,13 @@ impl<'a> Layer<'a> {
             config.position.prune(&kept, all);
         }
         Ok(config)
+    }
+
+    /// What each call has to give.
+    fn required_inputs(&self) -> Vec<CallInput> {
+        let prefix = format!(".{}.", self.prefix);
+        let applies = |part: &str| part.is_empty() || prefix.contains(&format!(".{part}."));
+        self.family.requires.iter().filter(|(part, _)| applies(part)).map(|(_, input)| *input).collect()
     }
 
     /// The factor on the scores; `None`: the usual one.

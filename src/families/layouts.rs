@@ -194,6 +194,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
         excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
             "kv_a_proj_with_mqa.weight"], ..BASE },
+    Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
+        qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

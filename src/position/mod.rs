@@ -9,6 +9,7 @@
 mod alibi;
 mod disentangled;
 mod explicit;
+mod given_rotation;
 mod relative_bias_2d;
 mod rope_cache;
 mod rope_scaling;
@@ -24,6 +25,7 @@ mod tests;
 pub use alibi::{Alibi, AlibiFormula, AlibiSlopes};
 pub use disentangled::Disentangled;
 pub(crate) use explicit::ExplicitPositions;
+pub use given_rotation::GivenRotation;
 pub use relative_bias_2d::RelativeBias2d;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
@@ -95,6 +97,8 @@ schemes! {
         RelativeBias2d,
         /// Queries and keys are also compared with learned embeddings of their distance.
         Disentangled,
+        /// Queries and keys are rotated by angles that the call gives.
+        GivenRotation,
         /// A scheme that implements only the required methods.
         #[cfg(test)]
         LearnedSlope,

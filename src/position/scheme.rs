@@ -22,6 +22,8 @@ pub(crate) struct TokenPositions<'a> {
     pub explicit: Option<&'a ExplicitPositions>,
     /// The length of each sequence up to its last token that is not padding. `None`: up to the last key.
     pub lengths: Option<&'a [usize]>,
+    /// Cosines and sines `(b or 1, s_kv, pairs)`, if the call gives them.
+    pub cos_sin: Option<[&'a Tensor; 2]>,
     /// Rows and columns, if the tokens are patches of an image and the call gives them.
     pub grid: Option<[usize; 2]>,
     /// The batch, if it is ragged.
@@ -30,7 +32,7 @@ pub(crate) struct TokenPositions<'a> {
 
 impl Default for TokenPositions<'_> {
     fn default() -> Self {
-        Self { starts: &[0], explicit: None, lengths: None, grid: None, ragged: None }
+        Self { starts: &[0], explicit: None, lengths: None, cos_sin: None, grid: None, ragged: None }
     }
 }
 
@@ -64,8 +66,11 @@ pub(crate) struct BiasCall<'a> {
     pub heads: usize,
     /// The factor on the scores.
     pub scale: f64,
+    pub b: usize,
     pub s_q: usize,
     pub s_kv: usize,
+    /// Rows and columns, if the tokens are patches of an image and the call gives them.
+    pub grid: Option<[usize; 2]>,
     /// The key at which query 0 of each sequence stands; `None` if the last query stands at the last key.
     pub starts: Option<&'a [usize]>,
     pub device: &'a Device,
@@ -148,6 +153,11 @@ pub(crate) trait PositionScheme: fmt::Display {
 
     /// Whether a call may give each token its position, as `axes` numbers.
     fn accepts_positions(&self, _axes: usize) -> bool {
+        false
+    }
+
+    /// Whether a call may give the cosines and sines of each token.
+    fn accepts_cos_sin(&self) -> bool {
         false
     }
 

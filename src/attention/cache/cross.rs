@@ -85,7 +85,8 @@ impl MultiHeadAttention {
     /// which are mostly the same tensor. Differentiable.
     ///
     /// # Errors
-    /// A tensor has the wrong shape, dtype or device, or the layer has positions: those of the queries relative to
+    /// A tensor has the wrong shape, dtype or device; a layer that requires position vectors has keys and values in one
+    /// tensor; or the layer has positions: those of the queries relative to
     /// another sequence follow only from all of them.
     pub fn cross_cache(&self, keys: &Tensor, values: &Tensor) -> Result<CrossCache> {
         if !self.config.position.is_none() {
@@ -97,6 +98,7 @@ impl MultiHeadAttention {
         }
         self.check_own_keys()?;
         self.check_memory(keys, values)?;
+        self.check_required_of_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
         let layer = self.present_id()?;
         Ok(CrossCache { keys: k.contiguous()?, values: v.contiguous()?, len: keys.dim(1)?, layer })
