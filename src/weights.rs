@@ -5,12 +5,15 @@
 //! checkpoint here, as data ([`FusedOrder`]): reordering them while reading would detach variables from the layer that
 //! learns from them, and would copy matrices that are already in order.
 
+mod latent;
+
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 use crate::setters;
+pub use latent::LatentWeights;
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -163,6 +166,8 @@ pub enum QkvWeights {
     /// The query alone, of a layer with the keys and values of another one
     /// ([`KeyValueSource::Shared`](crate::KeyValueSource)).
     Query(LinearWeights),
+    /// The projections of latent attention.
+    Latent(Box<LatentWeights>),
 }
 
 impl QkvWeights {
@@ -176,10 +181,11 @@ impl QkvWeights {
             }
             Self::KeysAsValues(parts) => parts.iter().any(LinearWeights::tracks_gradient),
             Self::Query(q) => q.tracks_gradient(),
+            Self::Latent(weights) => weights.tracks_gradient(),
         }
     }
 
-    /// Whether query, key and value have a bias.
+    /// Whether query, key and value have a bias; of latent attention, the first projections.
     pub fn has_biases(&self) -> [bool; 3] {
         match self {
             Self::Split(parts) => [0, 1, 2].map(|i| parts[i].bias.is_some()),
@@ -187,6 +193,10 @@ impl QkvWeights {
             Self::OrderedSplitBias { biases, .. } => [0, 1, 2].map(|i| biases[i].is_some()),
             Self::KeysAsValues(parts) => [0, 1, 1].map(|i| parts[i].bias.is_some()),
             Self::Query(q) => [q.bias.is_some(), false, false],
+            Self::Latent(weights) => {
+                let [q, kv] = weights.has_biases();
+                [q, kv, kv]
+            }
         }
     }
 
@@ -200,7 +210,11 @@ impl QkvWeights {
     /// `rows` are the numbers of outputs of queries, keys and values, `h_kv` is the number of key-value heads.
     pub fn packed(&self, rows: [usize; 3], h_kv: usize) -> Result<Option<LinearWeights>> {
         match self {
-            Self::Split(_) | Self::OrderedSplitBias { .. } | Self::KeysAsValues(_) | Self::Query(_) => Ok(None),
+            Self::Split(_)
+            | Self::OrderedSplitBias { .. }
+            | Self::KeysAsValues(_)
+            | Self::Query(_)
+            | Self::Latent(_) => Ok(None),
             Self::Packed(all) => Ok(Some(all.clone())),
             Self::Ordered(all, order) => all.in_block_order(*order, rows, h_kv).map(Some),
         }
@@ -209,6 +223,9 @@ impl QkvWeights {
     /// Query, key and value as three layers: views where the rows are in block order. Differentiable.
     ///
     /// `rows` and `h_kv` as for [`packed`](Self::packed).
+    ///
+    /// # Errors
+    /// They are those of latent attention, which has no such layers.
     pub fn split(&self, rows: [usize; 3], h_kv: usize) -> Result<[LinearWeights; 3]> {
         match self {
             Self::Split(parts) => Ok(*parts.clone()),
@@ -229,6 +246,10 @@ impl QkvWeights {
             Self::Query(q) => {
                 let none = LinearWeights { weight: q.weight.narrow(0, 0, 0)?, bias: None };
                 Ok([q.clone(), none.clone(), none])
+            }
+            Self::Latent(_) => {
+                let expected = "projections of queries, keys and values";
+                Err(Error::value("the weights of a layer", "those of latent attention", expected))
             }
         }
     }

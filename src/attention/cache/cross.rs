@@ -97,6 +97,9 @@ impl MultiHeadAttention {
             return Err(Error::value("the steps of the layer", "a factor by position", expected));
         }
         self.check_own_keys()?;
+        if self.config.latent.is_some() {
+            return Err(Error::config("latent", "set", "none with a cache for cross-attention"));
+        }
         self.check_memory(keys, values)?;
         self.check_required_of_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
