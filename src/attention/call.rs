@@ -278,7 +278,7 @@ impl MultiHeadAttention {
             // A cache holds keys and values in the dtype of the layer.
             dtype: if from_cache.is_some() { self.dtype() } else { accumulate_dtype(self.qkv.like()) },
             device: DeviceKind::of(device),
-            distance_embeddings: config.position.scheme().distance_embedding_count(),
+            distance_embeddings: config.position.scheme().distance_embedding_count(s_kv),
             tracks_gradient: tracked,
         };
         let on_cpu_kernel = from_cache.is_none() && sdpa::runs_on_cpu_kernel(&call, &sdpa_options);

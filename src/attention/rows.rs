@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::NormParameters;
 use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
-use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice, zeros};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
 /// which has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -180,11 +180,20 @@ impl MultiHeadAttention {
         }
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
-        if scheme.rotates() || self.qk_norm.is_some() {
+        let query_bias = scheme.query_bias(&self.position)?;
+        if scheme.rotates() || self.qk_norm.is_some() || query_bias.is_some() {
+            let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
             let heads = config.num_attention_heads + config.resolved_num_key_value_heads();
             let rotate = |qkv: &mut [f32], group: RaggedBatch| {
                 self.normalize_in_place(team, qkv)?;
-                scheme.rotate_in_place(qkv, heads, config.resolved_head_dim(), group)
+                if scheme.rotates() {
+                    scheme.rotate_in_place(qkv, heads, config.resolved_head_dim(), group)?;
+                }
+                let width = self.qkv.packed()?.out_features();
+                for (token, bias) in qkv.chunks_exact_mut(width).zip(std::iter::repeat(query_bias.as_deref())) {
+                    token.iter_mut().zip(bias.unwrap_or(&[])).for_each(|(x, bias)| *x += bias);
+                }
+                Ok(())
             };
             return self.attend_elements(team, xs, batch, mask, rotate, &buffers.scratch, output);
         }
@@ -245,7 +254,9 @@ impl MultiHeadAttention {
         let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
         let mut mask = mask.lower(shape, &Device::Cpu)?;
-        mask.embeddings = self.distance_embeddings(longest, longest)?;
+        if let Some(embeddings) = self.distance_embeddings(longest, longest)? {
+            embeddings.lower(self.config.resolved_scale(), &mut mask)?;
+        }
         let mask = mask.memory().lock()?;
 
         let limit = match team.threads() {
