@@ -7,8 +7,8 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::{AttentionConfig, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole, QK_NORMS, QkvNames,
-    ROTARY_FREQUENCIES, SCORE, SINKS,
+    BIAS_KV, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName, PositionRole, QK_NORMS,
+    QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS,
 };
 use crate::position::Presence;
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights};
@@ -305,16 +305,18 @@ pub(crate) fn read_position(
         }
     }
     // A weight that the configured scheme has no use for means that the configuration is wrong.
-    let used = |role: PositionRole| {
-        let mut names = layout.position.iter().filter(|name| name.role == role);
+    let used = |of: &PositionName| {
+        let alone = of.role == PositionRole::Relative;
+        let mut names = layout.position.iter().filter(|name| if alone { *name == of } else { name.role == of.role });
         names.any(|name| parameters.iter().any(|parameter| parameter.name.starts_with(name.scheme)))
     };
     for name in layout.position.iter().filter(|name| name.scheme != DISTANCE_EMBEDDINGS) {
         let (what, tensor) = match name.role {
             PositionRole::BiasTable => ("a table of biases", name.stored.to_string()),
             PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),
+            PositionRole::Relative => ("relative positions", name.stored.to_string()),
         };
-        if !used(name.role) && source.contains(&tensor) {
+        if !used(name) && source.contains(&tensor) {
             let allowed = format!("one with {what}, because the checkpoint holds `{}`", source.full_name(&tensor));
             return Err(Error::config("position", &config.position, allowed));
         }

@@ -163,6 +163,14 @@ pub(crate) enum LayerPositions {
     MpnetBias,
     /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms.
     Disentangled { v2: bool },
+    /// Projected sinusoids of distances (Parakeet).
+    RelativeSinusoids,
+    /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
+    Conformer(&'static str),
+    /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
+    RelativeKey2d,
+    /// Gated biases of buckets (WavLM).
+    GatedBias,
 }
 
 /// Rotary positions of a family: defaults of what the configuration may state.

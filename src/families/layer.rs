@@ -11,7 +11,8 @@ use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, Disentangled, Position, T5RelativeBias};
+use crate::position::{Alibi, AlibiFormula, Disentangled, GatedRelativeBias, Position, T5RelativeBias};
+use crate::position::{RelativeKey, RelativeKey2d, RelativeSinusoids};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
@@ -38,6 +39,10 @@ pub(crate) struct LayerContents<'a> {
     pub norms: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
+    /// Rows of the tables of rows and columns between patches.
+    pub patch_keys: Option<[usize; 2]>,
+    /// The name of the layout.
+    pub layout: &'static str,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned: &'a [usize],
 }
@@ -226,6 +231,10 @@ impl<'a> Layer<'a> {
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
             LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
+            LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
+            LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
+            LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
+            LayerPositions::GatedBias => self.gated_bias()?,
         })
     }
 
@@ -250,6 +259,54 @@ impl<'a> Layer<'a> {
 }
 
 impl Layer<'_> {
+    fn conformer(&self, default: &str, layout: &str) -> Result<Position> {
+        let key = "position_embeddings_type";
+        if layout != "conformer" || self.prefix.split('.').any(|part| part == "adapter") {
+            return Ok(Position::None);
+        }
+        let stated = self.section.get(key);
+        Ok(match stated.map_or(Some(default), Value::as_str) {
+            Some("relative") => Position::RelativeSinusoids(RelativeSinusoids),
+            Some("relative_key") => {
+                let side = |key: &str, default: usize| Ok::<_, Error>(self.number(key)?.unwrap_or(default));
+                let left = side("left_max_position_embeddings", 64)?;
+                Position::RelativeKey(RelativeKey::new(left, side("right_max_position_embeddings", 8)?))
+            }
+            None if stated.is_some_and(Value::is_null) => Position::None,
+            _ => {
+                return Err(Error::UnsupportedKey {
+                    key: key.to_string(),
+                    value: stated.map(Value::to_string).unwrap_or_default(),
+                    model_type: self.model_type.to_string(),
+                    what: "positions inside attention, such as a rotation of the input of queries and keys".to_string(),
+                });
+            }
+        })
+    }
+
+    /// `rows`: those of the tables that the checkpoint holds.
+    fn relative_key_2d(&self, rows: Option<[usize; 2]>) -> Result<Position> {
+        for key in ["use_rel_pos", "use_relative_position_embeddings"] {
+            if let Some(stated) = self.flag(key).filter(|stated| *stated != rows.is_some()) {
+                let found = if rows.is_some() { "holds such tables" } else { "holds no such tables" };
+                return Err(Error::config(key, stated, format!("{}: the layer {found}", rows.is_some())));
+            }
+        }
+        let Some(rows) = rows else { return Ok(Position::None) };
+        match rows.into_iter().find(|rows| rows % 2 == 0) {
+            Some(even) => Err(Error::value("the rows of a table of relative positions", even, "an odd number")),
+            None => Ok(Position::RelativeKey2d(RelativeKey2d::new(rows.map(|rows| rows.div_ceil(2))))),
+        }
+    }
+
+    fn gated_bias(&self) -> Result<Position> {
+        let buckets = self.number("num_buckets")?.unwrap_or(320);
+        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(
+            buckets,
+            self.number("max_bucket_distance")?.unwrap_or(800),
+        )))
+    }
+
     /// The scale of disentangled attention. It counts the terms that are stated even if relative attention is off.
     pub(super) fn disentangled_scale(&self, d: usize) -> Result<f64> {
         let [c2p, p2c] = self.terms()?;
