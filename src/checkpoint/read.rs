@@ -7,8 +7,8 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::{AttentionConfig, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName, PositionRole, QK_NORMS,
-    QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS,
+    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName,
+    PositionRole, QK_NORMS, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS,
 };
 use crate::position::Presence;
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights};
@@ -182,13 +182,19 @@ impl Reader<'_> {
     }
 
     fn bias_kv(&self) -> Result<Option<[Tensor; 2]>> {
-        if !BIAS_KV.iter().any(|name| self.source.contains(name)) {
+        if !holds_bias_kv(self.source) {
             return Ok(None);
         }
         let [_, k_rows, v_rows] = self.sizes.rows();
         let read = |name: &str, rows: usize| self.source.get_reshaped(name, &[1, 1, rows], &[rows]);
         Ok(Some([read(BIAS_KV[0], k_rows)?, read(BIAS_KV[1], v_rows)?]))
     }
+}
+
+/// Whether there is a learned key and value that every query sees. A Conformer has another `bias_v`, beside a `bias_u`.
+pub(super) fn holds_bias_kv(source: &dyn WeightSource) -> bool {
+    let [key, value] = BIAS_KV;
+    source.contains(key) || source.contains(value) && !source.contains(CONTENT_BIAS)
 }
 
 /// `len` rows of a projection, as views.

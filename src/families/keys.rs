@@ -179,6 +179,7 @@ impl Family {
             LayerPositions::Alibi
             | LayerPositions::MptAlibi
             | LayerPositions::RelativeSinusoids
+            | LayerPositions::RelativeKeyBlocks(_)
             | LayerPositions::RelativeKey2d
             | LayerPositions::GatedBias => false,
         };

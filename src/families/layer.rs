@@ -229,10 +229,11 @@ impl<'a> Layer<'a> {
             LayerPositions::Rotary(_) => Position::None,
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
-            LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,
+            LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
             LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
+            LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
             LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
             LayerPositions::GatedBias => self.gated_bias()?,
         })
@@ -284,6 +285,15 @@ impl Layer<'_> {
         })
     }
 
+    fn relative_key_blocks(&self, key: &'static str) -> Result<Position> {
+        let required = |key: &'static str| {
+            self.number(key)?.ok_or_else(|| Error::config(key, "none", "a number, which the positions depend on"))
+        };
+        let most = required(key)?;
+        let keys = RelativeKey::new(most, most).with_reversed(true).with_block(required("context_size")?);
+        Ok(Position::RelativeKey(keys))
+    }
+
     /// `rows`: those of the tables that the checkpoint holds.
     fn relative_key_2d(&self, rows: Option<[usize; 2]>) -> Result<Position> {
         for key in ["use_rel_pos", "use_relative_position_embeddings"] {
@@ -318,6 +328,9 @@ impl Layer<'_> {
         let terms = match self.section.get("pos_att_type") {
             Some(Value::String(terms)) => terms.split('|').map(str::trim).collect(),
             Some(Value::Array(terms)) => terms.iter().filter_map(Value::as_str).collect(),
+            None if matches!(self.family.positions, LayerPositions::Disentangled { silent: true, .. }) => {
+                vec!["p2c", "c2p"]
+            }
             _ => Vec::new(),
         };
         match terms.iter().find(|term| !["c2p", "p2c", ""].contains(term)) {
@@ -326,13 +339,16 @@ impl Layer<'_> {
         }
     }
 
-    pub(super) fn disentangled(&self, v2: bool) -> Result<Position> {
-        if self.flag("relative_attention") != Some(true) {
+    pub(super) fn disentangled(&self, v2: bool, silent: bool) -> Result<Position> {
+        // A key that is `null` is stated.
+        let is_set = |key: &str| self.section.get(key).map_or(silent, |stated| stated.as_bool() == Some(true));
+        if !is_set("relative_attention") {
             return Ok(Position::None);
         }
         let [c2p, p2c] = self.terms()?;
         // Negative or 0 means none.
         let positive = |key: &str| match self.section.get(key).map(Value::as_i64) {
+            None => Ok(self.float(key).map(|default| default as usize)),
             Some(Some(n)) if n > 0 => Ok(Some(n as usize)),
             Some(None) if !self.section[key].is_null() => {
                 Err(Error::value(format!("config key `{key}`"), &self.section[key], "a whole number"))
@@ -344,8 +360,9 @@ impl Layer<'_> {
             Disentangled::new(positive("max_relative_positions")?.unwrap_or(longest)).with_c2p(c2p).with_p2c(p2c);
         if v2 {
             disentangled.position_buckets = positive("position_buckets")?;
-            disentangled.share_att_key = self.flag("share_att_key") == Some(true);
-            let norm = self.section.get("norm_rel_ebd").and_then(Value::as_str).unwrap_or("none");
+            disentangled.share_att_key = is_set("share_att_key");
+            let unstated = if silent { "layer_norm" } else { "none" };
+            let norm = self.section.get("norm_rel_ebd").map_or(Some(unstated), Value::as_str).unwrap_or("none");
             if norm.split('|').any(|norm| norm.trim() == "layer_norm") {
                 disentangled.norm_eps = Some(self.float("layer_norm_eps").unwrap_or(1e-7));
             }

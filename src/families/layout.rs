@@ -188,6 +188,8 @@ pub(crate) const PATCH_BIAS: &str = "relative_position_bias_table";
 /// timm's and the original one.
 pub(crate) const SHARED_PATCH_BIAS: [&str; 2] =
     ["relative_position_bias.relative_position_bias_table", "rel_pos_bias.relative_position_bias_table"];
+/// The vectors of Transformer-XL that are added to queries before they are compared with keys.
+pub(crate) const CONTENT_BIAS: &str = "bias_u";
 /// A table of biases of distances that are gated, in the first layer alone (WavLM).
 pub(crate) const GATED_BIAS: &str = "rel_attn_embed.weight";
 /// Embeddings of rows and of columns between patches (SAM).

@@ -1,7 +1,9 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS};
+use crate::families::layout::{
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
+};
 use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
 use crate::weights::FusedOrder;
 
@@ -77,6 +79,7 @@ const OWN_POSITION: &[PositionName] = {
         u,
         v,
         SHAW,
+        SHAW_REVERSED,
         rows,
         columns,
         table,
@@ -92,9 +95,10 @@ const fn relative(name: &'static str) -> PositionName {
 }
 
 const SHAW: PositionName = relative("distance_embedding.weight");
+const SHAW_REVERSED: PositionName = relative("rel_pos_emb.weight");
 const PATCH_POSITION: [PositionName; 2] = [relative(PATCH_KEYS[0]), relative(PATCH_KEYS[1])];
 const RELATIVE_SINUSOIDS: [PositionName; 3] =
-    [relative("relative_k_proj.weight"), relative("bias_u"), relative("bias_v")];
+    [relative("relative_k_proj.weight"), relative(CONTENT_BIAS), relative("bias_v")];
 const GATED: [PositionName; 4] = [
     relative(GATED_BIAS),
     relative("gru_rel_pos_linear.weight"),
@@ -233,6 +237,9 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
         qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
         position: CONFORMER_POSITION, ..BASE },
+    Layout { name: "granite-speech", families: "Granite Speech",
+        qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
+        position: &[SHAW_REVERSED], ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

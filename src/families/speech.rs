@@ -42,6 +42,22 @@ pub(crate) const SPEECH: &[Family] = &[
         positions: LayerPositions::Conformer("relative_key"),
         ..PLAIN
     },
+    Family {
+        model_types: &["granite_speech_encoder", "granite_speech_plus_encoder"],
+        layouts: &["granite-speech"],
+        positions: LayerPositions::RelativeKeyBlocks("max_pos_emb"),
+        defaults: &[("context_size", 200.0), ("max_pos_emb", 512.0), ("num_heads", 8.0)],
+        note: Some("the input is what the model's `pre_norm` makes of it, in blocks of `context_size` tokens"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["granite_speech5_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::RelativeKeyBlocks("max_position_embeddings"),
+        defaults: &[("context_size", 128.0), ("max_position_embeddings", 512.0)],
+        note: Some("the input comes in blocks of `context_size` tokens"),
+        ..PLAIN
+    },
     // Whisper's encoder.
     Family {
         model_types: &[

@@ -38,7 +38,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["aimv2_text_model", "videoprism_text_model"], "causal only in a call with a padding mask"),
     unsupported(&["paligemma"], "tokens of image and prompt that see one another"),
     unsupported(&["mllama_vision_model"], "a mask of tiles and of padded patches"),
-    unsupported(&["sew-d"], "disentangled attention with names of its own"),
     unsupported(&["vits"], "relative positions added to keys"),
     unsupported(&["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"], "patches in the order of windows"),
     unsupported(&["mlcd_vision_model"], "a learned position of the class token"),

@@ -11,7 +11,7 @@ fn relative_positions_are_the_same_everywhere() {
     let config = AttentionConfig::new(12, 4);
     let grouped = config.clone().with_num_key_value_heads(2).with_head_dim(5);
     let windowed = AttentionMask::window(Some(3), Some(1));
-    let sinusoids = grouped.clone().with_position(RelativeSinusoids);
+    let sinusoids = grouped.clone().with_position(RelativeSinusoids::default());
     Everywhere::new(sinusoids.clone()).without_cache().check(1);
     Everywhere::new(sinusoids.with_mask(windowed.clone())).without_cache().with_tokens(70).check(2);
     let keys = grouped.with_position(RelativeKey::new(4, 2)).with_mask(windowed);
