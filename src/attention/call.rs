@@ -342,7 +342,7 @@ impl MultiHeadAttention {
                 _ => accumulate_dtype(self.qkv.like()),
             },
             device: DeviceKind::of(device),
-            distance_embeddings: config.position.scheme().distance_embedding_count(),
+            distance_embeddings: config.position.scheme().distance_embedding_count(s_kv),
             tracks_gradient: tracked,
         };
         let on_cpu_kernel = from_cache.is_none() && sdpa::runs_on_cpu_kernel(&call, &sdpa_options);

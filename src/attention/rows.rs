@@ -17,7 +17,7 @@ use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
-use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice, zeros};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
 /// which has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -181,8 +181,17 @@ impl MultiHeadAttention {
         }
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
-        if scheme.rotates() || config.steps.has_more_than_rotation() {
-            let steps = |qkv: &mut [f32], group: RaggedBatch| self.step_in_place(team, qkv, group);
+        let query_bias = scheme.query_bias(&self.position)?;
+        if scheme.rotates() || config.steps.has_more_than_rotation() || query_bias.is_some() {
+            let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
+            let steps = |qkv: &mut [f32], group: RaggedBatch| {
+                self.step_in_place(team, qkv, group)?;
+                let width = self.qkv.packed()?.out_features();
+                for (token, bias) in qkv.chunks_exact_mut(width).zip(std::iter::repeat(query_bias.as_deref())) {
+                    token.iter_mut().zip(bias.unwrap_or(&[])).for_each(|(x, bias)| *x += bias);
+                }
+                Ok(())
+            };
             return self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output);
         }
         // Elements that would be rounded before their next product anyway are not kept in f32.
@@ -217,7 +226,9 @@ impl MultiHeadAttention {
         let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(batch.cache))?;
         let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let mut mask = mask.lower(shape, &Device::Cpu)?;
-        mask.embeddings = self.distance_embeddings(longest, longest)?;
+        if let Some(embeddings) = self.distance_embeddings(longest, longest)? {
+            embeddings.lower(self.config.resolved_scale(), &mut mask)?;
+        }
         let mask = mask.memory().lock()?;
 
         let limit = match team.threads() {

@@ -10,9 +10,9 @@ use crate::attention::call::PreparedCall;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::attention::padded::NewPlaces;
 use crate::error::Result;
-use crate::mask::{AttentionMask, Disentangled, DistanceEmbeddings};
+use crate::mask::{AttentionMask, DistanceEmbeddings, DistanceProducts};
 use crate::ops::accumulate_dtype;
-use crate::position::{EmbeddingCall, TokenPositions};
+use crate::position::{EmbeddingCall, QueryCall, TokenPositions};
 use crate::ragged::{BatchCache, RaggedBatch, offsets};
 
 impl MultiHeadAttention {
@@ -56,17 +56,23 @@ impl MultiHeadAttention {
             }
             (Tokens::Padded, ..) => self.project(xs, None, dtype, &tokens)?,
         };
-        if let Some(embeddings) = self.distance_embeddings(call.shape.s_q, call.shape.s_kv)? {
+        let (s_q, s_kv) = (call.shape.s_q, call.shape.s_kv);
+        if let Some(embeddings) = self.distance_embeddings(s_q, s_kv)? {
             let scale = self.config.resolved_scale();
-            let products = AttentionMask::of_term(Disentangled { q: q.clone(), k: k.clone(), embeddings, scale });
+            let products = AttentionMask::of_term(DistanceProducts { q: q.clone(), k: k.clone(), embeddings, scale });
             prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(products));
+        }
+        let queries = QueryCall { xs: inputs.query, q: &q, s_kv, grid: options.grid, state: &self.position };
+        if let Some(term) = self.config.position.scheme().query_term(&queries)? {
+            prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(term));
         }
         Ok([q, self.append(k, 0)?, self.append(v, 1)?])
     }
 
     /// The embeddings of the distances of a call whose last query stands at the last key, if the scheme has some.
     pub(super) fn distance_embeddings(&self, s_q: usize, s_kv: usize) -> Result<Option<DistanceEmbeddings>> {
-        let call = EmbeddingCall { s_q, s_kv, qkv: &self.qkv, state: &self.position };
+        let heads = self.config.num_attention_heads;
+        let call = EmbeddingCall { s_q, s_kv, heads, qkv: &self.qkv, state: &self.position };
         self.config.position.scheme().distance_embeddings(&call)
     }
 
@@ -81,13 +87,17 @@ impl MultiHeadAttention {
     ) -> Result<[Tensor; 3]> {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
-        let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation();
+        let query_bias = config.position.scheme().query_bias(&self.position)?;
+        let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation() && query_bias.is_none();
         if unchanged && !config.position.scheme().rotates() {
             return self.project_at(xs, places, sizes, dtype);
         }
         // Rounded once, after the transformations.
         let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
-        let [q, k, v] = self.stepped([self.clipped(q)?, self.clipped(k)?, self.clipped(v)?], tokens)?;
+        let [mut q, k, v] = self.stepped([self.clipped(q)?, self.clipped(k)?, self.clipped(v)?], tokens)?;
+        if let Some(bias) = query_bias {
+            q = q.broadcast_add(&bias.to_dtype(q.dtype())?)?;
+        }
         Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }
 

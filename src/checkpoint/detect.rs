@@ -15,9 +15,17 @@ use crate::families::layout::{
 };
 use crate::families::layouts::LAYOUTS;
 
-/// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
-const IGNORED: &[&str] =
-    &["LayerNorm", "ln", "self_attn_layer_norm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
+/// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
+const IGNORED: &[&str] = &[
+    "LayerNorm",
+    "ln",
+    "pre_norm",
+    "self_attn_layer_norm",
+    "inv_freq",
+    "latent",
+    "masked_bias",
+    "relative_position_index",
+];
 
 /// Tensors that change what attention computes and that this version does not apply. They are looked for by name
 /// because some sources cannot list what they hold.

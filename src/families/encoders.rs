@@ -74,12 +74,20 @@ pub(crate) const ENCODERS: &[Family] = &[
         causal: Causal::IfDecoder,
         ..BASE
     },
-    Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
+    Family { positions: LayerPositions::Disentangled { v2: false, silent: false }, ..DEBERTA },
     // Also its third version.
     Family {
         model_types: &["deberta-v2"],
         layouts: &["deberta-v2"],
-        positions: LayerPositions::Disentangled { v2: true },
+        positions: LayerPositions::Disentangled { v2: true, silent: false },
+        ..DEBERTA
+    },
+    // Of sounds.
+    Family {
+        model_types: &["sew-d"],
+        layouts: &["deberta-v2"],
+        positions: LayerPositions::Disentangled { v2: true, silent: true },
+        defaults: &[("position_buckets", 256.0), ("layer_norm_eps", 1e-7)],
         ..DEBERTA
     },
 ];

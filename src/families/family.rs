@@ -164,8 +164,20 @@ pub(crate) enum LayerPositions {
     T5Bias,
     /// T5's buckets as MPNet fixes them; its configuration's number only sizes the table.
     MpnetBias,
-    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms.
-    Disentangled { v2: bool },
+    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms. `silent`: which a file that
+    /// does not state them has, all (SEW-D) or none.
+    Disentangled { v2: bool, silent: bool },
+    /// Projected sinusoids of distances (Parakeet).
+    RelativeSinusoids,
+    /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
+    Conformer(&'static str),
+    /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a block
+    /// (Granite Speech).
+    RelativeKeyBlocks(&'static str),
+    /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
+    RelativeKey2d,
+    /// Gated biases of buckets (WavLM).
+    GatedBias,
 }
 
 /// Rotary positions of a family: defaults of what the configuration may state.

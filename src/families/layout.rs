@@ -58,6 +58,8 @@ pub(crate) enum PositionRole {
     BiasTable,
     /// Disentangled attention.
     Disentangled,
+    /// Relative positions that queries are compared with, or a gate on biases. The name is that of the tensor.
+    Relative,
 }
 
 /// A layout's name for a weight of a position scheme.
@@ -213,6 +215,12 @@ pub(crate) const PATCH_BIAS: &str = "relative_position_bias_table";
 /// timm's and the original one.
 pub(crate) const SHARED_PATCH_BIAS: [&str; 2] =
     ["relative_position_bias.relative_position_bias_table", "rel_pos_bias.relative_position_bias_table"];
+/// The vectors of Transformer-XL that are added to queries before they are compared with keys.
+pub(crate) const CONTENT_BIAS: &str = "bias_u";
+/// A table of biases of distances that are gated, in the first layer alone (WavLM).
+pub(crate) const GATED_BIAS: &str = "rel_attn_embed.weight";
+/// Embeddings of rows and of columns between patches (SAM).
+pub(crate) const PATCH_KEYS: [&str; 2] = ["rel_pos_h", "rel_pos_w"];
 /// Embeddings of distances; their norm is below (DeBERTa).
 pub(crate) const DISTANCE_EMBEDDINGS: &str = "rel_embeddings";
 /// The frequencies of the rotation, which ESM keeps in the layer.

@@ -1,7 +1,9 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
+use crate::families::layout::{
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
+};
 use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
 use crate::weights::FusedOrder;
 
@@ -64,7 +66,57 @@ const DEBERTA_V2_POSITION: &[PositionName] = &distances("self.pos_key_proj", "se
 /// This crate's own layout names all weights as the schemes do.
 const OWN_POSITION: &[PositionName] = {
     let [key, query, embeddings] = distances("pos_key_proj", "pos_query_proj");
-    &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS), bias_table(PATCH_BIAS, PATCH_BIAS), key, query, embeddings]
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    let [table, gate, gate_bias, factor] = GATED;
+    let [rows, columns] = PATCH_POSITION;
+    &[
+        bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
+        bias_table(PATCH_BIAS, PATCH_BIAS),
+        key,
+        query,
+        embeddings,
+        projection,
+        u,
+        v,
+        SHAW,
+        SHAW_REVERSED,
+        rows,
+        columns,
+        table,
+        gate,
+        gate_bias,
+        factor,
+    ]
+};
+
+/// A tensor that the scheme and its families name alike.
+const fn relative(name: &'static str) -> PositionName {
+    PositionName { role: PositionRole::Relative, scheme: name, stored: name }
+}
+
+const SHAW: PositionName = relative("distance_embedding.weight");
+const SHAW_REVERSED: PositionName = relative("rel_pos_emb.weight");
+const PATCH_POSITION: [PositionName; 2] = [relative(PATCH_KEYS[0]), relative(PATCH_KEYS[1])];
+const RELATIVE_SINUSOIDS: [PositionName; 3] =
+    [relative("relative_k_proj.weight"), relative(CONTENT_BIAS), relative("bias_v")];
+const GATED: [PositionName; 4] = [
+    relative(GATED_BIAS),
+    relative("gru_rel_pos_linear.weight"),
+    relative("gru_rel_pos_linear.bias"),
+    relative("gru_rel_pos_const"),
+];
+const CONFORMER_POSITION: &[PositionName] = {
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    &[
+        PositionName { stored: "linear_pos.weight", ..projection },
+        PositionName { stored: "pos_bias_u", ..u },
+        PositionName { stored: "pos_bias_v", ..v },
+        SHAW,
+    ]
+};
+const TIMM_POSITION: &[PositionName] = {
+    let [rows, columns] = PATCH_POSITION;
+    &[bias_table(PATCH_BIAS, PATCH_BIAS), rows, columns]
 };
 
 /// The usual value of each column.
@@ -124,11 +176,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], may_be_eva: true, ..BASE },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original), vision of Qwen-VL and GLM-4V",
         qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
-        qk_norms: Some(QK_NORMS[0]), position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], ..BASE },
+        qk_norms: Some(QK_NORMS[0]), position: TIMM_POSITION, ..BASE },
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        ..BASE },
+        position: &GATED, ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -196,6 +248,12 @@ pub(crate) const LAYOUTS: &[Layout] = &[
             "kv_a_proj_with_mqa.weight"], ..BASE },
     Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
         qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
+    Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
+        qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
+        position: CONFORMER_POSITION, ..BASE },
+    Layout { name: "granite-speech", families: "Granite Speech",
+        qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
+        position: &[SHAW_REVERSED], ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

@@ -38,18 +38,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["aimv2_text_model", "videoprism_text_model"], "causal only in a call with a padding mask"),
     unsupported(&["paligemma"], "tokens of image and prompt that see one another"),
     unsupported(&["mllama_vision_model"], "a mask of tiles and of padded patches"),
-    unsupported(&["wavlm"], "gated relative positions"),
-    unsupported(&["sew-d"], "disentangled attention with names of its own"),
-    unsupported(
-        &["wav2vec2-bert", "wav2vec2-conformer"],
-        "relative positions in conformers",
-    ),
     unsupported(&["vits"], "relative positions added to keys"),
-    unsupported(
-        &["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "slanext_vision",
-          "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model", "vitdet", "seggpt"],
-        "relative positions of rows and columns that depend on the queries",
-    ),
     unsupported(&["mlcd_vision_model"], "a learned position of the class token"),
     unsupported(&["vjepa2"], "rotation by frame, row and column"),
     unsupported(

@@ -142,6 +142,24 @@ pub(crate) const VISION: &[Family] = &[
         ..BASE
     },
     Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
+    // SAM's tower, also in models of documents. Windows are rows of the batch.
+    Family {
+        model_types: &[
+            "sam_vision_model",
+            "sam_hq_vision_model",
+            "got_ocr2_vision",
+            "pp_chart2table_vision",
+            "slanext_vision",
+            "pp_formulanet_vision",
+            "deepseek_ocr2_sam_vision_model",
+            "unlimited_ocr_sam_vision_model",
+            "vitdet",
+            "seggpt",
+        ],
+        layouts: TIMM,
+        positions: LayerPositions::RelativeKey2d,
+        ..PLAIN
+    },
     // Text towers.
     Family {
         model_types: &[

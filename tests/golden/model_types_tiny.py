@@ -197,11 +197,31 @@ CHANGES = {
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
+    **dict.fromkeys(["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "slanext_vision",
+                     "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model"],
+                    {"window_size": 3, "global_attn_indexes": [1]}),
+    "vitdet": {"window_size": 3, "window_block_indices": [0], "use_relative_position_embeddings": True},
+    "vitmatte": {"backbone_config.window_size": 3, "backbone_config.window_block_indices": [0],
+                 "backbone_config.use_relative_position_embeddings": True},
+    "seggpt": {"image_size": [32, 16], "pretrain_image_size": 16, "merge_index": 0,
+               "intermediate_hidden_state_indices": [0, 1]},
+    **dict.fromkeys(["granite_speech_encoder", "granite_speech_plus_encoder"],
+                    {"context_size": 4, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
+    **dict.fromkeys(["granite_speech", "granite_speech_plus"],
+                    {"encoder_config.context_size": 4, "encoder_config.max_pos_emb": 6, "encoder_config.input_dim": 16,
+                     "encoder_config.output_dim": 5}),
+    "granite_speech5_encoder": {"context_size": 4, "max_position_embeddings": 6},
+    "sew-d": {"position_buckets": 4, "max_position_embeddings": 8},
+    "wavlm": {"num_buckets": 8, "max_bucket_distance": 6},
+    "wav2vec2-bert": {"left_max_position_embeddings": 3, "right_max_position_embeddings": 2,
+                      "feature_projection_input_dim": 8},
 }
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"blip_text_model": "BlipTextModel"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
+# Models whose features of sound have the time before the frequency.
+MELS_LAST = {"parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -237,6 +257,8 @@ def given(name, model, cfg):
     mels = first(cfg, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=8)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
+    if first(cfg, "model_type") == "seggpt" and name in ("pixel_values", "prompt_pixel_values", "prompt_masks"):
+        return torch.randn(1, channels, height // 2, across)  # two images, one below the other
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
         if model.__class__.__name__.lower().startswith("siglip2") or "naflex" in str(getattr(cfg, "model_type", "")):
             return torch.randn(1, 16, flat)
@@ -258,6 +280,8 @@ def given(name, model, cfg):
         return torch.tensor([[1, 4, 4]])
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
+    if name == "input_features" and first(cfg, "model_type") in MELS_LAST:
+        return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=mels))
     if name in ("input_features", "audio_features"):
         return torch.randn(1, mels, 16)
     if name == "input_values" and hasattr(cfg, "max_length") and hasattr(cfg, "num_mel_bins"):

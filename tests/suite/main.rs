@@ -47,6 +47,7 @@ mod part;
 mod plans;
 mod positions;
 mod ragged;
+mod relative_tables;
 mod right_or_refused;
 mod seeds;
 mod sizes;
