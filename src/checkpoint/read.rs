@@ -36,7 +36,11 @@ impl AttentionWeights {
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
             steps: read_steps(source, config)?,
-            sinks: source.contains(SINKS).then(|| source.get(SINKS, &[heads])).transpose()?,
+            sinks: SINKS
+                .iter()
+                .find(|name| source.contains(name))
+                .map(|name| source.get(name, &[heads]))
+                .transpose()?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))

@@ -86,7 +86,7 @@ impl AttentionWeights {
             put(SCORE, score.clone());
         }
         if let Some(sinks) = &self.sinks {
-            put(SINKS, sinks.clone());
+            put(SINKS[0], sinks.clone());
         }
         for (name, tensor) in self.position.iter() {
             if let Some(name) = layout.position_name(name) {

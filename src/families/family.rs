@@ -59,6 +59,13 @@ pub(crate) const OWN: &[&str] = &["candle-attention"];
 /// The note of text models with images inside.
 pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
+/// The note of a model whose generated tokens see the prompt and a window.
+pub(crate) const PROMPT: &str =
+    "the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window";
+/// The note of a model that masks the patches of its last layers.
+pub(crate) const PREDICTED: &str =
+    "the mask is that of a trained model: while it trains, queries see the patches of their predicted segments";
+
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
@@ -66,7 +73,7 @@ pub(crate) const BASE: Family = Family {
     reads: &[],
     position_values: &[],
     causal: Causal::Never,
-    window: Window { layers: WindowLayers::None, key: "sliding_window", both_sides: false },
+    window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
     positions: LayerPositions::FromWeights,
     scale: Scale::HeadDim,
     softcap: false,
@@ -112,11 +119,22 @@ pub(crate) enum Causal {
 pub(crate) struct Window {
     /// Which layers.
     pub layers: WindowLayers,
-    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, how many on each
-    /// side.
+    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, as `sides` says.
     pub key: &'static str,
-    /// Whether the key states the width of both sides together (ModernBERT): each side has half of it.
-    pub both_sides: bool,
+    /// How the key counts tokens in bidirectional layers.
+    pub sides: Sides,
+}
+
+/// What the width of a bidirectional window counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sides {
+    /// The tokens on each side.
+    Each,
+    /// Those of both sides together, half of them on each (ModernBERT).
+    Both,
+    /// All tokens of the window, the token itself included; of an even number, one more comes after it than before it
+    /// (T5Gemma 2).
+    Around,
 }
 
 /// Which layers have a sliding window. Variants that mention `layer_types` read it before their own rule.
@@ -231,6 +249,8 @@ pub(crate) enum RotaryLayers {
     IfStated(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
     IfTheta,
+    /// Those of a kind, with a window or without, for which the configuration states a rotation (Cohere Compass).
+    IfKindStated,
     /// All, unless `alibi` is set: then ALiBi in Falcon's rounding.
     UnlessAlibi,
 }

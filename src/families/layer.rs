@@ -80,7 +80,7 @@ impl<'a> Layer<'a> {
     pub(super) fn float(&self, key: &str) -> Option<f64> {
         match self.section.get(key) {
             Some(stated) => stated.as_f64(),
-            None => self.family.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default),
+            None => self.family.default(key),
         }
     }
 
@@ -127,6 +127,10 @@ impl<'a> Layer<'a> {
             if let Some(heads) = self.number(key)? {
                 return Ok(heads);
             }
+        }
+        // BridgeTower's vision tower has as many heads as its width allows.
+        if let (Some(width), Some(d)) = (self.number("hidden_size")?, self.family.default("head_dim")) {
+            return Ok(width / d as usize);
         }
         let allowed = || format!("one of {}", HEADS.join(", "));
         default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))

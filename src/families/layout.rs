@@ -189,8 +189,8 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)` (GPT-OSS).
-pub(crate) const SINKS: &str = "sinks";
+/// A score per head that takes part in the softmax without a value, `(h)`: the name of GPT-OSS, and that of Flint.
+pub(crate) const SINKS: [&str; 2] = ["sinks", "softmax_offset"];
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
 pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
     ["q_norm", "k_norm"],

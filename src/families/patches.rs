@@ -21,7 +21,13 @@ impl Layer<'_> {
     }
 
     pub(super) fn dino_rotary(&self) -> Result<Position> {
-        let registers = self.number("num_register_tokens")?.unwrap_or(0);
+        let mut registers = self.number("num_register_tokens")?.unwrap_or(0);
+        // The queries of EoMT come first in its last blocks.
+        if let (Some(blocks), Some(layers)) = (self.number("num_blocks")?, self.number("num_hidden_layers")?)
+            && self.index >= layers.saturating_sub(blocks)
+        {
+            registers = registers.saturating_add(self.number("num_queries")?.unwrap_or(0));
+        }
         let rotary = Rotary2d::new(self.float("rope_theta").unwrap_or(100.0));
         let rotary = rotary.with_coordinates(GridCoordinates::Centered).with_prefix_tokens(registers.saturating_add(1));
         Ok(Position::Rotary2d(rotary))
