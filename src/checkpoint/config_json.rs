@@ -10,7 +10,7 @@ use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layer::{CROSS_HEADS, Layer, LayerContents};
-use crate::families::layout::QK_NORMS;
+use crate::families::layout::{Layout, PATCH_KEYS, QK_NORMS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -108,6 +108,19 @@ fn rows(source: &dyn WeightSource, table: Option<&str>) -> Result<Option<usize>>
     Ok(shape.and_then(|shape| shape.first().copied()))
 }
 
+/// The rows of the tables of rows and columns between patches, if the layer holds them.
+fn patch_keys(source: &dyn WeightSource, layout: &Layout) -> Result<Option<[usize; 2]>> {
+    let mut found = [None; 2];
+    for (found, name) in found.iter_mut().zip(PATCH_KEYS) {
+        let Some(name) = layout.position_name(name).filter(|name| source.contains(name)) else { continue };
+        let unknown =
+            || Error::value(format!("the source of `{name}`"), "without shapes", "one that lists its tensors");
+        *found = Some(rows(source, Some(&name))?.ok_or_else(unknown)?);
+    }
+    let [height, width] = found;
+    Ok(height.zip(width).map(<[usize; 2]>::from))
+}
+
 /// `shared_rows`: of the table of biases that all layers share.
 fn configure(
     layer: &Layer,
@@ -122,7 +135,13 @@ fn configure(
     let norm =
         |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
     let bias_rows = rows(source, layout.patch_table_in(source))?.or(shared_rows);
-    let contents = LayerContents { norms: QK_NORMS.iter().flatten().any(norm), bias_rows, pruned };
+    let contents = LayerContents {
+        norms: QK_NORMS.iter().flatten().any(norm),
+        bias_rows,
+        patch_keys: patch_keys(source, layout)?,
+        layout: layout.name(),
+        pruned,
+    };
     let config = layer.configure(config, &contents)?;
     config.validate()?;
     Ok((config, layer.mask()?))

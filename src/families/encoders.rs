@@ -113,12 +113,20 @@ pub(crate) const ENCODERS: &[Family] = &[
         qk_norm_eps: Some(1e-5),
         ..BASE
     },
-    Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
+    Family { positions: LayerPositions::Disentangled { v2: false, silent: false }, ..DEBERTA },
     // Also its third version.
     Family {
         model_types: &["deberta-v2"],
         layouts: &["deberta-v2"],
-        positions: LayerPositions::Disentangled { v2: true },
+        positions: LayerPositions::Disentangled { v2: true, silent: false },
+        ..DEBERTA
+    },
+    // Of sounds.
+    Family {
+        model_types: &["sew-d"],
+        layouts: &["deberta-v2"],
+        positions: LayerPositions::Disentangled { v2: true, silent: true },
+        defaults: &[("position_buckets", 256.0), ("layer_norm_eps", 1e-7)],
         ..DEBERTA
     },
 ];
@@ -158,6 +166,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         ],
         ..BASE
     },
+    Family { model_types: &["tvp"], layouts: &["albert"], ..BASE },
     Family { model_types: &["xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {

@@ -1,7 +1,7 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{NormKind, NormOver};
-use crate::position::GridFrequencies;
+use crate::config::{CallInput, NormKind, NormOver};
+use crate::position::{GridFrequencies, RotaryStyle};
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +41,8 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// What each call has to give, by components of the layers' prefixes; an empty one is every layer.
+    pub requires: &'static [(&'static str, CallInput)],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
     pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
@@ -82,6 +84,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    requires: &[],
     note: None,
     unsupported: None,
 };
@@ -179,8 +182,20 @@ pub(crate) enum LayerPositions {
     T5Bias,
     /// T5's buckets as MPNet fixes them; its configuration's number only sizes the table.
     MpnetBias,
-    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms.
-    Disentangled { v2: bool },
+    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms. `silent`: which a file that
+    /// does not state them has, all (SEW-D) or none.
+    Disentangled { v2: bool, silent: bool },
+    /// Projected sinusoids of distances (Parakeet).
+    RelativeSinusoids,
+    /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
+    Conformer(&'static str),
+    /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a block
+    /// (Granite Speech).
+    RelativeKeyBlocks(&'static str),
+    /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
+    RelativeKey2d,
+    /// Gated biases of buckets (WavLM).
+    GatedBias,
 }
 
 /// Rotary positions of a family: defaults of what the configuration may state.
@@ -260,6 +275,40 @@ pub(crate) struct PatchRotaryRow {
     pub frequencies: GridFrequencies,
     /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
     pub block: Option<(&'static str, usize)>,
+    /// Which elements form a pair.
+    pub style: RotaryStyle,
+    /// Whether the first half of the angles belongs to columns.
+    pub columns_first: bool,
+    /// The number of the first row and column.
+    pub first: usize,
+    /// Tokens after the patches.
+    pub suffix_tokens: usize,
+    /// Windows of patches.
+    pub windows: PatchWindows,
+}
+
+/// Rotation by row and column of patches that come row by row, in half-split pairs.
+pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
+    frequencies: GridFrequencies::Same,
+    block: None,
+    style: RotaryStyle::HalfSplit,
+    columns_first: false,
+    first: 0,
+    suffix_tokens: 0,
+    windows: PatchWindows::None,
+};
+
+/// How patches that are rotated by row and column come in windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PatchWindows {
+    /// There are none.
+    None,
+    /// Patches come window by window, each `window_size` pixels wide, and see their own window but in the layers that
+    /// `fullatt_block_indexes` lists (Qwen2.5-VL).
+    Ordered,
+    /// Windows of `window_size` patches a side are rows of the batch, but in the layers that `global_attn_indexes`
+    /// lists, where rows and columns are scaled as if the image were one window (SAM 3).
+    Rows,
 }
 
 /// The factor on the scores.

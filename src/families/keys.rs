@@ -41,6 +41,7 @@ const KEYS: &[(&str, &str)] = &[
     ("relative_attention_num_buckets", BIAS),
     ("use_relative_position_bias", BIAS),
     ("use_shared_relative_position_bias", BIAS),
+    ("position_embeddings_type", "positions inside attention"),
     ("layer_rope_theta", ROTARY_PER_LAYER),
     ("no_rope_layers", NOPE),
     ("no_rope_layer_interval", NOPE),
@@ -174,7 +175,13 @@ impl Family {
             LayerPositions::FromWeights => {
                 ["use_relative_position_bias", "use_shared_relative_position_bias"].contains(&key)
             }
-            LayerPositions::Alibi | LayerPositions::MptAlibi => false,
+            LayerPositions::Conformer(_) => key == "position_embeddings_type",
+            LayerPositions::Alibi
+            | LayerPositions::MptAlibi
+            | LayerPositions::RelativeSinusoids
+            | LayerPositions::RelativeKeyBlocks(_)
+            | LayerPositions::RelativeKey2d
+            | LayerPositions::GatedBias => false,
         };
         let by_scale = match self.scale {
             Scale::QueryPreAttnScalar => key == "query_pre_attn_scalar",

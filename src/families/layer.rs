@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, QkNorm};
+use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, Disentangled, Position, T5RelativeBias};
+use crate::position::{Alibi, AlibiFormula, Disentangled, GatedRelativeBias, Position, T5RelativeBias};
+use crate::position::{RelativeKey, RelativeKey2d, RelativeSinusoids};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
@@ -42,6 +43,10 @@ pub(crate) struct LayerContents<'a> {
     pub norms: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
+    /// Rows of the tables of rows and columns between patches.
+    pub patch_keys: Option<[usize; 2]>,
+    /// The name of the layout.
+    pub layout: &'static str,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned: &'a [usize],
 }
@@ -173,8 +178,10 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         if contents.norms {
-            config.qk_norm = Some(self.qk_norm()?);
+            config = config.with_qk_norm(self.qk_norm()?);
         }
+        config.requires = self.required_inputs();
+        config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
             config.position = self.position(d, contents)?;
         }
@@ -185,6 +192,13 @@ impl<'a> Layer<'a> {
             config.position.prune(&kept, all);
         }
         Ok(config)
+    }
+
+    /// What each call has to give.
+    fn required_inputs(&self) -> Vec<CallInput> {
+        let prefix = format!(".{}.", self.prefix);
+        let applies = |part: &str| part.is_empty() || prefix.contains(&format!(".{part}."));
+        self.family.requires.iter().filter(|(part, _)| applies(part)).map(|(_, input)| *input).collect()
     }
 
     /// The factor on the scores; `None`: the usual one.
@@ -209,14 +223,14 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<QkNorm> {
+    fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
         let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(stated) })
+        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(stated)))
     }
 
     fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
@@ -238,8 +252,13 @@ impl<'a> Layer<'a> {
             LayerPositions::Rotary(_) => Position::None,
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
-            LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,
+            LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
+            LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
+            LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
+            LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
+            LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
+            LayerPositions::GatedBias => self.gated_bias()?,
         })
     }
 
@@ -264,6 +283,63 @@ impl<'a> Layer<'a> {
 }
 
 impl Layer<'_> {
+    fn conformer(&self, default: &str, layout: &str) -> Result<Position> {
+        let key = "position_embeddings_type";
+        if layout != "conformer" || self.prefix.split('.').any(|part| part == "adapter") {
+            return Ok(Position::None);
+        }
+        let stated = self.section.get(key);
+        Ok(match stated.map_or(Some(default), Value::as_str) {
+            Some("relative") => Position::RelativeSinusoids(RelativeSinusoids),
+            Some("relative_key") => {
+                let side = |key: &str, default: usize| Ok::<_, Error>(self.number(key)?.unwrap_or(default));
+                let left = side("left_max_position_embeddings", 64)?;
+                Position::RelativeKey(RelativeKey::new(left, side("right_max_position_embeddings", 8)?))
+            }
+            None if stated.is_some_and(Value::is_null) => Position::None,
+            _ => {
+                return Err(Error::UnsupportedKey {
+                    key: key.to_string(),
+                    value: stated.map(Value::to_string).unwrap_or_default(),
+                    model_type: self.model_type.to_string(),
+                    what: "positions inside attention, such as a rotation of the input of queries and keys".to_string(),
+                });
+            }
+        })
+    }
+
+    fn relative_key_blocks(&self, key: &'static str) -> Result<Position> {
+        let required = |key: &'static str| {
+            self.number(key)?.ok_or_else(|| Error::config(key, "none", "a number, which the positions depend on"))
+        };
+        let most = required(key)?;
+        let keys = RelativeKey::new(most, most).with_reversed(true).with_block(required("context_size")?);
+        Ok(Position::RelativeKey(keys))
+    }
+
+    /// `rows`: those of the tables that the checkpoint holds.
+    fn relative_key_2d(&self, rows: Option<[usize; 2]>) -> Result<Position> {
+        for key in ["use_rel_pos", "use_relative_position_embeddings"] {
+            if let Some(stated) = self.flag(key).filter(|stated| *stated != rows.is_some()) {
+                let found = if rows.is_some() { "holds such tables" } else { "holds no such tables" };
+                return Err(Error::config(key, stated, format!("{}: the layer {found}", rows.is_some())));
+            }
+        }
+        let Some(rows) = rows else { return Ok(Position::None) };
+        match rows.into_iter().find(|rows| rows % 2 == 0) {
+            Some(even) => Err(Error::value("the rows of a table of relative positions", even, "an odd number")),
+            None => Ok(Position::RelativeKey2d(RelativeKey2d::new(rows.map(|rows| rows.div_ceil(2))))),
+        }
+    }
+
+    fn gated_bias(&self) -> Result<Position> {
+        let buckets = self.number("num_buckets")?.unwrap_or(320);
+        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(
+            buckets,
+            self.number("max_bucket_distance")?.unwrap_or(800),
+        )))
+    }
+
     /// The scale of disentangled attention. It counts the terms that are stated even if relative attention is off.
     pub(super) fn disentangled_scale(&self, d: usize) -> Result<f64> {
         let [c2p, p2c] = self.terms()?;
@@ -275,6 +351,9 @@ impl Layer<'_> {
         let terms = match self.section.get("pos_att_type") {
             Some(Value::String(terms)) => terms.split('|').map(str::trim).collect(),
             Some(Value::Array(terms)) => terms.iter().filter_map(Value::as_str).collect(),
+            None if matches!(self.family.positions, LayerPositions::Disentangled { silent: true, .. }) => {
+                vec!["p2c", "c2p"]
+            }
             _ => Vec::new(),
         };
         match terms.iter().find(|term| !["c2p", "p2c", ""].contains(term)) {
@@ -283,13 +362,16 @@ impl Layer<'_> {
         }
     }
 
-    pub(super) fn disentangled(&self, v2: bool) -> Result<Position> {
-        if self.flag("relative_attention") != Some(true) {
+    pub(super) fn disentangled(&self, v2: bool, silent: bool) -> Result<Position> {
+        // A key that is `null` is stated.
+        let is_set = |key: &str| self.section.get(key).map_or(silent, |stated| stated.as_bool() == Some(true));
+        if !is_set("relative_attention") {
             return Ok(Position::None);
         }
         let [c2p, p2c] = self.terms()?;
         // Negative or 0 means none.
         let positive = |key: &str| match self.section.get(key).map(Value::as_i64) {
+            None => Ok(self.float(key).map(|default| default as usize)),
             Some(Some(n)) if n > 0 => Ok(Some(n as usize)),
             Some(None) if !self.section[key].is_null() => {
                 Err(Error::value(format!("config key `{key}`"), &self.section[key], "a whole number"))
@@ -301,8 +383,9 @@ impl Layer<'_> {
             Disentangled::new(positive("max_relative_positions")?.unwrap_or(longest)).with_c2p(c2p).with_p2c(p2c);
         if v2 {
             disentangled.position_buckets = positive("position_buckets")?;
-            disentangled.share_att_key = self.flag("share_att_key") == Some(true);
-            let norm = self.section.get("norm_rel_ebd").and_then(Value::as_str).unwrap_or("none");
+            disentangled.share_att_key = is_set("share_att_key");
+            let unstated = if silent { "layer_norm" } else { "none" };
+            let norm = self.section.get("norm_rel_ebd").map_or(Some(unstated), Value::as_str).unwrap_or("none");
             if norm.split('|').any(|norm| norm.trim() == "layer_norm") {
                 disentangled.norm_eps = Some(self.float("layer_norm_eps").unwrap_or(1e-7));
             }

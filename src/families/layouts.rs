@@ -1,7 +1,9 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
+use crate::families::layout::{
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
+};
 use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
 use crate::weights::FusedOrder;
 
@@ -64,7 +66,57 @@ const DEBERTA_V2_POSITION: &[PositionName] = &distances("self.pos_key_proj", "se
 /// This crate's own layout names all weights as the schemes do.
 const OWN_POSITION: &[PositionName] = {
     let [key, query, embeddings] = distances("pos_key_proj", "pos_query_proj");
-    &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS), bias_table(PATCH_BIAS, PATCH_BIAS), key, query, embeddings]
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    let [table, gate, gate_bias, factor] = GATED;
+    let [rows, columns] = PATCH_POSITION;
+    &[
+        bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
+        bias_table(PATCH_BIAS, PATCH_BIAS),
+        key,
+        query,
+        embeddings,
+        projection,
+        u,
+        v,
+        SHAW,
+        SHAW_REVERSED,
+        rows,
+        columns,
+        table,
+        gate,
+        gate_bias,
+        factor,
+    ]
+};
+
+/// A tensor that the scheme and its families name alike.
+const fn relative(name: &'static str) -> PositionName {
+    PositionName { role: PositionRole::Relative, scheme: name, stored: name }
+}
+
+const SHAW: PositionName = relative("distance_embedding.weight");
+const SHAW_REVERSED: PositionName = relative("rel_pos_emb.weight");
+const PATCH_POSITION: [PositionName; 2] = [relative(PATCH_KEYS[0]), relative(PATCH_KEYS[1])];
+const RELATIVE_SINUSOIDS: [PositionName; 3] =
+    [relative("relative_k_proj.weight"), relative(CONTENT_BIAS), relative("bias_v")];
+const GATED: [PositionName; 4] = [
+    relative(GATED_BIAS),
+    relative("gru_rel_pos_linear.weight"),
+    relative("gru_rel_pos_linear.bias"),
+    relative("gru_rel_pos_const"),
+];
+const CONFORMER_POSITION: &[PositionName] = {
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    &[
+        PositionName { stored: "linear_pos.weight", ..projection },
+        PositionName { stored: "pos_bias_u", ..u },
+        PositionName { stored: "pos_bias_v", ..v },
+        SHAW,
+    ]
+};
+const TIMM_POSITION: &[PositionName] = {
+    let [rows, columns] = PATCH_POSITION;
+    &[bias_table(PATCH_BIAS, PATCH_BIAS), rows, columns]
 };
 
 /// The usual value of each column.
@@ -78,8 +130,11 @@ const BASE: Layout = Layout {
     per_head_kernels: false,
     qk_norms: None,
     position: &[],
+    after: &[],
     sinks: false,
     check_orientation: false,
+    requires: &[],
+    excludes: &[],
     may_be_eva: false,
 };
 
@@ -87,7 +142,10 @@ const BASE: Layout = Layout {
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true, ..BASE },
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true,
+        excludes: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
+        requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -99,8 +157,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         o: linear!("output.dense"), position: DEBERTA_POSITION, ..BASE },
     Layout { name: "distilbert", families: "DistilBERT, XLM, FlauBERT",
         qkv: split!(linear, "q_lin", "k_lin", "v_lin"), o: linear!("out_lin"), ..BASE },
-    Layout { name: "albert", families: "ALBERT",
-        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), ..BASE },
+    Layout { name: "albert", families: "ALBERT, TVP",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), after: &["layer_norm"], ..BASE },
     Layout { name: "mpnet", families: "MPNet",
         qkv: split!(linear, "attn.q", "attn.k", "attn.v"), o: linear!("attn.o"), ..BASE },
     Layout { name: "t5", families: "T5, mT5, UMT5; MPNet, from the prefix one further down",
@@ -119,11 +177,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], may_be_eva: true, ..BASE },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original), vision of Qwen-VL and GLM-4V",
         qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
-        qk_norms: Some(QK_NORMS[0]), position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], ..BASE },
+        qk_norms: Some(QK_NORMS[0]), position: TIMM_POSITION, ..BASE },
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        ..BASE },
+        position: &GATED, ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -167,7 +225,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out"), biases: &[ALL, NONE], grouped: true, ..BASE },
     Layout { name: "sapiens", families: "Sapiens 2",
         qkv: split!(linear, "wq", "wk", "wv"), o: linear!("proj"), biases: &[ALL, NONE], grouped: true,
-        qk_norms: Some(QK_NORMS[0]), ..BASE },
+        qk_norms: Some(QK_NORMS[0]), after: &["gamma"], ..BASE },
     Layout { name: "molmo-vision", families: "Molmo 2, vision",
         qkv: split!(linear, "wq", "wk", "wv"), o: linear!("wo"), biases: &[ALL, NONE], grouped: true, ..BASE },
     Layout { name: "pvt-v2", families: "PVT v2",
@@ -200,6 +258,21 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
+    Layout { name: "keys-as-values", families: "Gemma 4, layers whose keys are their values",
+        qkv: QkvNames::KeysAsValues([linear!("q_proj"), linear!("k_proj")]), biases: &[], grouped: true,
+        qk_norms: Some(QK_NORMS[0]), excludes: &["v_proj.weight"], ..BASE },
+    Layout { name: "shared-keys", families: "Gemma 3n, Gemma 4, layers with the keys and values of another one",
+        qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
+            "kv_a_proj_with_mqa.weight"], ..BASE },
+    Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
+        qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
+    Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
+        qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
+        position: CONFORMER_POSITION, ..BASE },
+    Layout { name: "granite-speech", families: "Granite Speech",
+        qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
+        position: &[SHAW_REVERSED], ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

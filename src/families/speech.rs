@@ -7,6 +7,8 @@ use crate::families::family::{
 /// Every token sees every other; positions are added to the input.
 const PLAIN: Family = Family { layouts: BART, qk_norm: None, ..BASE };
 
+const CONFORMER: &[&str] = &["conformer"];
+
 /// A token sees itself and those before it within a window.
 const STREAM: Family = Family {
     layouts: OWN,
@@ -19,6 +21,43 @@ const STREAM: Family = Family {
 pub(crate) const SPEECH: &[Family] = &[
     // Positions come from a convolution of the input.
     Family { model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"], ..PLAIN },
+    Family { model_types: &["wavlm"], positions: LayerPositions::GatedBias, ..PLAIN },
+    // Conformers.
+    Family { model_types: &["parakeet_encoder"], layouts: OWN, positions: LayerPositions::RelativeSinusoids, ..PLAIN },
+    Family {
+        model_types: &["fastspeech2_conformer"],
+        layouts: CONFORMER,
+        positions: LayerPositions::RelativeSinusoids,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["wav2vec2-conformer"],
+        layouts: CONFORMER,
+        positions: LayerPositions::Conformer("relative"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["wav2vec2-bert"],
+        layouts: CONFORMER,
+        positions: LayerPositions::Conformer("relative_key"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["granite_speech_encoder", "granite_speech_plus_encoder"],
+        layouts: &["granite-speech"],
+        positions: LayerPositions::RelativeKeyBlocks("max_pos_emb"),
+        defaults: &[("context_size", 200.0), ("max_pos_emb", 512.0), ("num_heads", 8.0)],
+        note: Some("the input is what the model's `pre_norm` makes of it, in blocks of `context_size` tokens"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["granite_speech5_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::RelativeKeyBlocks("max_position_embeddings"),
+        defaults: &[("context_size", 128.0), ("max_position_embeddings", 512.0)],
+        note: Some("the input comes in blocks of `context_size` tokens"),
+        ..PLAIN
+    },
     // Whisper's encoder.
     Family {
         model_types: &[

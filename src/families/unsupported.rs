@@ -60,22 +60,9 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["chameleon_vqgan", "janus_vqgan"], "attention between pixels by convolutions"),
     unsupported(&["paligemma"], "tokens of image and prompt that see one another"),
     unsupported(&["mllama_vision_model"], "a mask of tiles and of padded patches"),
-    unsupported(&["wavlm"], "gated relative positions"),
-    unsupported(&["sew-d"], "disentangled attention with names of its own"),
-    unsupported(
-        &["wav2vec2-bert", "wav2vec2-conformer"],
-        "relative positions in conformers",
-    ),
     unsupported(&["vits"], "relative positions added to keys"),
-    unsupported(
-        &["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "slanext_vision",
-          "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model", "vitdet", "seggpt"],
-        "relative positions of rows and columns that depend on the queries",
-    ),
-    unsupported(&["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"], "patches in the order of windows"),
     unsupported(&["mlcd_vision_model"], "a learned position of the class token"),
-    unsupported(&["llama4_vision_model"], "rotated patches before a class token that is not"),
-    unsupported(&["sam3_vit_model", "vjepa2"], "rotation by coordinates that depend on the image"),
+    unsupported(&["vjepa2"], "rotation by frame, row and column"),
     unsupported(
         &["detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer", "rt_detr", "rt_detr_v2",
           "d_fine", "lw_detr", "rf_detr", "maskformer", "mask2former", "oneformer", "grounding-dino",
@@ -94,8 +81,4 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["prophetnet"], "n-gram streams"),
     unsupported(&["convbert"], "convolutions beside the heads"),
     unsupported(&["ibert"], "integer arithmetic"),
-    unsupported(
-        &["step3p5_vision"],
-        "rotary positions of patches in an order or with frequencies of their own",
-    ),
 ];

@@ -2,9 +2,10 @@
 
 use crate::config::{NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, PREDICTED, PatchRotaryRow, ROTARY, RotaryRow, Scale,
+    BART, BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows, ROTARY,
+    RotaryRow, Scale,
 };
-use crate::position::GridFrequencies;
+use crate::position::{GridFrequencies, RotaryStyle};
 
 /// Vision transformers as transformers has them, and as their authors or timm do.
 const VIT: &[&str] = &["vit", "timm"];
@@ -18,7 +19,7 @@ const CLIP: &[&str] = &["bart", "torch", "timm", "timm-pool"];
 const PLAIN: Family = Family { qk_norm: None, ..BASE };
 
 const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str, usize)>) -> LayerPositions {
-    LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block })
+    LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block, ..PATCH_ROTARY })
 }
 
 /// Images of any size, whose patches are rotated, and come in blocks that are merged after the last layer.
@@ -144,12 +145,70 @@ pub(crate) const VISION: &[Family] = &[
         defaults: &[("rms_norm_eps", 1e-5)],
         ..QWEN_VL
     },
+    // Patches come window by window; frames of a video are rows of the batch.
+    Family {
+        model_types: &["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"],
+        layouts: &["timm", "qwen2.5-omni"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            block: Some(("spatial_merge_size", 2)),
+            windows: PatchWindows::Ordered,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["sam3_vit_model"],
+        layouts: OWN,
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            windows: PatchWindows::Rows,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["llama4_vision_model"],
+        layouts: OWN,
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            first: 1,
+            suffix_tokens: 1,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["step3p5_vision"],
+        layouts: &["torch", "bart"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, ..PATCH_ROTARY }),
+        ..PLAIN
+    },
     // Windows are rows of the batch; the caller masks those that a shift joined.
     Family {
         model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"],
         layouts: &["bert", "timm"],
         stages: true,
         ..BASE
+    },
+    // SAM's tower, also in models of documents. Windows are rows of the batch.
+    Family {
+        model_types: &[
+            "sam_vision_model",
+            "sam_hq_vision_model",
+            "got_ocr2_vision",
+            "pp_chart2table_vision",
+            "slanext_vision",
+            "pp_formulanet_vision",
+            "deepseek_ocr2_sam_vision_model",
+            "unlimited_ocr_sam_vision_model",
+            "vitdet",
+            "seggpt",
+        ],
+        layouts: TIMM,
+        positions: LayerPositions::RelativeKey2d,
+        ..PLAIN
     },
     Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },
     Family { model_types: &["pvt_v2"], layouts: &["pvt-v2"], stages: true, ..PLAIN },

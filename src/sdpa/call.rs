@@ -46,7 +46,8 @@ pub(crate) struct Call {
     pub d_v: usize,
     pub dtype: DType,
     pub device: DeviceKind,
-    /// The number of embeddings of distances that queries and keys are compared with.
+    /// The number of embeddings or biases by distance or place whose products are added to the mask once queries and
+    /// keys are projected: none of these terms is in the mask before.
     pub distance_embeddings: usize,
     pub tracks_gradient: bool,
 }

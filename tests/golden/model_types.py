@@ -263,6 +263,13 @@ def one(model_type, cls, variant, model):
         if model_type in tiny.TIME_FIRST:
             for calls in (*here["in"], here["out"]):
                 calls[0] = calls[0].transpose(0, 1)
+        if f"{prefix}.rel_pos_h" in saved:  # rows and columns of patches
+            for calls in (*here["in"], here["out"]):
+                calls[0] = calls[0].flatten(1, 2)
+        if f"{prefix}.rel_pos_emb.weight" in saved:  # blocks of a sequence
+            block = tiny.first(model.config, "context_size")
+            for calls in (*here["in"], here["out"]):
+                calls[0] = calls[0].reshape(-1, block, calls[0].shape[-1])
         problem = case_tensors(prefix, here, tensors)
         if problem:
             missing.append(f"{prefix} ({problem})")

@@ -50,6 +50,7 @@ LAYOUTS = [
     (["self.query", "self.key", "self.value"], "output"),
     (["self_attention.qkv"], "self_attention.dense"),
     (["wq", "wk", "wv"], "wo"),
+    (["to_q", "to_kv"], "to_out"),
 ]
 
 
@@ -75,6 +76,10 @@ def prefixes(saved):
     return found
 
 
+# Modules of attention that read the weights of their projections without calling them.
+WHOLE = {"WavLMAttention"}
+
+
 def rows(t):
     t = t.detach().float()
     return t.reshape(t.shape[0], -1) if t.dim() > 1 else t.reshape(1, -1)
@@ -87,7 +92,7 @@ class Index:
         self.at = {}
         modules = dict(model.named_modules())
         for path, p in model.named_parameters(remove_duplicate=False):
-            if p.dim() < 2 or not p.numel() or not p.is_floating_point():
+            if p.dim() < 2 or not p.is_floating_point() or p.numel() == 0:
                 continue
             owner = path.rpartition(".")[0]
             for row in rows(p):
@@ -136,6 +141,10 @@ def watch(model, layers, saved):
             mha.register_forward_pre_hook(before, with_kwargs=True)
             mha.register_forward_hook(after)
             continue
+        parent = model.get_submodule(owners[0][0].rpartition(".")[0])
+        if type(parent).__name__ in WHOLE:
+            modules = [parent, parent]
+            here["in"] = [[]]
         for i, m in enumerate(modules[:-1]):
             def before(_m, args, kwargs, here=here, i=i):
                 x = args[0] if args else next(iter(kwargs.values()))

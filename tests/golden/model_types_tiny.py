@@ -202,6 +202,24 @@ CHANGES = {
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
+    **dict.fromkeys(["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "slanext_vision",
+                     "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model"],
+                    {"window_size": 3, "global_attn_indexes": [1]}),
+    "vitdet": {"window_size": 3, "window_block_indices": [0], "use_relative_position_embeddings": True},
+    "vitmatte": {"backbone_config.window_size": 3, "backbone_config.window_block_indices": [0],
+                 "backbone_config.use_relative_position_embeddings": True},
+    "seggpt": {"image_size": [32, 16], "pretrain_image_size": 16, "merge_index": 0,
+               "intermediate_hidden_state_indices": [0, 1]},
+    **dict.fromkeys(["granite_speech_encoder", "granite_speech_plus_encoder"],
+                    {"context_size": 4, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
+    **dict.fromkeys(["granite_speech", "granite_speech_plus"],
+                    {"encoder_config.context_size": 4, "encoder_config.max_pos_emb": 6, "encoder_config.input_dim": 16,
+                     "encoder_config.output_dim": 5}),
+    "granite_speech5_encoder": {"context_size": 4, "max_position_embeddings": 6},
+    "sew-d": {"position_buckets": 4, "max_position_embeddings": 8},
+    "wavlm": {"num_buckets": 8, "max_bucket_distance": 6},
+    "wav2vec2-bert": {"left_max_position_embeddings": 3, "right_max_position_embeddings": 2,
+                      "feature_projection_input_dim": 8},
     **dict.fromkeys(["align", "align_vision_model", "efficientnet"], {"num_block_repeats": [1, 1, 1, 1, 1, 1, 1],
                                                                       "vision_config.num_block_repeats": [1] * 7}),
     **dict.fromkeys(["autoformer", "informer", "time_series_transformer"], {"prediction_length": 4, "input_size": 1, "feature_size": DELETE}),
@@ -272,8 +290,9 @@ CHANGES = {
 CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
-# Models whose features have the frequencies last.
-MELS_LAST = {"lasr_encoder", "lasr_ctc", "nemotron3_5_transcribe_asr_audio"}
+# Models whose features of sound have the time before the frequency.
+MELS_LAST = {"parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
+             "nemotron3_5_transcribe_asr_audio"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -345,6 +364,8 @@ def given(name, model, cfg):
         return torch.randn(1, 2, channels, 64, 64)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
+    if first(cfg, "model_type") == "seggpt" and name in ("pixel_values", "prompt_pixel_values", "prompt_masks"):
+        return torch.randn(1, channels, height // 2, across)  # two images, one below the other
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
         if model.__class__.__name__.lower().startswith("siglip2") or "naflex" in str(getattr(cfg, "model_type", "")):
             return torch.randn(1, 16, flat)
@@ -369,7 +390,7 @@ def given(name, model, cfg):
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
     if name in ("input_features", "audio_features") and getattr(cfg, "model_type", "") in MELS_LAST:
-        return torch.randn(1, 40, mels)
+        return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=mels))
     if name == "past_values":
         steps = first(cfg, "context_length", default=8)
         lags = max(first(cfg, "lags_sequence", default=[0]))
