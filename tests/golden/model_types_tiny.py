@@ -257,7 +257,6 @@ CHANGES = {
     "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
     "fine_acoustics": {},
     "nemotron3_diarization": {"head_config.audio_hidden_size": 16},
-    "molmo2": {"adapter_config.vision_feature_layer": [-1, -2]},
     "patchtst": {"context_length": 8},
     "superglue": {"keypoint_detector_config.descriptor_decoder_dim": 16, "gnn_layers_types": ["self", "cross"],
                   "keypoint_encoder_sizes": [16]},
@@ -281,6 +280,34 @@ CHANGES = {
                      "perception_lm", "timm_backbone"],
                     {f"{section}architecture": "test_vit" for section in
                      ("", "vision_config.", "video_config.vision_config.", "audio_video_config.video_config.vision_config.")}),
+    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"], "text_config.num_experts_per_tok": 1,
+                      "text_config.n_routed_experts": 2},
+    "dots3_note_audio_encoder": {"adapter_input_size": 16, "conv_output_size": 16, "downsample_hidden_size": 16},
+    "dots3_note_vision_encoder": {"adapter_in_dim": 16, "adapter_out_dim": 16},
+    **dict.fromkeys(["exaone4_5", "exaone4_5_vision"], {"window_size": 16, "vision_config.window_size": 16}),
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 4},
+    "kosmos-2": {"text_config.attention_heads": 4},
+    **dict.fromkeys(["molmo2", "molmo2_vision"], {"vision_config.num_position_embeddings": 16, "num_position_embeddings": 16,
+                                                  "adapter_config.vision_feature_layer": [-1, -2]}),
+    **dict.fromkeys(["nemo_speechlm", "nemotron3_5_transcribe_audio"],
+                    {f"{section}head_config.audio_hidden_size": 16 for section in
+                     ("", "diarization_config.", "audio_config.", "audio_config.diarization_config.")}),
+    **dict.fromkeys(["neucodec", "xcodec2"], {"hidden_size": 64, "head_dim": 16, "quantization_dim": 64,
+                                              "downsampling_ratios": [2, 2], "encoder_hidden_size": 8}),
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    **dict.fromkeys(["pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder",
+                     "mimi", "mimi_encoder", "mimi_decoder"], {"upsample_groups": 1}),
+    **dict.fromkeys(["qwen2_5_omni", "qwen2_5_omni_token2wav", "qwen2_5_omni_bigvgan"],
+                    {f"{section}upsample_initial_channel": 64 for section in
+                     ("", "bigvgan_config.", "token2wav_config.bigvgan_config.")}),
+    "qwen3_omni_moe": {"talker_config.text_config.shared_expert_intermediate_size": 16},
+    "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    **dict.fromkeys(["vibevoice", "vibevoice_asr", "vibevoice_acoustic_tokenizer", "vibevoice_acoustic_tokenizer_encoder",
+                     "vibevoice_acoustic_tokenizer_decoder"],
+                    {f"{section}{key}": value for key, value in
+                     {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1]}.items()
+                     for section in ("", "acoustic_tokenizer_config.", "acoustic_tokenizer_encoder_config.",
+                                     "semantic_tokenizer_config.", "semantic_tokenizer_encoder_config.")}),
     "perception_lm": {"vision_config.architecture": "test_vit", "vision_config.model_args": {"embed_dim": 64}},
     "fast_vlm": {"vision_config.architecture": "fastvit_t8"},
     "pe_audio_encoder": {"dac_config.downsampling_ratios": [2, 2], "dac_config.upsampling_ratios": [2, 2]},
@@ -347,13 +374,17 @@ def given(name, model, cfg):
         return torch.randint(10, 100, (1, LENGTH, cfg.num_codebooks + 1))
     if name == "decoder_input_ids" and kind == "dia":
         return torch.randint(10, 100, (1, 9, LENGTH))
-    if name == "input_values" and kind.startswith("pe_audio"):
+    if name == "input_values" and kind.startswith(("pe_audio", "mimi", "pocket_tts_audio")):
         return torch.randn(1, 1, 400)
     if name == "pixel_values" and kind == "inkling2_vision":
         side = patch[0] * cfg.spatial_merge_size
         return torch.randn(16, side, side, channels)
     if name == "patch_embeds":
         return torch.randn(1, width, 4, 4)
+    if name == "pixel_values" and kind == "kimi_k25_vision":
+        return torch.randn(16, channels, *patch)
+    if name == "pixel_values" and kind in ("muse_glimmer_vision", "muse_spark_vision"):
+        return torch.randn(16, 2 * flat)
     if name in ("pixel_values", "hidden_states") and kind == "paddleocr_vl_vision":
         return torch.randn(1, 16, channels, *patch)
     if name == "pixel_values" and kind in ("video_llama_3_vision", "molmo2_vision"):
