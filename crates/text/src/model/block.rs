@@ -1,24 +1,22 @@
 //! A block of the encoder: self-attention and feed-forward, each added to what it read.
 
+use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
-use candle_attention::tensor::{Freeze, MapTensors};
-use candle_attention::weights::AttentionWeights;
-use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+use candle_attention::tensor::MapTensors;
 use candle_core::Tensor;
 
 use crate::families::model::{Block as BlockRow, BlockNorms};
 use crate::model::config::TextModelConfig;
 use crate::model::feed_forward::FeedForward;
+use crate::model::mixer::Mixer;
 use crate::model::stream::Stream;
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the
 /// family has them.
 #[derive(Debug, Clone)]
 pub(crate) struct Block {
-    pub attention: MultiHeadAttention,
-    /// Which tokens the model lets each token attend to in this layer.
-    mask: AttentionMask,
+    pub mixer: Mixer,
     attention_norms: Norms,
     pub(super) feed_forward: FeedForward,
     feed_forward_norms: Norms,
@@ -53,8 +51,7 @@ impl MapTensors for Norms {
 impl MapTensors for Block {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self {
-            attention: self.attention.map_tensors(f)?,
-            mask: self.mask.clone(),
+            mixer: self.mixer.map_tensors(f)?,
             attention_norms: self.attention_norms.map_tensors(f)?,
             feed_forward: self.feed_forward.map_tensors(f)?,
             feed_forward_norms: self.feed_forward_norms.map_tensors(f)?,
@@ -105,26 +102,17 @@ impl Block {
                 feed_forward_norms.branch = Some(norm(feed_forward[1])?);
             }
         }
-        let attention_source = source.child(row.attention);
-        let (attention, mask) = config.attention_of(&attention_source, index)?;
-        let (mut weights, _) = AttentionWeights::read(&attention, &attention_source)?;
-        shared.insert_into(&mut weights.position, &config.pruned_heads.of_layer(index))?;
-        let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
-        if source.gives_own_tensors() {
-            attention.freeze_in_place()?;
-        }
         Ok(Self {
-            attention,
-            mask,
+            mixer: Mixer::load(config, row, source, index, shared)?,
             attention_norms,
-            feed_forward: FeedForward::load(config, row, source)?,
+            feed_forward: FeedForward::load(config, row, source, index)?,
             feed_forward_norms,
         })
     }
 
     /// Packs the weights of projections and gives their tensors back; nobody else may hold these.
     pub fn pack(&mut self) -> Result<()> {
-        self.attention.freeze_in_place()?;
+        self.mixer.pack()?;
         self.feed_forward.pack()
     }
 
@@ -132,7 +120,10 @@ impl Block {
     pub fn forward<S: Stream>(&self, stream: &mut S, index: usize) -> Result<()> {
         let (first, second) = (&self.attention_norms, &self.feed_forward_norms);
         stream.set_input(first.input.as_ref())?;
-        let branch = stream.attend(index, &self.attention, &self.mask)?;
+        let branch = match &self.mixer {
+            Mixer::Attention(attention, mask) => stream.attend(index, attention, mask)?,
+            Mixer::Convolution(convolution) => stream.convolve(convolution)?,
+        };
         let branch = first.normalize(stream, branch)?;
         stream.add(branch, first.output.as_ref(), second.input.as_ref())?;
         let branch = stream.feed_forward(&self.feed_forward)?;
@@ -143,12 +134,12 @@ impl Block {
     /// Multiply-adds of the block for a ragged batch on f32 rows.
     pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        Ok(self.attention.rows_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
+        Ok(self.mixer.ragged_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
     }
 
     /// Whether the block runs on f32 rows on the CPU.
     pub fn supports_rows(&self) -> bool {
-        self.attention.supports_rows() && self.feed_forward.supports_rows()
+        self.mixer.supports_rows() && self.feed_forward.supports_rows()
     }
 }
 
@@ -166,7 +157,7 @@ mod tests {
     use crate::model::row_stream::RowStream;
     use crate::model::tensor_stream::{Batch, TensorStream};
     use crate::random::Random;
-    use candle_attention::NormKind;
+    use candle_attention::{AttentionMask, NormKind};
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;
@@ -182,6 +173,8 @@ mod tests {
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "up", last: "down" },
         feed_forward_bias: true,
+        experts: None,
+        convolution: None,
     };
     const GATED: FeedForwardNames = FeedForwardNames::Apart { activated: "gate", plain: "up", last: "down" };
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };
@@ -316,7 +309,7 @@ mod tests {
                 check(&stream.hidden.squeeze(0).unwrap(), &Tensor::cat(&want, 0).unwrap(), "ragged tensor");
 
                 let (mask, options) = (AttentionMask::full(), ForwardOptions::default());
-                let batch = Batch::Padded { mask: &mask, options: &options };
+                let batch = Batch::Padded { mask: &mask, options: &options, lengths: None };
                 let mut stream = TensorStream::new(sequence(2).unsqueeze(0).unwrap(), batch, 0.0);
                 block.forward(&mut stream, index).unwrap();
                 check(&stream.hidden.squeeze(0).unwrap(), &want[2], "padded tensor");

@@ -8,6 +8,7 @@ use candle_attention::{AttentionMask, MultiHeadAttention, Result};
 use candle_attention_kernels::{Activation, AlignedVec, Isa, Team};
 
 use crate::model::feed_forward::FeedForward;
+use crate::model::short_convolution::ShortConvolution;
 use crate::model::stream::Stream;
 
 /// Hidden states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and
@@ -67,6 +68,13 @@ impl Stream for RowStream<'_> {
         let mut branch = self.new_branch(self.tokens() * attention.config().resolved_output_size())?;
         let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
         attention.attend_rows(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
+        Ok(branch)
+    }
+
+    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<AlignedVec<f32>> {
+        let mut branch = self.new_branch(self.hidden.len())?;
+        let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
+        convolution.forward_rows(self.team, input, self.offsets, &self.buffers.scratch, &mut branch)?;
         Ok(branch)
     }
 

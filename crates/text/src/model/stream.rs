@@ -5,6 +5,7 @@ use candle_attention::ops::Linear;
 use candle_attention::{AttentionMask, MultiHeadAttention, Result};
 
 use crate::model::feed_forward::FeedForward;
+use crate::model::short_convolution::ShortConvolution;
 
 /// Hidden states on their way through the blocks of an encoder, and the operations of a block on them.
 ///
@@ -20,6 +21,9 @@ pub(crate) trait Stream {
 
     /// Self-attention of layer `index` over the input, under the layer's own `mask` and that of the batch.
     fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<Self::Branch>;
+
+    /// A short convolution over the input.
+    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<Self::Branch>;
 
     /// The feed-forward part of a layer over the input.
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<Self::Branch>;

@@ -3,12 +3,13 @@
 use candle_attention::norm::Norm;
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::ragged::Buffers;
-use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, MultiHeadAttention, Result};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, Error, MultiHeadAttention, Result};
 use candle_core::{Module, Tensor};
 use candle_nn::ops::dropout;
 
 use crate::model::feed_forward::FeedForward;
 use crate::model::options::ForwardOptions;
+use crate::model::short_convolution::ShortConvolution;
 use crate::model::stream::Stream;
 
 /// Hidden states `(b, s, width)`: differentiable, and without waiting for the device. A ragged batch is
@@ -26,8 +27,16 @@ pub(crate) struct TensorStream<'a> {
 
 /// How the tokens of a batch are stored.
 pub(crate) enum Batch<'a> {
-    Padded { mask: &'a AttentionMask, options: &'a ForwardOptions<'a> },
-    Ragged { lengths: &'a [usize], buffers: Buffers },
+    /// `lengths` are those of the sequences, if they are not what the mask says.
+    Padded {
+        mask: &'a AttentionMask,
+        options: &'a ForwardOptions<'a>,
+        lengths: Option<&'a [usize]>,
+    },
+    Ragged {
+        lengths: &'a [usize],
+        buffers: Buffers,
+    },
 }
 
 impl<'a> Batch<'a> {
@@ -67,7 +76,7 @@ impl Stream for TensorStream<'_> {
     fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<PendingBias> {
         let xs = self.take_input();
         let branch = match &self.batch {
-            Batch::Padded { mask: of_batch, options } => {
+            Batch::Padded { mask: of_batch, options, .. } => {
                 let mask = (*of_batch).clone().and(mask.clone());
                 let inputs = AttentionInputs::self_attention(&xs, mask);
                 let of_layer = options.of_layer(index);
@@ -88,6 +97,23 @@ impl Stream for TensorStream<'_> {
             }
         };
         self.drop_out_branch(branch)
+    }
+
+    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<PendingBias> {
+        let xs = self.take_input();
+        let (b, s, _) = xs.dims3()?;
+        let all = vec![s; b];
+        let lengths = match &self.batch {
+            Batch::Padded { lengths: Some(lengths), .. } | Batch::Ragged { lengths, .. } => lengths,
+            Batch::Padded { mask, .. } if mask.is_full() => all.as_slice(),
+            Batch::Padded { mask, .. } => {
+                mask.sequence_lengths().filter(|lengths| lengths.len() == b).ok_or_else(|| {
+                    let expected = format!("the lengths of {b} sequences alone, which short convolutions need to know");
+                    Error::value("the mask", mask, expected)
+                })?
+            }
+        };
+        self.drop_out_branch(convolution.forward(&xs, lengths)?.into())
     }
 
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<PendingBias> {
