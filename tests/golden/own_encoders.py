@@ -10,24 +10,36 @@ one has. What differs from a model of transformers is computed here:
     voyage              voyage-4-nano: the same with a projection of each token, which is not among the modules
     lfm2_bidirectional  LFM2.5-Embedding and LFM2.5-ColBERT: LFM2 that sees both ways, its convolutions too
 
-and ../fixtures/own_sentences/pplx, a folder of sentence-transformers whose last module rounds tanh(x) to int8, with
-`golden.safetensors` in it: `ids` (texts, 7) with `lengths`, and `embeddings` i64, whole numbers.
+And two folders of sentence-transformers around such models, with what comes out for texts:
 
-Made with torch 2.15.0, transformers 5.23.0 (stored in the metadata).
+    ../fixtures/own_sentences/pplx     with the published module that makes tanh(x) a number of int8;
+    ../fixtures/own_sentences.safetensors  holds `pplx` f32 (texts, 16), whole numbers, for ../fixtures/sentence_models.json
+    ../fixtures/multi_vector/lfm2      as LFM2.5-ColBERT: saved by PyLate, queries are filled up with the end token, which
+                                       convolutions read and tokens do not attend to;
+    ../fixtures/multi_vector/lfm2.safetensors  as multi_vector.py describes it
+
+Made with torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0 (stored in the metadata).
 Re-run:  python tests/golden/own_encoders.py
 """
 
 import json
 import shutil
+import tempfile
 import zlib
 
 import torch
 import torch.nn.functional as F
 import transformers as tf
+from transformers import masking_utils
 from safetensors.torch import save_file
 
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+import multi_vector
 from common import FIXTURES, save
-from encoders import BASE, BERT, DECODER, LENGTHS, OUT, answer, batch, randomise
+from decoder_sentences import SIZES, TEXTS, qwen as qwen_tokens, template
+from encoders import DECODER, LENGTHS, OUT, answer, batch, randomise
 
 VERSIONS = ["torch", "transformers"]
 
@@ -184,26 +196,35 @@ def voyage():
 
 # LFM2 that sees both ways ------------------------------------------------------------------------
 
+LFM2 = DECODER | dict(
+    hidden_size=24, num_hidden_layers=3, norm_eps=1e-3, intermediate_size=30, block_multiple_of=4, conv_L_cache=3,
+    layer_types=["conv", "full_attention", "conv"], rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+LFM2_CODE = dict(architectures=["Lfm2BidirectionalModel"],
+                 auto_map={"AutoModel": "modeling_lfm2_bidirectional.Lfm2BidirectionalModel"})
+
+
+def both_ways(own, x):
+    """The short convolution of LFM2 with its kernel around each token."""
+    b, c, x = own.in_proj(x).transpose(1, 2).chunk(3, 1)
+    y = F.conv1d(b * x, own.conv.weight, own.conv.bias, padding=own.conv.kernel_size[0] // 2, groups=x.shape[1])
+    return own.out_proj((c * y[..., : x.shape[-1]]).transpose(1, 2))
+
+
 class BothWays(torch.nn.Module):
-    """The short convolution of LFM2 with its kernel around each token: what padding holds counts as zero."""
+    """The same; what padding holds counts as zero."""
 
     def __init__(self, own):
         super().__init__()
-        self.conv, self.in_proj, self.out_proj = own.conv, own.in_proj, own.out_proj
+        self.own = own
 
     def forward(self, hidden_states, **kwargs):
-        b, c, x = self.in_proj(hidden_states * BothWays.mask[:, :, None]).transpose(1, 2).chunk(3, 1)
-        width = self.conv.kernel_size[0]
-        y = F.conv1d(b * x, self.conv.weight, self.conv.bias, padding=width // 2, groups=x.shape[1])
-        return self.out_proj((c * y[..., : x.shape[-1]]).transpose(1, 2))
+        return both_ways(self.own, hidden_states * BothWays.mask[:, :, None])
 
 
 def lfm2_bidirectional():
-    config = tf.Lfm2Config(**(DECODER | dict(
-        hidden_size=24, num_hidden_layers=3, norm_eps=1e-3, intermediate_size=30, block_multiple_of=4, conv_L_cache=3,
-        layer_types=["conv", "full_attention", "conv"],
-        rope_parameters={"rope_type": "default", "rope_theta": 50.0})), attn_implementation="eager")
+    config = tf.Lfm2Config(**LFM2, attn_implementation="eager")
     model = randomise(tf.Lfm2Model(config))
+    tensors = model.state_dict()
     for layer in model.layers:
         if hasattr(layer, "conv"):
             layer.conv = BothWays(layer.conv)
@@ -222,21 +243,77 @@ def lfm2_bidirectional():
     for i, n in enumerate(LENGTHS):
         alone = run(values["ids"][i : i + 1, :n], torch.ones(1, n).long())
         torch.testing.assert_close(alone[0], values["hidden"][i, :n], rtol=0, atol=5e-6)
-    keys = dict(
-        model_type="lfm2", architectures=["Lfm2BidirectionalModel"],
-        auto_map={"AutoModel": "modeling_lfm2_bidirectional.Lfm2BidirectionalModel"}, block_ff_dim=30,
+    keys = LFM2_CODE | dict(
+        model_type="lfm2", block_ff_dim=30,
         block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=4, conv_L_cache=3, conv_bias=False,
         head_dim=config.head_dim, hidden_size=24, intermediate_size=30, layer_types=config.layer_types,
         max_position_embeddings=40, norm_eps=1e-3, num_attention_heads=4, num_heads=4, num_hidden_layers=3,
         num_key_value_heads=2, pad_token_id=0, rope_theta=50.0, use_pos_enc=True, vocab_size=40)
-    write("lfm2_bidirectional", keys, model.state_dict(), values, "Lfm2Model that sees both ways, random")
+    write("lfm2_bidirectional", keys, tensors, values, "Lfm2Model that sees both ways, random")
+
+
+# Folders of sentence-transformers ----------------------------------------------------------------
+
+def pplx_sentences():
+    folder = FIXTURES / "own_sentences/pplx"
+    shutil.rmtree(folder, ignore_errors=True)
+    tokens = tf.PreTrainedTokenizerFast(**qwen_tokens(), model_max_length=24)
+    config = tf.Qwen3Config(**SIZES, vocab_size=len(tokens), pad_token_id=tokens.pad_token_id, is_causal=False)
+    closest = 0.0
+    while closest < 1e-3:  # No number is close to the middle between two whole ones.
+        with tempfile.TemporaryDirectory() as tmp:
+            randomise(tf.Qwen3Model(config)).save_pretrained(tmp)
+            tokens.save_pretrained(tmp)
+            model = SentenceTransformer(modules=[Transformer(tmp), Pooling(SIZES["hidden_size"], "mean")], device="cpu")
+            model.save_pretrained(str(folder), create_model_card=False)
+        values = 127 * model.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False).tanh()
+        closest = (values - values.floor() - 0.5).abs().min()
+    keys = json.loads((folder / "config.json").read_text())
+    del keys["is_causal"]
+    keys |= PPLX | dict(use_bidirectional_attention=True)
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    modules = json.loads((folder / "modules.json").read_text())
+    # As published: without a file, and so at the path of the transformer.
+    modules.append({"idx": 2, "name": "2", "path": "", "type": "st_quantize.FlexibleQuantizer", "kwargs": ["quantization"]})
+    (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
+    save("own_sentences.safetensors", {"pplx": values.round().clamp(-128, 127)}, VERSIONS + ["sentence-transformers"],
+         "on the texts of sentence_models.json", framework="torch")
+
+
+def lfm2():
+    # Bytes, with a token at the start and none at the end; without a mask.
+    settings = qwen_tokens("<s>", "<unk>")
+    settings["tokenizer_object"].post_processor = template(settings["tokenizer_object"], "<s> $A", "<s> $A $B", "<s>")
+    tokens = tf.PreTrainedTokenizerFast(**settings, bos_token="<s>", unk_token="<unk>", model_max_length=40)
+    tokens.add_tokens(["[Q] ", "[D] "])
+    config = tf.Lfm2Config(**(LFM2 | dict(
+        hidden_size=12, head_dim=4, vocab_size=len(tokens), pad_token_id=0, bos_token_id=2, eos_token_id=1)))
+    folder = multi_vector.start("lfm2", randomise(tf.Lfm2Model(config)), tokens)
+    multi_vector.pylate_files(folder)
+    # Causal masks and convolutions become what the model's own code makes of them.
+    modeling = tf.models.lfm2.modeling_lfm2
+    own = modeling.create_causal_mask, modeling.Lfm2ShortConv.forward, modeling.Lfm2Attention.forward
+
+    def attend(self, *args, **kwargs):
+        self.is_causal = False
+        return own[2](self, *args, **kwargs)
+
+    modeling.create_causal_mask = lambda **kwargs: masking_utils.create_bidirectional_mask(
+        **{k: kwargs[k] for k in ("config", "inputs_embeds", "attention_mask")})
+    modeling.Lfm2ShortConv.forward = lambda self, hidden_states, **kwargs: both_ways(self, hidden_states)
+    modeling.Lfm2Attention.forward = attend
+    multi_vector.write("lfm2", batch_size=1)
+    modeling.create_causal_mask, modeling.Lfm2ShortConv.forward, modeling.Lfm2Attention.forward = own
+    keys = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(keys | LFM2_CODE, indent=2) + "\n")
 
 
 def main():
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     tf.utils.logging.set_verbosity_error()
-    for make in (nomic_moe, pplx, voyage, lfm2_bidirectional):
+    tf.utils.logging.disable_progress_bar()
+    for make in (nomic_moe, pplx, voyage, lfm2_bidirectional, pplx_sentences, lfm2):
         torch.manual_seed(zlib.crc32(make.__name__.encode()))
         make()
 

@@ -2,10 +2,12 @@
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
-use candle_core::{Device, Tensor};
+use candle_attention_text::{EncodeOptions, Precision, SentenceEncoder, quantize_embeddings};
+use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
-use crate::common::{fixture, max_diff, says};
+use crate::common::programs::copy_folder;
+use crate::common::{Golden, assert_close, fixture, max_diff, says};
 use crate::encoders::{Case, changed, encoder, every_parameter_learns, load};
 
 #[test]
@@ -75,6 +77,14 @@ fn lfm2_bidirectional() {
     let newer = changed("lfm2_bidirectional", &["auto_map"], json!({"model_type": "lfm2_bidirectional"}));
     let case = Case::of(&fixture("encoders/lfm2_bidirectional"), "hidden");
     case.check_ragged("newer", &load(newer.path()).unwrap());
+    // Of a model that fills in masked tokens.
+    let headed =
+        changed("lfm2_bidirectional", &["auto_map"], json!({"architectures": ["Lfm2BidirectionalForMaskedLM"]}));
+    let file = headed.path().join("model.safetensors");
+    let tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+    let tensors = tensors.into_iter().map(|(name, tensor)| (format!("lfm2.{name}"), tensor)).collect();
+    candle_core::safetensors::save(&tensors, &file).unwrap();
+    case.check_ragged("with a head", &load(headed.path()).unwrap());
     // By the list of layers with attention, as earlier ones.
     let listed = changed("lfm2_bidirectional", &["layer_types"], json!({"full_attn_idxs": [1]}));
     case.check_ragged("listed", &load(listed.path()).unwrap());
@@ -108,4 +118,61 @@ fn convolutions_that_cannot_be_are_refused() {
     says(with("block_ffn_dim_multiplier", json!(-1)), &["block_ffn_dim_multiplier = -1"]);
     says(with("block_auto_adjust_ff_dim", json!(1)), &["block_auto_adjust_ff_dim = 1", "true or false"]);
     says(with("block_auto_adjust_ff_dim", json!(false)), &["feed_forward.w1.weight", "[30, 16]"]);
+}
+
+fn texts() -> Vec<String> {
+    serde_json::from_slice(&std::fs::read(fixture("sentence_models.json")).unwrap()).unwrap()
+}
+
+/// pplx-embed gives whole numbers from -127 to 127, alone and in any batch.
+#[test]
+fn pplx_gives_numbers_of_int8() {
+    let encoder = SentenceEncoder::from_folder(fixture("own_sentences/pplx"), DType::F32, &Device::Cpu).unwrap();
+    let (texts, options) = (texts(), EncodeOptions::default());
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let got = encoder.encode(&texts, &options).unwrap();
+    let want = Golden::open("own_sentences.safetensors").get("pplx");
+    assert_eq!(max_diff(&got, &want), 0.0);
+    for (i, text) in texts.iter().enumerate() {
+        assert_eq!(max_diff(&encoder.encode(&[text], &options).unwrap(), &want.narrow(0, i, 1).unwrap()), 0.0);
+    }
+    assert!(quantize_embeddings(&got, Precision::Ubinary, None).is_ok());
+}
+
+/// As voyage-4-nano: what is pooled is the projection, which is wider than the model.
+#[test]
+fn voyage_pools_projected_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    copy_folder(&fixture("own_sentences/pplx"), folder.path());
+    let edit = |file: &str, change: &dyn Fn(&mut Value)| {
+        let path = folder.path().join(file);
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        change(&mut json);
+        std::fs::write(path, json.to_string()).unwrap();
+    };
+    edit("modules.json", &|modules| {
+        modules.as_array_mut().unwrap().truncate(2);
+    });
+    let open = || SentenceEncoder::from_folder(folder.path(), DType::F32, &Device::Cpu);
+    let (pooled, texts) = (open().unwrap(), ["cats", "hello world, it's warm"]);
+    edit("config.json", &|config| {
+        config["model_type"] = json!("qwen3");
+        config["auto_map"] = json!({"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"});
+        config["num_labels"] = json!(32);
+    });
+    says(open(), &["linear.weight"]);
+    let file = folder.path().join("model.safetensors");
+    let tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+    let mut tensors: std::collections::HashMap<_, _> =
+        tensors.into_iter().map(|(name, tensor)| (format!("model.{name}"), tensor)).collect();
+    let identity = Tensor::eye(16, DType::F32, &Device::Cpu).unwrap();
+    let linear = Tensor::cat(&[&identity, &(&identity * 2.0).unwrap()], 0).unwrap();
+    tensors.insert("linear.weight".to_string(), linear);
+    candle_core::safetensors::save(&tensors, &file).unwrap();
+    let projected = open().unwrap();
+    assert_eq!(projected.embedding_size(), 32);
+    let encode = |encoder: &SentenceEncoder| encoder.encode(&texts, &EncodeOptions::default()).unwrap();
+    let (narrow, wide) = (encode(&pooled), encode(&projected));
+    assert_close("first half", &wide.narrow(1, 0, 16).unwrap(), &narrow, 1e-6);
+    assert_close("second half", &wide.narrow(1, 16, 16).unwrap(), &(narrow * 2.0).unwrap(), 1e-6);
 }
