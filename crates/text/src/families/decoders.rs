@@ -4,7 +4,8 @@ use candle_attention::NormKind;
 
 use crate::families::encoders::BERT_MODEL;
 use crate::families::model::{
-    AbsolutePositions, Block, BlockNorms, ConvolutionRow, FeedForwardNames, InnerSizeRow, Model, SegmentTypes,
+    AbsolutePositions, Block, BlockNorms, ConvolutionRow, EmbeddingGateRow, FeedForwardNames, InnerSizeRow, Model,
+    SegmentTypes,
 };
 use crate::families::task_heads::ClassifierHead;
 
@@ -141,3 +142,35 @@ pub(super) const LFM2_MODEL: Model = Model {
 
 /// LFM2 that sees both ways (LFM2.5-Embedding, LFM2.5-ColBERT).
 pub(super) const LFM2_BOTH_WAYS_MODEL: Model = Model { sees_both_ways: true, ..LFM2_MODEL };
+
+/// The text model of EmbeddingGemma 2, which is an encoder. The model around it has images and sounds too.
+pub(super) const EMBEDDING_GEMMA2_MODEL: Model = Model {
+    prefixes: &["language_model", "model.language_model", "model"],
+    block: Block {
+        norm_kind: NormKind::Rms,
+        embedding_gate: Some(EmbeddingGateRow {
+            size: "hidden_size_per_layer_input",
+            projection: "ple.per_layer_model_projection",
+            projection_norm: "ple.per_layer_projection_norm",
+            first: "ple_block.per_layer_input_gate",
+            last: "ple_block.per_layer_projection",
+            norm: "ple_block.post_per_layer_input_norm",
+            factor: "layer_scalar",
+        }),
+        ..GEMMA3_MODEL.block
+    },
+    final_projection: Some(("embedding_projection", "embedding_dim")),
+    heads_can_be_pruned: false,
+    activation: Some("gelu_pytorch_tanh"),
+    default_keys: &[
+        NORM_EPS,
+        ("max_position_embeddings", 262_144.0),
+        ("num_key_value_heads", 2.0),
+        ("head_dim", 256.0),
+        ("hidden_size_per_layer_input", 512.0),
+        ("embedding_dim", 768.0),
+    ],
+    mask_must_be_stated: false,
+    classifier: None,
+    ..GEMMA3_MODEL
+};

@@ -36,6 +36,7 @@ pub(crate) const BERT_MODEL: Model = Model {
         feed_forward_bias: true,
         experts: None,
         convolution: None,
+        embedding_gate: None,
     },
     final_norm: None,
     final_projection: None,

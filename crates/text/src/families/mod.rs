@@ -75,6 +75,7 @@ const FAMILIES: &[ModelFamily] = &[
     family(&["lfm2"], decoders::LFM2_MODEL),
     family(&["lfm2_bidirectional"], decoders::LFM2_BOTH_WAYS_MODEL),
     family(&["gemma3_text"], decoders::GEMMA3_MODEL),
+    family(&["embedding_gemma2_text"], decoders::EMBEDDING_GEMMA2_MODEL),
     family(&["eurobert"], decoders::EUROBERT_MODEL),
     ModelFamily {
         required_config_key: Some(("feed_forward_proj", "gated-gelu")),

@@ -96,6 +96,23 @@ pub(crate) struct ConvolutionRow {
     pub attention_layers: &'static str,
 }
 
+/// A third part of each block, which multiplies its inner features by a projection of the token's embedding (the
+/// per-layer embeddings of EmbeddingGemma 2).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EmbeddingGateRow {
+    /// The key for the number of inner features.
+    pub size: &'static str,
+    /// The projections of all blocks as one, beside the blocks, and the norm of what each gives.
+    pub projection: &'static str,
+    pub projection_norm: &'static str,
+    /// The names in the block: before and after the product, and the norm of what is added to the tokens.
+    pub first: &'static str,
+    pub last: &'static str,
+    pub norm: &'static str,
+    /// The factor on what the block gives out.
+    pub factor: &'static str,
+}
+
 /// An inner size that is two thirds of `intermediate_size`, rounded up (LFM2), by these config keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InnerSizeRow {
@@ -131,6 +148,8 @@ pub(crate) struct Block {
     pub experts: Option<ExpertsRow>,
     /// The convolution that takes the place of attention in some blocks.
     pub convolution: Option<ConvolutionRow>,
+    /// The third part.
+    pub embedding_gate: Option<EmbeddingGateRow>,
 }
 
 /// A config key that names a gate instead of an activation (`swiglu`).

@@ -8,6 +8,7 @@ use candle_core::Tensor;
 
 use crate::families::model::{Block as BlockRow, BlockNorms};
 use crate::model::config::TextModelConfig;
+use crate::model::embedding_gate::{EmbeddingGate, EmbeddingProjections};
 use crate::model::feed_forward::FeedForward;
 use crate::model::mixer::Mixer;
 use crate::model::stream::Stream;
@@ -20,6 +21,7 @@ pub(crate) struct Block {
     attention_norms: Norms,
     pub(super) feed_forward: FeedForward,
     feed_forward_norms: Norms,
+    pub(super) embedding_gate: Option<EmbeddingGate>,
 }
 
 /// The norms around a sub-layer; most families have one of them.
@@ -55,6 +57,7 @@ impl MapTensors for Block {
             attention_norms: self.attention_norms.map_tensors(f)?,
             feed_forward: self.feed_forward.map_tensors(f)?,
             feed_forward_norms: self.feed_forward_norms.map_tensors(f)?,
+            embedding_gate: self.embedding_gate.map_tensors(f)?,
         })
     }
 }
@@ -74,13 +77,14 @@ impl Norms {
 
 impl Block {
     /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has
-    /// some.
+    /// some; `projections` are those of embeddings.
     pub fn load(
         config: &TextModelConfig,
         row: &BlockRow,
         source: &AnySource,
         index: usize,
         shared: &SharedTables,
+        projections: Option<&EmbeddingProjections>,
     ) -> Result<Self> {
         let norm = |name: &str| config.norm(row, config.hidden_size, &source.child(name));
         let (mut attention_norms, mut feed_forward_norms) = (Norms::default(), Norms::default());
@@ -107,13 +111,20 @@ impl Block {
             attention_norms,
             feed_forward: FeedForward::load(config, row, source, index)?,
             feed_forward_norms,
+            embedding_gate: match (&row.embedding_gate, projections) {
+                (Some(names), Some(projections)) => {
+                    Some(EmbeddingGate::load(config, row, names, projections, source, index)?)
+                }
+                _ => None,
+            },
         })
     }
 
     /// Packs the weights of projections and gives their tensors back; nobody else may hold these.
     pub fn pack(&mut self) -> Result<()> {
         self.mixer.pack()?;
-        self.feed_forward.pack()
+        self.feed_forward.pack()?;
+        self.embedding_gate.as_mut().map_or(Ok(()), EmbeddingGate::pack)
     }
 
     /// Runs the block as layer `index` of the model on hidden states of any kind.
@@ -128,18 +139,26 @@ impl Block {
         stream.add(branch, first.output.as_ref(), second.input.as_ref())?;
         let branch = stream.feed_forward(&self.feed_forward)?;
         let branch = second.normalize(stream, branch)?;
-        stream.add(branch, second.output.as_ref(), None)
+        stream.add(branch, second.output.as_ref(), None)?;
+        let Some(gate) = &self.embedding_gate else { return Ok(()) };
+        let branch = stream.gate_by_embeddings(gate)?;
+        let branch = stream.normalize_branch(branch, &gate.norm)?;
+        stream.add(branch, None, None)?;
+        stream.scale(&gate.factor)
     }
 
     /// Multiply-adds of the block for a ragged batch on f32 rows.
     pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        Ok(self.mixer.ragged_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
+        let gate = self.embedding_gate.as_ref().map_or(Ok(0), |gate| gate.multiply_adds(tokens))?;
+        let parts = [self.mixer.ragged_multiply_adds(offsets)?, self.feed_forward.multiply_adds(tokens)?, gate];
+        Ok(parts.into_iter().fold(0, usize::saturating_add))
     }
 
     /// Whether the block runs on f32 rows on the CPU.
     pub fn supports_rows(&self) -> bool {
-        self.mixer.supports_rows() && self.feed_forward.supports_rows()
+        let gate = self.embedding_gate.as_ref().is_none_or(EmbeddingGate::supports_rows);
+        self.mixer.supports_rows() && self.feed_forward.supports_rows() && gate
     }
 }
 
@@ -175,6 +194,7 @@ mod tests {
         feed_forward_bias: true,
         experts: None,
         convolution: None,
+        embedding_gate: None,
     };
     const GATED: FeedForwardNames = FeedForwardNames::Apart { activated: "gate", plain: "up", last: "down" };
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };
@@ -286,7 +306,7 @@ mod tests {
             for index in [0, 1] {
                 let source = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
                 let block =
-                    Block::load(&config, row, &AnySource::new(&source), index, &SharedTables::default()).unwrap();
+                    Block::load(&config, row, &AnySource::new(&source), index, &SharedTables::default(), None).unwrap();
                 let sequence = |i: usize| xs.narrow(0, offsets[i], LENGTHS[i]).unwrap();
                 let want: Vec<Tensor> =
                     (0..LENGTHS.len()).map(|i| reference(row, index, &tensors, &sequence(i))).collect();

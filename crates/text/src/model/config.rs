@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::families;
-use crate::families::model::{AbsolutePositions, Block, Model, SegmentTypes};
+use crate::families::model::{AbsolutePositions, Block, EmbeddingGateRow, Model, SegmentTypes};
 use crate::model::config_keys::{normalize_config_keys, stated_text, supported_models};
 use crate::model::experts::ExpertsConfig;
 
@@ -217,6 +217,9 @@ impl TextModelConfig {
         if row.block.convolution.is_some() {
             self.first_attention_layer()?;
         }
+        if let Some(gate) = &row.block.embedding_gate {
+            self.size_of_gate(gate)?;
+        }
         self.output_size()?;
         let shared = self.num_key_value_heads.is_some_and(|heads| heads != self.num_attention_heads);
         if !self.pruned_heads.is_empty() && (shared || !row.heads_can_be_pruned) {
@@ -265,6 +268,17 @@ impl TextModelConfig {
             Some(size) if (1..=MAX_MODEL_SIZE).contains(&size) => Ok(size),
             Some(other) => Err(Error::config(key, other, format!("1 to {MAX_MODEL_SIZE}"))),
             None => Err(Error::config(key, "absent", "the size of an embedding")),
+        }
+    }
+
+    /// The number of inner features of the third part of a block.
+    pub(crate) fn size_of_gate(&self, row: &EmbeddingGateRow) -> Result<usize> {
+        match self.key_number(row.size)? {
+            Some(size) if (1..=MAX_MODEL_SIZE).contains(&size) => Ok(size),
+            other => {
+                let found = other.map_or("absent".to_string(), |size| size.to_string());
+                Err(Error::config(row.size, found, format!("1 to {MAX_MODEL_SIZE}")))
+            }
         }
     }
 

@@ -30,6 +30,7 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
         keys.insert(KV_HEADS.to_string(), heads);
     }
     keys.retain(|_, value| !value.is_null());
+    enter_section(keys)?;
     if let Some(Value::String(stated)) = keys.get("model_type") {
         let positions = keys.get("position_embedding_type").and_then(Value::as_str);
         let model_type = checkpoint::resolved_model_type(stated, positions).to_string();
@@ -98,6 +99,23 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
         keys.entry("type_vocab_size").or_insert(types.into());
     }
     Ok(())
+}
+
+/// Models of text and more whose text model runs alone, by `model_type`, and where the configuration describes it.
+const SECTIONS: &[(&str, &str)] = &[("embedding_gemma2", "text_config")];
+
+/// Puts the section of a text model in the place of the whole configuration.
+fn enter_section(keys: &mut Map<String, Value>) -> Result<()> {
+    let whole = keys.get("model_type").and_then(Value::as_str);
+    let Some((_, section)) = SECTIONS.iter().find(|(model_type, _)| Some(*model_type) == whole) else { return Ok(()) };
+    match keys.remove(*section) {
+        Some(Value::Object(section)) => {
+            *keys = section;
+            keys.retain(|_, value| !value.is_null());
+            Ok(())
+        }
+        _ => Err(Error::config(section, "absent", "the configuration of the text model")),
+    }
 }
 
 /// The text at a key, or the class of the model's own code for [`families::CLASS`].

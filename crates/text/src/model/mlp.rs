@@ -117,6 +117,28 @@ impl Mlp {
         Ok(self.last.forward(&inner, xs.dtype())?.into())
     }
 
+    /// [`forward`](Self::forward) of a part that is not gated, with its inner features times `factors`.
+    pub fn forward_times(&self, xs: &Tensor, factors: &Tensor) -> Result<Tensor> {
+        let inner = (self.activation.forward(&self.activated.forward(xs, xs.dtype())?)? * factors)?;
+        self.last.forward(&inner, xs.dtype())
+    }
+
+    /// [`forward_times`](Self::forward_times) on CPU buffers; only call it if [`supports_rows`](Self::supports_rows).
+    pub fn forward_rows_times(
+        &self,
+        team: Team,
+        xs: &[f32],
+        tokens: usize,
+        factors: &[f32],
+        scratch: &ScratchPool,
+        outer: &mut [f32],
+    ) -> Result<()> {
+        let mut inner = scratch.take(factors.len())?;
+        self.activated_rows(team, xs, tokens, &mut inner)?;
+        inner.iter_mut().zip(factors).for_each(|(x, factor)| *x *= *factor);
+        self.last_rows(team, &inner, tokens, outer)
+    }
+
     pub fn supports_rows(&self) -> bool {
         self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Linear::can_pack)
     }

@@ -3,6 +3,7 @@
 pub(crate) mod block;
 pub(crate) mod config;
 mod config_keys;
+mod embedding_gate;
 pub(crate) mod embeddings;
 mod experts;
 mod feed_forward;

@@ -42,7 +42,8 @@ impl ShareWeights for Embeddings {
 impl ShareWeights for Block {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         self.mixer.share_weights(&other.mixer)?;
-        self.feed_forward.share_weights(&other.feed_forward)
+        self.feed_forward.share_weights(&other.feed_forward)?;
+        self.embedding_gate.share_weights(&other.embedding_gate)
     }
 }
 

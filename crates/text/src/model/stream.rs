@@ -3,7 +3,9 @@
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+use candle_core::Tensor;
 
+use crate::model::embedding_gate::EmbeddingGate;
 use crate::model::feed_forward::FeedForward;
 use crate::model::short_convolution::ShortConvolution;
 
@@ -27,6 +29,15 @@ pub(crate) trait Stream {
 
     /// The feed-forward part of a layer over the input.
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<Self::Branch>;
+
+    /// Keeps the hidden states as they are now, the embeddings of the tokens.
+    fn keep_embeddings(&mut self) -> Result<()>;
+
+    /// The third part of a layer over the hidden states and the embeddings that were kept.
+    fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<Self::Branch>;
+
+    /// Multiplies the hidden states by a number, `(1)`.
+    fn scale(&mut self, factor: &Tensor) -> Result<()>;
 
     /// `norm(branch)`.
     fn normalize_branch(&mut self, branch: Self::Branch, norm: &Norm) -> Result<Self::Branch>;

@@ -7,6 +7,7 @@ use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, Error, Mu
 use candle_core::{Module, Tensor};
 use candle_nn::ops::dropout;
 
+use crate::model::embedding_gate::EmbeddingGate;
 use crate::model::feed_forward::FeedForward;
 use crate::model::options::ForwardOptions;
 use crate::model::short_convolution::ShortConvolution;
@@ -20,6 +21,8 @@ pub(crate) struct TensorStream<'a> {
     pub observed: Vec<(usize, AttentionStats)>,
     /// The input of the next sub-layer, if it is not `hidden`.
     input: Option<Tensor>,
+    /// The embeddings of the tokens, in families that read them again.
+    embeddings: Option<Tensor>,
     batch: Batch<'a>,
     /// Probability of dropping an element; 0 outside training.
     dropout: f64,
@@ -51,7 +54,7 @@ impl<'a> TensorStream<'a> {
     pub fn new(hidden: Tensor, batch: Batch<'a>, dropout: f64) -> Self {
         let train = matches!(&batch, Batch::Padded { options, .. } if options.train);
         let dropout = if train { dropout } else { 0.0 };
-        Self { hidden, observed: Vec::new(), input: None, batch, dropout }
+        Self { hidden, observed: Vec::new(), input: None, embeddings: None, batch, dropout }
     }
 
     /// The input is read once: without this reference its memory is free as soon as the sub-layer is done with it.
@@ -119,6 +122,21 @@ impl Stream for TensorStream<'_> {
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<PendingBias> {
         let branch = feed_forward.forward(&self.take_input())?;
         self.drop_out_branch(branch)
+    }
+
+    fn keep_embeddings(&mut self) -> Result<()> {
+        self.embeddings = Some(self.hidden.clone());
+        Ok(())
+    }
+
+    fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<PendingBias> {
+        let embeddings = self.embeddings.as_ref().unwrap_or(&self.hidden);
+        self.drop_out_branch(gate.forward(&self.hidden, embeddings)?.into())
+    }
+
+    fn scale(&mut self, factor: &Tensor) -> Result<()> {
+        self.hidden = self.hidden.broadcast_mul(factor)?;
+        Ok(())
     }
 
     fn normalize_branch(&mut self, branch: PendingBias, norm: &Norm) -> Result<PendingBias> {

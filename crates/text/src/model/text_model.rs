@@ -12,6 +12,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
 use crate::model::config::TextModelConfig;
+use crate::model::embedding_gate::EmbeddingProjections;
 use crate::model::embeddings::Embeddings;
 use crate::model::mlp::{load_linear, read_linear};
 use crate::model::options::{ForwardOptions, ForwardOutput};
@@ -103,12 +104,20 @@ impl TextModel {
         let (attention, _) = config.attention_of(&first, index)?;
         let pruned = config.pruned_heads.of_layer(index).len();
         let shared = SharedTables::read(&attention, pruned, &PositionWeights::default(), &first)?;
+        let projections = EmbeddingProjections::load(config, &row.block, &source)?;
         let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, prefix) in prefixes.iter().enumerate() {
             layers.push(match loaded.iter().position(|earlier| *earlier == prefix) {
                 Some(block) => block,
                 None => {
-                    blocks.push(Block::load(config, &row.block, &source.child(prefix), index, &shared)?);
+                    blocks.push(Block::load(
+                        config,
+                        &row.block,
+                        &source.child(prefix),
+                        index,
+                        &shared,
+                        projections.as_ref(),
+                    )?);
                     loaded.push(prefix);
                     blocks.len() - 1
                 }
@@ -231,6 +240,9 @@ impl TextModel {
     /// Everything between the sum of the embeddings and the hidden states of the last layer, whatever the batch and the
     /// device.
     pub(crate) fn run<S: Stream>(&self, stream: &mut S) -> Result<()> {
+        if self.blocks.iter().any(|block| block.embedding_gate.is_some()) {
+            stream.keep_embeddings()?;
+        }
         if let Some(norm) = &self.embeddings_norm {
             stream.normalize(norm)?;
         }
