@@ -105,9 +105,12 @@ pub use candle_core;
 pub use candle_nn;
 
 pub use attention::{
-    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KvCache, MultiHeadAttention, ObserveOptions, TopKeys,
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KeyValues, KvCache, MultiHeadAttention,
+    ObserveOptions, TopKeys,
 };
-pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
+pub use config::{
+    AttentionConfig, Factor, HeadNorm, KeyValueSource, NormKind, NormOver, ProjectionBias, Scoring, Step, Steps,
+};
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::{DType, Device, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::cache::{CrossCache, KvCache, NewTokens, TokenShape};
+use crate::attention::cache::{CrossCache, KeyValues, KvCache, NewTokens, TokenShape};
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::attention::padded::NewPlaces;
 use crate::error::{Error, Result};
@@ -26,11 +26,27 @@ pub(super) struct PreparedCall<'a> {
     pub options: SdpaOptions<'a>,
     pub route: Route,
     /// The positions that the call gives.
-    explicit: Option<ExplicitPositions>,
+    pub explicit: Option<ExplicitPositions>,
     /// The length of each sequence of a padded batch, if the mask has it.
-    lengths: Option<Vec<usize>>,
+    pub lengths: Option<Vec<usize>>,
     /// Those of a call with a cache, with their positions.
     pub new_tokens: Option<NewTokens>,
+    /// What the cache adds to the mask, in a call that shares its keys and values.
+    pub shared_mask: Option<AttentionMask>,
+}
+
+/// What a call returns: its output, whose last bias may be left to the next operation; the attention weights, if the
+/// options ask for them; keys and values, if it shares them.
+pub(super) struct Ran {
+    pub output: PendingBias,
+    pub attention_weights: Option<Tensor>,
+    pub key_values: Option<KeyValues>,
+}
+
+impl Ran {
+    fn of(output: PendingBias, attention_weights: Option<Tensor>) -> Self {
+        Self { output, attention_weights, key_values: None }
+    }
 }
 
 /// How a call runs.
@@ -76,34 +92,48 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         options: &AttentionOptions,
     ) -> Result<(PendingBias, Option<Tensor>)> {
+        let Ran { output, attention_weights, .. } = self.attended_in(inputs, options, false)?;
+        Ok((output, attention_weights))
+    }
+
+    /// [`attended`](Self::attended), and the keys and values of a call that `shares` them.
+    pub(super) fn attended_in(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+        shares: bool,
+    ) -> Result<Ran> {
         self.check(inputs, options)?;
         if self.config.num_attention_heads == 0 {
-            return Ok((self.without_heads(inputs.query)?.into(), None));
+            return Ok(Ran::of(self.without_heads(inputs.query)?.into(), None));
         }
         let mut cache = inputs.lock_cache();
-        let prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        let mut prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        if shares {
+            prepared.share(cache.as_deref().map(|cache| &**cache))?;
+        }
         match cache.as_deref_mut() {
-            Some(cache) => cache.or_unchanged(|cache| self.run(inputs, options, prepared, Some(cache))),
-            None => self.run(inputs, options, prepared, None),
+            Some(cache) => cache.or_unchanged(|cache| self.run_call(inputs, options, prepared, Some(cache))),
+            None => self.run_call(inputs, options, prepared, None),
         }
     }
 
-    fn run(
+    fn run_call(
         &self,
         inputs: &AttentionInputs,
         options: &AttentionOptions,
         mut prepared: PreparedCall,
         cache: Option<&mut KvCache>,
-    ) -> Result<(PendingBias, Option<Tensor>)> {
+    ) -> Result<Ran> {
         let ragged = if let Tokens::Ragged(lengths) = inputs.tokens { Some(lengths) } else { None };
         let backend = match prepared.route {
             Route::Rows { lengths, mask } => {
-                return Ok((self.attend_sequences(inputs.query, lengths, &mask)?.into(), None));
+                return Ok(Ran::of(self.attend_sequences(inputs.query, lengths, &mask)?.into(), None));
             }
             Route::Buckets => {
                 let lengths = ragged.unwrap_or(&[]);
                 let padded = self.attend_buckets(inputs.query, lengths, &inputs.mask, options)?;
-                return Ok((padded.output.into(), padded.attention_weights));
+                return Ok(Ran::of(padded.output.into(), padded.attention_weights));
             }
             Route::Tensors(backend) => backend,
         };
@@ -113,7 +143,7 @@ impl MultiHeadAttention {
         let attended = sdpa::attend_call(backend, [&q, &k, &v], offsets.as_deref(), &prepared.call, &prepared.options)?;
         let (output, attention_weights) = self.finish(attended, inputs, options)?;
         let output = if ragged.is_some() { output.map(|ys| ys.squeeze(0))? } else { output };
-        Ok((output, attention_weights))
+        Ok(Ran { key_values: prepared.key_values([k, v], inputs), ..Ran::of(output, attention_weights) })
     }
 
     /// Checks inputs and options against the configuration and each other.
@@ -122,6 +152,7 @@ impl MultiHeadAttention {
         if inputs.cache.is_some() && !matches!(inputs.tokens, Tokens::Padded) {
             return Err(Error::value("inputs with a key-value cache", "ragged or cross-cached", "new tokens, padded"));
         }
+        self.check_source(inputs)?;
         let b = match &inputs.tokens {
             Tokens::Ragged(lengths) => {
                 self.check_ragged(query, lengths, &inputs.mask)?;
@@ -133,6 +164,7 @@ impl MultiHeadAttention {
         match &inputs.tokens {
             Tokens::Ragged(_) => Ok(()),
             Tokens::Memory(memory) => self.check_cross(query, memory),
+            Tokens::Shared(shared) => self.check_shared(query, shared, options),
             Tokens::Padded => {
                 self.check_input("query", query, self.config.resolved_query_size())?;
                 self.check_input("key", key, self.config.resolved_key_size())?;
@@ -178,7 +210,7 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    fn check_input(&self, name: &str, tensor: &Tensor, size: usize) -> Result<()> {
+    pub(super) fn check_input(&self, name: &str, tensor: &Tensor, size: usize) -> Result<()> {
         if tensor.rank() != 3 || tensor.dims()[2] != size {
             let s = if name == "query" { "s_q" } else { "s_kv" };
             return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
@@ -238,6 +270,11 @@ impl MultiHeadAttention {
                 (lengths.len(), longest, longest)
             }
             (Tokens::Memory(memory), _) => (query.dim(0)?, query.dim(1)?, memory.len()),
+            (Tokens::Shared(shared), _) => {
+                mask = Cow::Owned(mask.into_owned().and(shared.mask.clone()));
+                (explicit, new_tokens) = (shared.explicit.clone(), shared.new_tokens.clone());
+                (query.dim(0)?, query.dim(1)?, shared.len())
+            }
             (Tokens::Padded, None) => {
                 let (b, s_kv) = (query.dim(0)?, inputs.key.dim(1)?);
                 explicit = self.explicit_positions(options, b, s_kv)?;
@@ -260,10 +297,12 @@ impl MultiHeadAttention {
             explicit.as_ref().map_or(tokens, |positions| positions.end(sequence, tokens))
         };
         let lengths = mask.padded_lengths().filter(|_| is_padded).map(|all| all.iter().enumerate().map(end).collect());
+        let lengths = if let Tokens::Shared(shared) = inputs.tokens { shared.lengths.clone() } else { lengths };
 
         let mut sdpa_options = self.sdpa_options(mask, options);
         let from_cache = match &inputs.tokens {
             Tokens::Memory(memory) => Some(memory.tracks_gradient()),
+            Tokens::Shared(shared) => Some(shared.tracks_gradient()),
             _ => cache.map(KvCache::tracks_gradient),
         };
         let tracked = [query, inputs.key, inputs.value].into_iter().any(Tensor::track_op)
@@ -276,7 +315,11 @@ impl MultiHeadAttention {
             d: config.resolved_head_dim(),
             d_v: config.resolved_value_head_dim(),
             // A cache holds keys and values in the dtype of the layer.
-            dtype: if from_cache.is_some() { self.dtype() } else { accumulate_dtype(self.qkv.like()) },
+            dtype: match inputs.tokens {
+                Tokens::Shared(shared) => shared.keys.dtype(),
+                _ if from_cache.is_some() => self.dtype(),
+                _ => accumulate_dtype(self.qkv.like()),
+            },
             device: DeviceKind::of(device),
             distance_embeddings: config.position.scheme().distance_embedding_count(),
             tracks_gradient: tracked,
@@ -319,7 +362,7 @@ impl MultiHeadAttention {
                 backend.map_or(Route::Buckets, Route::Tensors)
             }
         };
-        Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens })
+        Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens, shared_mask: None })
     }
 
     /// Checks everything about a call with a cache that can be checked before it runs, under the mask of the call and
@@ -412,9 +455,11 @@ impl MultiHeadAttention {
     /// Whether a weight is a variable or depends on one, except for those of the output projection, which comes after
     /// the choice of a backend.
     pub(super) fn tracks_gradient(&self) -> bool {
-        let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        let others = self.bias_kv.iter().flatten().chain(&self.score).chain(&self.sinks).chain(norms);
-        self.position.tracks_gradient() || self.qkv.tracks_gradient() || others.into_iter().any(Tensor::track_op)
+        let mut others = self.bias_kv.iter().flatten().chain(&self.score).chain(&self.sinks);
+        self.position.tracks_gradient()
+            || self.qkv.tracks_gradient()
+            || self.steps.tracks_gradient()
+            || others.any(Tensor::track_op)
     }
 
     /// The mask of a call and that of the configuration.

@@ -19,9 +19,10 @@ mod observe;
 mod options;
 mod padded;
 mod rows;
+mod steps;
 mod transform;
 
-pub use cache::{CrossCache, KvCache};
+pub use cache::{CrossCache, KeyValues, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
@@ -29,6 +30,7 @@ use cache::Identity;
 use call::{PreparedCall, Route};
 use candle_core::{DType, Device, Module, Tensor};
 use options::Tokens;
+use steps::StepState;
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
@@ -37,7 +39,6 @@ use crate::ops::{Linear, PendingBias, Qkv};
 use crate::position::PositionState;
 use crate::sdpa::{AttentionOutput, Plan};
 use crate::tensor::Frozen;
-use crate::weights::NormWeights;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -101,7 +102,7 @@ pub struct MultiHeadAttention {
     o_proj: Linear,
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
-    qk_norm: Option<[NormWeights; 2]>,
+    steps: StepState,
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.
@@ -213,6 +214,22 @@ impl MultiHeadAttention {
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
         let (output, attention_weights) = self.attended(inputs, options)?;
         Ok(AttentionOutput { output: output.apply()?, attention_weights })
+    }
+
+    /// [`attend_with`](Self::attend_with), and the keys and values that the queries attended to, for later layers that
+    /// have none of their own ([`KeyValueSource::Shared`](crate::KeyValueSource)): with a cache, those in it before the
+    /// call and the new ones. Differentiable.
+    ///
+    /// # Errors
+    /// The errors of [`attend_with`](Self::attend_with). The inputs are ragged or a cross-cached memory, or the layer
+    /// has no heads, has extra keys (`add_bias_kv`, `add_zero_attn`), or has no keys of its own either.
+    pub fn attend_sharing(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(AttentionOutput, KeyValues)> {
+        let (output, attention_weights, key_values) = self.attended_sharing(inputs, options)?;
+        Ok((AttentionOutput { output: output.apply()?, attention_weights }, key_values))
     }
 
     /// The output of [`attend_with`](Self::attend_with) without options, for a residual norm that adds the last bias in

@@ -147,7 +147,11 @@ impl MultiHeadAttention {
 
         if h == 0 {
             let output = self.without_heads(inputs.query)?;
-            let s_kv = if let Tokens::Memory(memory) = inputs.tokens { memory.len() } else { inputs.key.dim(1)? };
+            let s_kv = match inputs.tokens {
+                Tokens::Memory(memory) => memory.len(),
+                Tokens::Shared(shared) => shared.len(),
+                _ => inputs.key.dim(1)?,
+            };
             let empty = [b, 0, queries.len()];
             return StatBlocks::default().concatenated(output, what, empty, s_kv, DType::F32, inputs.query.device());
         }
@@ -157,7 +161,7 @@ impl MultiHeadAttention {
             return Err(Error::config("mean_distance", true, allowed));
         }
         // The dtype in which the eager backend computes; a cache has its own.
-        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_));
+        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_) | Tokens::Shared(_));
         let wide = if is_cached { prepared.call.dtype } else { accumulate_dtype(self.qkv.like()) };
         let qkv = self.transformed(inputs, &mut prepared, wide, options, cache)?;
         let PreparedCall { call, options: sdpa, .. } = prepared;

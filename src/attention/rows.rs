@@ -13,10 +13,9 @@ use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
 use crate::attention::MultiHeadAttention;
-use crate::config::NormKind;
+use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::NormParameters;
 use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice, zeros};
 
@@ -26,13 +25,14 @@ const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
-    /// of the kernels, and nothing happens between projection and kernel but norms and a rotation.
+    /// of the kernels, and nothing happens between projection and kernel but [steps](crate::Steps).
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
-            && self.norms_run_on_buffers()
+            && self.steps.run_on_buffers()
+            && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
             && self.sinks.is_none()
@@ -180,13 +180,9 @@ impl MultiHeadAttention {
         }
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
-        if scheme.rotates() || self.qk_norm.is_some() {
-            let heads = config.num_attention_heads + config.resolved_num_key_value_heads();
-            let rotate = |qkv: &mut [f32], group: RaggedBatch| {
-                self.normalize_in_place(team, qkv)?;
-                scheme.rotate_in_place(qkv, heads, config.resolved_head_dim(), group)
-            };
-            return self.attend_elements(team, xs, batch, mask, rotate, &buffers.scratch, output);
+        if scheme.rotates() || config.steps.has_more_than_rotation() {
+            let steps = |qkv: &mut [f32], group: RaggedBatch| self.step_in_place(team, qkv, group);
+            return self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output);
         }
         // Elements that would be rounded before their next product anyway are not kept in f32.
         if self.qkv.rounds_to_bf16()? {
@@ -196,33 +192,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Whether norms of queries and keys, if there are any, have one fixed weight for all heads.
-    fn norms_run_on_buffers(&self) -> bool {
-        let norms = || self.qk_norm.iter().flatten();
-        let parameters = norms().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        norms().all(|norm| norm.weight.rank() == 1) && parameters.into_iter().all(|tensor| !tensor.track_op())
-    }
-
-    /// Normalizes the queries and keys of `qkv` `(tokens, q k v)`.
-    fn normalize_in_place(&self, team: Team, qkv: &mut [f32]) -> Result<()> {
-        let (Some(norm), Some(weights)) = (&self.config.qk_norm, &self.qk_norm) else { return Ok(()) };
-        let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
-        let (d, width) = (self.config.resolved_head_dim(), self.qkv.packed()?.out_features());
-        for (part, weights) in [0..h * d, h * d..(h + h_kv) * d].into_iter().zip(weights) {
-            let norm = NormParameters {
-                weight: &weights.weight,
-                bias: weights.bias.as_ref(),
-                eps: norm.eps,
-                rms: norm.kind != NormKind::Layer,
-                offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-            };
-            norm.normalize_parts(Isa::detect()?, team, qkv, width, part)?;
-        }
-        Ok(())
-    }
-
-    /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `rotate`
-    /// applies norms and positions to the queries and keys of `(tokens, q k v)` in place.
+    /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `steps`
+    /// applies norms, positions and factors to `(tokens, q k v)` in place.
     #[allow(clippy::too_many_arguments, reason = "one call, split by element type")]
     fn attend_elements<A: Element, T: Element, O: Element>(
         &self,
@@ -230,7 +201,7 @@ impl MultiHeadAttention {
         xs: &[A],
         batch: RaggedBatch,
         mask: &AttentionMask,
-        rotate: impl Fn(&mut [T], RaggedBatch) -> Result<()>,
+        steps: impl Fn(&mut [T], RaggedBatch) -> Result<()>,
         scratch: &ScratchPool,
         output: &mut [O],
     ) -> Result<()> {
@@ -260,7 +231,7 @@ impl MultiHeadAttention {
             let xs = &xs[tokens.start * input..tokens.end * input];
             projection.multiply_into(team, xs, tokens.len(), Activation::Identity, qkv)?;
             let starts: Vec<usize> = offsets[first..=last].iter().map(|start| start - tokens.start).collect();
-            rotate(qkv, RaggedBatch { offsets: &starts, ..batch })?;
+            steps(qkv, RaggedBatch { offsets: &starts, ..batch })?;
 
             let mut memory = scratch.take(floats::<T>(tokens.len() * h * d_v))?;
             let context = &mut bytemuck::cast_slice_mut(&mut memory)[..tokens.len() * h * d_v];

@@ -1,4 +1,4 @@
-//! From inputs to what attention compares: projection, clipping, norms, rotation and extra keys.
+//! From inputs to what attention compares: projection, clipping, steps and extra keys.
 
 use std::borrow::Cow;
 
@@ -9,13 +9,11 @@ use crate::attention::cache::KvCache;
 use crate::attention::call::PreparedCall;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::attention::padded::NewPlaces;
-use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
 use crate::mask::{AttentionMask, Disentangled, DistanceEmbeddings};
-use crate::ops::{Norm, accumulate_dtype};
+use crate::ops::accumulate_dtype;
 use crate::position::{EmbeddingCall, TokenPositions};
 use crate::ragged::{BatchCache, RaggedBatch, offsets};
-use crate::weights::NormWeights;
 
 impl MultiHeadAttention {
     /// Queries, keys and values `(b, s, heads, d)` in `dtype`, ready for attention: with the extra keys of the layer,
@@ -34,8 +32,12 @@ impl MultiHeadAttention {
         let tokens = prepared.positions(options.grid, None);
         let [q, k, v] = match (&inputs.tokens, cache, new_tokens) {
             (Tokens::Memory(memory), ..) => {
-                let q = self.project_queries(inputs.query, dtype)?;
+                let q = self.project_queries(inputs.query, memory.len(), dtype, &tokens)?;
                 return Ok([q, memory.keys.clone(), memory.values.clone()]);
+            }
+            (Tokens::Shared(shared), ..) => {
+                let q = self.project_queries(inputs.query, shared.tokens, dtype, &tokens)?;
+                return Ok([q, shared.keys.clone(), shared.values.clone()]);
             }
             (Tokens::Ragged(lengths), ..) => {
                 let (xs, own_batch) = (inputs.query.unsqueeze(0)?, BatchCache::default());
@@ -64,7 +66,7 @@ impl MultiHeadAttention {
         self.config.position.scheme().distance_embeddings(&call)
     }
 
-    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped, normalized and rotated. Of padded
+    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped and stepped. Of padded
     /// tokens only those at `places` are projected.
     fn project(
         &self,
@@ -75,14 +77,14 @@ impl MultiHeadAttention {
     ) -> Result<[Tensor; 3]> {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
-        if self.qk_norm.is_none() && config.clip_qkv.is_none() && !config.position.scheme().rotates() {
+        let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation();
+        if unchanged && !config.position.scheme().rotates() {
             return self.project_at(xs, places, sizes, dtype);
         }
         // Rounded once, after the transformations.
         let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
-        let (q, k) = (self.normalized(&self.clipped(q)?, 0)?, self.normalized(&self.clipped(k)?, 1)?);
-        let [q, k] = config.position.scheme().rotate(q, k, tokens)?;
-        Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, self.clipped(v)?.to_dtype(dtype)?])
+        let [q, k, v] = self.stepped([self.clipped(q)?, self.clipped(k)?, self.clipped(v)?], tokens)?;
+        Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }
 
     /// The products of [`project`](Self::project).
@@ -101,11 +103,11 @@ impl MultiHeadAttention {
         Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
     }
 
-    /// The queries alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions.
-    fn project_queries(&self, query: &Tensor, dtype: DType) -> Result<Tensor> {
+    /// The queries alone in `dtype`, as [`project`](Self::project) makes them, over `s_kv` keys that are there already.
+    fn project_queries(&self, query: &Tensor, s_kv: usize, dtype: DType, tokens: &TokenPositions) -> Result<Tensor> {
         let wide = accumulate_dtype(self.qkv.like());
         let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
-        Ok(self.normalized(&self.clipped(q)?, 0)?.to_dtype(dtype)?)
+        Ok(self.stepped_queries(self.clipped(q)?, s_kv, tokens)?.to_dtype(dtype)?)
     }
 
     /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with
@@ -114,9 +116,8 @@ impl MultiHeadAttention {
         let wide = accumulate_dtype(self.qkv.like());
         let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];
         let [k, v] = self.qkv.key_value([key, value], sizes, wide)?;
-        let k = self.normalized(&self.clipped(k)?, 1)?.to_dtype(dtype)?;
-        let v = self.clipped(v)?.to_dtype(dtype)?;
-        Ok([self.append(k, 0)?, self.append(v, 1)?])
+        let [k, v] = self.stepped_memory([self.clipped(k)?, self.clipped(v)?])?;
+        Ok([self.append(k.to_dtype(dtype)?, 0)?, self.append(v.to_dtype(dtype)?, 1)?])
     }
 
     /// `xs` `(b, s, h_kv, d)`, then the learned token of `bias_kv` (0: key, 1: value), then the token of zeros.
@@ -142,75 +143,5 @@ impl MultiHeadAttention {
             Some(limit) => xs.clamp(-limit, limit)?,
             None => xs,
         })
-    }
-
-    /// `xs` `(b, s, h, d)` normalized as queries (`which` is 0) or keys (1).
-    fn normalized(&self, xs: &Tensor, which: usize) -> Result<Tensor> {
-        match (&self.config.qk_norm, &self.qk_norm) {
-            (Some(norm), Some(weights)) => normalize(xs, norm, &weights[which]),
-            _ => Ok(xs.clone()),
-        }
-    }
-}
-
-/// The expected shape of a parameter of a norm: of rank 2 if it is per head.
-pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
-    match (over, parameter.rank()) {
-        (NormOver::AllHeads, _) => vec![h * d],
-        (NormOver::Head, 2) => vec![h, d],
-        (NormOver::Head, _) => vec![d],
-    }
-}
-
-/// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
-fn normalize(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
-    let (b, s, h, d) = xs.dims4()?;
-    let xs = match norm.over {
-        NormOver::Head => xs.clone(),
-        NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
-    };
-    let norm = Norm {
-        xs: &xs,
-        add: None,
-        add_bias: None,
-        weight: &weights.weight,
-        bias: weights.bias.as_ref(),
-        eps: norm.eps,
-        rms: norm.kind != NormKind::Layer,
-        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-        keep_sum: false,
-    };
-    let (_, ys) = norm.forward()?;
-    Ok(ys.reshape((b, s, h, d))?)
-}
-
-#[cfg(all(test, not(feature = "cuda")))]
-mod tests {
-    use super::*;
-    use crate::ops::cuda::with_mock_device;
-    use crate::tensor::random::Random;
-
-    fn worst(got: &Tensor, want: &Tensor) -> f32 {
-        let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
-        differences.max(0).unwrap().to_scalar().unwrap()
-    }
-
-    #[test]
-    fn fused_norms_equal_tensor_operations() {
-        let mut random = Random(1);
-        let (b, s, h, d) = (2, 5, 3, 8);
-        // A part of a packed projection.
-        let xs = random.tensor(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
-        for (over, dims) in [(NormOver::Head, vec![d]), (NormOver::Head, vec![h, d]), (NormOver::AllHeads, vec![h * d])]
-        {
-            for (kind, bias) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::RmsOffset, false)] {
-                let norm = QkNorm { kind, over, eps: 1e-6 };
-                let weights = NormWeights { weight: random.tensor(&dims), bias: bias.then(|| random.tensor(&dims)) };
-                let want = normalize(&xs, &norm, &weights).unwrap();
-                let (got, steps) = with_mock_device(|| normalize(&xs, &norm, &weights).unwrap());
-                assert_eq!((got.dims(), steps), (want.dims(), 1));
-                assert!(worst(&got, &want) < 1e-5, "{kind:?}, {over:?}, {dims:?}");
-            }
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, QkNorm};
+use crate::config::{AttentionConfig, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
@@ -159,7 +159,7 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         if contents.norms {
-            config.qk_norm = Some(self.qk_norm()?);
+            config = config.with_qk_norm(self.qk_norm()?);
         }
         if !self.cross {
             config.position = self.position(d, contents)?;
@@ -195,14 +195,14 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<QkNorm> {
+    fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
         let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(stated) })
+        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(stated)))
     }
 
     fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {

@@ -80,6 +80,8 @@ const BASE: Layout = Layout {
     position: &[],
     sinks: false,
     check_orientation: false,
+    requires: &[],
+    excludes: &[],
     may_be_eva: false,
 };
 
@@ -87,7 +89,10 @@ const BASE: Layout = Layout {
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true, ..BASE },
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true,
+        excludes: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
+        requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -182,6 +187,13 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
+    Layout { name: "keys-as-values", families: "Gemma 4, layers whose keys are their values",
+        qkv: QkvNames::KeysAsValues([linear!("q_proj"), linear!("k_proj")]), biases: &[], grouped: true,
+        qk_norms: Some(QK_NORMS[0]), excludes: &["v_proj.weight"], ..BASE },
+    Layout { name: "shared-keys", families: "Gemma 3n, Gemma 4, layers with the keys and values of another one",
+        qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
+            "kv_a_proj_with_mqa.weight"], ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

@@ -1,5 +1,6 @@
 //! What the tests share: fixtures, comparison of tensors, random inputs, and a naive attention.
 
+pub mod everywhere;
 pub mod naive;
 pub mod programs;
 mod random;

@@ -10,6 +10,7 @@ use crate::position::ExplicitPositions;
 use crate::tensor::check_tensor_memory;
 
 /// The new tokens of a call with a cache.
+#[derive(Debug, Clone)]
 pub(in crate::attention) struct NewTokens {
     /// The layer that makes their keys; `None` for keys and values of one's own.
     pub layer: Option<LayerId>,

@@ -91,6 +91,11 @@ impl MultiHeadAttention {
         if !self.config.position.is_none() {
             return Err(Error::config("position", &self.config.position, "none with a cache for cross-attention"));
         }
+        if self.config.steps.follow_positions() {
+            let expected = "none that follows positions with a cache for cross-attention";
+            return Err(Error::value("the steps of the layer", "a factor by position", expected));
+        }
+        self.check_own_keys()?;
         self.check_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
         let layer = self.present_id()?;
