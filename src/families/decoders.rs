@@ -18,6 +18,14 @@ const OLMO2: Family =
 /// Granite, whose configuration states the factor on the scores.
 const GRANITE: Family =
     Family { scale: Scale::AttentionMultiplier, defaults: &[("attention_multiplier", 1.0)], ..LLAMA };
+/// LFM2: the same as Qwen 3 with other names.
+const LFM2: Family = Family {
+    model_types: &["lfm2", "lfm2_moe"],
+    layouts: BART,
+    positions: theta(1_000_000.0),
+    defaults: &[("norm_eps", 1e-5)],
+    ..QWEN3
+};
 
 /// A decoder with rotary positions.
 const fn rotary(row: RotaryRow) -> Family {
@@ -244,11 +252,15 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: EXAONE_DEFAULTS,
         ..QWEN3
     },
+    LFM2,
+    Family { model_types: &["lfm2_bidirectional"], causal: Causal::Never, ..LFM2 },
+    // As pplx-embed's own code has it.
     Family {
-        model_types: &["kolibri1", "flint"],
-        window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
-        defaults: &[("sliding_window", 513.0)],
+        model_types: &["bidirectional_pplx_qwen3"],
+        causal: Causal::Never,
+        reads: &["use_bidirectional_attention"],
+        window: UPPER,
+        defaults: QWEN2_DEFAULTS,
         ..QWEN3
     },
     Family {
@@ -260,10 +272,10 @@ pub(crate) const DECODERS: &[Family] = &[
         ..LLAMA
     },
     Family {
-        model_types: &["lfm2", "lfm2_moe"],
-        layouts: BART,
-        positions: theta(1_000_000.0),
-        defaults: &[("norm_eps", 1e-5)],
+        model_types: &["kolibri1", "flint"],
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
+        defaults: &[("sliding_window", 513.0)],
         ..QWEN3
     },
     Family { model_types: &["glm4_moe"], positions: share(0.5), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },

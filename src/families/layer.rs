@@ -33,8 +33,8 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
 
 /// Parts of the prefixes of cross-attention.
-pub(crate) const CROSS: [&str; 5] =
-    ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
+pub(crate) const CROSS: [&str; 6] =
+    ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention", "encoder_decoder_attention"];
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy)]
@@ -277,7 +277,7 @@ impl<'a> Layer<'a> {
     fn t5_bias(&self) -> Result<Position> {
         let buckets = self.number("relative_attention_num_buckets")?.unwrap_or(32);
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
-        let bidirectional = !self.prefix.contains("decoder");
+        let bidirectional = self.family.causal != Causal::Always && !self.prefix.contains("decoder");
         Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
     }
 }

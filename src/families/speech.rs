@@ -73,7 +73,7 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family {
-        model_types: &["glmasr_encoder"],
+        model_types: &["glmasr_encoder", "dots3_note_audio_encoder"],
         layouts: OWN,
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..PLAIN
@@ -119,7 +119,18 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
-    Family { model_types: &["mimi"], defaults: &[("sliding_window", 250.0)], ..STREAM },
+    Family {
+        model_types: &[
+            "mimi",
+            "mimi_encoder",
+            "mimi_decoder",
+            "pocket_tts_audio_tokenizer",
+            "pocket_tts_audio_tokenizer_encoder",
+            "pocket_tts_audio_tokenizer_decoder",
+        ],
+        defaults: &[("sliding_window", 250.0)],
+        ..STREAM
+    },
     Family {
         model_types: &["nemotron3_diarization_audio"],
         layouts: OWN,

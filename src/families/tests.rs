@@ -14,6 +14,8 @@ use crate::families::table::families;
 const WITHOUT_FIXTURE: &[(&str, &str)] = &[
     ("new", "the attention of `gte`, under the name that GTE's own code uses"),
     ("evolla_protein_encoder", "a section of Evolla that states no family"),
+    ("bidirectional_pplx_qwen3", "the attention of `qwen3`; `crates/text` tests the whole model"),
+    ("lfm2_bidirectional", "the attention of `lfm2`; `crates/text` tests the whole model"),
 ];
 
 fn fixture(name: &str) -> PathBuf {
@@ -62,6 +64,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("new", "GTE's own code"),
     ("timm", "the name that reads timm's checkpoints"),
     ("evolla_protein_encoder", "the name of a section of Evolla"),
+    ("bidirectional_pplx_qwen3", "pplx-embed's own code"),
+    ("lfm2_bidirectional", "transformers after 5.23"),
 ];
 
 #[test]
