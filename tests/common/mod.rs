@@ -33,13 +33,7 @@ pub struct Golden(pub Checkpoint);
 
 impl Golden {
     pub fn open(name: &str) -> Self {
-        Self(vec![Checkpoint::open(fixture(name)).unwrap()])
-    }
-
-    /// All fixture files in a folder.
-    pub fn open_all(folder: &str) -> Self {
-        let files = std::fs::read_dir(fixture(folder)).unwrap().map(|entry| entry.unwrap().path());
-        Self(files.map(|path| Checkpoint::open(path).unwrap()).collect())
+        Self(Checkpoint::open(fixture(name)).unwrap())
     }
 
     pub fn get(&self, name: &str) -> Tensor {
