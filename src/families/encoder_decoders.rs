@@ -11,8 +11,11 @@ const SEAMLESS: Family = Family {
     model_types: &["seamless_m4t"],
     layouts: &["bart", "conformer"],
     positions: LayerPositions::Conformer("relative"),
-    unsupported_parts: &[("t2u_model", "no check against transformers")],
-    defaults: &[("speech_encoder_attention_heads", 16.0)],
+    defaults: &[
+        ("speech_encoder_attention_heads", 16.0),
+        ("t2u_encoder_attention_heads", 16.0),
+        ("t2u_decoder_attention_heads", 16.0),
+    ],
     ..DECODER
 };
 
@@ -62,6 +65,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family {
         model_types: &["seamless_m4t_v2"],
         positions: LayerPositions::Conformer("relative_key"),
+        unsupported_parts: &[("t2u_model", "no check against transformers")],
         note: Some(
             "in the speech encoder, a token sees its chunk of `speech_encoder_chunk_size` tokens and those before",
         ),

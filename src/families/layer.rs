@@ -113,6 +113,8 @@ impl<'a> Layer<'a> {
 
     fn stated_heads(&self) -> Result<usize> {
         let by_prefix: &[&str] = match self.prefix {
+            prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
+            prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
             prefix if prefix.contains("speech_encoder") => &[SPEECH_HEADS, ENCODER_HEADS[0], ENCODER_HEADS[1]],
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,

@@ -78,13 +78,16 @@ fn resized(table: &Tensor, side: usize) -> Result<Tensor> {
     Ok(weights.to_dtype(table.dtype())?.matmul(table)?)
 }
 
-/// The products of queries `(n, queries, d)`, of which each of the `n` groups stands at another place of one dimension,
-/// with the embeddings of distances `(2 n - 1, d)` to all places: `(n, queries, n)`.
+/// The products of queries `(b, n, queries, d)`, of which each of the `n` groups of a sequence stands at another place of
+/// one dimension, with the embeddings of distances `(2 n - 1, d)` to all places: `(b, n, queries, n)`.
+///
+/// Each sequence and place is a product for itself, so that its bits do not depend on the batch.
 fn products(queries: &Tensor, table: &Tensor) -> Result<Tensor> {
-    let n = queries.dim(0)?;
+    let (b, n, _, d) = queries.dims4()?;
     let rows: Vec<u32> = (0..n).flat_map(|q| (0..n).map(move |k| (q + n - 1 - k) as u32)).collect();
-    let embeddings = table.index_select(&Tensor::new(rows, table.device())?, 0)?.reshape((n, n, table.dim(1)?))?;
-    Ok(queries.contiguous()?.matmul(&embeddings.transpose(1, 2)?.contiguous()?)?)
+    let embeddings = table.index_select(&Tensor::new(rows, table.device())?, 0)?.reshape((1, n, n, d))?;
+    let embeddings = embeddings.transpose(2, 3)?.broadcast_as((b, n, d, n))?.contiguous()?;
+    Ok(queries.contiguous()?.matmul(&embeddings)?)
 }
 
 impl fmt::Display for RelativeKey2d {
@@ -143,12 +146,11 @@ impl PositionScheme for RelativeKey2d {
         let dtype = compute_dtype(call.q.dtype());
         let table = |name: &str, side: usize| resized(&call.state.weights().require(name)?.to_dtype(dtype)?, side);
         let q = call.q.to_dtype(dtype)?.reshape((b, height, width, h, d))?;
-        let rows = q.permute((1, 0, 2, 3, 4))?.contiguous()?.reshape((height, b * width * h, d))?;
-        let rows = products(&rows, &table(ROWS, height)?)?.reshape((height, b, width, h, height))?;
-        let rows = rows.permute((1, 3, 0, 2, 4))?.contiguous()?.reshape((b, h, s_q, height))?;
-        let columns = q.permute((2, 0, 1, 3, 4))?.contiguous()?.reshape((width, b * height * h, d))?;
-        let columns = products(&columns, &table(COLUMNS, width)?)?.reshape((width, b, height, h, width))?;
-        let columns = columns.permute((1, 3, 2, 0, 4))?.contiguous()?.reshape((b, h, s_q, width))?;
+        let of_rows = q.reshape((b, height, width * h, d))?;
+        let rows = products(&of_rows, &table(ROWS, height)?)?.reshape((b, s_q, h, height))?.transpose(1, 2)?;
+        let of_columns = q.transpose(1, 2)?.reshape((b, width, height * h, d))?;
+        let columns = products(&of_columns, &table(COLUMNS, width)?)?.reshape((b, width, height, h, width))?;
+        let columns = columns.permute((0, 3, 2, 1, 4))?.reshape((b, h, s_q, width))?;
         Ok(Some(AttentionMask::of_term(GridBias { rows, columns })))
     }
 }

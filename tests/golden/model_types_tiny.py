@@ -209,7 +209,7 @@ CHANGES = {
                     {"context_size": 3, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
     **dict.fromkeys(["granite_speech", "granite_speech_plus"],
                     {"encoder_config.context_size": 4, "encoder_config.max_pos_emb": 6, "encoder_config.input_dim": 16,
-                     "encoder_config.output_dim": 5, "downsample_rate": 2}),
+                     "encoder_config.output_dim": 5, "downsample_rate": 2, "window_size": 8}),
     "granite_speech5_encoder": {"context_size": 4, "max_position_embeddings": 6},
     **dict.fromkeys(["seamless_m4t", "seamless_m4t_v2"],
                     {"feature_projection_input_dim": 8, "speech_encoder_attention_heads": 2, "speech_encoder_layers": 2,
